@@ -1,0 +1,73 @@
+#include "paddle/phi/api/include/api.h"
+
+#include "paddle_binding.h"
+
+namespace {
+using namespace fdsd_paddle;  // NOLINT: a binding file is all bindings
+
+fdsd::KvCache ToKvCache(const char* op, const Tensor& k_cache, const Tensor& v_cache, DataType dtype) {
+  const Shape shape = v_cache.shape();
+  if (shape.size() != 4) {
+    Fail(op, "v_cache: expected [num_blocks, num_kv_heads, block_size, head_dim], got " + ShapeText(shape));
+  }
+  const int64_t pair = dtype == DataType::FLOAT32 ? 1 : 2;
+  const Shape k_shape{shape[0], shape[1], shape[3] / pair, shape[2], pair};
+  return fdsd::KvCache{
+      static_cast<int32_t>(shape[0]),
+      static_cast<int32_t>(shape[2]),
+      static_cast<int32_t>(shape[1]),
+      static_cast<int32_t>(shape[3]),
+      ToDType(op, "activations", dtype),
+      Data<void>(op, "k_cache", k_cache, dtype, k_shape),
+      Data<void>(op, "v_cache", v_cache, dtype, shape),
+  };
+}
+
+// Heads in the columns of a matrix that has `extra` heads beside them.
+int64_t NumHeads(const char* op, const char* name, const Tensor& x, int64_t extra, int64_t head_dim) {
+  const Shape shape = x.shape();
+  if (shape.size() != 2 || head_dim <= 0 || shape[1] % head_dim != 0 || shape[1] / head_dim <= extra) {
+    Fail(op, std::string(name) + ": expected [T, heads * head_dim], got " + ShapeText(shape));
+  }
+  return shape[1] / head_dim - extra;
+}
+
+std::vector<Tensor> RopeStoreKv(const Tensor& qkv, const Tensor& positions, const Tensor& slot_mapping,
+                                const Tensor& cos_sin, Tensor& k_cache, Tensor& v_cache,  // NOLINT: written in place
+                                const OptionalTensor& q_norm, const OptionalTensor& k_norm, float eps,
+                                bool interleaved) {
+  constexpr const char* kOp = "rope_store_kv_";
+  const fdsd::KvCache cache = ToKvCache(kOp, k_cache, v_cache, qkv.dtype());
+  const int64_t num_heads = NumHeads(kOp, "qkv", qkv, 2 * cache.num_kv_heads, cache.head_dim);
+  const int64_t num_tokens = qkv.shape()[0];
+  const Shape table = cos_sin.shape();
+  if (table.size() != 2) Fail(kOp, "cos_sin: expected [max_position, rotary_dim], got " + ShapeText(table));
+  Tensor q = paddle::experimental::empty({num_tokens, num_heads * cache.head_dim}, qkv.dtype(), qkv.place());
+  const fdsd::RopeStoreKvParams p{
+      cache,
+      static_cast<int32_t>(num_tokens),
+      static_cast<int32_t>(num_heads),
+      static_cast<int32_t>(table[1]),
+      static_cast<int32_t>(table[0]),
+      interleaved ? 1 : 0,
+      eps,
+      Data<void>(kOp, "qkv", qkv, qkv.dtype(), {-1, -1}),
+      Data<int32_t>(kOp, "positions", positions, DataType::INT32, {num_tokens}),
+      Data<int64_t>(kOp, "slot_mapping", slot_mapping, DataType::INT64, {num_tokens}),
+      Data<float>(kOp, "cos_sin", cos_sin, DataType::FLOAT32, table),
+      OptionalData<float>(kOp, "q_norm", q_norm, DataType::FLOAT32, {cache.head_dim}),
+      OptionalData<float>(kOp, "k_norm", k_norm, DataType::FLOAT32, {cache.head_dim}),
+      q.data(),
+  };
+  Check(kOp, fdsd_rope_store_kv(&p));
+  return {q};
+}
+}  // namespace
+
+PD_BUILD_OP(fdsd_rope_store_kv)
+    .Inputs({"qkv", "positions", "slot_mapping", "cos_sin", "k_cache", "v_cache", paddle::Optional("q_norm"),
+             paddle::Optional("k_norm")})
+    .Outputs({"q", "k_cache_out", "v_cache_out"})
+    .Attrs({"eps: float", "interleaved: bool"})
+    .SetInplaceMap({{"k_cache", "k_cache_out"}, {"v_cache", "v_cache_out"}})
+    .SetKernelFn(PD_KERNEL(RopeStoreKv));

@@ -1,0 +1,152 @@
+"""Build the kernel library libfdsd.so. Standard library only; used by setup.py and by hand.
+
+Usage: python custom_ops/build.py [--sanitize] [--out DIR]
+
+Files in cpu/kernels/ are compiled once per instruction-set level, the rest once with baseline flags; objects are kept
+in build/ and rebuilt when a source or header they include is newer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+ROOT = pathlib.Path(__file__).resolve().parent
+AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
+AVX512_FLAGS = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mavx512bf16"]
+ISA_FLAGS = {"scalar": [], "avx2": AVX2_FLAGS, "avx512": [*AVX2_FLAGS, *AVX512_FLAGS]}
+# -ffp-contract=off: a * b + c is fused only where a kernel says so, or rows would depend on how the compiler unrolled.
+# -Wno-*uninitialized: gcc 12 reports its own AVX-512 headers.
+COMMON_FLAGS = ["-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pthread"]
+COMMON_FLAGS += ["-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+# For us only: another compiler may warn about something new, and that must not stop an installation.
+STRICT_FLAGS = ["-Werror"]
+SANITIZE_FLAGS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+
+
+class BuildError(Exception):
+    """The library cannot be built here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One object file to compile."""
+
+    source: pathlib.Path
+    obj: pathlib.Path
+    flags: tuple[str, ...]
+
+
+def find_compiler() -> str:
+    """Return the C++ compiler.
+
+    Raises:
+        BuildError: not an x86-64 machine, or no compiler.
+    """
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        raise BuildError(f"expected an x86-64 machine, got {platform.machine()}")
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise BuildError("expected a C++20 compiler (g++ 12 or newer) on PATH, found none")
+    return compiler
+
+
+def units(build: pathlib.Path, extra: list[str]) -> list[Unit]:
+    """Return every object the library is made of."""
+    found = []
+    for source in sorted((ROOT / "cpu" / "kernels").glob("*.cc")):
+        for isa, flags in ISA_FLAGS.items():
+            all_flags = (*COMMON_FLAGS, *extra, *flags, f"-DFDSD_ISA={isa}")
+            found.append(Unit(source, build / f"{source.stem}.{isa}.o", all_flags))
+    baseline = [*sorted((ROOT / "cpu").glob("*.cc")), *sorted((ROOT / "bindings").glob("c_api*.cc"))]
+    return found + [Unit(source, build / f"{source.stem}.o", (*COMMON_FLAGS, *extra)) for source in baseline]
+
+
+def is_current(unit: Unit) -> bool:
+    """Whether the object is newer than its source and every header it included."""
+    depfile = unit.obj.with_suffix(".d")
+    if not unit.obj.exists() or not depfile.exists():
+        return False
+    built = unit.obj.stat().st_mtime
+    inputs = re.sub(r"\\\n", " ", depfile.read_text().split(":", 1)[1]).split()
+    return all(os.path.exists(path) and os.path.getmtime(path) <= built for path in [*inputs, __file__])
+
+
+def run(command: list[str]) -> None:
+    """Run a compiler command.
+
+    Raises:
+        BuildError: it failed; the text holds its output.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"{' '.join(command)}\n{done.stderr[-6000:]}")
+
+
+def build_library(out: pathlib.Path, build: pathlib.Path, extra: list[str]) -> pathlib.Path:
+    """Compile what is out of date in `build` and link `out`/libfdsd.so; builds that start together take turns.
+
+    Args:
+        out: folder of the library.
+        build: folder of the objects; one per set of flags.
+        extra: flags beside the common ones.
+
+    Raises:
+        BuildError: no compiler, or a compile error.
+    """
+    compiler = find_compiler()
+    build.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    with open(build / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build(compiler, out, build, extra)
+
+
+def _build(compiler: str, out: pathlib.Path, build: pathlib.Path, extra: list[str]) -> pathlib.Path:
+    todo = units(build, extra)
+    stale = [unit for unit in todo if not is_current(unit)]
+    includes = [f"-I{ROOT / 'include'}", f"-I{ROOT / 'cpu'}"]
+
+    def compile_unit(unit: Unit) -> None:
+        depfile = unit.obj.with_suffix(".d")
+        output = ["-MMD", "-MF", str(depfile), "-c", str(unit.source), "-o", str(unit.obj)]
+        run([compiler, *unit.flags, *includes, *output])
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(compile_unit, stale))
+    library = out / "libfdsd.so"
+    newest = max(unit.obj.stat().st_mtime for unit in todo)
+    if not library.exists() or library.stat().st_mtime < newest:
+        # Linked beside and renamed: a process that has the old file mapped keeps it.
+        fresh = out / f".libfdsd.{os.getpid()}.so"
+        links = ["-Wl,--no-undefined", "-pthread", *extra]
+        run([compiler, "-shared", *(str(unit.obj) for unit in todo), *links, "-o", str(fresh)])
+        os.replace(fresh, library)
+    return library
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sanitize", action="store_true", help="build with AddressSanitizer and UBSan")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT.parent / "fastdeploy_sd" / "lib")
+    args = parser.parse_args()
+    folder = ROOT.parent / "build" / ("sanitize" if args.sanitize else "release")
+    try:
+        print(build_library(args.out, folder, [*STRICT_FLAGS, *(SANITIZE_FLAGS if args.sanitize else [])]))
+    except BuildError as error:
+        print(f"custom_ops: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

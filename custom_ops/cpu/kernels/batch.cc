@@ -1,0 +1,133 @@
+#include "fdsd/batch.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "offsets.h"
+#include "thread_pool.h"
+
+namespace fdsd {
+namespace FDSD_ISA {
+namespace {
+
+// Rows copied per task: small rows would otherwise cost more to hand out than to copy.
+constexpr int64_t kGatherBytesPerTask = 1 << 18;
+
+struct RequestRow {
+  int32_t num_computed;
+  int32_t num_new;
+  int32_t num_committed;
+  int32_t num_draft;
+  bool finishes;  // the step reaches the last known token, so the row wants logits
+  const int32_t* tokens;
+  const int32_t* drafts;
+  const int32_t* blocks;
+
+  int32_t seq_len() const { return num_computed + num_new; }
+  int32_t num_logits() const { return finishes ? num_draft + 1 : 0; }
+};
+
+RequestRow RowOf(const PrepareBatchParams& p, int32_t r) {
+  RequestRow row;
+  row.num_computed = p.num_computed[r];
+  row.num_new = p.num_new[r];
+  row.num_draft = p.cu_num_draft[r + 1] - p.cu_num_draft[r];
+  row.num_committed = p.num_known[r] - row.num_draft;
+  row.finishes = row.seq_len() == p.num_known[r];
+  row.tokens = p.token_table + static_cast<int64_t>(p.slots[r]) * p.max_tokens_per_row;
+  row.drafts = p.draft_token_ids + p.cu_num_draft[r];
+  row.blocks = p.block_tables + static_cast<int64_t>(r) * p.max_blocks;
+  return row;
+}
+
+Error CheckCounts(const PrepareBatchParams& p, int32_t r) {
+  if (p.num_computed[r] < 0) return "num_computed: expected >= 0, got a negative count";
+  if (p.num_new[r] < 1) return "num_new: expected >= 1, got less";
+  if (p.slots[r] < 0 || p.slots[r] >= p.num_slots) return "slots: expected rows of token_table, got one outside";
+  const int64_t num_known = p.num_known[r];
+  const int64_t num_draft = p.cu_num_draft[r + 1] - p.cu_num_draft[r];
+  if (num_known - num_draft > p.max_tokens_per_row) return "num_known: expected at most a row of token_table, got more";
+  const int64_t seq_len = static_cast<int64_t>(p.num_computed[r]) + p.num_new[r];
+  if (seq_len > num_known) return "num_new: expected computed + new <= known, got more";
+  if (num_draft > 0 && seq_len != num_known) return "num_draft: expected drafts only where computed + new == known";
+  if (num_draft > 0 && num_draft >= p.num_new[r]) return "num_draft: expected less than num_new, got as many or more";
+  return nullptr;
+}
+
+Error CheckBlocks(const PrepareBatchParams& p, int32_t r) {
+  const RequestRow row = RowOf(p, r);
+  const int32_t num_blocks = (row.seq_len() - 1) / p.block_size + 1;
+  if (num_blocks > p.max_blocks) return "block_tables: expected blocks for every token, got too few columns";
+  for (int32_t b = 0; b < num_blocks; ++b)
+    if (row.blocks[b] < 0) return "block_tables: expected blocks for every token, got -1 among them";
+  return nullptr;
+}
+
+Error CheckBatch(const PrepareBatchParams& p) {
+  if (p.block_size <= 0) return "block_size: expected a positive number, got less";
+  if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
+  int64_t num_tokens = 0;
+  int64_t num_logits = 0;
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    if (Error error = CheckCounts(p, r)) return error;
+    if (Error error = CheckBlocks(p, r)) return error;
+    num_tokens += p.num_new[r];
+    num_logits += RowOf(p, r).num_logits();
+  }
+  if (num_tokens != p.num_tokens) return "num_tokens: expected the sum of num_new, got another number";
+  if (num_logits != p.num_logits) return "num_logits: expected drafts + 1 of the finishing rows, got another number";
+  return nullptr;
+}
+
+void WriteTokens(const PrepareBatchParams& p, const RequestRow& row, int32_t first) {
+  int32_t t = first;
+  for (int32_t position = row.num_computed; position < row.seq_len(); ++position, ++t) {
+    const bool is_draft = position >= row.num_committed;
+    p.out.input_ids[t] = is_draft ? row.drafts[position - row.num_committed] : row.tokens[position];
+    p.out.positions[t] = position;
+    p.out.slot_mapping[t] =
+        static_cast<int64_t>(row.blocks[position / p.block_size]) * p.block_size + position % p.block_size;
+  }
+}
+
+}  // namespace
+
+Error PrepareBatch(const PrepareBatchParams& p) {
+  if (Error error = CheckBatch(p)) return error;
+  int32_t t = 0;
+  int32_t l = 0;
+  p.out.query_start_loc[0] = 0;
+  p.out.cu_num_logits[0] = 0;
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    const RequestRow row = RowOf(p, r);
+    WriteTokens(p, row, t);
+    t += row.num_new;
+    for (int32_t i = row.num_logits(); i > 0; --i, ++l) {
+      p.out.logits_indices[l] = t - i;
+      p.out.batch_id_per_output[l] = r;
+    }
+    p.out.seq_lens[r] = row.seq_len();
+    p.out.query_start_loc[r + 1] = t;
+    p.out.cu_num_logits[r + 1] = l;
+  }
+  return nullptr;
+}
+
+Error GatherOutputRows(const GatherOutputRowsParams& p) {
+  if (p.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
+  for (int32_t i = 0; i < p.num_rows_out; ++i)
+    if (p.indices[i] < 0 || p.indices[i] >= p.num_rows_in) return "indices: expected rows of x, got one outside";
+  if (p.row_bytes == 0) return nullptr;
+  const int64_t rows_per_task = std::max<int64_t>(1, kGatherBytesPerTask / p.row_bytes);
+  const int64_t num_tasks = (p.num_rows_out + rows_per_task - 1) / rows_per_task;
+  ParallelFor(num_tasks, [&](int64_t task) {
+    const int64_t end = std::min<int64_t>(p.num_rows_out, (task + 1) * rows_per_task);
+    for (int64_t i = task * rows_per_task; i < end; ++i)
+      std::memcpy(static_cast<char*>(p.y) + i * p.row_bytes,
+                  static_cast<const char*>(p.x) + p.indices[i] * p.row_bytes, static_cast<size_t>(p.row_bytes));
+  });
+  return nullptr;
+}
+
+}  // namespace FDSD_ISA
+}  // namespace fdsd

@@ -1,0 +1,37 @@
+#pragma once
+// The packed form of a weight matrix, the same on every instruction-set level.
+//
+// Outputs are stored in panels of 32 columns, zero padded, and a panel holds its inputs in order (K-major). One *step* is
+// what a column contributes to one dot-product instruction: 4 bytes, i.e. 1 float32, 2 bfloat16 or 4 int8 inputs.
+//   float32  [N / 32][K][32]
+//   bf16     [N / 32][K / 2][32][2]
+//   wint8    [N / 32][K / 128]{ u8 [32][32][4] = w + 128,                          float scale [32] }
+//   wint4    [N / 32][K / 128]{ u8 [32][16][4], low nibble: column j, high: j + 16, float scale [32] }, nibble = w + 8
+#include <cstdint>
+
+#include "fdsd/linear.h"
+
+namespace fdsd {
+
+constexpr int kPanelColumns = 32;
+constexpr int kStepBytes = 4;
+constexpr int kGroupSteps = kQuantGroup / 4;                  // steps of a group in the int formats
+constexpr int kScaleBytes = kPanelColumns * sizeof(float);    // scales of one group of a panel
+constexpr int kWint8Bytes = kGroupSteps * kPanelColumns * 4;  // integers of one group of a panel
+constexpr int kWint4Bytes = kWint8Bytes / 2;
+
+// Always inlined: an out-of-line copy would be shared by files compiled for different processors.
+__attribute__((always_inline)) constexpr bool IsQuantized(LinearFormat format) {
+  return format == LinearFormat::kWint8 || format == LinearFormat::kWint4;
+}
+__attribute__((always_inline)) constexpr int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Dot-product units along K: steps of the float formats, groups of the int formats.
+int32_t NumUnits(int32_t in_features, LinearFormat format);
+
+int64_t PanelBytes(int32_t in_features, LinearFormat format);
+
+// What PackLinear, Linear and MoeFfn all require of a matrix.
+Error CheckLinear(int32_t in_features, int32_t out_features, LinearFormat format, const void* packed);
+
+}  // namespace fdsd

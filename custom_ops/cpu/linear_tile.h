@@ -1,0 +1,75 @@
+#pragma once
+// Seam between the linear op and its inner loops: a tile is up to kMaxTileRows rows times one panel of 32 columns.
+// Every output element is one accumulator summed strictly over k, whatever the number of rows, so a row's bits depend on
+// that row alone; speed comes from the columns and rows of a tile running side by side.
+#include <cstdint>
+#include <utility>
+
+#include "fdsd/linear.h"
+#include "linear_layout.h"
+#include "simd.h"
+
+namespace fdsd {
+namespace FDSD_ISA {
+
+// Rows whose accumulators fit the level's vector registers beside the weights.
+#if defined(FDSD_SIMD_AVX512)
+constexpr int kMaxTileRows = 12;
+#elif defined(FDSD_SIMD_AVX2)
+constexpr int kMaxTileRows = 3;
+#else
+constexpr int kMaxTileRows = 4;
+#endif
+
+// A bf16 step of x: the pair itself where the processor multiplies bf16 pairs, else two floats.
+#if defined(FDSD_SIMD_AVX512)
+constexpr int kBf16StepBytes = 4;
+#else
+constexpr int kBf16StepBytes = 8;
+#endif
+
+// Bytes of one row of x for one group of an int format: 128 int8, their scale and the accumulator's start value.
+constexpr int kRowGroupBytes = kQuantGroup + 4 + 4;
+
+// Bytes of one row of x per unit (see NumUnits).
+FDSD_INLINE constexpr int RowUnitBytes(LinearFormat format) {
+  return IsQuantized(format) ? kRowGroupBytes : format == LinearFormat::kBFloat16 ? kBf16StepBytes : kStepBytes;
+}
+
+// Rewrite units [unit_begin, unit_end) of `num_rows` rows of x as `tile` (the start of the whole tile), rows interleaved:
+//   float32 float [K][rows], bf16 [K / 2][rows] steps,
+//   int     [K / 128]{ int8 [32][rows][4], float scale [rows], int32 start [rows] }
+// start = -zero point of the weights * sum of the int8 values.
+struct XRows {
+  LinearFormat format;
+  DType dtype;
+  int32_t in_features;
+  const void* x;  // [num_rows, in_features]
+};
+void PackTile(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_end, uint8_t* tile);
+
+// sums[r][j] = dot product of row r of the tile and column j of the panel; `of[r - 1]` multiplies r rows.
+using TileFunction = void (*)(const uint8_t* panel, const uint8_t* tile, int32_t num_units, float* sums);
+struct TileFunctions {
+  TileFunction of[kMaxTileRows];
+};
+extern const TileFunctions kFloat32Tiles;
+extern const TileFunctions kBf16Tiles;
+extern const TileFunctions kWint8Tiles;
+extern const TileFunctions kWint4Tiles;
+
+// Far enough ahead to cover the latency of memory at a core's full bandwidth.
+constexpr int kPrefetchBytes = 8192;
+FDSD_INLINE void PrefetchWeights(const uint8_t* p) { __builtin_prefetch(p + kPrefetchBytes); }
+
+template <template <int> class Tile, int... kIndex>
+constexpr TileFunctions MakeTileFunctions(std::integer_sequence<int, kIndex...>) {
+  return {{Tile<kIndex + 1>::Run...}};
+}
+template <template <int> class Tile>
+constexpr TileFunctions MakeTileFunctions() {
+  return MakeTileFunctions<Tile>(std::make_integer_sequence<int, kMaxTileRows>());
+}
+
+}  // namespace FDSD_ISA
+}  // namespace fdsd

@@ -1,0 +1,18 @@
+#pragma once
+// Checks of ragged arrays.
+#include <cstdint>
+
+namespace fdsd {
+namespace FDSD_ISA {
+
+// Whether cu[0..count] starts at 0 and never decreases. With cu[count] equal to the size of the array it divides, which
+// the caller ensures, every part lies inside that array.
+inline __attribute__((always_inline)) bool AreOffsets(const int32_t* cu, int32_t count) {
+  if (cu[0] != 0) return false;
+  for (int32_t i = 0; i < count; ++i)
+    if (cu[i + 1] < cu[i]) return false;
+  return true;
+}
+
+}  // namespace FDSD_ISA
+}  // namespace fdsd

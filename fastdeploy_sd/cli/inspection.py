@@ -1,0 +1,108 @@
+"""`fastdeploy-sd explain-config` and `collect-env`. Loads neither a model nor Paddle."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from fastdeploy_sd import __version__
+from fastdeploy_sd.config import explain, load_config
+
+PACKAGES = (
+    "paddlepaddle",
+    "paddlepaddle-gpu",
+    "numpy",
+    "tokenizers",
+    "pyzmq",
+    "msgpack",
+    "fastapi",
+    "uvicorn",
+    "pydantic",
+)
+# What the kernels of each level need, by the names of /proc/cpuinfo.
+_LEVELS = {
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"},
+    "avx2": {"avx2", "fma", "f16c"},
+}
+_LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "libfdsd.so"
+
+
+def explain_config(argv: Sequence[str]) -> int:
+    """Print every option's effective value and origin, for the arguments `serve` would get; secrets are hidden.
+
+    Raises:
+        ConfigError: as load_config.
+    """
+    rows = explain(load_config(argv, prog="fastdeploy-sd explain-config"))
+    cells = [(row.name, json.dumps(row.value), row.origin) for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in (0, 1)]
+    for name, value, origin in cells:
+        print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+    return 0
+
+
+def collect_env(argv: Sequence[str]) -> int:
+    """Print versions and hardware."""
+    text = "Print versions and hardware, for bug reports."
+    argparse.ArgumentParser(prog="fastdeploy-sd collect-env", description=text).parse_args(argv)
+    for name, value in environment().items():
+        print(f"{name + ':':<18}{value}")
+    return 0
+
+
+def environment() -> dict[str, str]:
+    """Return what a bug report should say about this machine; unknown things read "unknown" or "not installed"."""
+    cpu = _cpu_info()
+    facts = {
+        "fastdeploy_sd": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": cpu.get("model name", platform.machine()),
+        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+        "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB",
+        "isa": isa_level(set(cpu.get("flags", "").split())),
+        "isa override": os.environ.get("FDSD_ISA", "none"),
+        "kernel library": str(_LIBRARY) if _LIBRARY.exists() else f"not built ({_LIBRARY})",
+        "compiler": _compiler(),
+    }
+    return facts | {name: _version(name) for name in PACKAGES}
+
+
+def isa_level(flags: set[str]) -> str:
+    """Return the best instruction-set level the kernels can use on a processor with these flags."""
+    return next((level for level, needed in _LEVELS.items() if needed <= flags), "scalar")
+
+
+def _cpu_info() -> dict[str, str]:
+    """Return the first processor's entries of /proc/cpuinfo, empty where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _compiler() -> str:
+    path = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if path is None:
+        return "not found"
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return done.stdout.partition("\n")[0] or f"{path}: unknown version"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,43 @@
+"""Configuration: the one place where a command line, YAML, JSON and keyword arguments become frozen values.
+
+Nothing is dropped, clipped or replaced: what cannot be honoured exactly is a ConfigError that names the option, where
+it was written and the nearest known name. Knows no model, no Paddle and no HTTP.
+"""
+
+from __future__ import annotations
+
+from fastdeploy_sd.config.build import (
+    Effective,
+    config_from_kwargs,
+    explain,
+    from_json,
+    load_config,
+    to_json,
+    verify_rules,
+)
+from fastdeploy_sd.config.sections import (
+    DEMO_MODEL,
+    CacheConfig,
+    Config,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SpeculativeConfig,
+)
+
+__all__ = [
+    "DEMO_MODEL",
+    "CacheConfig",
+    "Config",
+    "Effective",
+    "ModelConfig",
+    "SchedulerConfig",
+    "ServerConfig",
+    "SpeculativeConfig",
+    "config_from_kwargs",
+    "explain",
+    "from_json",
+    "load_config",
+    "to_json",
+    "verify_rules",
+]

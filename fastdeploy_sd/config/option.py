@@ -1,0 +1,212 @@
+"""What an option is: its type, limits and text, and how any spelling of a value becomes the value.
+
+A section (sections.py) declares its fields with `option(default, Spec(...))`; argparse flags, YAML keys, keyword
+arguments and the table in docs/configuration.md are all generated from those declarations. Does not know where a value
+came from, nor that there is a command line.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import typing
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from types import NoneType, UnionType
+from typing import Any
+
+from fastdeploy_sd.errors import ConfigError
+
+_TRUE = frozenset({"true", "yes", "on", "1"})
+_FALSE = frozenset({"false", "no", "off", "0"})
+_NONE = frozenset({"none", "null"})
+_KIND_TEXT = {int: "an integer", float: "a number", bool: "true or false", str: "a non-empty string"}
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Text and limits of one option.
+
+    Attributes:
+        help: one or two sentences for --help and the documentation; units named.
+        name: what users write, when it differs from the field's name.
+        aliases: other accepted names.
+        choices: the only accepted values; taken from the field's type when that is a Literal.
+        minimum, maximum: inclusive limits of a number.
+        secret: never printed, logged or serialised unless asked for.
+    """
+
+    help: str
+    name: str = ""
+    aliases: tuple[str, ...] = ()
+    choices: tuple[object, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    secret: bool = False
+
+
+def option(default: object, spec: Spec) -> Any:
+    """Return a dataclass field that is also an option; `default=MISSING` makes it a required one."""
+    return field(default=default, repr=not spec.secret, metadata={"option": spec})
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option, resolved from its declaration.
+
+    Attributes:
+        name: with underscores, as in YAML; the flag is `--` and the name with dashes.
+        section: attribute of Config that holds it, "" = Config itself.
+        field_name: attribute of the section.
+        kind: int, float, bool, str, or tuple for a list of strings.
+        is_optional: None is a value.
+        default: MISSING when the option is required.
+    """
+
+    name: str
+    section: str
+    field_name: str
+    kind: type
+    is_optional: bool
+    default: object
+    choices: tuple[object, ...]
+    spec: Spec
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def expected(self) -> str:
+        """What a valid value looks like, for error texts and the documentation."""
+        if self.choices:
+            text = "one of " + ", ".join(str(c) for c in self.choices)
+        elif self.kind is tuple:
+            text = "a non-empty string or a list of them"
+        else:
+            text = _KIND_TEXT[self.kind] + _limits_text(self.spec)
+        return f"{text}, or none" if self.is_optional else text
+
+    def convert(self, value: object) -> Any:
+        """Return `value` as this option's type; text is parsed as on a command line.
+
+        Raises:
+            ConfigError: the value has another type, is out of its limits or not one of the choices.
+        """
+        if self.is_optional and (value is None or self._means_none(value)):
+            return None
+        try:
+            result = _PARSERS[self.kind](value)
+        except (ValueError, OverflowError):
+            raise self.error(value) from None
+        if self.choices and result not in self.choices:
+            raise self.error(value)
+        too_small = self.spec.minimum is not None and result < self.spec.minimum
+        if too_small or (self.spec.maximum is not None and result > self.spec.maximum):
+            raise self.error(value)
+        return result
+
+    def error(self, value: object) -> ConfigError:
+        """Return the error for `value`, which is not repeated when the option is secret."""
+        shown = "(hidden)" if self.spec.secret else repr(value)
+        return ConfigError(f"{self.name}: expected {self.expected}, got {shown}", param=self.name)
+
+    def _means_none(self, value: object) -> bool:
+        """A free text may well be "none"; for everything else the word is the value None."""
+        is_free_text = self.kind is str and not self.choices
+        return not is_free_text and isinstance(value, str) and value.strip().lower() in _NONE
+
+
+@functools.cache
+def options_of(cls: type, section: str) -> tuple[Option, ...]:
+    """Return the options a section's dataclass declares, in order."""
+    hints = typing.get_type_hints(cls)
+    return tuple(_resolve(f, hints[f.name], section) for f in fields(cls) if "option" in f.metadata)
+
+
+def verify_fields(section: Any, name: str) -> None:
+    """Raise ConfigError when a field of a constructed section is not a value its option allows (text is not parsed)."""
+    for opt in options_of(section.__class__, name):
+        value = getattr(section, opt.field_name)
+        converted = opt.convert(value)
+        if converted != value or isinstance(converted, str | bool) is not isinstance(value, str | bool):
+            raise opt.error(value)
+
+
+def _resolve(declared: Field[Any], hint: Any, section: str) -> Option:
+    spec: Spec = declared.metadata["option"]
+    args = typing.get_args(hint) if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
+    inner = next(a for a in args if a is not NoneType)
+    choices = spec.choices
+    if typing.get_origin(inner) is typing.Literal:
+        choices = typing.get_args(inner)
+        inner = type(choices[0])
+    return Option(
+        name=spec.name or declared.name,
+        section=section,
+        field_name=declared.name,
+        kind=typing.get_origin(inner) or inner,
+        is_optional=NoneType in args,
+        default=declared.default,
+        choices=choices,
+        spec=spec,
+    )
+
+
+def _limits_text(spec: Spec) -> str:
+    low, high = spec.minimum, spec.maximum
+    if low is not None and high is not None:
+        return f" in {low:g}..{high:g}"
+    if low is not None:
+        return f" of at least {low:g}"
+    return "" if high is None else f" of at most {high:g}"
+
+
+def _parse_int(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError
+    return int(value)
+
+
+def _parse_float(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _parse_bool(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if text not in _TRUE | _FALSE:
+        raise ValueError
+    return text in _TRUE
+
+
+def _parse_str(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return value
+
+
+def _parse_strings(value: object) -> tuple[str, ...]:
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, Sequence) or not all(isinstance(item, str) and item for item in items):
+        raise ValueError
+    return tuple(items)
+
+
+_PARSERS: dict[type, Any] = {
+    int: _parse_int,
+    float: _parse_float,
+    bool: _parse_bool,
+    str: _parse_str,
+    tuple: _parse_strings,
+}

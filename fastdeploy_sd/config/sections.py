@@ -1,0 +1,176 @@
+"""The frozen configuration values, grouped by who reads them. Each field is declared once, with its text and limits.
+
+A section checks its own fields when constructed; rules between fields are in build.py, so that tests may construct
+unusual combinations on purpose. Knows no YAML, no command line and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from fastdeploy_sd.config.option import Spec, option, verify_fields
+
+DEMO_MODEL = "demo"
+_DEMO_MODEL_DIR = Path(__file__).resolve().parents[1] / "demo_model"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What is served and in which arithmetic."""
+
+    model: str = option(
+        MISSING, Spec(f"Checkpoint directory in Hugging Face layout, or '{DEMO_MODEL}' for the bundled model.")
+    )
+    served_model_name: str | None = option(
+        None, Spec("Name clients use in the `model` field and see in responses; none: the value of `model`.")
+    )
+    tokenizer: str | None = option(None, Spec("Directory of the tokenizer files; none: the checkpoint's."))
+    tokenizer_backend: Literal["auto", "tokenizers", "paddlenlp"] = option(
+        "auto", Spec("Tokenizer implementation; auto is `tokenizers`. `paddlenlp` needs the extra of that name.")
+    )
+    dtype: Literal["float32", "bfloat16"] = option(
+        "bfloat16", Spec("Type of weights, activations between layers and KV cache.")
+    )
+    quantization: Literal["wint8", "wint4"] | None = option(
+        None, Spec("Quantise the linear layers at load; activations are then int8 per row and group of 128.")
+    )
+    max_model_len: int | None = option(
+        None, Spec("Longest prompt plus output of a request, in tokens; none: the checkpoint's limit.", minimum=2)
+    )
+    seed: int = option(
+        0,
+        Spec("Seed of everything random that no request seed decides.", minimum=0, maximum=(1 << 63) - 1),
+    )
+
+    def __post_init__(self) -> None:
+        verify_fields(self, "model")
+
+    @property
+    def path(self) -> Path:
+        """Directory of the checkpoint; 'demo' is the one inside the package. It may not exist."""
+        return _DEMO_MODEL_DIR if self.model == DEMO_MODEL else Path(self.model)
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """Directory of the tokenizer files."""
+        return self.path if self.tokenizer is None else Path(self.tokenizer)
+
+    @property
+    def served_name(self) -> str:
+        """The model name of the API."""
+        return self.served_model_name or self.model
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = option(64, Spec("Tokens per KV block.", choices=(16, 32, 64, 128, 256)))
+    num_blocks: int | None = option(
+        None,
+        Spec(
+            "KV blocks in all; none: as many as fit in `kv_cache_memory_gb`.",
+            name="num_gpu_blocks_override",
+            aliases=("num_blocks_override",),
+            minimum=1,
+        ),
+    )
+    kv_cache_memory_gb: float = option(2.0, Spec("Memory for KV blocks, in GiB.", minimum=0.001))
+    enable_prefix_caching: bool = option(True, Spec("Reuse the KV blocks of prompts that start alike."))
+
+    def __post_init__(self) -> None:
+        verify_fields(self, "cache")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How requests share steps, and how many may wait."""
+
+    max_num_seqs: int = option(32, Spec("Requests in one step.", minimum=1))
+    max_num_batched_tokens: int = option(
+        2048, Spec("Tokens in one step: decoding requests first, the rest is prompt chunks.", minimum=1)
+    )
+    enable_chunked_prefill: bool = option(
+        True, Spec("Let a prompt be computed over several steps; without it a prompt must fit into one.")
+    )
+    policy: Literal["fcfs", "priority"] = option(
+        "fcfs", Spec("Order of waiting requests: arrival, or priority (lower first).", name="scheduling_policy")
+    )
+    max_num_queued_requests: int = option(
+        512, Spec("Requests that may wait; more are answered with 429 and Retry-After.", minimum=1)
+    )
+    max_num_queued_tokens: int = option(
+        1 << 20, Spec("Prompt tokens that may wait, in all; more are answered with 429.", minimum=1)
+    )
+
+    def __post_init__(self) -> None:
+        verify_fields(self, "scheduler")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """How drafts are made. `naive` makes none: plain decoding on the same path.
+
+    Attributes:
+        method: a name registered with the proposers.
+        num_speculative_tokens: drafts per request and step at most (k).
+    """
+
+    method: str = "naive"
+    num_speculative_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str = option("127.0.0.1", Spec("The one address to listen on; 0.0.0.0 is every IPv4 address."))
+    port: int = option(8000, Spec("TCP port.", minimum=0, maximum=65535))
+    workers: int = option(1, Spec("HTTP processes sharing the port.", minimum=1, maximum=64))
+    api_key: tuple[str, ...] = option(
+        (), Spec("Accepted bearer tokens, one per flag; without any the API is open.", secret=True)
+    )
+    max_concurrency: int | None = option(
+        None,
+        Spec("Requests in the server at once, running and waiting; sets `max_num_queued_requests`.", minimum=2),
+    )
+    max_body_bytes: int = option(
+        16 << 20, Spec("Largest request body, in bytes; more is answered with 413.", minimum=1)
+    )
+    shutdown_timeout_s: float = option(
+        30.0,
+        Spec(
+            "Seconds that running requests may take to finish after SIGTERM.",
+            name="timeout_graceful_shutdown",
+            minimum=0,
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        verify_fields(self, "server")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything a server or an offline LLM is configured with.
+
+    Attributes:
+        num_threads: threads of the kernels.
+        origins: option name -> where its value came from; options that are absent have their default.
+    """
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    num_threads: int | None = option(
+        None, Spec("Threads of the kernels; none: one per core this process may run on.", minimum=1, maximum=1024)
+    )
+    origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        verify_fields(self, "")

@@ -1,0 +1,155 @@
+"""FastDeploy options this version knows but does not implement.
+
+Such an option is accepted only with a value that asks for nothing we lack (a configuration written for FastDeploy then
+works unchanged); any other value is an error that says "not supported yet" and not "unknown".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Name -> the accepted values; () = none is, because any value asks for something that would not happen.
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    # model
+    "revision": ("master",),
+    "model_config_name": ("config.json",),
+    "tokenizer_base_url": (None,),
+    "task": ("generate",),
+    "runner": ("auto", "generate"),
+    "convert": ("auto", "none"),
+    "override_pooler_config": (None,),
+    "use_warmup": (0,),
+    "limit_mm_per_prompt": (None,),
+    "mm_processor_kwargs": (None,),
+    "max_encoder_cache": (),
+    "max_processor_cache": (),
+    "enable_mm": (False,),
+    "enable_mm_output": (False,),
+    "reasoning_parser": (None,),
+    "chat_template": (None,),
+    "tool_call_parser": (None,),
+    "tool_parser_plugin": (None,),
+    "dynamic_load_weight": (False,),
+    "load_strategy": ("normal",),
+    "load_choices": ("default", "default_v1"),
+    "rsync_config": (None,),
+    "device": ("cpu",),
+    "graph_optimization_config": (None,),
+    "plas_attention_config": (None,),
+    "guided_decoding_backend": ("off",),
+    "guided_decoding_disable_any_whitespace": (False,),
+    "enable_logprob": (True,),
+    "enable_keep_sampling_mask": (False,),
+    "max_logprobs": (20,),
+    "logprobs_mode": ("raw_logprobs",),
+    "enable_early_stop": (False,),
+    "early_stop_config": (None,),
+    "lm_head_fp32": (False,),
+    "logits_processors": (None,),
+    "enable_entropy": (False,),
+    "model_impl": ("auto", "fastdeploy"),
+    # parallel
+    "tensor_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "local_data_parallel_id": (0,),
+    "enable_expert_parallel": (False,),
+    "enable_eplb": (False,),
+    "eplb_config": (None,),
+    "routing_replay_config": (None,),
+    "enable_chunked_moe": (False,),
+    "chunked_moe_size": (),
+    "disable_custom_all_reduce": (),
+    "enable_flashinfer_allreduce_fusion": (False,),
+    "use_internode_ll_two_stage": (False,),
+    "disable_sequence_parallel_moe": (),
+    "shutdown_comm_group_if_worker_idle": (),
+    "ips": (None,),
+    # cache
+    "gpu_memory_utilization": (),
+    "kv_cache_ratio": (),
+    "swap_space": (None, 0),
+    "prealloc_dec_block_slot_num_threshold": (),
+    "static_decode_blocks": (),
+    "kvcache_storage_backend": (None,),
+    "write_policy": (),
+    "enable_output_caching": (True,),
+    # scheduling
+    "max_num_partial_prefills": (1,),
+    "max_long_partial_prefills": (1,),
+    "long_prefill_token_threshold": (0,),
+    "disable_chunked_mm_input": (False,),
+    "enable_overlap_schedule": (False,),
+    "scheduler_name": ("local",),
+    "scheduler_max_size": (-1,),
+    "scheduler_ttl": (),
+    "scheduler_host": (),
+    "scheduler_port": (),
+    "scheduler_db": (),
+    "scheduler_password": (),
+    "scheduler_topic": (),
+    "scheduler_min_load_score": (),
+    "scheduler_load_shards_num": (),
+    "scheduler_sync_period": (),
+    "scheduler_expire_period": (),
+    "scheduler_release_load_expire_period": (),
+    "scheduler_reader_parallel": (),
+    "scheduler_writer_parallel": (),
+    "scheduler_reader_batch_size": (),
+    "scheduler_writer_batch_size": (),
+    # prefill and decode on different instances
+    "splitwise_role": ("mixed",),
+    "innode_prefill_ports": (None,),
+    "cache_queue_port": (None,),
+    "engine_worker_queue_port": (None,),
+    "cache_transfer_protocol": (),
+    "pd_comm_port": (None,),
+    "rdma_comm_ports": (None,),
+    "router": (None,),
+    # server
+    "metrics_port": (None,),
+    "controller_port": (-1,),
+    "max_waiting_time": (-1,),
+    "timeout": (),
+}
+
+# What to use in place of an option, where there is something.
+INSTEAD: Mapping[str, str] = {
+    "gpu_memory_utilization": "use kv_cache_memory_gb, an absolute size, for the KV cache on a CPU",
+    "kv_cache_ratio": "prompts and outputs share all blocks; use kv_cache_memory_gb for their total",
+    "metrics_port": "metrics are at /metrics on the server's port",
+    "enable_logprob": "log-probabilities are always available to requests that ask",
+    "max_waiting_time": "use max_num_queued_requests to bound the queue",
+    "timeout": "use timeout_graceful_shutdown for the time after SIGTERM",
+}
+
+# Keys of speculative_config beyond the ones in build.py; as above.
+UNSUPPORTED_SPECULATIVE: Mapping[str, tuple[object, ...]] = {
+    "mtp_strategy": ("default",),
+    "num_model_steps": (),
+    "max_candidate_len": (),
+    "verify_window": (),
+    "max_ngram_size": (),
+    "min_ngram_size": (),
+    "suffix_decoding_max_tree_depth": (),
+    "suffix_decoding_max_cached_requests": (),
+    "suffix_decoding_max_spec_factor": (),
+    "suffix_decoding_min_token_prob": (),
+    "model": (None,),
+    "quantization": (None,),
+    "num_gpu_block_expand_ratio": (),
+    "benchmark_mode": (False,),
+    "enf_gen_phase_tag": (False,),
+    "enable_draft_logprob": (False,),
+    "verify_strategy": ("target_match",),
+    "accept_policy": ("normal",),
+}
+
+
+def rejection(name: str, value: object, accepted: tuple[object, ...]) -> str | None:
+    """Return why `value` of a not yet supported option cannot be accepted, or None when it asks for nothing."""
+    text = str(value).strip().lower()
+    if any(text == str(a).lower() for a in accepted):
+        return None
+    only = f" (only {' or '.join(str(a).lower() for a in accepted)} is)" if accepted else ""
+    instead = f"; {INSTEAD[name]}" if name in INSTEAD else ""
+    return f"{name}: {value!r} is not supported yet in this version{only}{instead}"

@@ -1,0 +1,61 @@
+"""Which submitted requests are taken: those that can ever run, while the queue has room. Knows limits, no state."""
+
+from __future__ import annotations
+
+from fastdeploy_sd.config import SchedulerConfig
+from fastdeploy_sd.errors import BadRequest, Overloaded
+from fastdeploy_sd.types import ModelInfo, Request
+
+
+class AdmissionRules:
+    """Refuses a request at the door instead of leaving it in the queue for ever."""
+
+    def __init__(self, config: SchedulerConfig, model_info: ModelInfo) -> None:
+        self._config = config
+        self._block_size = model_info.block_size
+        self._num_blocks = model_info.num_blocks
+
+    def check_feasible(self, request: Request) -> None:
+        """Refuse what could not run even alone.
+
+        Raises:
+            BadRequest: prompt and output do not fit into the whole KV cache, or (without chunked prefill) the prompt
+                does not fit into one step.
+        """
+        num_prompt = len(request.prompt_token_ids)
+        # The last output is never fed back, so its KV is never needed.
+        num_needed = -(-(num_prompt + request.max_tokens - 1) // self._block_size)
+        if num_needed > self._num_blocks:
+            raise BadRequest(
+                f"max_tokens: expected prompt + max_tokens to fit into the KV cache of {self._num_blocks} blocks of "
+                f"{self._block_size} tokens, got {num_prompt} + {request.max_tokens}",
+                param="max_tokens",
+            )
+        budget = self._config.max_num_batched_tokens
+        if num_prompt > budget and not self._config.enable_chunked_prefill:
+            raise BadRequest(
+                f"prompt: expected at most {budget} tokens (max_num_batched_tokens, as chunked prefill is off), "
+                f"got {num_prompt}",
+                param="prompt",
+            )
+
+    def check_queue(self, num_waiting: int, num_waiting_tokens: int, num_prompt: int) -> None:
+        """Refuse what the queue has no room for. An empty queue takes any request, or a long one could never run.
+
+        Args:
+            num_waiting: requests in the queue. num_waiting_tokens: their prompt tokens.
+            num_prompt: prompt tokens of the request at the door.
+
+        Raises:
+            Overloaded: one of the queue limits would be passed.
+        """
+        if num_waiting == 0:
+            return
+        max_requests, max_tokens = self._config.max_num_queued_requests, self._config.max_num_queued_tokens
+        if num_waiting >= max_requests:
+            raise Overloaded(f"queue: expected fewer than {max_requests} waiting requests, got {num_waiting}")
+        if num_waiting_tokens + num_prompt > max_tokens:
+            raise Overloaded(
+                f"queue: expected at most {max_tokens} waiting prompt tokens, "
+                f"got {num_waiting_tokens} and this request's {num_prompt}"
+            )

@@ -1,0 +1,41 @@
+"""The engine's view of whatever runs the model. Owns the interface; knows no implementation."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
+
+
+class Executor(Protocol):
+    """Runs one planned step of the model.
+
+    An executor keeps per-request state (token ids, block table, sampling state) from a request's `NewRequest` until
+    its id appears in `finished_ids` or `preempted_ids`. It drops those first, then adds the new ones: the same id may
+    be in both.
+    """
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """Limits of the loaded model and of the KV cache allocated for it; constant."""
+        ...
+
+    def execute(self, plan: SchedulerOutput) -> StepResult:
+        """Run the plan's tokens, judge its drafts, propose the next ones.
+
+        Args:
+            plan: at least one request; `num_computed_tokens` says where each one's tokens start.
+
+        Returns:
+            A result with the plan's step_id and request_ids. A row whose tokens are all known after this step has
+            `num_accepted + 1` output tokens; a row whose prompt is unfinished, or which failed, has none.
+
+        Raises:
+            Exception: the whole step broke; the engine's state is then unusable. What breaks for one request only
+                (non-finite logits) is reported in `StepResult.failed` instead.
+        """
+        ...
+
+    def shutdown(self) -> None:
+        """Release the model and its memory. May be called twice."""
+        ...

@@ -1,0 +1,36 @@
+"""Whether a step's result answers its plan. A few array comparisons per step, independent of the number of tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastdeploy_sd.errors import InternalError
+from fastdeploy_sd.types import SchedulerOutput, StepResult
+
+
+def check_result(plan: SchedulerOutput, result: StepResult) -> None:
+    """Refuse a result that would corrupt the books.
+
+    Rules: same step and rows; a row has `num_accepted + 1` outputs, at most one more than it had drafts, or none; at
+    most `max_draft_len` drafts follow.
+
+    Raises:
+        InternalError: naming the rule and the numbers.
+    """
+    if result.step_id != plan.step_id or result.request_ids != plan.request_ids:
+        raise InternalError(f"step result: expected the rows of step {plan.step_id}, got step {result.step_id}")
+    num_output = np.diff(result.verified.cu_num_output)
+    num_accepted = result.verified.num_accepted
+    if len(num_output) != len(plan.request_ids) or len(num_accepted) != len(num_output):
+        raise InternalError(f"step result: expected {len(plan.request_ids)} rows, got {len(num_output)}")
+    has_output = num_output > 0
+    if ((num_output - 1 != num_accepted) & has_output).any() or (num_accepted > np.diff(plan.draft.cu_num_draft)).any():
+        raise InternalError(
+            f"step result: expected num_accepted + 1 outputs or none, and no more accepted than drafted, got outputs "
+            f"{num_output.tolist()}, accepted {num_accepted.tolist()}"
+        )
+    num_draft = np.diff(result.drafts.cu_num_draft)
+    if len(num_draft) != len(plan.request_ids) or (num_draft > plan.max_draft_len).any():
+        raise InternalError(
+            f"step result: expected at most {plan.max_draft_len.tolist()} drafts, got {num_draft.tolist()}"
+        )

@@ -1,0 +1,91 @@
+"""Serving HTTP in a process: uvicorn around the app, started and stopped by the launcher.
+
+Knows neither routes nor the engine's process; signals are the launcher's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from fastdeploy_sd.config import Config, from_json, to_json
+from fastdeploy_sd.entrypoints.openai.app import create_app
+from fastdeploy_sd.errors import Unavailable
+from fastdeploy_sd.ipc.child import (
+    EXIT_FAILED,
+    EXIT_OK,
+    ChildProcess,
+    configure_logging,
+    end_with_parent,
+    read_start,
+)
+from fastdeploy_sd.ipc.client import EngineClient
+
+# When the engine has ended, every answer is complete or an error; so long may slow readers take to fetch it.
+_FLUSH_S = 5
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: stopping has an order, which the launcher knows."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve_http(config: Config, client: EngineClient, listener: socket.socket) -> None:
+    """Answer HTTP on a listening socket, which is closed at the end, for as long as the engine lives.
+
+    Answers that are complete by then, if only with an error, still reach readers that fetch them within a few seconds.
+    """
+    app = create_app(client, config)
+    server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_FLUSH_S))
+
+    async def stop_after_engine() -> None:
+        await client.wait_ended()
+        server.should_exit = True
+
+    stopping = asyncio.create_task(stop_after_engine())
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        stopping.cancel()
+
+
+def start_worker(config: Config, address: str, engine_pid: int, listener: socket.socket) -> ChildProcess:
+    """Start an HTTP process on a listening socket that others may share. It ends, with status 0, after the engine."""
+    start = {
+        "config": to_json(config, with_secrets=True),
+        "address": address,
+        "engine_pid": str(engine_pid),
+        "listener": str(listener.fileno()),
+    }
+    return ChildProcess("fastdeploy_sd.entrypoints.http_process:main", start, pass_fds=[listener.fileno()])
+
+
+def main() -> int:
+    """Entry point of an HTTP process. Signals do not stop it: while the engine drains, HTTP is needed."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    configure_logging("http")
+    start = read_start()
+    end_with_parent()
+    client = EngineClient(start["address"], int(start["engine_pid"]))
+    listener = socket.socket(fileno=int(start["listener"]))
+    return asyncio.run(_work(from_json(start["config"]), client, listener))
+
+
+async def _work(config: Config, client: EngineClient, listener: socket.socket) -> int:
+    try:
+        await client.connect()
+        await serve_http(config, client, listener)
+    except Unavailable:
+        return EXIT_FAILED  # the engine ended before it greeted us; the launcher reports it
+    finally:
+        await client.close()
+    return EXIT_OK

@@ -1,0 +1,163 @@
+"""The launcher: brings up the engine process and HTTP, and takes them down in the right order. Knows no routes.
+
+Stopping (SIGTERM or Ctrl-C): the engine drains first while HTTP goes on, so that running requests finish and new ones
+are told 503; when the engine has ended, HTTP ends. The same order answers every pending request when the engine dies.
+
+Exit status: 0 after a requested stop, 1 when a process failed, 2 when the configuration, the checkpoint or the address
+is wrong (nothing has been served then).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+
+from fastdeploy_sd.config import Config, ServerConfig
+from fastdeploy_sd.entrypoints.http_process import serve_http, start_worker
+from fastdeploy_sd.errors import ConfigError, Unavailable
+from fastdeploy_sd.ipc.channel import private_address
+from fastdeploy_sd.ipc.child import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    ChildProcess,
+    configure_logging,
+    describe_exit,
+    stop_on_signals,
+)
+from fastdeploy_sd.ipc.client import EngineClient
+from fastdeploy_sd.ipc.engine_process import DEFAULT_EXECUTOR, start_engine
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+# A draining engine that is inside a step looks at its deadline after the step; beyond this it is stuck.
+_STUCK_S = 30.0
+
+
+def run(config: Config, executor: str = DEFAULT_EXECUTOR) -> int:
+    """Serve until a signal or a failure; return the exit status. A failure has its line on standard error.
+
+    Args:
+        executor: as in `start_engine`.
+    """
+    configure_logging("server")
+    try:
+        with bind(config.server) as listener:
+            return asyncio.run(_Launcher(config, listener).run(executor))
+    except ConfigError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG
+
+
+def bind(server: ServerConfig) -> socket.socket:
+    """Reserve the configured address; connections are refused until the socket listens.
+
+    Raises:
+        ConfigError: host or port cannot be used; the text names both.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _address_error(server, error) from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections in TIME_WAIT do not matter
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _address_error(server, error) from None
+    return listener
+
+
+def _address_error(server: ServerConfig, error: OSError) -> ConfigError:
+    reason = error.strerror or str(error)
+    return ConfigError(f"host, port: expected a free address, got {server.host}:{server.port}: {reason}", param="port")
+
+
+class _Launcher:
+    """One server's processes and the order of their ends."""
+
+    def __init__(self, config: Config, listener: socket.socket) -> None:
+        self._config = config
+        self._listener = listener
+        self._is_stopping = False
+
+    async def run(self, executor: str) -> int:
+        with private_address() as address, contextlib.closing(start_engine(self._config, address, executor)) as engine:
+            stop_on_signals(lambda: self._stop(engine))
+            client = EngineClient(address, engine.pid)
+            try:
+                await client.connect()
+                self._listen()
+                if self._config.server.workers > 1:
+                    await client.close()
+                    return await self._serve_in_workers(address, engine)
+                http = asyncio.create_task(serve_http(self._config, client, self._listener))
+                return await self._until_end([http], engine)
+            except Unavailable:
+                return self._status(await engine.wait())  # it ended while loading
+            finally:
+                await client.close()
+
+    def _stop(self, engine: ChildProcess) -> None:
+        """On every signal: the first lets the engine drain, a second has it end its requests at once."""
+        if self._is_stopping:
+            engine.signal(signal.SIGINT)
+            return
+        self._is_stopping = True
+        logger.info("stopping: running requests may finish (%g s)", self._config.server.shutdown_timeout_s)
+        engine.signal(signal.SIGTERM)
+        patience_s = self._config.server.shutdown_timeout_s + _STUCK_S
+        asyncio.get_running_loop().call_later(patience_s, engine.signal, signal.SIGKILL)
+
+    def _listen(self) -> None:
+        server = self._config.server
+        try:
+            self._listener.listen(_BACKLOG)  # another process may have bound the address too, and be first
+        except OSError as error:
+            raise _address_error(server, error) from None
+        host, port = self._listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        logger.info("serving %s on http://%s:%d", self._config.model.served_name, shown, port)
+
+    async def _serve_in_workers(self, address: str, engine: ChildProcess) -> int:
+        with contextlib.ExitStack() as stack:
+            workers = [
+                stack.enter_context(contextlib.closing(start_worker(self._config, address, engine.pid, self._listener)))
+                for _ in range(self._config.server.workers)
+            ]
+            return await self._until_end([asyncio.create_task(_oversee(worker)) for worker in workers], engine)
+
+    async def _until_end(self, http: list[asyncio.Task[None]], engine: ChildProcess) -> int:
+        """Wait for the engine's end and then HTTP's; when a part of HTTP ends first, which it should not, stop all."""
+        engine_end = asyncio.create_task(engine.wait())
+        await asyncio.wait({*http, engine_end}, return_when=asyncio.FIRST_COMPLETED)
+        is_http_failure = engine.is_running
+        if is_http_failure:
+            logger.error("HTTP ended before the engine; stopping")
+            self._stop(engine)
+        status = self._status(await engine_end)
+        await asyncio.gather(*http)
+        return EXIT_FAILED if is_http_failure else status
+
+    def _status(self, engine_status: int) -> int:
+        """Our exit status for the engine's."""
+        if engine_status in (EXIT_OK, EXIT_CONFIG):
+            return engine_status  # the engine has said what is wrong
+        if self._is_stopping and -engine_status in (signal.SIGTERM, signal.SIGINT):
+            return EXIT_OK  # stopped while loading
+        print(f"error: the engine process failed ({describe_exit(engine_status)})", file=sys.stderr)
+        return EXIT_FAILED
+
+
+async def _oversee(worker: ChildProcess) -> None:
+    status = await worker.wait()
+    if status != EXIT_OK:
+        logger.error("HTTP process %d: %s", worker.pid, describe_exit(status))

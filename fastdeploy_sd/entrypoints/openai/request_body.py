@@ -1,0 +1,78 @@
+"""Bytes of a request -> a validated body. Owns the size limit and the wording of what is wrong. Knows no engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import Request as HttpRequest
+
+from fastdeploy_sd.entrypoints.openai.fields import Body
+from fastdeploy_sd.errors import BadRequest, PayloadTooLarge, suggest
+
+_MAX_SHOWN_CHARS = 80
+BodyType = TypeVar("BodyType", bound=Body)
+
+
+async def read_body(request: HttpRequest, max_body_bytes: int) -> bytes:
+    """Return the body of a request, reading no more than the limit allows.
+
+    Raises:
+        PayloadTooLarge: it is longer; also when it comes in chunks without a declared length.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_body_bytes:
+        raise _too_large(max_body_bytes)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_body_bytes:
+            raise _too_large(max_body_bytes)
+    return bytes(body)
+
+
+def parse_body(body_type: type[BodyType], body: bytes) -> BodyType:
+    """Return the validated body.
+
+    Raises:
+        BadRequest: not JSON, or a field is unknown, wrong or not supported; the text names it.
+    """
+    try:
+        return body_type.model_validate_json(body)
+    except ValidationError as error:
+        raise _bad_request(error, body_type) from None
+
+
+def _too_large(max_body_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"body: expected at most {max_body_bytes} bytes, got more", code="body_too_large")
+
+
+def _bad_request(error: ValidationError, body_type: type[Body]) -> BadRequest:
+    """Describe the first wrong field; a union reports one error per member, which become one text."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return BadRequest(f"body: expected JSON, got {first['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json")
+    members = [e for e in errors if e["loc"][:1] == first["loc"][:1]]
+    path = _path(os.path.commonprefix([e["loc"] for e in members]))
+    param = str(first["loc"][0]) if first["loc"] else None
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        return BadRequest(f"{path}: unknown field{suggest(str(first['loc'][-1]), body_type.model_fields)}", param=param)
+    if kind == "not_supported":
+        return BadRequest(f"{path}: not supported: {first['msg']}", param=param, code="not_supported")
+    if kind == "missing":
+        return BadRequest(f"{path}: expected a value, got none", param=param)
+    wanted = " or ".join(dict.fromkeys(e["msg"].removeprefix("Input should be ") for e in members))
+    return BadRequest(f"{path or 'body'}: expected {wanted}, got {_shown(first['input'])}", param=param)
+
+
+def _path(location: Sequence[int | str]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."

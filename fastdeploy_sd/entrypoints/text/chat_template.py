@@ -1,0 +1,207 @@
+"""Messages -> the prompt text of a checkpoint's chat template, with nothing in a message able to steer the model.
+
+Owns the sandbox the template runs in and the shielding of control tokens. The template always comes from the
+checkpoint, never from a request. Knows no token ids.
+
+A message may contain the text of a control token (`<|im_end|>`), by accident or to forge a turn. Before rendering every
+such occurrence is replaced by a placeholder nobody can guess, so that the template's own string operations (trim,
+split) see the message as usual; afterwards the stretch of text between two *real* control tokens that holds a
+placeholder gets the original characters back and is marked as plain, to be encoded without parsing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from fastdeploy_sd.errors import BadRequest, CheckpointError, suggest
+
+Scalar = str | int | float | bool | None
+# Variables that a template reads but a request does not set this way.
+_RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents"})
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of the rendered prompt; in a plain one control tokens are to be spelled out, not parsed."""
+
+    text: str
+    is_plain: bool
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Args:
+        source: Jinja text of the checkpoint.
+        special_tokens: "bos_token" and so on -> text, given to the template as variables.
+        control_tokens: texts that must not act when they come from a message.
+
+    Raises:
+        CheckpointError: the source is not a valid template.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], control_tokens: Iterable[str]) -> None:
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            read = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(f"chat template: line {error.lineno}: {error.message}") from None
+        self._special_tokens = {"bos_token": "", "eos_token": ""} | dict(special_tokens)
+        self._variables = frozenset(read) - _RESERVED - set(environment.globals) - set(self._special_tokens)
+        ordered = sorted(filter(None, control_tokens), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+
+    def render(self, messages: Sequence[Message], kwargs: Mapping[str, Scalar]) -> tuple[Segment, ...]:
+        """Return the prompt that asks for the assistant's next turn.
+
+        Args:
+            messages: in order, at least one.
+            kwargs: extra template variables (chat_template_kwargs), scalars only.
+
+        Raises:
+            BadRequest: the template refuses the messages, or a key of kwargs is not a variable it reads.
+        """
+        self._verify_kwargs(kwargs)
+        shield = _Shield(self._control)
+        turns = [_shielded_turn(message, shield) for message in messages]
+        extra = {key: shield.cover(value) if isinstance(value, str) else value for key, value in kwargs.items()}
+        variables = {**self._special_tokens, **extra, "messages": turns, "add_generation_prompt": True}
+        try:
+            text = self._template.render(variables)
+        except BadRequest:
+            raise
+        except Exception as error:  # a template can raise anything; it is about these messages
+            raise BadRequest(f"messages: the chat template cannot render them: {error}", param="messages") from None
+        return tuple(self._segments(text, shield))
+
+    def _verify_kwargs(self, kwargs: Mapping[str, Scalar]) -> None:
+        for key in kwargs:
+            if key not in self._variables:
+                known = ", ".join(sorted(self._variables)) or "it has none"
+                raise BadRequest(
+                    f"chat_template_kwargs: expected variables of the model's chat template ({known}), got"
+                    f" {key!r}{suggest(key, self._variables)}",
+                    param="chat_template_kwargs",
+                )
+
+    def _segments(self, text: str, shield: _Shield) -> Iterable[Segment]:
+        """Cut at real control tokens; join neighbours that need no protection, so that they are encoded as one."""
+        parsed: list[str] = []
+        for part in _split_keeping(self._control, text):
+            restored = shield.uncover(part)
+            if restored == part:
+                parsed.append(part)
+                continue
+            if parsed:
+                yield Segment("".join(parsed), is_plain=False)
+                parsed = []
+            yield Segment(restored, is_plain=True)
+        if parsed:
+            yield Segment("".join(parsed), is_plain=False)
+
+
+class _Shield:
+    """The placeholders of one rendering."""
+
+    def __init__(self, control: re.Pattern[str]) -> None:
+        self._control = control
+        # Digits survive `upper`, `lower`, `tojson` and escaping; private-use borders do not occur in ordinary text.
+        self._nonce = str(secrets.randbits(128))
+        self._originals: list[str] = []
+        self._placeholder = re.compile(f"\ue000{self._nonce}:([0-9]+)\ue001")
+
+    def cover(self, text: str) -> str:
+        """Replace each control token in `text` by a placeholder."""
+        return self._control.sub(self._cover_match, text)
+
+    def uncover(self, text: str) -> str:
+        """Put the originals back.
+
+        Raises:
+            BadRequest: the template cut a placeholder in two.
+        """
+        restored = self._placeholder.sub(lambda m: self._originals[int(m[1])], text)
+        if self._nonce in restored:
+            raise BadRequest("messages: the chat template cuts a message inside a control token", param="messages")
+        return restored
+
+    def _cover_match(self, match: re.Match[str]) -> str:
+        self._originals.append(match[0])
+        return f"\ue000{self._nonce}:{len(self._originals) - 1}\ue001"
+
+
+def _shielded_turn(message: Message, shield: _Shield) -> dict[str, str]:
+    turn = {"role": message.role, "content": shield.cover(message.content)}
+    return turn if message.name is None else turn | {"name": shield.cover(message.name)}
+
+
+def _split_keeping(pattern: re.Pattern[str], text: str) -> Iterable[str]:
+    """Yield the parts between matches and the matches themselves, in order, without empty parts."""
+    start = 0
+    for match in pattern.finditer(text):
+        if match.start() > start:
+            yield text[start : match.start()]
+        yield match[0]
+        start = match.end()
+    if start < len(text):
+        yield text[start:]
+
+
+# ---- what templates of published checkpoints expect -----------------------------------------------------------------
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's words for training; here it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - the name and kind jinja2 reads
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """Return the nodes between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise BadRequest(f"messages: {message}", param="messages")
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().astimezone().strftime(form)
+
+
+def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    """JSON as it is, without HTML escaping."""
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)

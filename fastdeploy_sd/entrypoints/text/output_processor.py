@@ -1,0 +1,107 @@
+"""RequestOutput -> text, for one sequence: detokenization, stop strings, and the reason it ended.
+
+The same for the server and LLM. Works token by token, so its results depend on the tokens only, not on how many of
+them a step produced. Knows no HTTP and no engine.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from fastdeploy_sd.entrypoints.text.detokenizer import create_detokenizer
+from fastdeploy_sd.entrypoints.text.stop_strings import StopMatch, StopStrings
+from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
+from fastdeploy_sd.errors import ERROR_TYPES, InternalError
+from fastdeploy_sd.types import FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What one RequestOutput added to a sequence.
+
+    Attributes:
+        text: may lag behind the tokens while a character is incomplete or a stop string possible.
+        token_ids: cut at the token that ended the sequence, which is included.
+        text_offsets: per token, where its text starts in the generated text (characters; before any stop cut).
+        logprobs: one per token when asked for, else None.
+        stop_reason: the stop string or stop token id that ended it; None for EOS and every other reason.
+        needs_abort: the engine does not know that the sequence ended (a stop string did it).
+        metrics: set on the last delta; times the engine did not report are 0.0.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    text_offsets: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    needs_abort: bool = False
+    metrics: RequestMetrics | None = None
+
+
+class OutputProcessor:
+    """State of one sequence from its first to its last output."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        params = request.sampling
+        self._request = request
+        self._detokenizer = create_detokenizer(tokenizer, [int(i) for i in request.prompt_token_ids[-16:]])
+        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._num_tokens = 0
+        self._num_chars = 0
+        self._first_token_time = 0.0
+
+    def process(self, output: RequestOutput) -> TextDelta:
+        """Return what `output` adds; after a delta with a finish_reason nothing more may be processed.
+
+        Raises:
+            FdsdError: the output carries an error; of the class it names.
+        """
+        if output.finish_reason is FinishReason.ERROR:
+            kind, text = output.error or (InternalError.__name__, "the request failed")
+            raise ERROR_TYPES.get(kind, InternalError)(text)
+        if output.token_ids and not self._first_token_time:
+            self._first_token_time = time.time()
+        pieces, offsets, match = self._take_tokens(output)
+        if match is None and output.finish_reason is not None:
+            pieces += [self._stops.finish(), self._detokenizer.finish()]
+        num_kept = len(offsets)
+        is_cut = match is not None
+        return TextDelta(
+            text="".join(pieces),
+            token_ids=output.token_ids[:num_kept],
+            text_offsets=tuple(offsets),
+            logprobs=None if output.logprobs is None else output.logprobs[:num_kept],
+            finish_reason=FinishReason.STOP if is_cut else output.finish_reason,
+            stop_reason=match.stop if match is not None else output.stop_reason,
+            num_cached_tokens=output.num_cached_tokens,
+            needs_abort=is_cut and output.finish_reason is None,
+            metrics=self._metrics(output) if is_cut or output.finish_reason is not None else None,
+        )
+
+    def _take_tokens(self, output: RequestOutput) -> tuple[list[str], list[int], StopMatch | None]:
+        """Return the text pieces and one text offset per token taken, up to a stop string's last token."""
+        pieces: list[str] = []
+        offsets: list[int] = []
+        params = self._request.sampling
+        is_stop = output.finish_reason is FinishReason.STOP
+        for i, token_id in enumerate(output.token_ids):
+            self._num_tokens += 1
+            offsets.append(self._num_chars)
+            # The token that stopped the engine is a sign, not text, unless the user wants to see what stopped it.
+            is_sign = is_stop and i == len(output.token_ids) - 1 and not params.include_stop_str_in_output
+            text = "" if is_sign else self._detokenizer.push(token_id)
+            self._num_chars += len(text)
+            piece, match = self._stops.push(text, can_match=self._num_tokens >= params.min_tokens)
+            pieces.append(piece)
+            if match is not None:
+                return pieces, offsets, match
+        return pieces, offsets, None
+
+    def _metrics(self, output: RequestOutput) -> RequestMetrics:
+        """The engine's, or this side's clock when a stop string ended the sequence before the engine did."""
+        if output.metrics is not None:
+            return output.metrics
+        return RequestMetrics(self._request.arrival_time, 0.0, self._first_token_time, time.time())

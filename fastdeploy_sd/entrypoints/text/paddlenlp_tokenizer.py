@@ -1,0 +1,69 @@
+"""The Tokenizer interface on PaddleNLP, for checkpoints without a tokenizer.json. Imported only when chosen."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastdeploy_sd.entrypoints.text.tokenizer import split_inside
+from fastdeploy_sd.entrypoints.text.tokenizer_files import read_tokenizer_files
+from fastdeploy_sd.errors import BadRequest, CheckpointError, ConfigError
+
+
+class PaddleNLPTokenizer:
+    """A tokenizer of `paddlenlp.transformers.AutoTokenizer`; see Tokenizer for the meaning of each method.
+
+    Raises:
+        ConfigError: PaddleNLP is not installed.
+        CheckpointError: PaddleNLP cannot read the directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            transformers = importlib.import_module("paddlenlp.transformers")
+        except ImportError as error:
+            raise ConfigError(
+                "tokenizer_backend: expected PaddleNLP to be installed for paddlenlp (pip install"
+                f" 'fastdeploy-sd[paddlenlp]'), got {error}",
+                param="tokenizer_backend",
+            ) from None
+        try:
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(directory))
+        except Exception as error:  # PaddleNLP raises whatever its readers do
+            raise CheckpointError(f"{directory}: expected a tokenizer PaddleNLP can read, got {error}") from None
+        self.files = read_tokenizer_files(directory)
+        tokens: list[str] = list(self._tokenizer.all_special_tokens)
+        self.control_tokens = {text: int(self._tokenizer.convert_tokens_to_ids(text)) for text in tokens}
+        self.hidden_ids = frozenset(self.control_tokens.values())
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        own = self._tokenizer.eos_token_id
+        return self.files.eos_token_ids or (() if own is None else (int(own),))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the ids of `text`, control tokens parsed."""
+        return [int(i) for i in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the ids of `text` as plain text.
+
+        Raises:
+            BadRequest: the text cannot be written without a control token.
+        """
+        parts = split_inside(text, self.control_tokens)
+        token_ids = [i for part in parts if part for i in self.encode(part, add_special_tokens=False)]
+        if not self.hidden_ids.isdisjoint(token_ids):
+            raise BadRequest(f"messages: expected text without control tokens, got {text!r}", param="messages")
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_hidden: bool) -> str:
+        """Return the text of a whole sequence."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_hidden))
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """None: PaddleNLP has no such rule that holds for every tokenizer."""
+        return None

@@ -1,0 +1,134 @@
+"""Prompt ids + SamplingParams -> the engine's Requests: checked against the model's sizes, every default resolved.
+
+The only maker of Request for users' input, shared by the server and LLM. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
+from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.sampling_params import SEED_LIMIT, SamplingParams
+from fastdeploy_sd.types import ModelInfo, Request
+
+MAX_STOP_CHARS = 1024
+_PRIORITY_LIMIT = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a user says about a request beside its prompt and sampling.
+
+    Attributes:
+        request_id: of the whole; the n sequences of one prompt are "{request_id}-{i}" when n > 1.
+        priority: lower runs first.
+        cache_salt: prompts share cached prefixes only with the same salt.
+    """
+
+    request_id: str
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class RequestBuilder:
+    """Builds Requests for one loaded model."""
+
+    def __init__(self, encoder: PromptEncoder, model_info: ModelInfo) -> None:
+        self._encoder = encoder
+        self._info = model_info
+        self._eos_token_ids = tuple(dict.fromkeys((*model_info.eos_token_ids, *encoder.eos_token_ids)))
+
+    def build(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
+    ) -> tuple[Request, ...]:
+        """Return `params.n` requests for one prompt; sequence i uses seed + i.
+
+        Args:
+            prompt_token_ids: int[P].
+            params: `max_tokens` None means up to the context limit; `seed` None means a random one.
+            options: identity and scheduling.
+
+        Raises:
+            BadRequest: a token id is outside the vocabulary, the prompt is empty, prompt and max_tokens exceed the
+                model's context, or a limit of the server is exceeded. Nothing is cut to fit.
+        """
+        self._verify_sampling(params)
+        self._verify_options(options)
+        prompt = self._verified_prompt(prompt_token_ids)
+        max_tokens = self._resolve_max_tokens(len(prompt), params)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        bad_words = tuple(ids for word in params.bad_words for ids in self._encoder.encode_bad_word(word))
+        arrival_time = time.time()
+        return tuple(
+            Request(
+                request_id=options.request_id if params.n == 1 else f"{options.request_id}-{i}",
+                prompt_token_ids=prompt,
+                sampling=params,
+                max_tokens=max_tokens,
+                seed=(seed + i) % SEED_LIMIT,
+                eos_token_ids=self._eos_token_ids,
+                bad_words_token_ids=bad_words,
+                priority=options.priority,
+                arrival_time=arrival_time,
+                cache_salt=options.cache_salt,
+            )
+            for i in range(params.n)
+        )
+
+    def _verify_sampling(self, params: SamplingParams) -> None:
+        self._verify_ids("stop_token_ids", params.stop_token_ids)
+        self._verify_ids("logit_bias", params.logit_bias)
+        for stop in params.stop:
+            if len(stop) > MAX_STOP_CHARS:
+                raise BadRequest(
+                    f"stop: expected strings of at most {MAX_STOP_CHARS} characters, got one of {len(stop)}",
+                    param="stop",
+                )
+
+    @staticmethod
+    def _verify_options(options: RequestOptions) -> None:
+        if not -_PRIORITY_LIMIT <= options.priority < _PRIORITY_LIMIT:
+            raise BadRequest(f"priority: expected a 32-bit signed integer, got {options.priority}", param="priority")
+
+    def _verified_prompt(self, prompt_token_ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        if len(prompt_token_ids) == 0:
+            raise BadRequest("prompt: expected at least one token, got none", param="prompt")
+        self._verify_ids("prompt_token_ids", prompt_token_ids)
+        return np.asarray(prompt_token_ids, np.int32)
+
+    def _verify_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        vocab_size = self._info.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise BadRequest(
+                    f"{name}: expected token ids in 0..{vocab_size - 1} (the vocabulary), got {token_id}", param=name
+                )
+
+    def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        limit = self._info.max_model_len
+        if num_prompt_tokens >= limit:
+            raise BadRequest(
+                f"prompt: expected fewer than max_model_len ({limit}) tokens, got {num_prompt_tokens}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        max_tokens = limit - num_prompt_tokens if params.max_tokens is None else params.max_tokens
+        if num_prompt_tokens + max_tokens > limit:
+            raise BadRequest(
+                f"max_tokens: expected at most {limit - num_prompt_tokens} (max_model_len {limit} - {num_prompt_tokens}"
+                f" prompt tokens), got {max_tokens}",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        if params.min_tokens > max_tokens:
+            raise BadRequest(
+                f"min_tokens: expected at most {max_tokens} (what fits after the prompt), got {params.min_tokens}",
+                param="min_tokens",
+            )
+        return max_tokens

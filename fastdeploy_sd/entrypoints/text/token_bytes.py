@@ -1,0 +1,81 @@
+"""What bytes each token of a vocabulary stands for, where the vocabulary defines that token by token.
+
+That is so for byte-level BPE (GPT-2's alphabet) and for SentencePiece with byte fallback; it is what makes incremental
+detokenization exact and its cost per token constant. Knows no sequence, only single tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """Return the character that byte-level BPE writes for each of the 256 bytes, as character -> byte.
+
+    Printable Latin-1 bytes stand for themselves, the others for the code points from 256 on.
+
+    Source: openai/gpt-2 src/encoder.py, bytes_to_unicode.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in visible]
+    return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+class TokenBytes:
+    """Bytes by token id, computed on first use.
+
+    Args:
+        id_to_token: the vocabulary's text of a token, None for an id it does not have.
+        decoder: the `decoder` object of tokenizer.json.
+    """
+
+    def __init__(self, id_to_token: Callable[[int], str | None], decoder: dict[str, Any] | None) -> None:
+        self._id_to_token = id_to_token
+        self._to_bytes = _converter(decoder)
+        self._cache: dict[int, bytes] = {}
+
+    def of(self, token_id: int) -> bytes | None:
+        """Return the bytes of a token, b"" for an id without one, None when this vocabulary has no such rule."""
+        if self._to_bytes is None:
+            return None
+        found = self._cache.get(token_id)
+        if found is None:
+            token = self._id_to_token(token_id)
+            found = self._cache[token_id] = b"" if token is None else self._to_bytes(token)
+        return found
+
+
+def _converter(decoder: dict[str, Any] | None) -> Callable[[str], bytes] | None:
+    steps = (decoder or {}).get("decoders", [decoder] if decoder else [])
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _byte_level
+    if "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
+        replacements = [_replacement(step) for step in steps if step["type"] == "Replace"]
+        # Strip only removes the space that the encoder put before the very first word; generated text has none.
+        return None if None in replacements else _byte_fallback
+    return None
+
+
+def _replacement(step: dict[str, Any]) -> str | None:
+    """The only replacement that can be done token by token without looking: the word border becomes a space."""
+    return " " if step.get("pattern") == {"String": "\u2581"} and step.get("content") == " " else None
+
+
+_ALPHABET = byte_level_alphabet()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes(_ALPHABET[c] for c in token)
+    except KeyError:  # an added token, written as it is
+        return token.encode("utf-8")
+
+
+def _byte_fallback(token: str) -> bytes:
+    match = _BYTE_PIECE.fullmatch(token)
+    return bytes([int(match[1], 16)]) if match else token.replace("\u2581", " ").encode("utf-8")

@@ -1,0 +1,138 @@
+"""The sockets: one ROUTER in the engine process, one DEALER in every client process. The only file that imports zmq.
+
+Frames are opaque bytes here. Nothing is ever dropped for being late: high-water marks are off on both sides, because
+what can wait is bounded elsewhere. A client that reads nothing also submits nothing, so at most the remaining tokens
+of its running requests pile up for it; a busy engine leaves at most the submissions of the open HTTP requests unread.
+Neither side ever blocks in send, so a stalled client cannot stall the engine or the other clients.
+
+Whether the other process still lives is asked of the kernel (a process file descriptor becomes readable the moment the
+process ends), not guessed from silence: an engine step or a tokenizer call may rightly take seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import zmq
+import zmq.asyncio
+
+# A client may be there long before the engine has loaded its model and listens; it tries silently and this often.
+_RECONNECT_MS = 20
+_MAX_RECONNECT_MS = 200
+_MAX_PATH_BYTES = 100  # a Unix socket path holds 107
+
+
+@contextmanager
+def private_address() -> Iterator[str]:
+    """Yield an address that only this user can reach, in a directory of mode 0700 that is removed afterwards."""
+    directory = tempfile.mkdtemp(prefix="fdsd-")
+    try:
+        path = os.path.join(directory, "engine")
+        if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+            raise OSError(f"TMPDIR: expected a directory whose name leaves room for a socket, got {directory}")
+        yield f"ipc://{path}"
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def directory_of(address: str) -> str:
+    """Return the directory that `private_address` made for this address."""
+    return os.path.dirname(address.removeprefix("ipc://"))
+
+
+class ServerChannel:
+    """The engine's end. Used by one thread.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unreachable client is an error we see, not a silent drop
+        self._poller = zmq.Poller()
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError:
+            self.close(linger_s=0)
+            raise
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def watch(self, fd: int) -> None:
+        """Make `wait` return also when this file descriptor becomes readable."""
+        self._poller.register(fd, zmq.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Undo `watch`; before the descriptor is closed."""
+        self._poller.unregister(fd)
+
+    def wait(self, timeout_s: float | None) -> set[int]:
+        """Block until a frame or a watched descriptor is readable, or the time is over (None = no limit, 0 = look).
+
+        Returns:
+            The readable descriptors among the watched ones.
+        """
+        timeout_ms = None if timeout_s is None else max(0, round(timeout_s * 1000))
+        return {source for source, _ in self._poller.poll(timeout_ms) if isinstance(source, int)}
+
+    def receive(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (client identity, frame) of everything that has arrived, without blocking.
+
+        A message of more than one part, which no client of ours sends, comes as an empty frame.
+        """
+        while True:
+            try:
+                identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield identity, parts[0] if len(parts) == 1 else b""
+
+    def send(self, identity: bytes, frame: bytes) -> bool:
+        """Queue a frame for a client, never blocking; False when the client is gone."""
+        try:
+            self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        return True
+
+    def close(self, linger_s: float) -> None:
+        """Close; frames still queued get that long to leave."""
+        self._socket.close(linger=round(linger_s * 1000))
+        self._context.term()
+
+
+class ClientChannel:
+    """A client's end, for asyncio. The engine may bind the address later."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _MAX_RECONNECT_MS)
+        self._socket.connect(address)
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame and return at once, also while the task that calls is being cancelled."""
+        sent = cast("asyncio.Future[object]", self._socket.send(frame, zmq.NOBLOCK))
+        sent.result()  # done already: without a high-water mark the queue always has room
+
+    async def receive(self) -> bytes:
+        """Wait for the next frame; an empty one stands for a message of several parts, which the engine never sends."""
+        parts = await self._socket.recv_multipart()
+        return parts[0] if len(parts) == 1 else b""
+
+    def close(self, linger_s: float) -> None:
+        """Close; frames still queued get that long to leave."""
+        self._socket.close(linger=round(linger_s * 1000))
+        self._context.term()

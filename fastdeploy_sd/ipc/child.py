@@ -1,0 +1,132 @@
+"""Child processes of our own: started with values that nobody else can read, ended with their parent.
+
+The parent writes one JSON line to the child's standard input and keeps the pipe open; its end tells the child that the
+parent is gone, however it went. Standard error is shared, so that a child's messages reach the console as they happen.
+Knows neither the engine nor HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+
+_STDIN_FD = 0
+
+
+class ChildProcess:
+    """A running "module:function" in a fresh interpreter; the function's result is the exit status.
+
+    The child has our module search path and a session of its own, as Ctrl-C in the terminal is for the parent to
+    handle.
+
+    Args:
+        function: found in the child by importing the module.
+        start: what `read_start` returns in the child.
+        pass_fds: descriptors the child inherits under the same numbers.
+    """
+
+    def __init__(self, function: str, start: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
+        module, name = function.split(":")
+        # bufsize 0: no buffered byte can be left behind when the child ends before it has read the line.
+        self._popen = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"import sys; from {module} import {name}; sys.exit({name}())"],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=tuple(pass_fds),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        with contextlib.suppress(BrokenPipeError):  # then its exit status tells the story
+            self._stdin.write(json.dumps(start).encode() + b"\n")
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._popen.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._popen.poll() is None
+
+    async def wait(self) -> int:
+        """Wait for the end; return the exit status, or minus the number of the signal that ended the process."""
+        if not self.is_running:
+            return self._popen.wait()
+        ended = asyncio.Event()
+        fd = os.pidfd_open(self.pid)  # not reaped yet, so the id is still this process's
+        loop = asyncio.get_running_loop()
+        loop.add_reader(fd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
+        return self._popen.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        self._popen.send_signal(number)
+
+    def close(self) -> None:
+        """Free everything; a process that still runs is killed."""
+        self._popen.kill()
+        self._popen.wait()
+        self._stdin.close()
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self._popen.stdin is not None
+        return self._popen.stdin
+
+
+def read_start() -> dict[str, str]:
+    """Return the values the parent gave to this child process."""
+    with open(_STDIN_FD, "rb", buffering=0, closefd=False) as stdin:  # unbuffered: the pipe stays ours to watch
+        start: dict[str, str] = json.loads(stdin.readline())
+    return start
+
+
+def end_with_parent(before: Callable[[], object] = lambda: None) -> None:
+    """From now on end this process with status 1 as soon as its parent ends; `before` runs first, in another thread.
+
+    At once also when the main thread is inside a long computation; nothing is cleaned up but by `before`.
+    """
+
+    def watch() -> None:
+        while os.read(_STDIN_FD, 1):
+            pass
+        before()
+        os._exit(EXIT_FAILED)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def stop_on_signals(stop: Callable[[], None]) -> None:
+    """Call `stop` in the running event loop on every SIGTERM and SIGINT."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+
+def describe_exit(status: int) -> str:
+    """Exit status or minus signal number in words."""
+    return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+
+
+def configure_logging(process: str) -> None:
+    """Log to standard error; every line names the kind of process it comes from."""
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {process}: %(message)s")

@@ -1,0 +1,236 @@
+"""EngineClient: the HTTP side's handle on the engine process. Knows sockets through channel.py only, and no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+from collections.abc import AsyncGenerator, Iterable
+from typing import TypeVar
+
+from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
+from fastdeploy_sd.ipc import messages as m
+from fastdeploy_sd.ipc.channel import ClientChannel
+from fastdeploy_sd.ipc.codec import ProtocolError
+from fastdeploy_sd.ipc.stream import OutputStream
+from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestOutput
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_S = 0.5
+_ENDED = "the engine's process ended"
+
+
+class EngineClient:
+    """Submits requests to the engine process and hands their outputs to the tasks that wait for them.
+
+    Belongs to one event loop. When the engine's process ends, for whatever reason, every waiting `generate` and
+    `stats` raises Unavailable at once and `is_alive` turns False for good.
+
+    Args:
+        address: where the engine listens, or will when it has loaded its model.
+        engine_pid: the engine's process.
+    """
+
+    def __init__(self, address: str, engine_pid: int) -> None:
+        self._address = address
+        self._engine_pid = engine_pid
+        self._channel: ClientChannel | None = None
+        self._receiver: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[ModelInfo] | None = None
+        self._model_info: ModelInfo | None = None
+        self._engine_fd: int | None = None
+        self._death: str | None = None  # why the engine is gone
+        self._ended = asyncio.Event()
+        self._is_draining = False
+        self._streams: dict[int, OutputStream] = {}
+        self._stats: dict[int, asyncio.Future[EngineStats]] = {}
+        self._serials = itertools.count()
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """Wait until the engine has loaded its model; without limit, as loading may take minutes.
+
+        Raises:
+            Unavailable: the engine's process ended meanwhile.
+            InternalError: the engine cannot serve this process.
+        """
+        self._ready = asyncio.get_running_loop().create_future()
+        self._channel = ClientChannel(self._address)
+        self._receiver = asyncio.create_task(self._receive(self._channel))
+        self._watch_engine()
+        self._channel.send(m.encode(m.Hello(os.getpid())))
+        self._model_info = await self._ready
+
+    async def close(self) -> None:
+        """Abort what is left, end the conversation and free the socket. May be called twice."""
+        channel, self._channel = self._channel, None
+        if channel is None:
+            return
+        is_alive = self._death is None
+        if is_alive:
+            channel.send(m.encode(m.Bye()))
+        self._die("the client is closed")
+        if self._receiver is not None:
+            self._receiver.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._receiver
+        channel.close(linger_s=_FLUSH_S if is_alive else 0)
+
+    async def wait_ended(self) -> None:
+        """Wait until the engine is gone, however that comes about."""
+        await self._ended.wait()
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """The loaded model.
+
+        Raises:
+            Unavailable: `connect` has not returned yet.
+        """
+        if self._model_info is None:
+            raise Unavailable("the engine is not ready")
+        return self._model_info
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine is loaded and its process runs."""
+        return self._model_info is not None and self._death is None
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the engine finishes its requests and takes no new ones."""
+        return self._is_draining
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        """Run a request and yield what each step adds to it; the last output carries the finish_reason.
+
+        Closing the iterator early (`aclose`) or cancelling the task that awaits it aborts the request at once; its id
+        is free again immediately.
+
+        Raises:
+            FdsdError: of the class that tells the user what happened: BadRequest or Overloaded when the engine does not
+                take it, Unavailable when the engine shuts down or dies, InternalError when this request's computation
+                broke. An output with FinishReason.ERROR is raised as the error it carries, never yielded.
+        """
+        handle = next(self._serials)
+        stream = self._streams[handle] = OutputStream(request.request_id)
+        try:
+            self._send(m.Submit(handle, request))
+            while not stream.is_exhausted:
+                yield await stream.next()
+        finally:
+            del self._streams[handle]
+            if not stream.is_ended and self._death is None:
+                self._send(m.Abort((handle,)))
+
+    async def abort(self, request_ids: Iterable[RequestId]) -> None:
+        """End requests now: their `generate` yields a last output with FinishReason.ABORT. Unknown ids are ignored."""
+        wanted = frozenset(request_ids)
+        handles = tuple(handle for handle, stream in self._streams.items() if stream.request_id in wanted)
+        if handles and self._death is None:
+            self._send(m.Abort(handles))
+
+    async def stats(self) -> EngineStats:
+        """Return the engine's statistics as of its next pause between two steps.
+
+        Raises:
+            Unavailable: the engine is down.
+        """
+        serial = next(self._serials)
+        future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._stats[serial] = future
+        try:
+            self._send(m.StatsRequest(serial))
+            return await future
+        finally:
+            del self._stats[serial]
+
+    def _send(self, message: m.Message) -> None:
+        if self._death is not None:
+            raise Unavailable(self._death)
+        if self._channel is None:
+            raise Unavailable("the engine is not connected")
+        self._channel.send(m.encode(message))
+
+    # ---- what the engine says ---------------------------------------------------------------------------------------
+
+    async def _receive(self, channel: ClientChannel) -> None:
+        while True:
+            frame = await channel.receive()
+            try:
+                self._take(m.decode(frame))
+            except ProtocolError as error:
+                self._distrust(f"a message from the engine could not be read: {error.message}")
+
+    def _take(self, message: m.Message) -> None:
+        match message:
+            case m.Outputs(handles, outputs):
+                for handle, output in zip(handles, outputs, strict=True):
+                    self._put(handle, output, is_last=output.finish_reason is not None)
+            case m.Rejected(handle, error):
+                self._put(handle, error.to_exception(), is_last=True)
+            case m.StatsReply(serial, stats):
+                _resolve(self._stats.get(serial), stats)
+            case m.Ready(model_info):
+                _resolve(self._ready, model_info)
+            case m.Drain():
+                self._is_draining = True
+            case m.EngineDead(reason):
+                self._send(m.Bye())
+                self._die(reason)
+            case m.Fault(reason):
+                self._distrust(f"the engine could not read a message: {reason}")
+            case _:
+                raise ProtocolError(f"expected an engine's message, got {type(message).__name__}")
+
+    def _put(self, handle: int, item: RequestOutput | FdsdError, is_last: bool) -> None:
+        stream = self._streams.get(handle)
+        if stream is not None:  # else its reader has left
+            stream.put(item, is_last)
+
+    def _watch_engine(self) -> None:
+        try:
+            self._engine_fd = os.pidfd_open(self._engine_pid)
+        except ProcessLookupError:
+            self._die(_ENDED)
+        else:
+            asyncio.get_running_loop().add_reader(self._engine_fd, self._die, _ENDED)
+
+    def _distrust(self, reason: str) -> None:
+        """A message was lost and nobody knows whose: end everything that waits with an error rather than hang."""
+        logger.error("%s", reason)
+        handles = [handle for handle, stream in self._streams.items() if not stream.is_ended]
+        self._send(m.Abort(tuple(handles)))
+        self._fail_waiting(InternalError, "the conversation with the engine broke")
+
+    def _die(self, reason: str) -> None:
+        """The engine is gone: answer everyone who waits, once."""
+        if self._engine_fd is not None:
+            asyncio.get_running_loop().remove_reader(self._engine_fd)
+            os.close(self._engine_fd)
+            self._engine_fd = None
+        if self._death is None:
+            self._death = reason
+            self._ended.set()
+            self._fail_waiting(Unavailable, reason)
+
+    def _fail_waiting(self, kind: type[FdsdError], reason: str) -> None:
+        for stream in self._streams.values():
+            stream.put(kind(reason), is_last=True)
+        for future in [self._ready, *self._stats.values()]:
+            if future is not None and not future.done():
+                future.set_exception(kind(reason))
+
+
+def _resolve(future: asyncio.Future[T] | None, value: T) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)

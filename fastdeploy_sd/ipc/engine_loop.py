@@ -1,0 +1,216 @@
+"""The engine process's main loop: take messages, step the engine, hand out outputs.
+
+Every accepted request gets exactly one output with a finish_reason, whatever happens: it ends, it is aborted, the
+server shuts down or the engine breaks. Aborts that have arrived take effect before the next step. The loop blocks in
+the kernel while there is nothing to do. Knows no model, no process start and no HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Iterable
+
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
+from fastdeploy_sd.ipc import messages as m
+from fastdeploy_sd.ipc.channel import ServerChannel
+from fastdeploy_sd.ipc.client_table import ClientTable
+from fastdeploy_sd.ipc.codec import ProtocolError
+from fastdeploy_sd.types import FinishReason, Request, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+_GOODBYE_S = 2.0
+_BYE = m.encode(m.Bye())
+
+
+class EngineLoop:
+    """Serves one engine to any number of clients over one channel. `run` belongs to one thread.
+
+    Args:
+        engine: stepped only by `run`.
+        channel: closed by `run`.
+        shutdown_timeout_s: how long the requests may take to finish after `drain`.
+    """
+
+    def __init__(self, engine: Engine, channel: ServerChannel, shutdown_timeout_s: float) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._clients = ClientTable()
+        self._is_drain_asked = False
+        self._is_end_asked = False
+        self._deadline: float | None = None  # set while draining
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        channel.watch(self._wake_read)
+
+    def drain(self) -> None:
+        """Have the loop take nothing new and end when its requests have. For signal handlers and other threads."""
+        self._is_drain_asked = True
+        self._wake()
+
+    def end_now(self) -> None:
+        """Have the loop end its requests with an error after the running step, and then itself. As `drain`."""
+        self._is_end_asked = True
+        self._wake()
+
+    def run(self) -> int:
+        """Serve until told to stop; return the exit status: 0 after a drain, 1 after the engine broke."""
+        try:
+            while not self._is_drained():
+                self._take_messages(timeout_s=0 if self._engine.has_work() else None)
+                self._follow_stop_requests()
+                if self._engine.has_work():
+                    self._deliver(self._engine.step())
+            self._say_goodbye("the server shut down")
+            return 0
+        except Exception:
+            logger.exception("the engine failed; all its requests end with an error")
+            self._fail()
+            self._say_goodbye("the engine failed")
+            return 1
+        finally:
+            self._close()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # already closed, or full: then it wakes anyway
+            os.write(self._wake_write, b"\0")
+
+    # ---- incoming ---------------------------------------------------------------------------------------------------
+
+    def _take_messages(self, timeout_s: float | None) -> None:
+        readable = self._channel.wait(timeout_s)
+        if self._wake_read in readable:
+            os.read(self._wake_read, 4096)
+        for identity, frame in self._channel.receive():
+            self._take(identity, frame)
+        for identity in self._clients.ended(readable):
+            logger.warning("a client process ended; its requests are aborted")
+            self._drop(identity)
+
+    def _take(self, identity: bytes, frame: bytes) -> None:
+        try:
+            message = m.decode(frame)
+        except ProtocolError as error:
+            logger.error("unreadable message: %s", error)
+            self._send(identity, m.Fault(error.message))
+            return
+        if isinstance(message, m.Hello):
+            self._greet(identity, message.pid)
+            return
+        if identity not in self._clients:
+            self._send(identity, m.Fault(f"expected Hello first, got {type(message).__name__}"))
+            return
+        match message:
+            case m.Submit(handle, request):
+                self._submit(identity, handle, request)
+            case m.Abort(handles):
+                self._deliver(self._engine.abort(self._clients.requests_of(identity, handles)))
+            case m.StatsRequest(serial):
+                self._send(identity, m.StatsReply(serial, self._engine.stats()))
+            case m.Bye():
+                self._drop(identity)
+            case _:
+                self._send(identity, m.Fault(f"expected a client's message, got {type(message).__name__}"))
+
+    def _greet(self, identity: bytes, pid: int) -> None:
+        if identity not in self._clients:
+            try:
+                self._channel.watch(self._clients.add(identity, pid))
+            except OSError as error:
+                self._send(identity, m.Fault(f"process {pid} cannot be watched: {error}"))
+                return
+        self._send(identity, m.Ready(self._engine.model_info))
+        if self._deadline is not None:
+            self._send(identity, m.Drain())
+
+    def _submit(self, identity: bytes, handle: int, request: Request) -> None:
+        try:
+            if self._deadline is not None:
+                raise Unavailable("the server is shutting down")
+            self._engine.submit(request)
+        except FdsdError as error:
+            self._send(identity, m.Rejected(handle, m.WireError.of(error)))
+            return
+        self._clients.own(request.request_id, identity, handle)
+
+    # ---- outgoing ---------------------------------------------------------------------------------------------------
+
+    def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        """Send outputs to their owners, one message per client; those without an owner left have no reader."""
+        by_client: dict[bytes, tuple[list[int], list[RequestOutput]]] = {}
+        for output in outputs:
+            owner = self._clients.owner(output.request_id)
+            if owner is None:
+                continue
+            identity, handle = owner
+            own_handles, own_outputs = by_client.setdefault(identity, ([], []))
+            own_handles.append(handle)
+            own_outputs.append(output)
+            if output.finish_reason is not None:
+                self._clients.release(output.request_id)
+        for identity, (own_handles, own_outputs) in by_client.items():
+            self._send(identity, m.Outputs(tuple(own_handles), tuple(own_outputs)))
+
+    def _send(self, identity: bytes, message: m.Message) -> None:
+        is_delivered = self._channel.send(identity, m.encode(message))
+        if not is_delivered and identity in self._clients:
+            logger.warning("a client is unreachable; its requests are aborted")
+            self._drop(identity)
+
+    def _drop(self, identity: bytes) -> None:
+        if identity in self._clients:
+            self._channel.unwatch(self._clients.fd_of(identity))
+            self._engine.abort(self._clients.remove(identity))
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def _follow_stop_requests(self) -> None:
+        if self._deadline is None and (self._is_drain_asked or self._is_end_asked):
+            self._deadline = time.monotonic() + self._shutdown_timeout_s
+            logger.info("draining: %d requests may finish", len(self._clients.request_ids()))
+            self._broadcast(m.Drain())
+        if self._is_end_asked or (self._deadline is not None and time.monotonic() >= self._deadline):
+            outputs = self._engine.abort(self._clients.request_ids())
+            error = (Unavailable.__name__, "the server shut down before the request finished")
+            self._deliver(dataclasses.replace(o, finish_reason=FinishReason.ERROR, error=error) for o in outputs)
+
+    def _is_drained(self) -> bool:
+        return self._deadline is not None and not self._engine.has_work()
+
+    def _fail(self) -> None:
+        """Answer everything without touching the engine, whose state is unknown."""
+        error = (InternalError.__name__, "the engine failed")
+        ids = self._clients.request_ids()
+        self._deliver(RequestOutput(i, (), finish_reason=FinishReason.ERROR, error=error) for i in ids)
+
+    def _say_goodbye(self, reason: str) -> None:
+        """Make sure that every client has read what it was sent before this process can be seen to end."""
+        self._broadcast(m.EngineDead(reason))
+        deadline = time.monotonic() + _GOODBYE_S
+        while self._clients.identities() and (left_s := deadline - time.monotonic()) > 0:
+            ended = self._clients.ended(self._channel.wait(left_s))
+            byes = [identity for identity, frame in self._channel.receive() if frame == _BYE]
+            for identity in {*byes, *ended}:
+                if identity in self._clients:
+                    self._channel.unwatch(self._clients.fd_of(identity))
+                    self._clients.remove(identity)
+
+    def _broadcast(self, message: m.Message) -> None:
+        frame = m.encode(message)
+        for identity in self._clients.identities():
+            self._channel.send(identity, frame)
+
+    def _close(self) -> None:
+        for identity in self._clients.identities():
+            self._clients.remove(identity)
+        self._channel.close(linger_s=0)
+        wake_write, self._wake_write = self._wake_write, -1  # a late signal must not write to a reused descriptor
+        os.close(self._wake_read)
+        os.close(wake_write)

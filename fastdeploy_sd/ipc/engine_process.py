@@ -1,0 +1,79 @@
+"""The engine as a child process: how it is started, and what it does from its first line to its exit status.
+
+Knows no HTTP. The model's framework is imported only here, in the child, by the executor's module.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+
+from fastdeploy_sd.config import Config, from_json, to_json
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.engine.executor import Executor
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.ipc.channel import ServerChannel, directory_of
+from fastdeploy_sd.ipc.child import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    ChildProcess,
+    configure_logging,
+    end_with_parent,
+    read_start,
+)
+from fastdeploy_sd.ipc.engine_loop import EngineLoop
+
+logger = logging.getLogger(__name__)
+
+ExecutorFactory = Callable[[Config], Executor]
+
+DEFAULT_EXECUTOR = "fastdeploy_sd.worker.executor:create_executor"
+
+
+def start_engine(config: Config, address: str, executor: str = DEFAULT_EXECUTOR) -> ChildProcess:
+    """Start the engine process; it answers clients at the address once the model is loaded.
+
+    It ends with status 0 after SIGTERM (its requests may finish within `shutdown_timeout_s`) or SIGINT (they end at
+    once with an error), 2 when the configuration or the checkpoint is wrong (one line on standard error says what),
+    and 1 when it broke. Two signals and not the same one twice, because a service manager that stops a server may well
+    signal each of its processes besides the launcher.
+
+    Args:
+        executor: "module:function" that makes the executor from the configuration, an `ExecutorFactory`.
+    """
+    start = {"config": to_json(config), "address": address, "executor": executor}
+    return ChildProcess("fastdeploy_sd.ipc.engine_process:main", start)
+
+
+def main() -> int:
+    """Entry point of the child process."""
+    configure_logging("engine")
+    start = read_start()
+    end_with_parent(functools.partial(shutil.rmtree, directory_of(start["address"]), ignore_errors=True))
+    module, name = start["executor"].split(":")
+    try:
+        config = from_json(start["config"])
+        create_executor: ExecutorFactory = getattr(importlib.import_module(module), name)
+        executor = create_executor(config)
+        try:
+            return _serve(Engine(config, executor), config, start["address"])
+        finally:
+            executor.shutdown()
+    except ConfigError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG
+    except Exception:
+        logger.exception("the engine could not start")
+        return EXIT_FAILED
+
+
+def _serve(engine: Engine, config: Config, address: str) -> int:
+    loop = EngineLoop(engine, ServerChannel(address), config.server.shutdown_timeout_s)
+    signal.signal(signal.SIGTERM, lambda *_: loop.drain())
+    signal.signal(signal.SIGINT, lambda *_: loop.end_now())
+    return loop.run()

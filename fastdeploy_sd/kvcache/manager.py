@@ -1,0 +1,207 @@
+"""Block tables of requests: grow, share, publish, free. Owns the rules; knows no scheduling and no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fastdeploy_sd.kvcache.block_pool import BlockPool
+from fastdeploy_sd.kvcache.prefix_cache import CachedBlock, PrefixCache
+from fastdeploy_sd.types import I32, RequestId
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """The blocks of one request, in token order; only `KVCacheManager` changes it.
+
+    With block_size 4, after 10 tokens were computed and 9 of them are committed:
+
+        tokens      0  1  2  3 | 4  5  6  7 | 8  d  .  .
+        blocks      block_ids[0] block_ids[1] block_ids[2]     num_slots = 12
+        hashes      hashes[0]    hashes[1]                     num_published = 2
+
+    Attributes:
+        request_id: owner.
+        salt: requests share blocks only with the same salt.
+        num_slots: tokens that fit into the blocks, len(block_ids) * block_size.
+        hashes: chain hashes of leading full blocks of committed tokens. Tokens do not change once committed, so they
+            outlive the blocks: after preemption nothing is hashed again.
+        num_published: leading blocks that have been offered to the prefix cache or came from it.
+    """
+
+    request_id: RequestId
+    salt: str = ""
+    block_ids: list[int] = field(default_factory=list)
+    num_slots: int = 0
+    hashes: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """Cached blocks that hold a request's first `num_tokens` tokens. Valid until blocks are next allocated."""
+
+    block_ids: tuple[int, ...]
+    num_tokens: int
+
+
+NO_MATCH = PrefixMatch((), 0)
+
+
+class KVCacheManager:
+    """Gives blocks to requests and finds blocks that already hold a request's prefix.
+
+    Only blocks whose tokens are all committed are ever published: a draft that may still be rejected never becomes
+    visible to another request.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
+        self.block_size = block_size
+        self._enable_prefix_caching = enable_prefix_caching
+        self._pool = BlockPool(num_blocks)
+        self._prefix_cache = PrefixCache()
+        self._tables: dict[RequestId, BlockTable] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks without content."""
+        return self._pool.num_free_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks nobody refers to whose content can be reused."""
+        return self._pool.num_cached_blocks
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks needed to hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def match_prefix(self, table: BlockTable, token_ids: I32, num_tokens: int) -> PrefixMatch:
+        """Find the longest cached prefix, whole blocks only, and never all the tokens.
+
+        At least one token is left to compute, since its logits are what the request came for:
+
+            tokens     [0 ................................ num_tokens)
+            candidates [0 .. B) [B .. 2B) ... up to (num_tokens - 1) // B blocks
+
+        Args:
+            table: without blocks; hashes computed on the way are kept in it.
+            token_ids: i32[>= num_tokens], committed tokens.
+        """
+        assert not table.block_ids, f"request {table.request_id} has blocks already"
+        if not self._enable_prefix_caching:
+            return NO_MATCH
+        block_ids = []
+        for i in range((num_tokens - 1) // self.block_size):
+            content = self._describe_block(table, token_ids, i)
+            block_id = self._prefix_cache.find(content.hash, content.parent, content.tokens)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        return PrefixMatch(tuple(block_ids), len(block_ids) * self.block_size)
+
+    def admit(self, table: BlockTable, match: PrefixMatch, num_tokens: int) -> bool:
+        """Give a request its matched blocks and new ones up to `num_tokens` tokens.
+
+        Returns:
+            False, with nothing changed, when there are not enough blocks.
+        """
+        num_new = self.num_blocks_for(num_tokens) - len(match.block_ids)
+        num_idle_matched = sum(self._pool.ref_count(block_id) == 0 for block_id in match.block_ids)
+        if num_new > self._pool.num_available_blocks - num_idle_matched:
+            return False
+        self._pool.share(match.block_ids)  # first, so that the allocation cannot evict them
+        table.block_ids = [*match.block_ids, *self._allocate(num_new)]
+        table.num_slots = len(table.block_ids) * self.block_size
+        table.num_published = len(match.block_ids)
+        self._tables[table.request_id] = table
+        return True
+
+    def extend(self, table: BlockTable, num_tokens: int) -> bool:
+        """Grow a table to hold `num_tokens` tokens.
+
+        Returns:
+            False, with nothing changed, when there are not enough blocks.
+        """
+        if num_tokens <= table.num_slots:
+            return True
+        num_new = self.num_blocks_for(num_tokens) - len(table.block_ids)
+        if num_new > self._pool.num_available_blocks:
+            return False
+        table.block_ids += self._allocate(num_new)
+        table.num_slots = len(table.block_ids) * self.block_size
+        return True
+
+    def publish(self, table: BlockTable, token_ids: I32, num_computed_tokens: int) -> None:
+        """Offer the blocks that have become full of committed, computed tokens.
+
+        Args:
+            token_ids: i32[>= num_computed_tokens], committed tokens.
+            num_computed_tokens: tokens whose KV is in the cache and which are committed.
+        """
+        num_full = num_computed_tokens // self.block_size
+        if num_full <= table.num_published or not self._enable_prefix_caching:
+            return
+        for i in range(table.num_published, num_full):
+            self._prefix_cache.insert(table.block_ids[i], self._describe_block(table, token_ids, i))
+        table.num_published = num_full
+
+    def free(self, table: BlockTable, *, discard: bool = False) -> None:
+        """Take a table's blocks back; the table can be admitted again. Nothing happens if it has none.
+
+        Args:
+            discard: the KV is suspect: none of these blocks may be found by another request from now on, those it
+                shares included.
+        """
+        for block_id in reversed(table.block_ids):  # a chain is evicted from its end
+            if discard:
+                self._prefix_cache.remove(block_id)
+            self._pool.release(block_id, keep=block_id in self._prefix_cache)
+        table.block_ids = []
+        table.num_slots = table.num_published = 0
+        self._tables.pop(table.request_id, None)
+
+    def check_integrity(self) -> None:
+        """Verify every block and hash. O(blocks); for tests and debug mode.
+
+        Raises:
+            AssertionError: naming the broken rule.
+        """
+        self._pool.check_integrity([block_id for table in self._tables.values() for block_id in table.block_ids])
+        self._prefix_cache.check_integrity(self.block_size)
+        idle = sorted(block_id for block_id in self._prefix_cache if self._pool.ref_count(block_id) == 0)
+        cached = sorted(self._pool.cached_block_ids)
+        assert cached == idle, f"the pool keeps {cached} for reuse, the prefix cache knows {idle}"
+        for table in self._tables.values():
+            self._check_table(table)
+
+    def _check_table(self, table: BlockTable) -> None:
+        name = f"request {table.request_id}"
+        assert table.num_slots == len(table.block_ids) * self.block_size, f"{name}: wrong num_slots"
+        assert len(set(table.block_ids)) == len(table.block_ids), f"{name}: a block twice in its table"
+        parent = self._prefix_cache.root(table.salt)
+        for block_id, block_hash in zip(table.block_ids[: table.num_published], table.hashes, strict=False):
+            content = self._prefix_cache.content(block_id)
+            if content is not None:
+                assert (content.parent, content.hash) == (parent, block_hash), f"{name}: block {block_id} off the chain"
+            parent = block_hash
+        for block_id in table.block_ids[table.num_published :]:
+            assert block_id not in self._prefix_cache, f"{name}: block {block_id} was published too early"
+
+    def _allocate(self, count: int) -> list[int]:
+        block_ids = self._pool.allocate(count)
+        for block_id in block_ids:
+            self._prefix_cache.remove(block_id)
+        return block_ids
+
+    def _describe_block(self, table: BlockTable, token_ids: I32, i: int) -> CachedBlock:
+        """Content of the request's i-th full block; its hash is computed once in the request's life."""
+        hashes = table.hashes
+        parent = hashes[i - 1] if i else self._prefix_cache.root(table.salt)
+        tokens = token_ids[i * self.block_size : (i + 1) * self.block_size].tobytes()
+        if i == len(hashes):
+            hashes.append(self._prefix_cache.chain(parent, tokens))
+        return CachedBlock(hashes[i], parent, tokens)

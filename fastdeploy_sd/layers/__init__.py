@@ -1,0 +1,1 @@
+"""Building blocks of decoders: each holds its weights and calls one or two ops. Knows no checkpoint names."""

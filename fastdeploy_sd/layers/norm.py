@@ -1,0 +1,19 @@
+"""RMS normalisation with a float32 residual stream."""
+
+from __future__ import annotations
+
+import paddle
+from paddle import Tensor
+
+from fastdeploy_sd.models.checkpoint import Weights
+from fastdeploy_sd.ops.norm import rms_norm
+
+
+class RmsNorm:
+    """h = x (+ residual); returns (h normalised and scaled, in x's dtype; h as float32)."""
+
+    def __init__(self, weight: Weights, eps: float) -> None:
+        self._weight, self._eps = paddle.to_tensor(weight), eps
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return rms_norm(x, self._weight, self._eps, residual)

@@ -1,0 +1,96 @@
+"""A checkpoint directory: config.json and the tensors of one or many safetensors files. Executes nothing from it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.errors import CheckpointError, suggest
+from fastdeploy_sd.models.safetensors import SafetensorsFile
+
+Weights = npt.NDArray[np.generic]  # float32, or bfloat16 as u16 bits
+
+
+class Checkpoint:
+    """Tensors by name, wherever they lie.
+
+    Attributes:
+        path: the directory.
+        config: parsed config.json.
+
+    Raises (on construction):
+        CheckpointError: no such directory, no config.json, no safetensors, or a malformed one.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        if not path.is_dir():
+            raise CheckpointError(f"model: expected a checkpoint directory, got {str(path)!r}", param="model")
+        self.config = _read_json(path / "config.json")
+        self._files: dict[str, SafetensorsFile] = {}
+        for name in self._file_names():
+            file = SafetensorsFile(path / name)
+            for tensor in file.entries:
+                if tensor in self._files:
+                    raise CheckpointError(f"{path}: tensor {tensor!r} is in {self._files[tensor].path.name} and {name}")
+                self._files[tensor] = file
+
+    def _file_names(self) -> list[str]:
+        index = self.path / "model.safetensors.index.json"
+        if index.exists():
+            weight_map = _read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+                raise CheckpointError(f"{index}: expected a weight_map of tensor name to file name")
+            names = sorted(set(weight_map.values()))
+            for name in names:
+                # The index is part of the checkpoint: it may not lead out of it.
+                if pathlib.PurePath(name).name != name:
+                    raise CheckpointError(f"{index}: expected plain file names, got {name!r}")
+            return names
+        names = sorted(p.name for p in self.path.glob("*.safetensors"))
+        if not names:
+            raise CheckpointError(f"{self.path}: expected *.safetensors files, found none (no other format is read)")
+        return names
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def names(self) -> list[str]:
+        """Return every tensor name, sorted."""
+        return sorted(self._files)
+
+    def is_paddle_layout(self, name: str) -> bool:
+        """Whether a matrix is stored [in, out] as Paddle does; PyTorch writes format=pt and stores [out, in]."""
+        return self._files[name].metadata.get("format") != "pt" and name.startswith("ernie.")
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Weights:
+        """Return a tensor of exactly this shape as float32 or bfloat16 bits (u16); float16 is widened.
+
+        Raises:
+            CheckpointError: missing, of another shape, or not a floating-point tensor.
+        """
+        file = self._files.get(name)
+        if file is None:
+            raise CheckpointError(f"{self.path}: expected a tensor {name!r}, found none{suggest(name, self._files)}")
+        entry = file.entries[name]
+        if entry.shape != shape:
+            raise CheckpointError(f"{file.path}: tensor {name!r}: expected shape {shape}, got {entry.shape}")
+        if entry.dtype == "BF16" or entry.dtype == "F32":
+            return file.tensor(name)
+        if entry.dtype in ("F16", "F64"):
+            return file.tensor(name).astype(np.float32)
+        raise CheckpointError(f"{file.path}: tensor {name!r}: expected a floating-point dtype, got {entry.dtype}")
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: expected a readable JSON file: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value

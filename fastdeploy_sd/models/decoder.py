@@ -1,0 +1,115 @@
+"""A decoder-only transformer over packed weights: every served architecture is this class with another DecoderConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import Tensor
+
+from fastdeploy_sd.layers.attention import Attention, AttentionInputs, LayerKvCache
+from fastdeploy_sd.layers.linear import Linear
+from fastdeploy_sd.layers.mlp import FeedForward, MoeMlp, SwigluMlp
+from fastdeploy_sd.layers.norm import RmsNorm
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
+from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.ops.batch import gather_output_rows
+from fastdeploy_sd.ops.bf16 import narrow, widen
+from fastdeploy_sd.ops.moe import pack_experts
+from fastdeploy_sd.ops.tensors import from_numpy
+from fastdeploy_sd.quantization.scheme import QuantScheme
+
+
+class DecoderLayer:
+    """h += attention(norm(h)); h += feed_forward(norm(h)); the additions happen inside the norms."""
+
+    def __init__(
+        self, input_norm: RmsNorm, attention: Attention, post_attention_norm: RmsNorm, feed_forward: FeedForward
+    ) -> None:
+        self._input_norm, self._attention = input_norm, attention
+        self._post_attention_norm, self._feed_forward = post_attention_norm, feed_forward
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, cache: LayerKvCache, inputs: AttentionInputs
+    ) -> tuple[Tensor, Tensor]:
+        """x [T, H] still to be added to residual f32[T, H] (None: x is the embedding) -> the same pair."""
+        x, residual = self._input_norm(x, residual)
+        x = self._attention(x, cache, inputs)
+        x, residual = self._post_attention_norm(x, residual)
+        return self._feed_forward(x), residual
+
+
+class Decoder:
+    """Token ids to hidden rows, hidden rows to logits.
+
+    Attributes:
+        config: the architecture.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, scheme: QuantScheme) -> None:
+        self.config = config
+        weights = DecoderWeights(checkpoint, config)
+        builder = _LayerBuilder(weights, config, scheme)
+        dtype = "float32" if scheme.dtype == "float32" else "uint16"
+        self._embedding = from_numpy(narrow(widen(weights.embedding()), dtype))
+        self._layers = [builder.layer(i) for i in range(config.num_layers)]
+        self._final_norm = RmsNorm(weights.final_norm(), config.norm_eps)
+        self._lm_head = Linear(weights.lm_head(), None, scheme.lm_head)
+
+    def forward(self, input_ids: Tensor, caches: Sequence[LayerKvCache], inputs: AttentionInputs) -> Tensor:
+        """Run the step's tokens and store their KV.
+
+        Args:
+            input_ids: i32[T].
+            caches: one per layer.
+
+        Returns:
+            hidden rows after the final norm [T, H], in the model's dtype.
+        """
+        x, residual = gather_output_rows(self._embedding, input_ids), None
+        for layer, cache in zip(self._layers, caches, strict=True):
+            x, residual = layer(x, residual, cache, inputs)
+        hidden, _ = self._final_norm(x, residual)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [L, H] -> f32[L, V]."""
+        return self._lm_head(hidden, "float32")
+
+
+class _LayerBuilder:
+    """Turns checkpoint weights into layers."""
+
+    def __init__(self, weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme) -> None:
+        self._weights, self._config, self._scheme = weights, config, scheme
+
+    def layer(self, i: int) -> DecoderLayer:
+        w, eps = self._weights, self._config.norm_eps
+        linear = self._scheme.linear
+        attention = Attention(
+            self._config, Linear(*w.qkv(i), linear), Linear(*w.output(i), linear), w.qk_norms(i)
+        )
+        return DecoderLayer(
+            RmsNorm(w.input_norm(i), eps), attention, RmsNorm(w.post_attention_norm(i), eps), self._feed_forward(i)
+        )
+
+    def _feed_forward(self, i: int) -> FeedForward:
+        moe = self._config.moe
+        if moe is None or i not in moe.layers:
+            return self._dense(i, "mlp", self._config.intermediate_size)
+        shared = None
+        if moe.shared_intermediate_size > 0:
+            shared = self._dense(i, "mlp.shared_experts", moe.shared_intermediate_size)
+        return MoeMlp(moe, self._weights.router(i, moe), self._experts(i, moe), shared)
+
+    def _dense(self, i: int, part: str, size: int) -> SwigluMlp:
+        linear = self._scheme.linear
+        gate_up = Linear(*self._weights.gate_up(i, part, size), linear)
+        return SwigluMlp(gate_up, Linear(*self._weights.down(i, part, size), linear))
+
+    def _experts(self, i: int, moe: MoeConfig):  # type: ignore[no-untyped-def]
+        parts = [f"mlp.experts.{e}" for e in range(moe.num_experts)]
+        gate_up = [self._weights.gate_up(i, part, moe.intermediate_size)[0] for part in parts]
+        down = [self._weights.down(i, part, moe.intermediate_size)[0] for part in parts]
+        return pack_experts(gate_up, self._scheme.linear), pack_experts(down, self._scheme.linear)

@@ -1,0 +1,122 @@
+"""Reads one safetensors file by memory mapping. Everything the header says is checked before it is believed.
+
+Layout: u64 header length, JSON header {name: {dtype, shape, data_offsets}}, then the tensors' bytes.
+Knows no model and no framework; bfloat16 comes back as u16 bit patterns.
+Source: the safetensors format description, https://github.com/huggingface/safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import pathlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.errors import CheckpointError
+
+MAX_HEADER_BYTES = 100_000_000
+MAX_RANK = 8
+DTYPES: Mapping[str, npt.DTypeLike] = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor lies: bytes [begin, end) after the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsFile:
+    """One open file; `entries` names its tensors, `metadata` is its `__metadata__` map.
+
+    Raises (on construction):
+        CheckpointError: missing or truncated file, or a header that does not describe it exactly.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        try:
+            with open(path, "rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: expected a readable safetensors file: {error}") from error
+        header, self._data_start = self._read_header()
+        metadata = header.pop("__metadata__", {})
+        self.metadata: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
+        self.entries = {name: self._parse_entry(name, value) for name, value in header.items()}
+        self._check_coverage()
+
+    def tensor(self, name: str) -> npt.NDArray[np.generic]:
+        """Return a read-only view of one tensor; nothing is copied until it is touched.
+
+        Raises:
+            CheckpointError: no such tensor.
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            raise CheckpointError(f"{self.path}: expected a tensor named {name!r}, found none")
+        data = memoryview(self._map)[self._data_start + entry.begin : self._data_start + entry.end]
+        return np.frombuffer(data, np.dtype(DTYPES[entry.dtype]).newbyteorder("<")).reshape(entry.shape)
+
+    def _fail(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: not a valid safetensors file: {what}")
+
+    def _read_header(self) -> tuple[dict[str, Any], int]:
+        size = len(self._map)
+        if size < 8:
+            raise self._fail(f"expected at least 8 bytes, got {size}")
+        (length,) = struct.unpack("<Q", self._map[:8])
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise self._fail(f"the header claims {length} bytes of a file of {size}")
+        try:
+            header = json.loads(self._map[8 : 8 + length])
+        except (ValueError, RecursionError) as error:
+            raise self._fail(f"the header is not JSON: {error}") from error
+        if not isinstance(header, dict):
+            raise self._fail("the header is not a JSON object")
+        return header, 8 + length
+
+    def _parse_entry(self, name: str, value: Any) -> TensorEntry:
+        if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
+            raise self._fail(f"tensor {name!r}: expected dtype, shape and data_offsets")
+        dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+        if dtype not in DTYPES:
+            raise self._fail(f"tensor {name!r}: expected a dtype of {', '.join(DTYPES)}, got {dtype!r}")
+        if not _is_counts(shape) or len(shape) > MAX_RANK:
+            raise self._fail(f"tensor {name!r}: expected a shape of at most {MAX_RANK} sizes, got {shape!r}")
+        if not _is_counts(offsets) or len(offsets) != 2:
+            raise self._fail(f"tensor {name!r}: expected two data_offsets, got {offsets!r}")
+        begin, end = offsets
+        available = len(self._map) - self._data_start
+        # Python integers: a shape whose product overflows 64 bits is compared exactly.
+        num_bytes = np.dtype(DTYPES[dtype]).itemsize
+        for dim in shape:
+            num_bytes *= dim
+        if not begin <= end <= available or end - begin != num_bytes:
+            raise self._fail(
+                f"tensor {name!r}: {dtype}{shape} needs {num_bytes} bytes, got [{begin}, {end}) of {available}"
+            )
+        return TensorEntry(dtype, tuple(shape), begin, end)
+
+    def _check_coverage(self) -> None:
+        """Tensors must not overlap; a file whose tensors share bytes is lying about one of them."""
+        spans = sorted((e.begin, e.end, name) for name, e in self.entries.items() if e.end > e.begin)
+        for (_, end, first), (begin, _, second) in zip(spans, spans[1:], strict=False):
+            if begin < end:
+                raise self._fail(f"tensors {first!r} and {second!r} overlap")
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value)

@@ -1,0 +1,124 @@
+"""Finds a decoder's weights in a checkpoint under either naming: Hugging Face (`model.`) or Paddle (`ernie.`).
+
+Paddle's ERNIE checkpoints store matrices [in, out] and may hold q, k, v and gate, up fused; what comes out of here is
+always [out, in] and fused: q | k | v, gate | up. Knows names and shapes, not layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
+from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
+from fastdeploy_sd.ops.bf16 import widen
+
+
+class DecoderWeights:
+    """Weights of one decoder by role.
+
+    Raises (on construction and from every method):
+        CheckpointError: a tensor is missing or has another shape.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
+        self._checkpoint, self._config = checkpoint, config
+        roots = [root for root in ("model", "ernie") if f"{root}.embed_tokens.weight" in checkpoint]
+        if not roots:
+            raise CheckpointError(
+                f"{checkpoint.path}: expected model.embed_tokens.weight or ernie.embed_tokens.weight, found neither"
+            )
+        self._root = roots[0]
+
+    def embedding(self) -> Weights:
+        """Return [V, H]."""
+        shape = (self._config.vocab_size, self._config.hidden_size)
+        return self._checkpoint.tensor(f"{self._root}.embed_tokens.weight", shape)
+
+    def lm_head(self) -> Weights:
+        """Return [V, H]; the embedding when the model ties them."""
+        if self._config.tie_word_embeddings:
+            return self.embedding()
+        return self._matrix("lm_head", self._config.vocab_size, self._config.hidden_size)
+
+    def final_norm(self) -> Weights:
+        """Return f32[H]."""
+        return self._vector(f"{self._root}.norm.weight", self._config.hidden_size)
+
+    def input_norm(self, layer: int) -> Weights:
+        """Return f32[H]: the norm before attention."""
+        return self._vector(f"{self._layer(layer)}.input_layernorm.weight", self._config.hidden_size)
+
+    def post_attention_norm(self, layer: int) -> Weights:
+        """Return f32[H]: the norm before the feed-forward network."""
+        return self._vector(f"{self._layer(layer)}.post_attention_layernorm.weight", self._config.hidden_size)
+
+    def qkv(self, layer: int) -> tuple[Weights, Weights | None]:
+        """Return [(Hq + 2 * Hkv) * D, H] and its bias f32[(Hq + 2 * Hkv) * D] or None."""
+        c, name = self._config, f"{self._layer(layer)}.self_attn"
+        sizes = {"q_proj": c.num_heads * c.head_dim, "k_proj": c.num_kv_heads * c.head_dim}
+        sizes["v_proj"] = sizes["k_proj"]
+        return self._fused(name, "qkv_proj", sizes, c.qkv_bias)
+
+    def output(self, layer: int) -> tuple[Weights, Weights | None]:
+        """Return the attention output projection [H, Hq * D] and its bias or None."""
+        c, name = self._config, f"{self._layer(layer)}.self_attn.o_proj"
+        weight = self._matrix(name, c.hidden_size, c.num_heads * c.head_dim)
+        return weight, self._vector(f"{name}.bias", c.hidden_size) if c.output_bias else None
+
+    def qk_norms(self, layer: int) -> tuple[Weights, Weights] | None:
+        """Return the f32[D] norms of q and k heads, None when the model has none."""
+        if not self._config.qk_norm:
+            return None
+        name, dim = f"{self._layer(layer)}.self_attn", self._config.head_dim
+        return self._vector(f"{name}.q_norm.weight", dim), self._vector(f"{name}.k_norm.weight", dim)
+
+    def gate_up(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[Weights, Weights | None]:
+        """Return gate | up, [2 * I, H], and its bias or None, of a feed-forward network inside the layer.
+
+        Args:
+            part: "mlp", "mlp.shared_experts" or "mlp.experts.<e>".
+            size: I when it is not the dense intermediate size.
+        """
+        size = self._config.intermediate_size if size is None else size
+        sizes = {"gate_proj": size, "up_proj": size}
+        return self._fused(f"{self._layer(layer)}.{part}", "up_gate_proj", sizes, self._config.mlp_bias)
+
+    def down(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[Weights, Weights | None]:
+        """Return the down projection [H, I] and its bias or None; arguments as gate_up."""
+        size = self._config.intermediate_size if size is None else size
+        name, hidden = f"{self._layer(layer)}.{part}.down_proj", self._config.hidden_size
+        bias = self._vector(f"{name}.bias", hidden) if self._config.mlp_bias else None
+        return self._matrix(name, hidden, size), bias
+
+    def router(self, layer: int, moe: MoeConfig) -> tuple[Weights, Weights | None]:
+        """Return the router f32[E, H] and the selection bias f32[E] or None."""
+        name, experts = f"{self._layer(layer)}.mlp", moe.num_experts
+        weight = widen(self._matrix(f"{name}.gate", experts, self._config.hidden_size))
+        bias_name = f"{name}.moe_statics.e_score_correction_bias"
+        if not moe.selection_bias or bias_name not in self._checkpoint:
+            return weight, None
+        return weight, widen(self._checkpoint.tensor(bias_name, (1, experts))).reshape(experts)
+
+    def _layer(self, layer: int) -> str:
+        return f"{self._root}.layers.{layer}"
+
+    def _vector(self, name: str, size: int) -> Weights:
+        return widen(self._checkpoint.tensor(name, (size,)))
+
+    def _matrix(self, name: str, rows: int, columns: int) -> Weights:
+        name = f"{name}.weight"
+        if name in self._checkpoint and self._checkpoint.is_paddle_layout(name):
+            return np.ascontiguousarray(self._checkpoint.tensor(name, (columns, rows)).T)
+        return self._checkpoint.tensor(name, (rows, columns))
+
+    def _fused(
+        self, name: str, fused: str, sizes: dict[str, int], has_bias: bool
+    ) -> tuple[Weights, Weights | None]:
+        rows, hidden = sum(sizes.values()), self._config.hidden_size
+        if f"{name}.{fused}.weight" in self._checkpoint:
+            bias = self._vector(f"{name}.{fused}.bias", rows) if has_bias else None
+            return self._matrix(f"{name}.{fused}", rows, hidden), bias
+        weights = [self._matrix(f"{name}.{part}", size, hidden) for part, size in sizes.items()]
+        biases = [self._vector(f"{name}.{part}.bias", size) for part, size in sizes.items()] if has_bias else None
+        return np.concatenate(weights), None if biases is None else np.concatenate(biases)

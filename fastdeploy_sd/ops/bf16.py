@@ -1,0 +1,32 @@
+"""bfloat16 in NumPy, which has no such type: stored as u16 bit patterns, computed in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+U16 = npt.NDArray[np.uint16]
+F32 = npt.NDArray[np.float32]
+
+
+def to_bf16(x: npt.ArrayLike) -> U16:
+    """Round float32 to bfloat16 bits: to nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.where(nan, (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
+
+
+def from_bf16(bits: U16) -> F32:
+    """Widen bfloat16 bits to float32, exactly."""
+    return (np.ascontiguousarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def widen(x: npt.NDArray[np.generic]) -> F32:
+    """Return float32 values of an array holding float32 or bfloat16 bits (u16)."""
+    return from_bf16(x.astype(np.uint16)) if x.dtype == np.uint16 else x.astype(np.float32)
+
+
+def narrow(x: F32, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    """Return x as float32 or, for dtype u16, as bfloat16 bits."""
+    return to_bf16(x) if np.dtype(dtype) == np.uint16 else x.astype(np.float32)

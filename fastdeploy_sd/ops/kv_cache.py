@@ -1,0 +1,86 @@
+"""What the attention ops take besides activations: one layer's paged KV cache, the rotary table, the q and k norms.
+
+The classes hold NumPy arrays or Paddle tensors alike and load neither. The layout is that of
+custom_ops/include/fdsd/kv_cache.h, with s = 4 / element size: 1 for float32, 2 for bfloat16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+A = TypeVar("A", bound=Any)
+
+
+def kv_cache_shapes(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, element_bytes: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of k and v of one layer's cache.
+
+    Args:
+        block_size: tokens per block, a multiple of 16.
+        head_dim: a multiple of 16, at most 256.
+        element_bytes: 4 for float32, 2 for bfloat16.
+    """
+    s = 4 // element_bytes
+    return (num_blocks, num_kv_heads, head_dim // s, block_size, s), (num_blocks, num_kv_heads, block_size, head_dim)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvCache(Generic[A]):
+    """One layer's paged cache; slot `block * block_size + offset` holds one token.
+
+    Attributes:
+        k: f32 or bf16 [num_blocks, Hkv, D / s, block_size, s].
+        v: same dtype [num_blocks, Hkv, block_size, D].
+    """
+
+    k: A
+    v: A
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache."""
+        return int(self.v.shape[0])
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads, Hkv."""
+        return int(self.v.shape[1])
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return int(self.v.shape[2])
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head, D."""
+        return int(self.v.shape[3])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotary(Generic[A]):
+    """Rotary embedding of q and k.
+
+    Attributes:
+        cos_sin: f32[max_position, rotary_dim], see `rope_table`; elements of a head beyond rotary_dim pass unchanged.
+        interleaved: pairs are elements (2i, 2i + 1), as in ERNIE and GLM; else (i, i + rotary_dim / 2), as in NeoX.
+    """
+
+    cos_sin: A
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QkNorm(Generic[A]):
+    """RMS norm of every q and k head before the rotary embedding, as in Qwen3.
+
+    Attributes:
+        q, k: f32[D] weights.
+        eps: added to the mean square.
+    """
+
+    q: A
+    k: A
+    eps: float

@@ -1,0 +1,94 @@
+"""Loads the kernel library (libfdsd.so) and its process-wide settings. Knows no tensors and no framework.
+
+The instruction-set level is the processor's best, unless FDSD_ISA names a lower one (scalar, avx2, avx512).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pathlib
+
+from fastdeploy_sd.errors import ConfigError
+
+ISA_LEVELS = ("scalar", "avx2", "avx512")
+LIBRARY_PATH = pathlib.Path(__file__).resolve().parent.parent / "lib" / "libfdsd.so"
+
+
+class CParams(ctypes.Structure):
+    """Base of the ctypes twins of the params structs in custom_ops/include/fdsd."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Return the loaded kernel library.
+
+    Raises:
+        ConfigError: the library was not built, or FDSD_ISA names an unknown or unsupported level.
+    """
+    if not LIBRARY_PATH.exists():
+        raise ConfigError(f"kernel library: expected {LIBRARY_PATH}, got no such file; run `scripts/dev build`")
+    lib = ctypes.CDLL(str(LIBRARY_PATH))
+    for name in ("fdsd_set_isa", "fdsd_set_num_threads"):
+        getattr(lib, name).restype = ctypes.c_char_p
+    wanted = os.environ.get("FDSD_ISA")
+    if wanted is not None:
+        _set_isa(lib, wanted)
+    return lib
+
+
+def _set_isa(lib: ctypes.CDLL, name: str) -> None:
+    if name not in ISA_LEVELS:
+        raise ConfigError(f"FDSD_ISA: expected one of {', '.join(ISA_LEVELS)}, got {name!r}")
+    error = lib.fdsd_set_isa(ISA_LEVELS.index(name))
+    if error:
+        raise ConfigError(f"FDSD_ISA: {error.decode()}, got {name!r}")
+
+
+def call(name: str, params: CParams) -> None:
+    """Run op `fdsd_<name>`.
+
+    Raises:
+        ValueError: the kernel refused its arguments; the text names the argument.
+    """
+    function = getattr(library(), f"fdsd_{name}")
+    function.restype = ctypes.c_char_p
+    error = function(ctypes.byref(params))
+    if error:
+        raise ValueError(f"{name}: {error.decode()}")
+
+
+def isa() -> str:
+    """Return the instruction-set level in use."""
+    return ISA_LEVELS[library().fdsd_current_isa()]
+
+
+def available_isas() -> tuple[str, ...]:
+    """Return the levels this processor can run, lowest first."""
+    return ISA_LEVELS[: library().fdsd_best_isa() + 1]
+
+
+def set_isa(name: str) -> None:
+    """Choose a level for the whole process.
+
+    Raises:
+        ConfigError: unknown level, or the processor lacks it.
+    """
+    _set_isa(library(), name)
+
+
+def num_threads() -> int:
+    """Return how many threads the kernels use."""
+    return int(library().fdsd_num_threads())
+
+
+def set_num_threads(count: int) -> None:
+    """Set how many threads the kernels use; not while an op runs.
+
+    Raises:
+        ConfigError: count is not in 1..1024.
+    """
+    error = library().fdsd_set_num_threads(count)
+    if error:
+        raise ConfigError(f"{error.decode()}, got {count}")

@@ -1,0 +1,122 @@
+"""Meaning of rope_store_kv_ and cascade_append_attention, and of the KV cache layout."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastdeploy_sd.ops.bf16 import narrow, widen
+from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary
+from fastdeploy_sd.ops.native.arrays import Array
+from fastdeploy_sd.types import F32, I32, I64
+
+
+def pack_k(keys: Array) -> Array:
+    """Return the cache layout of keys given as [num_blocks, block_size, Hkv, D]."""
+    num_blocks, block_size, heads, head_dim = keys.shape
+    s = 4 // keys.dtype.itemsize
+    split = keys.reshape(num_blocks, block_size, heads, head_dim // s, s)
+    return np.ascontiguousarray(split.transpose(0, 2, 3, 1, 4))
+
+
+def unpack_k(k_cache: Array) -> Array:
+    """Inverse of pack_k."""
+    num_blocks, heads, num_pairs, block_size, s = k_cache.shape
+    return k_cache.transpose(0, 3, 1, 2, 4).reshape(num_blocks, block_size, heads, num_pairs * s)
+
+
+def unpack_v(v_cache: Array) -> Array:
+    """Return values as [num_blocks, block_size, Hkv, D]."""
+    return v_cache.transpose(0, 2, 1, 3)
+
+
+def rotate(x: F32, positions: I32, rotary: Rotary[F32]) -> F32:
+    """Turn the first rotary_dim elements of every head, pair by pair, by the angles of its position.
+
+    Args:
+        x: f32[T, heads, D].
+        positions: i32[T].
+    """
+    rotary_dim = rotary.cos_sin.shape[1]
+    half = rotary_dim // 2
+    pairs = np.arange(rotary_dim).reshape(half, 2) if rotary.interleaved else np.arange(rotary_dim).reshape(2, half).T
+    turn = rotary.cos_sin[positions, None, :half] + 1j * rotary.cos_sin[positions, None, half:].astype(np.complex128)
+    turned = (x[..., pairs[:, 0]] + 1j * x[..., pairs[:, 1]].astype(np.complex128)) * turn
+    y = x.copy()
+    y[..., pairs[:, 0]], y[..., pairs[:, 1]] = turned.real, turned.imag
+    return y
+
+
+def rope_store_kv_(
+    qkv: Array,
+    cache: KvCache[Array],
+    positions: I32,
+    slot_mapping: I64,
+    rotary: Rotary[F32],
+    qk_norm: QkNorm[F32] | None = None,
+) -> Array:
+    """Split qkv into heads, norm and rotate q and k, and store k and v in the cache, in place.
+
+    Args:
+        qkv: f32 or bf16 [T, (Hq + 2 * Hkv) * D], a row is [q heads | k heads | v heads].
+        cache: of the same dtype; written.
+        positions: i32[T], absolute.
+        slot_mapping: i64[T]; -1 = do not write.
+
+    Returns:
+        q, the same dtype, [T, Hq * D].
+    """
+    tokens, (block_size, head_dim) = len(qkv), (cache.block_size, cache.head_dim)
+    heads = widen(qkv).reshape(tokens, -1, head_dim)
+    q, k, v = np.split(heads, [heads.shape[1] - 2 * cache.num_kv_heads, heads.shape[1] - cache.num_kv_heads], axis=1)
+    if qk_norm is not None:
+        q, k = (_norm_heads(x, w, qk_norm.eps) for x, w in ((q, qk_norm.q), (k, qk_norm.k)))
+    q, k = (narrow(rotate(x, positions, rotary), qkv.dtype) for x in (q, k))
+    s = 4 // qkv.dtype.itemsize
+    for token, slot in enumerate(slot_mapping):
+        if slot >= 0:
+            block, offset = divmod(int(slot), block_size)
+            cache.k[block, :, :, offset] = k[token].reshape(cache.num_kv_heads, head_dim // s, s)
+            cache.v[block, :, offset] = narrow(v[token], qkv.dtype)
+    return q.reshape(tokens, -1)
+
+
+def _norm_heads(x: F32, weight: F32, eps: float) -> F32:
+    mean = np.mean(np.square(x, dtype=np.float64), axis=-1, keepdims=True)
+    return np.asarray(x / np.sqrt(mean + eps) * weight, np.float32)
+
+
+def cascade_append_attention(
+    q: Array, cache: KvCache[Array], query_start_loc: I32, seq_lens: I32, block_tables: I32, scale: float
+) -> Array:
+    """Attend every new token of every request to the cached tokens up to and including itself.
+
+    Row i of request r has position seq_lens[r] - rows + i and sees keys 0..position:
+    y = softmax(scale * q . K^T) . V, query head h using KV head h / (Hq / Hkv).
+
+    Args:
+        q: f32 or bf16 [T, Hq * D].
+        cache: of the same dtype, the new tokens' k and v included.
+        query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
+        seq_lens: i32[R], lengths including the new tokens.
+        block_tables: i32[R, max_blocks], padded with -1.
+
+    Returns:
+        The same dtype, [T, Hq * D].
+    """
+    heads_of_q = widen(q).reshape(len(q), -1, cache.head_dim).astype(np.float64)
+    y = np.zeros(heads_of_q.shape, np.float32)
+    keys, values = unpack_k(cache.k), unpack_v(cache.v)
+    for r, length in enumerate(seq_lens):
+        rows = range(query_start_loc[r], query_start_loc[r + 1])
+        blocks = block_tables[r, : -(-int(length) // cache.block_size)]
+        k, v = (
+            widen(x[blocks].reshape(-1, *x.shape[2:])[:length]).repeat(heads_of_q.shape[1] // cache.num_kv_heads, axis=1)
+            for x in (keys, values)
+        )
+        for i, row in enumerate(rows):
+            num_keys = int(length) - len(rows) + i + 1
+            scores = scale * np.einsum("hd,khd->hk", heads_of_q[row], k[:num_keys])
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            y[row] = np.einsum("hk,khd->hd", weights, v[:num_keys])
+    return narrow(y.reshape(q.shape), q.dtype)

@@ -1,0 +1,1 @@
+"""Methods that guess the next tokens. The engine judges every guess; a method can be slow, never wrong."""

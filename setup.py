@@ -1,0 +1,65 @@
+"""Builds the kernel library into the package; everything else is declared in pyproject.toml. Needs no Paddle."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from custom_ops import build as custom_ops  # noqa: E402
+
+LIBRARY = Path("fastdeploy_sd", "lib", "libfdsd.so")
+SOURCES = Path("fastdeploy_sd", "csrc")
+
+
+class BuildKernels(build_ext):
+    """Compiles libfdsd.so and ships the sources of the Paddle bindings, which are compiled at first use.
+
+    An editable install builds into the checkout and uses its sources where they are.
+    """
+
+    def run(self) -> None:
+        if self.inplace:
+            self._build(ROOT / LIBRARY.parent, "release", custom_ops.STRICT_FLAGS)
+            return
+        target = Path(self.build_lib)
+        self._build(target / LIBRARY.parent, "package", [])
+        for source in self._binding_sources():
+            copy = target / SOURCES / source.relative_to(ROOT / "custom_ops")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+
+    def get_outputs(self) -> list[str]:
+        target = Path(self.build_lib)
+        sources = [target / SOURCES / s.relative_to(ROOT / "custom_ops") for s in self._binding_sources()]
+        return [] if self.inplace else [str(path) for path in [target / LIBRARY, *sources]]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+    def get_source_files(self) -> list[str]:
+        folder = ROOT / "custom_ops"
+        found = [p for p in folder.rglob("*") if p.suffix in {".cc", ".h", ".def", ".py"}]
+        return [str(path.relative_to(ROOT)) for path in found]
+
+    @staticmethod
+    def _binding_sources() -> list[Path]:
+        folder = ROOT / "custom_ops"
+        return sorted([*(folder / "bindings").glob("paddle_*"), *(folder / "include" / "fdsd").iterdir()])
+
+    @staticmethod
+    def _build(out: Path, name: str, extra: list[str]) -> None:
+        try:
+            custom_ops.build_library(out, ROOT / "build" / name, extra)
+        except custom_ops.BuildError as error:
+            sys.exit(f"fastdeploy_sd: the kernel library cannot be built: {error}")
+
+
+# The extension is named so that the wheel is tagged for this platform; BuildKernels knows its sources.
+setup(ext_modules=[Extension("fastdeploy_sd.lib.libfdsd", sources=[])], cmdclass={"build_ext": BuildKernels})

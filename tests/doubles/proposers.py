@@ -1,0 +1,72 @@
+"""Drafting methods with a habit: always right, always wrong, or anything. They exercise commit and rollback."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fastdeploy_sd.spec_decode.proposer import ProposeInput, ProposerNeeds
+from fastdeploy_sd.types import DraftTokens, RequestId
+
+Continuations = Mapping[RequestId, Sequence[int]]
+"""Request id -> prompt and everything the model will say after it, further than max_tokens."""
+
+
+class _HabitProposer:
+    """Turns one row's habit into the interface. Keeps no state but the ids it was told to forget."""
+
+    def __init__(self, continuations: Continuations, vocab_size: int) -> None:
+        self.needs = ProposerNeeds()
+        self.forgotten: set[RequestId] = set()
+        self._continuations = continuations
+        self._vocab_size = vocab_size
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        rows = [
+            self.draft(list(self._continuations[request_id][len(tokens) : len(tokens) + length]))
+            for request_id, tokens, length in zip(x.request_ids, x.token_ids, x.max_draft_len.tolist(), strict=True)
+        ]
+        lengths = [len(row) for row in rows]
+        return DraftTokens(
+            np.array([token_id for row in rows for token_id in row], np.int32),
+            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        )
+
+    def forget(self, request_ids: Sequence[RequestId]) -> None:
+        self.forgotten.update(request_ids)
+
+    def draft(self, right: list[int]) -> list[int]:
+        """Drafts in place of the right ones; may be shorter."""
+        raise NotImplementedError
+
+
+class OracleProposer(_HabitProposer):
+    """Always right, always as long as allowed."""
+
+    def draft(self, right: list[int]) -> list[int]:
+        return right
+
+
+class WrongProposer(_HabitProposer):
+    """Always wrong at every position, with valid ids, always as long as allowed."""
+
+    def draft(self, right: list[int]) -> list[int]:
+        return [(token_id + 1) % self._vocab_size for token_id in right]
+
+
+class RandomLengthProposer(_HabitProposer):
+    """A seeded mix of right, wrong, short and empty drafts."""
+
+    def __init__(self, continuations: Continuations, vocab_size: int, seed: int = 0) -> None:
+        super().__init__(continuations, vocab_size)
+        self._random = random.Random(seed)
+
+    def draft(self, right: list[int]) -> list[int]:
+        length = self._random.randint(0, len(right))
+        first_wrong = self._random.randint(0, length) if self._random.random() < 0.7 else length
+        return [
+            token_id if i < first_wrong else (token_id + 1) % self._vocab_size
+            for i, token_id in enumerate(right[:length])
+        ]

@@ -1,0 +1,199 @@
+"""An executor over the toy model, with a KV cache that remembers what was written where and checks what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fastdeploy_sd.spec_decode.proposer import ProposeInput, Proposer
+from fastdeploy_sd.types import (
+    DraftTokens,
+    LogprobArrays,
+    ModelInfo,
+    NewRequest,
+    Request,
+    RequestId,
+    SchedulerOutput,
+    StepResult,
+    VerifyResult,
+)
+from tests.doubles.toy_model import EMPTY_PREFIX, ToyModel, extend_prefix
+
+
+@dataclass(eq=False)
+class _Row:
+    """What an executor keeps of a request: committed tokens, prefix hashes after each of them, block table."""
+
+    request: Request
+    token_ids: list[int]
+    block_ids: list[int]
+    num_prompt_tokens: int
+    prefixes: list[int] = field(default_factory=list)
+
+    def prefix_after(self, num_tokens: int) -> int:
+        while len(self.prefixes) < num_tokens:
+            before = self.prefixes[-1] if self.prefixes else EMPTY_PREFIX
+            self.prefixes.append(extend_prefix(before, self.token_ids[len(self.prefixes)]))
+        return self.prefixes[num_tokens - 1] if num_tokens else EMPTY_PREFIX
+
+
+class ToyExecutor:
+    """Runs a `ToyModel` the way a real executor runs a network, and fails on any wrong plan.
+
+    A slot of the KV cache holds (position, hash of all tokens up to it). Each step reads the whole context of each row
+    back through its block table: a wrong table, a stale or early prefix hit, or a wrong num_computed_tokens is an
+    AssertionError. Rejected drafts leave their garbage behind, as in a real cache.
+
+    Args:
+        model_info: limits; its EOS ids are not used, the requests carry their own.
+        proposer: drafts; None = never any.
+        model: None = the toy model of that vocabulary that never ends by itself.
+        failures: request id -> fail the request at its first step with at least that many output tokens.
+        before_step: called with each plan, e.g. to hold the engine in a step until a test says so.
+    """
+
+    def __init__(
+        self,
+        model_info: ModelInfo,
+        proposer: Proposer | None = None,
+        *,
+        model: ToyModel | None = None,
+        failures: Mapping[RequestId, int] | None = None,
+        before_step: Callable[[SchedulerOutput], None] | None = None,
+    ) -> None:
+        self.model_info = model_info
+        self.model = model or ToyModel(model_info.vocab_size)
+        self._proposer = proposer
+        self._failures = dict(failures or {})
+        self._before_step = before_step
+        self._rows: dict[RequestId, _Row] = {}
+        self._kv: dict[int, tuple[int, int]] = {}
+        self.is_shut_down = False
+
+    @property
+    def known_request_ids(self) -> set[RequestId]:
+        """Requests it keeps state for."""
+        return set(self._rows)
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    def execute(self, plan: SchedulerOutput) -> StepResult:
+        """Run a plan; see `Executor.execute`.
+
+        Raises:
+            AssertionError: the plan, or the cache content it leads to, is wrong.
+        """
+        assert not self.is_shut_down, "a step after shutdown"
+        if self._before_step is not None:
+            self._before_step(plan)
+        self._apply_changes(plan)
+        for r, request_id in enumerate(plan.request_ids):
+            self._run_row(self._rows[request_id], plan, r)
+        outputs: list[list[int]] = []
+        failed: dict[RequestId, str] = {}
+        for r, request_id in enumerate(plan.request_ids):
+            outputs.append(self._verify_row(plan, r, failed))
+            self._rows[request_id].token_ids += outputs[r]
+        num_output = np.array([len(output) for output in outputs], np.int32)
+        verified = VerifyResult(
+            np.array([token_id for output in outputs for token_id in output], np.int32),
+            np.concatenate([[0], num_output.cumsum()]).astype(np.int32),
+            np.maximum(num_output - 1, 0).astype(np.int32),
+            self._logprobs(plan, outputs),
+        )
+        drafts = self._propose(plan, verified, failed)
+        return StepResult(plan.step_id, plan.request_ids, verified, drafts, failed, {"forward": 1.0})
+
+    def _apply_changes(self, plan: SchedulerOutput) -> None:
+        for request_id in (*plan.finished_ids, *plan.preempted_ids):
+            assert request_id in self._rows, f"{request_id} is dropped, but was not known"
+            del self._rows[request_id]
+        if self._proposer is not None:
+            self._proposer.forget((*plan.finished_ids, *plan.preempted_ids))
+        for new in plan.new:
+            self._add(new)
+        for delta in plan.deltas:
+            self._rows[delta.request_id].block_ids += delta.new_block_ids
+        assert len(set(plan.request_ids)) == len(plan.request_ids) > 0, "a plan without rows, or a request twice"
+        assert all(0 <= b < self.model_info.num_blocks for row in self._rows.values() for b in row.block_ids)
+
+    def _add(self, new: NewRequest) -> None:
+        request = new.request
+        assert request.request_id not in self._rows, f"{request.request_id} is new, but was known"
+        assert new.token_ids[: new.num_prompt_tokens].tolist() == request.prompt_token_ids.tolist(), "wrong prompt"
+        self._rows[request.request_id] = _Row(
+            request, new.token_ids.tolist(), list(new.block_ids), new.num_prompt_tokens
+        )
+
+    def _slot(self, row: _Row, position: int) -> int:
+        block_size = self.model_info.block_size
+        assert position // block_size < len(row.block_ids), f"{row.request.request_id}: no block for {position}"
+        return row.block_ids[position // block_size] * block_size + position % block_size
+
+    def _run_row(self, row: _Row, plan: SchedulerOutput, r: int) -> None:
+        """Check the context in the cache, then write this step's tokens behind it."""
+        start, num_new = int(plan.num_computed_tokens[r]), int(plan.num_new_tokens[r])
+        drafts = plan.draft.row(r).tolist()
+        end = start + num_new - len(drafts)
+        assert num_new >= 1, "a row without tokens"
+        assert start < end <= len(row.token_ids), f"tokens [{start}, {end}) of {len(row.token_ids)}"
+        assert not drafts or end == len(row.token_ids), "drafts behind an unfinished prompt"
+        assert end + len(drafts) <= self.model_info.max_model_len, "tokens past the model's length"
+        for position in range(start):
+            found = self._kv.get(self._slot(row, position))
+            expected = (position, row.prefix_after(position + 1))
+            assert found == expected, f"{row.request.request_id}: KV at {position} is {found}, expected {expected}"
+        for position in range(start, end):
+            self._kv[self._slot(row, position)] = (position, row.prefix_after(position + 1))
+        prefix = row.prefix_after(end)
+        for position, draft in enumerate(drafts, end):
+            prefix = extend_prefix(prefix, draft)
+            self._kv[self._slot(row, position)] = (position, prefix)
+
+    def _verify_row(self, plan: SchedulerOutput, r: int, failed: dict[RequestId, str]) -> list[int]:
+        """Sample the target at each logits row; keep drafts while they are the same token."""
+        request_id = plan.request_ids[r]
+        row, drafts = self._rows[request_id], plan.draft.row(r).tolist()
+        if plan.num_computed_tokens[r] + plan.num_new_tokens[r] - len(drafts) < len(row.token_ids):
+            return []
+        num_output = len(row.token_ids) - row.num_prompt_tokens
+        if num_output >= self._failures.get(request_id, 1 << 62):
+            failed[request_id] = "non-finite logits"
+            return []
+        prefix = row.prefix_after(len(row.token_ids))
+        output: list[int] = []
+        for draft in [*drafts, None]:
+            token_id = self.model.next_token(row.request, prefix, num_output + len(output))
+            output.append(token_id)
+            if token_id != draft:
+                break
+            prefix = extend_prefix(prefix, token_id)
+        return output
+
+    def _logprobs(self, plan: SchedulerOutput, outputs: list[list[int]]) -> LogprobArrays | None:
+        """Made-up values that depend on the token only: -(1 + id mod 7); alternative j is token (id + j) mod V."""
+        wanted = [self._rows[request_id].request.sampling.logprobs for request_id in plan.request_ids]
+        if all(count is None for count in wanted):
+            return None
+        token_ids = np.array([token_id for output in outputs for token_id in output], np.int32)
+        offsets = np.arange(max(count or 0 for count in wanted), dtype=np.int32)
+        logprobs = -(1.0 + token_ids % 7).astype(np.float32)
+        return LogprobArrays(
+            logprobs,
+            np.ones(len(token_ids), np.int32),
+            ((token_ids[:, None] + offsets) % self.model_info.vocab_size).astype(np.int32),
+            (logprobs[:, None] - offsets).astype(np.float32),
+        )
+
+    def _propose(self, plan: SchedulerOutput, verified: VerifyResult, failed: Mapping[RequestId, str]) -> DraftTokens:
+        if self._proposer is None:
+            return DraftTokens.none(len(plan.request_ids))
+        max_draft_len = plan.max_draft_len.copy()
+        max_draft_len[[request_id in failed for request_id in plan.request_ids]] = 0
+        token_ids = [np.array(self._rows[request_id].token_ids, np.int32) for request_id in plan.request_ids]
+        drafts = self._proposer.propose(ProposeInput(plan.request_ids, token_ids, max_draft_len, verified))
+        assert (np.diff(drafts.cu_num_draft) <= max_draft_len).all(), "the proposer exceeded max_draft_len"
+        return drafts

@@ -1,0 +1,44 @@
+"""Runs a decoder on one sequence, without engine or scheduler, to look at its logits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastdeploy_sd.layers.attention import AttentionInputs
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.ops.rope_table import rope_table
+from fastdeploy_sd.ops.tensors import from_numpy
+from fastdeploy_sd.quantization.scheme import QuantScheme
+from fastdeploy_sd.types import F32, I32
+from fastdeploy_sd.worker import kv_tensors
+from tests.models import golden
+
+BLOCK_SIZE = 64
+
+
+class SingleSequence:
+    """One golden model and the logits of one sequence at a time."""
+
+    def __init__(self, name: str, dtype: str, quantization: str | None = None) -> None:
+        checkpoint = Checkpoint(golden.ROOT / name)
+        self.config = read_decoder_config(checkpoint.config)
+        self.dtype = dtype
+        self.decoder = Decoder(checkpoint, self.config, QuantScheme.create(dtype, quantization))  # type: ignore[arg-type]
+
+    def logits(self, token_ids: I32) -> F32:
+        """Return f32[T, V], the logits after every token of the sequence, computed in one call."""
+        n, c = len(token_ids), self.config
+        blocks = -(-n // BLOCK_SIZE)
+        caches = kv_tensors.allocate(c, blocks, BLOCK_SIZE, self.dtype)
+        inputs = AttentionInputs(
+            positions=from_numpy(np.arange(n, dtype=np.int32)),
+            slot_mapping=from_numpy(np.arange(n, dtype=np.int64)),
+            query_start_loc=from_numpy(np.array([0, n], np.int32)),
+            seq_lens=from_numpy(np.array([n], np.int32)),
+            block_tables=from_numpy(np.arange(blocks, dtype=np.int32)[None].copy()),
+            rope=from_numpy(rope_table(n, c.head_dim, c.rope_theta, c.rope_scaling)),
+        )
+        hidden = self.decoder.forward(from_numpy(np.ascontiguousarray(token_ids, np.int32)), caches, inputs)
+        return np.asarray(self.decoder.logits(hidden).numpy())

@@ -1,0 +1,51 @@
+"""The implementations every op case runs on: each instruction-set level through NumPy, and the Paddle operator.
+
+A case is (op name, keyword arguments of the native function). bfloat16 arrays are u16 bits. `paddle_calls` maps an op
+to a function with the native signature that goes through Paddle tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import paddle
+
+from fastdeploy_sd.ops import library
+
+
+@contextlib.contextmanager
+def isa(name: str) -> Iterator[None]:
+    """Run the body at one instruction-set level."""
+    before = library.isa()
+    library.set_isa(name)
+    try:
+        yield
+    finally:
+        library.set_isa(before)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run the body with `count` kernel threads."""
+    before = library.num_threads()
+    library.set_num_threads(count)
+    try:
+        yield
+    finally:
+        library.set_num_threads(before)
+
+
+def to_paddle(array: np.ndarray | None) -> paddle.Tensor | None:
+    """Copy a NumPy array to a Paddle tensor; u16 bits become bfloat16."""
+    if array is None:
+        return None
+    if array.dtype == np.uint16:
+        return paddle.to_tensor(array, dtype="bfloat16", place=paddle.CPUPlace())
+    return paddle.to_tensor(array, place=paddle.CPUPlace())
+
+
+def from_paddle(tensor: paddle.Tensor) -> np.ndarray:
+    """Inverse of to_paddle."""
+    return np.asarray(tensor.numpy())

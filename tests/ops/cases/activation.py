@@ -1,0 +1,36 @@
+"""Cases of swiglu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.ops import activation
+from fastdeploy_sd.ops.bf16 import to_bf16
+from fastdeploy_sd.ops.native import activation as native
+from fastdeploy_sd.ops.reference import activation as reference
+from tests.ops.backends import from_paddle, to_paddle
+from tests.ops.cases.case import OpCases
+
+
+def inputs() -> dict[str, dict[str, Any]]:
+    """No row, one row, ragged widths (not a multiple of 16 lanes), many rows; gates where e^-x over- and underflows."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for rows, width in [(0, 16), (1, 1), (1, 16), (3, 17), (7, 130), (33, 256), (2, 3072)]:
+        for dtype in ("float32", "bfloat16"):
+            x = rng.standard_normal((rows, 2 * width), np.float32) * 3.0
+            if rows > 2:
+                x[0, :width] = np.linspace(-200.0, 200.0, width)
+                x[1, :width] = 0.0
+            found[f"{dtype}-{rows}x{width}"] = {"gate_up": to_bf16(x) if dtype == "bfloat16" else x}
+    return found
+
+
+def through_paddle(gate_up: np.ndarray) -> np.ndarray:
+    return from_paddle(activation.swiglu(to_paddle(gate_up)))
+
+
+# e^x is within 2e-7, the division and the two products add three roundings. atol: silu is flushed below e^-87.
+SWIGLU = OpCases("swiglu", native.swiglu, reference.swiglu, through_paddle, inputs(), rtol=5e-7, atol=1e-30)

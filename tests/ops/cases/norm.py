@@ -1,0 +1,42 @@
+"""Cases of rms_norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.ops import norm
+from fastdeploy_sd.ops.bf16 import to_bf16
+from fastdeploy_sd.ops.native import norm as native
+from fastdeploy_sd.ops.reference import norm as reference
+from tests.ops.backends import from_paddle, to_paddle
+from tests.ops.cases.case import OpCases
+
+
+def inputs() -> dict[str, dict[str, Any]]:
+    """One row, ragged widths (not a multiple of 16 lanes), many rows; zero and huge rows; with and without residual."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for rows, hidden in [(0, 16), (1, 1), (1, 16), (3, 17), (7, 130), (33, 256), (5, 1024)]:
+        for dtype in ("float32", "bfloat16"):
+            for residual in (False, True):
+                x = rng.standard_normal((rows, hidden), np.float32)
+                if rows > 2:
+                    x[1] = 0.0
+                    x[2] *= 1e4
+                found[f"{dtype}-{rows}x{hidden}-{'residual' if residual else 'plain'}"] = {
+                    "x": to_bf16(x) if dtype == "bfloat16" else x,
+                    "weight": rng.standard_normal(hidden).astype(np.float32),
+                    "eps": 1e-5,
+                    "residual": rng.standard_normal((rows, hidden)).astype(np.float32) if residual else None,
+                }
+    return found
+
+
+def through_paddle(x: np.ndarray, weight: np.ndarray, eps: float, residual: np.ndarray | None) -> tuple[Any, ...]:
+    out = norm.rms_norm(to_paddle(x), to_paddle(weight), eps, to_paddle(residual))
+    return tuple(from_paddle(t) for t in out)
+
+
+RMS_NORM = OpCases("rms_norm", native.rms_norm, reference.rms_norm, through_paddle, inputs())

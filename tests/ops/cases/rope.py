@@ -1,0 +1,90 @@
+"""Cases of rope_store_kv_: q and the whole cache, so that a write beside the slots shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.ops import attention
+from fastdeploy_sd.ops.bf16 import narrow
+from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary, kv_cache_shapes
+from fastdeploy_sd.ops.native import attention as native
+from fastdeploy_sd.ops.reference import attention as reference
+from fastdeploy_sd.ops.rope_table import rope_table
+from tests.ops.backends import from_paddle, to_paddle
+from tests.ops.cases.case import OpCases
+
+BLOCKS = 4
+# tokens, query heads, KV heads, head size, rotary size, block size, interleaved, norm
+SHAPES = [
+    (0, 2, 1, 16, 16, 16, False, False),
+    (1, 1, 1, 16, 16, 16, False, True),
+    (1, 16, 8, 128, 128, 64, False, True),
+    (3, 4, 2, 32, 32, 16, True, False),
+    (5, 8, 2, 48, 20, 32, False, True),
+    (5, 8, 1, 64, 26, 16, True, True),
+    (41, 6, 3, 80, 80, 64, True, True),
+    (33, 4, 4, 256, 256, 16, False, False),
+]
+
+
+def inputs() -> dict[str, dict[str, Any]]:
+    """Both pairings, partial rotary sizes (ragged ones too), with and without norm, slots of -1, a zero head."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for tokens, heads, kv_heads, head_dim, rotary_dim, block_size, interleaved, norm in SHAPES:
+        for dtype in (np.float32, np.uint16):
+            qkv = rng.standard_normal((tokens, (heads + 2 * kv_heads) * head_dim), np.float32) * 2.0
+            slots = rng.permutation(BLOCKS * block_size)[:tokens].astype(np.int64)
+            if tokens > 2:
+                slots[1] = -1
+                qkv[2, :head_dim] = 0.0
+            shapes = kv_cache_shapes(BLOCKS, block_size, kv_heads, head_dim, np.dtype(dtype).itemsize)
+            name = f"{np.dtype(dtype)}-{tokens}x{heads}:{kv_heads}x{head_dim}-{rotary_dim}-{interleaved}-{norm}"
+            found[name] = {
+                "qkv": narrow(qkv, dtype),
+                "cache": KvCache(*(narrow(rng.standard_normal(shape, np.float32), dtype) for shape in shapes)),
+                "positions": rng.integers(0, 3000, tokens, np.int32),
+                "slot_mapping": slots,
+                "rotary": Rotary(rope_table(3000, rotary_dim, 10000.0), interleaved),
+                "qk_norm": QkNorm(*rng.standard_normal((2, head_dim), np.float32), 1e-6) if norm else None,
+            }
+    return found
+
+
+def on_copy(op: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    """Run the in-place op on a copy of the cache and return (q, k, v)."""
+
+    def run(cache: KvCache[np.ndarray], **kwargs: Any) -> tuple[Any, ...]:
+        copy = KvCache(cache.k.copy(), cache.v.copy())
+        return op(cache=copy, **kwargs), copy.k, copy.v
+
+    return run
+
+
+def through_paddle(
+    cache: KvCache[np.ndarray], rotary: Rotary[np.ndarray], qk_norm: QkNorm[np.ndarray] | None, **kwargs: np.ndarray
+) -> tuple[Any, ...]:
+    copy = KvCache(to_paddle(cache.k), to_paddle(cache.v))
+    q = attention.rope_store_kv_(
+        **{name: to_paddle(array) for name, array in kwargs.items()},
+        cache=copy,
+        rotary=Rotary(to_paddle(rotary.cos_sin), rotary.interleaved),
+        qk_norm=None if qk_norm is None else QkNorm(to_paddle(qk_norm.q), to_paddle(qk_norm.k), qk_norm.eps),
+    )
+    return tuple(from_paddle(t) for t in (q, copy.k, copy.v))
+
+
+# The norm is good to about 1e-6 (its sum of squares has positive terms); x cos - y sin can cancel, which leaves three
+# roundings of values below 40 as an absolute error, and may move a bfloat16 result by one unit of such a value's rest.
+ROPE_STORE_KV = OpCases(
+    "rope_store_kv",
+    on_copy(native.rope_store_kv_),
+    on_copy(reference.rope_store_kv_),
+    through_paddle,
+    inputs(),
+    rtol=2e-6,
+    atol=1e-5,
+)

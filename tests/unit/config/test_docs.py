@@ -1,0 +1,31 @@
+"""docs/configuration.md and --help say what the code does."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from fastdeploy_sd.config import load_config
+from fastdeploy_sd.config.catalogue import OPTIONS
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_option_tables_are_current() -> None:
+    spec = importlib.util.spec_from_file_location("config_docs", ROOT / "scripts" / "config_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    config_docs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(config_docs)
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert config_docs.with_tables(page) == page, "run scripts/dev fmt"
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_config(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert [opt.name for opt in OPTIONS if opt.flag not in text] == []

@@ -1,0 +1,226 @@
+"""What a command line, a YAML file and keyword arguments become, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fastdeploy_sd.config import (
+    Config,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    config_from_kwargs,
+    explain,
+    from_json,
+    load_config,
+    to_json,
+)
+from fastdeploy_sd.errors import ConfigError
+
+WriteYaml = Callable[[str], str]
+
+
+def refusal(argv: list[str]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(argv)
+    return caught.value.message
+
+
+def origin(config: Config, name: str) -> str:
+    return next(row.origin for row in explain(config) if row.name == name)
+
+
+def test_defaults_are_the_dataclass_defaults(model: str) -> None:
+    assert load_config(["--model", model]) == Config(ModelConfig(model))
+
+
+@pytest.mark.parametrize("spelling", ["--max-num-seqs=4", "--max_num_seqs=4", "--max-num_seqs 4", "--max_num_seqs 4"])
+def test_dashes_and_underscores_are_the_same(model: str, spelling: str) -> None:
+    assert load_config(["--model", model, *spelling.split()]).scheduler.max_num_seqs == 4
+
+
+def test_only_the_flag_is_respelled_not_its_value(model: str) -> None:
+    assert load_config(["--model", model, "--served_model_name=--a_b"]).model.served_name == "--a_b"
+
+
+def test_command_line_wins_over_yaml_over_default(model: str, yaml_file: WriteYaml) -> None:
+    path = yaml_file(f"model: {model}\nmax_num_seqs: 4\nblock_size: 16\n")
+    config = load_config(["--config", path, "--max-num-seqs", "6"])
+    assert (config.scheduler.max_num_seqs, config.cache.block_size, config.server.port) == (6, 16, 8000)
+    assert origin(config, "max_num_seqs") == "command line"
+    assert origin(config, "block_size") == f"{path}, line 3"
+    assert origin(config, "port") == "default"
+
+
+def test_yaml_takes_native_types_texts_and_dashes(model: str, yaml_file: WriteYaml) -> None:
+    text = f"model: {model}\nenable-prefix-caching: False\nport: '80'\nquantization: wint8\nmax_model_len: null\n"
+    config = load_config(["--config", yaml_file(text)])
+    assert config.cache.enable_prefix_caching is False
+    assert (config.server.port, config.model.quantization, config.model.max_model_len) == (80, "wint8", None)
+
+
+def test_empty_yaml_sets_nothing(model: str, yaml_file: WriteYaml) -> None:
+    assert load_config(["--config", yaml_file("# nothing\n"), "--model", model]) == Config(ModelConfig(model))
+
+
+def test_flags_of_booleans_and_lists(model: str) -> None:
+    config = load_config(["--model", model, "--no-enable-prefix-caching", "--api-key", "a", "--api-key", "b"])
+    assert config.cache.enable_prefix_caching is False
+    assert config.server.api_key == ("a", "b")
+
+
+@pytest.mark.parametrize("name", ["num_gpu_blocks_override", "num_blocks_override"])
+def test_aliases_name_the_same_option(model: str, name: str) -> None:
+    assert config_from_kwargs(model=model, **{name: 100}).cache.num_blocks == 100
+
+
+def test_keyword_arguments(model: str) -> None:
+    config = config_from_kwargs(model=model, dtype="float32", speculative_config={"method": "naive"})
+    assert config.model.dtype == "float32"
+    assert origin(config, "dtype") == "keyword argument"
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("--max-num-seq 4", "max_num_seq: unknown option (did you mean 'max_num_seqs'?) (command line)"),
+        ("--zebra 4", "zebra: unknown option (command line)"),
+        ("--max-num-seqs 0", "max_num_seqs: expected an integer of at least 1, got '0' (command line)"),
+        ("--max-num-seqs 4.0", "max_num_seqs: expected an integer of at least 1, got '4.0' (command line)"),
+        ("--port 65536", "port: expected an integer in 0..65535, got '65536' (command line)"),
+        ("--dtype fp8", "dtype: expected one of float32, bfloat16, got 'fp8' (command line)"),
+        ("--quantization int8", "quantization: expected one of wint8, wint4, or none, got 'int8' (command line)"),
+        ("--block-size 48", "block_size: expected one of 16, 32, 64, 128, 256, got '48' (command line)"),
+        (
+            "--kv-cache-memory-gb nan",
+            "kv_cache_memory_gb: expected a number of at least 0.001, got 'nan' (command line)",
+        ),
+        ("--port", "command line: argument --port: expected one argument"),
+        ("demo", "command line: expected flags only, got 'demo'"),
+        ("--config no.yaml", "config: expected a readable YAML file, got no.yaml ([Errno 2] No such file"),
+    ],
+)
+def test_what_cannot_be_honoured_is_an_error(model: str, flags: str, text: str) -> None:
+    assert refusal(["--model", model, *flags.split()]).startswith(text)
+
+
+def test_a_missing_model_is_an_error() -> None:
+    assert refusal([]) == "model: expected a non-empty string, got nothing (--model)"
+
+
+def test_a_model_that_is_no_checkpoint_is_an_error(tmp_path: object) -> None:
+    text = f"model: expected a checkpoint directory with config.json, or 'demo', got '{tmp_path}' (command line)"
+    assert refusal(["--model", str(tmp_path)]) == text
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("max_num_seq: 4", "max_num_seq: unknown option (did you mean 'max_num_seqs'?) ({path}, line 2)"),
+        ("port: 1\nport: 2", "port: expected once, got again as port ({path}, line 3)"),
+        (
+            "num_blocks_override: 1\nnum_gpu_blocks_override: 2",
+            "num_gpu_blocks_override: expected once, got again as num_gpu_blocks_override ({path}, line 3)",
+        ),
+        ("port: true", "port: expected an integer in 0..65535, got True ({path}, line 2)"),
+        ("port: [1]", "port: expected an integer in 0..65535, got [1] ({path}, line 2)"),
+        ("1: 2", "config: expected option names as keys, got 1 ({path}, line 2)"),
+        ("port: [", "config: expected valid YAML in {path}, got: "),
+        ("speculative_config: {method: naive, method: mtp}", "config: expected valid YAML in {path}, got: line 2"),
+        ("port: !!python/object/apply:os.getcwd []", "config: expected valid YAML in {path}, got: could not determine"),
+    ],
+)
+def test_bad_yaml_is_an_error_with_its_line(model: str, yaml_file: WriteYaml, body: str, text: str) -> None:
+    path = yaml_file(f"model: {model}\n{body}\n")
+    assert refusal(["--config", path]).startswith(text.format(path=path))
+
+
+def test_yaml_must_be_a_map(yaml_file: WriteYaml) -> None:
+    assert "expected a map of options" in refusal(["--config", yaml_file("- model\n")])
+
+
+def test_unknown_keyword_argument_is_an_error(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"max_seqs: unknown option .*max_num_seqs.* \(keyword argument\)"):
+        config_from_kwargs(model=model, max_seqs=1)
+
+
+# ---- rules between options ------------------------------------------------------------------------------------------
+
+
+def test_a_step_must_hold_a_token_of_every_request(model: str) -> None:
+    flags = ["--model", model, "--max-num-seqs", "64", "--max-num-batched-tokens"]
+    assert "expected at least 64 (max_num_seqs 64 x 1 tokens per request), got 63" in refusal([*flags, "63"])
+    assert load_config([*flags, "64"]).scheduler.max_num_batched_tokens == 64
+
+
+def test_without_chunks_the_longest_prompt_must_fit_a_step(model: str) -> None:
+    flags = ["--model", model, "--max-model-len", "4096"]
+    assert "max_num_batched_tokens: expected at least max_model_len (4096)" in refusal(
+        [*flags, "--no-enable-chunked-prefill"]
+    )
+    assert load_config(flags).scheduler.enable_chunked_prefill
+
+
+def test_the_longest_request_must_fit_the_cache(model: str) -> None:
+    flags = ["--model", model, "--max-model-len", "1024", "--num-gpu-blocks-override"]
+    assert "expected room for max_model_len (1024 tokens), got 15 blocks of 64" in refusal([*flags, "15"])
+    assert load_config([*flags, "16"]).cache.num_blocks == 16
+
+
+def test_max_concurrency_bounds_running_and_waiting(model: str) -> None:
+    flags = ["--model", model, "--max-num-seqs", "8", "--max-concurrency"]
+    config = load_config([*flags, "20"])
+    assert config.scheduler.max_num_queued_requests == 12
+    assert origin(config, "max_num_queued_requests") == "max_concurrency - max_num_seqs, command line"
+    assert "max_concurrency: expected more than max_num_seqs (8), got 8" in refusal([*flags, "8"])
+    both = [*flags, "20", "--max-num-queued-requests", "5"]
+    assert "max_concurrency: expected without max_num_queued_requests" in refusal(both)
+
+
+# ---- sections constructed by hand -----------------------------------------------------------------------------------
+
+
+def test_sections_check_their_fields() -> None:
+    with pytest.raises(ConfigError, match="max_num_seqs: expected an integer of at least 1, got 0"):
+        SchedulerConfig(max_num_seqs=0)
+    with pytest.raises(ConfigError, match="max_num_seqs: expected an integer of at least 1, got '8'"):
+        SchedulerConfig(max_num_seqs="8")  # type: ignore[arg-type]
+
+
+def test_demo_is_the_bundled_checkpoint() -> None:
+    config = ModelConfig("demo")
+    assert config.path.parts[-2:] == ("fastdeploy_sd", "demo_model")
+    assert (config.tokenizer_path, config.served_name) == (config.path, "demo")
+
+
+# ---- JSON and secrets -----------------------------------------------------------------------------------------------
+
+
+def test_json_brings_everything_back_but_secrets(model: str) -> None:
+    config = load_config(["--model", model, "--api-key", "hush", "--max-num-seqs", "3", "--quantization", "wint4"])
+    assert from_json(to_json(config, with_secrets=True)) == config
+    back = from_json(to_json(config))
+    assert back.server.api_key == ()
+    assert back.origins == config.origins
+
+
+def test_json_keeps_a_speculative_config() -> None:
+    config = Config(ModelConfig("m"), speculative=SpeculativeConfig("naive", 4))
+    assert from_json(to_json(config)).speculative == SpeculativeConfig("naive", 4)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"options": {"zebra": 1}, "origins": {}, "speculative": {}}'])
+def test_other_json_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="config: expected JSON of a configuration"):
+        from_json(text)
+
+
+def test_secrets_are_not_shown(model: str) -> None:
+    config = load_config(["--model", model, "--api-key", "hush"])
+    assert "hush" not in repr(config) + to_json(config) + str(explain(config))
+    assert next(row.value for row in explain(config) if row.name == "api_key") == "(hidden)"
+    with pytest.raises(ConfigError) as caught:
+        config_from_kwargs(model=model, api_key={"hush": 1})
+    assert "hush" not in caught.value.message

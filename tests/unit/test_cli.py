@@ -1,0 +1,185 @@
+"""The fastdeploy-sd command against a small HTTP server that records what it is asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastdeploy_sd import __version__
+from fastdeploy_sd.cli import COMMANDS, main
+from fastdeploy_sd.cli.inspection import environment, isa_level
+
+
+@dataclass
+class Peer:
+    """A server that answers every POST with `events` as SSE, or with `error`."""
+
+    url: str = ""
+    events: list[str] = field(default_factory=list)
+    error: tuple[int, str] | None = None
+    requests: list[tuple[str, str | None, dict[str, Any]]] = field(default_factory=list)
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    state = Peer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self._reply(200, json.dumps({"data": [{"id": "first"}, {"id": "second"}]}))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            state.requests.append((self.path, self.headers["Authorization"], body))
+            if state.error is not None:
+                self._reply(*state.error)
+            else:
+                self._reply(200, "".join(f"data: {event}\n\n" for event in state.events))
+
+        def _reply(self, status: int, text: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        state.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield state
+        server.shutdown()
+        thread.join()
+
+
+def deltas(*texts: str) -> list[str]:
+    head = json.dumps({"choices": [{"index": 0, "delta": {"role": "assistant"}}]})
+    usage = json.dumps({"choices": [], "usage": {"total_tokens": 1}})
+    pieces = [json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}) for text in texts]
+    return [head, *pieces, usage, "[DONE]"]
+
+
+def test_a_message_is_answered_by_the_first_model(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    peer.events = deltas("Hel", "lo")
+    code = main(["chat", "Hi", "--url", peer.url, "--api-key", "k", "--system", "Be brief", "--temperature", "0"])
+    assert (code, capsys.readouterr().out) == (0, "Hello\n")
+    (path, authorization, body) = peer.requests[0]
+    assert (path, authorization) == ("/v1/chat/completions", "Bearer k")
+    assert body == {
+        "model": "first",
+        "stream": True,
+        "temperature": 0.0,
+        "messages": [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}],
+    }
+
+
+def test_a_conversation_keeps_its_history(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.events = deltas("yes")
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
+    assert main(["chat", "--url", peer.url, "--model", "m"]) == 0
+    said = [(m["role"], m["content"]) for m in peer.requests[-1][2]["messages"]]
+    assert said == [("user", "one"), ("assistant", "yes"), ("user", "two")]
+
+
+def test_complete_reads_standard_input(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peer.events = [json.dumps({"choices": [{"index": 0, "text": "b c"}]}), "[DONE]"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\n"))
+    assert main(["complete", "-", "--url", peer.url, "--model", "m", "--max-tokens", "3", "--seed", "7"]) == 0
+    assert capsys.readouterr().out == "b c\n"
+    assert peer.requests == [
+        ("/v1/completions", None, {"model": "m", "prompt": "a\n", "max_tokens": 3, "seed": 7, "stream": True})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "events", "text"),
+    [
+        ((400, '{"error": {"message": "top_p: expected less"}}'), [], "server: 400: top_p: expected less"),
+        ((502, "<html>bad gateway"), [], "server: 502: <html>bad gateway"),
+        (None, ['{"error": {"message": "the engine is down"}}', "[DONE]"], "server: the engine is down"),
+        (None, deltas("cut")[:-1], "server: expected the answer's end, got a closed connection"),
+    ],
+)
+def test_a_failed_answer_is_one_line_and_exit_code_1(
+    peer: Peer, capsys: pytest.CaptureFixture[str], error: tuple[int, str] | None, events: list[str], text: str
+) -> None:
+    peer.error, peer.events = error, events
+    assert main(["chat", "Hi", "--url", peer.url, "--model", "m"]) == 1
+    assert capsys.readouterr().err == f"fastdeploy-sd: {text}\n"
+
+
+def test_no_server_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["complete", "x", "--url", "http://127.0.0.1:1"]) == 1
+    assert "url: expected a running server, got " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "nonsense", "ftp://host"])
+def test_a_url_that_is_none_is_an_error(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert main(["complete", "x", "--url", url]) == 2
+    assert f"url: expected an http:// or https:// URL, got {url!r}" in capsys.readouterr().err
+
+
+def test_unknown_command_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serv"]) == 2
+    assert capsys.readouterr().err.endswith("got 'serv' (did you mean 'serve'?)\n")
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in COMMANDS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "complete", "explain-config", "collect-env"])
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: fastdeploy-sd {command}" in capsys.readouterr().out
+
+
+def test_explain_config_names_values_and_origins(
+    tmp_path: Path, golden_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text("port: 1\nmax_num_seqs: 2\napi_key: hush\n")
+    model = str(golden_dir / "qwen3-tiny")
+    assert main(["explain-config", "--config", str(tmp_path / "c.yaml"), "--port", "9", "--model", model]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["port"].split(maxsplit=1) == ["9", "command line"]
+    assert rows["max_num_seqs"].split(maxsplit=1) == ["2", f"{tmp_path / 'c.yaml'}, line 2"]
+    assert rows["block_size"].split() == ["64", "default"]
+    assert rows["api_key"].startswith('"(hidden)"')
+
+
+def test_a_bad_option_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain-config", "--modle", "demo"]) == 2
+    assert capsys.readouterr().err == ("fastdeploy-sd: modle: unknown option (did you mean 'model'?) (command line)\n")
+
+
+def test_collect_env_prints_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collect-env"]) == 0
+    text = capsys.readouterr().out
+    assert f"fastdeploy_sd:    {__version__}" in text
+    assert all(f"{name}:" in text for name in environment())
+
+
+def test_isa_level_needs_every_flag() -> None:
+    avx2 = {"avx2", "fma", "f16c"}
+    avx512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}
+    assert isa_level(avx2 | avx512) == "avx512"
+    assert isa_level(avx2 | avx512 - {"avx512_bf16"}) == "avx2"
+    assert isa_level({"avx2", "fma"}) == "scalar"

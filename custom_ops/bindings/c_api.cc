@@ -1,4 +1,5 @@
 // C functions over the same params structs: ctypes, tests and tools need no framework.
+#include "bandwidth.h"
 #include "fdsd/fdsd.h"
 
 #define FDSD_EXPORT extern "C" __attribute__((visibility("default")))
@@ -16,3 +17,11 @@ FDSD_EXPORT fdsd::Error fdsd_set_isa(int32_t isa) {
 }
 FDSD_EXPORT int32_t fdsd_num_threads() { return fdsd::NumThreads(); }
 FDSD_EXPORT fdsd::Error fdsd_set_num_threads(int32_t num_threads) { return fdsd::SetNumThreads(num_threads); }
+FDSD_EXPORT int64_t fdsd_packed_linear_bytes(int32_t in_features, int32_t out_features, int32_t format) {
+  return fdsd::PackedLinearBytes(in_features, out_features, static_cast<fdsd::LinearFormat>(format));
+}
+FDSD_EXPORT double fdsd_read_bandwidth(int64_t num_bytes, int32_t num_passes) {
+  return fdsd::ReadBandwidth(num_bytes, num_passes);
+}
+FDSD_EXPORT double fdsd_core_latency(int32_t num_passes) { return fdsd::CoreLatency(num_passes); }
+FDSD_EXPORT double fdsd_philox_uniform(uint64_t seed, uint32_t position) { return fdsd::PhiloxUniform(seed, position); }

@@ -62,6 +62,32 @@ std::vector<Tensor> RopeStoreKv(const Tensor& qkv, const Tensor& positions, cons
   Check(kOp, fdsd_rope_store_kv(&p));
   return {q};
 }
+
+std::vector<Tensor> CascadeAppendAttention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+                                           const Tensor& query_start_loc, const Tensor& seq_lens,
+                                           const Tensor& block_tables, float scale) {
+  constexpr const char* kOp = "cascade_append_attention";
+  const fdsd::KvCache cache = ToKvCache(kOp, k_cache, v_cache, q.dtype());
+  const int64_t num_heads = NumHeads(kOp, "q", q, 0, cache.head_dim);
+  const Shape tables = block_tables.shape();
+  if (tables.size() != 2) Fail(kOp, "block_tables: expected [R, max_blocks], got " + ShapeText(tables));
+  Tensor y = paddle::experimental::empty(q.shape(), q.dtype(), q.place());
+  const fdsd::CascadeAppendAttentionParams p{
+      cache,
+      static_cast<int32_t>(tables[0]),
+      static_cast<int32_t>(q.shape()[0]),
+      static_cast<int32_t>(num_heads),
+      static_cast<int32_t>(tables[1]),
+      scale,
+      Data<void>(kOp, "q", q, q.dtype(), {-1, -1}),
+      Data<int32_t>(kOp, "query_start_loc", query_start_loc, DataType::INT32, {tables[0] + 1}),
+      Data<int32_t>(kOp, "seq_lens", seq_lens, DataType::INT32, {tables[0]}),
+      Data<int32_t>(kOp, "block_tables", block_tables, DataType::INT32, tables),
+      y.data(),
+  };
+  Check(kOp, fdsd_cascade_append_attention(&p));
+  return {y};
+}
 }  // namespace
 
 PD_BUILD_OP(fdsd_rope_store_kv)
@@ -71,3 +97,9 @@ PD_BUILD_OP(fdsd_rope_store_kv)
     .Attrs({"eps: float", "interleaved: bool"})
     .SetInplaceMap({{"k_cache", "k_cache_out"}, {"v_cache", "v_cache_out"}})
     .SetKernelFn(PD_KERNEL(RopeStoreKv));
+
+PD_BUILD_OP(fdsd_cascade_append_attention)
+    .Inputs({"q", "k_cache", "v_cache", "query_start_loc", "seq_lens", "block_tables"})
+    .Outputs({"y"})
+    .Attrs({"scale: float"})
+    .SetKernelFn(PD_KERNEL(CascadeAppendAttention));

@@ -14,6 +14,8 @@
 namespace fdsd {
 
 constexpr int kPanelColumns = 32;
+constexpr int kWint8ZeroPoint = 128;
+constexpr int kWint4ZeroPoint = 8;
 constexpr int kStepBytes = 4;
 constexpr int kGroupSteps = kQuantGroup / 4;                  // steps of a group in the int formats
 constexpr int kScaleBytes = kPanelColumns * sizeof(float);    // scales of one group of a panel

@@ -65,7 +65,7 @@ def _usage() -> str:
 def _serve(argv: Sequence[str]) -> int:
     from fastdeploy_sd.entrypoints.openai import api_server
 
-    return api_server.main(argv)
+    return api_server.main(argv, "fastdeploy-sd serve")
 
 
 def _chat(argv: Sequence[str]) -> int:

@@ -160,10 +160,10 @@ def _resolve(declared: Field[Any], hint: Any, section: str) -> Option:
 def _limits_text(spec: Spec) -> str:
     low, high = spec.minimum, spec.maximum
     if low is not None and high is not None:
-        return f" in {low:g}..{high:g}"
+        return f" in {low}..{high}"
     if low is not None:
-        return f" of at least {low:g}"
-    return "" if high is None else f" of at most {high:g}"
+        return f" of at least {low}"
+    return "" if high is None else f" of at most {high}"
 
 
 def _parse_int(value: object) -> int:

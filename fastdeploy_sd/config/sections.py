@@ -40,9 +40,9 @@ class ModelConfig:
     max_model_len: int | None = option(
         None, Spec("Longest prompt plus output of a request, in tokens; none: the checkpoint's limit.", minimum=2)
     )
-    seed: int = option(
-        0,
-        Spec("Seed of everything random that no request seed decides.", minimum=0, maximum=(1 << 63) - 1),
+    seed: int | None = option(
+        None,
+        Spec("Seed of requests that name none; none: a random one for each.", minimum=0, maximum=(1 << 63) - 1),
     )
 
     def __post_init__(self) -> None:

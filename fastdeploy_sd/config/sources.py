@@ -20,6 +20,7 @@ from fastdeploy_sd.config.unsupported import UNSUPPORTED, rejection
 from fastdeploy_sd.errors import ConfigError, suggest
 
 COMMAND_LINE = "command line"
+_METAVARS = {int: "N", float: "X", str: "TEXT", tuple: "TEXT"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def _add_flag(group: Any, opt: Option) -> None:
         group.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
     else:
         action = "append" if opt.kind is tuple else "store"
-        group.add_argument(*names, action=action, metavar=opt.kind.__name__.upper(), **common)
+        group.add_argument(*names, action=action, metavar=_METAVARS[opt.kind], **common)
 
 
 def _shown(default: object) -> str:

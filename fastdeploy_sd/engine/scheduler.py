@@ -65,7 +65,9 @@ class Scheduler:
         self._config = config.scheduler
         self._rules = AdmissionRules(config.scheduler, model_info)
         self._order_by_priority = config.scheduler.policy == "priority"
-        self._max_draft_tokens = config.speculative.num_speculative_tokens
+        # An equal share of the budget for every seat, or speculating requests would keep the others from running.
+        share = config.scheduler.max_num_batched_tokens // config.scheduler.max_num_seqs
+        self._max_draft_tokens = max(0, min(config.speculative.num_speculative_tokens, share - 1))
         self._kv = KVCacheManager(
             model_info.num_blocks, model_info.block_size, enable_prefix_caching=config.cache.enable_prefix_caching
         )
@@ -130,7 +132,7 @@ class Scheduler:
             self._finished_ids.clear()
             self._step_id += 1
         assert plan.states or not plan.preempted, "requests were preempted in favour of none"
-        return plan.build(self._step_id, self._max_draft_tokens, self._config.max_num_batched_tokens, finished_ids)
+        return plan.build(self._step_id, self._max_draft_tokens, finished_ids)
 
     def _plan_running(self, plan: StepPlan) -> None:
         running = self._running
@@ -143,7 +145,7 @@ class Scheduler:
                 break  # it was the last one, and preempted itself
             num_draft = 0
             if state.drafts and num_new == num_uncomputed:
-                num_draft = self._fit_drafts(state, plan.budget - num_new - (len(running) - row - 1))
+                num_draft = self._fit_drafts(state, plan.budget - num_new)
             plan.add(state, num_new + num_draft, num_draft)
             row += 1
 
@@ -157,10 +159,8 @@ class Scheduler:
         return True
 
     def _fit_drafts(self, state: RequestState, budget: int) -> int:
-        """How many of the drafts the budget (which leaves one token to each later request) and the blocks allow."""
+        """How many of the drafts the budget and the blocks allow."""
         num_draft = min(len(state.drafts), budget)
-        if num_draft <= 0:
-            return 0
         if self._kv.extend(state.table, state.num_tokens + num_draft):
             return num_draft
         return min(num_draft, state.table.num_slots - state.num_tokens)

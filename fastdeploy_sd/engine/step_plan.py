@@ -42,19 +42,15 @@ class StepPlan:
         self.budget += self.num_new[row]
         del self.states[row], self.num_new[row], self.num_draft[row]
 
-    def build(
-        self, step_id: int, max_draft_tokens: int, max_batched_tokens: int, finished_ids: tuple[RequestId, ...]
-    ) -> SchedulerOutput:
+    def build(self, step_id: int, max_draft_tokens: int, finished_ids: tuple[RequestId, ...]) -> SchedulerOutput:
         """Turn the rows into arrays and note in each state which blocks the executor knows from now on.
 
         Args:
-            max_draft_tokens: configured limit of drafts per request.
-            max_batched_tokens: the step budget, shared out evenly among next step's drafts.
+            max_draft_tokens: limit of drafts per request in the next step.
             finished_ids: requests whose state the executor must drop first.
         """
         states = self.states
         new, deltas = self._block_changes()
-        max_draft_tokens = min(max_draft_tokens, max_batched_tokens // max(len(states), 1) - 1)
         num_computed = [state.num_computed_tokens for state in states]
         return SchedulerOutput(
             step_id=step_id,
@@ -106,7 +102,7 @@ class StepPlan:
         More outputs may be committed than one; the scheduler then cuts the drafts. The model's length is no separate
         limit, as max_total_tokens respects it.
         """
-        if max_draft_tokens <= 0:
+        if max_draft_tokens == 0:
             return [0] * len(self.states)
         return [
             max(0, min(max_draft_tokens, state.max_total_tokens - state.num_tokens - 2))

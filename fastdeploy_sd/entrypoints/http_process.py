@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.entrypoints.openai.app import create_app
@@ -38,12 +39,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve_http(config: Config, client: EngineClient, listener: socket.socket) -> None:
-    """Answer HTTP on a listening socket, which is closed at the end, for as long as the engine lives.
+async def serve_http(app: ASGIApp, client: EngineClient, listener: socket.socket) -> None:
+    """Answer HTTP on a listening socket, which is closed at the end, for as long as the client's engine lives.
 
     Answers that are complete by then, if only with an error, still reach readers that fetch them within a few seconds.
     """
-    app = create_app(client, config)
     server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_FLUSH_S))
 
     async def stop_after_engine() -> None:
@@ -82,8 +82,9 @@ def main() -> int:
 
 async def _work(config: Config, client: EngineClient, listener: socket.socket) -> int:
     try:
+        app = create_app(client, config)
         await client.connect()
-        await serve_http(config, client, listener)
+        await serve_http(app, client, listener)
     except Unavailable:
         return EXIT_FAILED  # the engine ended before it greeted us; the launcher reports it
     finally:

@@ -18,6 +18,7 @@ import sys
 
 from fastdeploy_sd.config import Config, ServerConfig
 from fastdeploy_sd.entrypoints.http_process import serve_http, start_worker
+from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.errors import ConfigError, Unavailable
 from fastdeploy_sd.ipc.channel import private_address
 from fastdeploy_sd.ipc.child import (
@@ -94,15 +95,17 @@ class _Launcher:
             stop_on_signals(lambda: self._stop(engine))
             client = EngineClient(address, engine.pid)
             try:
-                await client.connect()
+                app = create_app(client, self._config)  # the tokenizer's errors show while the model still loads
+                try:
+                    await client.connect()
+                except Unavailable:
+                    return self._status(await engine.wait())
                 self._listen()
                 if self._config.server.workers > 1:
                     await client.close()
                     return await self._serve_in_workers(address, engine)
-                http = asyncio.create_task(serve_http(self._config, client, self._listener))
+                http = asyncio.create_task(serve_http(app, client, self._listener))
                 return await self._until_end([http], engine)
-            except Unavailable:
-                return self._status(await engine.wait())  # it ended while loading
             finally:
                 await client.close()
 

@@ -172,6 +172,8 @@ class EngineClient:
                 self._distrust(f"a message from the engine could not be read: {error.message}")
 
     def _take(self, message: m.Message) -> None:
+        if self._death is not None:
+            return  # everyone has been answered
         match message:
             case m.Outputs(handles, outputs):
                 for handle, output in zip(handles, outputs, strict=True):
@@ -208,6 +210,8 @@ class EngineClient:
     def _distrust(self, reason: str) -> None:
         """A message was lost and nobody knows whose: end everything that waits with an error rather than hang."""
         logger.error("%s", reason)
+        if self._death is not None:
+            return
         handles = [handle for handle, stream in self._streams.items() if not stream.is_ended]
         self._send(m.Abort(tuple(handles)))
         self._fail_waiting(InternalError, "the conversation with the engine broke")

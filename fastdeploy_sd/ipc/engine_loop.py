@@ -20,7 +20,7 @@ from fastdeploy_sd.ipc import messages as m
 from fastdeploy_sd.ipc.channel import ServerChannel
 from fastdeploy_sd.ipc.client_table import ClientTable
 from fastdeploy_sd.ipc.codec import ProtocolError
-from fastdeploy_sd.types import FinishReason, Request, RequestOutput
+from fastdeploy_sd.types import FinishReason, Request, RequestId, RequestOutput
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +64,10 @@ class EngineLoop:
         """Serve until told to stop; return the exit status: 0 after a drain, 1 after the engine broke."""
         try:
             while not self._is_drained():
-                self._take_messages(timeout_s=0 if self._engine.has_work() else None)
-                self._follow_stop_requests()
+                readable = self._channel.wait(timeout_s=0 if self._engine.has_work() else None)
+                self._begin_drain()
+                self._take_messages(readable)
+                self._end_at_deadline()
                 if self._engine.has_work():
                     self._deliver(self._engine.step())
             self._say_goodbye("the server shut down")
@@ -84,8 +86,7 @@ class EngineLoop:
 
     # ---- incoming ---------------------------------------------------------------------------------------------------
 
-    def _take_messages(self, timeout_s: float | None) -> None:
-        readable = self._channel.wait(timeout_s)
+    def _take_messages(self, readable: set[int]) -> None:
         if self._wake_read in readable:
             os.read(self._wake_read, 4096)
         for identity, frame in self._channel.receive():
@@ -166,16 +167,21 @@ class EngineLoop:
 
     def _drop(self, identity: bytes) -> None:
         if identity in self._clients:
-            self._channel.unwatch(self._clients.fd_of(identity))
-            self._engine.abort(self._clients.remove(identity))
+            self._engine.abort(self._forget(identity))
+
+    def _forget(self, identity: bytes) -> list[RequestId]:
+        self._channel.unwatch(self._clients.fd_of(identity))
+        return self._clients.remove(identity)
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    def _follow_stop_requests(self) -> None:
+    def _begin_drain(self) -> None:
         if self._deadline is None and (self._is_drain_asked or self._is_end_asked):
             self._deadline = time.monotonic() + self._shutdown_timeout_s
             logger.info("draining: %d requests may finish", len(self._clients.request_ids()))
             self._broadcast(m.Drain())
+
+    def _end_at_deadline(self) -> None:
         if self._is_end_asked or (self._deadline is not None and time.monotonic() >= self._deadline):
             outputs = self._engine.abort(self._clients.request_ids())
             error = (Unavailable.__name__, "the server shut down before the request finished")
@@ -192,24 +198,26 @@ class EngineLoop:
 
     def _say_goodbye(self, reason: str) -> None:
         """Make sure that every client has read what it was sent before this process can be seen to end."""
-        self._broadcast(m.EngineDead(reason))
+        gone = self._broadcast(m.EngineDead(reason))
         deadline = time.monotonic() + _GOODBYE_S
-        while self._clients.identities() and (left_s := deadline - time.monotonic()) > 0:
-            ended = self._clients.ended(self._channel.wait(left_s))
-            byes = [identity for identity, frame in self._channel.receive() if frame == _BYE]
-            for identity in {*byes, *ended}:
+        while True:
+            for identity in gone:
                 if identity in self._clients:
-                    self._channel.unwatch(self._clients.fd_of(identity))
-                    self._clients.remove(identity)
+                    self._forget(identity)
+            left_s = deadline - time.monotonic()
+            if not self._clients.identities() or left_s <= 0:
+                return
+            gone = self._clients.ended(self._channel.wait(left_s))
+            gone += [identity for identity, frame in self._channel.receive() if frame == _BYE]
 
-    def _broadcast(self, message: m.Message) -> None:
+    def _broadcast(self, message: m.Message) -> list[bytes]:
+        """Send to every client; return those that are gone."""
         frame = m.encode(message)
-        for identity in self._clients.identities():
-            self._channel.send(identity, frame)
+        return [i for i in self._clients.identities() if not self._channel.send(i, frame)]
 
     def _close(self) -> None:
         for identity in self._clients.identities():
-            self._clients.remove(identity)
+            self._forget(identity)
         self._channel.close(linger_s=0)
         wake_write, self._wake_write = self._wake_write, -1  # a late signal must not write to a reused descriptor
         os.close(self._wake_read)

@@ -11,6 +11,7 @@ from fastdeploy_sd.layers.linear import Linear
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.ops.attention import cascade_append_attention, rope_store_kv_
+from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +21,7 @@ class AttentionInputs:
     Attributes:
         positions: i32[T]; slot_mapping: i64[T]; query_start_loc: i32[R+1]; seq_lens: i32[R];
         block_tables: i32[R, max_blocks].
-        rope: f32[max_model_len, rotary_dim], cosines then sines.
+        rotary: its table has max_model_len rows.
     """
 
     positions: Tensor
@@ -28,15 +29,7 @@ class AttentionInputs:
     query_start_loc: Tensor
     seq_lens: Tensor
     block_tables: Tensor
-    rope: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerKvCache:
-    """One layer's keys and values; layout in custom_ops/include/fdsd/kv_cache.h."""
-
-    k: Tensor
-    v: Tensor
+    rotary: Rotary[Tensor]
 
 
 class Attention:
@@ -45,19 +38,16 @@ class Attention:
     def __init__(
         self, config: DecoderConfig, qkv: Linear, output: Linear, qk_norms: tuple[Weights, Weights] | None
     ) -> None:
-        self._config, self._qkv, self._output = config, qkv, output
-        norms = (None, None) if qk_norms is None else tuple(paddle.to_tensor(w) for w in qk_norms)
-        self._q_norm, self._k_norm = norms
-        self._scale = config.head_dim**-0.5
+        self._qkv, self._output, self._scale = qkv, output, config.head_dim**-0.5
+        self._qk_norm: QkNorm[Tensor] | None = None
+        if qk_norms is not None:
+            self._qk_norm = QkNorm(*(paddle.to_tensor(w) for w in qk_norms), config.norm_eps)
 
-    def __call__(self, x: Tensor, cache: LayerKvCache, inputs: AttentionInputs) -> Tensor:
+    def __call__(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
         """x [T, H] -> [T, H]; writes the T new tokens' KV."""
-        q = rope_store_kv_(
-            self._qkv(x), cache.k, cache.v, inputs.positions, inputs.slot_mapping, inputs.rope,
-            num_heads=self._config.num_heads, interleaved=self._config.rope_interleaved,
-            q_norm=self._q_norm, k_norm=self._k_norm, norm_eps=self._config.norm_eps,
-        )  # fmt: skip
+        qkv = self._qkv(x)
+        q = rope_store_kv_(qkv, cache, inputs.positions, inputs.slot_mapping, inputs.rotary, self._qk_norm)
         y = cascade_append_attention(
-            q, cache.k, cache.v, inputs.query_start_loc, inputs.seq_lens, inputs.block_tables, self._scale
+            q, cache, inputs.query_start_loc, inputs.seq_lens, inputs.block_tables, self._scale
         )
         return self._output(y)

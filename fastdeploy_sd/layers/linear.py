@@ -17,6 +17,6 @@ class Linear:
         self._packed = pack_linear(weight, weight_format)
         self._bias = None if bias is None else paddle.to_tensor(bias)
 
-    def __call__(self, x: Tensor, out_dtype: str | None = None) -> Tensor:
+    def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None) -> Tensor:
         """x [T, K] -> [T, N] in x's dtype, or in out_dtype."""
         return linear(x, self._packed, self._bias, out_dtype)

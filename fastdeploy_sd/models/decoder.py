@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.layers.attention import Attention, AttentionInputs, LayerKvCache
+from fastdeploy_sd.layers.attention import Attention, AttentionInputs
 from fastdeploy_sd.layers.linear import Linear
 from fastdeploy_sd.layers.mlp import FeedForward, MoeMlp, SwigluMlp
 from fastdeploy_sd.layers.norm import RmsNorm
@@ -16,9 +16,11 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, widen
-from fastdeploy_sd.ops.moe import pack_experts
+from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.ops.moe import PackedExperts, pack_experts
 from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.quantization.scheme import QuantScheme
+from fastdeploy_sd.types import I32
 
 
 class DecoderLayer:
@@ -31,7 +33,7 @@ class DecoderLayer:
         self._post_attention_norm, self._feed_forward = post_attention_norm, feed_forward
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, cache: LayerKvCache, inputs: AttentionInputs
+        self, x: Tensor, residual: Tensor | None, cache: KvCache[Tensor], inputs: AttentionInputs
     ) -> tuple[Tensor, Tensor]:
         """x [T, H] still to be added to residual f32[T, H] (None: x is the embedding) -> the same pair."""
         x, residual = self._input_norm(x, residual)
@@ -57,7 +59,7 @@ class Decoder:
         self._final_norm = RmsNorm(weights.final_norm(), config.norm_eps)
         self._lm_head = Linear(weights.lm_head(), None, scheme.lm_head)
 
-    def forward(self, input_ids: Tensor, caches: Sequence[LayerKvCache], inputs: AttentionInputs) -> Tensor:
+    def forward(self, input_ids: I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs) -> Tensor:
         """Run the step's tokens and store their KV.
 
         Args:
@@ -75,7 +77,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [L, H] -> f32[L, V]."""
-        return self._lm_head(hidden, "float32")
+        return self._lm_head(hidden, paddle.float32)
 
 
 class _LayerBuilder:
@@ -108,7 +110,7 @@ class _LayerBuilder:
         gate_up = Linear(*self._weights.gate_up(i, part, size), linear)
         return SwigluMlp(gate_up, Linear(*self._weights.down(i, part, size), linear))
 
-    def _experts(self, i: int, moe: MoeConfig):  # type: ignore[no-untyped-def]
+    def _experts(self, i: int, moe: MoeConfig) -> tuple[PackedExperts, PackedExperts]:
         parts = [f"mlp.experts.{e}" for e in range(moe.num_experts)]
         gate_up = [self._weights.gate_up(i, part, moe.intermediate_size)[0] for part in parts]
         down = [self._weights.down(i, part, moe.intermediate_size)[0] for part in parts]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from paddle import Tensor
 
 from fastdeploy_sd.config import CacheConfig
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.layers.attention import LayerKvCache
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.ops.kv_cache import KvCache, kv_cache_shapes
 from fastdeploy_sd.ops.tensors import from_numpy
 
 
@@ -35,13 +36,13 @@ def num_blocks(config: DecoderConfig, cache: CacheConfig, dtype: str) -> int:
     return count
 
 
-def allocate(config: DecoderConfig, count: int, block_size: int, dtype: str) -> list[LayerKvCache]:
+def allocate(config: DecoderConfig, count: int, block_size: int, dtype: str) -> list[KvCache[Tensor]]:
     """Return one cache per layer; the memory is zero and taken from the system only as blocks are first used."""
     storage = np.float32 if dtype == "float32" else np.uint16
-    per_word = 4 // np.dtype(storage).itemsize
-    k_shape = (count, config.num_kv_heads, config.head_dim // per_word, block_size, per_word)
-    v_shape = (count, config.num_kv_heads, block_size, config.head_dim)
+    k_shape, v_shape = kv_cache_shapes(
+        count, block_size, config.num_kv_heads, config.head_dim, np.dtype(storage).itemsize
+    )
     return [
-        LayerKvCache(from_numpy(np.zeros(k_shape, storage)), from_numpy(np.zeros(v_shape, storage)))
+        KvCache(from_numpy(np.zeros(k_shape, storage)), from_numpy(np.zeros(v_shape, storage)))
         for _ in range(config.num_layers)
     ]

@@ -6,9 +6,11 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from paddle import Tensor
 
-from fastdeploy_sd.layers.attention import AttentionInputs, LayerKvCache
+from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.tensors import from_numpy
@@ -32,7 +34,7 @@ class ModelRunner:
     def __init__(
         self,
         decoder: Decoder,
-        caches: Sequence[LayerKvCache],
+        caches: Sequence[KvCache[Tensor]],
         table: RequestTable,
         proposer: Proposer,
         block_size: int,
@@ -41,7 +43,8 @@ class ModelRunner:
         self._decoder, self._caches, self._table = decoder, caches, table
         self._proposer, self._block_size, self._verify_strategy = proposer, block_size, verify_strategy
         c = decoder.config
-        self._rope = from_numpy(rope_table(table.tokens.shape[1], c.head_dim, c.rope_theta, c.rope_scaling))
+        rope = rope_table(table.tokens.shape[1], c.head_dim, c.rope_theta, c.rope_scaling)
+        self._rotary = Rotary(from_numpy(rope), c.rope_interleaved)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Run one step; see Executor.execute."""
@@ -68,22 +71,22 @@ class ModelRunner:
             timings_ms=dict(zip(("batch", "forward", "verify", "draft"), spans.tolist(), strict=True)),
         )
 
-    def _forward(self, batch: Batch):  # type: ignore[no-untyped-def]
+    def _forward(self, batch: Batch) -> Tensor:
         inputs = AttentionInputs(
             positions=from_numpy(batch.positions),
             slot_mapping=from_numpy(batch.slot_mapping),
             query_start_loc=from_numpy(batch.query_start_loc),
             seq_lens=from_numpy(batch.seq_lens),
             block_tables=from_numpy(batch.block_tables),
-            rope=self._rope,
+            rotary=self._rotary,
         )
-        return self._decoder.forward(from_numpy(batch.input_ids), self._caches, inputs)
+        return self._decoder.forward(batch.input_ids, self._caches, inputs)
 
-    def _verify(self, batch: Batch, hidden):  # type: ignore[no-untyped-def]
+    def _verify(self, batch: Batch, hidden: Tensor) -> tuple[VerifyResult, tuple[int, ...]]:
         if len(batch.logits_indices) == 0:
             none = np.zeros(len(batch.request_ids) + 1, np.int32)
             return VerifyResult(none[:0], none, none[1:].copy()), ()
-        rows = gather_output_rows(hidden, from_numpy(batch.logits_indices))
+        rows = gather_output_rows(hidden, batch.logits_indices)
         return verify(self._decoder.logits(rows), batch, self._verify_strategy)
 
     def _propose(self, plan: SchedulerOutput, verified: VerifyResult) -> DraftTokens:

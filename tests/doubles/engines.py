@@ -41,7 +41,9 @@ def toy_config(
     )
 
 
-def toy_info(*, num_blocks: int = 32, block_size: int = 4, vocab_size: int = 97, max_model_len: int = 4096) -> ModelInfo:
+def toy_info(
+    *, num_blocks: int = 32, block_size: int = 4, vocab_size: int = 97, max_model_len: int = 4096
+) -> ModelInfo:
     """Limits of a toy model and its cache."""
     return ModelInfo("toy", vocab_size, max_model_len, (EOS,), block_size, num_blocks)
 

@@ -8,6 +8,7 @@ from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.ops.kv_cache import Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.quantization.scheme import QuantScheme
@@ -38,7 +39,7 @@ class SingleSequence:
             query_start_loc=from_numpy(np.array([0, n], np.int32)),
             seq_lens=from_numpy(np.array([n], np.int32)),
             block_tables=from_numpy(np.arange(blocks, dtype=np.int32)[None].copy()),
-            rope=from_numpy(rope_table(n, c.head_dim, c.rope_theta, c.rope_scaling)),
+            rotary=Rotary(from_numpy(rope_table(n, c.head_dim, c.rope_theta, c.rope_scaling)), c.rope_interleaved),
         )
-        hidden = self.decoder.forward(from_numpy(np.ascontiguousarray(token_ids, np.int32)), caches, inputs)
+        hidden = self.decoder.forward(np.ascontiguousarray(token_ids, np.int32), caches, inputs)
         return np.asarray(self.decoder.logits(hidden).numpy())

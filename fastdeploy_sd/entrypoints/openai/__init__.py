@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP API over an engine client. Knows HTTP and OpenAI's JSON; knows no tensors and no Paddle."""
+"""The OpenAI-compatible HTTP API over an engine client. Knows no tensors and no Paddle."""

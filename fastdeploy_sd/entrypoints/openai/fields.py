@@ -36,7 +36,7 @@ def _refuse_unless(is_neutral: Callable[[object], bool], alternative: str) -> Ca
 
 
 def _is_empty(value: object) -> bool:
-    return value is False or value == [] or value == {}
+    return value is False or value in ([], {})
 
 
 NotSupported = Annotated[None, BeforeValidator(_refuse_unless(_is_empty, "this server has no such feature"))]

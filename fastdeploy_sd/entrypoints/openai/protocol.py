@@ -155,6 +155,13 @@ def _content_text(value: object) -> object:
     return "\n".join(texts)
 
 
+def _verify_scalars(value: object) -> object:
+    scalar = str | int | float | bool | None
+    if isinstance(value, dict) and not all(isinstance(v, scalar) for v in value.values()):
+        raise expected("a map of names to text, numbers, true, false or null")
+    return value
+
+
 class ChatMessage(Body):
     """One turn of a conversation.
 
@@ -183,13 +190,13 @@ class ChatCompletionBody(GenerationBody):
         chat_template_kwargs: extra variables of the checkpoint's chat template, scalars.
     """
 
-    messages: list[ChatMessage] = []
+    messages: list[ChatMessage] = Field(default=[])
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Any = None
     prompt_token_ids: list[int] | None = None
     disable_chat_template: bool | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(_verify_scalars)] = None
 
     parallel_tool_calls: Ignored = None
     tool_choice: NoTool = None

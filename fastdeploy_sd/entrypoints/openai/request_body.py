@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -50,13 +49,13 @@ def _too_large(max_body_bytes: int) -> PayloadTooLarge:
 
 
 def _bad_request(error: ValidationError, body_type: type[Body]) -> BadRequest:
-    """Describe the first wrong field; a union reports one error per member, which become one text."""
-    errors = error.errors(include_url=False)
-    first = errors[0]
+    """Describe the first wrong field."""
+    first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
-        return BadRequest(f"body: expected JSON, got {first['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json")
-    members = [e for e in errors if e["loc"][:1] == first["loc"][:1]]
-    path = _path(os.path.commonprefix([e["loc"] for e in members]))
+        return BadRequest(
+            f"body: expected JSON, got {first['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json"
+        )
+    path = _path(first["loc"])
     param = str(first["loc"][0]) if first["loc"] else None
     kind = first["type"]
     if kind == "extra_forbidden":
@@ -65,7 +64,7 @@ def _bad_request(error: ValidationError, body_type: type[Body]) -> BadRequest:
         return BadRequest(f"{path}: not supported: {first['msg']}", param=param, code="not_supported")
     if kind == "missing":
         return BadRequest(f"{path}: expected a value, got none", param=param)
-    wanted = " or ".join(dict.fromkeys(e["msg"].removeprefix("Input should be ") for e in members))
+    wanted = first["msg"].removeprefix("Input should be ")
     return BadRequest(f"{path or 'body'}: expected {wanted}, got {_shown(first['input'])}", param=param)
 
 

@@ -35,7 +35,7 @@ _RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn; `role` is system, user or assistant."""
+    """One turn of a conversation, as plain values."""
 
     role: str
     content: str

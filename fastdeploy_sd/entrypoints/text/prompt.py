@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Message, Scalar
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import BadRequest
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant")
+# OpenAI renamed the role; chat templates know the older name.
+_TEMPLATE_ROLES = {"developer": "system"}
 
 
 class PromptEncoder:
@@ -46,8 +49,9 @@ class PromptEncoder:
                 "messages: expected a model with a chat template, got one without (use /v1/completions)",
                 param="messages",
             )
+        turns = [replace(m, role=_TEMPLATE_ROLES.get(m.role, m.role)) for m in messages]
         token_ids: list[int] = []
-        for segment in self._template.render(messages, kwargs):
+        for segment in self._template.render(turns, kwargs):
             if segment.is_plain:
                 token_ids += self._tokenizer.encode_plain(segment.text)
             else:

@@ -66,7 +66,7 @@ def rope_store_kv_(
         q, the same dtype, [T, Hq * D].
     """
     tokens, (block_size, head_dim) = len(qkv), (cache.block_size, cache.head_dim)
-    heads = widen(qkv).reshape(tokens, -1, head_dim)
+    heads = widen(qkv).reshape(tokens, qkv.shape[1] // head_dim, head_dim)
     q, k, v = np.split(heads, [heads.shape[1] - 2 * cache.num_kv_heads, heads.shape[1] - cache.num_kv_heads], axis=1)
     if qk_norm is not None:
         q, k = (_norm_heads(x, w, qk_norm.eps) for x, w in ((q, qk_norm.q), (k, qk_norm.k)))
@@ -77,7 +77,7 @@ def rope_store_kv_(
             block, offset = divmod(int(slot), block_size)
             cache.k[block, :, :, offset] = k[token].reshape(cache.num_kv_heads, head_dim // s, s)
             cache.v[block, :, offset] = narrow(v[token], qkv.dtype)
-    return q.reshape(tokens, -1)
+    return q.reshape(tokens, q.shape[1] * head_dim)
 
 
 def _norm_heads(x: F32, weight: F32, eps: float) -> F32:
@@ -103,7 +103,7 @@ def cascade_append_attention(
     Returns:
         The same dtype, [T, Hq * D].
     """
-    heads_of_q = widen(q).reshape(len(q), -1, cache.head_dim).astype(np.float64)
+    heads_of_q = widen(q).reshape(len(q), q.shape[1] // cache.head_dim, cache.head_dim).astype(np.float64)
     y = np.zeros(heads_of_q.shape, np.float32)
     keys, values = unpack_k(cache.k), unpack_v(cache.v)
     for r, length in enumerate(seq_lens):

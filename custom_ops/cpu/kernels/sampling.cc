@@ -1,0 +1,225 @@
+#include "fdsd/sampling.h"
+
+#include "logits_row.h"
+
+namespace fdsd {
+namespace FDSD_ISA {
+namespace {
+
+// Below this many tokens the nucleus is found by sorting.
+constexpr int kSortTokens = 32;
+// Weights are floats with a relative error below 2^-20; a bound on one is widened by this much in its logarithm.
+constexpr double kWeightSlack = 1e-6;
+
+// One row's settings, with the filters that cannot remove anything switched off.
+struct RowPlan {
+  bool is_greedy;  // the maximum, or its absence, decides; nothing else is set
+  int top_k;  // 0 = off
+  double top_p;
+  double u;
+  Weighting weighting;  // floor = what min_p keeps
+
+  bool draws_from_all() const { return top_k == 0 && top_p >= 1.0; }
+};
+
+// The smallest float x with x >= max + temperature * log_ratio: logits from there on weigh exp(log_ratio) or more.
+float LogitFloor(float max, float temperature, double log_ratio) {
+  const double exact = max + temperature * log_ratio;
+  if (exact < std::numeric_limits<float>::lowest()) return std::numeric_limits<float>::lowest();
+  const float near = static_cast<float>(exact);
+  return near >= exact ? near : std::nextafter(near, kInf);
+}
+
+RowPlan PlanOf(const SampleParams& p, int64_t row, float max) {
+  const int32_t r = p.batch_id_per_output[row];
+  RowPlan plan;
+  plan.is_greedy = false;
+  plan.top_k = p.top_k[r] < p.vocab_size ? p.top_k[r] : 0;
+  plan.top_p = p.top_p[r];
+  plan.u = PhiloxUniform(p.seed[r], static_cast<uint32_t>(p.positions[row]));
+  const double log_min_p = std::log(static_cast<double>(p.min_p[r]));
+  plan.weighting = Weighting{max, p.temperature[r], LogitFloor(max, p.temperature[r], log_min_p)};
+  return plan;
+}
+
+void WeighCandidates(const Weighting& weighting, Candidate* candidates, int count) {
+  for (int i = 0; i < count; i += kLanes) {
+    const int n = std::min(kLanes, count - i);
+    alignas(64) float logits[kLanes];
+    alignas(64) float weights[kLanes];
+    for (int j = 0; j < n; ++j) logits[j] = candidates[i + j].logit;
+    Weigh(logits, n, weighting, weights);
+    for (int j = 0; j < n; ++j) candidates[i + j].weight = weights[j];
+  }
+}
+
+double SumOf(const Candidate* candidates, int begin, int end) {
+  double sum = 0.0;
+  for (int i = begin; i < end; ++i) sum += candidates[i].weight;
+  return sum;
+}
+
+// Last token of the shortest prefix, in the order, that weighs `target` or more. Halves the interval that holds the
+// prefix's end, sorting none of what lies outside it. Reorders the candidates.
+Candidate EndOfNucleus(Candidate* candidates, int count, double target) {
+  int begin = 0;
+  int end = count;
+  double before = 0.0;
+  while (end - begin > kSortTokens) {
+    const int middle = begin + (end - begin) / 2;
+    std::nth_element(candidates + begin, candidates + middle, candidates + end, IsBefore());
+    const double half = SumOf(candidates, begin, middle);
+    if (before + half >= target) {
+      end = middle;
+    } else {
+      before += half;
+      begin = middle;
+    }
+  }
+  std::sort(candidates + begin, candidates + end, IsBefore());
+  for (int i = begin; i < end; ++i) {
+    before += candidates[i].weight;
+    if (before >= target) return candidates[i];
+  }
+  return candidates[end - 1];
+}
+
+// Remove what comes after `last`; the rest stays in place, by id.
+int KeepUpTo(const Candidate& last, Candidate* candidates, int count) {
+  int kept = 0;
+  for (int i = 0; i < count; ++i) {
+    candidates[kept] = candidates[i];
+    kept += !IsBefore()(last, candidates[i]);
+  }
+  return kept;
+}
+
+int KeepTopK(int k, Candidate* candidates, int count, Candidate* scratch) {
+  if (count <= k) return count;
+  std::memcpy(scratch, candidates, static_cast<size_t>(count) * sizeof(Candidate));
+  std::nth_element(scratch, scratch + (k - 1), scratch + count, IsBefore());
+  return KeepUpTo(scratch[k - 1], candidates, count);
+}
+
+// First token whose running weight exceeds u times the whole; a token without weight is never drawn. Where rounding
+// lets no token exceed it, the last one with weight.
+int32_t Draw(const Candidate* candidates, int count, double u) {
+  const double target = u * SumOf(candidates, 0, count);
+  double running = 0.0;
+  int32_t drawn = -1;
+  for (int i = 0; i < count && running <= target; ++i) {
+    running += candidates[i].weight;
+    if (candidates[i].weight > 0.0f) drawn = candidates[i].id;
+  }
+  return drawn;
+}
+
+// The tokens that top_k or, where it is off, top_p may keep; `total` is the weight of the row.
+// A token t lighter than (1 - top_p) / V of the total is outside the nucleus: t and all after it are at most V tokens,
+// none heavier than t, so together they weigh less than 1 - top_p of the total; the tokens before t therefore already
+// weigh more than top_p of it, and the shortest prefix that does ends before t.
+int CollectKept(const LogitsScan& scan, int64_t row, const RowPlan& plan, double total, Candidate* candidates) {
+  const Weighting& weighting = plan.weighting;
+  float floor = weighting.floor;
+  if (plan.top_k > 0) {
+    // Room for the group maxima after the candidates of the whole vocabulary.
+    float* scratch = reinterpret_cast<float*>(candidates + scan.vocab_size());
+    floor = std::max(floor, FloorOfTop(scan.group_max(row), scan.num_groups(), plan.top_k, scratch));
+  } else {
+    const double log_bound = std::log((1.0 - plan.top_p) * total / scan.vocab_size()) - kWeightSlack;
+    floor = std::max(floor, LogitFloor(weighting.max, weighting.temperature, log_bound));
+  }
+  const int count = Collect(scan, row, floor, candidates);
+  WeighCandidates(weighting, candidates, count);
+  return count;
+}
+
+// Draw from what top_k and top_p keep. `total` is the weight of the row, used when top_k is off.
+int32_t SampleKept(const LogitsScan& scan, int64_t row, const RowPlan& plan, double total) {
+  Candidate* candidates = ScratchArray<Candidate>(Scratch::kTask, 2 * static_cast<int64_t>(scan.vocab_size()));
+  Candidate* scratch = candidates + scan.vocab_size();
+  int count = CollectKept(scan, row, plan, total, candidates);
+  if (plan.top_k > 0) {
+    count = KeepTopK(plan.top_k, candidates, count, scratch);
+    total = SumOf(candidates, 0, count);
+  }
+  if (plan.top_p < 1.0) {
+    std::memcpy(scratch, candidates, static_cast<size_t>(count) * sizeof(Candidate));
+    count = KeepUpTo(EndOfNucleus(scratch, count, plan.top_p * total), candidates, count);
+  }
+  return Draw(candidates, count, plan.u);
+}
+
+// Draw from all tokens that min_p keeps: find the chunk by the weights of the chunks, then the token in it.
+int32_t SampleAll(const LogitsScan& scan, int64_t row, const RowPlan& plan, double total) {
+  const double target = plan.u * total;
+  const Chunk* chunks = scan.chunks(row);
+  double running = 0.0;  // weight before `chosen`, the last chunk with any weight seen
+  int chosen = 0;
+  for (int c = 0; c < scan.num_chunks() && running + chunks[chosen].weight <= target; ++c) {
+    if (c == chosen || chunks[c].weight == 0.0) continue;
+    running += chunks[chosen].weight;
+    chosen = c;
+  }
+  const float* logits = scan.row(row);
+  const int end = std::min((chosen + 1) * kChunkTokens, scan.vocab_size());
+  int32_t drawn = -1;
+  for (int i = chosen * kChunkTokens; i < end && running <= target; i += kLanes) {
+    alignas(64) float weights[kLanes];
+    Weigh(logits + i, end - i, plan.weighting, weights);
+    for (int lane = 0; lane < kLanes && running <= target; ++lane) {
+      running += weights[lane];
+      if (weights[lane] > 0.0f) drawn = i + lane;
+    }
+  }
+  return drawn;
+}
+
+Error CheckRequests(const SampleParams& p) {
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    if (!(p.temperature[r] >= 0.0f && p.temperature[r] < kInf)) return "temperature: expected a finite number >= 0, got another";
+    if (p.top_k[r] < 0) return "top_k: expected >= 0, got a negative number";
+    if (!(p.top_p[r] > 0.0f && p.top_p[r] <= 1.0f)) return "top_p: expected a number in (0, 1], got another";
+    if (!(p.min_p[r] >= 0.0f && p.min_p[r] <= 1.0f)) return "min_p: expected a number in [0, 1], got another";
+  }
+  for (int32_t i = 0; i < p.num_rows; ++i) {
+    const int32_t r = p.batch_id_per_output[i];
+    if (r < 0 || r >= p.num_requests) return "batch_id_per_output: expected rows of the request columns, got one outside";
+    if (p.positions[i] < 0) return "positions: expected >= 0, got a negative position";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Error Sample(const SampleParams& p) {
+  if (p.vocab_size <= 0) return "vocab_size: expected a positive number, got less";
+  if (Error error = CheckRequests(p)) return error;
+  if (p.num_rows <= 0) return nullptr;
+  const LogitsScan scan(p.logits, p.num_rows, p.vocab_size);
+  RowPlan* plans = ScratchArray<RowPlan>(Scratch::kRows, p.num_rows);
+  for (int64_t row = 0; row < p.num_rows; ++row) {
+    const Chunk whole = scan.Whole(row);
+    const bool is_valid = whole.is_valid && whole.max > -kInf;
+    p.token_ids[row] = is_valid ? whole.argmax : -1;
+    if (is_valid && p.temperature[p.batch_id_per_output[row]] > 0.0f) {
+      plans[row] = PlanOf(p, row, whole.max);
+    } else {
+      plans[row].is_greedy = true;
+    }
+  }
+  scan.ForChunks([&](int64_t row, int begin, int end, Chunk* chunk) {
+    if (plans[row].is_greedy || plans[row].top_k > 0) return;
+    chunk->weight = SumWeights(scan.row(row) + begin, end - begin, plans[row].weighting);
+  });
+  ParallelFor(p.num_rows, [&](int64_t row) {
+    const RowPlan& plan = plans[row];
+    if (plan.is_greedy) return;
+    const double total = scan.Whole(row).weight;
+    p.token_ids[row] = plan.draws_from_all() ? SampleAll(scan, row, plan, total) : SampleKept(scan, row, plan, total);
+  });
+  return nullptr;
+}
+
+}  // namespace FDSD_ISA
+}  // namespace fdsd

@@ -1,0 +1,34 @@
+"""`python -m fastdeploy_sd.entrypoints.openai.api_server --model PATH ...`: the server, from its command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from fastdeploy_sd.config import load_config
+from fastdeploy_sd.entrypoints import launch
+from fastdeploy_sd.errors import ConfigError
+
+_EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "api_server") -> int:
+    """Serve until told to stop.
+
+    Args:
+        argv: options, without the program's name; None = this process's.
+        prog: name in --help and in usage errors.
+
+    Returns:
+        The exit status: 0 after an orderly stop, 2 for a wrong option or checkpoint, 1 when the engine failed.
+    """
+    try:
+        config = load_config(sys.argv[1:] if argv is None else argv, prog)
+    except ConfigError as error:
+        print(f"{prog}: {error.message}", file=sys.stderr)
+        return _EXIT_USAGE
+    return launch.run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""Bearer authentication as ASGI middleware. Knows nothing of what it protects."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fastdeploy_sd.entrypoints.openai.error_format import error_response
+from fastdeploy_sd.errors import Unauthorized
+
+# Probes of load balancers carry no key and learn nothing but "up" or "down".
+_OPEN_PATHS = frozenset({"/health", "/ping"})
+
+
+class BearerAuth:
+    """Lets a request pass when it carries one of the keys; without any key configured, always.
+
+    Every key is compared in constant time and none is skipped, so the time of a refusal tells nothing.
+    """
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode("utf-8") for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401 or pass the request on (ASGI)."""
+        if scope["type"] != "http" or not self._keys or scope["path"] in _OPEN_PATHS or self._is_authorized(scope):
+            await self._app(scope, receive, send)
+            return
+        error = Unauthorized("Authorization: expected 'Bearer <one of the server's API keys>'", code="invalid_api_key")
+        await error_response(error)(scope, receive, send)
+
+    def _is_authorized(self, scope: Scope) -> bool:
+        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = token.strip().encode("utf-8")
+        matches = [hmac.compare_digest(given, key) for key in self._keys]
+        return scheme.lower() == "bearer" and any(matches)

@@ -1,0 +1,153 @@
+"""Answers the two generation routes: body -> job -> engine -> JSON or a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, ChoiceFormat, CompletionFormat
+from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_json, to_fdsd_error, to_json
+from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
+from fastdeploy_sd.entrypoints.openai.job import Job, JobBuilder, UsageCounter
+from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody
+from fastdeploy_sd.entrypoints.openai.request_body import parse_body, read_body
+from fastdeploy_sd.entrypoints.openai.stream import DONE, ClientGoneError, EventStream, until_disconnected
+from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
+from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
+from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
+from fastdeploy_sd.errors import NotFound, Unavailable
+
+_CLIENT_CLOSED_REQUEST = 499  # nginx's status for its log; nobody receives it
+
+
+class GenerationHandler:
+    """Serves one model through one engine client.
+
+    Raises:
+        CheckpointError: the checkpoint's chat template is not valid.
+    """
+
+    def __init__(self, client: Client, config: Config, tokenizer: Tokenizer) -> None:
+        self._client = client
+        self._config = config
+        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer)
+
+    async def chat(self, request: HttpRequest) -> Response:
+        """POST /v1/chat/completions.
+
+        Raises:
+            FdsdError: of the status that tells the client what happened.
+        """
+        body = parse_body(ChatCompletionBody, await self._read(request))
+        job = await asyncio.to_thread(self._builder(body).build_chat, body)
+        return await self._answer(request, job, body, ChatFormat(job, body, self._tokenizer))
+
+    async def completion(self, request: HttpRequest) -> Response:
+        """POST /v1/completions.
+
+        Raises:
+            FdsdError: of the status that tells the client what happened.
+        """
+        body = parse_body(CompletionBody, await self._read(request))
+        job = await asyncio.to_thread(self._builder(body).build_completion, body)
+        return await self._answer(request, job, body, CompletionFormat(job, body, self._tokenizer))
+
+    async def _read(self, request: HttpRequest) -> bytes:
+        return await read_body(request, self._config.server.max_body_bytes)
+
+    def _builder(self, body: GenerationBody) -> JobBuilder:
+        served = self._config.model.served_name
+        if body.model is not None and body.model != served:
+            raise model_not_found(body.model, served)
+        if not self._client.is_alive:
+            raise Unavailable("the engine is down", code="engine_down")
+        return JobBuilder(self._encoder, self._client.model_info, served)
+
+    async def _answer(self, request: HttpRequest, job: Job, body: GenerationBody, form: ChoiceFormat) -> Response:
+        deltas = run_job(self._client, self._tokenizer, job)
+        try:
+            if body.stream:
+                # The first delta is awaited before the status line is sent: a full queue is a 429, not a broken stream.
+                first = await until_disconnected(request.receive, anext(deltas))
+                return EventStream(_events(request, job, body, form, _chain(first, deltas)), deltas)
+            return await until_disconnected(request.receive, _whole(job, form, deltas))
+        except ClientGoneError:
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        except BaseException:
+            await deltas.aclose()
+            raise
+
+
+def model_not_found(name: str, served: str) -> NotFound:
+    """Return the error for a model name that is not served."""
+    return NotFound(f"model: expected {served!r}, got {name!r}", param="model", code="model_not_found")
+
+
+async def _whole(job: Job, form: ChoiceFormat, deltas: AsyncGenerator[ChoiceDelta, None]) -> Response:
+    collectors = [CompletionCollector(i) for i in range(len(job.requests))]
+    usage = UsageCounter(job)
+    async with contextlib.aclosing(deltas):
+        async for choice, delta in deltas:
+            collectors[choice].add(delta)
+            usage.add(choice, delta)
+    choices = [form.whole(collector.build()) for collector in collectors]
+    return JsonResponse(_envelope(job, form.response_object, choices) | {"usage": usage.to_json()})
+
+
+async def _events(
+    request: HttpRequest,
+    job: Job,
+    body: GenerationBody,
+    form: ChoiceFormat,
+    deltas: AsyncGenerator[ChoiceDelta, None],
+) -> AsyncGenerator[str, None]:
+    """Yield server-sent events: chunks, an error if one comes up, and always [DONE]."""
+    usage = UsageCounter(job)
+    begun: set[int] = set()
+    try:
+        async with contextlib.aclosing(deltas):
+            async for choice, delta in deltas:
+                usage.add(choice, delta)
+                entry = form.chunk(choice, delta, is_first=choice not in begun)
+                if entry is None:
+                    continue
+                begun.add(choice)
+                yield _event(_chunk(job, body, form, [entry], usage))
+        if body.includes_usage:
+            yield _event(_envelope(job, form.chunk_object, []) | {"usage": usage.to_json()})
+    except Exception as error:
+        yield _event(error_json(to_fdsd_error(error, request)))
+    yield DONE
+
+
+def _chunk(
+    job: Job, body: GenerationBody, form: ChoiceFormat, choices: list[dict[str, Any]], usage: UsageCounter
+) -> dict[str, Any]:
+    chunk = _envelope(job, form.chunk_object, choices)
+    if body.includes_continuous_usage:
+        chunk["usage"] = usage.to_json()
+    elif body.includes_usage:
+        chunk["usage"] = None  # OpenAI: present and null until the last chunk
+    return chunk
+
+
+def _envelope(job: Job, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": job.job_id, "object": kind, "created": job.created, "model": job.model, "choices": choices}
+
+
+def _event(value: object) -> str:
+    return f"data: {to_json(value)}\n\n"
+
+
+async def _chain(first: ChoiceDelta, rest: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[ChoiceDelta, None]:
+    async with contextlib.aclosing(rest):
+        yield first
+        async for delta in rest:
+            yield delta

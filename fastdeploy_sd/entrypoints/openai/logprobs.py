@@ -1,0 +1,79 @@
+"""TokenLogprob -> OpenAI's two JSON shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
+from fastdeploy_sd.types import TokenLogprob
+
+# JSON has no infinity; this is what OpenAI's clients are used to.
+_LOWEST_LOGPROB = -9999.0
+
+
+def chat_logprobs(tokenizer: Tokenizer, logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:
+    """Return `choices[].logprobs` of a chat completion: per token itself and the best alternatives."""
+    return {
+        "content": [
+            _chat_entry(tokenizer, entry.token_id, entry.logprob)
+            | {
+                "top_logprobs": [
+                    _chat_entry(tokenizer, token_id, logprob)
+                    for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+                ]
+            }
+            for entry in logprobs
+        ],
+        "refusal": None,
+    }
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], text_offsets: Iterable[int]
+) -> dict[str, Any]:
+    """Return `choices[].logprobs` of a text completion; the chosen token is always among its alternatives.
+
+    Args:
+        tokenizer: names the tokens.
+        logprobs: one per token.
+        text_offsets: int[n], where each token's text starts in the choice's text.
+    """
+    return {
+        "tokens": [token_label(tokenizer, entry.token_id) for entry in logprobs],
+        "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
+        "top_logprobs": [_alternatives(tokenizer, entry) for entry in logprobs],
+        "text_offset": list(text_offsets),
+    }
+
+
+def token_label(tokenizer: Tokenizer, token_id: int) -> str:
+    r"""Return a token's text, or "bytes:\xe2\x80" when it is not whole characters, as OpenAI writes it."""
+    data = _token_bytes(tokenizer, token_id)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{b:02x}" for b in data)
+
+
+def _chat_entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+    return {
+        "token": token_label(tokenizer, token_id),
+        "logprob": _finite(logprob),
+        "bytes": list(_token_bytes(tokenizer, token_id)),
+    }
+
+
+def _alternatives(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, float]:
+    best = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+    labelled = {token_label(tokenizer, token_id): _finite(logprob) for token_id, logprob in best}
+    return labelled | {token_label(tokenizer, entry.token_id): _finite(entry.logprob)}
+
+
+def _token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    data = tokenizer.token_bytes(token_id)
+    return tokenizer.decode([token_id], skip_hidden=False).encode("utf-8") if data is None else data
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LOWEST_LOGPROB)

@@ -1,0 +1,294 @@
+"""LLM: offline generation in this process, with the same engine, text handling and results as the server."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+from fastdeploy_sd.config import Config, config_from_kwargs
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.entrypoints.offline.interrupt import DeferredInterrupt
+from fastdeploy_sd.entrypoints.offline.progress import progress_bar
+from fastdeploy_sd.entrypoints.text.chat_template import Message, Scalar
+from fastdeploy_sd.entrypoints.text.completion import Completion, CompletionCollector
+from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
+from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
+from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder, RequestOptions
+from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
+from fastdeploy_sd.errors import BadRequest, Overloaded, Unavailable, suggest
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.types import Request, RequestMetrics, RequestOutput
+
+Conversation = Sequence[Mapping[str, str]]
+_MESSAGE_KEYS = ("role", "content", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOutput:
+    """The result for one prompt.
+
+    Attributes:
+        prompt: as given; None when it was given as token ids or as a conversation.
+        outputs: `n` completions.
+        num_cached_tokens: prompt tokens the first completion took from the prefix cache.
+        metrics: of the first completion.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    num_cached_tokens: int
+    metrics: RequestMetrics | None
+
+
+class LLM:
+    """A loaded model that completes prompts. Not for use by several threads at once.
+
+    Frees the model when it is dropped, when `close` is called, or at the end of a `with` block.
+
+    Example:
+        >>> with LLM(model="demo") as llm:  # doctest: +SKIP
+        ...     print(llm.generate("def fib(n):", SamplingParams(temperature=0, max_tokens=32))[0].outputs[0].text)
+
+    Args:
+        model: checkpoint directory, or "demo".
+        engine_args: the options of docs/configuration.md, e.g. dtype, max_model_len, speculative_config.
+
+    Raises:
+        ConfigError: an option is unknown (the text suggests the nearest) or its value is wrong.
+        CheckpointError: the checkpoint cannot be loaded.
+    """
+
+    def __init__(self, model: str, **engine_args: Any) -> None:
+        config = config_from_kwargs(model=model, **engine_args)
+        self._tokenizer = load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend)
+        self._encoder = PromptEncoder(self._tokenizer)
+        self._engine: Engine | None
+        self._engine, self._free = _start(self, config)
+        self._builder = RequestBuilder(self._encoder, self._engine.model_info)
+        self._serials = itertools.count()
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[GenerationOutput]:
+        """Complete raw prompts; control tokens written in them act.
+
+        Args:
+            prompts: one text or several.
+            sampling_params: for all prompts, or one per prompt; None = defaults.
+            prompt_token_ids: int[P] or several of those, instead of `prompts`.
+            use_tqdm: show progress, if tqdm is installed and stderr is a terminal.
+
+        Returns:
+            One result per prompt, in their order.
+
+        Raises:
+            BadRequest: a prompt or a parameter is wrong, or a request could never fit into the cache.
+            InternalError: a computation failed; the other prompts are aborted.
+            KeyboardInterrupt: after the current step; the prompts are aborted and the LLM stays usable.
+            Unavailable: the LLM is closed.
+        """
+        if (prompts is None) == (prompt_token_ids is None):
+            got = "neither" if prompts is None else "both"
+            raise BadRequest(f"prompts: expected either prompts or prompt_token_ids, got {got}", param="prompts")
+        if prompts is not None:
+            texts: list[str | None] = [prompts] if isinstance(prompts, str) else list(prompts)
+            return self._run(texts, [self._encode_text(t) for t in texts], sampling_params, use_tqdm)
+        token_ids = _as_token_id_lists(prompt_token_ids)
+        return self._run([None] * len(token_ids), token_ids, sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        chat_template_kwargs: Mapping[str, Scalar] | None = None,
+    ) -> list[GenerationOutput]:
+        """Answer conversations; control tokens written in messages are plain text.
+
+        Args:
+            messages: one conversation ({"role": ..., "content": ...} each) or several.
+            sampling_params: for all conversations, or one for each; None = defaults.
+            use_tqdm: as for generate.
+            chat_template_kwargs: extra variables of the checkpoint's chat template.
+
+        Returns:
+            One result per conversation, in their order.
+
+        Raises:
+            BadRequest: a message or a parameter is wrong, or a request could never fit into the cache.
+            InternalError, KeyboardInterrupt, Unavailable: as generate.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        kwargs = chat_template_kwargs or {}
+        token_ids = [self._encoder.encode_chat([_message(m) for m in c], kwargs) for c in conversations]
+        return self._run([None] * len(token_ids), token_ids, sampling_params, use_tqdm)
+
+    def close(self) -> None:
+        """Free the model; every later call but `close` raises Unavailable."""
+        self._engine = None
+        self._free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _encode_text(self, prompt: object) -> list[int]:
+        if not isinstance(prompt, str):
+            raise BadRequest(f"prompts: expected text, got {type(prompt).__name__}", param="prompts")
+        return self._encoder.encode_text(prompt)
+
+    def _run(
+        self,
+        texts: Sequence[str | None],
+        prompts: Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[GenerationOutput]:
+        if self._engine is None:
+            raise Unavailable("this LLM is closed")
+        params = _one_per_prompt(sampling_params, len(prompts))
+        options = [RequestOptions(f"llm-{next(self._serials)}") for _ in prompts]
+        requests = [self._builder.build(*args) for args in zip(prompts, params, options, strict=True)]
+        batch = _Batch(self._engine, self._tokenizer, [r for group in requests for r in group])
+        batch.run(use_tqdm)
+        return [
+            _result(option.request_id, text, group, [batch.sequences[r.request_id].collector.build() for r in group])
+            for option, text, group in zip(options, texts, requests, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """One request on its way."""
+
+    request: Request
+    processor: OutputProcessor
+    collector: CompletionCollector
+
+
+class _Batch:
+    """Drives the engine until all requests have ended."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, requests: Iterable[Request]) -> None:
+        self._engine = engine
+        self.sequences = {
+            r.request_id: _Sequence(r, OutputProcessor(r, tokenizer), CompletionCollector(i % r.sampling.n))
+            for i, r in enumerate(requests)
+        }
+        self._waiting = deque(self.sequences.values())
+        self._running: set[str] = set()
+
+    def run(self, use_tqdm: bool) -> None:
+        """Submit as the queue takes them and step; abort everything when interrupted or when a request fails."""
+        try:
+            with DeferredInterrupt() as interrupt, progress_bar(len(self.sequences), use_tqdm) as progress:
+                while self._waiting or self._running:
+                    self._submit()
+                    for output in self._engine.step():
+                        progress.advance(int(self._take(output)))
+                    interrupt.raise_pending()
+        finally:
+            self._engine.abort(self._running)
+
+    def _submit(self) -> None:
+        while self._waiting:
+            try:
+                self._engine.submit(self._waiting[0].request)
+            except Overloaded:
+                return  # the rest follows when the queue has room
+            self._running.add(self._waiting.popleft().request.request_id)
+
+    def _take(self, output: RequestOutput) -> bool:
+        """Add an output to its sequence; return whether that ended it."""
+        if output.request_id not in self._running:
+            return False
+        sequence = self.sequences[output.request_id]
+        if output.finish_reason is not None:
+            self._running.remove(output.request_id)
+        delta = sequence.processor.process(output)
+        if delta.needs_abort:
+            self._running.remove(output.request_id)
+            [last] = self._engine.abort([output.request_id])
+            delta = replace(delta, metrics=last.metrics or delta.metrics)
+        sequence.collector.add(delta)
+        return delta.finish_reason is not None
+
+
+def _start(owner: LLM, config: Config) -> tuple[Engine, weakref.finalize[Any, LLM]]:
+    """Load the model; return the engine, and what frees the model now or, at the latest, with `owner`."""
+    from fastdeploy_sd.worker.executor import create_executor  # brings in Paddle
+
+    executor = create_executor(config)
+    return Engine(config, executor), weakref.finalize(owner, executor.shutdown)
+
+
+def _one_per_prompt(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * num_prompts
+    params = list(sampling_params)
+    if len(params) != num_prompts or not all(isinstance(p, SamplingParams) for p in params):
+        raise BadRequest(
+            f"sampling_params: expected a SamplingParams or one for each of {num_prompts} prompts, got {len(params)}",
+            param="sampling_params",
+        )
+    return params
+
+
+def _as_token_id_lists(value: Any) -> list[list[int]]:
+    """Return a list of prompts, whether one or several were given.
+
+    Raises:
+        BadRequest: not token ids.
+    """
+    items = list(value)
+    prompts = [items] if items and not isinstance(items[0], Sequence) and not hasattr(items[0], "__len__") else items
+    try:
+        return [[int(i) for i in prompt] for prompt in prompts]
+    except (TypeError, ValueError):
+        raise BadRequest(
+            "prompt_token_ids: expected a list of token ids or a list of those, got something else",
+            param="prompt_token_ids",
+        ) from None
+
+
+def _message(message: Any) -> Message:
+    if not isinstance(message, Mapping):
+        raise BadRequest(f"messages: expected maps with role and content, got {message!r}", param="messages")
+    for key in message:
+        if key not in _MESSAGE_KEYS:
+            raise BadRequest(f"messages: unknown key {key!r}{suggest(str(key), _MESSAGE_KEYS)}", param="messages")
+    for key in ("role", "content"):
+        if not isinstance(message.get(key), str):
+            raise BadRequest(f"messages: {key}: expected text, got {message.get(key)!r}", param="messages")
+    return Message(message["role"], message["content"], message.get("name"))
+
+
+def _result(
+    request_id: str, prompt: str | None, requests: Sequence[Request], completions: list[Completion]
+) -> GenerationOutput:
+    return GenerationOutput(
+        request_id=request_id,
+        prompt=prompt,
+        prompt_token_ids=requests[0].prompt_token_ids.tolist(),
+        outputs=completions,
+        num_cached_tokens=completions[0].num_cached_tokens,
+        metrics=completions[0].metrics,
+    )

@@ -1,0 +1,83 @@
+"""EngineStats -> Prometheus text. Keeps no state: the engine counts, whichever HTTP process is scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from fastdeploy_sd.engine.stats import EngineStats, Histogram
+from fastdeploy_sd.metrics import families
+from fastdeploy_sd.metrics.families import ratio
+
+
+def render_metrics(stats: EngineStats) -> tuple[bytes, str]:
+    """Return the body and the content type of a /metrics answer."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_StatsCollector(stats))
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+class _StatsCollector(Collector):
+    """Presents one snapshot."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        self._stats = stats
+
+    def describe(self) -> list[Metric]:
+        return []  # names cannot collide: the registry holds nothing else
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._singles()
+        yield from self._labelled()
+        yield self._cache_config()
+        yield from self._acceptance_by_position()
+        for name, text, key in families.HISTOGRAMS:
+            yield _histogram(name, text, self._stats.histograms[key])
+
+    def _singles(self) -> Iterator[Metric]:
+        for counter in families.COUNTERS:
+            yield CounterMetricFamily(counter.name, counter.text, value=counter.value(self._stats))
+        for gauge in families.GAUGES:
+            yield GaugeMetricFamily(gauge.name, gauge.text, value=gauge.value(self._stats))
+
+    def _labelled(self) -> Iterator[Metric]:
+        for spec in families.LABELLED_COUNTERS:
+            counter = CounterMetricFamily(spec.name, spec.text, labels=[spec.label])
+            for label, value in spec.values(self._stats).items():
+                counter.add_metric([label], value)
+            yield counter
+        for spec in families.LABELLED_GAUGES:
+            gauge = GaugeMetricFamily(spec.name, spec.text, labels=[spec.label])
+            for label, value in spec.values(self._stats).items():
+                gauge.add_metric([label], value)
+            yield gauge
+
+    def _cache_config(self) -> Metric:
+        info = GaugeMetricFamily(
+            "fastdeploy:cache_config_info", "Shape of the KV cache, in labels.", labels=["block_size", "num_gpu_blocks"]
+        )
+        info.add_metric([str(self._stats.block_size), str(self._stats.num_blocks)], 1)
+        return info
+
+    def _acceptance_by_position(self) -> Iterator[Metric]:
+        """FastDeploy has one gauge per position, with the position in the name."""
+        stats = self._stats
+        pairs = zip(stats.drafted_per_position, stats.accepted_per_position, strict=True)
+        for i, (num_drafted, num_accepted) in enumerate(pairs):
+            yield GaugeMetricFamily(
+                f"fastdeploy:spec_decode_draft_single_head_acceptance_rate_{i}",
+                f"Drafts accepted over drafts judged at position {i} (0 = first).",
+                value=ratio(num_accepted, num_drafted),
+            )
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.sum)

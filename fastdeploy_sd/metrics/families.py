@@ -1,0 +1,212 @@
+"""Which metrics there are: name, meaning, and how each follows from EngineStats.
+
+Names of FastDeploy start with `fastdeploy:` and keep its meaning, with every ratio over what was really asked or
+proposed; a ratio whose denominator is still zero has no sample. Names of our own start with `fastdeploy_sd:`. What
+FastDeploy counts and this server does not have (swap space, SSD cache, several hosts) has no metric rather than a
+constant one. Knows no exposition format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fastdeploy_sd.engine.stats import EngineStats
+
+Value = Callable[[EngineStats], float | None]
+LabelledValues = Callable[[EngineStats], Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """A metric with one value; None = no sample.
+
+    Attributes:
+        name: of a counter without the `_total` that exposition appends.
+    """
+
+    name: str
+    text: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A counter or gauge with one value per value of one label."""
+
+    name: str
+    text: str
+    label: str
+    values: LabelledValues
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    """Quotient, None when nothing has been counted yet."""
+    return numerator / denominator if denominator else None
+
+
+def _num_available_blocks(s: EngineStats) -> int:
+    return s.num_free_blocks + s.num_cached_blocks
+
+
+def _used_share(s: EngineStats) -> float | None:
+    return ratio(s.num_blocks - _num_available_blocks(s), s.num_blocks)
+
+
+COUNTERS = (
+    Single("fastdeploy:requests_number", "Requests taken.", lambda s: s.num_requests),
+    Single(
+        "fastdeploy:request_success",
+        "Requests that ended by a stop token or at their length; neither aborted nor failed.",
+        lambda s: s.num_finished["stop"] + s.num_finished["length"],
+    ),
+    Single(
+        "fastdeploy:request_preempted",
+        "Times a running request lost its KV blocks and was queued again.",
+        lambda s: s.num_preemptions,
+    ),
+    Single("fastdeploy:prompt_tokens", "Prompt tokens of requests with a first token.", lambda s: s.num_prompt_tokens),
+    Single("fastdeploy:generation_tokens", "Tokens generated.", lambda s: s.num_generated_tokens),
+    Single(
+        "fastdeploy:prefix_cache_token_num",
+        "Prompt tokens found in the prefix cache when a request was first scheduled.",
+        lambda s: s.num_prefix_hit_tokens,
+    ),
+    Single(
+        "fastdeploy:prefix_gpu_cache_token_num",
+        "The same: the KV cache of the compute device is the only level there is.",
+        lambda s: s.num_prefix_hit_tokens,
+    ),
+    Single("fastdeploy:spec_decode_num_draft_tokens", "Drafts judged.", lambda s: s.num_draft_tokens),
+    Single("fastdeploy:spec_decode_num_accepted_tokens", "Drafts accepted.", lambda s: s.num_accepted_tokens),
+    Single(
+        "fastdeploy:spec_decode_num_emitted_tokens",
+        "Tokens from verifications that had drafts: the accepted ones and one recovered or bonus token each.",
+        lambda s: s.num_emitted_tokens,
+    ),
+    Single(
+        "fastdeploy_sd:spec_decode_verifications",
+        "Verifications that had drafts; emitted tokens over these is the mean number of tokens per step and request.",
+        lambda s: s.num_verified_rows,
+    ),
+    Single("fastdeploy_sd:steps", "Engine steps executed.", lambda s: s.num_steps),
+    Single(
+        "fastdeploy_sd:prefix_cache_query_tokens",
+        "Prompt tokens looked up in the prefix cache when a request was first scheduled.",
+        lambda s: s.num_prefix_query_tokens,
+    ),
+)
+
+GAUGES = (
+    Single("fastdeploy:num_requests_running", "Requests in the batch.", lambda s: s.num_running),
+    Single("fastdeploy:num_requests_waiting", "Requests in the queue.", lambda s: s.num_waiting),
+    Single(
+        "fastdeploy:num_requests_preempted",
+        "Requests in the queue because they were preempted.",
+        lambda s: s.num_preempted_waiting,
+    ),
+    Single(
+        "fastdeploy:num_requests_enqueued",
+        "Requests in the queue that have not been scheduled yet.",
+        lambda s: s.num_waiting - s.num_preempted_waiting,
+    ),
+    Single("fastdeploy:batch_size", "Requests in the batch.", lambda s: s.num_running),
+    Single("fastdeploy:max_batch_size", "Most requests a batch may hold.", lambda s: s.max_num_seqs),
+    Single(
+        "fastdeploy:available_batch_size",
+        "Requests the batch has room for.",
+        lambda s: s.max_num_seqs - s.num_running,
+    ),
+    Single(
+        "fastdeploy:hit_req_rate",
+        "Share of requests, at their first scheduling, that found any of their prompt in the prefix cache.",
+        lambda s: ratio(s.num_prefix_hits, s.num_prefix_queries),
+    ),
+    Single(
+        "fastdeploy:hit_token_rate",
+        "Share of prompt tokens found in the prefix cache, of all that were looked up.",
+        lambda s: ratio(s.num_prefix_hit_tokens, s.num_prefix_query_tokens),
+    ),
+    Single(
+        "fastdeploy:gpu_hit_token_rate",
+        "The same: the KV cache of the compute device is the only level there is.",
+        lambda s: ratio(s.num_prefix_hit_tokens, s.num_prefix_query_tokens),
+    ),
+    Single("fastdeploy:max_gpu_block_num", "KV blocks in all.", lambda s: s.num_blocks),
+    Single("fastdeploy:free_gpu_block_num", "KV blocks without content.", lambda s: s.num_free_blocks),
+    Single(
+        "fastdeploy:available_gpu_block_num",
+        "KV blocks a request could get: without content, or cached and unused.",
+        _num_available_blocks,
+    ),
+    Single(
+        "fastdeploy:available_gpu_resource",
+        "Available KV blocks over all blocks, 0..1.",
+        lambda s: ratio(_num_available_blocks(s), s.num_blocks),
+    ),
+    Single("fastdeploy:gpu_cache_usage_perc", "KV blocks in use by requests over all blocks, 0..1.", _used_share),
+    Single(
+        "fastdeploy:spec_decode_draft_acceptance_rate",
+        "Drafts accepted over drafts judged.",
+        lambda s: ratio(s.num_accepted_tokens, s.num_draft_tokens),
+    ),
+    Single(
+        "fastdeploy:spec_decode_efficiency",
+        "Tokens emitted by verifications over what they would have emitted had every draft been accepted.",
+        lambda s: ratio(s.num_emitted_tokens, s.num_draft_tokens + s.num_verified_rows),
+    ),
+    Single(
+        "fastdeploy_sd:num_waiting_tokens",
+        "Prompt tokens of the requests in the queue.",
+        lambda s: s.num_waiting_tokens,
+    ),
+)
+
+LABELLED_COUNTERS = (
+    Labelled("fastdeploy_sd:requests_finished", "Requests that ended, by reason.", "reason", lambda s: s.num_finished),
+    Labelled(
+        "fastdeploy_sd:step_time_seconds",
+        "Time in engine steps, by phase.",
+        "phase",
+        lambda s: {phase: ms / 1000 for phase, ms in s.timings_ms.items()},
+    ),
+    Labelled(
+        "fastdeploy_sd:spec_decode_draft_tokens_at",
+        "Drafts judged, by position in the draft (0 = first).",
+        "position",
+        lambda s: {str(i): n for i, n in enumerate(s.drafted_per_position)},
+    ),
+    Labelled(
+        "fastdeploy_sd:spec_decode_accepted_tokens_at",
+        "Drafts accepted, by position in the draft (0 = first).",
+        "position",
+        lambda s: {str(i): n for i, n in enumerate(s.accepted_per_position)},
+    ),
+)
+
+LABELLED_GAUGES = (
+    Labelled(
+        "fastdeploy_sd:kv_cache_blocks",
+        "KV blocks by state: free (no content), cached (reusable content, unused), used (by requests).",
+        "state",
+        lambda s: {
+            "free": s.num_free_blocks,
+            "cached": s.num_cached_blocks,
+            "used": s.num_blocks - _num_available_blocks(s),
+        },
+    ),
+)
+
+# Name, meaning, key of EngineStats.histograms; over requests that have ended.
+HISTOGRAMS = (
+    ("fastdeploy:time_to_first_token_seconds", "From a request's arrival to its first token.", "ttft_s"),
+    ("fastdeploy:time_per_output_token_seconds", "Mean time per token after a request's first one.", "tpot_s"),
+    ("fastdeploy:e2e_request_latency_seconds", "From a request's arrival to its end.", "e2e_s"),
+    ("fastdeploy:request_queue_time_seconds", "From a request's arrival to its first scheduling.", "queue_s"),
+    ("fastdeploy:request_inference_time_seconds", "From a request's first scheduling to its end.", "inference_s"),
+    ("fastdeploy:request_prefill_time_seconds", "From a request's first scheduling to its first token.", "prefill_s"),
+    ("fastdeploy:request_decode_time_seconds", "From a request's first token to its end.", "decode_s"),
+    ("fastdeploy:request_prompt_tokens", "Prompt tokens per request.", "prompt_tokens"),
+    ("fastdeploy:request_generation_tokens", "Generated tokens per request.", "generated_tokens"),
+    ("fastdeploy:request_params_max_tokens", "Limit on generated tokens per request.", "max_tokens"),
+)

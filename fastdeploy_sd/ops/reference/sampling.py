@@ -1,0 +1,153 @@
+"""Meaning of process_logits, sample, token_logprobs and verify_draft_tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.ops.reference.philox import philox_uniform
+from fastdeploy_sd.types import F32, I32, DraftTokens, SamplingArrays
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+IN_PROMPT = 1 << 30
+
+
+def process_logits(logits: F32, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays) -> F32:
+    """Apply penalties, then logit_bias, then forbid tokens, as if each row's drafts before it were output.
+
+    Row j of request r sees the first j drafts of r as output. Repetition: the logit of a token in the prompt or the
+    output is divided by the penalty if positive, else multiplied. Then frequency * count and presence are subtracted for
+    tokens in the output. A forbidden token gets -inf.
+
+    Args:
+        logits: f32[L, V].
+        cu_num_logits: i32[R+1].
+
+    Returns:
+        f32[L, V].
+
+    Source: arXiv:1909.05858 section 4.1 (repetition), OpenAI API reference (frequency, presence).
+    """
+    y = logits.copy()
+    for r in range(len(cu_num_logits) - 1):
+        first, last = cu_num_logits[r], cu_num_logits[r + 1]
+        for j, row in enumerate(range(first, last)):
+            if sampling.penalty_slot[r] >= 0:
+                y[row] = _penalise(logits[row], sampling, r, draft.row(r)[:j])
+            biases = slice(sampling.cu_bias[r], sampling.cu_bias[r + 1])
+            np.add.at(y[row], sampling.bias_token_ids[biases], sampling.bias_values[biases])
+            y[row, sampling.mask_token_ids[sampling.cu_mask[row] : sampling.cu_mask[row + 1]]] = -np.inf
+    return y
+
+
+def _penalise(logits: F32, sampling: SamplingArrays, r: int, drafts: I32) -> F32:
+    seen = sampling.token_counts[sampling.penalty_slot[r]]
+    count = (seen & (IN_PROMPT - 1)) + np.bincount(drafts, minlength=len(logits))
+    repetition = sampling.repetition_penalty[r]
+    repeated = np.where(logits > 0, logits / repetition, logits * repetition)
+    y = np.where((count > 0) | (seen & IN_PROMPT > 0), repeated, logits)
+    penalised = y - sampling.frequency_penalty[r] * count.astype(np.float32) - sampling.presence_penalty[r]
+    return np.where(count > 0, penalised, y).astype(np.float32)
+
+
+def sample(logits: F32, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays) -> I32:
+    """Draw one token per row with the uniform of (seed, position).
+
+    Args:
+        logits: f32[L, V]; -inf forbids a token.
+        batch_id_per_output: i32[L], the request of each row.
+        positions: i32[L], absolute position of the token to draw.
+
+    Returns:
+        i32[L]; -1 for a row with NaN or +inf or without any finite logit.
+    """
+    out = [
+        _sample_row(row.astype(np.float64), int(position), sampling, int(r))
+        for row, r, position in zip(logits, batch_id_per_output, positions, strict=True)
+    ]
+    return np.array(out, np.int32)
+
+
+def _sample_row(logits: F64, position: int, sampling: SamplingArrays, r: int) -> int:
+    if np.isnan(logits).any() or logits.max() == np.inf or logits.max() == -np.inf:
+        return -1
+    if sampling.temperature[r] == 0:
+        return int(np.argmax(logits))
+    probs = distribution(logits, sampling, r)
+    cumulative = np.cumsum(probs)
+    drawn = np.searchsorted(cumulative, philox_uniform(int(sampling.seed[r]), position) * cumulative[-1], side="right")
+    return int(min(drawn, np.flatnonzero(probs)[-1]))
+
+
+def distribution(logits: F64, sampling: SamplingArrays, r: int) -> F64:
+    """Return the probabilities f64[V] of request r's next token: temperature, then min_p, then top_k, then top_p.
+
+    Tokens are ordered by probability, equal ones by id; top_p keeps the shortest prefix of the order that reaches it.
+
+    Source: top_p arXiv:1904.09751, min_p arXiv:2407.01082.
+    """
+    scaled = (logits - logits.max()) / np.float64(sampling.temperature[r])
+    with np.errstate(divide="ignore"):
+        kept = scaled >= np.log(np.float64(sampling.min_p[r]))
+    order: I64 = np.argsort(-logits, kind="stable")
+    if sampling.top_k[r] > 0:
+        kept[order[sampling.top_k[r] :]] = False
+    probs: F64 = np.where(kept, np.exp(scaled), 0.0)
+    probs /= probs.sum()
+    if sampling.top_p[r] < 1.0:
+        before = np.cumsum(probs[order]) - probs[order]
+        probs[order[before >= np.float64(sampling.top_p[r])]] = 0.0
+    return probs / probs.sum()
+
+
+def token_logprobs(logits: F32, token_ids: I32, num_top: int) -> tuple[F32, I32, I32, F32]:
+    """Return the natural log-probability and rank of one token per row, and the num_top most likely tokens.
+
+    Args:
+        logits: f32[L, V]; -inf forbids a token.
+        token_ids: i32[L].
+
+    Returns:
+        logprobs f32[L]; ranks i32[L], 1 + tokens with a higher logit or an equal one and a lower id; top_token_ids
+        i32[L, num_top] and top_logprobs f32[L, num_top], best first. A row with NaN or +inf or without any finite logit
+        has NaN logprobs, rank 1 and the lowest ids.
+    """
+    wide = logits.astype(np.float64)
+    top = wide.max(axis=1, keepdims=True)
+    invalid = ~np.isfinite(top[:, 0])
+    with np.errstate(invalid="ignore"):
+        logprobs = wide - top - np.log(np.exp(wide - top).sum(axis=1, keepdims=True))
+    logprobs[invalid] = np.nan
+    wide[invalid] = 0.0
+    order = np.argsort(-wide, axis=1, kind="stable")
+    rows = np.arange(len(logits))
+    ranks = np.argmax(order == token_ids[:, None], axis=1) + 1
+    ranks[invalid] = 1
+    top_token_ids = order[:, :num_top]
+    return (
+        logprobs[rows, token_ids].astype(np.float32),
+        ranks.astype(np.int32),
+        top_token_ids.astype(np.int32),
+        np.take_along_axis(logprobs, top_token_ids, axis=1).astype(np.float32),
+    )
+
+
+def verify_draft_tokens(sampled_token_ids: I32, cu_num_logits: I32, draft: DraftTokens) -> tuple[I32, I32, I32]:
+    """Keep each request's longest draft prefix that equals the sampled tokens, then the sampled token after it.
+
+    Args:
+        sampled_token_ids: i32[L].
+        cu_num_logits: i32[R+1]: drafts + 1 rows per request, or 0 while its prompt is unfinished.
+
+    Returns:
+        token_ids i32[O], cu_num_output i32[R+1], num_accepted i32[R].
+    """
+    outputs, accepted = [], []
+    for r in range(len(cu_num_logits) - 1):
+        sampled = sampled_token_ids[cu_num_logits[r] : cu_num_logits[r + 1]]
+        matches = sampled[: len(draft.row(r))] == draft.row(r)
+        accepted.append(int(np.cumprod(matches).sum()))
+        outputs.append(sampled[: accepted[-1] + 1])
+    cu_num_output = np.cumsum([0, *(len(output) for output in outputs)]).astype(np.int32)
+    return np.concatenate([*outputs, np.zeros(0, np.int32)]).astype(np.int32), cu_num_output, np.array(accepted, np.int32)

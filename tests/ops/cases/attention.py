@@ -1,0 +1,97 @@
+"""Cases of cascade_append_attention, and the ragged batches that its row-invariance test reuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.ops import attention
+from fastdeploy_sd.ops.bf16 import narrow
+from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.ops.native import attention as native
+from fastdeploy_sd.ops.reference import attention as reference
+from tests.ops.backends import from_paddle, to_paddle
+from tests.ops.cases.case import OpCases
+
+# (tokens in the cache before, new tokens) of each request.
+DECODE = [(0, 1), (14, 1), (15, 1), (16, 1), (62, 1), (63, 1), (64, 1), (510, 1), (511, 1), (512, 1), (1499, 1)]
+VERIFY = [(10, 5), (60, 8), (508, 5), (1100, 3), (0, 2)]
+PREFILL = [(0, 17), (0, 70), (50, 100), (500, 20)]
+MIXED = [(0, 0), (700, 1), (0, 33), (90, 0), (511, 6), (64, 64), (3, 1)]
+# requests, query heads, KV heads, head size, block size
+SHAPES: list[tuple[Sequence[tuple[int, int]], int, int, int, int]] = [
+    ([], 2, 1, 16, 16),
+    (DECODE, 1, 1, 16, 16),
+    (DECODE, 4, 2, 128, 64),
+    (VERIFY, 4, 1, 64, 16),
+    (VERIFY, 8, 1, 32, 48),
+    (PREFILL, 2, 2, 80, 64),
+    (PREFILL, 16, 1, 48, 16),
+    (MIXED, 3, 1, 112, 32),
+    (MIXED, 2, 1, 256, 64),
+    (MIXED, 7, 1, 96, 16),
+]
+
+
+def batch(
+    requests: Sequence[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: Any
+) -> dict[str, Any]:
+    """Build one call's arguments; blocks are scattered, and every slot that holds no token of a request is NaN."""
+    rng = np.random.default_rng(len(requests) * heads + head_dim)
+    lengths = np.array([computed + new for computed, new in requests], np.int32)
+    num_blocks = [-(-int(length) // block_size) for length in lengths]
+    ids = rng.permutation(sum(num_blocks) + 3)
+    tables = np.full((len(requests), max(num_blocks, default=0) + 1), -1, np.int32)
+    keys, values = np.full((2, len(ids), block_size, kv_heads, head_dim), np.nan, np.float32)
+    for r, length in enumerate(lengths):
+        tables[r, : num_blocks[r]], ids = ids[: num_blocks[r]], ids[num_blocks[r] :]
+        for position in range(length):
+            block, offset = tables[r, position // block_size], position % block_size
+            keys[block, offset], values[block, offset] = rng.standard_normal((2, kv_heads, head_dim), np.float32)
+    new = np.array([new for _, new in requests], np.int32)
+    starts = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
+    # Every third row has sharp weights: one key takes nearly all.
+    q = rng.standard_normal((starts[-1], heads * head_dim), np.float32)
+    q[::3] *= 8.0
+    return {
+        "q": narrow(q, dtype),
+        "cache": KvCache(
+            reference.pack_k(narrow(keys, dtype)), np.ascontiguousarray(narrow(values, dtype).transpose(0, 2, 1, 3))
+        ),
+        "query_start_loc": starts,
+        "seq_lens": lengths,
+        "block_tables": tables,
+        "scale": head_dim**-0.5,
+    }
+
+
+def inputs() -> dict[str, dict[str, Any]]:
+    """Lengths around panels (16), softmax steps (64), partitions (512) and blocks; groups of 1 to 16; no request."""
+    found = {}
+    for i, (requests, *geometry) in enumerate(SHAPES):
+        for dtype in (np.float32, np.uint16):
+            name = f"{i}-{np.dtype(dtype)}-{geometry[0]}:{geometry[1]}x{geometry[2]}-block{geometry[3]}"
+            found[name] = batch(requests, *geometry, dtype)
+    return found
+
+
+def through_paddle(cache: KvCache[np.ndarray], scale: float, **kwargs: np.ndarray) -> np.ndarray:
+    tensors = {name: to_paddle(array) for name, array in kwargs.items()}
+    paddle_cache = KvCache(to_paddle(cache.k), to_paddle(cache.v))
+    return from_paddle(attention.cascade_append_attention(cache=paddle_cache, scale=scale, **tensors))
+
+
+# A score is a sum of D products in float32: error about sqrt(D) * 2^-24 * |q||k|, below 4e-5 for |score| up to 50, and
+# the weights carry it on as a relative error; an output near 0 is a difference of values of size 1. bfloat16 adds the
+# rounding of the result.
+CASCADE_APPEND_ATTENTION = OpCases(
+    "cascade_append_attention",
+    native.cascade_append_attention,
+    reference.cascade_append_attention,
+    through_paddle,
+    inputs(),
+    rtol=2e-5,
+    atol=2e-5,
+)

@@ -1,0 +1,72 @@
+"""Cases of linear (and, through it, of pack_linear)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+
+from fastdeploy_sd.ops import linear
+from fastdeploy_sd.ops.bf16 import to_bf16
+from fastdeploy_sd.ops.native import linear as native
+from fastdeploy_sd.ops.reference import linear as reference
+from tests.ops.backends import from_paddle, to_paddle
+from tests.ops.cases.case import OpCases
+
+# (M, K, N): empty, single, odd and not a multiple of a step, group or panel; one tile and several; several row blocks.
+SHAPES = [(0, 8, 8), (1, 1, 1), (3, 0, 5), (2, 5, 0), (1, 256, 32), (2, 129, 33), (5, 127, 31), (13, 260, 96)]
+LARGE_SHAPES = [(8, 1024, 100), (300, 384, 70)]
+
+
+def inputs() -> dict[str, dict[str, Any]]:
+    """All shapes and formats in float32 with a bias; bf16 in, out and weights; zero, huge, tiny and non-finite rows."""
+    rng = np.random.default_rng(0)
+    found: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, shape: tuple[int, int, int], fmt: str, **changes: Any) -> dict[str, Any]:
+        m, k, n = shape
+        x = rng.standard_normal((m, k), np.float32)
+        weight = (rng.standard_normal((n, k)) / np.sqrt(max(k, 1))).astype(np.float32)
+        found[f"{fmt}-{m}x{k}x{n}-{name}"] = {
+            "x": x,
+            "weight": weight,
+            "fmt": fmt,
+            "bias": rng.standard_normal(n).astype(np.float32),
+            "out_dtype": None,
+        } | changes
+        return found[f"{fmt}-{m}x{k}x{n}-{name}"]
+
+    for fmt in reference.LINEAR_FORMATS:
+        for shape in SHAPES + LARGE_SHAPES:
+            add("bias", shape, fmt)
+        add("no-bias", (4, 130, 40), fmt, bias=None)
+        add("bf16-out", (4, 130, 40), fmt, out_dtype=np.uint16)
+        bits = add("bf16", (7, 257, 65), fmt)
+        bits["x"], bits["weight"] = to_bf16(bits["x"]), to_bf16(bits["weight"])
+        widened = add("bf16-to-float32", (7, 256, 65), fmt, out_dtype=np.float32)
+        widened["x"] = to_bf16(widened["x"])
+        corner = add("corner", (6, 300, 40), fmt)
+        corner["x"][0] = 0.0
+        corner["x"][1, :128] = 1e-32
+        corner["x"][2, 5] = np.inf
+        corner["x"][3, 290] = np.nan
+        corner["x"][4] *= 10
+        corner["weight"][3] = 0.0
+        corner["weight"][3, 1] = 1e-32
+        corner["weight"][4, :128] *= 1e-20
+    return found
+
+
+def through_native(x: np.ndarray, weight: np.ndarray, fmt: Any, bias: Any, out_dtype: Any) -> Any:
+    return native.linear(x, native.pack_linear(weight, fmt), bias, out_dtype)
+
+
+def through_paddle(x: np.ndarray, weight: np.ndarray, fmt: Any, bias: Any, out_dtype: Any) -> Any:
+    dtype = {None: None, np.float32: paddle.float32, np.uint16: paddle.bfloat16}[out_dtype]
+    packed = linear.pack_linear(to_paddle(weight), fmt)
+    return from_paddle(linear.linear(to_paddle(x), packed, to_paddle(bias), dtype))
+
+
+# Outputs are of order 1 and a sum of K float32 terms is off by about 1e-7 sqrt(K); row 4 of "corner" is of order 10.
+LINEAR = OpCases("linear", through_native, reference.linear, through_paddle, inputs(), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import random
+
+from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.waiting_queue import WaitingQueue
+from tests.doubles.engines import toy_request
+
+
+def waiting(name: str, key: tuple[int, int], num_prompt: int = 1) -> RequestState:
+    return RequestState(toy_request(name, [2] * num_prompt), key, now=1.0)
+
+
+def test_the_lowest_key_is_next() -> None:
+    queue = WaitingQueue()
+    for name, key in (("late", (0, 2)), ("urgent", (-1, 3)), ("early", (0, 1))):
+        queue.push(waiting(name, key))
+    order = []
+    while (state := queue.peek()) is not None:
+        order.append(state.request_id)
+        queue.remove(state)
+    assert order == ["urgent", "early", "late"]
+    assert len(queue) == 0
+
+
+def test_prompt_tokens_are_counted() -> None:
+    queue, states = WaitingQueue(), [waiting("a", (0, 0), 3), waiting("b", (0, 1), 4)]
+    for state in states:
+        queue.push(state)
+    assert queue.num_prompt_tokens == 7
+    queue.remove(states[1])
+    assert queue.num_prompt_tokens == 3
+    assert list(queue) == states[:1]
+
+
+def test_random_walk_against_a_sorted_list() -> None:
+    rng, queue = random.Random(0), WaitingQueue()
+    inside: list[RequestState] = []
+    outside: list[RequestState] = []  # admitted before; may come back with its old key
+    for i in range(3000):
+        action = rng.random()
+        if action < 0.4:
+            inside.append(waiting(f"r{i}", (rng.randint(0, 2), i)))
+            queue.push(inside[-1])
+        elif action < 0.5 and outside:
+            inside.append(outside.pop())
+            queue.push(inside[-1])
+        elif action < 0.75 and inside:
+            queue.remove(inside.pop(rng.randrange(len(inside))))
+        elif inside:
+            head = min(inside, key=lambda state: state.key)
+            assert queue.peek() is head
+            queue.remove(head)
+            inside.remove(head)
+            outside.append(head)
+        assert len(queue) == len(inside)
+        assert queue.peek() is min(inside, key=lambda state: state.key, default=None)

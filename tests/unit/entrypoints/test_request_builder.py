@@ -1,0 +1,74 @@
+"""RequestBuilder: every default is resolved, and nothing that does not fit is cut to fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
+from fastdeploy_sd.entrypoints.text.request_builder import MAX_STOP_CHARS, RequestBuilder, RequestOptions
+from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.sampling_params import SEED_LIMIT, SamplingParams
+from fastdeploy_sd.types import ModelInfo
+from tests.unit.entrypoints.vocabularies import golden_tokenizer
+
+INFO = ModelInfo("m", vocab_size=4096, max_model_len=32, eos_token_ids=(2, 7), block_size=16, num_blocks=8)
+BUILDER = RequestBuilder(PromptEncoder(golden_tokenizer()), INFO)
+OPTIONS = RequestOptions("id", priority=3, cache_salt="tenant")
+
+
+def test_defaults_are_resolved() -> None:
+    [request] = BUILDER.build([5, 6], SamplingParams(), OPTIONS)
+    assert request.request_id == "id"
+    assert request.prompt_token_ids.tolist() == [5, 6]
+    assert request.max_tokens == 30
+    assert request.eos_token_ids == (2, 7)
+    assert (request.priority, request.cache_salt) == (3, "tenant")
+    assert 0 <= request.seed < SEED_LIMIT
+    assert request.arrival_time > 0
+
+
+def test_random_seeds_differ() -> None:
+    assert len({BUILDER.build([5], SamplingParams(), OPTIONS)[0].seed for _ in range(8)}) == 8
+
+
+@pytest.mark.parametrize(("seed", "seeds"), [(7, [7, 8, 9]), (SEED_LIMIT - 1, [SEED_LIMIT - 1, 0, 1])])
+def test_n_sequences_have_their_own_ids_and_seeds(seed: int, seeds: list[int]) -> None:
+    requests = BUILDER.build([5], SamplingParams(n=3, seed=seed), OPTIONS)
+    assert [r.request_id for r in requests] == ["id-0", "id-1", "id-2"]
+    assert [r.seed for r in requests] == seeds
+
+
+def test_bad_words_become_token_sequences() -> None:
+    [request] = BUILDER.build([5], SamplingParams(bad_words=("foo", "bar")), OPTIONS)
+    assert len(request.bad_words_token_ids) == 4
+    assert all(request.bad_words_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "param", "message"),
+    [
+        ([], {}, "prompt", "prompt: expected at least one token, got none"),
+        ([5, 4096], {}, "prompt_token_ids", "prompt_token_ids: expected token ids in 0..4095"),
+        ([-1], {}, "prompt_token_ids", "got -1"),
+        ([1 << 40], {}, "prompt_token_ids", "got 1099511627776"),
+        ([5], {"stop_token_ids": [4096]}, "stop_token_ids", "stop_token_ids: expected token ids in 0..4095"),
+        ([5], {"logit_bias": {"4096": 1.0}}, "logit_bias", "logit_bias: expected token ids in 0..4095"),
+        ([5] * 32, {}, "prompt", r"expected fewer than max_model_len \(32\) tokens, got 32"),
+        ([5] * 30, {"max_tokens": 3}, "max_tokens", r"at most 2 \(max_model_len 32 - 30 prompt tokens\), got 3"),
+        ([5] * 30, {"min_tokens": 3}, "min_tokens", r"at most 2 \(what fits after the prompt\), got 3"),
+        ([5], {"stop": "x" * (MAX_STOP_CHARS + 1)}, "stop", "stop: expected strings of at most 1024 characters"),
+    ],
+)
+def test_what_does_not_fit_is_refused(prompt: list[int], sampling: dict[str, object], param: str, message: str) -> None:
+    with pytest.raises(BadRequest, match=message) as caught:
+        BUILDER.build(prompt, SamplingParams.from_dict(sampling), OPTIONS)
+    assert caught.value.param == param
+
+
+def test_a_prompt_that_just_fits_is_taken() -> None:
+    assert BUILDER.build([5] * 31, SamplingParams(max_tokens=1), OPTIONS)[0].max_tokens == 1
+
+
+def test_priority_must_fit_its_message() -> None:
+    with pytest.raises(BadRequest, match="priority: expected a 32-bit signed integer"):
+        BUILDER.build([5], SamplingParams(), RequestOptions("id", priority=1 << 31))

@@ -1,0 +1,204 @@
+"""Frames: what goes in comes out, and whatever else comes in is a ProtocolError."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastdeploy_sd import errors
+from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.ipc import messages as m
+from fastdeploy_sd.ipc.codec import ProtocolError, codec_of
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestMetrics, RequestOutput, TokenLogprob
+
+REQUEST = Request(
+    "chat-1",
+    np.array([1, 2, 70000], np.int32),
+    SamplingParams(temperature=0.5, logit_bias={3: 1.5}, stop=("\n", "é"), bad_words=("x",), seed=3, logprobs=2),
+    max_tokens=12,
+    seed=(1 << 64) - 1,
+    eos_token_ids=(1, 2),
+    bad_words_token_ids=((4, 5), (6,)),
+    priority=-3,
+    arrival_time=1.25,
+    cache_salt="tenant",
+)
+OUTPUT = RequestOutput(
+    "chat-1",
+    (4, 5),
+    (TokenLogprob(4, -0.5, 1, (4, 9), (-0.5, -1.0)), TokenLogprob(5, -2.0, 7)),
+    FinishReason.STOP,
+    stop_reason=5,
+    num_cached_tokens=64,
+    metrics=RequestMetrics(1.0, 2.0, 3.0, 4.0, 5),
+)
+FAILED = RequestOutput("b", (), finish_reason=FinishReason.ERROR, error=("InternalError", "why"))
+MESSAGES: tuple[m.Message, ...] = (
+    m.Hello(123),
+    m.Submit(7, REQUEST),
+    m.Abort((7, 8)),
+    m.StatsRequest(3),
+    m.Bye(),
+    m.Ready(ModelInfo("m", 100, 4096, (1, 2), 64, 10)),
+    m.Outputs((7, 8), (OUTPUT, FAILED)),
+    m.Rejected(7, m.WireError.of(errors.Overloaded("full", retry_after_s=9))),
+    m.StatsReply(3, EngineStats(num_requests=5, timings_ms={"forward": 1.5}, drafted_per_position=(3, 1))),
+    m.Drain(),
+    m.Fault("what"),
+    m.EngineDead("why"),
+)
+FRAMES = [m.encode(message) for message in MESSAGES]
+
+
+def _plain(value: Any) -> Any:
+    """A value that == compares deeply, arrays with their type included."""
+    if isinstance(value, np.ndarray):
+        return (str(value.dtype), value.tolist())
+    if dataclasses.is_dataclass(value):
+        return (type(value), [_plain(getattr(value, f.name)) for f in dataclasses.fields(value)])
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_message_survives_the_trip(message: m.Message) -> None:
+    assert _plain(m.decode(m.encode(message))) == _plain(message)
+
+
+def test_all_kinds_of_messages_are_tried() -> None:
+    assert {type(message) for message in MESSAGES} == set(m.Message.__args__)
+
+
+def _refused(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        m.decode(frame)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_protocol_error(garbage: bytes) -> None:
+    _decode_or_refuse(garbage)
+    _decode_or_refuse(FRAMES[0][:1] + garbage)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(FRAMES), st.data())
+def test_a_damaged_frame_is_refused_or_another_valid_message(frame: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(frame)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    _decode_or_refuse(bytes(damaged))
+    _decode_or_refuse(frame[: data.draw(st.integers(0, len(frame) - 1))])
+
+
+JSON_LIKE = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.integers(0, 9) | st.text(), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+@given(st.integers(0, 30), st.lists(JSON_LIKE, max_size=4))
+def test_wrong_values_are_a_protocol_error(tag: int, values: list[object]) -> None:
+    _decode_or_refuse(FRAMES[0][:1] + msgpack.packb([tag, *values]))
+
+
+def _decode_or_refuse(frame: bytes) -> None:
+    """Any exception but ProtocolError fails the test; what is accepted must be encodable again."""
+    try:
+        message = m.decode(frame)
+    except ProtocolError:
+        return
+    m.encode(message)
+
+
+def _with_body(body: object) -> bytes:
+    return FRAMES[0][:1] + msgpack.packb(body)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\x02" + FRAMES[0][1:],  # another version
+        FRAMES[0] + b"\x00",  # trailing bytes
+        _with_body([99]),  # unknown tag
+        _with_body([True, 1]),  # a bool is no tag
+        _with_body([1]),  # a field is missing
+        _with_body([1, 5, 6]),  # one too many
+        _with_body([1, "5"]),  # wrong type
+        _with_body([1, True]),  # a bool is no number
+        _with_body([17, [1], []]),  # handles without outputs
+        _with_body({"tag": 1}),
+        _with_body([1, [[[[]]]] * 3]),
+        b"\x01" + b"\x91" * 5000 + b"\x01",  # deeper than any parser should follow
+    ],
+    ids=repr,
+)
+def test_malformed_frames_are_refused(frame: bytes) -> None:
+    _refused(frame)
+
+
+def test_the_error_names_the_field() -> None:
+    values = codec_of(m.Submit).encode(m.Submit(1, REQUEST))  # type: ignore[misc]
+    values[1][1] = b"123"  # not a whole number of i32
+    with pytest.raises(ProtocolError, match=r"Submit\.request: Request\.prompt_token_ids: expected the bytes of int32"):
+        m.decode(_with_body([2, *values]))
+
+
+def test_a_value_its_own_constructor_refuses_is_refused() -> None:
+    values = codec_of(m.Submit).encode(m.Submit(1, REQUEST))  # type: ignore[misc]
+    values[1][2][1] = -1.0
+    with pytest.raises(ProtocolError, match="temperature"):
+        m.decode(_with_body([2, *values]))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        dataclasses.replace(REQUEST, max_tokens=1 << 70),
+        dataclasses.replace(REQUEST, max_tokens=np.int64(3)),
+        dataclasses.replace(REQUEST, prompt_token_ids=np.array([1, 2])),
+        dataclasses.replace(REQUEST, prompt_token_ids=np.zeros((2, 2), np.int32)),
+        dataclasses.replace(REQUEST, cache_salt="\ud800"),
+    ],
+    ids=["beyond 64 bits", "numpy scalar", "int64 array", "two dimensions", "lone surrogate"],
+)
+def test_what_has_no_wire_form_is_refused_by_the_sender(request_: Request) -> None:
+    with pytest.raises(ProtocolError):
+        m.encode(m.Submit(1, request_))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.BadRequest("max_tokens: no", param="max_tokens", code="c"),
+        errors.Overloaded("full", retry_after_s=9),
+        errors.Unavailable("down"),
+        errors.InternalError("ours"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_keep_class_text_and_field(error: errors.FdsdError) -> None:
+    message = m.decode(m.encode(m.Rejected(1, m.WireError.of(error))))
+    assert isinstance(message, m.Rejected)
+    back = message.error.to_exception()
+    assert type(back) is type(error)
+    assert (back.message, back.param, back.code) == (error.message, error.param, error.code)
+    assert getattr(back, "retry_after_s", None) == getattr(error, "retry_after_s", None)
+
+
+def test_an_error_class_without_a_wire_name_travels_as_its_base() -> None:
+    assert m.WireError.of(errors.CheckpointError("x")).kind == "ConfigError"
+    assert m.WireError.of(ProtocolError("x")).kind == "InternalError"
+    assert type(m.WireError("Unheard", "x").to_exception()) is errors.InternalError
+
+
+def test_a_hint_without_a_wire_form_is_found_when_the_codec_is_made() -> None:
+    with pytest.raises(TypeError, match="no wire form"):
+        codec_of(complex)

@@ -1,0 +1,132 @@
+"""The exposition: parsed back with Prometheus' own parser and compared with the numbers that went in."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fastdeploy_sd.engine.stats import EngineStats, Histogram
+from fastdeploy_sd.metrics import render_metrics
+from tests.doubles.engines import run_to_end, toy_config, toy_info, toy_request
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def _samples(stats: EngineStats) -> Samples:
+    body, content_type = render_metrics(stats)
+    assert content_type.startswith("text/plain")
+    found: Samples = {}
+    for family in text_string_to_metric_families(body.decode()):
+        assert family.documentation, f"{family.name} has no HELP text"
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found, f"{key} twice"
+            found[key] = sample.value
+    return found
+
+
+def _value(samples: Samples, name: str, **labels: str) -> float:
+    return samples[name, tuple(sorted(labels.items()))]
+
+
+STATS = EngineStats(
+    num_requests=9,
+    num_finished={"stop": 3, "length": 2, "abort": 1, "error": 1},
+    num_preemptions=4,
+    num_prefix_queries=8,
+    num_prefix_hits=2,
+    num_prefix_query_tokens=400,
+    num_prefix_hit_tokens=100,
+    num_draft_tokens=12,
+    num_accepted_tokens=6,
+    num_emitted_tokens=11,
+    num_verified_rows=5,
+    drafted_per_position=(5, 4, 3, 0),
+    accepted_per_position=(4, 2, 0, 0),
+    timings_ms={"forward": 1500.0},
+    num_running=3,
+    num_waiting=2,
+    num_preempted_waiting=1,
+    max_num_seqs=8,
+    block_size=64,
+    num_blocks=100,
+    num_free_blocks=50,
+    num_cached_blocks=30,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fastdeploy:requests_number_total", 9),
+        ("fastdeploy:request_success_total", 5),
+        ("fastdeploy:request_preempted_total", 4),
+        ("fastdeploy:num_requests_running", 3),
+        ("fastdeploy:num_requests_waiting", 2),
+        ("fastdeploy:num_requests_preempted", 1),
+        ("fastdeploy:num_requests_enqueued", 1),
+        ("fastdeploy:available_batch_size", 5),
+        ("fastdeploy:hit_req_rate", 0.25),
+        ("fastdeploy:hit_token_rate", 0.25),
+        ("fastdeploy:prefix_cache_token_num_total", 100),
+        ("fastdeploy:available_gpu_block_num", 80),
+        ("fastdeploy:free_gpu_block_num", 50),
+        ("fastdeploy:available_gpu_resource", 0.8),
+        ("fastdeploy:gpu_cache_usage_perc", 0.2),
+        ("fastdeploy:spec_decode_draft_acceptance_rate", 6 / 12),
+        ("fastdeploy:spec_decode_efficiency", 11 / (12 + 5)),
+        ("fastdeploy:spec_decode_num_emitted_tokens_total", 11),
+        ("fastdeploy:spec_decode_draft_single_head_acceptance_rate_0", 4 / 5),
+        ("fastdeploy:spec_decode_draft_single_head_acceptance_rate_2", 0.0),
+    ],
+)
+def test_values(name: str, expected: float) -> None:
+    assert _value(_samples(STATS), name) == pytest.approx(expected)
+
+
+def test_labelled_values() -> None:
+    samples = _samples(STATS)
+    assert _value(samples, "fastdeploy_sd:requests_finished_total", reason="abort") == 1
+    assert _value(samples, "fastdeploy_sd:step_time_seconds_total", phase="forward") == 1.5
+    assert _value(samples, "fastdeploy_sd:kv_cache_blocks", state="used") == 20
+    assert _value(samples, "fastdeploy_sd:spec_decode_accepted_tokens_at_total", position="1") == 2
+    assert _value(samples, "fastdeploy:cache_config_info", block_size="64", num_gpu_blocks="100") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "stats"),
+    [
+        ("fastdeploy:spec_decode_draft_acceptance_rate", EngineStats()),
+        ("fastdeploy:hit_token_rate", EngineStats()),
+        ("fastdeploy:gpu_cache_usage_perc", EngineStats()),
+        ("fastdeploy:spec_decode_draft_single_head_acceptance_rate_3", STATS),
+    ],
+)
+def test_a_ratio_of_nothing_has_no_sample(name: str, stats: EngineStats) -> None:
+    assert (name, ()) not in _samples(stats)
+
+
+def test_histogram_buckets_are_cumulative_and_end_at_the_count() -> None:
+    histograms = {**EngineStats().histograms, "ttft_s": Histogram((0.5, 2.0), (3, 0, 4), 21.5)}
+    samples = _samples(EngineStats(histograms=histograms))
+    name = "fastdeploy:time_to_first_token_seconds"
+    assert [_value(samples, f"{name}_bucket", le=le) for le in ("0.5", "2.0", "+Inf")] == [3, 3, 7]
+    assert _value(samples, f"{name}_count") == 7
+    assert _value(samples, f"{name}_sum") == 21.5
+
+
+def test_a_real_engines_numbers_add_up() -> None:
+    from fastdeploy_sd.engine.engine import Engine
+    from tests.doubles.toy_executor import ToyExecutor
+
+    engine = Engine(toy_config(), ToyExecutor(toy_info()))
+    for i in range(5):
+        engine.submit(toy_request(f"r{i}", [3, 4, 5, i], max_tokens=6))
+    run_to_end(engine)
+    samples = _samples(engine.stats())
+    assert _value(samples, "fastdeploy:request_success_total") == 5
+    assert _value(samples, "fastdeploy:prompt_tokens_total") == 20
+    assert _value(samples, "fastdeploy:generation_tokens_total") == 30
+    assert _value(samples, "fastdeploy:e2e_request_latency_seconds_count") == 5
+    assert _value(samples, "fastdeploy:request_generation_tokens_sum") == 30
+    assert _value(samples, "fastdeploy:gpu_cache_usage_perc") == 0

@@ -19,7 +19,7 @@ std::vector<Tensor> PrepareBatch(const Tensor& num_computed, const Tensor& num_n
     return paddle::experimental::empty({size}, dtype, token_table.place());
   };
   std::vector<Tensor> out = {
-      empty(num_tokens, kInt32),   empty(num_tokens, kInt32),       empty(num_tokens, DataType::INT64),
+      empty(num_tokens, kInt32),       empty(num_tokens, kInt32),   empty(num_tokens, DataType::INT64),
       empty(num_requests + 1, kInt32), empty(num_requests, kInt32), empty(num_logits, kInt32),
       empty(num_requests + 1, kInt32), empty(num_logits, kInt32),
   };
@@ -73,7 +73,4 @@ PD_BUILD_OP(fdsd_prepare_batch)
     .Attrs({"block_size: int", "num_tokens: int", "num_logits: int"})
     .SetKernelFn(PD_KERNEL(PrepareBatch));
 
-PD_BUILD_OP(fdsd_gather_output_rows)
-    .Inputs({"x", "indices"})
-    .Outputs({"y"})
-    .SetKernelFn(PD_KERNEL(GatherOutputRows));
+PD_BUILD_OP(fdsd_gather_output_rows).Inputs({"x", "indices"}).Outputs({"y"}).SetKernelFn(PD_KERNEL(GatherOutputRows));

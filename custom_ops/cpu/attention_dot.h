@@ -2,7 +2,8 @@
 // The two products of attention on register tiles: scores of query vectors with 64 keys, and weights with their values.
 //
 // Each score is one chain of additions over the head dimension and each output element one chain over the keys, in
-// order, whatever the size of the register tile: instruction-level parallelism comes from neighbouring vectors and keys.
+// order, whatever the size of the register tile: instruction-level parallelism comes from neighbouring vectors and
+// keys.
 #include "attention_layout.h"
 #include "attention_plan.h"
 #include "simd.h"
@@ -10,9 +11,9 @@
 namespace fdsd {
 namespace FDSD_ISA {
 
-constexpr int kPanelKeys = kLanes;                      // keys of one vector load of K
+constexpr int kPanelKeys = kLanes;  // keys of one vector load of K
 constexpr int kBlockPanels = 4;
-constexpr int kBlockKeys = kBlockPanels * kPanelKeys;   // keys that share one step of the running softmax
+constexpr int kBlockKeys = kBlockPanels * kPanelKeys;  // keys that share one step of the running softmax
 static_assert(kPartitionKeys % kBlockKeys == 0);
 
 // Query vectors of a register tile, and what beside them fills the registers: 32 of 64 bytes, or 16 of 32.
@@ -31,9 +32,13 @@ template <typename T>
 struct KvBlock {
   const T* k[kBlockPanels];
   const T* v[kBlockPanels];
+  const T* next_k[kBlockPanels];  // fetched meanwhile, or nobody would ask memory for anything during the arithmetic
+  const T* next_v[kBlockPanels];
   int64_t k_stride;  // elements between the pairs of a key
   int head_dim;
 };
+
+FDSD_INLINE void Prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // acc + the products of one query pair (float32: one element) with that of 16 keys.
 FDSD_INLINE F32x16 DotPair(const float* q, const float* k, F32x16 acc) { return Fma(Set1(*q), Load(k), acc); }
@@ -45,16 +50,21 @@ FDSD_INLINE F32x16 DotPair(const bf16* q, const bf16* k, F32x16 acc) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)_mm512_loadu_si512(k))};
 }
 #elif defined(FDSD_SIMD_AVX2)
-FDSD_INLINE __m256 DotPairHalf(__m256 q0, __m256 q1, const bf16* k, __m256 acc) {
+// The first and second elements of eight pairs, as floats.
+FDSD_INLINE __m256 FirstOfPairs(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+FDSD_INLINE __m256 SecondOfPairs(__m256i pairs) {
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+FDSD_INLINE __m256 DotPairHalf(__m256i q, const bf16* k, __m256 acc) {
   const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(k));
-  const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-  const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
-  return _mm256_fmadd_ps(q1, odd, _mm256_fmadd_ps(q0, even, acc));
+  acc = _mm256_fmadd_ps(FirstOfPairs(q), FirstOfPairs(pairs), acc);
+  return _mm256_fmadd_ps(SecondOfPairs(q), SecondOfPairs(pairs), acc);
 }
 FDSD_INLINE F32x16 DotPair(const bf16* q, const bf16* k, F32x16 acc) {
-  const __m256 q0 = _mm256_set1_ps(ToFloat(q[0]));
-  const __m256 q1 = _mm256_set1_ps(ToFloat(q[1]));
-  return {DotPairHalf(q0, q1, k, acc.lo), DotPairHalf(q0, q1, k + kLanes, acc.hi)};
+  int32_t pair;
+  std::memcpy(&pair, q, sizeof(pair));
+  const __m256i q8 = _mm256_set1_epi32(pair);
+  return {DotPairHalf(q8, k, acc.lo), DotPairHalf(q8, k + kLanes, acc.hi)};
 }
 #else
 FDSD_INLINE F32x16 DotPair(const bf16* q, const bf16* k, F32x16 acc) {
@@ -81,6 +91,8 @@ void ScoreTile(const T* const* q, const KvBlock<T>& block, float scale, float* s
     for (int d = 0; d < block.head_dim; d += kPairSize<T>) {
       const int64_t offset = d / kPairSize<T> * block.k_stride;
 #pragma GCC unroll 8
+      for (int i = 0; i < kPanels; ++i) Prefetch(block.next_k[first + i] + offset);
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 8
         for (int i = 0; i < kPanels; ++i) acc[v][i] = DotPair(q[v] + d, block.k[first + i] + offset, acc[v][i]);
@@ -105,9 +117,12 @@ FDSD_INLINE void ValueColumns(const float* weights, const KvBlock<T>& block, int
 #pragma GCC unroll 8
       for (int i = 0; i < kWidth; ++i) sum[v][i] = Load(acc + v * acc_stride + d + i * kLanes);
     for (int key = begin; key < end; ++key) {
-      const T* value = block.v[key / kPanelKeys] + key % kPanelKeys * block.head_dim + d;
+      const int offset = key % kPanelKeys * block.head_dim + d;
+      const T* value = block.v[key / kPanelKeys] + offset;
+      const T* next = block.next_v[key / kPanelKeys] + offset;
 #pragma GCC unroll 8
       for (int i = 0; i < kWidth; ++i) {
+        if (i * kLanes * sizeof(T) % 64 == 0) Prefetch(next + i * kLanes);
         const F32x16 x = Load(value + i * kLanes);
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) sum[v][i] = Fma(Set1(weights[v * kBlockKeys + key]), x, sum[v][i]);

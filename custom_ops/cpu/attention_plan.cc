@@ -64,8 +64,8 @@ int64_t SplitTiles(const CascadeAppendAttentionParams& p, int32_t num_tiles, Att
 int32_t TasksPerHead(const AttentionTile& tile) { return tile.first_partial < 0 ? 1 : tile.num_partitions; }
 
 Error CheckRequest(const CascadeAppendAttentionParams& p, int32_t r) {
+  if (p.query_start_loc[r + 1] < p.query_start_loc[r]) return "query_start_loc: expected offsets that never decrease";
   const int32_t num_rows = NumRows(p, r);
-  if (num_rows < 0) return "query_start_loc: expected offsets that never decrease";
   if (num_rows == 0) return nullptr;
   if (p.seq_lens[r] < num_rows) return "seq_lens: expected at least the request's new tokens, got fewer";
   const int64_t num_blocks = (static_cast<int64_t>(p.seq_lens[r]) + p.cache.block_size - 1) / p.cache.block_size;
@@ -94,8 +94,7 @@ Error CheckAttention(const CascadeAppendAttentionParams& p) {
   if (const Error error = CheckKvCache(p.cache); error != nullptr) return error;
   if (p.num_heads <= 0 || p.num_heads % p.cache.num_kv_heads != 0)
     return "num_heads: expected a positive multiple of num_kv_heads";
-  if (p.num_heads / p.cache.num_kv_heads > kMaxGroupSize)
-    return "num_heads: expected at most 16 per KV head, got more";
+  if (p.num_heads / p.cache.num_kv_heads > kMaxGroupSize) return "num_heads: expected at most 16 per KV head, got more";
   if (p.num_requests < 0 || p.num_tokens < 0 || p.max_blocks < 0) return "sizes: expected no negative number";
   if (p.query_start_loc[0] != 0 || p.query_start_loc[p.num_requests] != p.num_tokens)
     return "query_start_loc: expected to start at 0 and to end at the number of rows of q";

@@ -9,19 +9,19 @@
 namespace fdsd {
 
 constexpr int kMaxHeadDim = 256;
-constexpr int kMaxGroupSize = 16;      // query heads per KV head
-constexpr int kMaxTileVectors = 64;    // query rows of a tile times query heads of its KV head
-constexpr int kPartitionKeys = 512;    // part of every row's arithmetic: another value gives other bits
+constexpr int kMaxGroupSize = 16;    // query heads per KV head
+constexpr int kMaxTileVectors = 64;  // query rows of a tile times query heads of its KV head
+constexpr int kPartitionKeys = 512;  // part of every row's arithmetic: another value gives other bits
 
 // Consecutive query rows of one request; for each KV head they are one task, or one task per partition.
 struct AttentionTile {
   int32_t request;
-  int32_t first_row;       // in q and y
+  int32_t first_row;  // in q and y
   int32_t num_rows;
   int32_t first_position;  // of first_row
   int32_t num_partitions;  // that its last row needs
   int64_t first_task;
-  int64_t first_partial;   // where its partial results are kept; -1: one task runs all partitions and keeps none
+  int64_t first_partial;  // where its partial results are kept; -1: one task runs all partitions and keeps none
 };
 
 struct AttentionPlan {

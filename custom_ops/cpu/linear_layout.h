@@ -1,8 +1,8 @@
 #pragma once
 // The packed form of a weight matrix, the same on every instruction-set level.
 //
-// Outputs are stored in panels of 32 columns, zero padded, and a panel holds its inputs in order (K-major). One *step* is
-// what a column contributes to one dot-product instruction: 4 bytes, i.e. 1 float32, 2 bfloat16 or 4 int8 inputs.
+// Outputs are stored in panels of 32 columns, zero padded, and a panel holds its inputs in order (K-major). One *step*
+// is what a column contributes to one dot-product instruction: 4 bytes, i.e. 1 float32, 2 bfloat16 or 4 int8 inputs.
 //   float32  [N / 32][K][32]
 //   bf16     [N / 32][K / 2][32][2]
 //   wint8    [N / 32][K / 128]{ u8 [32][32][4] = w + 128,                          float scale [32] }

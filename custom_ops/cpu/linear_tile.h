@@ -1,7 +1,7 @@
 #pragma once
 // Seam between the linear op and its inner loops: a tile is up to kMaxTileRows rows times one panel of 32 columns.
-// Every output element is one accumulator summed strictly over k, whatever the number of rows, so a row's bits depend on
-// that row alone; speed comes from the columns and rows of a tile running side by side.
+// Every output element is one accumulator summed strictly over k, whatever the number of rows, so a row's bits depend
+// on that row alone; speed comes from the columns and rows of a tile running side by side.
 #include <cstdint>
 #include <utility>
 
@@ -36,7 +36,8 @@ FDSD_INLINE constexpr int RowUnitBytes(LinearFormat format) {
   return IsQuantized(format) ? kRowGroupBytes : format == LinearFormat::kBFloat16 ? kBf16StepBytes : kStepBytes;
 }
 
-// Rewrite units [unit_begin, unit_end) of `num_rows` rows of x as `tile` (the start of the whole tile), rows interleaved:
+// Rewrite units [unit_begin, unit_end) of `num_rows` rows of x as `tile` (the start of the whole tile), rows
+// interleaved:
 //   float32 float [K][rows], bf16 [K / 2][rows] steps,
 //   int     [K / 128]{ int8 [32][rows][4], float scale [rows], int32 start [rows] }
 // start = -zero point of the weights * sum of the int8 values.

@@ -14,8 +14,8 @@
 namespace fdsd {
 namespace FDSD_ISA {
 
-constexpr int kGroupTokens = 128;                 // one maximum is kept per group
-constexpr int kChunkTokens = 64 * kGroupTokens;   // one task
+constexpr int kGroupTokens = 128;                // one maximum is kept per group
+constexpr int kChunkTokens = 64 * kGroupTokens;  // one task
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 FDSD_INLINE int CeilDiv(int a, int b) { return (a + b - 1) / b; }
@@ -30,10 +30,10 @@ FDSD_INLINE F32x16 LoadLogits(const float* p, int n) {
 
 struct Chunk {
   float max;
-  int32_t argmax;       // lowest id
-  int32_t is_valid;     // no NaN and no +inf
-  int32_t num_before;   // for the op to use
-  double weight;        // for the op to use
+  int32_t argmax;      // lowest id
+  int32_t is_valid;    // no NaN and no +inf
+  int32_t num_before;  // for the op to use
+  double weight;       // for the op to use
 };
 
 // Maximum of every group in a chunk, and of the chunk.
@@ -170,7 +170,8 @@ struct IsHigher {
 };
 
 // A logit that at least k tokens of the row reach and, unless logits tie, not many more do: the k-th largest group
-// maximum, since k groups hold a token that high. -inf when the row has fewer groups. `scratch` holds num_groups floats.
+// maximum, since k groups hold a token that high. -inf when the row has fewer groups. `scratch` holds num_groups
+// floats.
 inline float FloorOfTop(const float* group_max, int num_groups, int k, float* scratch) {
   if (k > num_groups) return -kInf;
   std::memcpy(scratch, group_max, static_cast<size_t>(num_groups) * sizeof(float));

@@ -32,8 +32,9 @@ void FutexWakeAll(std::atomic<uint32_t>* word) {
 
 thread_local bool in_task = false;
 
-// One job at a time. A job is published by bumping `generation_`; workers claim tasks from `next_` and report through
-// `num_left_`. A worker that wakes late finds no task left and reports at once.
+// One job at a time. `claim_` holds (generation << 32 | next task): a thread takes a task by advancing it, so a thread that
+// comes late, or was preempted since it looked, takes nothing from another job. Run() returns when every task is done,
+// not when every worker has answered: a worker the system does not run costs nothing.
 class ThreadPool {
  public:
   explicit ThreadPool(int32_t num_threads) : num_workers_(num_threads - 1) {
@@ -42,8 +43,7 @@ class ThreadPool {
 
   ~ThreadPool() {
     quit_.store(true);
-    generation_.fetch_add(1);
-    FutexWakeAll(&generation_);
+    Publish();
     for (auto& worker : workers_) worker.join();
   }
 
@@ -51,16 +51,18 @@ class ThreadPool {
 
   void Run(int64_t num_tasks, void (*body)(void*, int64_t), void* context) {
     std::lock_guard<std::mutex> lock(mutex_);
-    body_ = body;
-    context_ = context;
-    num_tasks_ = num_tasks;
-    next_.store(0, std::memory_order_relaxed);
-    num_left_.store(num_workers_, std::memory_order_relaxed);
-    generation_.fetch_add(1, std::memory_order_seq_cst);
-    if (num_sleeping_.load(std::memory_order_seq_cst) > 0) FutexWakeAll(&generation_);
+    // Nobody may take a task while the job's fields change.
+    const uint64_t generation = (claim_.load(std::memory_order_relaxed) >> 32) + 1;
+    claim_.store(generation << 32 | kClosed, std::memory_order_seq_cst);
+    body_.store(body, std::memory_order_release);
+    context_.store(context, std::memory_order_release);
+    num_tasks_.store(num_tasks, std::memory_order_release);
+    num_done_.store(0, std::memory_order_relaxed);
+    claim_.store(generation << 32, std::memory_order_release);
+    Publish();
     Drain();
-    for (int spins = 0; num_left_.load(std::memory_order_acquire) > 0; ++spins) {
-      // More threads than processors: let a preempted worker run instead of burning its time slice.
+    for (int spins = 0; num_done_.load(std::memory_order_acquire) < num_tasks; ++spins) {
+      // More threads than processors: let a preempted worker finish its task instead of burning the time slice.
       if (spins < kSpinRounds) {
         _mm_pause();
       } else {
@@ -70,41 +72,60 @@ class ThreadPool {
   }
 
  private:
+  static constexpr uint64_t kClosed = 0xffffffffu;
+
+  void Publish() {
+    wake_.fetch_add(1, std::memory_order_seq_cst);
+    if (num_sleeping_.load(std::memory_order_seq_cst) > 0) FutexWakeAll(&wake_);
+  }
+
   void Drain() {
     in_task = true;
-    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < num_tasks_;) body_(context_, i);
+    int64_t num_run = 0;
+    uint64_t claim = claim_.load(std::memory_order_acquire);
+    for (;;) {
+      const int64_t i = static_cast<int64_t>(claim & kClosed);
+      auto* const body = body_.load(std::memory_order_acquire);
+      void* const context = context_.load(std::memory_order_acquire);
+      if (i >= num_tasks_.load(std::memory_order_acquire) || i == static_cast<int64_t>(kClosed)) break;
+      // Whoever saw a newer job's field also sees that the old claim is gone: success means that all are of one job.
+      // On failure `claim` is the newer state.
+      if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      body(context, i);
+      ++num_run;
+      claim = claim_.load(std::memory_order_acquire);
+    }
+    if (num_run > 0) num_done_.fetch_add(num_run, std::memory_order_release);
     in_task = false;
   }
 
   void Work() {
     uint32_t seen = 0;
     for (;;) {
-      for (int spins = 0; generation_.load(std::memory_order_acquire) == seen; ++spins) {
+      for (int spins = 0; wake_.load(std::memory_order_acquire) == seen; ++spins) {
         if (spins < kSpinRounds) {
           _mm_pause();
           continue;
         }
         num_sleeping_.fetch_add(1, std::memory_order_seq_cst);
-        FutexWait(&generation_, seen);
+        FutexWait(&wake_, seen);
         num_sleeping_.fetch_sub(1, std::memory_order_seq_cst);
       }
-      // Run() waits for every worker, so no generation is ever skipped.
-      ++seen;
+      seen = wake_.load(std::memory_order_acquire);
       if (quit_.load()) return;
       Drain();
-      num_left_.fetch_sub(1, std::memory_order_release);
     }
   }
 
   const int32_t num_workers_;
   std::vector<std::thread> workers_;
   std::mutex mutex_;
-  void (*body_)(void*, int64_t) = nullptr;
-  void* context_ = nullptr;
-  int64_t num_tasks_ = 0;
-  alignas(64) std::atomic<uint32_t> generation_{0};
-  alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<int32_t> num_left_{0};
+  std::atomic<void (*)(void*, int64_t)> body_{nullptr};
+  std::atomic<void*> context_{nullptr};
+  std::atomic<int64_t> num_tasks_{0};
+  alignas(64) std::atomic<uint32_t> wake_{0};
+  alignas(64) std::atomic<uint64_t> claim_{0};
+  alignas(64) std::atomic<int64_t> num_done_{0};
   alignas(64) std::atomic<int32_t> num_sleeping_{0};
   std::atomic<bool> quit_{false};
 };

@@ -128,6 +128,18 @@ class RequestState:
         assert self.num_tokens + len(self.drafts) < self.max_total_tokens, f"{name}: drafts past max_tokens"
         assert not self.drafts or self.num_computed_tokens == self.num_tokens - 1, f"{name}: drafts in a prompt"
 
+    def check_waiting(self) -> None:
+        """Verify what holds between steps for a request in the queue.
+
+        Raises:
+            AssertionError: naming the request and the broken rule.
+        """
+        name = f"request {self.request_id}"
+        assert self.status is RequestStatus.WAITING, f"{name} is {self.status} among the waiting"
+        assert not self.table.block_ids, f"{name} waits and holds blocks"
+        assert self.num_computed_tokens == 0, f"{name} waits with computed tokens"
+        assert not self.drafts, f"{name} waits with drafts"
+
     def metrics(self, now: float) -> RequestMetrics:
         """Times of a request that ends now (seconds since the epoch)."""
         return RequestMetrics(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fastdeploy_sd.engine.request_state import RequestState
-from fastdeploy_sd.types import DraftTokens, NewRequest, RequestDelta, RequestId, SchedulerOutput
+from fastdeploy_sd.types import I32, DraftTokens, NewRequest, RequestDelta, RequestId, SchedulerOutput
 
 
 @dataclass(slots=True)
@@ -51,16 +51,17 @@ class StepPlan:
         """
         states = self.states
         new, deltas = self._block_changes()
-        num_computed = [state.num_computed_tokens for state in states]
+        num_computed = np.array([state.num_computed_tokens for state in states], np.int32)
+        num_new, num_draft = np.array(self.num_new, np.int32), np.array(self.num_draft, np.int32)
         return SchedulerOutput(
             step_id=step_id,
             request_ids=tuple([state.request_id for state in states]),
             new=tuple(new),
             deltas=tuple(deltas),
-            num_computed_tokens=np.array(num_computed, np.int32),
-            num_new_tokens=np.array(self.num_new, np.int32),
+            num_computed_tokens=num_computed,
+            num_new_tokens=num_new,
             draft=self._drafts(),
-            max_draft_len=np.array(self._max_draft_lens(max_draft_tokens), np.int32),
+            max_draft_len=self._max_draft_lens(max_draft_tokens, num_computed + num_new - num_draft),
             finished_ids=finished_ids,
             preempted_ids=tuple([state.request_id for state in self.preempted]),
         )
@@ -91,7 +92,7 @@ class StepPlan:
         np.cumsum(self.num_draft, out=cu_num_draft[1:])
         return DraftTokens(np.array(token_ids, np.int32), cu_num_draft)
 
-    def _max_draft_lens(self, max_draft_tokens: int) -> list[int]:
+    def _max_draft_lens(self, max_draft_tokens: int, num_computed_after: I32) -> I32:
         """Per row: 0 while tokens are left to compute, else what may still follow one more committed token.
 
         After this step a request has at least num_tokens + 1 tokens; the drafts that follow leave room for the one
@@ -99,14 +100,14 @@ class StepPlan:
 
             [0 .. num_tokens) [one output] [drafts ........) [recovered or bonus]   <= max_total_tokens
 
-        More outputs may be committed than one; the scheduler then cuts the drafts. The model's length is no separate
+        More outputs may be committed than one; the commit then cuts the drafts. The model's length is no separate
         limit, as max_total_tokens respects it.
+
+        Args:
+            num_computed_after: i32[R], committed tokens that will have KV after this step.
         """
         if max_draft_tokens == 0:
-            return [0] * len(self.states)
-        return [
-            max(0, min(max_draft_tokens, state.max_total_tokens - state.num_tokens - 2))
-            if state.num_computed_tokens + num_new - num_draft == state.num_tokens
-            else 0
-            for state, num_new, num_draft in zip(self.states, self.num_new, self.num_draft, strict=True)
-        ]
+            return np.zeros(len(self.states), np.int32)
+        num_tokens = np.array([state.num_tokens for state in self.states], np.int32)
+        room = np.array([state.max_total_tokens for state in self.states], np.int32) - num_tokens - 2
+        return np.where(num_computed_after == num_tokens, room.clip(0, max_draft_tokens), 0).astype(np.int32)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.entrypoints.openai.app import create_app
@@ -39,12 +38,18 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve_http(app: ASGIApp, client: EngineClient, listener: socket.socket) -> None:
-    """Answer HTTP on a listening socket, which is closed at the end, for as long as the client's engine lives.
+async def serve_http(app: Callable[..., Any], client: EngineClient, listener: socket.socket) -> int:
+    """Answer HTTP with an ASGI app on a listening socket, which is closed at the end, while the client's engine lives.
 
     Answers that are complete by then, if only with an error, still reach readers that fetch them within a few seconds.
+
+    Returns:
+        The exit status: 0 when the engine has ended first, as it should.
     """
-    server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_FLUSH_S))
+    config = uvicorn.Config(
+        app, log_level="warning", log_config=None, access_log=False, timeout_graceful_shutdown=_FLUSH_S
+    )
+    server = _Server(config)
 
     async def stop_after_engine() -> None:
         await client.wait_ended()
@@ -55,6 +60,7 @@ async def serve_http(app: ASGIApp, client: EngineClient, listener: socket.socket
         await server.serve(sockets=[listener])
     finally:
         stopping.cancel()
+    return EXIT_OK if server.should_exit else EXIT_FAILED
 
 
 def start_worker(config: Config, address: str, engine_pid: int, listener: socket.socket) -> ChildProcess:
@@ -65,13 +71,12 @@ def start_worker(config: Config, address: str, engine_pid: int, listener: socket
         "engine_pid": str(engine_pid),
         "listener": str(listener.fileno()),
     }
-    return ChildProcess("fastdeploy_sd.entrypoints.http_process:main", start, pass_fds=[listener.fileno()])
+    function = "fastdeploy_sd.entrypoints.http_process:main"
+    return ChildProcess(function, start, pass_fds=[listener.fileno()], ignores_signals=True)
 
 
 def main() -> int:
     """Entry point of an HTTP process. Signals do not stop it: while the engine drains, HTTP is needed."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
     configure_logging("http")
     start = read_start()
     end_with_parent()
@@ -84,9 +89,8 @@ async def _work(config: Config, client: EngineClient, listener: socket.socket) -
     try:
         app = create_app(client, config)
         await client.connect()
-        await serve_http(app, client, listener)
+        return await serve_http(app, client, listener)
     except Unavailable:
-        return EXIT_FAILED  # the engine ended before it greeted us; the launcher reports it
+        return EXIT_OK  # the engine ended before it greeted us, which is not for HTTP to report
     finally:
         await client.close()
-    return EXIT_OK

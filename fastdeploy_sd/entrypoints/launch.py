@@ -117,8 +117,7 @@ class _Launcher:
         self._is_stopping = True
         logger.info("stopping: running requests may finish (%g s)", self._config.server.shutdown_timeout_s)
         engine.signal(signal.SIGTERM)
-        patience_s = self._config.server.shutdown_timeout_s + _STUCK_S
-        asyncio.get_running_loop().call_later(patience_s, engine.signal, signal.SIGKILL)
+        self._kill_after(self._config.server.shutdown_timeout_s + _STUCK_S, engine)
 
     def _listen(self) -> None:
         server = self._config.server
@@ -138,17 +137,19 @@ class _Launcher:
             ]
             return await self._until_end([asyncio.create_task(_oversee(worker)) for worker in workers], engine)
 
-    async def _until_end(self, http: list[asyncio.Task[None]], engine: ChildProcess) -> int:
-        """Wait for the engine's end and then HTTP's; when a part of HTTP ends first, which it should not, stop all."""
+    async def _until_end(self, http: list[asyncio.Task[int]], engine: ChildProcess) -> int:
+        """Wait for the engine's end and HTTP's; when a part of HTTP fails, stop the engine."""
         engine_end = asyncio.create_task(engine.wait())
         await asyncio.wait({*http, engine_end}, return_when=asyncio.FIRST_COMPLETED)
-        is_http_failure = engine.is_running
-        if is_http_failure:
-            logger.error("HTTP ended before the engine; stopping")
+        if any(part.done() and part.result() != EXIT_OK for part in http):
             self._stop(engine)
+        elif not engine_end.done():  # it has said goodbye and is about to end
+            self._kill_after(_STUCK_S, engine)
         status = self._status(await engine_end)
-        await asyncio.gather(*http)
-        return EXIT_FAILED if is_http_failure else status
+        return status or max(await asyncio.gather(*http))
+
+    def _kill_after(self, patience_s: float, engine: ChildProcess) -> None:
+        asyncio.get_running_loop().call_later(patience_s, engine.signal, signal.SIGKILL)
 
     def _status(self, engine_status: int) -> int:
         """Our exit status for the engine's."""
@@ -160,7 +161,8 @@ class _Launcher:
         return EXIT_FAILED
 
 
-async def _oversee(worker: ChildProcess) -> None:
+async def _oversee(worker: ChildProcess) -> int:
     status = await worker.wait()
     if status != EXIT_OK:
-        logger.error("HTTP process %d: %s", worker.pid, describe_exit(status))
+        logger.error("HTTP process %d failed (%s)", worker.pid, describe_exit(status))
+    return EXIT_OK if status == EXIT_OK else EXIT_FAILED

@@ -24,6 +24,9 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
 _STDIN_FD = 0
+_IGNORE_SIGNALS = (
+    "from signal import SIG_IGN, SIGINT, SIGTERM, signal; signal(SIGTERM, SIG_IGN); signal(SIGINT, SIG_IGN); "
+)
 
 
 class ChildProcess:
@@ -36,13 +39,17 @@ class ChildProcess:
         function: found in the child by importing the module.
         start: what `read_start` returns in the child.
         pass_fds: descriptors the child inherits under the same numbers.
+        ignores_signals: SIGTERM and SIGINT do nothing to the child, from before its first import on.
     """
 
-    def __init__(self, function: str, start: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self, function: str, start: Mapping[str, str], pass_fds: Sequence[int] = (), *, ignores_signals: bool = False
+    ) -> None:
         module, name = function.split(":")
+        code = f"import sys; from {module} import {name}; sys.exit({name}())"
         # bufsize 0: no buffered byte can be left behind when the child ends before it has read the line.
         self._popen = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"import sys; from {module} import {name}; sys.exit({name}())"],
+            [sys.executable, "-P", "-c", _IGNORE_SIGNALS + code if ignores_signals else code],
             bufsize=0,
             stdin=subprocess.PIPE,
             start_new_session=True,

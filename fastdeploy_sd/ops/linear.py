@@ -31,7 +31,7 @@ class PackedLinear:
 def pack_linear(weight: Tensor | npt.NDArray[np.generic], fmt: LinearFormat) -> PackedLinear:
     """Quantise and reorder a weight matrix for `linear`.
 
-    wint8 and wint4 keep one float32 scale per output and group of 128 inputs: max|w| / 127 and max|w| / 7.
+    wint8 and wint4 keep one float32 scale per output and group of 128 inputs; see `reference.linear.stored_weight`.
 
     Args:
         weight: f32 or bf16 [N, K]. A NumPy array (f32, or u16 as bf16 bits) is read in place, so a memory-mapped

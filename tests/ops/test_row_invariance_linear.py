@@ -83,10 +83,10 @@ def test_the_packed_form_is_the_same_on_every_level(fmt: LinearFormat, dtype: st
 @pytest.mark.parametrize("fmt", ["wint8", "wint4"])
 def test_integer_dot_products_are_exact_at_their_extremes(fmt: LinearFormat, level: str) -> None:
     """Scales of one make every sum an integer that float32 holds: the largest ones must not saturate on any level."""
-    top = {"wint8": 127.0, "wint4": 7.0}[fmt]
-    signs = np.array([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]], np.float32)
-    weight = np.repeat(signs[:, :1] * top, 256, axis=1)
-    x = np.repeat(signs[:, 1:] * 127.0, 256, axis=1)
+    extremes = {"wint8": (127.0, -127.0), "wint4": (-8.0, 7.0)}[fmt]
+    weight = np.tile(np.float32(extremes), (2, 128))
+    weight[1, 2:] = extremes[0]
+    x = np.repeat(np.float32([[127.0], [-127.0]]), 256, axis=1)
     got = native.linear(x, native.pack_linear(weight, fmt))
     np.testing.assert_array_equal(got, x.astype(np.float64) @ weight.astype(np.float64).T, err_msg=level)
 

@@ -55,7 +55,9 @@ def test_the_request_can_be_pasted(announce: ModuleType) -> None:
     assert "hush" not in text
 
 
-def test_it_is_printed_when_the_server_answers(golden_dir: Path) -> None:
+def test_it_is_printed_when_the_server_answers(
+    announce: ModuleType, golden_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
             pass
@@ -65,18 +67,24 @@ def test_it_is_printed_when_the_server_answers(golden_dir: Path) -> None:
             self.end_headers()
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        port = str(server.server_address[1])
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        options = ["--model", str(golden_dir / "qwen3-tiny"), "--port", str(server.server_address[1])]
-        command = [sys.executable, str(SCRIPT), str(os.getpid()), *options]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        server.shutdown()
-        thread.join()
-    assert f"http://127.0.0.1:{server.server_address[1]}/v1/chat/completions" in done.stdout
+        try:
+            announce.main([str(os.getpid()), "--model", str(golden_dir / "qwen3-tiny"), "--port", port])
+        finally:
+            server.shutdown()
+            thread.join()
+    assert f"http://127.0.0.1:{port}/v1/chat/completions" in capsys.readouterr().out
 
 
-def test_it_ends_with_the_server(golden_dir: Path) -> None:
+def test_it_ends_with_the_server(announce: ModuleType, golden_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    command = [sys.executable, str(SCRIPT), str(ended.pid), "--model", str(golden_dir / "qwen3-tiny"), "--port", "1"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+    assert announce.main([str(ended.pid), "--model", str(golden_dir / "qwen3-tiny"), "--port", "1"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_wrong_option_is_left_to_the_server(announce: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert announce.main([str(os.getpid()), "--modle", "x"]) == 0
+    assert capsys.readouterr().out == ""

@@ -57,9 +57,11 @@ def peer() -> Iterator[Peer]:
         state.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield state
-        server.shutdown()
-        thread.join()
+        try:
+            yield state
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def deltas(*texts: str) -> list[str]:

@@ -118,17 +118,23 @@ class HeadTile {
   int FirstVectorAt(int32_t key) const { return std::max(0, key - tile_.first_position) * group_; }
 
   // Addresses of 64 keys from position `key` on. Panels that no vector of the tile sees repeat the first one.
-  KvBlock<T> BlockAt(int32_t key) const {
-    KvBlock<T> block{};
-    block.k_stride = static_cast<int64_t>(p_.cache.block_size) * kPairSize<T>;
-    block.head_dim = head_dim_;
+  void Locate(int32_t key, const T** k, const T** v) const {
     const int32_t last = NumKeys(num_vectors_ - 1) - 1;
     for (int i = 0; i < kBlockPanels; ++i) {
       const int32_t position = key + i * kPanelKeys <= last ? key + i * kPanelKeys : key;
       const int32_t id = table_[position / p_.cache.block_size];
-      block.k[i] = KeyAddress<T>(p_.cache, id, kv_head_, position % p_.cache.block_size);
-      block.v[i] = ValueAddress<T>(p_.cache, id, kv_head_, position % p_.cache.block_size);
+      k[i] = KeyAddress<T>(p_.cache, id, kv_head_, position % p_.cache.block_size);
+      v[i] = ValueAddress<T>(p_.cache, id, kv_head_, position % p_.cache.block_size);
     }
+  }
+
+  KvBlock<T> BlockAt(int32_t key) const {
+    KvBlock<T> block{};
+    block.k_stride = static_cast<int64_t>(p_.cache.block_size) * kPairSize<T>;
+    block.head_dim = head_dim_;
+    Locate(key, block.k, block.v);
+    const int32_t next = key + kBlockKeys < NumKeys(num_vectors_ - 1) ? key + kBlockKeys : key;
+    Locate(next, block.next_k, block.next_v);
     return block;
   }
 
@@ -188,8 +194,8 @@ void RunWhole(const HeadTile<T>& tile, int num_partitions, int head_dim) {
 }
 
 // Where a split tile keeps the partial results of one KV head and partition.
-float* KeptPartials(const CascadeAppendAttentionParams& p, const AttentionTile& tile, int32_t kv_head, int32_t partition,
-                    float* kept) {
+float* KeptPartials(const CascadeAppendAttentionParams& p, const AttentionTile& tile, int32_t kv_head,
+                    int32_t partition, float* kept) {
   const int64_t num_vectors = static_cast<int64_t>(tile.num_rows) * (p.num_heads / p.cache.num_kv_heads);
   const int64_t index = (static_cast<int64_t>(kv_head) * tile.num_partitions + partition) * num_vectors;
   return kept + (tile.first_partial + index) * PartialSize(p.cache.head_dim);

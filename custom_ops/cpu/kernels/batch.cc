@@ -123,8 +123,8 @@ Error GatherOutputRows(const GatherOutputRowsParams& p) {
   ParallelFor(num_tasks, [&](int64_t task) {
     const int64_t end = std::min<int64_t>(p.num_rows_out, (task + 1) * rows_per_task);
     for (int64_t i = task * rows_per_task; i < end; ++i)
-      std::memcpy(static_cast<char*>(p.y) + i * p.row_bytes,
-                  static_cast<const char*>(p.x) + p.indices[i] * p.row_bytes, static_cast<size_t>(p.row_bytes));
+      std::memcpy(static_cast<char*>(p.y) + i * p.row_bytes, static_cast<const char*>(p.x) + p.indices[i] * p.row_bytes,
+                  static_cast<size_t>(p.row_bytes));
   });
   return nullptr;
 }

@@ -149,8 +149,8 @@ class Block {
 Error Linear(const LinearParams& p) {
   if (p.num_rows < 0) return "num_rows: expected 0 or more, got a negative number";
   if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.packed)) return error;
-  const int64_t row_bytes = std::max<int64_t>(
-      static_cast<int64_t>(NumUnits(p.in_features, p.format)) * RowUnitBytes(p.format), 1);
+  const int64_t row_bytes =
+      std::max<int64_t>(static_cast<int64_t>(NumUnits(p.in_features, p.format)) * RowUnitBytes(p.format), 1);
   const int32_t block_rows = static_cast<int32_t>(std::max<int64_t>(kBlockBytes / row_bytes, kMinBlockRows));
   const int32_t num_blocks = static_cast<int32_t>(DivideUp(p.num_rows, block_rows));
   for (int64_t b = 0; b < num_blocks; ++b) {

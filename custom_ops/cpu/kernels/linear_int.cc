@@ -26,7 +26,11 @@ struct Wint8Step {
   }
   static FDSD_INLINE Sum Start(int32_t start) { return _mm512_set1_epi32(start); }
   static FDSD_INLINE X LoadX(const uint8_t* p) { return _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(p)); }
-  static FDSD_INLINE Sum Dot(Sum sum, Weights w, X x) { return _mm512_dpbusd_epi32(sum, w.v, x); }
+  // The same as _mm512_dpbusd_epi32, around which gcc 12 spills the sums to the stack.
+  static FDSD_INLINE Sum Dot(Sum sum, Weights w, X x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w.v), "v"(x));
+    return sum;
+  }
   static FDSD_INLINE F32x16 ToFloats(Sum sum) { return {_mm512_cvtepi32_ps(sum)}; }
 };
 

@@ -1,6 +1,5 @@
 // Quantises and reorders a weight matrix into panels.
 #include "fdsd/linear.h"
-
 #include "linear_quantize.h"
 #include "thread_pool.h"
 
@@ -37,8 +36,8 @@ void WriteBf16(const PackLinearParams& p, const float* values, int64_t k, int j,
 }
 
 void WriteWint8(const float* values, int j, uint8_t* group) {
-  int8_t q[kQuantGroup];
-  const float scale = QuantizeGroup(values, 127.0f, q);
+  alignas(64) int8_t q[kQuantGroup];
+  const float scale = QuantizeInt8(values, q);
   uint8_t* out = group + 4 * j;
   for (int i = 0; i < kQuantGroup; ++i) {
     out[i / 4 * kPanelColumns * 4 + i % 4] = static_cast<uint8_t>(q[i] + kWint8ZeroPoint);
@@ -48,8 +47,8 @@ void WriteWint8(const float* values, int j, uint8_t* group) {
 
 // Columns j and j + 16 share bytes, so the panel must be zero before and both write with "or".
 void WriteWint4(const float* values, int j, uint8_t* group) {
-  int8_t q[kQuantGroup];
-  const float scale = QuantizeGroup(values, 7.0f, q);
+  alignas(64) int8_t q[kQuantGroup];
+  const float scale = QuantizeInt4(values, q);
   constexpr int kHalf = kPanelColumns / 2;
   uint8_t* out = group + 4 * (j % kHalf);
   const int shift = j < kHalf ? 0 : 4;

@@ -62,7 +62,7 @@ void PackGroups(const T* x, int32_t in_features, int32_t zero_point, const TileR
     alignas(64) float values[kQuantGroup];
     alignas(64) int8_t q[kQuantGroup];
     ReadGroup(x, in_features, g, values);
-    const float scale = QuantizeGroup(values, 127.0f, q);
+    const float scale = QuantizeInt8(values, q);
     int32_t sum = 0;
     for (int i = 0; i < kQuantGroup; ++i) sum += q[i];
     const int32_t start = -zero_point * sum;

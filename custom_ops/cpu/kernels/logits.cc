@@ -50,9 +50,7 @@ class Rows {
   }
   // The drafts before this row: as many as there are rows of its request before it.
   const int32_t* drafts(int64_t row) const { return p_.draft_token_ids + p_.cu_num_draft[request(row)]; }
-  int32_t num_drafts_before(int64_t row) const {
-    return static_cast<int32_t>(row - p_.cu_num_logits[request(row)]);
-  }
+  int32_t num_drafts_before(int64_t row) const { return static_cast<int32_t>(row - p_.cu_num_logits[request(row)]); }
 
  private:
   const ProcessLogitsParams& p_;
@@ -117,8 +115,10 @@ Error CheckRequest(const ProcessLogitsParams& p, int32_t r) {
 
 Error CheckAll(const ProcessLogitsParams& p) {
   if (p.vocab_size <= 0) return "vocab_size: expected a positive number, got less";
-  if (!AreOffsets(p.cu_num_logits, p.num_requests)) return "cu_num_logits: expected 0 and rising offsets, got a decrease";
-  if (p.cu_num_logits[p.num_requests] != p.num_rows) return "cu_num_logits: expected the rows of logits last, got another";
+  if (!AreOffsets(p.cu_num_logits, p.num_requests))
+    return "cu_num_logits: expected 0 and rising offsets, got a decrease";
+  if (p.cu_num_logits[p.num_requests] != p.num_rows)
+    return "cu_num_logits: expected the rows of logits last, got another";
   if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
   if (!AreOffsets(p.bias.cu, p.num_requests)) return "cu_bias: expected 0 and rising offsets, got a decrease";
   if (!AreOffsets(p.mask.cu, p.num_rows)) return "cu_mask: expected 0 and rising offsets, got a decrease";

@@ -1,5 +1,4 @@
 #include "fdsd/sampling.h"
-
 #include "logits_row.h"
 
 namespace fdsd {
@@ -16,19 +15,23 @@ int32_t CountBefore(const float* logits, int begin, int end, int32_t chosen) {
   return count;
 }
 
+// The maximum is taken off first: their sum with the logarithm would lose it to a maximum of large magnitude.
+float Logprob(float logit, const Chunk& whole) {
+  return static_cast<float>(static_cast<double>(logit) - whole.max - std::log(whole.weight));
+}
+
 // The num_top first tokens in the order. Only tokens that reach the floor of the top can be among them.
-void WriteTop(const TokenLogprobsParams& p, const LogitsScan& scan, int64_t row, double log_total) {
+void WriteTop(const TokenLogprobsParams& p, const LogitsScan& scan, int64_t row, const Chunk& whole) {
   if (p.num_top == 0) return;
   Candidate* candidates = ScratchArray<Candidate>(Scratch::kTask, 2 * static_cast<int64_t>(p.vocab_size));
   float* scratch = reinterpret_cast<float*>(candidates + p.vocab_size);
   const float floor = FloorOfTop(scan.group_max(row), scan.num_groups(), p.num_top, scratch);
   const int count = Collect(scan, row, floor, candidates);
-  if (count > p.num_top)
-    std::nth_element(candidates, candidates + (p.num_top - 1), candidates + count, IsBefore());
+  if (count > p.num_top) std::nth_element(candidates, candidates + (p.num_top - 1), candidates + count, IsBefore());
   std::sort(candidates, candidates + p.num_top, IsBefore());
   for (int i = 0; i < p.num_top; ++i) {
     p.top_token_ids[row * p.num_top + i] = candidates[i].id;
-    p.top_logprobs[row * p.num_top + i] = static_cast<float>(candidates[i].logit - log_total);
+    p.top_logprobs[row * p.num_top + i] = Logprob(candidates[i].logit, whole);
   }
 }
 
@@ -63,10 +66,9 @@ Error TokenLogprobs(const TokenLogprobsParams& p) {
   ParallelFor(p.num_rows, [&](int64_t row) {
     const Chunk whole = scan.Whole(row);
     if (!whole.is_valid || whole.max == -kInf) return WriteInvalid(p, row);
-    const double log_total = whole.max + std::log(whole.weight);
-    p.logprobs[row] = static_cast<float>(scan.row(row)[p.token_ids[row]] - log_total);
+    p.logprobs[row] = Logprob(scan.row(row)[p.token_ids[row]], whole);
     p.ranks[row] = 1 + whole.num_before;
-    WriteTop(p, scan, row, log_total);
+    WriteTop(p, scan, row, whole);
   });
   return nullptr;
 }

@@ -6,15 +6,18 @@ namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
-// Below this many tokens the nucleus is found by sorting.
+// Up to this many tokens the end of the nucleus is found by sorting.
 constexpr int kSortTokens = 32;
+// Tokens are told apart by (max - logit) / temperature in steps of 1/32 down to 32; deeper ones count as equally deep.
+constexpr int kDepths = 1024;
+constexpr float kDepthsPerUnit = 32.0f;
 // Weights are floats with a relative error below 2^-20; a bound on one is widened by this much in its logarithm.
 constexpr double kWeightSlack = 1e-6;
 
 // One row's settings, with the filters that cannot remove anything switched off.
 struct RowPlan {
   bool is_greedy;  // the maximum, or its absence, decides; nothing else is set
-  int top_k;  // 0 = off
+  int top_k;       // 0 = off
   double top_p;
   double u;
   Weighting weighting;  // floor = what min_p keeps
@@ -59,12 +62,11 @@ double SumOf(const Candidate* candidates, int begin, int end) {
   return sum;
 }
 
-// Last token of the shortest prefix, in the order, that weighs `target` or more. Halves the interval that holds the
-// prefix's end, sorting none of what lies outside it. Reorders the candidates.
-Candidate EndOfNucleus(Candidate* candidates, int count, double target) {
+// Last token of the shortest prefix, in the order, that makes `before` reach `target`. Halves the interval that holds
+// the prefix's end, sorting none of what lies outside it. Reorders the candidates.
+Candidate EndOfPrefix(Candidate* candidates, int count, double before, double target) {
   int begin = 0;
   int end = count;
-  double before = 0.0;
   while (end - begin > kSortTokens) {
     const int middle = begin + (end - begin) / 2;
     std::nth_element(candidates + begin, candidates + middle, candidates + end, IsBefore());
@@ -82,6 +84,33 @@ Candidate EndOfNucleus(Candidate* candidates, int count, double target) {
     if (before >= target) return candidates[i];
   }
   return candidates[end - 1];
+}
+
+// How far a token lies below the maximum, in steps; never smaller for a token later in the order.
+FDSD_INLINE int DepthOf(const Weighting& weighting, const Candidate& candidate) {
+  const float depth = (weighting.max - candidate.logit) / weighting.temperature * kDepthsPerUnit;
+  return static_cast<int>(std::min(depth, static_cast<float>(kDepths - 1)));
+}
+
+// Last token of the nucleus: the shortest prefix, in the order, that weighs `target` or more. Weights are added up by
+// depth first, so that only the tokens of the depth where the prefix ends need to be put in order.
+Candidate EndOfNucleus(const Weighting& weighting, const Candidate* candidates, int count, double target,
+                       Candidate* scratch) {
+  double weights[kDepths] = {};
+  for (int i = 0; i < count; ++i) weights[DepthOf(weighting, candidates[i])] += candidates[i].weight;
+  double before = 0.0;  // weight above `depth`, the last one seen with any
+  int depth = 0;
+  for (int d = 0; d < kDepths && before + weights[depth] < target; ++d) {
+    if (d == depth || weights[d] == 0.0) continue;
+    before += weights[depth];
+    depth = d;
+  }
+  int num_there = 0;
+  for (int i = 0; i < count; ++i) {
+    scratch[num_there] = candidates[i];
+    num_there += DepthOf(weighting, candidates[i]) == depth;
+  }
+  return EndOfPrefix(scratch, num_there, before, target);
 }
 
 // Remove what comes after `last`; the rest stays in place, by id.
@@ -144,8 +173,8 @@ int32_t SampleKept(const LogitsScan& scan, int64_t row, const RowPlan& plan, dou
     total = SumOf(candidates, 0, count);
   }
   if (plan.top_p < 1.0) {
-    std::memcpy(scratch, candidates, static_cast<size_t>(count) * sizeof(Candidate));
-    count = KeepUpTo(EndOfNucleus(scratch, count, plan.top_p * total), candidates, count);
+    const Candidate last = EndOfNucleus(plan.weighting, candidates, count, plan.top_p * total, scratch);
+    count = KeepUpTo(last, candidates, count);
   }
   return Draw(candidates, count, plan.u);
 }
@@ -177,14 +206,16 @@ int32_t SampleAll(const LogitsScan& scan, int64_t row, const RowPlan& plan, doub
 
 Error CheckRequests(const SampleParams& p) {
   for (int32_t r = 0; r < p.num_requests; ++r) {
-    if (!(p.temperature[r] >= 0.0f && p.temperature[r] < kInf)) return "temperature: expected a finite number >= 0, got another";
+    if (!(p.temperature[r] >= 0.0f && p.temperature[r] < kInf))
+      return "temperature: expected a finite number >= 0, got another";
     if (p.top_k[r] < 0) return "top_k: expected >= 0, got a negative number";
     if (!(p.top_p[r] > 0.0f && p.top_p[r] <= 1.0f)) return "top_p: expected a number in (0, 1], got another";
     if (!(p.min_p[r] >= 0.0f && p.min_p[r] <= 1.0f)) return "min_p: expected a number in [0, 1], got another";
   }
   for (int32_t i = 0; i < p.num_rows; ++i) {
     const int32_t r = p.batch_id_per_output[i];
-    if (r < 0 || r >= p.num_requests) return "batch_id_per_output: expected rows of the request columns, got one outside";
+    if (r < 0 || r >= p.num_requests)
+      return "batch_id_per_output: expected rows of the request columns, got one outside";
     if (p.positions[i] < 0) return "positions: expected >= 0, got a negative position";
   }
   return nullptr;

@@ -19,7 +19,8 @@ Error CheckRequest(const VerifyDraftTokensParams& p, int32_t r) {
 }  // namespace
 
 Error VerifyDraftTokens(const VerifyDraftTokensParams& p) {
-  if (!AreOffsets(p.cu_num_logits, p.num_requests)) return "cu_num_logits: expected 0 and rising offsets, got a decrease";
+  if (!AreOffsets(p.cu_num_logits, p.num_requests))
+    return "cu_num_logits: expected 0 and rising offsets, got a decrease";
   if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
   for (int32_t r = 0; r < p.num_requests; ++r)
     if (Error error = CheckRequest(p, r)) return error;

@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "api_server") -> int:
 
     Args:
         argv: options, without the program's name; None = this process's.
-        prog: name in --help and in usage errors.
+        prog: name in --help.
 
     Returns:
         The exit status: 0 after an orderly stop, 2 for a wrong option or checkpoint, 1 when the engine failed.
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "api_server") -> int:
     try:
         config = load_config(sys.argv[1:] if argv is None else argv, prog)
     except ConfigError as error:
-        print(f"{prog}: {error.message}", file=sys.stderr)
+        print(f"error: {error.message}", file=sys.stderr)
         return _EXIT_USAGE
     return launch.run(config)
 

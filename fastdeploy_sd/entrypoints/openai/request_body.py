@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
-from fastdeploy_sd.entrypoints.openai.fields import Body
+from fastdeploy_sd.entrypoints.openai.protocol import Body
 from fastdeploy_sd.errors import BadRequest, PayloadTooLarge, suggest
 
 _MAX_SHOWN_CHARS = 80

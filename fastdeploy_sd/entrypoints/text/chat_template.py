@@ -29,6 +29,7 @@ import jinja2.sandbox
 from fastdeploy_sd.errors import BadRequest, CheckpointError, suggest
 
 Scalar = str | int | float | bool | None
+_PRIVATE_USE = range(0xF0000, 0xFFFFE)
 # Variables that a template reads but a request does not set this way.
 _RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents"})
 
@@ -128,10 +129,11 @@ class _Shield:
 
     def __init__(self, control: re.Pattern[str]) -> None:
         self._control = control
-        # Digits survive `upper`, `lower`, `tojson` and escaping; private-use borders do not occur in ordinary text.
+        # Digits survive `upper`, `lower` and `tojson`. The borders, two random private-use characters, show a cut.
         self._nonce = str(secrets.randbits(128))
+        self._open, self._close = map(chr, secrets.SystemRandom().sample(_PRIVATE_USE, 2))
         self._originals: list[str] = []
-        self._placeholder = re.compile(f"\ue000{self._nonce}:([0-9]+)\ue001")
+        self._placeholder = re.compile(f"{self._open}{self._nonce}:([0-9]+){self._close}")
 
     def cover(self, text: str) -> str:
         """Replace each control token in `text` by a placeholder."""
@@ -144,13 +146,13 @@ class _Shield:
             BadRequest: the template cut a placeholder in two.
         """
         restored = self._placeholder.sub(lambda m: self._originals[int(m[1])], text)
-        if self._nonce in restored:
+        if self._originals and (self._open in restored or self._close in restored):
             raise BadRequest("messages: the chat template cuts a message inside a control token", param="messages")
         return restored
 
     def _cover_match(self, match: re.Match[str]) -> str:
         self._originals.append(match[0])
-        return f"\ue000{self._nonce}:{len(self._originals) - 1}\ue001"
+        return f"{self._open}{self._nonce}:{len(self._originals) - 1}{self._close}"
 
 
 def _shielded_turn(message: Message, shield: _Shield) -> dict[str, str]:

@@ -78,7 +78,9 @@ def _cache_params(cache: KvCache[Array], dtype: np.dtype[np.generic]) -> KvCache
 
 def _num_heads(name: str, width: int, num_kv_heads: int, head_dim: int) -> int:
     if width <= 0 or width % head_dim != 0:
-        raise ValueError(f"{name}: expected whole heads of {head_dim} beside {num_kv_heads} KV heads, got width {width}")
+        raise ValueError(
+            f"{name}: expected whole heads of {head_dim} beside {num_kv_heads} KV heads, got width {width}"
+        )
     return width // head_dim
 
 

@@ -110,7 +110,9 @@ def cascade_append_attention(
         rows = range(query_start_loc[r], query_start_loc[r + 1])
         blocks = block_tables[r, : -(-int(length) // cache.block_size)]
         k, v = (
-            widen(x[blocks].reshape(-1, *x.shape[2:])[:length]).repeat(heads_of_q.shape[1] // cache.num_kv_heads, axis=1)
+            widen(x[blocks].reshape(-1, *x.shape[2:])[:length]).repeat(
+                heads_of_q.shape[1] // cache.num_kv_heads, axis=1
+            )
             for x in (keys, values)
         )
         for i, row in enumerate(rows):

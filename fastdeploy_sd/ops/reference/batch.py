@@ -16,9 +16,9 @@ def _offsets(counts: I32) -> I32:
 def prepare_batch(rows: BatchRows, token_table: I32, block_size: int) -> BatchMaps:
     """Lay the step's tokens out one request after another and say where each belongs.
 
-    Token i of row r sits at position p = num_computed[r] + i; it is the committed token p of the request's slot or, past
-    those, one of its drafts. Its KV goes to block_tables[r, p // block_size], offset p % block_size. A row that reaches
-    its last known token wants logits of its last drafts + 1 tokens.
+    Token i of row r sits at position p = num_computed[r] + i; it is the committed token p of the request's slot or,
+    past those, one of its drafts. Its KV goes to block_tables[r, p // block_size], offset p % block_size. A row that
+    reaches its last known token wants logits of its last drafts + 1 tokens.
 
     Args:
         token_table: i32[num_slots, max_tokens_per_row], the committed tokens of each slot.

@@ -17,35 +17,83 @@ I8 = npt.NDArray[np.int8]
 
 QUANT_GROUP = 128
 # Groups whose largest magnitude is smaller are zero: their scale would leave float32's normal range.
-TINY_GROUP = 1e-30
-MAX_INT = {"wint8": 127, "wint4": 7}
+TINY_GROUP = np.float32(1e-30)
+# Integers that the value of largest magnitude of an int4 group is mapped to, before clipping to [-8, 7].
+INT4_TARGETS = (-8.0, -7.0, -7.5, -8.5, -9.0, -9.5, -10.0)
+LANES = 16
 
 
-def quantize_rows(x: F32, max_int: int = 127) -> tuple[I8, F32]:
-    """Quantise each row in groups of 128 columns, symmetrically: q = round(x / scale), ties to even.
+def _groups(x: F32) -> F32:
+    """f32[rows, K] as f32[rows, groups, 128], padded with zeros."""
+    rows, width = x.shape
+    groups = -(-width // QUANT_GROUP)
+    values = np.zeros((rows, groups * QUANT_GROUP), np.float32)
+    values[:, :width] = x
+    return values.reshape(rows, groups, QUANT_GROUP)
+
+
+def _peaks(values: F32) -> tuple[F32, F32, npt.NDArray[np.bool_]]:
+    """Return (values, peak, has_scale) with values and peak made harmless (0 and 1) where a group has no scale."""
+    is_finite = np.isfinite(values).all(axis=-1)
+    first = np.abs(values).argmax(axis=-1)
+    peak = np.take_along_axis(values, first[..., None], axis=-1)[..., 0]
+    has_scale = is_finite & (np.abs(peak) >= TINY_GROUP)
+    safe = np.where(has_scale[..., None], values, np.float32(0))
+    return safe, np.where(has_scale, peak, np.float32(1)), has_scale
+
+
+def _scales(scale: F32, values: F32, has_scale: npt.NDArray[np.bool_]) -> F32:
+    """0 for a group that is (nearly) zero, NaN for one that holds an infinity or a NaN."""
+    without = np.where(np.isfinite(values).all(axis=-1), np.float32(0), np.float32(np.nan))
+    return np.where(has_scale, scale, without)
+
+
+def quantize_int8(x: F32) -> tuple[I8, F32]:
+    """Quantise each row in groups of 128 columns: q = round(x / scale), ties to even, scale = max|x| / 127.
 
     A group that holds an infinity or a NaN gets q = 0 and scale = NaN, so whatever reads it becomes NaN.
 
     Args:
         x: f32[rows, K]; the last group is padded with zeros.
-        max_int: q is in [-max_int, max_int].
 
     Returns:
-        q i8[rows, groups, 128] and scale f32[rows, groups] = max|x| / max_int.
+        q i8[rows, groups, 128] in [-127, 127] and scale f32[rows, groups].
     """
-    rows, width = x.shape
-    groups = -(-width // QUANT_GROUP)
-    values = np.zeros((rows, groups * QUANT_GROUP), np.float32)
-    values[:, :width] = x
-    values = values.reshape(rows, groups, QUANT_GROUP)
-    is_finite = np.isfinite(values).all(axis=-1)
-    largest = np.abs(np.where(is_finite[..., None], values, np.float32(0))).max(axis=-1)
-    is_scaled = is_finite & (largest >= np.float32(TINY_GROUP))
-    safe = np.where(is_scaled, largest, np.float32(1))
-    scale = np.where(is_scaled, safe / np.float32(max_int), np.where(is_finite, np.float32(0), np.float32(np.nan)))
-    inverse = np.float32(max_int) / safe
-    q = np.rint(np.where(is_scaled[..., None], values, np.float32(0)) * inverse[..., None])
-    return q.astype(np.int8), scale
+    values = _groups(x)
+    safe, peak, has_scale = _peaks(values)
+    largest = np.abs(peak)
+    inverse = np.float32(127) / largest
+    scale = (largest / np.float32(127)).astype(np.float32)
+    return np.rint(safe * inverse[..., None]).astype(np.int8), _scales(scale, values, has_scale)
+
+
+def quantize_int4(x: F32) -> tuple[I8, F32]:
+    """Like quantize_int8 with q in [-8, 7]; the scale is the best of seven by squared error, the first among equals.
+
+    The value of largest magnitude goes to about -8, which has no positive counterpart: the scale may be negative.
+    """
+    values = _groups(x)
+    safe, peak, has_scale = _peaks(values)
+    best_q, best_scale = np.zeros_like(safe), np.zeros_like(peak)
+    best_error = np.full_like(peak, np.inf)
+    for target in map(np.float32, INT4_TARGETS):
+        scale = peak / target
+        q = np.clip(np.rint(safe * (target / peak)[..., None]), -8, 7)
+        error = _sum_of_squares(safe - q * scale[..., None])
+        is_better = (error < best_error) | (best_scale == 0)
+        best_q = np.where(is_better[..., None], q, best_q)
+        best_scale, best_error = np.where(is_better, scale, best_scale), np.where(is_better, error, best_error)
+    return best_q.astype(np.int8), _scales(best_scale, values, has_scale)
+
+
+def _sum_of_squares(error: F32) -> F32:
+    """Sum in the kernel's order (16 lanes, then pairs of lanes), so that equal candidates compare alike."""
+    squares = (error * error).reshape(*error.shape[:-1], QUANT_GROUP // LANES, LANES)
+    lanes = squares.cumsum(axis=-2, dtype=np.float32)[..., -1, :]
+    while lanes.shape[-1] > 1:
+        half = lanes.shape[-1] // 2
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes[..., 0]
 
 
 def dequantize_rows(q: I8, scale: F32, width: int) -> F32:
@@ -67,7 +115,8 @@ def stored_weight(weight: Array, fmt: LinearFormat) -> F32:
         return w
     if fmt == "bfloat16":
         return from_bf16(to_bf16(w))
-    return dequantize_rows(*quantize_rows(w, MAX_INT[fmt]), w.shape[1])
+    quantize = quantize_int8 if fmt == "wint8" else quantize_int4
+    return dequantize_rows(*quantize(w), w.shape[1])
 
 
 def read_input(x: Array, fmt: LinearFormat) -> F32:
@@ -80,7 +129,7 @@ def read_input(x: Array, fmt: LinearFormat) -> F32:
         return values
     if fmt == "bfloat16":
         return from_bf16(to_bf16(values))
-    return dequantize_rows(*quantize_rows(values), values.shape[1])
+    return dequantize_rows(*quantize_int8(values), values.shape[1])
 
 
 def linear(

@@ -17,8 +17,8 @@ def process_logits(logits: F32, cu_num_logits: I32, draft: DraftTokens, sampling
     """Apply penalties, then logit_bias, then forbid tokens, as if each row's drafts before it were output.
 
     Row j of request r sees the first j drafts of r as output. Repetition: the logit of a token in the prompt or the
-    output is divided by the penalty if positive, else multiplied. Then frequency * count and presence are subtracted for
-    tokens in the output. A forbidden token gets -inf.
+    output is divided by the penalty if positive, else multiplied. Then frequency * count and presence are subtracted
+    for tokens in the output, then logit_bias is added. A forbidden token gets -inf.
 
     Args:
         logits: f32[L, V].
@@ -98,7 +98,8 @@ def distribution(logits: F64, sampling: SamplingArrays, r: int) -> F64:
     if sampling.top_p[r] < 1.0:
         before = np.cumsum(probs[order]) - probs[order]
         probs[order[before >= np.float64(sampling.top_p[r])]] = 0.0
-    return probs / probs.sum()
+    probs /= probs.sum()
+    return probs
 
 
 def token_logprobs(logits: F32, token_ids: I32, num_top: int) -> tuple[F32, I32, I32, F32]:
@@ -150,4 +151,5 @@ def verify_draft_tokens(sampled_token_ids: I32, cu_num_logits: I32, draft: Draft
         accepted.append(int(np.cumprod(matches).sum()))
         outputs.append(sampled[: accepted[-1] + 1])
     cu_num_output = np.cumsum([0, *(len(output) for output in outputs)]).astype(np.int32)
-    return np.concatenate([*outputs, np.zeros(0, np.int32)]).astype(np.int32), cu_num_output, np.array(accepted, np.int32)
+    token_ids = np.concatenate([np.zeros(0, np.int32), *outputs])
+    return token_ids.astype(np.int32), cu_num_output, np.array(accepted, np.int32)

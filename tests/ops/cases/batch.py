@@ -78,9 +78,7 @@ def gather_through_paddle(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
     return from_paddle(batch.gather_output_rows(to_paddle(x), indices))
 
 
-PREPARE_BATCH = OpCases(
-    "prepare_batch", native.prepare_batch, reference.prepare_batch, prepare_through_paddle, steps()
-)
+PREPARE_BATCH = OpCases("prepare_batch", native.prepare_batch, reference.prepare_batch, prepare_through_paddle, steps())
 GATHER_OUTPUT_ROWS = OpCases(
     "gather_output_rows",
     native.gather_output_rows,

@@ -114,13 +114,33 @@ def test_the_latest_arrival_is_preempted_and_comes_back_as_new_with_all_its_toke
     assert bench.engine.stats().num_preemptions == 1
 
 
-def test_nobody_is_admitted_in_the_step_that_preempted_for_a_running_request() -> None:
+def test_nobody_overtakes_a_request_in_the_step_that_preempted_it() -> None:
     bench = Bench(num_blocks=6, enable_prefix_caching=False)
     bench.submit(toy_request("a", range(2, 10), 9), toy_request("b", range(20, 28), 9))
     while not bench.plans or not bench.plans[-1].preempted_ids:
         bench.submit(toy_request(f"small{len(bench.plans)}", [3], 1))
         bench.step()
     assert bench.plans[-1].new == ()
+
+
+def test_a_request_is_not_admitted_in_the_step_that_preempted_it() -> None:
+    low = toy_request("low", range(2, 9), 12, priority=1)
+    urgent = toy_request("urgent", range(40, 56), 4, priority=-1)
+    bench = Bench(
+        num_blocks=6,
+        proposer=oracle([low, urgent]),
+        num_speculative_tokens=4,
+        policy="priority",
+        max_num_batched_tokens=40,
+    )
+    bench.submit(low)
+    assert bench.step() == {"low": 7}
+    # low has 8 tokens in 2 blocks and takes 1 more for its drafts; 3 are left, urgent needs 4. Without drafts low would
+    # fit again, but it stays out for this step.
+    bench.submit(urgent)
+    assert bench.step() == {"urgent": 16}
+    assert bench.plans[-1].preempted_ids == ("low",)
+    bench.finish()
 
 
 def test_block_deltas_are_sent_once() -> None:

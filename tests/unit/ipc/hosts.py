@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ipc.channel import ServerChannel, private_address
 from fastdeploy_sd.ipc.client import EngineClient
@@ -125,12 +126,18 @@ async def until(condition: Callable[[], object], what: str) -> None:
         await asyncio.sleep(0.002)
 
 
+async def until_stats(client: EngineClient, condition: Callable[[EngineStats], bool]) -> EngineStats:
+    """Wait until the engine's statistics satisfy a condition; return them."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition(stats := await client.stats()):
+        assert time.monotonic() < deadline, f"waited {WAIT_S:g} s in vain; last: {stats}"
+        await asyncio.sleep(0.002)
+    return stats
+
+
 async def until_idle(client: EngineClient) -> None:
     """Wait until the engine has no request left."""
-    deadline = time.monotonic() + WAIT_S
-    while (stats := await client.stats()).num_running + stats.num_waiting:
-        assert time.monotonic() < deadline, f"requests remain: {stats}"
-        await asyncio.sleep(0.002)
+    await until_stats(client, lambda stats: stats.num_running + stats.num_waiting == 0)
 
 
 # ---- executor factories for engine processes -------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -16,7 +17,7 @@ from fastdeploy_sd.ipc.channel import ClientChannel
 from fastdeploy_sd.types import FinishReason, ModelInfo, SchedulerOutput
 from tests.doubles.engines import toy_config, toy_info, toy_request
 from tests.doubles.toy_model import ToyModel, toy_prompt
-from tests.unit.ipc.hosts import WAIT_S, Gate, collect, connected, hosted, tokens_of, until, until_idle
+from tests.unit.ipc.hosts import WAIT_S, Gate, collect, connected, hosted, tokens_of, until, until_idle, until_stats
 
 MODEL = ToyModel(97)
 
@@ -165,8 +166,12 @@ async def test_a_client_that_closed_its_socket_loses_its_requests() -> None:
 
 
 async def test_a_killed_client_process_loses_also_its_waiting_requests() -> None:
-    gate = Gate()
-    async with hosted(config=toy_config(max_num_seqs=1), before_step=gate) as host, connected(host) as client:
+    """Nothing is ever sent to it, so only the kernel can tell."""
+    config, info = toy_config(max_num_seqs=1), toy_info(num_blocks=1024)
+    async with (
+        hosted(config=config, info=info, before_step=lambda plan: time.sleep(0.002)) as host,
+        connected(host) as client,
+    ):
         script = (
             "import asyncio, sys\n"
             "from fastdeploy_sd.ipc.client import EngineClient\n"
@@ -178,20 +183,18 @@ async def test_a_killed_client_process_loses_also_its_waiting_requests() -> None
             "    await asyncio.gather(*[anext(s) for s in streams])\n"
             "asyncio.run(main())\n"
         )
-        gate.close()
+        running = client.generate(toy_request("running", [5], max_tokens=4000))
+        await anext(running)
         with subprocess.Popen(
             [sys.executable, "-c", script, host.address, str(os.getpid())],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         ) as process:
-            await gate.wait_entered()  # k0 is in a step, k1 and k2 have been sent or are about to be
-            await asyncio.sleep(0)
+            await until_stats(client, lambda stats: stats.num_waiting == 3)
             process.kill()
-            process.wait()
-            gate.open()
-            await until_idle(client)
-        stats = await client.stats()
-        assert stats.num_requests >= 1
-        assert stats.num_finished["abort"] == stats.num_requests
+        stats = await until_stats(client, lambda stats: stats.num_waiting == 0)
+        assert stats.num_running == 1
+        assert stats.num_finished["abort"] == 3
+        await running.aclose()
 
 
 async def test_a_client_that_reads_nothing_stalls_nobody() -> None:

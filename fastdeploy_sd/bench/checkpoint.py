@@ -1,0 +1,196 @@
+"""Writes checkpoints of a real model's exact shape with random weights, for measuring speed without a download.
+
+How fast a model runs depends on its shapes and bytes, not on what it has learned. Knows Hugging Face's layout on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
+from fastdeploy_sd.errors import ConfigError, suggest
+from fastdeploy_sd.ops.bf16 import to_bf16
+
+MAX_SHARD_BYTES = 1_000_000_000
+WEIGHT_STD = 0.02
+# Prime, so that no two rows of a matrix are the same: row lengths are never a multiple of it.
+BLOCK_SIZE = 1_048_583
+_BLOCK_COPIES = 8
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_TOKEN_ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+_LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_COMMON = {"hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
+
+# config.json of published models, as far as it decides shapes and arithmetic.
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "qwen3-0.6b": _COMMON
+    | {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024,
+        "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+        "attention_bias": False, "use_sliding_window": False,
+    },
+    "ernie4_5-0.3b": _COMMON
+    | {
+        "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "vocab_size": 103424, "hidden_size": 1024,
+        "intermediate_size": 3072, "num_hidden_layers": 18, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+        "use_bias": False,
+    },
+    "llama-3.2-1b": _COMMON
+    | {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048,
+        "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+        "rope_scaling": _LLAMA3_SCALING, "attention_bias": False, "mlp_bias": False,
+    },
+}  # fmt: skip
+
+
+def make_checkpoint(shape: str, out: Path, seed: int = 0, tokenizer: Path | None = None) -> None:
+    """Write a checkpoint; it appears under its name only when complete.
+
+    Weights are N(0, 0.02) in bfloat16: one random block repeated over all matrices, which is enough because memory and
+    arithmetic are as fast for repeated values as for others, and because quantisation only looks at 128 at a time.
+
+    Args:
+        shape: a key of SHAPES.
+        out: directory to create.
+        tokenizer: checkpoint whose tokenizer is copied (its vocabulary may be smaller), None = the bundled model's.
+
+    Raises:
+        ConfigError: unknown shape, `out` exists, or the tokenizer is missing.
+    """
+    if shape not in SHAPES:
+        raise ConfigError(f"shape: expected one of {', '.join(SHAPES)}, got {shape!r}{suggest(shape, SHAPES)}")
+    if out.exists():
+        raise ConfigError(f"out: expected a directory to create, got {out}, which exists")
+    source = ModelConfig(DEMO_MODEL).path if tokenizer is None else tokenizer
+    partial = out.with_name(f".{out.name}.{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        config = {**SHAPES[shape], **_copy_tokenizer(source, partial)}
+        _write_json(partial / "config.json", config)
+        token_ids = {key: config[key] for key in _TOKEN_ID_KEYS if key in config}
+        _write_json(partial / "generation_config.json", token_ids)
+        _write_weights(partial, dict(_tensors(config)), np.random.default_rng(seed))
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _copy_tokenizer(source: Path, target: Path) -> dict[str, Any]:
+    """Copy the tokenizer's files and return its special token ids as config.json entries."""
+    if not (source / "tokenizer.json").is_file():
+        raise ConfigError(f"tokenizer: expected a directory with tokenizer.json, got {source}")
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    return {key: config[key] for key in _TOKEN_ID_KEYS if config.get(key) is not None}
+
+
+def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of every tensor; the three families name theirs alike, Qwen3 adds the head norms."""
+    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q_size, kv_size = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        root = f"model.layers.{layer}"
+        yield f"{root}.input_layernorm.weight", (hidden,)
+        yield f"{root}.self_attn.q_proj.weight", (q_size, hidden)
+        yield f"{root}.self_attn.k_proj.weight", (kv_size, hidden)
+        yield f"{root}.self_attn.v_proj.weight", (kv_size, hidden)
+        yield f"{root}.self_attn.o_proj.weight", (hidden, q_size)
+        if config["model_type"] == "qwen3":
+            yield f"{root}.self_attn.q_norm.weight", (dim,)
+            yield f"{root}.self_attn.k_norm.weight", (dim,)
+        yield f"{root}.post_attention_layernorm.weight", (hidden,)
+        yield f"{root}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{root}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{root}.mlp.down_proj.weight", (hidden, inner)
+    yield "model.norm.weight", (hidden,)
+
+
+def _num_bytes(shape: tuple[int, ...]) -> int:
+    return 2 * int(np.prod(shape, dtype=np.int64))
+
+
+def _write_weights(folder: Path, tensors: dict[str, tuple[int, ...]], rng: np.random.Generator) -> None:
+    shards = _shards(tensors)
+    names = ["model.safetensors"]
+    if len(shards) > 1:
+        names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+        weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        total = sum(_num_bytes(shape) for shape in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        _write_json(folder / "model.safetensors.index.json", index)
+    values = _RandomValues(rng)
+    for name, shard in zip(names, shards, strict=True):
+        _write_safetensors(folder / name, shard, values)
+
+
+def _shards(tensors: dict[str, tuple[int, ...]]) -> list[dict[str, tuple[int, ...]]]:
+    shards: list[dict[str, tuple[int, ...]]] = [{}]
+    size = 0
+    for name, shape in tensors.items():
+        if shards[-1] and size + _num_bytes(shape) > MAX_SHARD_BYTES:
+            shards.append({})
+            size = 0
+        shards[-1][name] = shape
+        size += _num_bytes(shape)
+    return shards
+
+
+class _RandomValues:
+    """An endless sequence of bfloat16 values that repeats every BLOCK_SIZE elements; each tensor continues it."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        block = to_bf16(rng.standard_normal(BLOCK_SIZE, np.float32) * np.float32(WEIGHT_STD))
+        self._values: npt.NDArray[np.uint16] = np.tile(block, _BLOCK_COPIES)
+        self._position = 0
+
+    def write(self, file: BufferedWriter, count: int) -> None:
+        """Write the next `count` values."""
+        while count > 0:
+            piece = self._values[self._position : self._position + count]
+            file.write(piece.data)
+            count -= piece.size
+            self._position = (self._position + piece.size) % BLOCK_SIZE
+
+
+def _write_safetensors(path: Path, tensors: dict[str, tuple[int, ...]], values: _RandomValues) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in tensors.items():
+        begin, end = end, end + _num_bytes(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for shape in tensors.values():
+            if len(shape) == 1:
+                file.write(to_bf16(np.ones(shape, np.float32)).data)  # norms scale by 1
+            else:
+                values.write(file, _num_bytes(shape) // 2)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

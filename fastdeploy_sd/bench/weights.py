@@ -1,0 +1,26 @@
+"""How many bytes of weights one decoding step reads. Knows layer shapes and packed sizes; loads nothing."""
+
+from __future__ import annotations
+
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.ops.native.linear import packed_bytes
+from fastdeploy_sd.quantization.scheme import QuantScheme
+
+
+def weight_bytes_per_step(config: DecoderConfig, scheme: QuantScheme) -> int | None:
+    """Return the packed bytes of every linear layer and the head, each read once per step whatever the batch.
+
+    The embedding table is left out (a step reads one row per token of it), and so are the norms (a few kilobytes).
+    None for a mixture of experts: which experts are read depends on the tokens.
+    """
+    if config.moe is not None:
+        return None
+    hidden, attention = config.hidden_size, config.num_heads * config.head_dim
+    shapes = (
+        (hidden, config.qkv_size),
+        (attention, hidden),
+        (hidden, 2 * config.intermediate_size),
+        (config.intermediate_size, hidden),
+    )
+    layer = sum(packed_bytes(k, n, scheme.linear) for k, n in shapes)
+    return config.num_layers * layer + packed_bytes(hidden, config.vocab_size, scheme.lm_head)

@@ -1,0 +1,77 @@
+"""Meaning of moe_ffn."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastdeploy_sd.ops.bf16 import narrow, widen
+from fastdeploy_sd.ops.native.arrays import Array
+from fastdeploy_sd.ops.reference.activation import swiglu
+from fastdeploy_sd.ops.reference.linear import LinearFormat, linear
+from fastdeploy_sd.types import F32, I32
+
+
+def route(
+    x: Array,
+    router_weight: F32,
+    top_k: int,
+    normalize: bool,
+    norm_min: float,
+    selection_bias: F32 | None = None,
+) -> tuple[I32, F32]:
+    """Choose each token's experts and their weights.
+
+    Experts rank by probability (softmax over all) plus selection_bias, the lowest id first among equals; the weight of
+    a chosen one is its probability without the bias.
+
+    Returns:
+        expert ids i32[T, top_k] and weights f32[T, top_k], divided by max(their sum, norm_min) when `normalize`.
+    """
+    logits = widen(x).astype(np.float64) @ router_weight.astype(np.float64).T
+    probs = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+    probs /= probs.sum(axis=1, keepdims=True)
+    scores = probs if selection_bias is None else probs + selection_bias
+    chosen = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+    weights = np.take_along_axis(probs, chosen, axis=1)
+    if normalize:
+        weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), norm_min)
+    return chosen.astype(np.int32), weights.astype(np.float32)
+
+
+def moe_ffn(  # noqa: PLR0913
+    x: Array,
+    router_weight: F32,
+    gate_up: Array,
+    down: Array,
+    fmt: LinearFormat,
+    *,
+    top_k: int,
+    normalize: bool,
+    norm_min: float,
+    selection_bias: F32 | None = None,
+) -> Array:
+    """y = sum over the chosen experts of weight * down(swiglu(gate_up(x))).
+
+    Within an expert the results of gate_up and of swiglu are rounded to x's dtype, as in a dense layer; down's stay
+    float32, and so does the weighted sum until the end.
+
+    Args:
+        x: f32 or bf16 [T, H].
+        router_weight: f32[E, H].
+        gate_up: f32 or bf16 [E, 2 * I, H], not yet in the format.
+        down: f32 or bf16 [E, H, I], likewise.
+        selection_bias: f32[E].
+
+    Returns:
+        y in x's dtype, [T, H].
+
+    Source: arXiv:1701.06538 (top-k gating); arXiv:2408.15664 (selection bias without an auxiliary loss).
+    """
+    chosen, weights = route(x, router_weight, top_k, normalize, norm_min, selection_bias)
+    y = np.zeros(x.shape, np.float64)
+    for e in range(len(router_weight)):
+        tokens, places = np.nonzero(chosen == e)
+        hidden = swiglu(linear(x[tokens], gate_up[e], fmt))
+        out = linear(hidden, down[e], fmt, out_dtype=np.float32)
+        y[tokens] += weights[tokens, places][:, None] * widen(out)
+    return narrow(y.astype(np.float32), x.dtype)

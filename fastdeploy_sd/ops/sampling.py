@@ -1,0 +1,106 @@
+"""process_logits, sample, token_logprobs and verify_draft_tokens on Paddle tensors.
+
+Logits stay on their device. Per-request columns come from the host. What an op returns as NumPy is a result of the
+step; copying it to the host is the op's part.
+"""
+
+from __future__ import annotations
+
+from paddle import Tensor
+
+from fastdeploy_sd.ops import shim
+from fastdeploy_sd.ops.host import host_tensor
+from fastdeploy_sd.types import I32, DraftTokens, LogprobArrays, SamplingArrays
+
+
+def process_logits(logits: Tensor, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays) -> Tensor:
+    """Apply penalties, logit_bias and forbidden tokens; see `reference.sampling.process_logits`.
+
+    Args:
+        logits: f32[L, V].
+        cu_num_logits: i32[R+1], rows of each request; row j counts the request's first j drafts as output.
+
+    Returns:
+        f32[L, V], a new tensor.
+
+    Raises:
+        ValueError: a shape, dtype or offset disagrees, or a token id is outside the vocabulary.
+    """
+    columns = (
+        cu_num_logits,
+        draft.token_ids,
+        draft.cu_num_draft,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.penalty_slot,
+        sampling.token_counts,
+        sampling.cu_bias,
+        sampling.bias_token_ids,
+        sampling.bias_values,
+        sampling.cu_mask,
+        sampling.mask_token_ids,
+    )
+    (y,) = shim.run("process_logits", logits, *(host_tensor(column) for column in columns))
+    return y
+
+
+def sample(logits: Tensor, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays) -> I32:
+    """Draw one token per row with the uniform of (seed, position); see `reference.sampling.sample`.
+
+    Args:
+        logits: f32[L, V].
+        batch_id_per_output: i32[L], the request of each row.
+        positions: i32[L], absolute position of the token to draw.
+
+    Returns:
+        i32[L]; -1 for a row with NaN or +inf or without any finite logit.
+
+    Raises:
+        ValueError: a shape or dtype disagrees, or a parameter is out of its range.
+    """
+    columns = (
+        batch_id_per_output,
+        positions,
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.seed,
+    )
+    (token_ids,) = shim.run("sample", logits, *(host_tensor(column) for column in columns))
+    ids: I32 = token_ids.numpy()
+    return ids
+
+
+def token_logprobs(logits: Tensor, token_ids: I32, num_top: int) -> LogprobArrays:
+    """Return log-probability and rank of one token per row and of the num_top best ones.
+
+    Args:
+        logits: f32[L, V], as the model gave them.
+        token_ids: i32[L].
+
+    Raises:
+        ValueError: a shape or dtype disagrees, a token id is outside the vocabulary, or num_top exceeds it.
+    """
+    return LogprobArrays(*(out.numpy() for out in shim.run("token_logprobs", logits, host_tensor(token_ids), num_top)))
+
+
+def verify_draft_tokens(sampled_token_ids: Tensor, cu_num_logits: I32, draft: DraftTokens) -> tuple[I32, I32, I32]:
+    """Keep each request's longest draft prefix that equals the sampled tokens, then the sampled token after it.
+
+    Args:
+        sampled_token_ids: i32[L].
+        cu_num_logits: i32[R+1]: drafts + 1 rows per request, or 0 while its prompt is unfinished.
+
+    Returns:
+        token_ids i32[O], cu_num_output i32[R+1], num_accepted i32[R].
+
+    Raises:
+        ValueError: a shape or dtype disagrees, or a request has neither drafts + 1 logits rows nor none of both.
+    """
+    columns = (host_tensor(column) for column in (cu_num_logits, draft.token_ids, draft.cu_num_draft))
+    token_ids, cu_num_output, num_accepted = (
+        out.numpy() for out in shim.run("verify_draft_tokens", sampled_token_ids, *columns)
+    )
+    return token_ids[: cu_num_output[-1]], cu_num_output, num_accepted

@@ -1,0 +1,89 @@
+"""A decoder in NumPy, from the ops' reference meanings alone: what a quantised model must compute.
+
+float32 activations, one sequence, the whole of it at once. Shares the checkpoint reader and nothing else with layers/.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.ops.bf16 import widen
+from fastdeploy_sd.ops.kv_cache import Rotary
+from fastdeploy_sd.ops.reference.activation import swiglu
+from fastdeploy_sd.ops.reference.attention import rotate
+from fastdeploy_sd.ops.reference.linear import LinearFormat, linear
+from fastdeploy_sd.ops.reference.moe import moe_ffn
+from fastdeploy_sd.ops.reference.norm import rms_norm
+from fastdeploy_sd.ops.rope_table import rope_table
+from fastdeploy_sd.types import F32, I32
+from tests.models import golden
+
+
+class NumpyDecoder:
+    """One golden model with its linear layers in `fmt` and its head in `head_format`."""
+
+    def __init__(self, name: str, fmt: LinearFormat, head_format: LinearFormat) -> None:
+        checkpoint = Checkpoint(golden.ROOT / name)
+        self._config = read_decoder_config(checkpoint.config)
+        self._weights = DecoderWeights(checkpoint, self._config)
+        self._format, self._head_format = fmt, head_format
+
+    def logits(self, token_ids: I32) -> F32:
+        """Return f32[T, V]."""
+        c, w = self._config, self._weights
+        x, residual = widen(w.embedding())[token_ids], None
+        for i in range(c.num_layers):
+            x, residual = rms_norm(x, w.input_norm(i), c.norm_eps, residual)
+            x = self._attention(x, i)
+            x, residual = rms_norm(x, w.post_attention_norm(i), c.norm_eps, residual)
+            x = self._feed_forward(x, i)
+        hidden, _ = rms_norm(x, w.final_norm(), c.norm_eps, residual)
+        return linear(hidden, w.lm_head(), self._head_format)
+
+    def _linear(self, x: F32, weight_and_bias: tuple[np.ndarray, F32 | None]) -> F32:
+        weight, bias = weight_and_bias
+        return linear(x, weight, self._format, bias)
+
+    def _attention(self, x: F32, i: int) -> F32:
+        c, n = self._config, len(x)
+        heads = self._linear(x, self._weights.qkv(i)).reshape(n, -1, c.head_dim)
+        q, k, v = np.split(heads, [c.num_heads, c.num_heads + c.num_kv_heads], axis=1)
+        norms = self._weights.qk_norms(i)
+        if norms is not None:
+            q, k = (
+                rms_norm(np.ascontiguousarray(h).reshape(-1, c.head_dim), w, c.norm_eps)[0].reshape(h.shape)
+                for h, w in zip((q, k), norms, strict=True)
+            )
+        positions = np.arange(n, dtype=np.int32)
+        rotary = Rotary(rope_table(n, c.head_dim, c.rope_theta, c.rope_scaling), c.rope_interleaved)
+        q, k = rotate(q, positions, rotary), rotate(k, positions, rotary)
+        group = c.num_heads // c.num_kv_heads
+        k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+        scores = np.einsum("qhd,khd->hqk", q.astype(np.float64), k) * c.head_dim**-0.5
+        scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        y = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v)
+        return self._linear(y.reshape(n, -1).astype(np.float32), self._weights.output(i))
+
+    def _feed_forward(self, x: F32, i: int) -> F32:
+        moe, w = self._config.moe, self._weights
+        if moe is None or i not in moe.layers:
+            return self._dense(x, i, "mlp", self._config.intermediate_size)
+        router, selection_bias = w.router(i, moe)
+        parts = [f"mlp.experts.{e}" for e in range(moe.num_experts)]
+        gate_up = np.stack([w.gate_up(i, part, moe.intermediate_size)[0] for part in parts])
+        down = np.stack([w.down(i, part, moe.intermediate_size)[0] for part in parts])
+        shared = None
+        if moe.shared_intermediate_size > 0:
+            shared = self._dense(x, i, "mlp.shared_experts", moe.shared_intermediate_size)
+        y = moe_ffn(
+            x, router, gate_up, down, self._format, moe.top_k, moe.normalize, moe.norm_min, selection_bias
+        )
+        return y if shared is None else y + shared
+
+    def _dense(self, x: F32, i: int, part: str, size: int) -> F32:
+        hidden = swiglu(self._linear(x, self._weights.gate_up(i, part, size)))
+        return self._linear(hidden, self._weights.down(i, part, size))

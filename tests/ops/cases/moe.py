@@ -1,0 +1,71 @@
+"""Cases of moe_ffn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.ops import moe
+from fastdeploy_sd.ops.bf16 import to_bf16
+from fastdeploy_sd.ops.native import moe as native
+from fastdeploy_sd.ops.reference import moe as reference
+from fastdeploy_sd.ops.reference.linear import LINEAR_FORMATS
+from tests.ops.backends import from_paddle, to_paddle
+from tests.ops.cases.case import OpCases
+
+
+def inputs() -> dict[str, dict[str, Any]]:
+    """No token, one, many; one expert, all, more than a vector of them; biased choice; equal experts; bf16."""
+    rng = np.random.default_rng(0)
+    found: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, sizes: tuple[int, int, int, int], top_k: int, fmt: str, **changes: Any) -> dict[str, Any]:
+        tokens, hidden, inner, experts = sizes
+        found[f"{fmt}-{name}"] = {
+            "x": rng.standard_normal((tokens, hidden), np.float32),
+            "router_weight": (rng.standard_normal((experts, hidden)) / np.sqrt(hidden)).astype(np.float32),
+            "gate_up": (rng.standard_normal((experts, 2 * inner, hidden)) / np.sqrt(hidden)).astype(np.float32),
+            "down": (rng.standard_normal((experts, hidden, inner)) / np.sqrt(inner)).astype(np.float32),
+            "fmt": fmt,
+            "top_k": top_k,
+            "normalize": True,
+            "norm_min": 1e-12,
+            "selection_bias": None,
+        } | changes
+        return found[f"{fmt}-{name}"]
+
+    for fmt in LINEAR_FORMATS:
+        add("no-token", (0, 16, 16, 2), 1, fmt)
+        add("one-expert", (3, 16, 8, 1), 1, fmt)
+        add("all-experts", (5, 33, 17, 4), 4, fmt, normalize=False)
+        add("many-experts", (40, 40, 24, 37), 3, fmt)
+        add("large-norm-min", (4, 32, 16, 4), 2, fmt, norm_min=3.0)
+    add("bias", (20, 32, 16, 8), 2, "float32", selection_bias=rng.standard_normal(8).astype(np.float32))
+    add("bias-unnormalized", (20, 32, 16, 8), 2, "float32", selection_bias=np.float32([0, 9] * 4), normalize=False)
+    ties = add("ties", (6, 32, 16, 18), 5, "float32")
+    ties["router_weight"][:] = ties["router_weight"][0]
+    for fmt in ("float32", "bfloat16"):
+        bits = add("bf16", (9, 48, 24, 6), 2, fmt)
+        bits |= {name: to_bf16(bits[name]) for name in ("x", "gate_up", "down")}
+        found[f"{fmt}-bf16"] = bits
+    return found
+
+
+def through_native(
+    x: np.ndarray, router_weight: np.ndarray, gate_up: np.ndarray, down: np.ndarray, fmt: Any, **options: Any
+) -> Any:
+    experts = native.pack_experts(gate_up, fmt), native.pack_experts(down, fmt)
+    return native.moe_ffn(x, router_weight, *experts, **options)
+
+
+def through_paddle(
+    x: np.ndarray, router_weight: np.ndarray, gate_up: np.ndarray, down: np.ndarray, fmt: Any, **options: Any
+) -> Any:
+    experts = moe.pack_experts(gate_up, fmt), moe.pack_experts(down, fmt)
+    options["selection_bias"] = to_paddle(options["selection_bias"])
+    return from_paddle(moe.moe_ffn(to_paddle(x), to_paddle(router_weight), *experts, **options))
+
+
+# Outputs are of order 1.
+MOE_FFN = OpCases("moe_ffn", through_native, reference.moe_ffn, through_paddle, inputs(), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,232 @@
+"""Cases of process_logits, sample, token_logprobs and verify_draft_tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.ops import sampling as ops
+from fastdeploy_sd.ops.native import sampling as native
+from fastdeploy_sd.ops.reference import sampling as reference
+from fastdeploy_sd.types import DraftTokens, LogprobArrays, SamplingArrays
+from tests.ops.backends import to_paddle
+from tests.ops.cases.case import OpCases
+from tests.ops.sampling_arrays import build_sampling_arrays
+
+INF = np.inf
+
+
+def offsets(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+
+
+def logits_of(rng: np.random.Generator, kind: str, rows: int, vocab: int) -> np.ndarray:
+    """Rows like a model's (steep), near uniform, with ties (few distinct values), and with most tokens forbidden."""
+    x = rng.standard_normal((rows, vocab))
+    if kind == "steep":
+        x = 4.0 * x - 0.5 * np.log1p(np.arange(vocab))
+    elif kind == "ties":
+        x = np.round(x)
+    elif kind == "forbidden":
+        x[rng.random((rows, vocab)) < 0.9] = -INF
+        x[np.arange(rows), rng.integers(0, vocab, rows)] = 1.0
+    return x.astype(np.float32)
+
+
+def draws() -> dict[str, dict[str, Any]]:
+    """Every combination of filters on rows of every kind; vocabularies around the borders of lanes, groups, chunks."""
+    rng = np.random.default_rng(3)
+    found = {}
+    for vocab in (1, 2, 17, 128, 500, 8192, 20001):
+        for kind in ("steep", "flat", "ties", "forbidden"):
+            num_requests = 24
+            rows = num_requests + 6
+            sampling = build_sampling_arrays(
+                num_requests,
+                rows,
+                temperature=rng.choice([0.0, 1e-9, 0.3, 1.0, 3.0, 1e4], num_requests),
+                top_k=rng.choice([0, 0, 1, 3, 50, 1000, 10**6], num_requests),
+                top_p=rng.choice([1.0, 1.0, 1e-6, 0.3, 0.9, 0.999999], num_requests),
+                min_p=rng.choice([0.0, 0.0, 1e-4, 0.1, 1.0], num_requests),
+                seed=rng.integers(0, 2**63, num_requests),
+            )
+            found[f"{kind}-{vocab}"] = {
+                "logits": logits_of(rng, kind, rows, vocab),
+                "batch_id_per_output": rng.permutation(np.arange(rows) % num_requests).astype(np.int32),
+                "positions": rng.integers(0, 2**31, rows).astype(np.int32),
+                "sampling": sampling,
+            }
+    found["broken-rows"] = broken_rows(rng)
+    found["no-row"] = {
+        "logits": np.zeros((0, 40), np.float32),
+        "batch_id_per_output": np.zeros(0, np.int32),
+        "positions": np.zeros(0, np.int32),
+        "sampling": build_sampling_arrays(2, 0),
+    }
+    return found
+
+
+def broken_rows(rng: np.random.Generator) -> dict[str, Any]:
+    """NaN and +inf at the first, an inner and the last token; all -inf; only -inf and one token; huge finite values."""
+    vocab = 9000
+    rows = [rng.standard_normal(vocab) for _ in range(9)]
+    for row, (place, value) in zip(rows, [(p, v) for p in (0, 4500, vocab - 1) for v in (np.nan, INF)], strict=False):
+        row[place] = value
+    rows[6][:] = -INF
+    rows[7][:] = -INF
+    rows[7][8999] = -3e38
+    rows[8][:3] = (3e38, -3e38, 3e38)
+    num_rows = 2 * len(rows)
+    sampling = build_sampling_arrays(2, num_rows, temperature=np.array([0.0, 1.0]), top_p=np.array([1.0, 0.5]))
+    return {
+        "logits": np.repeat(rows, 2, axis=0).astype(np.float32),
+        "batch_id_per_output": (np.arange(num_rows) % 2).astype(np.int32),
+        "positions": np.arange(num_rows, dtype=np.int32),
+        "sampling": sampling,
+    }
+
+
+def processed() -> dict[str, dict[str, Any]]:
+    """Each penalty alone and all together, with drafts that repeat; bias and mask on penalised tokens; no request."""
+    rng = np.random.default_rng(4)
+    found = {}
+    for vocab in (1, 37, 20001):
+        for parts in ("none", "repetition", "presence", "frequency", "bias", "mask", "all"):
+            found[f"{parts}-{vocab}"] = processed_step(rng, parts, vocab)
+    found["empty"] = {
+        "logits": np.zeros((0, 5), np.float32),
+        "cu_num_logits": np.zeros(1, np.int32),
+        "draft": DraftTokens.none(0),
+        "sampling": build_sampling_arrays(0, 0, vocab=5),
+    }
+    return found
+
+
+def processed_step(rng: np.random.Generator, parts: str, vocab: int) -> dict[str, Any]:
+    num_draft = np.array([0, 3, 0, 5, 1, 0])
+    num_logits = np.array([1, 4, 0, 6, 2, 1])
+    num_requests, rows = len(num_draft), num_logits.sum()
+    few = min(vocab, 4)
+    counts = rng.integers(0, 3, (4, vocab)) * (rng.random((4, vocab)) < 0.05)
+    counts[0, :few] = rng.integers(0, 2, few) * 7
+    counts |= (rng.random((4, vocab)) < 0.05).astype(np.int64) << 30
+    columns: dict[str, Any] = {}
+    for name, values in [
+        ("repetition", [0.5, 1.0, 1.3]),
+        ("presence", [-1.0, 0.0, 2.0]),
+        ("frequency", [-0.3, 0.0, 0.7]),
+    ]:
+        if parts in (name, "all"):
+            columns[f"{name}_penalty"] = rng.choice(values, num_requests)
+    if parts not in ("none", "bias", "mask"):
+        columns |= {"penalty_slot": np.array([2, 0, -1, 3, -1, 1]), "token_counts": counts}
+    if parts in ("bias", "all"):
+        num_bias = rng.integers(0, min(vocab, 5) + 1, num_requests)
+        ids = np.concatenate([rng.permutation(vocab)[:n] for n in num_bias])
+        columns |= {"cu_bias": offsets(num_bias), "bias_token_ids": ids, "bias_values": rng.normal(0, 30, len(ids))}
+    if parts in ("mask", "all"):
+        num_mask = rng.integers(0, 4, rows)
+        columns |= {"cu_mask": offsets(num_mask), "mask_token_ids": rng.integers(0, vocab, num_mask.sum())}
+    logits = rng.standard_normal((rows, vocab)).astype(np.float32)
+    logits[0, 0] = -INF
+    return {
+        "logits": logits,
+        "cu_num_logits": offsets(num_logits),
+        "draft": DraftTokens(rng.integers(0, few, num_draft.sum()).astype(np.int32), offsets(num_draft)),
+        "sampling": build_sampling_arrays(num_requests, rows, vocab=vocab, **columns),
+    }
+
+
+def logprobs() -> dict[str, dict[str, Any]]:
+    """No, some and all alternatives; ties; forbidden tokens; rows without a distribution."""
+    rng = np.random.default_rng(5)
+    found = {}
+    for vocab, num_top in [(1, 0), (1, 1), (40, 40), (500, 5), (20001, 0), (20001, 20)]:
+        for kind in ("steep", "flat", "ties", "forbidden"):
+            logits = logits_of(rng, kind, 6, vocab)
+            found[f"{kind}-{vocab}-{num_top}"] = {
+                "logits": logits,
+                "token_ids": rng.integers(0, vocab, 6).astype(np.int32),
+                "num_top": num_top,
+            }
+    broken = broken_rows(rng)["logits"]
+    found["broken-rows"] = {"logits": broken, "token_ids": np.full(len(broken), 8999, np.int32), "num_top": 3}
+    found["no-row"] = {"logits": np.zeros((0, 9), np.float32), "token_ids": np.zeros(0, np.int32), "num_top": 2}
+    return found
+
+
+def verifications() -> dict[str, dict[str, Any]]:
+    """Right, wrong and partly right drafts; requests without drafts or without logits; failed draws; no request."""
+    rng = np.random.default_rng(6)
+    found = {
+        "empty": {
+            "sampled_token_ids": np.zeros(0, np.int32),
+            "cu_num_logits": np.zeros(1, np.int32),
+            "draft": DraftTokens.none(0),
+        }
+    }
+    for case in range(30):
+        num_requests = int(rng.integers(1, 9))
+        finishes = rng.random(num_requests) < 0.8
+        num_draft = rng.integers(0, 6, num_requests) * finishes
+        num_logits = (num_draft + 1) * finishes
+        found[f"random-{case}"] = {
+            "sampled_token_ids": rng.integers(-1 if case % 3 == 0 else 0, 2, num_logits.sum()).astype(np.int32),
+            "cu_num_logits": offsets(num_logits),
+            "draft": DraftTokens(rng.integers(0, 2, num_draft.sum()).astype(np.int32), offsets(num_draft)),
+        }
+    return found
+
+
+def process_through_paddle(
+    logits: np.ndarray, cu_num_logits: np.ndarray, draft: DraftTokens, sampling: SamplingArrays
+) -> np.ndarray:
+    return ops.process_logits(to_paddle(logits), cu_num_logits, draft, sampling).numpy()
+
+
+def sample_through_paddle(
+    logits: np.ndarray, batch_id_per_output: np.ndarray, positions: np.ndarray, sampling: SamplingArrays
+) -> np.ndarray:
+    return ops.sample(to_paddle(logits), batch_id_per_output, positions, sampling)
+
+
+def logprobs_through_paddle(logits: np.ndarray, token_ids: np.ndarray, num_top: int) -> tuple[np.ndarray, ...]:
+    found: LogprobArrays = ops.token_logprobs(to_paddle(logits), token_ids, num_top)
+    return found.logprobs, found.ranks, found.top_token_ids, found.top_logprobs
+
+
+def verify_through_paddle(
+    sampled_token_ids: np.ndarray, cu_num_logits: np.ndarray, draft: DraftTokens
+) -> tuple[np.ndarray, ...]:
+    return ops.verify_draft_tokens(to_paddle(sampled_token_ids), cu_num_logits, draft)
+
+
+# The same float operations in the same order: no tolerance.
+PROCESS_LOGITS = OpCases(
+    "process_logits",
+    native.process_logits,
+    reference.process_logits,
+    process_through_paddle,
+    processed(),
+    rtol=0.0,
+    atol=0.0,
+)
+SAMPLE = OpCases("sample", native.sample, reference.sample, sample_through_paddle, draws())
+# Weights have a relative error below 2e-7, their logarithm thus an absolute one; the result is rounded once.
+TOKEN_LOGPROBS = OpCases(
+    "token_logprobs",
+    native.token_logprobs,
+    reference.token_logprobs,
+    logprobs_through_paddle,
+    logprobs(),
+    rtol=1.2e-7,
+    atol=3e-7,
+)
+VERIFY_DRAFT_TOKENS = OpCases(
+    "verify_draft_tokens",
+    native.verify_draft_tokens,
+    reference.verify_draft_tokens,
+    verify_through_paddle,
+    verifications(),
+)

@@ -1,0 +1,114 @@
+"""A row of rope_store_kv_ and cascade_append_attention has the same bits however it is computed: alone, in a chunk of any
+size, beside other requests, with any number of threads; and it touches no key that it does not see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.ops import library
+from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.ops.native import attention as native
+from tests.ops.backends import isa, threads
+from tests.ops.cases.attention import batch
+from tests.ops.cases.rope import ROPE_STORE_KV
+
+LENGTH = 1100
+# query heads, KV heads, head size, block size: groups of 1, 2, 5 and 16; two sizes at most on the slow scalar level.
+GEOMETRIES = [(2, 1, 32, 16), (5, 1, 48, 64), (3, 3, 16, 48), (16, 1, 16, 32)]
+EDGES = [0, 1, 14, 15, 16, 17, 62, 63, 64, 65, 510, 511, 512, 513, 575, 576, 1023, 1024, 1025, 1098, 1099]
+
+
+def chunk(sequence: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """Arguments for running tokens [start, stop) of a one-request batch whose tokens are all in the cache."""
+    return {
+        **sequence,
+        "q": sequence["q"][start:stop],
+        "query_start_loc": np.array([0, stop - start], np.int32),
+        "seq_lens": np.array([stop], np.int32),
+    }
+
+
+def run_chunks(sequence: dict[str, Any], borders: Sequence[int]) -> np.ndarray:
+    chunks = [chunk(sequence, *ends) for ends in zip(borders[:-1], borders[1:], strict=True)]
+    return np.concatenate([native.cascade_append_attention(**args) for args in chunks])
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("level", library.available_isas())
+def test_attention_rows_do_not_depend_on_chunks_or_threads(level: str, dtype: Any, geometry: Any) -> None:
+    sequence = batch([(0, LENGTH)], *geometry, dtype)
+    rng = np.random.default_rng(1)
+    with isa(level):
+        with threads(2):
+            whole = run_chunks(sequence, [0, LENGTH])
+        for count in (1, 2, 3):
+            with threads(count):
+                cuts = np.sort(rng.choice(np.arange(1, LENGTH), 12, replace=False))
+                np.testing.assert_array_equal(run_chunks(sequence, [0, *cuts.tolist(), LENGTH]), whole)
+                for row in EDGES:
+                    alone = native.cascade_append_attention(**chunk(sequence, row, row + 1))
+                    np.testing.assert_array_equal(alone[0], whole[row], err_msg=f"row {row}, {count} threads")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("level", library.available_isas())
+def test_attention_rows_do_not_depend_on_other_requests(level: str, dtype: Any) -> None:
+    requests = [(700, 1), (0, 33), (511, 6), (64, 64), (3, 1), (1200, 5)]
+    together = batch(requests, 6, 2, 32, 16, dtype)
+    with isa(level), threads(2):
+        y = native.cascade_append_attention(**together)
+        for r, (begin, end) in enumerate(
+            zip(together["query_start_loc"], together["query_start_loc"][1:], strict=False)
+        ):
+            alone = native.cascade_append_attention(
+                **{
+                    **together,
+                    "q": together["q"][begin:end],
+                    "query_start_loc": np.array([0, end - begin], np.int32),
+                    "seq_lens": together["seq_lens"][r : r + 1],
+                    "block_tables": together["block_tables"][r : r + 1],
+                }
+            )
+            np.testing.assert_array_equal(alone, y[begin:end], err_msg=f"request {r}")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("level", library.available_isas())
+def test_attention_rows_never_touch_later_keys(level: str, dtype: Any) -> None:
+    block_size, stop, first_bad = 16, 600, 580
+    sequence = batch([(0, stop)], 4, 2, 32, block_size, dtype)
+    verify = chunk(sequence, 570, stop)
+    poison = np.array(np.nan, np.float32) if dtype == np.float32 else np.uint16(0x7FC0)
+    cache = KvCache(sequence["cache"].k.copy(), sequence["cache"].v.copy())
+    for position in range(first_bad, stop):
+        block, offset = sequence["block_tables"][0, position // block_size], position % block_size
+        cache.k[block, :, :, offset] = poison
+        cache.v[block, :, offset] = poison
+    with isa(level):
+        good = native.cascade_append_attention(**verify)
+        y = native.cascade_append_attention(**{**verify, "cache": cache})
+    np.testing.assert_array_equal(y[: first_bad - 570], good[: first_bad - 570])
+    is_nan = np.isnan(y) if dtype == np.float32 else (y & 0x7FFF) > 0x7F80
+    assert is_nan[first_bad - 570 :].all()
+
+
+@pytest.mark.parametrize("name", [name for name in ROPE_STORE_KV.inputs if "-0x" not in name])
+@pytest.mark.parametrize("level", library.available_isas())
+def test_rope_rows_do_not_depend_on_the_batch(level: str, name: str) -> None:
+    case = dict(ROPE_STORE_KV.inputs[name])
+    cache, rotary, qk_norm = (case.pop(key) for key in ("cache", "rotary", "qk_norm"))
+    with isa(level):
+        together, one_by_one = (KvCache(cache.k.copy(), cache.v.copy()) for _ in range(2))
+        with threads(3):
+            q = native.rope_store_kv_(cache=together, rotary=rotary, qk_norm=qk_norm, **case)
+        for t in range(len(q)):
+            row = {key: array[t : t + 1] for key, array in case.items()}
+            alone = native.rope_store_kv_(cache=one_by_one, rotary=rotary, qk_norm=qk_norm, **row)
+            np.testing.assert_array_equal(alone[0], q[t])
+    np.testing.assert_array_equal(one_by_one.k, together.k)
+    np.testing.assert_array_equal(one_by_one.v, together.v)

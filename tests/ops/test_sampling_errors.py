@@ -1,0 +1,180 @@
+"""Bad arguments of the sampling ops and the batch maps: refused before anything is written, naming the argument."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from fastdeploy_sd.ops import batch as ops_batch
+from fastdeploy_sd.ops import sampling as ops
+from fastdeploy_sd.ops.native import batch as native_batch
+from fastdeploy_sd.ops.native import sampling as native
+from fastdeploy_sd.ops.native.batch import BatchRows
+from fastdeploy_sd.types import DraftTokens
+from tests.ops.sampling_arrays import build_sampling_arrays
+
+
+def i32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+LOGITS = np.zeros((2, 10), np.float32)
+ROWS = BatchRows(
+    i32(3, 0), i32(3, 4), i32(6, 9), i32(0, 1), DraftTokens(i32(7, 8), i32(0, 2, 2)), np.array([[5], [2]], np.int32)
+)
+TABLE = np.zeros((2, 16), np.int32)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("temperature", -1.0, "temperature: expected a finite number >= 0"),
+        ("temperature", np.inf, "temperature: expected a finite number >= 0"),
+        ("temperature", np.nan, "temperature: expected a finite number >= 0"),
+        ("top_k", -1, "top_k: expected >= 0"),
+        ("top_p", 0.0, r"top_p: expected a number in \(0, 1\]"),
+        ("top_p", np.nan, r"top_p: expected a number in \(0, 1\]"),
+        ("min_p", 1.5, r"min_p: expected a number in \[0, 1\]"),
+    ],
+)
+def test_sample_refuses_parameters(column: str, value: float, message: str) -> None:
+    sampling = build_sampling_arrays(2, 2, **{column: value})
+    with pytest.raises(ValueError, match=message):
+        native.sample(LOGITS, i32(0, 1), i32(5, 6), sampling)
+
+
+@pytest.mark.parametrize("run", [native.sample, lambda x, *rest: ops.sample(paddle.to_tensor(x), *rest)])
+@pytest.mark.parametrize(
+    ("request_ids", "positions", "message"),
+    [
+        (i32(0, 2), i32(5, 6), "batch_id_per_output"),
+        (i32(-1, 0), i32(5, 6), "batch_id_per_output"),
+        (i32(0), i32(5, 6), "batch_id_per_output"),
+        (i32(0, 1), i32(5, -1), "positions"),
+        (i32(0, 1), i32(5), "positions"),
+    ],
+)
+def test_sample_refuses_rows(run: Any, request_ids: np.ndarray, positions: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=f"{message}: expected"):
+        run(LOGITS, request_ids, positions, build_sampling_arrays(2, 2))
+
+
+@pytest.mark.parametrize(
+    "run", [native.process_logits, lambda x, *rest: ops.process_logits(paddle.to_tensor(x), *rest)]
+)
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"cu_mask": i32(0, 0, 1), "mask_token_ids": i32(10)}, "mask_token_ids: expected ids of the vocabulary"),
+        ({"cu_mask": i32(0, 2, 1), "mask_token_ids": i32(1)}, "cu_mask: expected 0 and rising offsets"),
+        ({"cu_mask": i32(0, 0)}, "cu_mask: expected"),
+        ({"cu_bias": i32(0, 1), "bias_token_ids": i32(-1), "bias_values": (1.0,)}, "bias_token_ids: expected ids"),
+        ({"cu_bias": i32(0, 1), "bias_token_ids": i32(1), "bias_values": ()}, "bias_values: expected"),
+        ({"penalty_slot": 0}, "penalty_slot: expected a row of token_counts"),
+        ({"penalty_slot": 0, "token_counts": np.zeros((1, 9))}, "token_counts: expected"),
+        (
+            {"penalty_slot": 0, "token_counts": np.zeros((1, 10)), "repetition_penalty": 0.0},
+            "repetition_penalty: expected a positive number",
+        ),
+    ],
+)
+def test_process_logits_refuses_columns(run: Any, columns: dict[str, Any], message: str) -> None:
+    sampling = build_sampling_arrays(1, 2, vocab=10, **columns)
+    with pytest.raises(ValueError, match=message):
+        run(LOGITS, i32(0, 2), DraftTokens(i32(3), i32(0, 1)), sampling)
+
+
+@pytest.mark.parametrize(
+    ("cu_num_logits", "draft", "message"),
+    [
+        (i32(0, 2), DraftTokens.none(1), "cu_num_logits: expected at most drafts"),
+        (i32(0, 1), DraftTokens.none(1), "cu_num_logits: expected the rows of logits last"),
+        (i32(0, 2), DraftTokens(i32(10), i32(0, 1)), "draft_token_ids: expected ids of the vocabulary"),
+        (i32(0, 2), DraftTokens(i32(1), i32(1, 1)), "cu_num_draft: expected 0 and rising offsets"),
+    ],
+)
+def test_process_logits_refuses_rows(cu_num_logits: np.ndarray, draft: DraftTokens, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        native.process_logits(LOGITS, cu_num_logits, draft, build_sampling_arrays(1, 2, vocab=10))
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "num_top", "message"),
+    [
+        (i32(0, 10), 1, "token_ids"),
+        (i32(0, -1), 1, "token_ids"),
+        (i32(0, 1), 11, "num_top"),
+        (i32(0, 1), -1, "num_top"),
+    ],
+)
+def test_token_logprobs_refuses(token_ids: np.ndarray, num_top: int, message: str) -> None:
+    with pytest.raises(ValueError, match=f"{message}: expected"):
+        native.token_logprobs(LOGITS, token_ids, num_top)
+    with pytest.raises(ValueError, match=f"{message}: expected"):
+        ops.token_logprobs(paddle.to_tensor(LOGITS), token_ids, num_top)
+
+
+@pytest.mark.parametrize(
+    ("cu_num_logits", "draft", "message"),
+    [
+        (i32(0, 2, 3), DraftTokens(i32(), i32(0, 0, 0)), "cu_num_logits: expected drafts"),
+        (i32(0, 0, 3), DraftTokens(i32(1), i32(0, 1, 1)), "cu_num_logits: expected drafts"),
+        (i32(0, 4, 3), DraftTokens(i32(1), i32(0, 1, 1)), "cu_num_logits: expected 0 and rising"),
+        (i32(0, 2, 3), DraftTokens(i32(1), i32(0, 9, 1)), "cu_num_draft: expected 0 and rising"),
+        (i32(0, 2, 3), DraftTokens(i32(-1), i32(0, 1, 1)), "draft_token_ids: expected >= 0"),
+        (i32(0, 2, 4), DraftTokens(i32(1), i32(0, 1, 1)), "expected"),
+    ],
+)
+def test_verify_draft_tokens_refuses(cu_num_logits: np.ndarray, draft: DraftTokens, message: str) -> None:
+    sampled = i32(1, 2, 3)
+    with pytest.raises(ValueError, match=message):
+        native.verify_draft_tokens(sampled, cu_num_logits, draft)
+    with pytest.raises(ValueError, match=message):
+        ops.verify_draft_tokens(paddle.to_tensor(sampled), cu_num_logits, draft)
+
+
+def test_prepare_batch_accepts_the_rows_that_the_next_test_breaks() -> None:
+    assert native_batch.prepare_batch(ROWS, TABLE, 16).seq_lens.tolist() == [6, 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_computed": i32(-1, 0)}, "num_computed: expected >= 0"),
+        ({"num_new": i32(3, 0)}, "num_new: expected >= 1"),
+        ({"num_new": i32(3, 10)}, r"num_new: expected computed \+ new <= known"),
+        ({"num_known": i32(7, 9)}, r"num_draft: expected drafts only where computed \+ new == known"),
+        ({"num_computed": i32(4, 0), "num_new": i32(2, 4)}, "num_draft: expected less than num_new"),
+        ({"num_known": i32(6, 17)}, "num_known: expected at most a row of token_table"),
+        ({"slots": i32(0, 2)}, "slots: expected rows of token_table"),
+        ({"slots": i32(-1, 0)}, "slots: expected rows of token_table"),
+        ({"block_tables": np.array([[5], [-1]], np.int32)}, "block_tables: expected blocks for every token, got -1"),
+        ({"block_tables": np.zeros((2, 0), np.int32)}, "block_tables: expected blocks for every token, got too few"),
+        ({"draft": DraftTokens(i32(7, 8), i32(0, 3, 2))}, "cu_num_draft: expected 0 and rising offsets"),
+        ({"draft": DraftTokens(i32(7), i32(0, 2, 2))}, "draft_token_ids: expected|cu_num_draft: expected"),
+        ({"slots": i32(0)}, "slots: expected"),
+    ],
+)
+def test_prepare_batch_refuses(change: dict[str, Any], message: str) -> None:
+    rows = dataclasses.replace(ROWS, **change)
+    with pytest.raises(ValueError, match=message):
+        native_batch.prepare_batch(rows, TABLE, 16)
+    with pytest.raises(ValueError, match=message):
+        ops_batch.prepare_batch(rows, paddle.to_tensor(TABLE), 16)
+
+
+def test_prepare_batch_refuses_a_block_size() -> None:
+    with pytest.raises(ValueError, match="block_size: expected a positive number"):
+        native_batch.prepare_batch(ROWS, TABLE, 0)
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_gather_output_rows_refuses(index: int) -> None:
+    with pytest.raises(ValueError, match="indices: expected rows of x"):
+        native_batch.gather_output_rows(LOGITS, i32(0, index))
+    with pytest.raises(ValueError, match="indices: expected rows of x"):
+        ops_batch.gather_output_rows(paddle.to_tensor(LOGITS), i32(0, index))

@@ -1,0 +1,103 @@
+"""The bits of a row depend on nothing but the row: not on the other rows, their order or the threads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.ops import library
+from fastdeploy_sd.ops.native import sampling as native
+from fastdeploy_sd.types import DraftTokens, SamplingArrays
+from tests.ops.backends import isa, threads
+from tests.ops.cases.sampling import logits_of, offsets
+from tests.ops.sampling_arrays import build_sampling_arrays
+
+VOCAB = 20001
+ROWS = 13
+
+
+def request_columns(sampling: SamplingArrays, requests: np.ndarray) -> SamplingArrays:
+    """The same columns for some of the requests, without ragged parts."""
+    picked = ("temperature", "top_k", "top_p", "min_p", "seed")
+    return dataclasses.replace(sampling, **{name: getattr(sampling, name)[requests] for name in picked})
+
+
+def sampled(logits: np.ndarray, positions: np.ndarray, sampling: SamplingArrays, rows: np.ndarray) -> tuple[Any, ...]:
+    requests = np.arange(len(rows), dtype=np.int32)
+    return (native.sample(logits[rows], requests, positions[rows], request_columns(sampling, rows)),)
+
+
+def step() -> tuple[np.ndarray, np.ndarray, SamplingArrays]:
+    rng = np.random.default_rng(8)
+    logits = np.concatenate([logits_of(rng, kind, ROWS, VOCAB)[i::4] for i, kind in enumerate(("steep", "flat") * 2)])
+    sampling = build_sampling_arrays(
+        ROWS,
+        ROWS,
+        temperature=rng.choice([0.0, 0.7, 1.0, 2.0], ROWS),
+        top_k=rng.choice([0, 0, 40, 1000], ROWS),
+        top_p=rng.choice([1.0, 0.95, 0.5], ROWS),
+        min_p=rng.choice([0.0, 0.01], ROWS),
+        seed=rng.integers(0, 2**63, ROWS),
+    )
+    return logits, rng.integers(0, 10**6, ROWS).astype(np.int32), sampling
+
+
+def assert_rows_are_their_own(level: str, run: Callable[[np.ndarray], tuple[np.ndarray, ...]]) -> None:
+    """`run(rows)` on single rows, on all, on a permutation and on 1, 2, 3 threads: equal bits."""
+    with isa(level), threads(1):
+        alone = [run(np.array([row])) for row in range(ROWS)]
+    permutation = np.random.default_rng(9).permutation(ROWS)
+    for count in (1, 2, 3):
+        for rows in (np.arange(ROWS), permutation, permutation[:5], np.repeat(permutation[:3], 7)):
+            with isa(level), threads(count):
+                together = run(rows)
+            for i, row in enumerate(rows):
+                for got, want in zip(together, alone[row], strict=True):
+                    assert got[i].tobytes() == want[0].tobytes(), f"row {row} of {len(rows)} on {count} threads"
+
+
+@pytest.mark.parametrize("level", library.available_isas())
+def test_sample(level: str) -> None:
+    logits, positions, sampling = step()
+    # Many positions per row: a wrong sum shows only where it moves a draw over a border.
+    for shift in range(0, 200, 20):
+        assert_rows_are_their_own(
+            level, lambda rows, shift=shift: sampled(logits, positions + np.int32(shift), sampling, rows)
+        )
+
+
+@pytest.mark.parametrize("level", library.available_isas())
+def test_token_logprobs(level: str) -> None:
+    logits, _, _ = step()
+    token_ids = np.random.default_rng(10).integers(0, VOCAB, ROWS).astype(np.int32)
+    assert_rows_are_their_own(level, lambda rows: native.token_logprobs(logits[rows], token_ids[rows], 20))
+
+
+@pytest.mark.parametrize("level", library.available_isas())
+def test_process_logits(level: str) -> None:
+    logits, _, _ = step()
+    rng = np.random.default_rng(11)
+    counts = rng.integers(0, 3, (ROWS, VOCAB)).astype(np.int32)
+    repetition, presence = rng.uniform(0.5, 2, ROWS), rng.uniform(-2, 2, ROWS)
+
+    def run(rows: np.ndarray) -> tuple[np.ndarray, ...]:
+        sampling = build_sampling_arrays(
+            len(rows),
+            len(rows),
+            repetition_penalty=repetition[rows],
+            presence_penalty=presence[rows],
+            frequency_penalty=0.3,
+            penalty_slot=rows,
+            token_counts=counts,
+        )
+        return (
+            native.process_logits(
+                logits[rows], offsets(np.ones(len(rows), int)), DraftTokens.none(len(rows)), sampling
+            ),
+        )
+
+    assert_rows_are_their_own(level, run)

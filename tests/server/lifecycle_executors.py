@@ -1,0 +1,31 @@
+"""Executors for whole servers over the toy model, for `launch.run` to find by name."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types import ModelInfo
+from tests.doubles.toy_executor import ToyExecutor
+
+# The vocabulary of the tokenizer of the tiny checkpoints.
+INFO = ModelInfo("toy", 4096, 4096, (1,), 64, 1024)
+
+
+def create_slow(config: Config) -> ToyExecutor:
+    """Takes a while per step, so that requests are still running when a test acts on them."""
+    return ToyExecutor(INFO, before_step=lambda plan: time.sleep(0.01))
+
+
+def create_never(config: Config) -> ToyExecutor:
+    """A model that does not finish loading."""
+    print("loading", file=sys.stderr, flush=True)
+    time.sleep(1000)
+    raise AssertionError("not reached")
+
+
+def create_misconfigured(config: Config) -> ToyExecutor:
+    """Fails as a wrong checkpoint does."""
+    raise ConfigError("model: expected a checkpoint with weights, got none")

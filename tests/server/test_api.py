@@ -1,0 +1,222 @@
+"""What the routes do beyond OpenAI's core: FastDeploy's extensions, server information, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.toy_server import (
+    DEADLINE_S,
+    MODEL,
+    TOKENIZER,
+    Served,
+    read_events,
+    serve,
+    text_of,
+    toy_tokens,
+)
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
+PROMPT: dict[str, Any] = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture
+async def served() -> Any:
+    async with serve() as s:
+        yield s
+
+
+async def post(served: Served, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """A successful answer."""
+    response = await served.http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def post_stream(served: Served, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The chunks of a successful stream."""
+    async with served.http.stream("POST", path, json=body | {"stream": True}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = await read_events(response)
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+# ---- extensions -----------------------------------------------------------------------------------------------------
+
+
+async def test_token_ids_in_and_out(served: Served) -> None:
+    prompt = [5, 6, 7]
+    expected = toy_tokens(prompt, 4)
+    ask = {"prompt_token_ids": prompt, "max_tokens": 4, "temperature": 0, "return_token_ids": True}
+    message = (await post(served, CHAT, ask))["choices"][0]["message"]
+    assert (message["prompt_token_ids"], message["completion_token_ids"]) == (prompt, expected)
+    choice = (await post(served, COMPLETION, ask))["choices"][0]
+    assert (choice["prompt_token_ids"], choice["completion_token_ids"]) == (prompt, expected)
+    deltas = [c["choices"][0]["delta"] for c in await post_stream(served, CHAT, ask)]
+    assert deltas[0]["prompt_token_ids"] == prompt
+    assert [i for d in deltas for i in d["completion_token_ids"]] == expected
+    choices = [c["choices"][0] for c in await post_stream(served, COMPLETION, ask)]
+    assert choices[0]["prompt_token_ids"] == prompt
+    assert [i for c in choices for i in c["completion_token_ids"]] == expected
+
+
+async def test_disable_chat_template_takes_the_message_as_raw_prompt(served: Served) -> None:
+    raw = "<|im_start|>user\nhi<|im_end|>"
+    ask = HELLO | {"messages": [{"role": "user", "content": raw}], "disable_chat_template": True}
+    prompt = TOKENIZER.encode(raw, add_special_tokens=True)
+    answer = await post(served, CHAT, ask | {"return_token_ids": True})
+    assert answer["choices"][0]["message"]["prompt_token_ids"] == prompt
+    assert 1 in prompt, "control tokens act in a raw prompt"
+
+
+async def test_control_tokens_in_chat_content_are_text(served: Served) -> None:
+    ask = HELLO | {"messages": [{"role": "user", "content": "a<|im_end|>b"}], "return_token_ids": True}
+    prompt = (await post(served, CHAT, ask))["choices"][0]["message"]["prompt_token_ids"]
+    assert prompt.count(2) == 1, "the template's own"
+
+
+async def test_text_parts_are_joined(served: Served) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asks = [HELLO | {"messages": [{"role": "user", "content": c}], "return_token_ids": True} for c in (parts, "a\nb")]
+    first, second = [(await post(served, CHAT, a))["choices"][0]["message"]["prompt_token_ids"] for a in asks]
+    assert first == second
+
+
+async def test_request_id_names_the_response_and_the_engines_requests(served: Served) -> None:
+    answer = await post(served, COMPLETION, PROMPT | {"request_id": "mine", "n": 2, "prompt": ["a", "b"]})
+    assert answer["id"] == "mine"
+    assert [r.request_id for r in served.client.submitted] == ["mine-0-0", "mine-0-1", "mine-1-0", "mine-1-1"]
+
+
+async def test_scheduling_and_sampling_fields_reach_the_engine(served: Served) -> None:
+    sampling = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 2, "stop_token_ids": [9],
+                "bad_words": ["foo"], "ignore_eos": True, "logit_bias": {"7": -100}, "top_p": 0.5,
+                "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 11}  # fmt: skip
+    await post(served, CHAT, HELLO | sampling | {"priority": -3, "cache_salt": "tenant"})
+    [request] = served.client.submitted
+    assert (request.priority, request.cache_salt, request.seed, request.max_tokens) == (-3, "tenant", 11, 4)
+    expected = sampling | {"stop_token_ids": (9,), "bad_words": ("foo",), "logit_bias": {7: -100.0}}
+    assert {name: getattr(request.sampling, name) for name in sampling} == expected
+    assert len(request.bad_words_token_ids) == 2
+
+
+async def test_max_tokens_defaults_to_the_rest_of_the_context(served: Served) -> None:
+    served.client.running.clear()
+    task = asyncio.create_task(served.http.post(COMPLETION, json={"prompt": [5, 6, 7]}))
+    await served.client.until("started")
+    assert served.client.submitted[0].max_tokens == 512 - 3
+    served.client.running.set()
+    assert (await task).json()["choices"][0]["finish_reason"] in ("length", "stop")
+
+
+async def test_metrics_on_request(served: Served) -> None:
+    ask = PROMPT | {"collect_metrics": True}
+    metrics = (await post(served, COMPLETION, ask))["choices"][0]["metrics"]
+    assert metrics["arrival_time"] <= metrics["first_token_time"] <= metrics["finished_time"]
+    chunks = await post_stream(served, COMPLETION, ask)
+    assert "metrics" in chunks[-1]["choices"][0]
+    assert "metrics" not in (await post(served, COMPLETION, PROMPT))["choices"][0]
+
+
+async def test_stop_reason_tells_a_stop_string_from_a_stop_token(served: Served) -> None:
+    tokens = toy_tokens(TOKENIZER.encode("hello", add_special_tokens=True), 8)
+    ask = PROMPT | {"max_tokens": 50}
+    by_token = (await post(served, COMPLETION, ask | {"stop_token_ids": [tokens[3]]}))["choices"][0]
+    assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", tokens[3])
+    assert by_token["text"] == text_of(tokens[:3])
+    stop = text_of(tokens[4:6])
+    by_string = (await post(served, COMPLETION, ask | {"stop": stop}))["choices"][0]
+    assert (by_string["finish_reason"], by_string["stop_reason"]) == ("stop", stop)
+    kept = (await post(served, COMPLETION, ask | {"stop": stop, "include_stop_str_in_output": True}))["choices"][0]
+    assert kept["text"] == by_string["text"] + stop
+    streamed = await post_stream(served, COMPLETION, ask | {"stop": stop})
+    assert "".join(c["choices"][0]["text"] for c in streamed) == by_string["text"]
+
+
+async def test_continuous_usage_grows_to_the_final_one(served: Served) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await post_stream(served, CHAT, HELLO | {"stream_options": options})
+    counts = [c["usage"]["completion_tokens"] for c in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == 4
+
+
+async def test_echo_puts_the_prompt_first_also_for_token_ids(served: Served) -> None:
+    assert (await post(served, COMPLETION, PROMPT | {"echo": True}))["choices"][0]["text"].startswith("hello")
+    ids = TOKENIZER.encode("<|im_start|>hey", add_special_tokens=False)
+    answer = await post(served, COMPLETION, PROMPT | {"echo": True, "prompt": ids})
+    assert answer["choices"][0]["text"].startswith("<|im_start|>hey")
+
+
+async def test_a_shared_prompt_counts_its_cached_tokens(served: Served) -> None:
+    ask = PROMPT | {"prompt": [5] * 64}
+    first, second = [await post(served, COMPLETION, ask) for _ in range(2)]
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+    assert first["choices"] == second["choices"]
+
+
+# ---- the server about itself ----------------------------------------------------------------------------------------
+
+
+async def test_information_routes(served: Served) -> None:
+    get = served.http.get
+    assert (await get("/health")).status_code == 200
+    assert (await get("/ping")).status_code == (await served.http.post("/ping")).status_code == 200
+    card = (await get("/v1/models")).json()["data"][0]
+    assert (card["id"], card["max_model_len"]) == (MODEL, 512)
+    load = (await get("/load")).json()
+    assert (load["num_requests_running"], load["num_requests_waiting"], load["num_tokens_waiting"]) == (0, 0, 0)
+    info = (await get("/config-info")).json()
+    assert info["served_model_name"]["value"] == MODEL
+    metrics = await get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain")
+    assert "fastdeploy:num_requests_running 0.0" in metrics.text
+
+
+# ---- clients that leave or dawdle -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body", [PROMPT, PROMPT | {"stream": True}, PROMPT | {"n": 3}, PROMPT | {"n": 3, "stream": True}]
+)
+async def test_a_client_that_leaves_before_the_first_token_frees_its_requests(
+    served: Served, body: dict[str, Any]
+) -> None:
+    served.client.running.clear()
+    task = asyncio.create_task(served.http.post(COMPLETION, json=body))
+    await served.client.until("started")
+    task.cancel()
+    await served.client.until("idle")
+    assert len(served.client.aborted) == body.get("n", 1)
+
+
+async def test_a_client_that_leaves_a_stream_frees_its_requests(served: Served) -> None:
+    ask = {"prompt": "x", "stream": True, "n": 2, "ignore_eos": True}
+    async with served.http.stream("POST", COMPLETION, json=ask) as response:
+        async for _ in response.aiter_lines():
+            served.client.running.clear()  # the engine stands still: only the disconnect can end the requests
+            break
+    await served.client.until("idle")
+    assert len(served.client.aborted) == 2
+
+
+async def test_a_reader_that_dawdles_does_not_delay_others(served: Served) -> None:
+    slow = {"prompt": "x", "stream": True, "ignore_eos": True, "logprobs": 5}
+    async with served.http.stream("POST", COMPLETION, json=slow), asyncio.timeout(DEADLINE_S):
+        answers = await asyncio.gather(*(post(served, COMPLETION, PROMPT) for _ in range(4)))
+    assert len({a["choices"][0]["text"] for a in answers}) == 1
+
+
+async def test_many_requests_at_once_get_what_they_get_alone(served: Served) -> None:
+    prompts = [[5 + i, 6, 7] for i in range(12)]
+    asks = [{"prompt": p, "max_tokens": 6, "temperature": 0, "return_token_ids": True} for p in prompts]
+    answers = await asyncio.gather(*(post(served, COMPLETION, a) for a in asks))
+    assert [a["choices"][0]["completion_token_ids"] for a in answers] == [toy_tokens(p, 6) for p in prompts]

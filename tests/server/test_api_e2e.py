@@ -1,0 +1,215 @@
+"""The whole product on real checkpoints: server and engine process, model, sockets, and the openai package."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+import openai
+import pytest
+
+from fastdeploy_sd.entrypoints.text.tokenizer import FastTokenizer
+from tests.models.golden import NAMES, cases
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+START_S = 300  # includes compiling the operators on a machine that has never run them
+STOP_S = 60
+COMMAND = [sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+TOKENIZER = FastTokenizer(GOLDEN / "qwen3-tiny")
+
+
+class RunningServer:
+    """A server process on a golden checkpoint and a free port, once it has said where it listens."""
+
+    def __init__(self, name: str) -> None:
+        options = {"model": str(GOLDEN / name), "served-model-name": name, "dtype": "float32", "port": "0",
+                   "num-gpu-blocks-override": "128"}  # fmt: skip
+        flags = [part for option, value in options.items() for part in (f"--{option}", value)]
+        self.process = subprocess.Popen([*COMMAND, *flags], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        self._lines: list[str] = []
+        self.url = self._wait_until_serving()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    @property
+    def api(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def stop(self) -> int:
+        """End it the orderly way; return its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._reader.join()
+            self._stderr.close()
+
+    @property
+    def _stderr(self) -> IO[str]:
+        assert self.process.stderr is not None
+        return self.process.stderr
+
+    def _wait_until_serving(self) -> str:
+        watchdog = threading.Timer(START_S, self.process.kill)
+        watchdog.start()
+        try:
+            while line := self._stderr.readline():
+                self._lines.append(line)
+                if match := re.search(r"serving .* on (http://\S+)", line):
+                    return match[1]
+        finally:
+            watchdog.cancel()
+        self._stderr.close()
+        raise AssertionError(f"the server ended with {self.process.wait(STOP_S)}:\n{''.join(self._lines)}")
+
+    def _read(self) -> None:
+        """Keep the pipe empty, so that the server never waits to log."""
+        self._lines += self._stderr
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    running = RunningServer("qwen3-tiny")
+    yield running
+    assert running.stop() == 0
+
+
+def ids_of(answer: Any) -> list[int]:
+    token_ids: list[int] = answer.choices[0].completion_token_ids
+    return token_ids
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "qwen3-tiny"])
+def test_other_architectures_give_the_reference_tokens(name: str) -> None:
+    running = RunningServer(name)
+    try:
+        verify_reference(running, name)
+    finally:
+        assert running.stop() == 0
+
+
+def test_greedy_completions_are_the_reference(server: RunningServer) -> None:
+    verify_reference(server, "qwen3-tiny")
+
+
+def verify_reference(server: RunningServer, name: str) -> None:
+    golden = cases(name)
+    prompts: Any = [case.prompt.tolist() for case in golden]
+    answer = server.api.completions.create(
+        model=name, prompt=prompts, temperature=0, max_tokens=48,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )  # fmt: skip
+    got: list[Any] = [choice.completion_token_ids for choice in answer.choices]  # type: ignore[attr-defined]
+    assert got == [case.greedy.tolist() for case in golden]
+
+
+def test_a_stream_has_the_text_of_the_whole_answer(server: RunningServer) -> None:
+    ask: Any = {
+        "model": "qwen3-tiny",
+        "messages": [{"role": "user", "content": "Zürich?"}],
+        "seed": 3,
+        "max_tokens": 40,
+    }
+    whole = server.api.chat.completions.create(**ask)
+    chunks = list(server.api.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_answers_do_not_depend_on_the_company(server: RunningServer) -> None:
+    asks: list[Any] = [
+        {"model": "qwen3-tiny", "prompt": f"def f{i}(x):" * (i + 1), "seed": i, "max_tokens": 24,
+         "extra_body": {"return_token_ids": True}}
+        for i in range(6)
+    ]  # fmt: skip
+    alone = [ids_of(server.api.completions.create(**ask)) for ask in asks]
+
+    async def all_at_once() -> list[list[int]]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as api:
+            return [ids_of(a) for a in await asyncio.gather(*(api.completions.create(**ask) for ask in asks))]
+
+    assert asyncio.run(all_at_once()) == alone
+
+
+def test_sampling_options_act(server: RunningServer) -> None:
+    def complete(**options: Any) -> Any:
+        extra = {"return_token_ids": True, "ignore_eos": True, **options.pop("extra_body", {})}
+        ask: Any = {"model": "qwen3-tiny", "prompt": "x", "temperature": 0, "max_tokens": 8, "extra_body": extra}
+        return server.api.completions.create(**ask | options)
+
+    plain = ids_of(complete())
+    assert ids_of(complete(logit_bias={str(plain[0]): -100}))[0] != plain[0]
+    assert ids_of(complete(temperature=1.5, seed=1)) != ids_of(complete(temperature=1.5, seed=2))
+    assert ids_of(complete(temperature=1.5, seed=1, extra_body={"top_k": 1})) == plain
+    stopped = complete(extra_body={"stop_token_ids": [plain[3]]})
+    assert ids_of(stopped) == plain[: plain.index(plain[3]) + 1]
+    assert stopped.choices[0].finish_reason == "stop"
+    scored = complete(logprobs=3).choices[0]
+    assert scored.completion_token_ids == plain
+    assert all(value <= 0 for value in scored.logprobs.token_logprobs)
+    best = [max(entry.values()) for entry in scored.logprobs.top_logprobs]
+    assert scored.logprobs.token_logprobs == pytest.approx(best), "greedy takes the best"
+
+
+def test_a_stop_string_across_token_borders(server: RunningServer) -> None:
+    case = cases("qwen3-tiny")[1]
+    tokens = case.greedy.tolist()
+    pieces = [TOKENIZER.decode([t], skip_hidden=True) for t in tokens]
+    first = next(i for i in range(4, 40) if all(len(p) > 1 and "\ufffd" not in p for p in pieces[i : i + 2]))
+    stop_string = pieces[first][-1] + pieces[first + 1][0]
+    text = TOKENIZER.decode(tokens, skip_hidden=True)
+    answer = server.api.completions.create(
+        model="qwen3-tiny", prompt=case.prompt.tolist(), temperature=0, max_tokens=48, stop=stop_string,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    assert answer.choices[0].text == text[: text.index(stop_string)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_client_that_leaves_frees_the_engine(server: RunningServer) -> None:
+    ask = {"model": "qwen3-tiny", "prompt": "x", "stream": True, "max_tokens": 2000, "ignore_eos": True, "n": 4}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=ask, timeout=30) as response:
+        assert len(list(islice(response.iter_lines(), 3))) == 3
+    for _ in range(1000):  # each request waits for the engine's next pause between two steps
+        load = httpx.get(f"{server.url}/load", timeout=30).json()
+        if load["num_requests_running"] + load["num_requests_waiting"] == 0:
+            break
+    else:
+        raise AssertionError(f"still busy: {json.dumps(load)}")
+    assert load["num_free_blocks"] + load["num_cached_blocks"] == load["num_blocks"]
+
+
+def test_the_http_process_has_not_loaded_paddle(server: RunningServer) -> None:
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert "python" in maps
+    assert "paddle" not in maps.lower()
+
+
+def test_a_wrong_option_and_a_wrong_checkpoint_end_with_status_2(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for options, message in (
+        (["--model", "x", "--max-modle-len", "5"], "did you mean"),
+        (["--model", str(tmp_path), "--port", "0"], "tokenizer.json: expected a tokenizer.json, got none"),
+    ):
+        ended = subprocess.run(
+            [*COMMAND, *options], env=ENVIRONMENT, capture_output=True, text=True, timeout=START_S, check=False
+        )
+        assert ended.returncode == 2, ended.stderr
+        assert message in ended.stderr
+        assert "Traceback" not in ended.stderr

@@ -1,0 +1,275 @@
+"""Every error: its status, the one JSON shape, and a text that names the field."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from fastdeploy_sd.config import ServerConfig
+from fastdeploy_sd.errors import InternalError, Unavailable
+from tests.doubles.toy_executor import ToyExecutor
+from tests.server.toy_server import INFO, MODEL, Served, read_events, serve, server_config
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+PROMPT: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
+
+
+def error_of(response: Any) -> dict[str, Any]:
+    """The error, whose shape is always the same."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+@contextlib.asynccontextmanager
+async def waiting_request(s: Served) -> AsyncIterator[None]:
+    """A request that sits in the held engine's queue for the duration of the block."""
+    task = asyncio.create_task(s.http.post(COMPLETION, json=PROMPT))
+    await s.client.until("started")
+    yield
+    s.client.running.set()
+    assert (await task).status_code == 200
+
+
+CHAT_CASES: list[tuple[dict[str, Any], str, str]] = [
+    ({"temperature": "hot"}, "temperature", "temperature: expected a number in 0..1e+06, got 'hot'"),
+    ({"temperature": True}, "temperature", "temperature: expected a number"),
+    ({"top_p": 0}, "top_p", "top_p: expected a number in (0, 1], got 0"),
+    ({"top_k": 1.5}, "top_k", "top_k: expected an integer >= -1, got 1.5"),
+    ({"n": 0}, "n", "n: expected an integer in 1..128, got 0"),
+    ({"seed": -1}, "seed", "seed: expected an integer in 0.."),
+    ({"stop": [""]}, "stop", "stop: expected a non-empty string or a list of them"),
+    ({"stop_token_ids": 5}, "stop_token_ids", "stop_token_ids: expected a list, got 5"),
+    ({"stop_token_ids": [4096]}, "stop_token_ids", "stop_token_ids: expected token ids in 0..4095"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "logit_bias: expected token ids as keys"),
+    ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias: expected a number in -100..100"),
+    ({"min_tokens": 9}, "min_tokens", "min_tokens: expected at most max_tokens (4), got 9"),
+    ({"ignore_eos": 1}, "ignore_eos", "ignore_eos: expected true or false, got 1"),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens: expected greater than or equal to 1, got 0"),
+    ({"max_tokens": "4"}, "max_tokens", "max_tokens: expected a valid integer, got '4'"),
+    ({"max_tokens": 600}, "max_tokens", "(max_model_len 512 -"),
+    ({"max_completion_tokens": 5}, "max_tokens", "max_tokens: expected the value of max_completion_tokens (5), got 4"),
+    ({"top_logprobs": 2}, "top_logprobs", "top_logprobs: expected only with logprobs true"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs: expected an integer in 0..20, got 21"),
+    ({"temprature": 1}, "temprature", "temprature: unknown field (did you mean 'temperature'?)"),
+    ({"stream_options": {}}, "stream_options", "stream_options: expected only with stream true"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options", "stream_options.x: unknown field"),
+    ({"messages": []}, "messages", "messages: expected at least one message"),
+    ({"messages": "hi"}, "messages", "messages: expected a valid array, got 'hi'"),
+    ({"messages": [{"role": "user"}]}, "messages", "messages[0].content: expected a value, got none"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages", "messages[0].content: expected a valid string, got 5"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "messages[0].role: expected one of system"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages",
+        "messages[0].content: expected text or a list of",
+    ),
+    ({"messages": [{"role": "user", "content": "x", "nam": "y"}]}, "messages", "messages[0].nam: unknown field"),
+    ({"tools": [{"type": "function"}]}, "tools", "tools: not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "response_format: not supported: only"),
+    ({"audio": {"voice": "x"}}, "audio", "audio: not supported"),
+    ({"chat_template": "{{ x }}"}, "chat_template", "chat_template: not supported"),
+    ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs", "chat_template_kwargs: expected a map of names to"),
+    ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "it has none"),
+    ({"prompt_token_ids": [5]}, "prompt_token_ids", "prompt_token_ids: expected messages to be empty beside it"),
+    ({"messages": [], "prompt_token_ids": [4096]}, "prompt_token_ids", "prompt_token_ids: expected token ids in"),
+    ({"messages": [], "prompt_token_ids": []}, "prompt", "prompt: expected at least one token"),
+    ({"request_id": "a b"}, "request_id", "request_id: expected"),
+    ({"priority": 1 << 40}, "priority", "priority: expected a 32-bit signed integer"),
+]
+COMPLETION_CASES: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": None}, "prompt", "prompt: expected either prompt or prompt_token_ids, got neither"),
+    ({"prompt_token_ids": [5]}, "prompt", "prompt: expected either prompt or prompt_token_ids, got both"),
+    ({"prompt": None, "prompt_token_ids": ["x"]}, "prompt_token_ids", "prompt_token_ids: expected token ids, got text"),
+    ({"prompt": []}, "prompt", "prompt: expected a string, token ids, or a list"),
+    ({"prompt": ["x", 5]}, "prompt", "prompt: expected a string, token ids (integers), or a list of either"),
+    ({"prompt": [5, True]}, "prompt", "prompt: expected a string, token ids (integers), or a list of either"),
+    (
+        {"prompt": [5, -1]},
+        "prompt_token_ids",
+        "prompt_token_ids: expected token ids in 0..4095 (the vocabulary), got -1",
+    ),
+    ({"prompt": "x " * 600}, "prompt", "prompt: expected fewer than max_model_len (512) tokens, got"),
+    ({"best_of": 2}, "best_of", "best_of: expected the value of n (1), got 2"),
+    ({"suffix": "x"}, "suffix", "suffix: not supported"),
+    ({"echo": True, "logprobs": 1}, "echo", "echo: logprobs of prompt tokens are not supported"),
+    ({"logprobs": True}, "logprobs", "logprobs: expected an integer in 0..20, got True"),
+    ({"messages": []}, "messages", "messages: unknown field"),
+]
+
+
+@pytest.fixture
+async def served() -> Any:
+    async with serve() as s:
+        yield s
+
+
+async def test_wrong_fields_are_named(served: Served) -> None:
+    cases = [(CHAT, HELLO | c, p, m) for c, p, m in CHAT_CASES]
+    cases += [(COMPLETION, PROMPT | c, p, m) for c, p, m in COMPLETION_CASES]
+    for path, body, param, message in cases:
+        response = await served.http.post(path, json=body)
+        error = error_of(response)
+        assert response.status_code == 400, (body, error)
+        assert error["type"] == "invalid_request_error", error
+        assert error["param"] == param, error
+        assert message in error["message"], error
+    assert served.client.submitted == [], "a refused request never reaches the engine"
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"],
+)
+async def test_fields_that_cannot_matter_are_accepted(served: Served, field: str) -> None:
+    assert (await served.http.post(CHAT, json=HELLO | {field: "x"})).status_code == 200
+
+
+async def test_null_and_empty_values_ask_for_nothing(served: Served) -> None:
+    nothing = {"tools": [], "response_format": {"type": "text"}, "tool_choice": "none", "modalities": ["text"],
+               "temperature": None, "stop": None, "audio": None, "include_draft_logprobs": False}  # fmt: skip
+    assert (await served.http.post(CHAT, json=HELLO | nothing)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b'{"prompt": "x"', b"\xff\xfe", b"null", b"[]", b'"x"', b'{"prompt": "\\ud800"}',
+     b"[" * 100_000, b'{"prompt":' + b"[" * 100_000, b'{"n": 1e999, "prompt": "x"}',
+     b'{"seed": 1' + b"0" * 5000 + b', "prompt": "x"}', b'{"temperature": NaN, "prompt": "x"}'],
+)  # fmt: skip
+async def test_bodies_that_are_no_request(served: Served, body: bytes) -> None:
+    response = await served.http.post(COMPLETION, content=body)
+    assert response.status_code == 400
+    assert error_of(response)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_body_beyond_the_limit_is_413(is_chunked: bool) -> None:
+    body = json.dumps(PROMPT | {"user": "x" * 2000}).encode()
+
+    async def chunks() -> Any:
+        for i in range(0, len(body), 100):
+            yield body[i : i + 100]
+
+    async with serve(server_config(ServerConfig(max_body_bytes=1000))) as s:
+        response = await s.http.post(COMPLETION, content=chunks() if is_chunked else body)
+        assert response.status_code == 413
+        assert error_of(response)["message"] == "body: expected at most 1000 bytes, got more"
+        assert (await s.http.post(COMPLETION, json=PROMPT)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v2/models", 404, "route_not_found"),
+        ("GET", "/health/", 404, "route_not_found"),
+        ("GET", CHAT, 405, "method_not_allowed"),
+        ("POST", "/metrics", 405, "method_not_allowed"),
+        ("GET", "/v1/models/other", 404, "model_not_found"),
+    ],
+)
+async def test_unknown_routes_methods_and_models(
+    served: Served, method: str, path: str, status: int, code: str
+) -> None:
+    response = await served.http.request(method, path)
+    assert response.status_code == status
+    assert error_of(response)["code"] == code
+
+
+async def test_unknown_model_is_404_for_generation(served: Served) -> None:
+    response = await served.http.post(CHAT, json=HELLO | {"model": "other"})
+    assert response.status_code == 404
+    assert error_of(response) == {
+        "message": f"model: expected '{MODEL}', got 'other'",
+        "type": "not_found_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
+
+
+async def test_api_keys_guard_everything_but_the_probes() -> None:
+    async with serve(server_config(ServerConfig(api_key=("right", "other")))) as s:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic right"}, {"Authorization": ""}):
+            response = await s.http.get("/v1/models", headers=headers)
+            assert response.status_code == 401
+            assert error_of(response)["type"] == "authentication_error"
+            assert response.headers["WWW-Authenticate"] == "Bearer"
+        for path in ("/metrics", "/load", "/config-info", "/nowhere"):
+            assert (await s.http.get(path)).status_code == 401
+        assert (await s.http.get("/health")).status_code == 200
+        assert (await s.http.get("/ping")).status_code == 200
+        for key in ("right", "other"):
+            assert (await s.http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).status_code == 200
+        info = await s.http.get("/config-info", headers={"Authorization": "Bearer right"})
+        assert "right" not in info.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_full_queue_is_429_with_retry_after(stream: bool) -> None:
+    async with serve(server_config(max_num_queued_requests=1)) as s:
+        s.client.running.clear()
+        async with waiting_request(s):
+            response = await s.http.post(COMPLETION, json=PROMPT | {"stream": stream})
+            assert response.status_code == 429
+            assert int(response.headers["Retry-After"]) >= 1
+            assert error_of(response)["type"] == "rate_limit_error"
+
+
+async def test_a_refused_choice_takes_the_others_back() -> None:
+    async with serve(server_config(max_num_queued_requests=2)) as s:
+        s.client.running.clear()
+        response = await s.http.post(COMPLETION, json=PROMPT | {"n": 5})
+        assert response.status_code == 429
+        assert not s.client.engine.has_work()
+
+
+async def test_the_engine_failing_a_request_is_500() -> None:
+    executor = ToyExecutor(INFO, failures={"bad": 0})
+    async with serve(executor=executor) as s:
+        response = await s.http.post(COMPLETION, json=PROMPT | {"request_id": "bad"})
+        assert response.status_code == 500
+        assert error_of(response)["type"] == "internal_error"
+        assert (await s.http.post(COMPLETION, json=PROMPT)).status_code == 200
+
+
+async def test_an_error_inside_a_stream_is_an_event_before_done() -> None:
+    async with serve(executor=ToyExecutor(INFO, failures={"bad": 2})) as s:
+        ask = PROMPT | {"request_id": "bad", "stream": True}
+        async with s.http.stream("POST", COMPLETION, json=ask) as response:
+            assert response.status_code == 200
+            events = await read_events(response)
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["error"]["type"] == "internal_error"
+    assert all("choices" in json.loads(e) for e in events[:-2])
+
+
+@pytest.mark.parametrize("error", [Unavailable("the engine's process ended"), InternalError("broken")])
+async def test_an_engine_that_dies_answers_who_waits(error: Any) -> None:
+    async with serve() as s:
+        s.client.running.clear()
+        task = asyncio.create_task(s.http.post(COMPLETION, json=PROMPT))
+        await s.client.until("started")
+        await s.client.die(error)
+        response = await task
+        assert response.status_code == error.status
+        assert error_of(response)["message"] == error.message
+        for path in ("/health", "/ping", "/load", "/metrics"):
+            assert (await s.http.get(path)).status_code == 503
+        assert (await s.http.post(COMPLETION, json=PROMPT)).status_code == 503
+
+
+async def test_our_own_faults_are_500_without_detail(caplog: pytest.LogCaptureFixture) -> None:
+    async with serve() as s:
+        s.client.stats = None  # type: ignore[assignment, method-assign]
+        response = await s.http.get("/load")
+    assert response.status_code == 500
+    assert error_of(response)["message"] == "the server failed on this request; its log says why"
+    assert "GET /load failed" in caplog.text

@@ -1,0 +1,297 @@
+"""Whole servers as processes: starting, stopping, and what clients see when a part of the server dies.
+
+The model is the toy one; engine process, sockets, HTTP and signals are real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+WAIT_S = 30.0
+_EXECUTORS = "tests.server.lifecycle_executors"
+_SCRIPT = (
+    "import json, sys\n"
+    "from fastdeploy_sd.config import config_from_kwargs\n"
+    "from fastdeploy_sd.entrypoints import launch\n"
+    "sys.exit(launch.run(config_from_kwargs(**json.loads(sys.argv[1])), sys.argv[2]))\n"
+)
+
+
+class Server:
+    """A server process and what it has written to standard error."""
+
+    def __init__(self, golden_dir: Path, executor: str, **options: object) -> None:
+        options = {"model": str(golden_dir / "qwen3-tiny"), "served_model_name": "toy", "port": 0, **options}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, json.dumps(options), f"{_EXECUTORS}:{executor}"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._is_ended = False
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._changed:
+                self._lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._is_ended = True
+            self._changed.notify_all()
+
+    @property
+    def stderr(self) -> str:
+        with self._changed:
+            return "".join(self._lines)
+
+    def wait_for_line(self, pattern: str) -> re.Match[str]:
+        """Wait for the first line that matches."""
+
+        def find() -> re.Match[str] | None:
+            return next(filter(None, (re.search(pattern, line) for line in self._lines)), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: find() or self._is_ended, WAIT_S)
+            match = find()
+            assert match is not None, f"no line {pattern!r} in:\n{''.join(self._lines)}"
+            return match
+
+    @property
+    def url(self) -> str:
+        """Where it serves; waits until it does."""
+        return self.wait_for_line(r"serving toy on (http://\S+)")[1]
+
+    def children(self, what: str) -> list[int]:
+        """Process ids of its children that run a function of this module."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in pids if what in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    def wait(self) -> int:
+        """Wait for its end; return the exit status."""
+        status = self.process.wait(WAIT_S)
+        self._reader.join(WAIT_S)
+        print(self.stderr)  # shown when a test fails
+        return status
+
+    def close(self) -> None:
+        self.process.kill()
+        self.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@contextlib.contextmanager
+def serving(golden_dir: Path, executor: str = "create_slow", **options: object) -> Iterator[Server]:
+    with contextlib.closing(Server(golden_dir, executor, **options)) as server:
+        yield server
+
+
+class Stream:
+    """A streaming completion over its own connection; constructed once its first chunk has arrived."""
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        self._client = httpx.Client(timeout=WAIT_S)
+        body = {"model": "toy", "prompt": [5, 6], "max_tokens": max_tokens, "stream": True, "temperature": 0}
+        self._response = self._client.send(
+            self._client.build_request("POST", f"{url}/v1/completions", json=body), stream=True
+        )
+        assert self._response.status_code == 200, self._response.read()
+        self._lines = (line for line in self._response.iter_lines() if line)
+        self.events = [next(self._lines)]
+
+    def read(self) -> list[str]:
+        """Read to the end; return the data of all events."""
+        self.events += self._lines
+        self.close()
+        return [event.removeprefix("data: ") for event in self.events]
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._response.close()
+        self._client.close()
+
+
+def _complete(url: str, **options: object) -> httpx.Response:
+    body = {"model": "toy", "prompt": [5, 6], "max_tokens": 3, "temperature": 0, **options}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT_S)
+
+
+def _is_complete(events: list[str]) -> bool:
+    reasons = [choice["finish_reason"] for event in events[:-1] for choice in json.loads(event)["choices"]]
+    return events[-1] == "[DONE]" and reasons[-1] == "length"
+
+
+def _error_of(events: list[str]) -> dict[str, object]:
+    assert events[-1] == "[DONE]"
+    error: dict[str, object] = json.loads(events[-2])["error"]
+    return error
+
+
+def _wait_ended(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(pid)
+        try:
+            assert select.select([fd], [], [], WAIT_S)[0], f"process {pid} goes on"
+        finally:
+            os.close(fd)
+
+
+# ---- stopping -----------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_finishes_running_requests_refuses_new_ones_and_exits_with_0(golden_dir: Path) -> None:
+    with serving(golden_dir) as server:
+        assert _complete(server.url).status_code == 200
+        streams = [Stream(server.url, max_tokens=150) for _ in range(3)]
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_line("draining")
+        refused = _complete(server.url)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["type"] == "service_unavailable_error"
+        assert all(_is_complete(stream.read()) for stream in streams)
+        assert server.wait() == 0
+        assert "Traceback" not in server.stderr
+
+
+def test_a_second_signal_ends_requests_with_an_error_and_exits_with_0(golden_dir: Path) -> None:
+    with serving(golden_dir) as server:
+        stream = Stream(server.url, max_tokens=4000)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_line("draining")
+        server.process.send_signal(signal.SIGINT)
+        assert _error_of(stream.read())["type"] == "service_unavailable_error"
+        assert server.wait() == 0
+
+
+def test_the_deadline_ends_requests_with_an_error_and_exits_with_0(golden_dir: Path) -> None:
+    with serving(golden_dir, timeout_graceful_shutdown=0) as server:
+        stream = Stream(server.url, max_tokens=4000)
+        server.process.send_signal(signal.SIGTERM)
+        assert _error_of(stream.read())["type"] == "service_unavailable_error"
+        assert server.wait() == 0
+
+
+def test_signals_to_every_process_at_once_are_one_wish_to_stop(golden_dir: Path) -> None:
+    """As a service manager does it."""
+    with serving(golden_dir, workers=2) as server:
+        assert _complete(server.url).status_code == 200
+        stream = Stream(server.url, max_tokens=100)
+        children = server.children("main")
+        assert len(children) == 3
+        for pid in (*children, server.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        assert _is_complete(stream.read())
+        assert server.wait() == 0
+
+
+def test_sigterm_while_loading_exits_with_0_at_once(golden_dir: Path) -> None:
+    with serving(golden_dir, "create_never") as server:
+        server.wait_for_line("loading")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
+# ---- dying --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_engine_is_an_error_to_clients_and_exit_status_1(golden_dir: Path, workers: int) -> None:
+    with serving(golden_dir, workers=workers) as server:
+        streams = [Stream(server.url, max_tokens=4000) for _ in range(3)]
+        (engine,) = server.children("engine_process")
+        os.kill(engine, signal.SIGKILL)
+        for stream in streams:
+            assert _error_of(stream.read())["type"] == "service_unavailable_error"
+        assert server.wait() == 1
+        assert "error: the engine process failed (killed by SIGKILL)" in server.stderr
+
+
+def test_a_killed_http_process_stops_the_server_after_the_others_requests(golden_dir: Path) -> None:
+    with serving(golden_dir, workers=2) as server:
+        url = server.url
+        streams = [Stream(url, max_tokens=200) for _ in range(8)]
+        os.kill(server.children("http_process")[0], signal.SIGKILL)
+        num_complete = 0
+        for stream in streams:
+            with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+                num_complete += _is_complete(stream.read())
+        assert server.wait() == 1
+        assert re.search(r"HTTP process \d+ failed \(killed by SIGKILL\)", server.stderr)
+        assert num_complete > 0
+
+
+def test_everything_ends_with_a_killed_launcher(golden_dir: Path) -> None:
+    with serving(golden_dir, workers=2) as server:
+        assert _complete(server.url).status_code == 200
+        children = server.children("main")
+        server.process.kill()
+        for pid in children:
+            _wait_ended(pid)
+
+
+def test_a_disconnected_client_frees_its_request(golden_dir: Path) -> None:
+    with serving(golden_dir) as server:
+        streams = [Stream(server.url, max_tokens=4000) for _ in range(2)]
+        assert httpx.get(f"{server.url}/load").json()["num_requests_running"] == 2
+        for stream in streams:
+            stream.close()
+        # A later request is behind the aborts in the engine's order of messages.
+        for _ in range(200):
+            load = httpx.get(f"{server.url}/load").json()
+            if load["num_requests_running"] == 0:
+                break
+        assert load["num_requests_running"] == 0
+        assert load["num_free_blocks"] + load["num_cached_blocks"] == load["num_blocks"]
+
+
+# ---- not starting -------------------------------------------------------------------------------------------------
+
+
+def test_a_used_port_is_one_clear_line_and_status_2(golden_dir: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with serving(golden_dir, port=port) as server:
+            assert server.wait() == 2
+            expected = f"error: host, port: expected a free address, got 127.0.0.1:{port}: Address already in use\n"
+            assert server.stderr == expected
+
+
+def test_a_host_that_is_not_ours_is_one_clear_line_and_status_2(golden_dir: Path) -> None:
+    with serving(golden_dir, host="192.0.2.1") as server:
+        assert server.wait() == 2
+        assert server.stderr.startswith("error: host, port: expected a free address, got 192.0.2.1:0: ")
+
+
+def test_a_wrong_checkpoint_is_one_clear_line_and_status_2(golden_dir: Path) -> None:
+    with serving(golden_dir, "create_misconfigured") as server:
+        assert server.wait() == 2
+        assert server.stderr == "error: model: expected a checkpoint with weights, got none\n"
+
+
+def test_a_tokenizer_that_cannot_be_read_is_one_clear_line_and_status_2(golden_dir: Path, tmp_path: Path) -> None:
+    with serving(golden_dir, "create_never", tokenizer=str(tmp_path)) as server:
+        assert server.wait() == 2
+        errors = [line for line in server.stderr.splitlines() if line != "loading"]
+        assert len(errors) == 1
+        assert errors[0].startswith("error: ")

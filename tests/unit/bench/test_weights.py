@@ -1,0 +1,32 @@
+"""The bytes a step streams are those of the packed matrices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fastdeploy_sd.bench.weights import weight_bytes_per_step
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.ops.native.linear import pack_linear
+from fastdeploy_sd.quantization.scheme import QuantScheme
+
+
+@pytest.mark.parametrize("scheme", [QuantScheme.create("bfloat16", q) for q in (None, "wint8", "wint4")], ids=str)
+@pytest.mark.parametrize("model", ["qwen3-tiny", "ernie4_5-tiny", "llama-tiny", "qwen2-tiny"])
+def test_counts_every_packed_matrix_once(golden_dir: Path, model: str, scheme: QuantScheme) -> None:
+    checkpoint = Checkpoint(golden_dir / model)
+    config = read_decoder_config(checkpoint.config)
+    weights = DecoderWeights(checkpoint, config)
+    parts = [weights.qkv, weights.output, weights.gate_up, weights.down]
+    matrices = [part(layer)[0] for layer in range(config.num_layers) for part in parts]
+    packed = [pack_linear(matrix, scheme.linear) for matrix in matrices]
+    packed.append(pack_linear(weights.lm_head(), scheme.lm_head))
+    assert weight_bytes_per_step(config, scheme) == sum(p.data.nbytes for p in packed)
+
+
+def test_mixture_of_experts_has_no_fixed_number(golden_dir: Path) -> None:
+    config = read_decoder_config(Checkpoint(golden_dir / "qwen3_moe-tiny").config)
+    assert weight_bytes_per_step(config, QuantScheme.create("bfloat16", None)) is None

@@ -1,0 +1,69 @@
+"""The toy executor is the judge of the engine's tests: each kind of wrong plan must be noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.engine.scheduler import Scheduler
+from fastdeploy_sd.types import DraftTokens, SchedulerOutput
+from tests.doubles.engines import toy_config, toy_info, toy_request
+from tests.doubles.toy_executor import ToyExecutor
+from tests.doubles.toy_model import ToyModel
+
+
+def after_two_steps() -> tuple[ToyExecutor, SchedulerOutput]:
+    """An executor that has run a prompt of 6 and one output, and the right plan for its next step."""
+    executor = ToyExecutor(toy_info())
+    scheduler = Scheduler(toy_config(), executor.model_info)
+    scheduler.add(toy_request("a", range(2, 8), 9))
+    for _ in range(2):
+        plan = scheduler.schedule()
+        scheduler.commit(plan, executor.execute(plan))
+    return executor, scheduler.schedule()
+
+
+def i32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def test_the_right_plan_passes() -> None:
+    executor, plan = after_two_steps()
+    expected = ToyModel(97).generate(toy_request("a", range(2, 8), 9))
+    assert executor.execute(plan).verified.token_ids.tolist() == expected[2:3]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda plan: dataclasses.replace(plan, num_computed_tokens=i32(8), num_new_tokens=i32(1)), r"tokens \[8, 9\)"),
+        (lambda plan: dataclasses.replace(plan, num_new_tokens=i32(2)), r"tokens \[7, 9\) of 8"),
+        (lambda plan: dataclasses.replace(plan, num_new_tokens=i32(0)), "a row without tokens"),
+        (lambda plan: dataclasses.replace(plan, finished_ids=("z",)), "z is dropped, but was not known"),
+        (
+            lambda plan: dataclasses.replace(plan, num_new_tokens=i32(2), draft=DraftTokens(i32(3), i32(0, 1))),
+            "no block for 8",
+        ),
+    ],
+)
+def test_a_wrong_plan_is_noticed(spoil: Callable[[SchedulerOutput], SchedulerOutput], message: str) -> None:
+    executor, plan = after_two_steps()
+    with pytest.raises(AssertionError, match=message):
+        executor.execute(spoil(plan))
+
+
+def test_a_wrong_block_table_is_noticed() -> None:
+    executor, plan = after_two_steps()
+    executor._rows["a"].block_ids.reverse()
+    with pytest.raises(AssertionError, match="KV at 0 is"):
+        executor.execute(plan)
+
+
+def test_a_token_that_was_skipped_is_noticed() -> None:
+    executor, plan = after_two_steps()
+    del executor._kv[executor._slot(executor._rows["a"], 6)]
+    with pytest.raises(AssertionError, match="KV at 6 is None"):
+        executor.execute(plan)

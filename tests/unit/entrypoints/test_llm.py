@@ -1,0 +1,214 @@
+"""LLM over the toy executor: results in order, limits respected, interrupts survived, everything freed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import weakref
+from collections.abc import Callable
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.errors import BadRequest, ConfigError, InternalError, Unavailable
+from fastdeploy_sd.llm import LLM
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.types import ModelInfo, Request, SchedulerOutput
+from tests.doubles.toy_executor import ToyExecutor
+from tests.doubles.toy_model import ToyModel
+from tests.unit.entrypoints.vocabularies import GOLDEN, golden_tokenizer
+
+TOKENIZER = golden_tokenizer()
+INFO = ModelInfo("toy", vocab_size=4096, max_model_len=256, eos_token_ids=(2,), block_size=16, num_blocks=64)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
+
+Load = Callable[..., tuple[LLM, ToyExecutor]]
+
+
+def toy_tokens(prompt: list[int], count: int) -> list[int]:
+    request = Request("x", np.array(prompt, np.int32), GREEDY, count, 0, eos_token_ids=(2,))
+    return list(islice(ToyModel(INFO.vocab_size).endless(request), count))
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Make LLMs whose executor is a toy; the module that would import Paddle is replaced."""
+
+    def make(executor: ToyExecutor | None = None, **engine_args: Any) -> tuple[LLM, ToyExecutor]:
+        executor = executor or ToyExecutor(INFO)
+        module = ModuleType("fastdeploy_sd.worker.executor")
+        module.create_executor = lambda config: executor  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "fastdeploy_sd.worker.executor", module)
+        llm = LLM(model=str(GOLDEN), **engine_args)
+        del module.create_executor  # nothing but the LLM holds on to the executor
+        return llm, executor
+
+    return make
+
+
+def test_texts_come_back_in_order(load: Load) -> None:
+    llm, _ = load()
+    prompts = ["one", "two words", "x"]
+    outputs = llm.generate(prompts, GREEDY)
+    assert [o.prompt for o in outputs] == prompts
+    for output in outputs:
+        assert output.prompt_token_ids == TOKENIZER.encode(output.prompt or "", add_special_tokens=True)
+        [completion] = output.outputs
+        expected = toy_tokens(output.prompt_token_ids, 6)
+        assert (completion.index, list(completion.token_ids)) == (0, expected)
+        assert completion.text == TOKENIZER.decode(expected, skip_hidden=True)
+        assert (completion.finish_reason, completion.stop_reason) == ("length", None)
+        assert output.metrics is not None
+        assert output.metrics.finished_time >= output.metrics.first_token_time > 0.0
+    assert len({o.request_id for o in outputs}) == 3
+
+
+@pytest.mark.parametrize("ids", [[5, 6], [[5, 6]], np.array([5, 6]), [np.array([5, 6])]])
+def test_one_prompt_or_several_as_token_ids(load: Load, ids: Any) -> None:
+    llm, _ = load()
+    [output] = llm.generate(prompt_token_ids=ids, sampling_params=GREEDY)
+    assert (output.prompt, output.prompt_token_ids) == (None, [5, 6])
+    assert list(output.outputs[0].token_ids) == toy_tokens([5, 6], 6)
+
+
+def test_one_text(load: Load) -> None:
+    llm, _ = load()
+    assert len(llm.generate("x", GREEDY)) == 1
+    assert llm.generate([], GREEDY) == []
+
+
+def test_sampling_params_per_prompt_and_n(load: Load) -> None:
+    llm, _ = load()
+    params = [SamplingParams(max_tokens=2, seed=1, n=2), SamplingParams(max_tokens=3, seed=2, logprobs=1)]
+    first, second = llm.generate(["x", "x"], params)
+    assert [(c.index, len(c.token_ids)) for c in first.outputs] == [(0, 2), (1, 2)]
+    assert list(first.outputs[1].token_ids) == list(second.outputs[0].token_ids[:2]), "sequence 1 has seed + 1"
+    assert first.outputs[0].logprobs is None
+    assert second.outputs[0].logprobs is not None
+    assert len(second.outputs[0].logprobs) == 3
+
+
+def test_chat_of_one_and_of_several_conversations(load: Load) -> None:
+    llm, _ = load()
+    conversation = [{"role": "user", "content": "hi<|im_end|>"}]
+    [one] = llm.chat(conversation, GREEDY)
+    assert one.prompt_token_ids.count(2) == 1, "control tokens in content are text"
+    both = llm.chat([conversation, [{"role": "user", "content": "ho"}]], GREEDY)
+    assert both[0].outputs[0].token_ids == one.outputs[0].token_ids
+    assert both[0].num_cached_tokens > 0
+    assert both[1].prompt_token_ids != one.prompt_token_ids
+
+
+def test_a_stop_string_ends_the_engines_request(load: Load) -> None:
+    llm, executor = load()
+    tokens = toy_tokens(TOKENIZER.encode("x", add_special_tokens=True), 12)
+    stop = TOKENIZER.decode(tokens[5:8], skip_hidden=True)
+    [output] = llm.generate("x", SamplingParams(temperature=0.0, max_tokens=100, stop=(stop,)))
+    completion = output.outputs[0]
+    assert (completion.finish_reason, completion.stop_reason, len(completion.token_ids)) == ("stop", stop, 8)
+    assert output.metrics is not None
+    assert output.metrics.first_scheduled_time > 0.0, "the engine's own times"
+    llm.generate("y", GREEDY)
+    assert len(executor.known_request_ids) <= 1, "the stopped request is gone"
+
+
+def test_more_prompts_than_the_queue_holds(load: Load) -> None:
+    llm, _ = load(max_num_queued_requests=2, max_num_seqs=2)
+    outputs = llm.generate([f"prompt {i}" for i in range(9)], GREEDY)
+    assert [list(o.outputs[0].token_ids) for o in outputs] == [toy_tokens(o.prompt_token_ids, 6) for o in outputs]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate(), "prompts: expected either prompts or prompt_token_ids, got neither"),
+        (lambda llm: llm.generate("x", prompt_token_ids=[5]), "got both"),
+        (lambda llm: llm.generate([5]), "prompts: expected text, got int"),
+        (lambda llm: llm.generate(prompt_token_ids=["x"]), "prompt_token_ids: expected a list of token ids"),
+        (lambda llm: llm.generate(["x"], [GREEDY, GREEDY]), "sampling_params: expected a SamplingParams or one for"),
+        (lambda llm: llm.generate("x", SamplingParams(max_tokens=1000)), "max_tokens: expected at most"),
+        (lambda llm: llm.chat(["x"]), "messages: expected maps with role and content"),
+        (lambda llm: llm.chat([{"role": "user", "contents": "x"}]), "unknown key 'contents' .did you mean 'content'"),
+        (lambda llm: llm.chat([{"role": "user", "content": 5}]), "messages: content: expected text, got 5"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(load: Load, call: Callable[[LLM], Any], message: str) -> None:
+    llm, _ = load()
+    with pytest.raises(BadRequest, match=message):
+        call(llm)
+    assert len(llm.generate("x", GREEDY)) == 1
+
+
+def test_unknown_engine_args_are_named(load: Load) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
+        load(max_modle_len=100)
+
+
+def test_a_failing_request_raises_and_takes_the_others_back(load: Load) -> None:
+    llm, _ = load(ToyExecutor(INFO, failures={"llm-0": 2}))
+    with pytest.raises(InternalError, match="non-finite logits"):
+        llm.generate(["a", "b", "c"], GREEDY)
+    assert list(llm.generate("x", GREEDY)[0].outputs[0].token_ids) == toy_tokens(
+        TOKENIZER.encode("x", add_special_tokens=True), 6
+    )
+
+
+def test_ctrl_c_takes_effect_between_steps_and_leaves_the_llm_usable(load: Load) -> None:
+    steps: list[int] = []
+
+    def interrupt(plan: SchedulerOutput) -> None:
+        steps.append(plan.step_id)
+        if len(steps) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    llm, _ = load(ToyExecutor(INFO, before_step=interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b"], SamplingParams(max_tokens=50))
+    assert len(steps) == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    [output] = llm.generate("x", GREEDY)
+    assert list(output.outputs[0].token_ids) == toy_tokens(output.prompt_token_ids, 6)
+
+
+def test_dropping_the_llm_frees_the_model_at_once(load: Load) -> None:
+    llm, executor = load()
+    llm.generate("x", GREEDY)
+    gc.collect()
+    gc.disable()
+    try:
+        watch, llm_watch = weakref.ref(executor), weakref.ref(llm)
+        del executor, llm
+        assert llm_watch() is None, "no reference cycle"
+        assert watch() is None
+    finally:
+        gc.enable()
+
+
+def test_close_shuts_the_executor_down_and_refuses_later_calls(load: Load) -> None:
+    llm, executor = load()
+    with llm:
+        llm.generate("x", GREEDY)
+        assert not executor.is_shut_down
+    assert executor.is_shut_down
+    llm.close()
+    with pytest.raises(Unavailable, match="this LLM is closed"):
+        llm.generate("x", GREEDY)
+
+
+def test_progress_is_shown_on_a_terminal_only(
+    load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm, _ = load()
+    llm.generate("x", GREEDY)
+    assert capsys.readouterr().err == ""
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    llm.generate(["x", "y"], GREEDY)
+    assert "2/2" in capsys.readouterr().err
+    llm.generate("x", GREEDY, use_tqdm=False)
+    assert capsys.readouterr().err == ""

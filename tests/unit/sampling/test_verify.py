@@ -1,0 +1,199 @@
+"""verify: the output is what plain decoding gives, whatever the drafts; failures stay with their request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import paddle
+import pytest
+
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.ops.reference import sampling as reference
+from fastdeploy_sd.sampling.verify import verify
+from fastdeploy_sd.types import DraftTokens
+from tests.unit.sampling.decoding import VOCAB, Decoding, Drafter, logits_after
+
+NUM_TOKENS = 40
+PROMPTS = [[1, 2, 3, 2], [5], [9, 9, 9, 9, 9, 9], [4, 8], [20, 21, 22]]
+# Greedy, plain sampling, every filter, every penalty, and all of it with a bias.
+COLUMNS = {
+    "temperature": np.array([0.0, 1.0, 0.8, 0.7, 1.5]),
+    "top_k": np.array([0, 0, 12, 0, 30]),
+    "top_p": np.array([1.0, 1.0, 0.9, 1.0, 0.95]),
+    "min_p": np.array([0.0, 0.0, 0.01, 0.0, 0.001]),
+    "seed": np.array([1, 2, 3, 2**63, 5], np.uint64),
+    "penalty_slot": np.array([-1, -1, -1, 3, 4]),
+    "repetition_penalty": np.array([1.0, 1.0, 1.0, 1.4, 1.1]),
+    "presence_penalty": np.array([0.0, 0.0, 0.0, 0.5, 0.2]),
+    "frequency_penalty": np.array([0.0, 0.0, 0.0, 0.6, 1.0]),
+    "cu_bias": np.array([0, 0, 0, 0, 2]),
+    "bias_token_ids": np.array([7, 30]),
+    "bias_values": np.array([3.0, -100.0]),
+}
+
+
+def plain_decoding() -> list[list[int]]:
+    """One token at a time by the definition of the ops, each request alone."""
+    outputs = []
+    for r, prompt in enumerate(PROMPTS):
+        columns = {name: value[r : r + 1] for name, value in COLUMNS.items() if len(value) == len(PROMPTS)}
+        columns["penalty_slot"] = np.minimum(columns["penalty_slot"], 0)
+        if r == len(PROMPTS) - 1:
+            columns |= {"cu_bias": np.array([0, 2])}
+            columns |= {name: COLUMNS[name] for name in ("bias_token_ids", "bias_values")}
+        alone = Decoding([prompt], columns)
+        for _ in range(NUM_TOKENS):
+            sampling = alone.sampling(1)
+            logits = reference.process_logits(alone.logits([[]]), np.array([0, 1]), DraftTokens.none(1), sampling)
+            alone.tokens[0] += reference.sample(
+                logits, np.array([0]), np.array([len(alone.tokens[0])]), sampling
+            ).tolist()
+        outputs.append(alone.outputs()[0])
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    return plain_decoding()
+
+
+def oracle(plain: list[list[int]], length: int) -> Drafter:
+    """Drafts exactly what plain decoding will output."""
+    sequences = [[*prompt, *output] for prompt, output in zip(PROMPTS, plain, strict=True)]
+
+    def draft(tokens: list[int]) -> list[int]:
+        (known,) = [s for s, prompt in zip(sequences, PROMPTS, strict=True) if tokens[: len(prompt)] == prompt]
+        return known[len(tokens) :][:length]
+
+    return draft
+
+
+def wrong(plain: list[list[int]], length: int) -> Drafter:
+    """Drafts anything but that."""
+    right = oracle(plain, length)
+    return lambda tokens: [(token + 1) % VOCAB for token in right(tokens)]
+
+
+def mixed(plain: list[list[int]], length: int) -> Drafter:
+    """Drafts of any length that go wrong anywhere and may repeat a token."""
+    right, rng = oracle(plain, length), np.random.default_rng(12)
+
+    def draft(tokens: list[int]) -> list[int]:
+        drafts = right(tokens)[: rng.integers(0, length + 1)]
+        keep = int(rng.integers(0, length + 1))
+        return drafts[:keep] + [int(rng.choice(tokens)) for _ in drafts[keep:]]
+
+    return draft
+
+
+def test_without_drafts_the_output_is_plain_decoding(plain: list[list[int]]) -> None:
+    assert Decoding(PROMPTS, COLUMNS).run(NUM_TOKENS, lambda tokens: []) == plain
+
+
+@pytest.mark.parametrize("drafter", [oracle, wrong, mixed])
+@pytest.mark.parametrize("length", [1, 3, 7])
+def test_drafts_never_change_the_output(plain: list[list[int]], drafter: type[Drafter], length: int) -> None:
+    assert Decoding(PROMPTS, COLUMNS).run(NUM_TOKENS, drafter(plain, length)) == plain
+
+
+def test_right_drafts_are_all_accepted_and_wrong_ones_all_rejected(plain: list[list[int]]) -> None:
+    num_requests = len(PROMPTS)
+    for drafter, accepted in ((oracle, 4), (wrong, 0)):
+        decoding = Decoding(PROMPTS, COLUMNS)
+        result, failed = decoding.step([drafter(plain, 4)(tokens) for tokens in decoding.tokens])
+        assert result.num_accepted.tolist() == [accepted] * num_requests
+        assert np.diff(result.cu_num_output).tolist() == [accepted + 1] * num_requests
+        assert failed == ()
+
+
+def test_greedy_takes_the_most_likely_token_at_any_temperature() -> None:
+    decoding = Decoding([[1], [2]], {"temperature": np.array([1.0, 50.0])}, strategy="greedy")
+    histories = ([1], [2])
+    result, _ = decoding.step([[], []])
+    assert result.token_ids.tolist() == [int(np.argmax(logits_after(h))) for h in histories]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("topp", "verify_strategy: 'topp' is not supported yet"),
+        ("greddy", r"expected target_match or greedy, got 'greddy' \(did you mean 'greedy'\?\)"),
+    ],
+)
+def test_other_strategies_are_refused(strategy: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Decoding([[1]], {}, strategy=strategy).step([[]])
+
+
+def break_after(broken: tuple[int, ...]) -> object:
+    def logits_of(history: Sequence[int]) -> np.ndarray:
+        return np.full(VOCAB, np.nan, np.float32) if tuple(history[-len(broken) :]) == broken else logits_after(history)
+
+    return logits_of
+
+
+def test_a_broken_used_row_fails_its_request_only(plain: list[list[int]]) -> None:
+    prompts = PROMPTS[:3]
+    columns = {name: COLUMNS[name][:3] for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+    drafts = [output[:2] for output in plain[:3]]
+    broken_history = (*prompts[1], *drafts[1])
+    result, failed = Decoding(prompts, columns, logits_of=break_after(broken_history)).step(drafts)
+    assert failed == (1,)
+    assert result.num_accepted.tolist() == [2, 0, 2]
+    assert result.cu_num_output.tolist() == [0, 3, 3, 6]
+    assert result.token_ids.tolist() == [*plain[0][:3], *plain[2][:3]]
+
+
+def test_a_broken_row_after_a_rejected_draft_is_not_used(plain: list[list[int]]) -> None:
+    wrong_draft = (plain[1][0] + 1) % VOCAB
+    columns = {name: COLUMNS[name][1:2] for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+    decoding = Decoding([PROMPTS[1]], columns, logits_of=break_after((*PROMPTS[1], wrong_draft)))
+    result, failed = decoding.step([[wrong_draft]])
+    assert failed == ()
+    assert result.token_ids.tolist() == plain[1][:1]
+
+
+def test_logprobs_are_of_raw_logits_for_outputs_of_requests_that_asked(plain: list[list[int]]) -> None:
+    columns = COLUMNS | {"num_logprobs": np.array([2, -1, 0, 5, -1])}
+    drafts = [output[:2] for output in plain]
+    drafts[2] = [(plain[2][0] + 1) % VOCAB]
+    result, _ = Decoding(PROMPTS, columns).step(drafts)
+    assert result.logprobs is not None
+    assert result.logprobs.top_token_ids.shape == (len(result.token_ids), 5)
+    for r, (prompt, num_logprobs) in enumerate(zip(PROMPTS, columns["num_logprobs"], strict=True)):
+        outputs = slice(result.cu_num_output[r], result.cu_num_output[r + 1])
+        if num_logprobs < 0:
+            assert np.isnan(result.logprobs.logprobs[outputs]).all()
+            continue
+        raw = np.stack([logits_after([*prompt, *plain[r][:j]]) for j in range(len(result.row(r)))])
+        logprobs, ranks, top_token_ids, top_logprobs = reference.token_logprobs(raw, result.row(r), 5)
+        np.testing.assert_allclose(result.logprobs.logprobs[outputs], logprobs, rtol=1e-6)
+        np.testing.assert_array_equal(result.logprobs.ranks[outputs], ranks)
+        np.testing.assert_array_equal(result.logprobs.top_token_ids[outputs], top_token_ids)
+        np.testing.assert_allclose(result.logprobs.top_logprobs[outputs], top_logprobs, rtol=1e-6)
+
+
+def test_logprobs_are_absent_when_nobody_asks() -> None:
+    result, _ = Decoding([[1]], {}).step([[]])
+    assert result.logprobs is None
+
+
+def test_more_alternatives_than_tokens_are_the_whole_vocabulary() -> None:
+    decoding = Decoding([[1]], {"num_logprobs": np.array([VOCAB + 9])})
+    result, _ = decoding.step([[]])
+    assert result.logprobs is not None
+    assert sorted(result.logprobs.top_token_ids[0].tolist()) == list(range(VOCAB))
+
+
+def test_an_unfinished_prompt_has_no_output() -> None:
+    batch = Decoding([[1], [2]], {}).batch([[], []])
+    unfinished = {
+        "logits_indices": batch.logits_indices[:1],
+        "batch_id_per_output": batch.batch_id_per_output[1:],
+        "cu_num_logits": np.array([0, 0, 1], np.int32),
+    }
+    fields = {name: getattr(batch, name) for name in batch.__slots__} | unfinished
+    result, failed = verify(paddle.to_tensor(logits_after([2])[None]), type(batch)(**fields), "target_match")
+    assert result.cu_num_output.tolist() == [0, 0, 1]
+    assert failed == ()

@@ -5,8 +5,8 @@ namespace {
 using namespace fdsd_paddle;  // NOLINT: a binding file is all bindings
 
 std::vector<Tensor> MoeFfn(const Tensor& x, const Tensor& router_weight, const Tensor& gate_up, const Tensor& down,
-                           const OptionalTensor& selection_bias, int intermediate_size, int format, int top_k,
-                           bool normalize, float norm_min) {
+                           const OptionalTensor& selection_bias, const OptionalTensor& shared, int intermediate_size,
+                           int format, int top_k, bool normalize, float norm_min) {
   constexpr const char* kOp = "moe_ffn";
   const Shape shape = x.shape();
   if (shape.size() != 2) Fail(kOp, "x: expected [T, H], got " + ShapeText(shape));
@@ -32,6 +32,7 @@ std::vector<Tensor> MoeFfn(const Tensor& x, const Tensor& router_weight, const T
       OptionalData<float>(kOp, "selection_bias", selection_bias, DataType::FLOAT32, {num_experts}),
       Data<void>(kOp, "gate_up", gate_up, DataType::UINT8, {gate_up_bytes}),
       Data<void>(kOp, "down", down, DataType::UINT8, {down_bytes}),
+      OptionalData<void>(kOp, "shared", shared, x.dtype(), shape),
       y.data(),
   };
   Check(kOp, fdsd_moe_ffn(&p));
@@ -40,7 +41,7 @@ std::vector<Tensor> MoeFfn(const Tensor& x, const Tensor& router_weight, const T
 }  // namespace
 
 PD_BUILD_OP(fdsd_moe_ffn)
-    .Inputs({"x", "router_weight", "gate_up", "down", paddle::Optional("selection_bias")})
+    .Inputs({"x", "router_weight", "gate_up", "down", paddle::Optional("selection_bias"), paddle::Optional("shared")})
     .Outputs({"y"})
     .Attrs({"intermediate_size: int", "format: int", "top_k: int", "normalize: bool", "norm_min: float"})
     .SetKernelFn(PD_KERNEL(MoeFfn));

@@ -162,7 +162,7 @@ def _measure(engine: Engine, config: Config, workload: Workload, repeats: int, p
 
 
 def _weight_bytes(config: Config) -> int | None:
-    from fastdeploy_sd.models.checkpoint import Checkpoint
+    from fastdeploy_sd.checkpoint import Checkpoint
     from fastdeploy_sd.models.registry import read_decoder_config
     from fastdeploy_sd.quantization.scheme import QuantScheme
 

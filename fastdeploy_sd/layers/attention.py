@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.layers.linear import Linear
-from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.ops.attention import cascade_append_attention, rope_store_kv_
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary
 
@@ -35,13 +32,9 @@ class AttentionInputs:
 class Attention:
     """Project, rotate, store KV, attend, project back."""
 
-    def __init__(
-        self, config: DecoderConfig, qkv: Linear, output: Linear, qk_norms: tuple[Weights, Weights] | None
-    ) -> None:
-        self._qkv, self._output, self._scale = qkv, output, config.head_dim**-0.5
-        self._qk_norm: QkNorm[Tensor] | None = None
-        if qk_norms is not None:
-            self._qk_norm = QkNorm(*(paddle.to_tensor(w) for w in qk_norms), config.norm_eps)
+    def __init__(self, qkv: Linear, output: Linear, head_dim: int, qk_norm: QkNorm[Tensor] | None) -> None:
+        self._qkv, self._output, self._qk_norm = qkv, output, qk_norm
+        self._scale = head_dim**-0.5
 
     def __call__(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
         """x [T, H] -> [T, H]; writes the T new tokens' KV."""

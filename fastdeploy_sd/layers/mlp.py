@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
-import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.layers.linear import Linear
-from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.decoder_config import MoeConfig
 from fastdeploy_sd.ops.activation import swiglu
 from fastdeploy_sd.ops.moe import PackedExperts, moe_ffn
 
@@ -30,25 +28,35 @@ class SwigluMlp:
         return self._down(swiglu(self._gate_up(x)))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """How a token chooses its experts.
+
+    Attributes:
+        weight: f32[E, H]; probabilities are the softmax of its products.
+        selection_bias: f32[E] added to the probabilities for choosing only, or None.
+        normalize, norm_min: divide the chosen probabilities by max(their sum, norm_min).
+    """
+
+    weight: Tensor
+    selection_bias: Tensor | None
+    top_k: int
+    normalize: bool
+    norm_min: float
+
+
 class MoeMlp:
     """The chosen experts' weighted sum, plus the shared experts' output."""
 
     def __init__(
-        self,
-        config: MoeConfig,
-        router: tuple[Weights, Weights | None],
-        experts: tuple[PackedExperts, PackedExperts],
-        shared: SwigluMlp | None,
+        self, router: Router, gate_up: PackedExperts, down: PackedExperts, shared: SwigluMlp | None
     ) -> None:
-        self._config, self._shared = config, shared
-        weight, bias = router
-        self._router, self._selection_bias = paddle.to_tensor(weight), None if bias is None else paddle.to_tensor(bias)
-        self._gate_up, self._down = experts
+        self._router, self._gate_up, self._down, self._shared = router, gate_up, down, shared
 
     def __call__(self, x: Tensor) -> Tensor:
-        c = self._config
-        y = moe_ffn(
-            x, self._router, self._gate_up, self._down,
-            top_k=c.top_k, normalize=c.normalize, norm_min=c.norm_min, selection_bias=self._selection_bias,
+        r = self._router
+        shared = None if self._shared is None else self._shared(x)
+        return moe_ffn(
+            x, r.weight, self._gate_up, self._down, top_k=r.top_k, normalize=r.normalize, norm_min=r.norm_min,
+            selection_bias=r.selection_bias, shared=shared,
         )  # fmt: skip
-        return y if self._shared is None else y + self._shared(x)

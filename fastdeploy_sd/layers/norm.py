@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.models.checkpoint import Weights
+from fastdeploy_sd.checkpoint import Weights
 from fastdeploy_sd.ops.norm import rms_norm
 
 

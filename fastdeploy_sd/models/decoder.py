@@ -9,14 +9,14 @@ from paddle import Tensor
 
 from fastdeploy_sd.layers.attention import Attention, AttentionInputs
 from fastdeploy_sd.layers.linear import Linear
-from fastdeploy_sd.layers.mlp import FeedForward, MoeMlp, SwigluMlp
+from fastdeploy_sd.layers.mlp import FeedForward, MoeMlp, Router, SwigluMlp
 from fastdeploy_sd.layers.norm import RmsNorm
-from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, widen
-from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm
 from fastdeploy_sd.ops.moe import PackedExperts, pack_experts
 from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.quantization.scheme import QuantScheme
@@ -89,9 +89,9 @@ class _LayerBuilder:
     def layer(self, i: int) -> DecoderLayer:
         w, eps = self._weights, self._config.norm_eps
         linear = self._scheme.linear
-        attention = Attention(
-            self._config, Linear(*w.qkv(i), linear), Linear(*w.output(i), linear), w.qk_norms(i)
-        )
+        norms = w.qk_norms(i)
+        qk_norm = None if norms is None else QkNorm(*(paddle.to_tensor(norm) for norm in norms), eps)
+        attention = Attention(Linear(*w.qkv(i), linear), Linear(*w.output(i), linear), self._config.head_dim, qk_norm)
         return DecoderLayer(
             RmsNorm(w.input_norm(i), eps), attention, RmsNorm(w.post_attention_norm(i), eps), self._feed_forward(i)
         )
@@ -103,7 +103,10 @@ class _LayerBuilder:
         shared = None
         if moe.shared_intermediate_size > 0:
             shared = self._dense(i, "mlp.shared_experts", moe.shared_intermediate_size)
-        return MoeMlp(moe, self._weights.router(i, moe), self._experts(i, moe), shared)
+        weight, bias = self._weights.router(i, moe)
+        selection_bias = None if bias is None else paddle.to_tensor(bias)
+        router = Router(paddle.to_tensor(weight), selection_bias, moe.top_k, moe.normalize, moe.norm_min)
+        return MoeMlp(router, *self._experts(i, moe), shared)
 
     def _dense(self, i: int, part: str, size: int) -> SwigluMlp:
         linear = self._scheme.linear

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
+from fastdeploy_sd.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.ops.bf16 import widen
 

@@ -56,6 +56,7 @@ def moe_ffn(  # noqa: PLR0913
     normalize: bool,
     norm_min: float,
     selection_bias: Tensor | None = None,
+    shared: Tensor | None = None,
 ) -> Tensor:
     """Mixture of experts: the weighted sum of the top_k experts' SwiGLU networks. A row depends on its own x alone.
 
@@ -69,6 +70,7 @@ def moe_ffn(  # noqa: PLR0913
         gate_up: E matrices [2 * I, H].
         down: E matrices [H, I], in the same format.
         selection_bias: f32[E].
+        shared: [T, H] in x's dtype, the output of shared experts; added to the float32 sum.
 
     Returns:
         y in x's dtype, [T, H].
@@ -79,5 +81,6 @@ def moe_ffn(  # noqa: PLR0913
     if down.format != gate_up.format:
         raise ValueError(f"down: expected format {gate_up.format} like gate_up, got {down.format}")
     attributes = (down.in_features, format_code(gate_up.format), top_k, normalize, norm_min)
-    (y,) = shim.run("moe_ffn", x, router_weight, gate_up.data, down.data, selection_bias, *attributes)
+    tensors = (gate_up.data, down.data, selection_bias, shared)
+    (y,) = shim.run("moe_ffn", x, router_weight, *tensors, *attributes)
     return y

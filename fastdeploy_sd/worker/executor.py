@@ -7,10 +7,10 @@ import time
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.token_ids import read_eos_token_ids
+from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.ops import library
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.spec_decode.proposer import Proposer, create_proposer

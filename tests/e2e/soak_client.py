@@ -13,6 +13,8 @@ import httpx
 
 _EVENT = "data: "
 _DONE = "[DONE]"
+ABANDONED_MAX_TOKENS = 160
+MAX_EVENTS_READ = 12
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Prompt:
         """Return a random prompt: short or over several KV blocks, greedy or sampled."""
         length = rng.choice([1, 5, 16, 33, 90])
         token_ids = tuple(rng.randrange(4, vocab_size) for _ in range(length))
-        return Prompt(token_ids, rng.randint(1, 32), rng.choice([0.0, 1.0]), rng.randrange(1 << 30))
+        return Prompt(token_ids, rng.randint(1, 48), rng.choice([0.0, 1.0]), rng.randrange(1 << 30))
 
     def body(self) -> dict[str, Any]:
         return {
@@ -62,10 +64,19 @@ class Answer:
 
 @dataclass(frozen=True)
 class Visit:
-    """One client: its prompt, and after how many events it hangs up (None = never; 0 = before reading any)."""
+    """One client: its prompt, and after how many events it hangs up (None = never; 0 = before reading any).
+
+    Who hangs up has asked for many more tokens than it will read, so that the request is far from its end then.
+    """
 
     prompt: Prompt
     hang_up_after: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        body = self.prompt.body()
+        if self.hang_up_after is not None:
+            body["max_tokens"] = ABANDONED_MAX_TOKENS
+        return body
 
 
 def draw_visits(prompts: Sequence[Prompt], num_clients: int, rng: random.Random) -> list[Visit]:
@@ -74,7 +85,7 @@ def draw_visits(prompts: Sequence[Prompt], num_clients: int, rng: random.Random)
     for i in range(num_clients):
         prompt = prompts[i % len(prompts)]
         aborts = rng.random() < 1 / 3
-        visits.append(Visit(prompt, rng.randrange(prompt.max_tokens) if aborts else None))
+        visits.append(Visit(prompt, rng.randrange(MAX_EVENTS_READ) if aborts else None))
     return visits
 
 
@@ -86,7 +97,7 @@ async def visit(client: httpx.AsyncClient, plan: Visit) -> Answer:
     """
     answer = Answer()
     num_events = 0
-    async with client.stream("POST", "/v1/completions", json=plan.prompt.body()) as response:
+    async with client.stream("POST", "/v1/completions", json=plan.body()) as response:
         assert response.status_code == httpx.codes.OK, (await response.aread()).decode()
         async for line in response.aiter_lines():
             if plan.hang_up_after is not None and num_events >= plan.hang_up_after:

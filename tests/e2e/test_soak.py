@@ -1,4 +1,4 @@
-"""200 clients at once on a cache that is too small for them, a third of whom hang up: nothing is lost or left behind."""
+"""200 clients at once on a cache too small for them, a third of whom hang up: nothing is lost or left behind."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.e2e
 
 NUM_CLIENTS = 200
 NUM_PROMPTS = 40
-NUM_BLOCKS = 96
+NUM_BLOCKS = 64
 SETTLE_TIMEOUT_S = 30.0
 # Allocators keep some of what a burst needed; a leak of one request's state per client would be far beyond this.
-MAX_GROWTH_KB = 24 * 1024
+MAX_GROWTH_KB = 16 * 1024
 
 
 @pytest.fixture
@@ -44,8 +44,9 @@ def verify_answer(plan: Visit, answer: Answer, alone: Answer) -> None:
     if plan.hang_up_after is None:
         assert answer == alone
     else:
-        assert answer.token_ids == alone.token_ids[: len(answer.token_ids)]
-        assert alone.text.startswith(answer.text)
+        num_common = min(len(answer.token_ids), len(alone.token_ids))
+        assert answer.token_ids[:num_common] == alone.token_ids[:num_common]
+        assert not answer.is_done
 
 
 def wait_until_idle(client: httpx.Client) -> dict[str, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.bf16 import widen
@@ -79,10 +79,10 @@ class NumpyDecoder:
         shared = None
         if moe.shared_intermediate_size > 0:
             shared = self._dense(x, i, "mlp.shared_experts", moe.shared_intermediate_size)
-        y = moe_ffn(
-            x, router, gate_up, down, self._format, moe.top_k, moe.normalize, moe.norm_min, selection_bias
-        )
-        return y if shared is None else y + shared
+        return moe_ffn(
+            x, router, gate_up, down, self._format, top_k=moe.top_k, normalize=moe.normalize,
+            norm_min=moe.norm_min, selection_bias=selection_bias, shared=shared,
+        )  # fmt: skip
 
     def _dense(self, x: F32, i: int, part: str, size: int) -> F32:
         hidden = swiglu(self._linear(x, self._weights.gate_up(i, part, size)))

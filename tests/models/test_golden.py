@@ -18,7 +18,7 @@ def test_float32_greedy_tokens_match(name: str) -> None:
     with LLM(model=str(golden.ROOT / name), dtype="float32", num_gpu_blocks_override=64) as llm:
         outputs = llm.generate(prompt_token_ids=[c.prompt.tolist() for c in cases], sampling_params=GREEDY_48)
     for case, output in zip(cases, outputs, strict=True):
-        assert output.outputs[0].token_ids == case.greedy.tolist()
+        assert output.outputs[0].token_ids == tuple(case.greedy.tolist())
         assert output.outputs[0].finish_reason == "length"
 
 

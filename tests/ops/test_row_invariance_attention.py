@@ -1,8 +1,11 @@
-"""A row of rope_store_kv_ and cascade_append_attention has the same bits however it is computed: alone, in a chunk of any
-size, beside other requests, with any number of threads; and it touches no key that it does not see."""
+"""A row of rope_store_kv_ and cascade_append_attention has the same bits however it is computed.
+
+Alone, in a chunk of any size, beside other requests, with any number of threads; and it touches no key it does not see.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +36,7 @@ def chunk(sequence: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
 
 
 def run_chunks(sequence: dict[str, Any], borders: Sequence[int]) -> np.ndarray:
-    chunks = [chunk(sequence, *ends) for ends in zip(borders[:-1], borders[1:], strict=True)]
+    chunks = [chunk(sequence, *ends) for ends in itertools.pairwise(borders)]
     return np.concatenate([native.cascade_append_attention(**args) for args in chunks])
 
 

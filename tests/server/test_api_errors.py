@@ -13,7 +13,7 @@ import pytest
 from fastdeploy_sd.config import ServerConfig
 from fastdeploy_sd.errors import InternalError, Unavailable
 from tests.doubles.toy_executor import ToyExecutor
-from tests.server.toy_server import INFO, MODEL, Served, read_events, serve, server_config
+from tests.server.toy_server import DEADLINE_S, INFO, MODEL, Served, read_events, serve, server_config
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
@@ -164,6 +164,16 @@ async def test_a_body_beyond_the_limit_is_413(is_chunked: bool) -> None:
         assert response.status_code == 413
         assert error_of(response)["message"] == "body: expected at most 1000 bytes, got more"
         assert (await s.http.post(COMPLETION, json=PROMPT)).status_code == 200
+
+
+async def test_a_declared_length_beyond_the_limit_is_refused_unread() -> None:
+    async with serve(server_config(ServerConfig(max_body_bytes=1000))) as s, asyncio.timeout(DEADLINE_S):
+        host, port = s.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"POST {COMPLETION} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n".encode())
+        assert b" 413 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
 
 
 @pytest.mark.parametrize(

@@ -209,11 +209,14 @@ template <typename T>
 void StoreRows(const MoeFfnParams& p, const Buffers& b) {
   ParallelFor(p.num_tokens, [&](int64_t token) {
     const float* sum = b.sums + token * p.hidden_size;
+    const T* shared = p.shared == nullptr ? nullptr : static_cast<const T*>(p.shared) + token * p.hidden_size;
     T* y = static_cast<T*>(p.y) + token * p.hidden_size;
-    int32_t i = 0;
-    for (; i + kLanes <= p.hidden_size; i += kLanes) Store(Load(sum + i), y + i);
-    const int rest = p.hidden_size - i;
-    if (rest > 0) StorePartial(LoadPartial(sum + i, rest), y + i, rest);
+    for (int32_t i = 0; i < p.hidden_size; i += kLanes) {
+      const int n = std::min(kLanes, p.hidden_size - i);
+      F32x16 v = LoadPartial(sum + i, n);
+      if (shared != nullptr) v = Add(v, LoadPartial(shared + i, n));
+      StorePartial(v, y + i, n);
+    }
   });
 }
 

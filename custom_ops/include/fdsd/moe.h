@@ -19,6 +19,7 @@ struct MoeFfnParams {
   const float* selection_bias;  // [E] added to the probabilities for choosing only; may be nullptr
   const void* gate_up;          // [E] packed [2 * I, H] matrices, one after another
   const void* down;             // [E] packed [H, I] matrices, one after another
+  const void* shared;           // [T, H] output of the shared experts, added to the sum; may be nullptr
   void* y;                      // [T, H]
 };
 Error MoeFfn(const MoeFfnParams& p);

@@ -34,6 +34,7 @@ class MoeFfnParams(CParams):
         ("selection_bias", ctypes.c_void_p),
         ("gate_up", ctypes.c_void_p),
         ("down", ctypes.c_void_p),
+        ("shared", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
     )
 
@@ -103,6 +104,7 @@ def moe_ffn(  # noqa: PLR0913
     normalize: bool,
     norm_min: float,
     selection_bias: F32 | None = None,
+    shared: Array | None = None,
 ) -> Array:
     """See `reference.moe.moe_ffn`.
 
@@ -132,6 +134,7 @@ def moe_ffn(  # noqa: PLR0913
         pointer("selection_bias", selection_bias, (experts,), np.float32),
         pointer("gate_up", gate_up.data, gate_up.data.shape, np.uint8),
         pointer("down", down.data, down.data.shape, np.uint8),
+        pointer("shared", shared, x.shape, x.dtype),
         pointer("y", y, x.shape, x.dtype),
     )
     call("moe_ffn", params)

@@ -70,14 +70,14 @@ def rope_store_kv_(
     q, k, v = np.split(heads, [heads.shape[1] - 2 * cache.num_kv_heads, heads.shape[1] - cache.num_kv_heads], axis=1)
     if qk_norm is not None:
         q, k = (_norm_heads(x, w, qk_norm.eps) for x, w in ((q, qk_norm.q), (k, qk_norm.k)))
-    q, k = (narrow(rotate(x, positions, rotary), qkv.dtype) for x in (q, k))
+    new_q, new_k = (narrow(rotate(x, positions, rotary), qkv.dtype) for x in (q, k))
     s = 4 // qkv.dtype.itemsize
     for token, slot in enumerate(slot_mapping):
         if slot >= 0:
             block, offset = divmod(int(slot), block_size)
-            cache.k[block, :, :, offset] = k[token].reshape(cache.num_kv_heads, head_dim // s, s)
+            cache.k[block, :, :, offset] = new_k[token].reshape(cache.num_kv_heads, head_dim // s, s)
             cache.v[block, :, offset] = narrow(v[token], qkv.dtype)
-    return q.reshape(tokens, q.shape[1] * head_dim)
+    return new_q.reshape(tokens, q.shape[1] * head_dim)
 
 
 def _norm_heads(x: F32, weight: F32, eps: float) -> F32:

@@ -49,6 +49,7 @@ def moe_ffn(  # noqa: PLR0913
     normalize: bool,
     norm_min: float,
     selection_bias: F32 | None = None,
+    shared: Array | None = None,
 ) -> Array:
     """y = sum over the chosen experts of weight * down(swiglu(gate_up(x))).
 
@@ -61,6 +62,7 @@ def moe_ffn(  # noqa: PLR0913
         gate_up: f32 or bf16 [E, 2 * I, H], not yet in the format.
         down: f32 or bf16 [E, H, I], likewise.
         selection_bias: f32[E].
+        shared: [T, H] in x's dtype, the output of shared experts; added to the sum.
 
     Returns:
         y in x's dtype, [T, H].
@@ -74,4 +76,6 @@ def moe_ffn(  # noqa: PLR0913
         hidden = swiglu(linear(x[tokens], gate_up[e], fmt))
         out = linear(hidden, down[e], fmt, out_dtype=np.float32)
         y[tokens] += weights[tokens, places][:, None] * widen(out)
+    if shared is not None:
+        y += widen(shared)
     return narrow(y.astype(np.float32), x.dtype)

@@ -32,6 +32,7 @@ def inputs() -> dict[str, dict[str, Any]]:
             "normalize": True,
             "norm_min": 1e-12,
             "selection_bias": None,
+            "shared": None,
         } | changes
         return found[f"{fmt}-{name}"]
 
@@ -49,6 +50,10 @@ def inputs() -> dict[str, dict[str, Any]]:
         bits = add("bf16", (9, 48, 24, 6), 2, fmt)
         bits |= {name: to_bf16(bits[name]) for name in ("x", "gate_up", "down")}
         found[f"{fmt}-bf16"] = bits
+        shared = add("shared", (9, 50, 24, 6), 2, fmt)
+        shared["shared"] = rng.standard_normal((9, 50), np.float32)
+        both = add("shared-bf16", (9, 50, 24, 6), 2, fmt)
+        both["x"], both["shared"] = to_bf16(both["x"]), to_bf16(shared["shared"])
     return found
 
 
@@ -63,7 +68,7 @@ def through_paddle(
     x: np.ndarray, router_weight: np.ndarray, gate_up: np.ndarray, down: np.ndarray, fmt: Any, **options: Any
 ) -> Any:
     experts = moe.pack_experts(gate_up, fmt), moe.pack_experts(down, fmt)
-    options["selection_bias"] = to_paddle(options["selection_bias"])
+    options |= {name: to_paddle(options[name]) for name in ("selection_bias", "shared")}
     return from_paddle(moe.moe_ffn(to_paddle(x), to_paddle(router_weight), *experts, **options))
 
 

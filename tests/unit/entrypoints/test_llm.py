@@ -150,12 +150,12 @@ def test_unknown_engine_args_are_named(load: Load) -> None:
 
 
 def test_a_failing_request_raises_and_takes_the_others_back(load: Load) -> None:
-    llm, _ = load(ToyExecutor(INFO, failures={"llm-0": 2}))
+    llm, executor = load(ToyExecutor(INFO, failures={"llm-0": 2}))
     with pytest.raises(InternalError, match="non-finite logits"):
-        llm.generate(["a", "b", "c"], GREEDY)
-    assert list(llm.generate("x", GREEDY)[0].outputs[0].token_ids) == toy_tokens(
-        TOKENIZER.encode("x", add_special_tokens=True), 6
-    )
+        llm.generate(["a", "b", "c"], SamplingParams(max_tokens=100))
+    [output] = llm.generate("x", GREEDY)
+    assert list(output.outputs[0].token_ids) == toy_tokens(output.prompt_token_ids, 6)
+    assert executor.known_request_ids <= {output.request_id}
 
 
 def test_ctrl_c_takes_effect_between_steps_and_leaves_the_llm_usable(load: Load) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +47,17 @@ def test_agrees_with_the_definition(pieces: list[str], stops: list[str], include
         assert match.stop == stop
         assert shown == whole[: end if include else end - len(stop)]
         assert len("".join(pieces[:i])) < end <= len("".join(pieces[: i + 1])), "cut at the token that completed it"
+
+
+@pytest.mark.parametrize("stop", ["aab", "abab", "aabaa", "abaabab"])
+def test_a_match_may_begin_inside_a_failed_one(stop: str) -> None:
+    """Every text of up to nine letters, so that all the ways back in the automaton are taken."""
+    for letters in itertools.product("ab", repeat=9):
+        text = "".join(letters)
+        shown, match = StopStrings([stop], include_in_output=False).push(text, can_match=True)
+        assert (match is not None) is (stop in text), text
+        if match is not None:
+            assert shown == text[: text.index(stop)]
 
 
 @given(st.text(alphabet="abc", max_size=30), st.lists(WORDS, max_size=3))

@@ -21,6 +21,7 @@ from tests.doubles.engines import toy_config, toy_info
 from tests.doubles.toy_executor import ToyExecutor
 
 WAIT_S = 20.0
+ENDLESS = 4000
 
 
 class Gate:
@@ -45,6 +46,11 @@ class Gate:
     async def wait_entered(self) -> None:
         """Wait until the engine is in a step that began after `close`."""
         assert await asyncio.to_thread(self.entered.wait, WAIT_S), "the engine never stepped"
+
+
+def dawdle(plan: SchedulerOutput) -> None:
+    """Makes steps slow enough for a request of ENDLESS tokens to be still running whenever a test acts on it."""
+    time.sleep(0.002)
 
 
 class Host:
@@ -87,7 +93,7 @@ async def hosted(
 ) -> AsyncIterator[Host]:
     """A host that is ended, and its engine checked, at the end."""
     with private_address() as address:
-        host = Host(address, config or toy_config(), info or toy_info(), before_step, shutdown_timeout_s)
+        host = Host(address, config or toy_config(), info or toy_info(num_blocks=4096), before_step, shutdown_timeout_s)
         try:
             yield host
         finally:
@@ -152,12 +158,12 @@ def create_toy(config: Config) -> ToyExecutor:
         if _CRASH_REQUEST in plan.request_ids:
             raise RuntimeError("the toy broke")
 
-    return ToyExecutor(toy_info(num_blocks=2048), before_step=crash)
+    return ToyExecutor(toy_info(num_blocks=4096), before_step=crash)
 
 
 def create_slow_toy(config: Config) -> ToyExecutor:
     """Takes a while per step, so that requests are still running when a test acts on them."""
-    return ToyExecutor(toy_info(num_blocks=2048), before_step=lambda plan: time.sleep(0.01))
+    return ToyExecutor(toy_info(num_blocks=4096), before_step=dawdle)
 
 
 def create_misconfigured(config: Config) -> ToyExecutor:

@@ -56,7 +56,7 @@ async def _begin(client: EngineClient, name: str) -> asyncio.Task[list[int]]:
 async def test_sigterm_lets_requests_finish_and_exits_with_0() -> None:
     async with engine_process(hosts.create_slow_toy) as (engine, client):
         await asyncio.wait_for(client.connect(), WAIT_S)
-        request = toy_request("a", [5, 6], max_tokens=20)
+        request = toy_request("a", [5, 6], max_tokens=200)
         stream = client.generate(request)
         outputs = [await anext(stream)]
         engine.signal(signal.SIGTERM)

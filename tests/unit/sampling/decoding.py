@@ -57,7 +57,7 @@ class Decoding:
         num_draft = np.array([len(d) for d in drafts])
         known = np.array([len(t) for t in self.tokens]) + num_draft
         cu_num_draft = np.concatenate([[0], np.cumsum(num_draft)]).astype(np.int32)
-        draft = DraftTokens(np.array(sum(drafts, []), np.int32), cu_num_draft)
+        draft = DraftTokens(np.array([token for d in drafts for token in d], np.int32), cu_num_draft)
         max_blocks = -(-int(known.max()) // BLOCK_SIZE)
         table = np.zeros((num_requests, known.max()), np.int32)
         for r, tokens in enumerate(self.tokens):
@@ -107,7 +107,7 @@ class Decoding:
         """Verify the drafts and commit the output."""
         result, failed = verify(paddle.to_tensor(self.logits(drafts)), self.batch(drafts), self.strategy)
         for r, tokens in enumerate(self.tokens):
-            tokens += result.row(r).tolist()
+            tokens.extend(result.row(r).tolist())
         return result, failed
 
     def run(self, num_tokens: int, drafter: Drafter) -> list[list[int]]:

@@ -27,21 +27,19 @@ COLUMNS = {
     "repetition_penalty": np.array([1.0, 1.0, 1.0, 1.4, 1.1]),
     "presence_penalty": np.array([0.0, 0.0, 0.0, 0.5, 0.2]),
     "frequency_penalty": np.array([0.0, 0.0, 0.0, 0.6, 1.0]),
-    "cu_bias": np.array([0, 0, 0, 0, 2]),
-    "bias_token_ids": np.array([7, 30]),
-    "bias_values": np.array([3.0, -100.0]),
 }
+BIAS = {"bias_token_ids": np.array([7, 30]), "bias_values": np.array([3.0, -100.0])}  # of the last request
+ALL_COLUMNS = COLUMNS | BIAS | {"cu_bias": np.array([0, 0, 0, 0, 0, 2])}
 
 
 def plain_decoding() -> list[list[int]]:
     """One token at a time by the definition of the ops, each request alone."""
     outputs = []
     for r, prompt in enumerate(PROMPTS):
-        columns = {name: value[r : r + 1] for name, value in COLUMNS.items() if len(value) == len(PROMPTS)}
+        columns = {name: value[r : r + 1] for name, value in COLUMNS.items()}
         columns["penalty_slot"] = np.minimum(columns["penalty_slot"], 0)
         if r == len(PROMPTS) - 1:
-            columns |= {"cu_bias": np.array([0, 2])}
-            columns |= {name: COLUMNS[name] for name in ("bias_token_ids", "bias_values")}
+            columns |= BIAS | {"cu_bias": np.array([0, 2])}
         alone = Decoding([prompt], columns)
         for _ in range(NUM_TOKENS):
             sampling = alone.sampling(1)
@@ -88,19 +86,19 @@ def mixed(plain: list[list[int]], length: int) -> Drafter:
 
 
 def test_without_drafts_the_output_is_plain_decoding(plain: list[list[int]]) -> None:
-    assert Decoding(PROMPTS, COLUMNS).run(NUM_TOKENS, lambda tokens: []) == plain
+    assert Decoding(PROMPTS, ALL_COLUMNS).run(NUM_TOKENS, lambda tokens: []) == plain
 
 
 @pytest.mark.parametrize("drafter", [oracle, wrong, mixed])
 @pytest.mark.parametrize("length", [1, 3, 7])
 def test_drafts_never_change_the_output(plain: list[list[int]], drafter: type[Drafter], length: int) -> None:
-    assert Decoding(PROMPTS, COLUMNS).run(NUM_TOKENS, drafter(plain, length)) == plain
+    assert Decoding(PROMPTS, ALL_COLUMNS).run(NUM_TOKENS, drafter(plain, length)) == plain
 
 
 def test_right_drafts_are_all_accepted_and_wrong_ones_all_rejected(plain: list[list[int]]) -> None:
     num_requests = len(PROMPTS)
     for drafter, accepted in ((oracle, 4), (wrong, 0)):
-        decoding = Decoding(PROMPTS, COLUMNS)
+        decoding = Decoding(PROMPTS, ALL_COLUMNS)
         result, failed = decoding.step([drafter(plain, 4)(tokens) for tokens in decoding.tokens])
         assert result.num_accepted.tolist() == [accepted] * num_requests
         assert np.diff(result.cu_num_output).tolist() == [accepted + 1] * num_requests
@@ -155,7 +153,7 @@ def test_a_broken_row_after_a_rejected_draft_is_not_used(plain: list[list[int]])
 
 
 def test_logprobs_are_of_raw_logits_for_outputs_of_requests_that_asked(plain: list[list[int]]) -> None:
-    columns = COLUMNS | {"num_logprobs": np.array([2, -1, 0, 5, -1])}
+    columns = ALL_COLUMNS | {"num_logprobs": np.array([2, -1, 0, 5, -1])}
     drafts = [output[:2] for output in plain]
     drafts[2] = [(plain[2][0] + 1) % VOCAB]
     result, _ = Decoding(PROMPTS, columns).step(drafts)

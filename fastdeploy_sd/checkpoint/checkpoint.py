@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.errors import CheckpointError, suggest
-from fastdeploy_sd.models.safetensors import SafetensorsFile
+from fastdeploy_sd.checkpoint.safetensors import SafetensorsFile
 
 Weights = npt.NDArray[np.generic]  # float32, or bfloat16 as u16 bits
 

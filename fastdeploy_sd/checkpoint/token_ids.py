@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.checkpoint.checkpoint import Checkpoint
 
 
 def read_eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:

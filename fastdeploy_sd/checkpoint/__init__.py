@@ -1,0 +1,8 @@
+"""Reading checkpoint directories: tensors, config.json, special ids. Executes nothing from them; knows no model."""
+
+from __future__ import annotations
+
+from fastdeploy_sd.checkpoint.checkpoint import Checkpoint, Weights
+from fastdeploy_sd.checkpoint.safetensors import SafetensorsFile
+
+__all__ = ["Checkpoint", "SafetensorsFile", "Weights"]

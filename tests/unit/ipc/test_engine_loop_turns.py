@@ -1,0 +1,129 @@
+"""The engine loop turn by turn: which messages have arrived before a step is the test's to say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.ipc import messages as m
+from fastdeploy_sd.ipc.channel import ServerChannel
+from fastdeploy_sd.ipc.engine_loop import EngineLoop
+from fastdeploy_sd.types import FinishReason, RequestId, SchedulerOutput
+from tests.doubles.engines import toy_config, toy_info, toy_request
+from tests.doubles.toy_executor import ToyExecutor
+
+Turn = Sequence[tuple[bytes, m.Message]]
+
+
+class ScriptedChannel:
+    """Delivers the messages of one turn per wait, and Bye from everyone when the script is over."""
+
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self._turns = list(turns)
+        self._arrived: list[tuple[bytes, bytes]] = []
+        self.loop: EngineLoop | None = None
+        self.sent: list[tuple[bytes, m.Message]] = []
+
+    def wait(self, timeout_s: float | None) -> set[int]:
+        turn = self._turns.pop(0) if self._turns else [(identity, m.Bye()) for identity in (b"A", b"B")]
+        self._arrived = [(identity, m.encode(message)) for identity, message in turn]
+        if not self._turns and self.loop is not None:
+            self.loop.drain()
+        return set()
+
+    def receive(self) -> Iterator[tuple[bytes, bytes]]:
+        arrived, self._arrived = self._arrived, []
+        yield from arrived
+
+    def send(self, identity: bytes, frame: bytes) -> bool:
+        self.sent.append((identity, m.decode(frame)))
+        return True
+
+    def watch(self, fd: int) -> None: ...
+
+    def unwatch(self, fd: int) -> None: ...
+
+    def close(self, linger_s: float) -> None: ...
+
+    def outputs_to(self, identity: bytes) -> list[m.Outputs]:
+        return [message for to, message in self.sent if to == identity and isinstance(message, m.Outputs)]
+
+
+def _play(turns: Sequence[Turn], **config: int) -> tuple[ScriptedChannel, list[tuple[RequestId, ...]]]:
+    """Run a loop over the turns; return the channel and the requests of every step."""
+    plans: list[tuple[RequestId, ...]] = []
+
+    def note(plan: SchedulerOutput) -> None:
+        plans.append(plan.request_ids)
+
+    channel = ScriptedChannel([[(b"A", m.Hello(os.getpid())), (b"B", m.Hello(os.getpid()))], *turns])
+    engine = Engine(toy_config(max_num_batched_tokens=64, **config), ToyExecutor(toy_info(), before_step=note))
+    channel.loop = EngineLoop(engine, cast(ServerChannel, channel), shutdown_timeout_s=1e6)
+    assert channel.loop.run() == 0
+    engine.check_integrity()
+    return channel, plans
+
+
+def test_an_abort_takes_effect_before_the_next_step() -> None:
+    submits: Turn = [(b"A", m.Submit(i, toy_request(f"a{i}", [5, i], max_tokens=50))) for i in (1, 2)]
+    abort: Turn = [(b"A", m.Abort((1, 99)))]
+    channel, plans = _play([submits, [], abort, []])
+    assert plans == [("a1", "a2"), ("a1", "a2"), ("a2",), ("a2",)]
+    reasons = [o.finish_reason for sent in channel.outputs_to(b"A") for o in sent.outputs if o.request_id == "a1"]
+    assert reasons == [None, None, FinishReason.ABORT]
+
+
+def test_a_request_aborted_in_the_turn_it_came_never_runs() -> None:
+    turn: Turn = [(b"A", m.Submit(1, toy_request("a", [5]))), (b"A", m.Abort((1,)))]
+    channel, plans = _play([turn, []])
+    assert plans == []
+    assert [sent.handles for sent in channel.outputs_to(b"A")] == [(1,)]
+
+
+def test_an_id_is_free_in_the_turn_of_its_abort() -> None:
+    first: Turn = [(b"A", m.Submit(1, toy_request("a", [5], max_tokens=50)))]
+    second: Turn = [(b"A", m.Abort((1,))), (b"A", m.Submit(2, toy_request("a", [6], max_tokens=2)))]
+    channel, plans = _play([first, second, [], []])
+    assert plans == [("a",)] * 3
+    ends = [(h, o.finish_reason) for s in channel.outputs_to(b"A") for h, o in zip(s.handles, s.outputs, strict=True)]
+    assert ends == [(1, None), (1, FinishReason.ABORT), (2, None), (2, FinishReason.LENGTH)]
+
+
+def test_a_step_sends_each_client_one_message() -> None:
+    submits: Turn = [
+        *((b"A", m.Submit(i, toy_request(f"a{i}", [5, i], max_tokens=3))) for i in (1, 2)),
+        (b"B", m.Submit(1, toy_request("b1", [7], max_tokens=3))),
+    ]
+    channel, plans = _play([submits, [], [], []])
+    assert len(plans) == 3
+    assert [sent.handles for sent in channel.outputs_to(b"A")] == [(1, 2)] * 3
+    assert [sent.handles for sent in channel.outputs_to(b"B")] == [(1,)] * 3
+
+
+def test_nobody_can_abort_the_requests_of_another_client() -> None:
+    submit: Turn = [(b"A", m.Submit(1, toy_request("a", [5], max_tokens=2)))]
+    channel, _ = _play([submit, [(b"B", m.Abort((1,)))], []])
+    assert channel.outputs_to(b"A")[-1].outputs[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_bye_frees_everything_of_that_client_only() -> None:
+    submits: Turn = [
+        (b"A", m.Submit(1, toy_request("a", [5], max_tokens=50))),
+        (b"B", m.Submit(1, toy_request("b", [5], max_tokens=3))),
+    ]
+    channel, plans = _play([submits, [(b"A", m.Bye())], [], []])
+    assert plans == [("a", "b"), ("b",), ("b",)]
+    assert len(channel.outputs_to(b"A")) == 1
+    assert not any(to == b"A" and isinstance(message, m.EngineDead) for to, message in channel.sent)
+
+
+def test_what_arrives_after_the_wish_to_stop_is_rejected() -> None:
+    """The last turn of a script comes with the wish."""
+    channel, plans = _play([[(b"A", m.Submit(1, toy_request("a", [5])))]])
+    assert plans == []
+    kinds = [message for to, message in channel.sent if to == b"A"][1:]
+    assert [type(message) for message in kinds] == [m.Drain, m.Rejected, m.EngineDead]
+    assert isinstance(kinds[1], m.Rejected)
+    assert kinds[1].error.kind == "Unavailable"

@@ -89,7 +89,16 @@ class CheckpointError(ConfigError):
 
 ERROR_TYPES: dict[str, type[FdsdError]] = {
     cls.__name__: cls
-    for cls in (BadRequest, Unauthorized, NotFound, PayloadTooLarge, Overloaded, InternalError, Unavailable, ConfigError)
+    for cls in (
+        BadRequest,
+        Unauthorized,
+        NotFound,
+        PayloadTooLarge,
+        Overloaded,
+        InternalError,
+        Unavailable,
+        ConfigError,
+    )
 }
 
 

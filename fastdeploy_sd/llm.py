@@ -71,7 +71,7 @@ class LLM:
         self._encoder = PromptEncoder(self._tokenizer)
         self._engine: Engine | None
         self._engine, self._free = _start(self, config)
-        self._builder = RequestBuilder(self._encoder, self._engine.model_info)
+        self._builder = RequestBuilder(self._encoder, self._engine.model_info, config.model.seed)
         self._serials = itertools.count()
 
     def generate(

@@ -10,10 +10,12 @@ from typing import Any
 from fastdeploy_sd.errors import BadRequest, suggest
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 256
 MAX_BAD_WORDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 SEED_LIMIT = 1 << 63
+MAX_COUNT = (1 << 31) - 1  # what the engine's 32-bit columns hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +68,22 @@ class SamplingParams:
         set_ = object.__setattr__  # normalising a frozen dataclass in its own constructor
         set_(self, "stop", _strings("stop", self.stop, MAX_STOP_STRINGS))
         set_(self, "bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS))
-        set_(self, "stop_token_ids", tuple(_integer("stop_token_ids", i, 0) for i in _sequence(self, "stop_token_ids")))
+        set_(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         set_(self, "logit_bias", _logit_bias(self.logit_bias))
         _integer("n", self.n, 1, 128)
         _number("temperature", self.temperature, 0.0, 1e6)
         _number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise BadRequest("top_p: expected a number in (0, 1], got 0 (temperature 0 is greedy)", param="top_p")
-        _integer("top_k", self.top_k, -1)
+        _integer("top_k", self.top_k, -1, MAX_COUNT)
         set_(self, "top_k", max(self.top_k, 0))
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _integer("min_tokens", self.min_tokens, 0)
+        _integer("min_tokens", self.min_tokens, 0, MAX_COUNT)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1)
+            _integer("max_tokens", self.max_tokens, 1, MAX_COUNT)
             if self.min_tokens > self.max_tokens:
                 raise BadRequest(
                     f"min_tokens: expected at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
@@ -119,13 +121,14 @@ def _number(name: str, value: object, low: float, high: float) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def _sequence(params: SamplingParams, name: str) -> Sequence[Any]:
-    value = getattr(params, name)
-    if value is None:
-        return ()
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise BadRequest(f"{name}: expected a list, got {value!r}", param=name)
-    return value
+def _token_ids(value: object) -> tuple[int, ...]:
+    name = "stop_token_ids"
+    items = () if value is None else value
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        raise BadRequest(f"{name}: expected a list of token ids, got {value!r}", param=name)
+    if len(items) > MAX_STOP_TOKEN_IDS:
+        raise BadRequest(f"{name}: expected at most {MAX_STOP_TOKEN_IDS} entries, got {len(items)}", param=name)
+    return tuple(_integer(name, i, 0, MAX_COUNT) for i in items)
 
 
 def _strings(name: str, value: object, limit: int) -> tuple[str, ...]:

@@ -33,20 +33,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops": VALUES,
     "parallel": VALUES | {"ops"},
     "quantization": VALUES | {"ops"},
-    "layers": VALUES | KERNELS | {"models.checkpoint", "models.decoder_config"},
-    "models": VALUES | KERNELS | {"config", "layers"},
+    "checkpoint": VALUES,
+    "layers": VALUES | KERNELS | {"checkpoint"},
+    "models": VALUES | KERNELS | {"checkpoint", "config", "layers"},
     "sampling": VALUES | {"ops"},
     "spec_decode": VALUES | {"config"},
     "kvcache": VALUES,
     "engine": VALUES | {"config", "kvcache"},
-    "worker": VALUES | KERNELS | {"config", "layers", "models", "sampling", "spec_decode", "engine.executor"},
+    "worker": VALUES
+    | KERNELS
+    | {"checkpoint", "config", "layers", "models", "sampling", "spec_decode", "engine.executor"},
     "metrics": VALUES | {"engine.stats"},
     "ipc": VALUES | {"config", "engine", "worker.executor"},
     "entrypoints": VALUES | {"config", "ipc", "metrics", "engine.stats"},
     "llm": VALUES | {"config", "entrypoints.text", "entrypoints.offline", "engine", "worker.executor"},
     "cli": {"errors", "config", "entrypoints"},
     # Measures everything, is used by nothing.
-    "bench": VALUES | KERNELS | {"config", "engine", "models", "worker"},
+    "bench": VALUES | KERNELS | {"checkpoint", "config", "engine", "models", "worker"},
 }
 # Third-party package -> the only places that may import it; () = none, the package does without.
 ONLY_IN: dict[str, tuple[str, ...]] = {

@@ -12,14 +12,18 @@
 namespace fdsd {
 namespace FDSD_ISA {
 
-// Rows whose accumulators fit the level's vector registers beside the weights.
+// Sums of 16 columns that fit the level's vector registers beside weights and x, and the most rows of a tile. A tile
+// whose two vectors of columns do not fit side by side is multiplied one vector after the other.
 #if defined(FDSD_SIMD_AVX512)
+constexpr int kMaxSums = 24;
 constexpr int kMaxTileRows = 12;
-#elif defined(FDSD_SIMD_AVX2)
-constexpr int kMaxTileRows = 3;
 #else
+constexpr int kMaxSums = 4;
 constexpr int kMaxTileRows = 4;
 #endif
+constexpr int kPanelVectors = kPanelColumns / kLanes;
+template <int kRows>
+constexpr int kVectorsAtOnce = kRows * kPanelVectors <= kMaxSums ? kPanelVectors : 1;
 
 // A bf16 step of x: the pair itself where the processor multiplies bf16 pairs, else two floats.
 #if defined(FDSD_SIMD_AVX512)
@@ -61,7 +65,10 @@ extern const TileFunctions kWint4Tiles;
 
 // Far enough ahead to cover the latency of memory at a core's full bandwidth.
 constexpr int kPrefetchBytes = 8192;
-FDSD_INLINE void PrefetchWeights(const uint8_t* p) { __builtin_prefetch(p + kPrefetchBytes); }
+template <int kBytes>
+FDSD_INLINE void PrefetchStep(const uint8_t* weights) {
+  for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(weights + kPrefetchBytes + line);
+}
 
 template <template <int> class Tile, int... kIndex>
 constexpr TileFunctions MakeTileFunctions(std::integer_sequence<int, kIndex...>) {

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.errors import CheckpointError, suggest
 from fastdeploy_sd.checkpoint.safetensors import SafetensorsFile
+from fastdeploy_sd.errors import CheckpointError, suggest
 
 Weights = npt.NDArray[np.generic]  # float32, or bfloat16 as u16 bits
 
@@ -79,7 +79,7 @@ class Checkpoint:
         entry = file.entries[name]
         if entry.shape != shape:
             raise CheckpointError(f"{file.path}: tensor {name!r}: expected shape {shape}, got {entry.shape}")
-        if entry.dtype == "BF16" or entry.dtype == "F32":
+        if entry.dtype in ("BF16", "F32"):
             return file.tensor(name)
         if entry.dtype in ("F16", "F64"):
             return file.tensor(name).astype(np.float32)

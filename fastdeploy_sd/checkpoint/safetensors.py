@@ -7,6 +7,7 @@ Source: the safetensors format description, https://github.com/huggingface/safet
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import pathlib
@@ -22,6 +23,7 @@ from fastdeploy_sd.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 8
+LENGTH_BYTES = 8
 DTYPES: Mapping[str, npt.DTypeLike] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
@@ -75,18 +77,18 @@ class SafetensorsFile:
 
     def _read_header(self) -> tuple[dict[str, Any], int]:
         size = len(self._map)
-        if size < 8:
-            raise self._fail(f"expected at least 8 bytes, got {size}")
-        (length,) = struct.unpack("<Q", self._map[:8])
-        if length > min(MAX_HEADER_BYTES, size - 8):
+        if size < LENGTH_BYTES:
+            raise self._fail(f"expected at least {LENGTH_BYTES} bytes, got {size}")
+        (length,) = struct.unpack("<Q", self._map[:LENGTH_BYTES])
+        if length > min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
             raise self._fail(f"the header claims {length} bytes of a file of {size}")
         try:
-            header = json.loads(self._map[8 : 8 + length])
+            header = json.loads(self._map[LENGTH_BYTES : LENGTH_BYTES + length])
         except (ValueError, RecursionError) as error:
             raise self._fail(f"the header is not JSON: {error}") from error
         if not isinstance(header, dict):
             raise self._fail("the header is not a JSON object")
-        return header, 8 + length
+        return header, LENGTH_BYTES + length
 
     def _parse_entry(self, name: str, value: Any) -> TensorEntry:
         if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
@@ -96,7 +98,7 @@ class SafetensorsFile:
             raise self._fail(f"tensor {name!r}: expected a dtype of {', '.join(DTYPES)}, got {dtype!r}")
         if not _is_counts(shape) or len(shape) > MAX_RANK:
             raise self._fail(f"tensor {name!r}: expected a shape of at most {MAX_RANK} sizes, got {shape!r}")
-        if not _is_counts(offsets) or len(offsets) != 2:
+        if not _is_counts(offsets) or len(offsets) != len(("begin", "end")):
             raise self._fail(f"tensor {name!r}: expected two data_offsets, got {offsets!r}")
         begin, end = offsets
         available = len(self._map) - self._data_start
@@ -113,7 +115,7 @@ class SafetensorsFile:
     def _check_coverage(self) -> None:
         """Tensors must not overlap; a file whose tensors share bytes is lying about one of them."""
         spans = sorted((e.begin, e.end, name) for name, e in self.entries.items() if e.end > e.begin)
-        for (_, end, first), (begin, _, second) in zip(spans, spans[1:], strict=False):
+        for (_, end, first), (begin, _, second) in itertools.pairwise(spans):
             if begin < end:
                 raise self._fail(f"tensors {first!r} and {second!r} overlap")
 

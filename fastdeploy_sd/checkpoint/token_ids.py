@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.checkpoint.checkpoint import Checkpoint
+from fastdeploy_sd.errors import CheckpointError
 
 
 def read_eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -48,9 +48,7 @@ class Router:
 class MoeMlp:
     """The chosen experts' weighted sum, plus the shared experts' output."""
 
-    def __init__(
-        self, router: Router, gate_up: PackedExperts, down: PackedExperts, shared: SwigluMlp | None
-    ) -> None:
+    def __init__(self, router: Router, gate_up: PackedExperts, down: PackedExperts, shared: SwigluMlp | None) -> None:
         self._router, self._gate_up, self._down, self._shared = router, gate_up, down, shared
 
     def __call__(self, x: Tensor) -> Tensor:

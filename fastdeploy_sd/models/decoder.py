@@ -1,4 +1,4 @@
-"""A decoder-only transformer over packed weights: every served architecture is this class with another DecoderConfig."""
+"""A decoder-only transformer over packed weights: every served architecture is this class with another config."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import paddle
 from paddle import Tensor
 
+from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.layers.attention import Attention, AttentionInputs
 from fastdeploy_sd.layers.linear import Linear
 from fastdeploy_sd.layers.mlp import FeedForward, MoeMlp, Router, SwigluMlp
 from fastdeploy_sd.layers.norm import RmsNorm
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.batch import gather_output_rows
@@ -90,7 +90,9 @@ class _LayerBuilder:
         w, eps = self._weights, self._config.norm_eps
         linear = self._scheme.linear
         norms = w.qk_norms(i)
-        qk_norm = None if norms is None else QkNorm(*(paddle.to_tensor(norm) for norm in norms), eps)
+        qk_norm = None
+        if norms is not None:
+            qk_norm = QkNorm(paddle.to_tensor(norms[0]), paddle.to_tensor(norms[1]), eps)
         attention = Attention(Linear(*w.qkv(i), linear), Linear(*w.output(i), linear), self._config.head_dim, qk_norm)
         return DecoderLayer(
             RmsNorm(w.input_norm(i), eps), attention, RmsNorm(w.post_attention_norm(i), eps), self._feed_forward(i)

@@ -127,7 +127,7 @@ def read_common(reader: ConfigReader) -> dict[str, Any]:
     num_heads = reader.integer("num_attention_heads")
     hidden_size = reader.integer("hidden_size")
     theta, scaling = reader.rope()
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": reader.integer("vocab_size"),
         "hidden_size": hidden_size,
         "num_layers": reader.integer("num_hidden_layers"),

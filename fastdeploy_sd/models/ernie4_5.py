@@ -32,9 +32,7 @@ def read_ernie4_5_moe(values: Mapping[str, Any]) -> DecoderConfig:
     last_moe = values.get("moe_layer_end_index", last)
     last_moe = last if last_moe in (None, -1) else reader.integer("moe_layer_end_index", last)
     expert_size = reader.integer("moe_intermediate_size")
-    layers = [
-        i for i in range(common["num_layers"]) if (i + 1) % interval == 0 and first_moe <= i <= last_moe
-    ]
+    layers = [i for i in range(common["num_layers"]) if (i + 1) % interval == 0 and first_moe <= i <= last_moe]
     moe = MoeConfig(
         num_experts=reader.integer("moe_num_experts"),
         top_k=reader.integer("moe_k"),

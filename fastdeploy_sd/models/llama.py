@@ -16,6 +16,4 @@ def read_config(values: Mapping[str, Any]) -> DecoderConfig:
     """
     reader = ConfigReader(values)
     bias = reader.boolean("attention_bias")
-    return DecoderConfig(
-        **read_common(reader), qkv_bias=bias, output_bias=bias, mlp_bias=reader.boolean("mlp_bias")
-    )
+    return DecoderConfig(**read_common(reader), qkv_bias=bias, output_bias=bias, mlp_bias=reader.boolean("mlp_bias"))

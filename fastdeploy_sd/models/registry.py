@@ -27,9 +27,9 @@ def read_decoder_config(values: Mapping[str, Any]) -> DecoderConfig:
         CheckpointError: unknown architecture, or a key is missing, mistyped or unsupported.
     """
     names = values.get("architectures")
-    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    name = str(names[0]) if isinstance(names, list) and len(names) == 1 else ""
     if name not in ARCHITECTURES:
-        hint = suggest(str(name), ARCHITECTURES) if name else ""
+        hint = suggest(name, ARCHITECTURES)
         raise CheckpointError(
             f"config.json: architectures: expected one of {', '.join(ARCHITECTURES)}, got {names!r}{hint}"
         )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.checkpoint import Checkpoint, Weights
+from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.ops.bf16 import widen
 
@@ -112,9 +112,7 @@ class DecoderWeights:
             return np.ascontiguousarray(self._checkpoint.tensor(name, (columns, rows)).T)
         return self._checkpoint.tensor(name, (rows, columns))
 
-    def _fused(
-        self, name: str, fused: str, sizes: dict[str, int], has_bias: bool
-    ) -> tuple[Weights, Weights | None]:
+    def _fused(self, name: str, fused: str, sizes: dict[str, int], has_bias: bool) -> tuple[Weights, Weights | None]:
         rows, hidden = sum(sizes.values()), self._config.hidden_size
         if f"{name}.{fused}.weight" in self._checkpoint:
             bias = self._vector(f"{name}.{fused}.bias", rows) if has_bias else None

@@ -1,4 +1,4 @@
-"""QuantScheme: which storage format each kind of linear layer gets. Quantisation itself happens in ops.linear at load."""
+"""QuantScheme: which storage format each kind of linear layer gets. ops.linear quantises, at load."""
 
 from __future__ import annotations
 

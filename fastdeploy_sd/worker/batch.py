@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fastdeploy_sd.ops.native.batch import BatchRows, prepare_batch
@@ -86,5 +88,5 @@ def _ends_with(history: I32, tail: tuple[int, ...]) -> bool:
     return len(tail) == 0 or (len(history) >= len(tail) and tuple(history[-len(tail) :]) == tail)
 
 
-def _offsets(counts: object) -> I32:
+def _offsets(counts: Sequence[int] | I32) -> I32:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int32)]).astype(np.int32)

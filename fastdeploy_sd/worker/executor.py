@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.ops import library
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.spec_decode.proposer import Proposer, create_proposer
@@ -87,5 +87,3 @@ def create_executor(config: Config, proposer: Proposer | None = None) -> LocalEx
         library.num_threads(),
     )  # fmt: skip
     return LocalExecutor(runner, info)
-
-

@@ -10,9 +10,9 @@ from paddle import Tensor
 
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
-from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.sampling.verify import verify
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, Proposer

@@ -182,7 +182,9 @@ def train_mtp(
         trainer.update(sum(w * loss for w, (loss, _) in zip(CHAIN_LOSS_WEIGHTS, steps, strict=True)))
         if trainer.step % 20 == 0:
             hits = " ".join(f"{hit.float().mean().item():.3f}" for _, hit in steps)
-            print(f"mtp {trainer.step} loss {steps[0][0].item():.3f} hits {hits} {time.time() - start:.0f}s", flush=True)
+            print(
+                f"mtp {trainer.step} loss {steps[0][0].item():.3f} hits {hits} {time.time() - start:.0f}s", flush=True
+            )
 
 
 @torch.no_grad()

@@ -63,9 +63,14 @@ def requests(seed: int, count: int, vocab_size: int = 4096) -> list[Request]:
         bad_words = ((own[0],), (own[-1], 11)) if i % 5 == 0 else ()
         made.append(
             Request(
-                f"r{i}", np.array(prompt, np.int32), sampling, max_tokens=rng.choice([1, 5, 18, 24]), seed=1000 + i,
-                eos_token_ids=(2,), bad_words_token_ids=bad_words,
-            )  # fmt: skip
+                f"r{i}",
+                np.array(prompt, np.int32),
+                sampling,
+                max_tokens=rng.choice([1, 5, 18, 24]),
+                seed=1000 + i,
+                eos_token_ids=(2,),
+                bad_words_token_ids=bad_words,
+            )
         )
     return made
 
@@ -79,9 +84,7 @@ def make_engine(name: str, setup: Setup, proposer: Proposer | None = None) -> En
             num_blocks=setup.num_blocks,
             enable_prefix_caching=setup.enable_prefix_caching,
         ),
-        scheduler=SchedulerConfig(
-            max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens
-        ),
+        scheduler=SchedulerConfig(max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens),
         speculative=SpeculativeConfig(num_speculative_tokens=setup.num_drafts),
         num_threads=setup.num_threads,
     )

@@ -94,9 +94,7 @@ def test_same_tokens_whatever_the_way(model: str, way: str) -> None:
 def test_same_tokens_whatever_is_drafted(model: str, double: str, num_drafts: int) -> None:
     checkpoint = CHECKPOINTS.get(model, model)
     for setup, arrivals in (WAYS["all at once"], WAYS["preemption, chunks, prefix cache"]):
-        drafting = replace(
-            setup, model=MODELS[model], num_drafts=num_drafts, max_num_seqs=8, max_num_batched_tokens=48
-        )
+        drafting = replace(setup, model=MODELS[model], num_drafts=num_drafts, max_num_seqs=8, max_num_batched_tokens=48)
         engine = make_engine(checkpoint, drafting, DOUBLES[double](known(model), 4096))
         assert run(engine, todo(), arrivals) == alone(model)
         stats = engine.stats()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import Rotary

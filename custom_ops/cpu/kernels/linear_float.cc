@@ -73,24 +73,28 @@ struct Bf16Step {
 
 template <class Step, int kRows>
 void MultiplyTile(const uint8_t* panel, const uint8_t* tile, int32_t num_units, float* sums) {
-  constexpr int kVectors = kPanelColumns / kLanes;
+  constexpr int kVectors = kVectorsAtOnce<kRows>;
   constexpr int kVectorBytes = kLanes * kStepBytes;
-  F32x16 sum[kRows][kVectors];
-  for (auto& row : sum)
-    for (auto& v : row) v = Set1(0.0f);
-  for (int32_t k = 0; k < num_units; ++k) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const auto w = Step::LoadWeights(panel + v * kVectorBytes);
-      PrefetchWeights(panel + v * kVectorBytes);
+  for (int first = 0; first < kPanelVectors; first += kVectors) {
+    F32x16 sum[kRows][kVectors];
+    for (auto& row : sum)
+      for (auto& v : row) v = Set1(0.0f);
+    const uint8_t* weights = panel;
+    const uint8_t* x = tile;
+    for (int32_t k = 0; k < num_units; ++k) {
+      PrefetchStep<kPanelVectors * kVectorBytes>(weights);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        const auto w = Step::LoadWeights(weights + (first + v) * kVectorBytes);
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) sum[r][v] = Step::Dot(sum[r][v], w, Step::LoadX(tile + r * Step::kXBytes));
+        for (int r = 0; r < kRows; ++r) sum[r][v] = Step::Dot(sum[r][v], w, Step::LoadX(x + r * Step::kXBytes));
+      }
+      weights += kPanelVectors * kVectorBytes;
+      x += kRows * Step::kXBytes;
     }
-    panel += kVectors * kVectorBytes;
-    tile += kRows * Step::kXBytes;
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v) Store(sum[r][v], sums + r * kPanelColumns + (first + v) * kLanes);
   }
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVectors; ++v) Store(sum[r][v], sums + r * kPanelColumns + v * kLanes);
 }
 
 template <int kRows>

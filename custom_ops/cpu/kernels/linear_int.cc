@@ -6,29 +6,21 @@ namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
-constexpr int kVectors = kPanelColumns / kLanes;
-
 #if defined(FDSD_SIMD_AVX512)
 
 // 16 columns of one step, 4 unsigned bytes each (value + zero point). The dot products start at -zero point * sum of x.
 struct Wint8Step {
-  struct Weights {
-    __m512i v;
-  };
+  using Weights = __m512i;
   using Sum = __m512i;
   using X = __m512i;
   static constexpr int kBytes = kPanelColumns * 4;
 
-  static FDSD_INLINE void LoadWeights(const uint8_t* p, Weights* w) {
-    for (int v = 0; v < kVectors; ++v) w[v].v = _mm512_loadu_si512(p + v * 64);
-    PrefetchWeights(p);
-    PrefetchWeights(p + 64);
-  }
+  static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) { return _mm512_loadu_si512(p + vector * 64); }
   static FDSD_INLINE Sum Start(int32_t start) { return _mm512_set1_epi32(start); }
   static FDSD_INLINE X LoadX(const uint8_t* p) { return _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(p)); }
   // The same as _mm512_dpbusd_epi32, around which gcc 12 spills the sums to the stack.
   static FDSD_INLINE Sum Dot(Sum sum, Weights w, X x) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w.v), "v"(x));
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
     return sum;
   }
   static FDSD_INLINE F32x16 ToFloats(Sum sum) { return {_mm512_cvtepi32_ps(sum)}; }
@@ -37,12 +29,9 @@ struct Wint8Step {
 struct Wint4Step : Wint8Step {
   static constexpr int kBytes = kPanelColumns * 2;
 
-  static FDSD_INLINE void LoadWeights(const uint8_t* p, Weights* w) {
+  static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) {
     const __m512i pairs = _mm512_loadu_si512(p);
-    const __m512i low_half = _mm512_set1_epi8(15);
-    w[0].v = _mm512_and_si512(pairs, low_half);
-    w[1].v = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low_half);
-    PrefetchWeights(p);
+    return _mm512_and_si512(vector == 0 ? pairs : _mm512_srli_epi16(pairs, 4), _mm512_set1_epi8(15));
   }
 };
 
@@ -64,10 +53,8 @@ struct Wint8Step {
     const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm256_xor_si256(raw, _mm256_set1_epi8(static_cast<char>(0x80)));
   }
-  static FDSD_INLINE void LoadWeights(const uint8_t* p, Weights* w) {
-    for (int v = 0; v < kVectors; ++v) w[v] = {Signed(p + v * 64), Signed(p + v * 64 + 32)};
-    PrefetchWeights(p);
-    PrefetchWeights(p + 64);
+  static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) {
+    return {Signed(p + vector * 64), Signed(p + vector * 64 + 32)};
   }
   static FDSD_INLINE Sum Start(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   static FDSD_INLINE X LoadX(const uint8_t* p) { return _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(p)); }
@@ -89,13 +76,12 @@ struct Wint8Step {
 struct Wint4Step : Wint8Step {
   static constexpr int kBytes = kPanelColumns * 2;
 
-  static FDSD_INLINE void LoadWeights(const uint8_t* p, Weights* w) {
-    const __m256i low_half = _mm256_set1_epi8(15);
-    const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + 1);
-    w[0] = {_mm256_and_si256(lo, low_half), _mm256_and_si256(hi, low_half)};
-    w[1] = {_mm256_and_si256(_mm256_srli_epi16(lo, 4), low_half), _mm256_and_si256(_mm256_srli_epi16(hi, 4), low_half)};
-    PrefetchWeights(p);
+  static FDSD_INLINE __m256i Nibbles(const uint8_t* p, int vector) {
+    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm256_and_si256(vector == 0 ? pairs : _mm256_srli_epi16(pairs, 4), _mm256_set1_epi8(15));
+  }
+  static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) {
+    return {Nibbles(p, vector), Nibbles(p + 32, vector)};
   }
   static FDSD_INLINE Sum Start(int32_t start) { return {_mm256_set1_epi32(start), _mm256_set1_epi32(start)}; }
   static FDSD_INLINE Sum Dot(const Sum& sum, const Weights& w, X x) {
@@ -117,7 +103,11 @@ struct Wint8Step {
   };
   static constexpr int kBytes = kPanelColumns * 4;
 
-  static FDSD_INLINE void LoadWeights(const uint8_t* p, Weights* w) { std::memcpy(w, p, kBytes); }
+  static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) {
+    Weights w;
+    std::memcpy(w.v, p + vector * sizeof(w.v), sizeof(w.v));
+    return w;
+  }
   static FDSD_INLINE Sum Start(int32_t start) {
     Sum sum;
     for (int32_t& v : sum.v) v = start;
@@ -143,45 +133,58 @@ struct Wint8Step {
 struct Wint4Step : Wint8Step {
   static constexpr int kBytes = kPanelColumns * 2;
 
-  static FDSD_INLINE void LoadWeights(const uint8_t* p, Weights* w) {
-    for (int i = 0; i < kBytes; ++i) {
-      w[0].v[i] = p[i] & 15;
-      w[1].v[i] = p[i] >> 4;
-    }
+  static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) {
+    Weights w;
+    for (int i = 0; i < kBytes; ++i) w.v[i] = vector == 0 ? p[i] & 15 : p[i] >> 4;
+    return w;
   }
 };
 
 #endif
 
+// One group's integer dot products, for vectors [first, first + kVectors) of the panel's columns.
+template <class Step, int kRows, int kVectors>
+FDSD_INLINE void MultiplyGroup(const uint8_t* weights, const uint8_t* x, const int32_t* starts, int first,
+                               typename Step::Sum (*dots)[kVectors]) {
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v) dots[r][v] = Step::Start(starts[r]);
+  for (int s = 0; s < kGroupSteps; ++s) {
+    typename Step::Weights w[kVectors];
+    for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights, first + v);
+    PrefetchStep<Step::kBytes>(weights);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const typename Step::X step = Step::LoadX(x + r * 4);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) dots[r][v] = Step::Dot(dots[r][v], w[v], step);
+    }
+    weights += Step::kBytes;
+    x += kRows * 4;
+  }
+}
+
 template <class Step, int kRows>
 void MultiplyTile(const uint8_t* panel, const uint8_t* tile, int32_t num_units, float* sums) {
+  constexpr int kVectors = kVectorsAtOnce<kRows>;
   std::memset(sums, 0, sizeof(float) * kRows * kPanelColumns);
   for (int32_t g = 0; g < num_units; ++g) {
+    const float* w_scales = reinterpret_cast<const float*>(panel + kGroupSteps * Step::kBytes);
     const float* x_scales = reinterpret_cast<const float*>(tile + kRows * kQuantGroup);
     const int32_t* starts = reinterpret_cast<const int32_t*>(x_scales + kRows);
-    typename Step::Sum dots[kRows][kVectors];
-    for (int r = 0; r < kRows; ++r)
-      for (auto& dot : dots[r]) dot = Step::Start(starts[r]);
-    for (int s = 0; s < kGroupSteps; ++s) {
-      typename Step::Weights w[kVectors];
-      Step::LoadWeights(panel, w);
+    for (int first = 0; first < kPanelVectors; first += kVectors) {
+      typename Step::Sum dots[kRows][kVectors];
+      MultiplyGroup<Step, kRows, kVectors>(panel, tile, starts, first, dots);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        const F32x16 w_scale = Load(w_scales + (first + v) * kLanes);
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const typename Step::X x = Step::LoadX(tile + (s * kRows + r) * 4);
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) dots[r][v] = Step::Dot(dots[r][v], w[v], x);
-      }
-      panel += Step::kBytes;
-    }
-    for (int v = 0; v < kVectors; ++v) {
-      const F32x16 w_scale = Load(reinterpret_cast<const float*>(panel) + v * kLanes);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        float* sum = sums + r * kPanelColumns + v * kLanes;
-        Store(Fma(Step::ToFloats(dots[r][v]), Mul(w_scale, Set1(x_scales[r])), Load(sum)), sum);
+        for (int r = 0; r < kRows; ++r) {
+          float* sum = sums + r * kPanelColumns + (first + v) * kLanes;
+          Store(Fma(Step::ToFloats(dots[r][v]), Mul(w_scale, Set1(x_scales[r])), Load(sum)), sum);
+        }
       }
     }
-    panel += kScaleBytes;
+    panel += kGroupSteps * Step::kBytes + kScaleBytes;
     tile += kRows * kRowGroupBytes;
   }
 }

@@ -62,8 +62,10 @@ class _Info:
         app.add_api_route("/config-info", self.config_info, methods=["GET"])
 
     async def health(self) -> Response:
-        """200 with an empty body while the engine runs, else 503."""
+        """200 with an empty body while the engine takes requests, 503 when it is down or finishes its last ones."""
         self._verify_alive()
+        if self._client.is_draining:
+            raise Unavailable("the server is draining: it takes no new requests", code="draining")
         return Response(status_code=200)
 
     async def models(self) -> Response:

@@ -68,7 +68,7 @@ class GenerationHandler:
             raise model_not_found(body.model, served)
         if not self._client.is_alive:
             raise Unavailable("the engine is down", code="engine_down")
-        return JobBuilder(self._encoder, self._client.model_info, served)
+        return JobBuilder(self._encoder, self._client.model_info, self._config.model)
 
     async def _answer(self, request: HttpRequest, job: Job, body: GenerationBody, form: ChoiceFormat) -> Response:
         deltas = run_job(self._client, self._tokenizer, job)

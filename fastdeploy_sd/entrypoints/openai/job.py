@@ -10,6 +10,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastdeploy_sd.config import ModelConfig
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody
 from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
@@ -51,10 +52,10 @@ class Job:
 class JobBuilder:
     """Prepares jobs for one loaded model. Slow for long prompts (it tokenizes): call it in a worker thread."""
 
-    def __init__(self, encoder: PromptEncoder, model_info: ModelInfo, model: str) -> None:
+    def __init__(self, encoder: PromptEncoder, model_info: ModelInfo, config: ModelConfig) -> None:
         self._encoder = encoder
-        self._requests = RequestBuilder(encoder, model_info)
-        self._model = model
+        self._requests = RequestBuilder(encoder, model_info, config.seed)
+        self._model = config.served_name
 
     def build_chat(self, body: ChatCompletionBody) -> Job:
         """Return the job of a chat completion.

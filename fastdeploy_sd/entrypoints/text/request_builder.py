@@ -39,7 +39,9 @@ class RequestOptions:
 class RequestBuilder:
     """Builds Requests for one loaded model."""
 
-    def __init__(self, encoder: PromptEncoder, model_info: ModelInfo) -> None:
+    def __init__(self, encoder: PromptEncoder, model_info: ModelInfo, default_seed: int | None = None) -> None:
+        """Build for `model_info`; `default_seed` is the seed of requests that name none, None = a random one each."""
+        self._default_seed = default_seed
         self._encoder = encoder
         self._info = model_info
         self._eos_token_ids = tuple(dict.fromkeys((*model_info.eos_token_ids, *encoder.eos_token_ids)))
@@ -51,7 +53,7 @@ class RequestBuilder:
 
         Args:
             prompt_token_ids: int[P].
-            params: `max_tokens` None means up to the context limit; `seed` None means a random one.
+            params: `max_tokens` None means up to the context limit; `seed` None means the default.
             options: identity and scheduling.
 
         Raises:
@@ -62,7 +64,7 @@ class RequestBuilder:
         self._verify_options(options)
         prompt = self._verified_prompt(prompt_token_ids)
         max_tokens = self._resolve_max_tokens(len(prompt), params)
-        seed = secrets.randbits(63) if params.seed is None else params.seed
+        seed = self._resolve_seed(params)
         bad_words = tuple(ids for word in params.bad_words for ids in self._encoder.encode_bad_word(word))
         arrival_time = time.time()
         return tuple(
@@ -80,6 +82,10 @@ class RequestBuilder:
             )
             for i in range(params.n)
         )
+
+    def _resolve_seed(self, params: SamplingParams) -> int:
+        seed = self._default_seed if params.seed is None else params.seed
+        return secrets.randbits(63) if seed is None else seed
 
     def _verify_sampling(self, params: SamplingParams) -> None:
         self._verify_ids("stop_token_ids", params.stop_token_ids)

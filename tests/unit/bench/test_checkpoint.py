@@ -11,8 +11,8 @@ import pytest
 
 from fastdeploy_sd.bench import checkpoint as writer
 from fastdeploy_sd.bench.checkpoint import SHAPES, make_checkpoint
-from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights import DecoderWeights

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.checkpoint.safetensors import SafetensorsFile
+from fastdeploy_sd.errors import CheckpointError
 
 
 def write(path: pathlib.Path, header: Any, data: bytes, length: int | None = None) -> pathlib.Path:

@@ -190,7 +190,7 @@ FDSD_INLINE F32x16 Max(F32x16 a, F32x16 b) { FDSD_EACH(a.v[i] > b.v[i] ? a.v[i] 
 FDSD_INLINE F32x16 Min(F32x16 a, F32x16 b) { FDSD_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 FDSD_INLINE F32x16 Fma(F32x16 a, F32x16 b, F32x16 c) { FDSD_EACH(a.v[i] * b.v[i] + c.v[i]); }
 FDSD_INLINE F32x16 RoundNearest(F32x16 a) { FDSD_EACH(std::nearbyintf(a.v[i])); }
-FDSD_INLINE F32x16 Exp2Int(F32x16 n) { FDSD_EACH(std::ldexp(1.0f, static_cast<int>(n.v[i]))); }
+FDSD_INLINE F32x16 Exp2Int(F32x16 n) { FDSD_EACH(std::isnan(n.v[i]) ? n.v[i] : std::ldexp(1.0f, static_cast<int>(n.v[i]))); }
 #undef FDSD_EACH
 
 #endif
@@ -211,10 +211,11 @@ FDSD_INLINE float ReduceMax(F32x16 a) {
   return v[0];
 }
 
-// e^x, relative error below 2e-7 for x in [-87, 88]; smaller x (also -inf) gives 0, larger is clamped to 88.
+// e^x, relative error below 2e-7 for x in [-87, 88]; smaller x (also -inf) gives 0, larger is clamped to 88, NaN stays.
 // Range reduction to |r| <= ln2/2, then the Taylor polynomial of degree 7.
 FDSD_INLINE F32x16 Exp(F32x16 x) {
-  const F32x16 clamped = Min(Max(x, Set1(-87.0f)), Set1(88.0f));
+  // Max and Min return the second operand where one is NaN.
+  const F32x16 clamped = Min(Set1(88.0f), Max(Set1(-87.0f), x));
   const F32x16 n = RoundNearest(Mul(clamped, Set1(1.44269504f)));
   F32x16 r = Fma(n, Set1(-0.693359375f), clamped);
   r = Fma(n, Set1(2.12194440e-4f), r);

@@ -9,7 +9,7 @@ _WIDTH = 30
 
 
 class Progress:
-    """Counts up to `total`. Redraws one line on a terminal; elsewhere each stage is one line.
+    """Counts up to `total`. Redraws one line on a terminal; elsewhere, e.g. in a log, at most eleven lines are written.
 
     Args:
         total: units of work, >= 1.
@@ -34,7 +34,8 @@ class Progress:
         bar = "#" * filled + "." * (_WIDTH - filled)
         line = f"{self._label} [{bar}] {self._num_done}/{self._total} {stage}".rstrip()
         if not self._stream.isatty():
-            print(line, file=self._stream, flush=True)
+            if 10 * self._num_done // self._total != 10 * (self._num_done - 1) // self._total:
+                print(line, file=self._stream, flush=True)
             return
         end = "\n" if self._num_done == self._total else ""
         print(f"\r\x1b[2K{line}", end=end, file=self._stream, flush=True)

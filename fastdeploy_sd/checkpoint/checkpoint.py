@@ -38,6 +38,7 @@ class Checkpoint:
                 if tensor in self._files:
                     raise CheckpointError(f"{path}: tensor {tensor!r} is in {self._files[tensor].path.name} and {name}")
                 self._files[tensor] = file
+        self._is_ernie = any(name.startswith("ernie.") for name in self._files)
 
     def _file_names(self) -> list[str]:
         index = self.path / "model.safetensors.index.json"
@@ -64,8 +65,8 @@ class Checkpoint:
         return sorted(self._files)
 
     def is_paddle_layout(self, name: str) -> bool:
-        """Whether a matrix is stored [in, out] as Paddle does; PyTorch writes format=pt and stores [out, in]."""
-        return self._files[name].metadata.get("format") != "pt" and name.startswith("ernie.")
+        """Whether a matrix is stored [in, out], as Paddle does for ERNIE; files marked format=pt are [out, in]."""
+        return self._is_ernie and self._files[name].metadata.get("format") != "pt"
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Weights:
         """Return a tensor of exactly this shape as float32 or bfloat16 bits (u16); float16 is widened.

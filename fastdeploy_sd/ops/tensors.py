@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import paddle
 from paddle import Tensor
 from paddle.base import core
 
+ALIGNMENT = 64  # bytes: one cache line, one vector register
 _DTYPES = {
     np.dtype(np.float32): paddle.float32,
     np.dtype(np.uint16): paddle.bfloat16,  # NumPy has no bfloat16: u16 bit patterns
@@ -15,6 +18,14 @@ _DTYPES = {
     np.dtype(np.int32): paddle.int32,
     np.dtype(np.int64): paddle.int64,
 }
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    """Return zeros at a 64-byte aligned address; the system provides the memory page by page as it is first touched."""
+    count, item = math.prod(shape), np.dtype(dtype).itemsize
+    raw = np.zeros(count * item + ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % ALIGNMENT
+    return raw[begin : begin + count * item].view(dtype).reshape(shape)
 
 
 def from_numpy(array: npt.NDArray[np.generic]) -> Tensor:

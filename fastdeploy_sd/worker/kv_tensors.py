@@ -9,7 +9,7 @@ from fastdeploy_sd.config import CacheConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.ops.kv_cache import KvCache, kv_cache_shapes
-from fastdeploy_sd.ops.tensors import from_numpy
+from fastdeploy_sd.ops.tensors import aligned_zeros, from_numpy
 
 
 def block_bytes(config: DecoderConfig, block_size: int, dtype: str) -> int:
@@ -43,6 +43,6 @@ def allocate(config: DecoderConfig, count: int, block_size: int, dtype: str) -> 
         count, block_size, config.num_kv_heads, config.head_dim, np.dtype(storage).itemsize
     )
     return [
-        KvCache(from_numpy(np.zeros(k_shape, storage)), from_numpy(np.zeros(v_shape, storage)))
+        KvCache(from_numpy(aligned_zeros(k_shape, storage)), from_numpy(aligned_zeros(v_shape, storage)))
         for _ in range(config.num_layers)
     ]

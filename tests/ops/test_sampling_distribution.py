@@ -11,12 +11,14 @@ import pytest
 from fastdeploy_sd.ops import library
 from fastdeploy_sd.ops.native import sampling as native
 from fastdeploy_sd.ops.reference import sampling as reference
-from tests.ops.backends import isa
+from tests.ops.backends import isa, threads
 from tests.ops.sampling_arrays import build_sampling_arrays
 
-NUM_DRAWS = 20000
+NUM_DRAWS = 8000
 # Chi-square exceeded with probability 1e-5, by degrees of freedom.
 CRITICAL = {0: 0.0, 1: 19.51, 2: 23.03, 3: 25.90, 4: 28.47, 5: 30.86, 6: 33.11, 7: 35.26}
+# Where seed 0 has its lowest and highest number among the first 2^24 positions: 3.4e-8 and 1 - 7.4e-8.
+POSITION_OF_LOW, POSITION_OF_HIGH = 14883995, 4826271
 # Two ties, one of them for the third place, and a forbidden token.
 LOGITS = [1.0, -0.5, 2.0, -math.inf, 1.0, 0.25, -3.0, 1.0]
 
@@ -41,7 +43,7 @@ def enumerate_probabilities(temperature: float, top_k: int, top_p: float, min_p:
 def draw(level: str, vocab_logits: list[float], **columns: float) -> np.ndarray:
     logits = np.tile(np.array(vocab_logits, np.float32), (NUM_DRAWS, 1))
     sampling = build_sampling_arrays(1, NUM_DRAWS, seed=11, **columns)
-    with isa(level):
+    with isa(level), threads(1):
         return native.sample(logits, np.zeros(NUM_DRAWS, np.int32), np.arange(NUM_DRAWS, dtype=np.int32), sampling)
 
 
@@ -78,6 +80,29 @@ def test_ties_at_the_border_keep_the_lowest_ids(level: str) -> None:
     assert set(draw(level, equal, top_k=3)) == {0, 1, 2}
     assert set(draw(level, equal, top_p=0.01)) == {0, 1, 2}
     assert set(draw(level, equal, temperature=0.0)) == {0}
+
+
+@pytest.mark.parametrize("level", library.available_isas())
+@pytest.mark.parametrize(
+    ("columns", "num_kept"),
+    [
+        ({}, 20001),
+        ({"min_p": 0.5}, 20001),
+        ({"top_k": 50}, 50),
+        ({"top_p": 0.5}, 10001),
+        ({"top_k": 50, "top_p": 0.5}, 25),
+    ],
+)
+def test_the_ends_of_the_unit_interval_draw_the_first_and_last_kept_token(
+    level: str, columns: dict[str, float], num_kept: int
+) -> None:
+    # Equal logits, with forbidden tokens before and after them: the kept ones are the first `num_kept` of them.
+    logits = np.full((2, 20100), -np.inf, np.float32)
+    logits[:, 40:20041] = 3.0
+    positions = np.array([POSITION_OF_LOW, POSITION_OF_HIGH], np.int32)
+    with isa(level):
+        drawn = native.sample(logits, np.zeros(2, np.int32), positions, build_sampling_arrays(1, 2, **columns))
+    assert drawn.tolist() == [40, 40 + num_kept - 1]
 
 
 @pytest.mark.parametrize("level", library.available_isas())

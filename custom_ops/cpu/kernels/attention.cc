@@ -47,9 +47,6 @@ void Merge(const Partial& next, int head_dim, const Partial& total) {
   *total.max = max;
 }
 
-// e^d for d <= 0. Exp would turn NaN into a number; e^d > d holds for every number, and Max keeps a NaN on its right.
-FDSD_INLINE F32x16 ExpOrNan(F32x16 d) { return Max(Exp(d), d); }
-
 // One step of the running softmax: turn a query vector's scores of 64 keys, of which it sees the first `num_keys`, into
 // weights relative to the largest score so far, and bring `partial` to the same base.
 FDSD_INLINE void Reweigh(int num_keys, int head_dim, float* scores, const Partial& partial) {
@@ -65,7 +62,7 @@ FDSD_INLINE void Reweigh(int num_keys, int head_dim, float* scores, const Partia
   }
   const F32x16 max = Set1(*partial.max);
   for (int i = 0; i < kBlockPanels; ++i) {
-    x[i] = ExpOrNan(Sub(x[i], max));
+    x[i] = Exp(Sub(x[i], max));
     Store(x[i], scores + i * kPanelKeys);
   }
   Store(Add(Load(partial.weights), Add(Add(x[0], x[1]), Add(x[2], x[3]))), partial.weights);

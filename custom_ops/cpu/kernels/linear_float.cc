@@ -83,11 +83,13 @@ void MultiplyTile(const uint8_t* panel, const uint8_t* tile, int32_t num_units, 
     const uint8_t* x = tile;
     for (int32_t k = 0; k < num_units; ++k) {
       PrefetchStep<kPanelVectors * kVectorBytes>(weights);
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) {
-        const auto w = Step::LoadWeights(weights + (first + v) * kVectorBytes);
+      typename Step::Weights w[kVectors];
+      for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights + (first + v) * kVectorBytes);
 #pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) sum[r][v] = Step::Dot(sum[r][v], w, Step::LoadX(x + r * Step::kXBytes));
+      for (int r = 0; r < kRows; ++r) {
+        const auto step = Step::LoadX(x + r * Step::kXBytes);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = Step::Dot(sum[r][v], w[v], step);
       }
       weights += kPanelVectors * kVectorBytes;
       x += kRows * Step::kXBytes;

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from fastdeploy_sd.bench import offline_run
 from fastdeploy_sd.bench.offline_run import Sample, Workload, acceptance, phase_ms, run_once
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import InternalError
@@ -20,7 +19,7 @@ from tests.doubles.toy_model import ToyModel
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock is one second after the last."""
     ticks = iter(range(1_000_000))
-    monkeypatch.setattr(offline_run.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("fastdeploy_sd.bench.offline_run.time.perf_counter", lambda: float(next(ticks)))
 
 
 def run(workload: Workload, executor: ToyExecutor | None = None, **config: int) -> Sample:

@@ -1,0 +1,85 @@
+"""From samples to metrics, and what is refused before anything is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fastdeploy_sd.bench import offline
+from fastdeploy_sd.bench.checkpoint import SHAPES
+from fastdeploy_sd.bench.hardware import MemorySpeed
+from fastdeploy_sd.bench.offline import CHECKPOINT_DIR, ensure_checkpoint
+from fastdeploy_sd.bench.offline_run import Sample, Workload
+from fastdeploy_sd.bench.suite import FORMATS, METHODS, offline_arguments
+from fastdeploy_sd.config import load_config
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.errors import ConfigError
+from tests.doubles.engines import toy_config, toy_info
+from tests.doubles.toy_executor import ToyExecutor
+
+
+def make_sample(step_s: float) -> Sample:
+    """Two requests of 8 + 3 tokens, one step per token."""
+    ends = EngineStats(num_steps=1), EngineStats(num_steps=3, timings_ms={"forward": 6.0})
+    return Sample([0.5, 0.5], [1.0, 1.0], [step_s] * 4, 0.5, 1.0, [step_s] * 2, 4, ends)
+
+
+def test_metrics_are_rates_and_percentiles() -> None:
+    workload, memory = (
+        Workload(batch=2, prompt_len=8, output_len=3),
+        [MemorySpeed(10.0, 50.0), MemorySpeed(30.0, 150.0)],
+    )
+    metrics = offline._metrics([make_sample(0.25), make_sample(0.75)], workload, 1_000_000_000, memory)
+    assert metrics["ttft_ms"] == {"p50": 500.0, "p90": 500.0, "p99": 500.0}
+    assert metrics["decode_tokens_per_s"] == pytest.approx(8 / 2.0)
+    assert metrics["output_tokens_per_s"] == pytest.approx(12 / 2.0)
+    assert metrics["prefill_tokens_per_s"] == pytest.approx(32 / 1.0)
+    assert metrics["weights_gb_per_s"] == pytest.approx(1 / 0.5)
+    assert (metrics["read_gb_per_s"], metrics["core_latency_ns"]) == (20.0, 100.0)
+    assert (metrics["acceptance_rate"], metrics["mean_output_len"]) == (None, 1.0)
+    assert metrics["forward_ms"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (Workload(0, 8, 8), "workload: expected batch"),
+        (Workload(1, 8, 1), "workload: expected batch"),
+        (Workload(1, 8, 8, seed=-1), "seed: expected at least 0"),
+        (Workload(5, 8, 8), r"max_num_seqs: expected at least the batch \(5\)"),
+        (Workload(1, 60, 41), r"max_model_len: expected at least 101 \(prompt \+ output\), got 100"),
+        (Workload(4, 60, 40), "kv_cache_memory_gb: expected room for 100 blocks, got 32"),
+    ],
+)
+def test_batch_must_run_as_a_whole(workload: Workload, message: str) -> None:
+    config = toy_config(max_num_seqs=4)
+    engine = Engine(config, ToyExecutor(toy_info(max_model_len=100)))
+    with pytest.raises(ConfigError, match=message):
+        offline._verify_room(workload, engine, config)
+
+
+def test_only_missing_random_checkpoints_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written: list[Path] = []
+
+    def write(shape: str, path: Path) -> None:
+        written.append(path)
+        path.mkdir()
+
+    monkeypatch.setattr(offline, "make_checkpoint", write)
+    CHECKPOINT_DIR.mkdir(parents=True)
+    path = CHECKPOINT_DIR / "qwen3-0.6b"
+    for model in ("elsewhere/qwen3-0.6b", str(CHECKPOINT_DIR / "unknown"), str(path), str(path)):
+        ensure_checkpoint(["--model", model])
+    assert written == [path]
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_suite_runs_valid_configurations(fmt: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(dict(SHAPES["qwen3-0.6b"])))
+    config = load_config(offline_arguments(str(tmp_path), fmt, METHODS[0]))
+    assert (config.model.quantization or config.model.dtype) == fmt
+    assert config.speculative.method == "naive"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import numpy as np
 
 from fastdeploy_sd.checkpoint import Checkpoint
@@ -20,10 +22,10 @@ BLOCK_SIZE = 64
 
 
 class SingleSequence:
-    """One golden model and the logits of one sequence at a time."""
+    """One model (a golden one's name, or a directory) and the logits of one sequence at a time."""
 
-    def __init__(self, name: str, dtype: str, quantization: str | None = None) -> None:
-        checkpoint = Checkpoint(golden.ROOT / name)
+    def __init__(self, model: str | pathlib.Path, dtype: str, quantization: str | None = None) -> None:
+        checkpoint = Checkpoint(golden.ROOT / model)
         self.config = read_decoder_config(checkpoint.config)
         self.dtype = dtype
         self.decoder = Decoder(checkpoint, self.config, QuantScheme.create(dtype, quantization))  # type: ignore[arg-type]

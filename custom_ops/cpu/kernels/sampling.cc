@@ -11,8 +11,8 @@ constexpr int kSortTokens = 32;
 // Tokens are told apart by (max - logit) / temperature in steps of 1/32 down to 32; deeper ones count as equally deep.
 constexpr int kDepths = 1024;
 constexpr float kDepthsPerUnit = 32.0f;
-// Weights carry the rounding of an exponent of up to 87, a relative error below 2^-16; a bound on one is widened by this
-// much in its logarithm.
+// Weights carry the rounding of an exponent of up to 87, a relative error below 2^-16; a bound on one is widened by
+// this much in its logarithm.
 constexpr double kWeightSlack = 2e-5;
 
 // One row's settings, with the filters that cannot remove anything switched off.

@@ -1,0 +1,60 @@
+"""Writes altered copies of golden checkpoints."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+
+from fastdeploy_sd.checkpoint import SafetensorsFile
+from tests.models import golden
+
+Tensors = dict[str, np.ndarray]
+_NAMES = {np.dtype(np.uint16): "BF16", np.dtype(np.float32): "F32", np.dtype(np.int32): "I32"}
+
+
+def read(name: str) -> Tensors:
+    """Return a golden model's tensors."""
+    file = SafetensorsFile(golden.ROOT / name / "model.safetensors")
+    return {tensor: np.array(file.tensor(tensor)) for tensor in file.entries}
+
+
+def write_file(path: pathlib.Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
+    """Write one safetensors file; u16 becomes BF16."""
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for name, value in tensors.items():
+        begin, end = end, end + value.nbytes
+        header[name] = {"dtype": _NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    data = b"".join(np.ascontiguousarray(value).tobytes() for value in tensors.values())
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def write_folder(path: pathlib.Path, name: str, config: Mapping[str, object] | None = None) -> pathlib.Path:
+    """Make a copy of a golden folder without its weights; `config` overrides keys of config.json."""
+    path.mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(golden.ROOT / name / file, path / file)
+    values = json.loads((golden.ROOT / name / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(values | dict(config or {})))
+    return path
+
+
+def to_paddle_names(tensors: Tensors, *, fused: bool) -> Tensors:
+    """Rename an ERNIE model as Paddle stores it: `ernie.`, matrices [in, out], q|k|v and gate|up fused if asked."""
+    out: Tensors = {}
+    for name, value in tensors.items():
+        is_matrix = value.ndim == 2 and "embed_tokens" not in name and "moe_statics" not in name
+        out[name.replace("model.", "ernie.", 1)] = np.ascontiguousarray(value.T) if is_matrix else value
+    if not fused:
+        return out
+    for parts, whole in ((("q_proj", "k_proj", "v_proj"), "qkv_proj"), (("gate_proj", "up_proj"), "up_gate_proj")):
+        for name in [n for n in out if n.endswith(f".{parts[0]}.weight")]:
+            stem = name.removesuffix(f"{parts[0]}.weight")
+            out[f"{stem}{whole}.weight"] = np.concatenate([out.pop(f"{stem}{p}.weight") for p in parts], axis=1)
+    return out

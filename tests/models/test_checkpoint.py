@@ -1,0 +1,141 @@
+"""Checkpoint directories: both namings, shards, and everything that must be refused with a clear text."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
+from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weights import DecoderWeights
+from tests.models import golden, rewrite
+from tests.models.harness import SingleSequence
+
+PROMPT = np.arange(5, 45, dtype=np.int32)
+
+
+def logits_of(path: pathlib.Path) -> np.ndarray:
+    return SingleSequence(path, "bfloat16").logits(PROMPT)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", ["ernie4_5-tiny", "ernie4_5_moe-tiny"])
+def test_paddle_names_give_the_same_model(tmp_path: pathlib.Path, name: str, fused: bool) -> None:
+    path = rewrite.write_folder(tmp_path / "m", name)
+    rewrite.write_file(path / "model.safetensors", rewrite.to_paddle_names(rewrite.read(name), fused=fused))
+    np.testing.assert_array_equal(logits_of(path), logits_of(golden.ROOT / name))
+
+
+def test_an_untied_paddle_head_is_transposed_too(tmp_path: pathlib.Path) -> None:
+    name = "ernie4_5-tiny"
+    tensors = rewrite.to_paddle_names(rewrite.read(name), fused=True)
+    tensors["lm_head.weight"] = np.ascontiguousarray(tensors["ernie.embed_tokens.weight"].T)
+    path = rewrite.write_folder(tmp_path / "m", name, {"tie_word_embeddings": False})
+    rewrite.write_file(path / "model.safetensors", tensors)
+    np.testing.assert_array_equal(logits_of(path), logits_of(golden.ROOT / name))
+
+
+def test_shards_with_an_index_give_the_same_model(tmp_path: pathlib.Path) -> None:
+    name = "qwen3_moe-tiny"
+    tensors = rewrite.read(name)
+    path = rewrite.write_folder(tmp_path / "m", name)
+    weight_map = {tensor: f"part-{i % 3}.safetensors" for i, tensor in enumerate(tensors)}
+    for file in set(weight_map.values()):
+        part = {tensor: tensors[tensor] for tensor in tensors if weight_map[tensor] == file}
+        rewrite.write_file(path / file, part, {"format": "pt"})
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    np.testing.assert_array_equal(logits_of(path), logits_of(golden.ROOT / name))
+
+
+def test_float32_weights_are_read(tmp_path: pathlib.Path) -> None:
+    name = "llama-tiny"
+    widened = {k: (v.astype(np.uint32) << 16).view(np.float32) for k, v in rewrite.read(name).items()}
+    path = rewrite.write_folder(tmp_path / "m", name)
+    rewrite.write_file(path / "model.safetensors", widened, {"format": "pt"})
+    np.testing.assert_array_equal(logits_of(path), logits_of(golden.ROOT / name))
+
+
+def test_a_missing_tensor_is_named_with_the_nearest(tmp_path: pathlib.Path) -> None:
+    tensors = rewrite.read("llama-tiny")
+    tensors["model.layers.1.self_attn.o_projj.weight"] = tensors.pop("model.layers.1.self_attn.o_proj.weight")
+    path = rewrite.write_folder(tmp_path / "m", "llama-tiny")
+    rewrite.write_file(path / "model.safetensors", tensors, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"'model\.layers\.1\.self_attn\.o_proj\.weight'.*o_projj"):
+        logits_of(path)
+
+
+def test_a_tensor_of_another_shape_or_type_is_named(tmp_path: pathlib.Path) -> None:
+    tensors = rewrite.read("llama-tiny")
+    weights = tmp_path / "m" / "model.safetensors"
+    path = rewrite.write_folder(tmp_path / "m", "llama-tiny")
+    for wrong, text in (
+        (np.zeros((3, 128), np.uint16), r"model\.norm\.weight.*expected shape \(128,\), got \(3, 128\)"),
+        (np.zeros(128, np.int32), r"model\.norm\.weight.*expected a floating-point dtype, got I32"),
+    ):
+        rewrite.write_file(weights, tensors | {"model.norm.weight": wrong}, {"format": "pt"})
+        with pytest.raises(CheckpointError, match=text):
+            logits_of(path)
+
+
+def test_the_index_may_not_lead_out_of_the_directory(tmp_path: pathlib.Path) -> None:
+    path = rewrite.write_folder(tmp_path / "m", "llama-tiny")
+    rewrite.write_file(tmp_path / "outside.safetensors", rewrite.read("llama-tiny"), {"format": "pt"})
+    index = {"weight_map": {"model.norm.weight": "../outside.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="expected plain file names"):
+        Checkpoint(path)
+
+
+def test_a_directory_without_safetensors_is_refused(tmp_path: pathlib.Path) -> None:
+    path = rewrite.write_folder(tmp_path / "m", "llama-tiny")
+    (path / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    with pytest.raises(CheckpointError, match=r"expected \*\.safetensors files, found none"):
+        Checkpoint(path)
+    with pytest.raises(CheckpointError, match="expected a checkpoint directory"):
+        Checkpoint(tmp_path / "nowhere")
+
+
+UNSUPPORTED = {
+    "architectures": (["GPT2LMHeadModel"], "expected one of .*LlamaForCausalLM"),
+    "hidden_act": ("gelu", "hidden_act: expected 'silu', got 'gelu'"),
+    "num_key_value_heads": (3, "multiple of num_key_value_heads"),
+    "head_dim": (24, "head_dim of 16"),
+    "vocab_size": ("many", "vocab_size: expected a non-negative integer, got 'many'"),
+    "rope_parameters": ([1], "rope_parameters: expected a map"),
+    "attention_bias": ("yes", "attention_bias: expected true or false"),
+}
+
+
+@pytest.mark.parametrize("key", UNSUPPORTED)
+def test_what_the_layers_cannot_do_is_refused(key: str) -> None:
+    value, text = UNSUPPORTED[key]
+    config = json.loads((golden.ROOT / "llama-tiny" / "config.json").read_text()) | {key: value}
+    with pytest.raises(CheckpointError, match=text):
+        read_decoder_config(config)
+
+
+def test_sliding_windows_are_refused() -> None:
+    config = json.loads((golden.ROOT / "qwen2-tiny" / "config.json").read_text()) | {"use_sliding_window": True}
+    with pytest.raises(CheckpointError, match="use_sliding_window: expected False, got True"):
+        read_decoder_config(config)
+
+
+def test_a_checkpoint_of_neither_naming_is_refused(tmp_path: pathlib.Path) -> None:
+    path = rewrite.write_folder(tmp_path / "m", "llama-tiny")
+    rewrite.write_file(path / "model.safetensors", {"transformer.wte.weight": np.zeros((4, 4), np.uint16)})
+    checkpoint = Checkpoint(path)
+    with pytest.raises(CheckpointError, match="found neither"):
+        DecoderWeights(checkpoint, read_decoder_config(checkpoint.config))
+
+
+@pytest.mark.parametrize(("value", "ids"), [(2, (2,)), ([2, 7], (2, 7)), (None, ())])
+def test_eos_ids_may_be_one_several_or_none(tmp_path: pathlib.Path, value: object, ids: tuple[int, ...]) -> None:
+    path = rewrite.write_folder(tmp_path / "m", "llama-tiny")
+    rewrite.write_file(path / "model.safetensors", {"a": np.zeros(1, np.float32)})
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    assert read_eos_token_ids(Checkpoint(path)) == ids

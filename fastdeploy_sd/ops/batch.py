@@ -8,8 +8,8 @@ from __future__ import annotations
 from paddle import Tensor
 
 from fastdeploy_sd.ops import shim
-from fastdeploy_sd.ops.host import host_tensor
 from fastdeploy_sd.ops.native.batch import BatchRows
+from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.types import I32
 
 
@@ -26,9 +26,9 @@ def prepare_batch(rows: BatchRows, token_table: Tensor, block_size: int) -> tupl
     Raises:
         ValueError: a shape or dtype disagrees, or the counts contradict each other or the blocks.
     """
-    columns = [host_tensor(column) for column in (rows.num_computed, rows.num_new, rows.num_known)]
+    columns = [from_numpy(column) for column in (rows.num_computed, rows.num_new, rows.num_known)]
     ragged = (rows.slots, rows.draft.token_ids, rows.draft.cu_num_draft, rows.block_tables)
-    inputs = [*columns, token_table, *(host_tensor(array) for array in ragged)]
+    inputs = [*columns, token_table, *(from_numpy(array) for array in ragged)]
     return tuple(shim.run("prepare_batch", *inputs, block_size, rows.num_tokens(), rows.num_logits()))
 
 
@@ -45,5 +45,5 @@ def gather_output_rows(x: Tensor, indices: I32) -> Tensor:
     Raises:
         ValueError: a shape or dtype disagrees, or an index is outside x.
     """
-    (y,) = shim.run("gather_output_rows", x, host_tensor(indices))
+    (y,) = shim.run("gather_output_rows", x, from_numpy(indices))
     return y

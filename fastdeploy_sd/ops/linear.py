@@ -10,7 +10,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.ops import shim
-from fastdeploy_sd.ops.native.linear import format_code, pack_into, packed_bytes
+from fastdeploy_sd.ops.native.linear import format_code, matrix_shape, pack_into, packed_bytes
 from fastdeploy_sd.ops.reference.linear import LinearFormat
 
 
@@ -42,7 +42,7 @@ def pack_linear(weight: Tensor | npt.NDArray[np.generic], fmt: LinearFormat) -> 
     """
     code = format_code(fmt)
     if isinstance(weight, np.ndarray):
-        out_features, in_features = weight.shape
+        out_features, in_features = matrix_shape(weight)
         data = paddle.empty([packed_bytes(in_features, out_features, fmt)], dtype="uint8")
         pack_into(data.data_ptr(), weight, fmt)
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from paddle import Tensor
 
 from fastdeploy_sd.ops import shim
-from fastdeploy_sd.ops.host import host_tensor
+from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.types import I32, DraftTokens, LogprobArrays, SamplingArrays
 
 
@@ -41,7 +41,7 @@ def process_logits(logits: Tensor, cu_num_logits: I32, draft: DraftTokens, sampl
         sampling.cu_mask,
         sampling.mask_token_ids,
     )
-    (y,) = shim.run("process_logits", logits, *(host_tensor(column) for column in columns))
+    (y,) = shim.run("process_logits", logits, *(from_numpy(column) for column in columns))
     return y
 
 
@@ -68,7 +68,7 @@ def sample(logits: Tensor, batch_id_per_output: I32, positions: I32, sampling: S
         sampling.min_p,
         sampling.seed,
     )
-    (token_ids,) = shim.run("sample", logits, *(host_tensor(column) for column in columns))
+    (token_ids,) = shim.run("sample", logits, *(from_numpy(column) for column in columns))
     ids: I32 = token_ids.numpy()
     return ids
 
@@ -83,7 +83,7 @@ def token_logprobs(logits: Tensor, token_ids: I32, num_top: int) -> LogprobArray
     Raises:
         ValueError: a shape or dtype disagrees, a token id is outside the vocabulary, or num_top exceeds it.
     """
-    return LogprobArrays(*(out.numpy() for out in shim.run("token_logprobs", logits, host_tensor(token_ids), num_top)))
+    return LogprobArrays(*(out.numpy() for out in shim.run("token_logprobs", logits, from_numpy(token_ids), num_top)))
 
 
 def verify_draft_tokens(sampled_token_ids: Tensor, cu_num_logits: I32, draft: DraftTokens) -> tuple[I32, I32, I32]:
@@ -99,7 +99,7 @@ def verify_draft_tokens(sampled_token_ids: Tensor, cu_num_logits: I32, draft: Dr
     Raises:
         ValueError: a shape or dtype disagrees, or a request has neither drafts + 1 logits rows nor none of both.
     """
-    columns = (host_tensor(column) for column in (cu_num_logits, draft.token_ids, draft.cu_num_draft))
+    columns = (from_numpy(column) for column in (cu_num_logits, draft.token_ids, draft.cu_num_draft))
     token_ids, cu_num_output, num_accepted = (
         out.numpy() for out in shim.run("verify_draft_tokens", sampled_token_ids, *columns)
     )

@@ -17,6 +17,7 @@ _DTYPES = {
     np.dtype(np.uint8): paddle.uint8,
     np.dtype(np.int32): paddle.int32,
     np.dtype(np.int64): paddle.int64,
+    np.dtype(np.uint64): paddle.uint64,
 }
 
 
@@ -32,10 +33,10 @@ def from_numpy(array: npt.NDArray[np.generic]) -> Tensor:
     """Return a tensor over the array's memory; u16 is taken as bfloat16. The tensor keeps the array alive.
 
     Raises:
-        ValueError: not C-contiguous, or of another dtype than f32, u16, u8, i32, i64.
+        ValueError: not C-contiguous, or of another dtype than f32, u16, u8, i32, i64, u64.
     """
     if array.dtype not in _DTYPES or not array.flags.c_contiguous:
-        raise ValueError(f"array: expected contiguous f32, u16, u8, i32 or i64, got {array.dtype}{array.shape}")
+        raise ValueError(f"array: expected contiguous f32, u16, u8, i32, i64 or u64, got {array.dtype}{array.shape}")
     if array.size == 0:
         return paddle.empty(array.shape, dtype=_DTYPES[array.dtype])
     flat = core.frombuffer(array.reshape(-1).view(np.uint8), dtype=_DTYPES[array.dtype])

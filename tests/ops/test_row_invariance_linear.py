@@ -100,5 +100,7 @@ def test_bad_arguments_are_named() -> None:
         native.pack_linear(np.zeros((3, 4), np.float32), "int3")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="packed: expected an address that is a multiple of 64"):
         native.pack_into(packed.data.ctypes.data + 4, np.zeros((1, 4), np.float32), "float32")
+    with pytest.raises(ValueError, match=r"weight: expected \[N, K\], got shape \[4\]"):
+        native.pack_linear(np.zeros(4, np.float32), "float32")
     with pytest.raises(ValueError, match="weight: expected float32 or bfloat16"):
         native.pack_linear(np.zeros((3, 4), np.float64), "float32")

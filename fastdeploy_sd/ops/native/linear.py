@@ -71,6 +71,17 @@ def format_code(fmt: str) -> int:
     return LINEAR_FORMATS.index(fmt)
 
 
+def matrix_shape(weight: Array) -> tuple[int, int]:
+    """Return (out_features, in_features).
+
+    Raises:
+        ValueError: not a matrix.
+    """
+    if weight.ndim != 2:  # noqa: PLR2004
+        raise ValueError(f"weight: expected [N, K], got shape {list(weight.shape)}")
+    return weight.shape[0], weight.shape[1]
+
+
 def packed_bytes(in_features: int, out_features: int, fmt: LinearFormat) -> int:
     """Return the size of a packed [out_features, in_features] matrix; a multiple of 64."""
     function = library().fdsd_packed_linear_bytes
@@ -94,9 +105,7 @@ def pack_into(address: int, weight: Array, fmt: LinearFormat) -> None:
     Raises:
         ValueError: a shape, dtype or the alignment disagrees.
     """
-    if weight.ndim != 2:  # noqa: PLR2004
-        raise ValueError(f"weight: expected [N, K], got shape {list(weight.shape)}")
-    out_features, in_features = weight.shape
+    out_features, in_features = matrix_shape(weight)
     params = PackLinearParams(
         in_features,
         out_features,
@@ -117,7 +126,7 @@ def pack_linear(weight: Array, fmt: LinearFormat) -> PackedLinear:
     Raises:
         ValueError: unknown format, or a shape or dtype disagrees.
     """
-    out_features, in_features = weight.shape
+    out_features, in_features = matrix_shape(weight)
     data = aligned_bytes(packed_bytes(in_features, out_features, fmt))
     pack_into(data.ctypes.data, weight, fmt)
     return PackedLinear(data, in_features, out_features, fmt)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.ops.library import CParams, call
 from fastdeploy_sd.ops.native.arrays import Array, dtype_code, pointer
-from fastdeploy_sd.ops.native.linear import aligned_bytes, format_code, pack_into, packed_bytes
+from fastdeploy_sd.ops.native.linear import aligned_bytes, format_code, matrix_shape, pack_into, packed_bytes
 from fastdeploy_sd.ops.reference.linear import LinearFormat
 from fastdeploy_sd.types import F32
 
@@ -63,8 +63,7 @@ def experts_shape(weights: Sequence[Array] | Array) -> tuple[int, int]:
     shapes = {tuple(weight.shape) for weight in weights}
     if len(shapes) != 1:
         raise ValueError(f"weights: expected experts of one shape [N, K], got shapes {sorted(shapes)}")
-    out_features, in_features = shapes.pop()
-    return out_features, in_features
+    return matrix_shape(weights[0])
 
 
 def pack_experts_into(address: int, weights: Sequence[Array] | Array, fmt: LinearFormat) -> None:

@@ -1,0 +1,60 @@
+"""NumPy arrays as tensors: shared memory, right lifetime, right type."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import paddle
+import pytest
+
+from fastdeploy_sd.ops.tensors import aligned_zeros, from_numpy
+
+
+def test_the_tensor_shares_the_arrays_memory_and_keeps_it_alive() -> None:
+    array = np.arange(1 << 16, dtype=np.int32).reshape(256, 256)
+    alive = weakref.ref(array)
+    tensor = from_numpy(array)
+    array[3, 4] = -7
+    assert tensor[3, 4].item() == -7
+    del array
+    gc.collect()
+    assert alive() is not None
+    del tensor
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (np.float32, paddle.float32), (np.uint16, paddle.bfloat16), (np.uint8, paddle.uint8),
+        (np.int32, paddle.int32), (np.int64, paddle.int64), (np.uint64, paddle.uint64),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("shape", [(0,), (3,), (2, 0), (2, 3, 4)])
+def test_types_and_shapes(dtype: type, expected: paddle.dtype, shape: tuple[int, ...]) -> None:
+    tensor = from_numpy(np.zeros(shape, dtype))
+    assert tensor.dtype == expected
+    assert tuple(tensor.shape) == shape
+
+
+def test_read_only_arrays_are_taken_as_they_are() -> None:
+    array = np.frombuffer(b"\x01\0\0\0\x02\0\0\0", np.int32)
+    assert from_numpy(array).tolist() == [1, 2]
+
+
+def test_what_cannot_be_shared_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected contiguous"):
+        from_numpy(np.zeros((4, 4), np.float32)[:, 1])
+    with pytest.raises(ValueError, match="got float64"):
+        from_numpy(np.zeros(3))
+
+
+def test_aligned_zeros_start_at_a_cache_line() -> None:
+    for size in (1, 1000, 1 << 20):
+        array = aligned_zeros((size, 3), np.uint16)
+        assert array.ctypes.data % 64 == 0
+        assert array.shape == (size, 3)
+        assert not array.any()

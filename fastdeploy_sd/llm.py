@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
+from tqdm import tqdm
+
 from fastdeploy_sd.config import Config, config_from_kwargs
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.entrypoints.offline.interrupt import DeferredInterrupt
-from fastdeploy_sd.entrypoints.offline.progress import progress_bar
 from fastdeploy_sd.entrypoints.text.chat_template import Message, Scalar
 from fastdeploy_sd.entrypoints.text.completion import Completion, CompletionCollector
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
@@ -88,7 +89,7 @@ class LLM:
             prompts: one text or several.
             sampling_params: for all prompts, or one per prompt; None = defaults.
             prompt_token_ids: int[P] or several of those, instead of `prompts`.
-            use_tqdm: show progress, if tqdm is installed and stderr is a terminal.
+            use_tqdm: show progress, if stderr is a terminal.
 
         Returns:
             One result per prompt, in their order.
@@ -197,11 +198,13 @@ class _Batch:
     def run(self, use_tqdm: bool) -> None:
         """Submit as the queue takes them and step; abort everything when interrupted or when a request fails."""
         try:
-            with DeferredInterrupt() as interrupt, progress_bar(len(self.sequences), use_tqdm) as progress:
+            # disable=None: no bar unless stderr is a terminal.
+            bar = tqdm(total=len(self.sequences), desc="generating", unit="seq", disable=None if use_tqdm else True)
+            with DeferredInterrupt() as interrupt, bar:
                 while self._waiting or self._running:
                     self._submit()
                     for output in self._engine.step():
-                        progress.advance(int(self._take(output)))
+                        bar.update(int(self._take(output)))
                     interrupt.raise_pending()
         finally:
             self._engine.abort(self._running)

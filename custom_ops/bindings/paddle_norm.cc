@@ -1,5 +1,4 @@
 #include "paddle/phi/api/include/api.h"
-
 #include "paddle_binding.h"
 
 namespace {

@@ -38,26 +38,26 @@ Error SetIsa(Isa isa) {
   return nullptr;
 }
 
-#define FDSD_OP(Name, snake)                                            \
-  namespace scalar {                                                    \
-  Error Name(const Name##Params& p);                                    \
-  }                                                                     \
-  namespace avx2 {                                                      \
-  Error Name(const Name##Params& p);                                    \
-  }                                                                     \
-  namespace avx512 {                                                    \
-  Error Name(const Name##Params& p);                                    \
-  }                                                                     \
-  Error Name(const Name##Params& p) {                                   \
-    switch (CurrentIsa()) {                                             \
-      case Isa::kAvx512:                                                \
-        return avx512::Name(p);                                         \
-      case Isa::kAvx2:                                                  \
-        return avx2::Name(p);                                           \
-      case Isa::kScalar:                                                \
-        break;                                                          \
-    }                                                                   \
-    return scalar::Name(p);                                             \
+#define FDSD_OP(Name, snake)          \
+  namespace scalar {                  \
+  Error Name(const Name##Params& p);  \
+  }                                   \
+  namespace avx2 {                    \
+  Error Name(const Name##Params& p);  \
+  }                                   \
+  namespace avx512 {                  \
+  Error Name(const Name##Params& p);  \
+  }                                   \
+  Error Name(const Name##Params& p) { \
+    switch (CurrentIsa()) {           \
+      case Isa::kAvx512:              \
+        return avx512::Name(p);       \
+      case Isa::kAvx2:                \
+        return avx2::Name(p);         \
+      case Isa::kScalar:              \
+        break;                        \
+    }                                 \
+    return scalar::Name(p);           \
   }
 #include "fdsd/ops.def"
 #undef FDSD_OP

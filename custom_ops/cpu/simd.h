@@ -1,7 +1,8 @@
 #pragma once
 // Sixteen float lanes on every instruction-set level. Kernel files are compiled once per level with FDSD_ISA set to
-// scalar, avx2 or avx512 and put their code into that namespace; the same source then uses 1x512, 2x256 or plain floats.
-// Lane counts and reduction trees are the same everywhere, and contraction is off: a*b+c is fused only where Fma says so.
+// scalar, avx2 or avx512 and put their code into that namespace; the same source then uses 1x512, 2x256 or plain
+// floats. Lane counts and reduction trees are the same everywhere, and contraction is off: a*b+c is fused only where
+// Fma says so.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -166,21 +167,27 @@ FDSD_INLINE F32x16 Exp2Int(F32x16 n) { return {Exp2IntHalf(n.lo), Exp2IntHalf(n.
 struct F32x16 {
   float v[kLanes];
 };
-#define FDSD_EACH(expr)                   \
-  F32x16 r;                               \
+#define FDSD_EACH(expr)                             \
+  F32x16 r;                                         \
   for (int i = 0; i < kLanes; ++i) r.v[i] = (expr); \
   return r
 FDSD_INLINE F32x16 Set1(float x) { FDSD_EACH(x); }
 template <typename T>
-FDSD_INLINE F32x16 Load(const T* p) { FDSD_EACH(ToFloat(p[i])); }
+FDSD_INLINE F32x16 Load(const T* p) {
+  FDSD_EACH(ToFloat(p[i]));
+}
 template <typename T>
-FDSD_INLINE F32x16 LoadPartial(const T* p, int n) { FDSD_EACH(i < n ? ToFloat(p[i]) : 0.0f); }
+FDSD_INLINE F32x16 LoadPartial(const T* p, int n) {
+  FDSD_EACH(i < n ? ToFloat(p[i]) : 0.0f);
+}
 template <typename T>
 FDSD_INLINE void StorePartial(F32x16 a, T* p, int n) {
   for (int i = 0; i < n; ++i) FromFloat(a.v[i], p + i);
 }
 template <typename T>
-FDSD_INLINE void Store(F32x16 a, T* p) { StorePartial(a, p, kLanes); }
+FDSD_INLINE void Store(F32x16 a, T* p) {
+  StorePartial(a, p, kLanes);
+}
 FDSD_INLINE F32x16 Add(F32x16 a, F32x16 b) { FDSD_EACH(a.v[i] + b.v[i]); }
 FDSD_INLINE F32x16 Sub(F32x16 a, F32x16 b) { FDSD_EACH(a.v[i] - b.v[i]); }
 FDSD_INLINE F32x16 Mul(F32x16 a, F32x16 b) { FDSD_EACH(a.v[i] * b.v[i]); }
@@ -190,7 +197,9 @@ FDSD_INLINE F32x16 Max(F32x16 a, F32x16 b) { FDSD_EACH(a.v[i] > b.v[i] ? a.v[i] 
 FDSD_INLINE F32x16 Min(F32x16 a, F32x16 b) { FDSD_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 FDSD_INLINE F32x16 Fma(F32x16 a, F32x16 b, F32x16 c) { FDSD_EACH(a.v[i] * b.v[i] + c.v[i]); }
 FDSD_INLINE F32x16 RoundNearest(F32x16 a) { FDSD_EACH(std::nearbyintf(a.v[i])); }
-FDSD_INLINE F32x16 Exp2Int(F32x16 n) { FDSD_EACH(std::isnan(n.v[i]) ? n.v[i] : std::ldexp(1.0f, static_cast<int>(n.v[i]))); }
+FDSD_INLINE F32x16 Exp2Int(F32x16 n) {
+  FDSD_EACH(std::isnan(n.v[i]) ? n.v[i] : std::ldexp(1.0f, static_cast<int>(n.v[i])));
+}
 #undef FDSD_EACH
 
 #endif

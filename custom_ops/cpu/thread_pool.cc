@@ -32,9 +32,9 @@ void FutexWakeAll(std::atomic<uint32_t>* word) {
 
 thread_local bool in_task = false;
 
-// One job at a time. `claim_` holds (generation << 32 | next task): a thread takes a task by advancing it, so a thread that
-// comes late, or was preempted since it looked, takes nothing from another job. Run() returns when every task is done,
-// not when every worker has answered: a worker the system does not run costs nothing.
+// One job at a time. `claim_` holds (generation << 32 | next task): a thread takes a task by advancing it, so a thread
+// that comes late, or was preempted since it looked, takes nothing from another job. Run() returns when every task is
+// done, not when every worker has answered: a worker the system does not run costs nothing.
 class ThreadPool {
  public:
   explicit ThreadPool(int32_t num_threads) : num_workers_(num_threads - 1) {
@@ -90,7 +90,8 @@ class ThreadPool {
       if (i >= num_tasks_.load(std::memory_order_acquire) || i == static_cast<int64_t>(kClosed)) break;
       // Whoever saw a newer job's field also sees that the old claim is gone: success means that all are of one job.
       // On failure `claim` is the newer state.
-      if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel, std::memory_order_acquire))
+        continue;
       body(context, i);
       ++num_run;
       claim = claim_.load(std::memory_order_acquire);

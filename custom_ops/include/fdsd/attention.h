@@ -3,14 +3,15 @@
 
 namespace fdsd {
 
-// Split a fused qkv row into heads, apply optional RMS norm and rotary embedding to q and k, write k and v to the cache.
+// Split a fused qkv row into heads, apply optional RMS norm and rotary embedding to q and k, write k and v to the
+// cache.
 struct RopeStoreKvParams {
-  KvCache cache;                // written in place
-  int32_t num_tokens;           // T
-  int32_t num_heads;            // Hq
-  int32_t rotary_dim;           // even, <= head_dim; the rest of a head passes unchanged
-  int32_t max_position;         // rows of cos_sin
-  int32_t interleaved;          // 1: pairs (2i, 2i+1) as in ERNIE and GLM; 0: pairs (i, i + rotary_dim / 2) as in NeoX
+  KvCache cache;         // written in place
+  int32_t num_tokens;    // T
+  int32_t num_heads;     // Hq
+  int32_t rotary_dim;    // even, <= head_dim; the rest of a head passes unchanged
+  int32_t max_position;  // rows of cos_sin
+  int32_t interleaved;   // 1: pairs (2i, 2i+1) as in ERNIE and GLM; 0: pairs (i, i + rotary_dim / 2) as in NeoX
   float norm_eps;
   const void* qkv;              // [T, (Hq + 2 * Hkv) * D], cache.dtype
   const int32_t* positions;     // [T]
@@ -26,10 +27,10 @@ Error RopeStoreKv(const RopeStoreKvParams& p);
 // KV is read once per group of heads for all query rows of a request. Scores are split at fixed absolute positions and
 // the partial results merged in order, so a row does not depend on what else is in the call.
 struct CascadeAppendAttentionParams {
-  KvCache cache;                   // read only
-  int32_t num_requests;            // R
-  int32_t num_tokens;              // T
-  int32_t num_heads;               // Hq, a multiple of Hkv
+  KvCache cache;         // read only
+  int32_t num_requests;  // R
+  int32_t num_tokens;    // T
+  int32_t num_heads;     // Hq, a multiple of Hkv
   int32_t max_blocks;
   float scale;
   const void* q;                   // [T, Hq * D], cache.dtype

@@ -17,12 +17,12 @@ int64_t PackedLinearBytes(int32_t in_features, int32_t out_features, LinearForma
 
 // Quantise and reorder a row-major matrix into the layout `Linear` streams; the same on every instruction-set level.
 struct PackLinearParams {
-  int32_t in_features;    // K
-  int32_t out_features;   // N
+  int32_t in_features;   // K
+  int32_t out_features;  // N
   LinearFormat format;
   DType weight_dtype;
-  const void* weight;     // [N, K]
-  void* packed;           // PackedLinearBytes(K, N, format) bytes, 64-byte aligned
+  const void* weight;  // [N, K]
+  void* packed;        // PackedLinearBytes(K, N, format) bytes, 64-byte aligned
 };
 Error PackLinear(const PackLinearParams& p);
 
@@ -34,10 +34,10 @@ struct LinearParams {
   LinearFormat format;
   DType x_dtype;
   DType y_dtype;
-  const void* x;         // [M, K]
-  const void* packed;    // from PackLinear
-  const float* bias;     // [N], may be nullptr
-  void* y;               // [M, N]
+  const void* x;       // [M, K]
+  const void* packed;  // from PackLinear
+  const float* bias;   // [N], may be nullptr
+  void* y;             // [M, N]
 };
 Error Linear(const LinearParams& p);
 

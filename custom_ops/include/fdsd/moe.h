@@ -5,12 +5,12 @@ namespace fdsd {
 
 // Mixture of experts: softmax router, top-k experts per token, each a SwiGLU feed-forward network.
 struct MoeFfnParams {
-  int32_t num_tokens;           // T
-  int32_t hidden_size;          // H
-  int32_t intermediate_size;    // I of one expert
-  int32_t num_experts;          // E
+  int32_t num_tokens;         // T
+  int32_t hidden_size;        // H
+  int32_t intermediate_size;  // I of one expert
+  int32_t num_experts;        // E
   int32_t top_k;
-  int32_t normalize;            // 1: divide the chosen weights by max(their sum, norm_min)
+  int32_t normalize;  // 1: divide the chosen weights by max(their sum, norm_min)
   float norm_min;
   DType dtype;                  // of x and y
   LinearFormat format;          // of the experts

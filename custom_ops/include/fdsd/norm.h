@@ -5,9 +5,9 @@ namespace fdsd {
 
 // h = x (+ residual), kept in float32; y = h / sqrt(mean(h^2) + eps) * weight.
 struct RmsNormParams {
-  int32_t num_rows;       // T
-  int32_t hidden_size;    // H
-  DType dtype;            // of x and y
+  int32_t num_rows;     // T
+  int32_t hidden_size;  // H
+  DType dtype;          // of x and y
   float eps;
   const void* x;          // [T, H]
   const float* residual;  // [T, H], may be nullptr

@@ -6,31 +6,31 @@ namespace fdsd {
 // Penalties, bias and forbidden tokens; see SamplingArrays in fastdeploy_sd/types.py. Row j of a request counts the
 // drafts before it as if they were output, so a drafted position gets the logits that plain decoding would give it.
 struct ProcessLogitsParams {
-  int32_t num_rows;                    // L
-  int32_t num_requests;                // R
-  int32_t vocab_size;                  // V
-  int32_t num_slots;                   // rows of token_counts
-  const float* logits;                 // [L, V]
-  const int32_t* cu_num_logits;        // [R + 1] rows of each request
-  const int32_t* draft_token_ids;      // [D]
-  const int32_t* cu_num_draft;         // [R + 1]
+  int32_t num_rows;                // L
+  int32_t num_requests;            // R
+  int32_t vocab_size;              // V
+  int32_t num_slots;               // rows of token_counts
+  const float* logits;             // [L, V]
+  const int32_t* cu_num_logits;    // [R + 1] rows of each request
+  const int32_t* draft_token_ids;  // [D]
+  const int32_t* cu_num_draft;     // [R + 1]
   struct Penalties {
-    const float* repetition;           // [R], 1 = off
-    const float* presence;             // [R], 0 = off
-    const float* frequency;            // [R], 0 = off
-    const int32_t* slot;               // [R] row of token_counts, -1 = none
-    const int32_t* token_counts;       // [num_slots, V]: bits 0..29 count in the output, bit 30: in the prompt
+    const float* repetition;      // [R], 1 = off
+    const float* presence;        // [R], 0 = off
+    const float* frequency;       // [R], 0 = off
+    const int32_t* slot;          // [R] row of token_counts, -1 = none
+    const int32_t* token_counts;  // [num_slots, V]: bits 0..29 count in the output, bit 30: in the prompt
   } penalties;
   struct Bias {
-    const int32_t* cu;                 // [R + 1]
-    const int32_t* token_ids;          // [cu[R]]
-    const float* values;               // [cu[R]]
+    const int32_t* cu;         // [R + 1]
+    const int32_t* token_ids;  // [cu[R]]
+    const float* values;       // [cu[R]]
   } bias;
   struct Mask {
-    const int32_t* cu;                 // [L + 1]
-    const int32_t* token_ids;          // [cu[L]] forbidden: the logit becomes -inf
+    const int32_t* cu;         // [L + 1]
+    const int32_t* token_ids;  // [cu[L]] forbidden: the logit becomes -inf
   } mask;
-  float* y;                            // [L, V]
+  float* y;  // [L, V]
 };
 Error ProcessLogits(const ProcessLogitsParams& p);
 
@@ -59,8 +59,8 @@ double PhiloxUniform(uint64_t seed, uint32_t position);
 // log softmax of the chosen token and of the num_top best ones; rank = 1 + tokens with a higher logit (or an equal one
 // and a lower id).
 struct TokenLogprobsParams {
-  int32_t num_rows;          // L
-  int32_t vocab_size;        // V
+  int32_t num_rows;    // L
+  int32_t vocab_size;  // V
   int32_t num_top;
   const float* logits;       // [L, V]
   const int32_t* token_ids;  // [L]

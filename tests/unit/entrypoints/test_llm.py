@@ -206,7 +206,6 @@ def test_progress_is_shown_on_a_terminal_only(
     llm, _ = load()
     llm.generate("x", GREEDY)
     assert capsys.readouterr().err == ""
-    pytest.importorskip("tqdm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     llm.generate(["x", "y"], GREEDY)
     assert "2/2" in capsys.readouterr().err

@@ -146,7 +146,8 @@ class _Launcher:
         elif not engine_end.done():  # it has said goodbye and is about to end
             self._kill_after(_STUCK_S, engine)
         status = self._status(await engine_end)
-        return status or max(await asyncio.gather(*http))
+        http_status = max(await asyncio.gather(*http))  # also after a failure: pending answers are still being sent
+        return status or http_status
 
     def _kill_after(self, patience_s: float, engine: ChildProcess) -> None:
         asyncio.get_running_loop().call_later(patience_s, engine.signal, signal.SIGKILL)

@@ -64,6 +64,7 @@ class LocalClient:
         self.engine = engine
         self.model_info = engine.model_info
         self.is_alive = True
+        self.is_draining = False
         self.running = asyncio.Event()
         self.running.set()
         self.aborted: list[RequestId] = []

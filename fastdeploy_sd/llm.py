@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from fastdeploy_sd.config import Config, config_from_kwargs
+from fastdeploy_sd.config import Config, config_from_kwargs, verify_offline
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.entrypoints.offline.interrupt import DeferredInterrupt
 from fastdeploy_sd.entrypoints.text.chat_template import Message, Scalar
@@ -62,12 +62,13 @@ class LLM:
         engine_args: the options of docs/configuration.md, e.g. dtype, max_model_len, speculative_config.
 
     Raises:
-        ConfigError: an option is unknown (the text suggests the nearest) or its value is wrong.
+        ConfigError: an option is unknown (the text suggests the nearest), is one of the server, or its value is wrong.
         CheckpointError: the checkpoint cannot be loaded.
     """
 
     def __init__(self, model: str, **engine_args: Any) -> None:
         config = config_from_kwargs(model=model, **engine_args)
+        verify_offline(config)
         self._tokenizer = load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend)
         self._encoder = PromptEncoder(self._tokenizer)
         self._engine: Engine | None

@@ -13,6 +13,7 @@ from fastdeploy_sd.config.build import (
     from_json,
     load_config,
     to_json,
+    verify_offline,
     verify_rules,
 )
 from fastdeploy_sd.config.sections import (
@@ -39,5 +40,6 @@ __all__ = [
     "from_json",
     "load_config",
     "to_json",
+    "verify_offline",
     "verify_rules",
 ]

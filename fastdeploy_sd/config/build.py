@@ -50,6 +50,17 @@ def config_from_kwargs(**kwargs: object) -> Config:
     return _build(read_kwargs(kwargs))
 
 
+def verify_offline(config: Config) -> None:
+    """Refuse what only a server has: without one it would be accepted and do nothing.
+
+    Raises:
+        ConfigError: an option of the server was given.
+    """
+    for name, origin in config.origins.items():
+        if name in BY_NAME and BY_NAME[name].section == "server":
+            raise ConfigError(f"{name}: expected options of the engine, got one of the server ({origin})", param=name)
+
+
 def explain(config: Config) -> list[Effective]:
     """Return every option with its effective value and where that came from, secrets hidden."""
     origins = config.origins

@@ -15,21 +15,16 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import paddle
 from paddle import _C_ops
+from paddle.utils.cpp_extension import load_op_meta_info_and_register_op
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops import library
-
-with warnings.catch_warnings():
-    # It recommends ccache for builds this module does not make.
-    warnings.simplefilter("ignore")
-    from paddle.utils.cpp_extension import load_op_meta_info_and_register_op
 
 # -w: Paddle's own headers warn; ours are compiled with -Werror in the kernel library.
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-w")

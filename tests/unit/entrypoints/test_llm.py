@@ -211,3 +211,9 @@ def test_progress_is_shown_on_a_terminal_only(
     assert "2/2" in capsys.readouterr().err
     llm.generate("x", GREEDY, use_tqdm=False)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("name", "value"), [("port", 9000), ("api_key", ["k"]), ("workers", 2)])
+def test_options_of_the_server_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: expected options of the engine, got one of the server"):
+        LLM(model=str(GOLDEN), **{name: value})

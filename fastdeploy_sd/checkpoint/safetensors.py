@@ -61,7 +61,7 @@ class SafetensorsFile:
         self._check_coverage()
 
     def tensor(self, name: str) -> npt.NDArray[np.generic]:
-        """Return a read-only view of one tensor; nothing is copied until it is touched.
+        """Return one tensor: a read-only view of the file, or a copy where the header misaligns it.
 
         Raises:
             CheckpointError: no such tensor.
@@ -70,7 +70,8 @@ class SafetensorsFile:
         if entry is None:
             raise CheckpointError(f"{self.path}: expected a tensor named {name!r}, found none")
         data = memoryview(self._map)[self._data_start + entry.begin : self._data_start + entry.end]
-        return np.frombuffer(data, np.dtype(DTYPES[entry.dtype]).newbyteorder("<")).reshape(entry.shape)
+        array = np.frombuffer(data, np.dtype(DTYPES[entry.dtype]).newbyteorder("<")).reshape(entry.shape)
+        return array if array.flags.aligned else array.copy()
 
     def _fail(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: not a valid safetensors file: {what}")

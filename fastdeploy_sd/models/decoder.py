@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import paddle
 from paddle import Tensor
 
@@ -53,8 +54,9 @@ class Decoder:
         self.config = config
         weights = DecoderWeights(checkpoint, config)
         builder = _LayerBuilder(weights, config, scheme)
-        dtype = "float32" if scheme.dtype == "float32" else "uint16"
-        self._embedding = from_numpy(narrow(widen(weights.embedding()), dtype))
+        embedding, dtype = weights.embedding(), np.dtype(np.float32 if scheme.dtype == "float32" else np.uint16)
+        # In the checkpoint's own type it stays in the mapped file: a step touches a few rows of it.
+        self._embedding = from_numpy(embedding if embedding.dtype == dtype else narrow(widen(embedding), dtype))
         self._layers = [builder.layer(i) for i in range(config.num_layers)]
         self._final_norm = RmsNorm(weights.final_norm(), config.norm_eps)
         self._lm_head = Linear(weights.lm_head(), None, scheme.lm_head)

@@ -38,6 +38,15 @@ def test_reads_tensors_without_copying(tmp_path: pathlib.Path) -> None:
         file.tensor("c")
 
 
+def test_a_header_of_odd_length_still_gives_aligned_tensors(tmp_path: pathlib.Path) -> None:
+    header = json.dumps({"a": entry()}).encode()
+    for padding in range(4):
+        text = header + b" " * padding
+        file = SafetensorsFile(write(tmp_path / "m.safetensors", text, np.array([1.0, 2.0], np.float32).tobytes()))
+        assert file.tensor("a").flags.aligned
+        np.testing.assert_array_equal(file.tensor("a"), [1.0, 2.0])
+
+
 LIES = {
     "header longer than the file": ({"a": entry()}, b"\0" * 8, 2**63),
     "header length past the limit": ({"a": entry()}, b"\0" * 8, 10**12),

@@ -18,6 +18,8 @@ from fastdeploy_sd.errors import CheckpointError
 
 def write(path: pathlib.Path, header: Any, data: bytes, length: int | None = None) -> pathlib.Path:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    if not isinstance(header, bytes):
+        text += b" " * (-len(text) % 8)  # as writers do
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
     return path
 

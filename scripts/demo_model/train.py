@@ -1,6 +1,6 @@
 """Train the demo model: a ~10M-parameter ERNIE-4.5 checkpoint and one MTP layer on three chained steps.
 
-Usage: python scripts/demo_model/train.py DATA_DIR OUT_DIR [--main-steps 750] [--mtp-steps 400]
+Usage: python scripts/demo_model/train.py DATA_DIR OUT_DIR [--main-steps 1050] [--mtp-steps 560]
 
 Needs torch and transformers (training only; the server needs neither) and what corpus.py wrote to DATA_DIR.
 Restartable: every 100 steps the weights and the optimiser state go to OUT_DIR/checkpoint-*. Writes OUT_DIR/model/
@@ -237,8 +237,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--main-steps", type=int, default=750)
-    parser.add_argument("--mtp-steps", type=int, default=400)
+    parser.add_argument("--main-steps", type=int, default=1050)
+    parser.add_argument("--mtp-steps", type=int, default=560)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)

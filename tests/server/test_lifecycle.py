@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,14 @@ class Server:
         """Process ids of its children that run a function of this module."""
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [int(pid) for pid in pids if what in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    def wait_for_children(self, what: str, count: int) -> list[int]:
+        """Wait until so many of its children run a function of this module; return their process ids."""
+        deadline = time.monotonic() + WAIT_S
+        while len(pids := self.children(what)) < count:
+            assert time.monotonic() < deadline, f"expected {count} children {what!r}, got {pids}"
+            time.sleep(0.01)
+        return pids
 
     def wait(self) -> int:
         """Wait for its end; return the exit status."""
@@ -228,15 +237,20 @@ def test_a_killed_engine_is_an_error_to_clients_and_exit_status_1(golden_dir: Pa
 def test_a_killed_http_process_stops_the_server_after_the_others_requests(golden_dir: Path) -> None:
     with serving(golden_dir, workers=2) as server:
         url = server.url
-        streams = [Stream(url, max_tokens=200) for _ in range(8)]
-        os.kill(server.children("http_process")[0], signal.SIGKILL)
-        num_complete = 0
-        for stream in streams:
-            with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
-                num_complete += _is_complete(stream.read())
+        doomed, other = server.wait_for_children("http_process", 2)
+        # A stopped process accepts nothing, so each gets its own streams.
+        os.kill(other, signal.SIGSTOP)
+        lost = [Stream(url, max_tokens=200) for _ in range(3)]
+        os.kill(other, signal.SIGCONT)
+        os.kill(doomed, signal.SIGSTOP)
+        kept = [Stream(url, max_tokens=200) for _ in range(3)]
+        os.kill(doomed, signal.SIGKILL)
+        for stream in lost:
+            with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+                stream.read()
+        assert all(_is_complete(stream.read()) for stream in kept)
         assert server.wait() == 1
         assert re.search(r"HTTP process \d+ failed \(killed by SIGKILL\)", server.stderr)
-        assert num_complete > 0
 
 
 def test_everything_ends_with_a_killed_launcher(golden_dir: Path) -> None:

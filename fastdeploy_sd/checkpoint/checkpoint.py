@@ -30,7 +30,7 @@ class Checkpoint:
         self.path = path
         if not path.is_dir():
             raise CheckpointError(f"model: expected a checkpoint directory, got {str(path)!r}", param="model")
-        self.config = _read_json(path / "config.json")
+        self.config = read_json(path / "config.json")
         self._files: dict[str, SafetensorsFile] = {}
         for name in self._file_names():
             file = SafetensorsFile(path / name)
@@ -43,7 +43,7 @@ class Checkpoint:
     def _file_names(self) -> list[str]:
         index = self.path / "model.safetensors.index.json"
         if index.exists():
-            weight_map = _read_json(index).get("weight_map")
+            weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
                 raise CheckpointError(f"{index}: expected a weight_map of tensor name to file name")
             names = sorted(set(weight_map.values()))
@@ -87,7 +87,12 @@ class Checkpoint:
         raise CheckpointError(f"{file.path}: tensor {name!r}: expected a floating-point dtype, got {entry.dtype}")
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        CheckpointError: unreadable, not JSON, or not an object.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-from fastdeploy_sd.checkpoint.checkpoint import Checkpoint
+from fastdeploy_sd.checkpoint.checkpoint import Checkpoint, read_json
 from fastdeploy_sd.errors import CheckpointError
 
 
@@ -16,12 +13,7 @@ def read_eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
         CheckpointError: neither an integer nor a list of integers.
     """
     path = checkpoint.path / "generation_config.json"
-    generation: dict[str, Any] = {}
-    if path.exists():
-        try:
-            generation = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path}: expected a readable JSON file: {error}") from error
+    generation = read_json(path) if path.exists() else {}
     value = generation.get("eos_token_id", checkpoint.config.get("eos_token_id"))
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):

@@ -7,13 +7,13 @@ from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Weights
 from fastdeploy_sd.ops.linear import linear, pack_linear
-from fastdeploy_sd.quantization.scheme import LinearFormatName
+from fastdeploy_sd.ops.reference.linear import LinearFormat
 
 
 class Linear:
     """y = x . weight^T (+ bias), the weight packed for the kernel in the given format."""
 
-    def __init__(self, weight: Weights, bias: Weights | None, weight_format: LinearFormatName) -> None:
+    def __init__(self, weight: Weights, bias: Weights | None, weight_format: LinearFormat) -> None:
         self._packed = pack_linear(weight, weight_format)
         self._bias = None if bias is None else paddle.to_tensor(bias)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-LinearFormatName = Literal["float32", "bfloat16", "wint8", "wint4"]
+from fastdeploy_sd.ops.reference.linear import LinearFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class QuantScheme:
     """
 
     dtype: Literal["float32", "bfloat16"]
-    linear: LinearFormatName
-    lm_head: LinearFormatName
+    linear: LinearFormat
+    lm_head: LinearFormat
 
     @classmethod
     def create(

@@ -11,13 +11,12 @@ from fastdeploy_sd.types import EMPTY_I32, I32, Batch, SamplingArrays, Scheduler
 from fastdeploy_sd.worker.request_state import RequestTable, SlotRules
 
 
-def build_batch(plan: SchedulerOutput, table: RequestTable, block_size: int) -> Batch:
-    """Return the flat arrays of a step; `table` must already hold the plan's requests.
+def build_batch(plan: SchedulerOutput, table: RequestTable, slots: I32, block_size: int) -> Batch:
+    """Return the flat arrays of a step; row r of the plan is slot `slots[r]` of the table.
 
     Raises:
         ValueError: the plan contradicts the table (counts, blocks); the text names the array.
     """
-    slots = table.slots(plan.request_ids)
     num_draft = np.diff(plan.draft.cu_num_draft)
     num_known = table.num_tokens[slots] + num_draft
     max_blocks = int(-(-int((plan.num_computed_tokens + plan.num_new_tokens).max()) // block_size))

@@ -16,7 +16,7 @@ from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.sampling.verify import verify
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, Proposer
-from fastdeploy_sd.types import Batch, DraftTokens, SchedulerOutput, StepResult, VerifyResult
+from fastdeploy_sd.types import I32, Batch, DraftTokens, SchedulerOutput, StepResult, VerifyResult
 from fastdeploy_sd.worker.batch import build_batch
 from fastdeploy_sd.worker.request_state import RequestTable
 
@@ -51,15 +51,15 @@ class ModelRunner:
         clock = [time.perf_counter()]
         self._proposer.forget((*plan.finished_ids, *plan.preempted_ids))
         self._table.apply(plan)
-        batch = build_batch(plan, self._table, self._block_size)
+        slots = self._table.slots(plan.request_ids)
+        batch = build_batch(plan, self._table, slots, self._block_size)
         clock.append(time.perf_counter())
         hidden = self._forward(batch)
         clock.append(time.perf_counter())
         verified, failed_rows = self._verify(batch, hidden)
         clock.append(time.perf_counter())
-        slots = self._table.slots(plan.request_ids)
         self._table.commit(slots, verified)
-        drafts = self._propose(plan, verified)
+        drafts = self._propose(plan, slots, verified)
         clock.append(time.perf_counter())
         spans = np.diff(np.array(clock)) * 1e3
         return StepResult(
@@ -89,8 +89,7 @@ class ModelRunner:
         rows = gather_output_rows(hidden, batch.logits_indices)
         return verify(self._decoder.logits(rows), batch, self._verify_strategy)
 
-    def _propose(self, plan: SchedulerOutput, verified: VerifyResult) -> DraftTokens:
-        slots = self._table.slots(plan.request_ids)
+    def _propose(self, plan: SchedulerOutput, slots: I32, verified: VerifyResult) -> DraftTokens:
         produced = np.diff(verified.cu_num_output) > 0
         x = ProposeInput(
             request_ids=plan.request_ids,

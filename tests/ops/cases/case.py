@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -26,4 +26,3 @@ class OpCases:
     rtol: float = 1e-5
     atol: float = 1e-6
     bf16_ulps: float = 1.0
-    skip_outputs: frozenset[int] = field(default_factory=frozenset)

@@ -18,10 +18,20 @@ from fastdeploy_sd.sampling_params import SamplingParams
 RequestId = str
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+I8 = npt.NDArray[np.int8]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 
 EMPTY_I32: I32 = np.zeros(0, np.int32)
+
+
+class DraftSource(enum.IntEnum):
+    """Who guessed a draft. The lower-case name is the label in metrics."""
+
+    CUSTOM = 0
+    NGRAM = 1
+    SUFFIX = 2
+    MTP = 3
 
 
 class FinishReason(enum.StrEnum):
@@ -36,6 +46,23 @@ class FinishReason(enum.StrEnum):
 # ---- frontend -> engine ---------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What a request says about drafting. The defaults leave everything to the server's configuration.
+
+    Attributes:
+        enabled: False = no drafts for this request.
+        method: one of `SpeculationInfo.methods`; None = the server's.
+        num_speculative_tokens: drafts per step at most, 1 .. `SpeculationInfo.max_draft_tokens`; None = the server's.
+        num_draft_logprobs: alternatives to report beside the log-probability of every judged draft; None = report none.
+    """
+
+    enabled: bool = True
+    method: str | None = None
+    num_speculative_tokens: int | None = None
+    num_draft_logprobs: int | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One sequence to generate; a user's request with n > 1 becomes n of these. Validated: nothing is checked again.
@@ -48,7 +75,8 @@ class Request:
         bad_words_token_ids: each sequence may not be completed; built from `sampling.bad_words` by the frontend.
         priority: lower runs first; ties by arrival.
         arrival_time: seconds since the epoch.
-        cache_salt: requests share prefix blocks only with the same salt.
+        cache_salt: requests share prefix blocks, and outputs to draft from, only with the same salt.
+        speculation: validated against the model's SpeculationInfo.
     """
 
     request_id: RequestId
@@ -61,6 +89,7 @@ class Request:
     priority: int = 0
     arrival_time: float = 0.0
     cache_salt: str = ""
+    speculation: Speculation = Speculation()
 
 
 # ---- engine -> frontend ---------------------------------------------------------------------------------------------
@@ -83,6 +112,41 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftLogprob:
+    """A judged draft and how sure its method was of it.
+
+    Attributes:
+        draft: log-probability under the drafting model, and its alternatives.
+        position: 0 for the first draft of its step.
+        accepted: whether it became output.
+    """
+
+    draft: TokenLogprob
+    position: int
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """What verification did with drafts. Entry i of a tuple is about the draft at position i of its step.
+
+    Attributes:
+        num_verifications: steps that judged at least one draft of the request.
+        num_emitted: output tokens of these steps, after the cut at a stop; emitted / verifications is the mean
+            acceptance length.
+        drafted, accepted: drafts judged / accepted (accepted ones past a stop are not output, but were right).
+        reached: drafts judged whose predecessors in the step were all accepted; accepted / reached is the conditional
+            acceptance of a position.
+    """
+
+    num_verifications: int = 0
+    num_emitted: int = 0
+    drafted: tuple[int, ...] = ()
+    reached: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RequestMetrics:
     """Times in seconds since the epoch (0.0 = has not happened) and counts, of one request."""
 
@@ -91,6 +155,7 @@ class RequestMetrics:
     first_token_time: float
     finished_time: float
     num_preemptions: int = 0
+    drafts: DraftCounts = DraftCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +169,7 @@ class RequestOutput:
         num_cached_tokens: prompt tokens taken from the prefix cache.
         error: (exception class name in errors.py, message) when finish_reason is ERROR.
         metrics: set on the last output.
+        draft_logprobs: the drafts this step judged, when the request asked for them, else None.
     """
 
     request_id: RequestId
@@ -114,9 +180,25 @@ class RequestOutput:
     num_cached_tokens: int = 0
     error: tuple[str, str] | None = None
     metrics: RequestMetrics | None = None
+    draft_logprobs: tuple[DraftLogprob, ...] | None = None
 
 
 # ---- scheduler -> worker --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogprobArrays:
+    """Log-probabilities of a step's tokens; n is the largest number of alternatives asked for in the step.
+
+    Attributes:
+        logprobs: f32[O], NaN where not asked for; ranks: i32[O] from 1, 0 where not asked for;
+        top_token_ids: i32[O, n]; top_logprobs: f32[O, n].
+    """
+
+    logprobs: F32
+    ranks: I32
+    top_token_ids: I32
+    top_logprobs: F32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,12 +208,16 @@ class DraftTokens:
     Attributes:
         token_ids: i32[D].
         cu_num_draft: i32[R+1].
-        probs: f32[D, V], the distribution each draft was drawn from; None = each was certain (one-hot).
+        sources: i8[D], a DraftSource each; None = all CUSTOM.
+        logprobs: over D, under the drafting model; None when no request of the step asked, or no model drafted.
+
+    Every draft is certain (one-hot) in its method's eyes: verification needs no distribution of it.
     """
 
     token_ids: I32
     cu_num_draft: I32
-    probs: F32 | None = None
+    sources: I8 | None = None
+    logprobs: LogprobArrays | None = None
 
     @staticmethod
     def none(num_requests: int) -> DraftTokens:
@@ -256,20 +342,6 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LogprobArrays:
-    """Log-probabilities of output tokens; n is the largest number of alternatives asked for in the step.
-
-    Attributes:
-        logprobs: f32[O]; ranks: i32[O] from 1; top_token_ids: i32[O, n]; top_logprobs: f32[O, n].
-    """
-
-    logprobs: F32
-    ranks: I32
-    top_token_ids: I32
-    top_logprobs: F32
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class VerifyResult:
     """Output tokens of a step: per row the accepted drafts, then one recovered or bonus token.
 
@@ -308,6 +380,31 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationInfo:
+    """What requests may ask of the loaded drafting methods, and what these ask of the engine.
+
+    Attributes:
+        method: what a request gets that names none.
+        methods: what it may name.
+        max_draft_tokens: drafts per request and step at most (k).
+        num_lookahead_slots: KV slots from a request's newest token on that drafting writes; 0 = it writes none.
+        lossy: verification may emit tokens that plain decoding would not (verify_strategy topp, accept_all).
+        has_draft_logprobs: whether a request may ask for draft log-probabilities.
+    """
+
+    method: str = "naive"
+    methods: tuple[str, ...] = ("naive",)
+    max_draft_tokens: int = 0
+    num_lookahead_slots: int = 0
+    lossy: bool = False
+    has_draft_logprobs: bool = False
+
+    def method_of(self, wish: Speculation) -> str:
+        """The method that drafts for a request with this validated wish."""
+        return (wish.method or self.method) if wish.enabled else "naive"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the engine and the frontend need to know of a loaded model."""
 
@@ -317,3 +414,4 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     block_size: int
     num_blocks: int
+    speculation: SpeculationInfo = SpeculationInfo()

@@ -112,15 +112,45 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """How drafts are made. `naive` makes none: plain decoding on the same path.
+    """How drafts are made and judged. `naive` makes none: plain decoding on the same path.
 
     Attributes:
-        method: a name registered with the proposers.
+        method: "naive", "ngram", "suffix" or "mtp".
         num_speculative_tokens: drafts per request and step at most (k).
+        mtp_strategy: "default"; "with_ngram" or "with_suffix": that method extends what MTP drafted, up to k.
+        num_model_steps: drafts of those that MTP itself makes, at most.
+        model: directory of the MTP weights; None = where a checkpoint keeps them.
+        quantization: of the MTP layer's linear weights; None = the target's, "none" = unquantised.
+        max_ngram_size, min_ngram_size: lengths of the text's end that n-gram looks up, longest first.
+        suffix_decoding_max_tree_depth: longest context that suffix decoding tells apart, in tokens.
+        suffix_decoding_max_cached_requests: outputs kept for other requests; -1 = only the bytes bound, 0 = none kept.
+        suffix_decoding_max_cache_mb: their memory at most, in MiB.
+        suffix_decoding_max_spec_factor: drafts at most this many times as long as the matched context.
+        suffix_decoding_min_token_prob: drafting stops where the drafts' joint estimated probability falls below it.
+        suffix_decoding_cache_file: loaded at start if it exists, saved at shutdown; None = neither.
+        verify_strategy, accept_policy, max_candidate_len, verify_window: see sampling.verify.VerifyRule.
+        enable_draft_logprob: requests may ask for the log-probabilities of drafts.
     """
 
     method: str = "naive"
     num_speculative_tokens: int = 0
+    mtp_strategy: Literal["default", "with_ngram", "with_suffix"] = "default"
+    num_model_steps: int = 1
+    model: str | None = None
+    quantization: Literal["none", "wint8", "wint4"] | None = None
+    max_ngram_size: int = 5
+    min_ngram_size: int = 2
+    suffix_decoding_max_tree_depth: int = 64
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_cache_mb: int = 256
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_cache_file: str | None = None
+    verify_strategy: Literal["target_match", "greedy", "topp"] = "target_match"
+    accept_policy: Literal["normal", "accept_all", "reject_all"] = "normal"
+    max_candidate_len: int = 5
+    verify_window: int = 2
+    enable_draft_logprob: bool = False
 
 
 @dataclass(frozen=True, slots=True)

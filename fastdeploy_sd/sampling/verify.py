@@ -6,7 +6,8 @@ step's Batch and its logits; knows no model, no scheduler and no proposer.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,30 @@ VERIFY_STRATEGIES = ("target_match", "greedy")
 FAILED_DRAW = -1
 
 
-def verify(logits: Tensor, batch: Batch, strategy: str) -> tuple[VerifyResult, tuple[int, ...]]:
+@dataclass(frozen=True, slots=True)
+class VerifyRule:
+    """How a server judges drafts, for all its requests.
+
+    Attributes:
+        strategy: "target_match", "greedy" or "topp".
+        accept_policy: "normal" judges; "accept_all" and "reject_all" do not look, to measure what drafting costs or
+            could bring.
+        max_candidate_len: "topp" only: how many of the most likely tokens are plausible at most.
+        verify_window: "topp" only: how many most likely drafts must follow a second-best one for it to be kept.
+    """
+
+    strategy: Literal["target_match", "greedy", "topp"] = "target_match"
+    accept_policy: Literal["normal", "accept_all", "reject_all"] = "normal"
+    max_candidate_len: int = 5
+    verify_window: int = 2
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether the output may differ from plain decoding with the request's own sampling parameters."""
+        return self.strategy != "target_match" or self.accept_policy == "accept_all"
+
+
+def verify(logits: Tensor, batch: Batch, rule: VerifyRule) -> tuple[VerifyResult, tuple[int, ...]]:
     """Draw the target's token at every logits row and keep the drafts that are the same.
 
     The token at absolute position p of a request is drawn with the uniform of (seed, p), penalties counting the drafts
@@ -32,7 +56,7 @@ def verify(logits: Tensor, batch: Batch, strategy: str) -> tuple[VerifyResult, t
     Args:
         logits: f32[L, V], row l belongs to token batch.logits_indices[l].
         batch: the step that gave the logits.
-        strategy: "target_match", or "greedy": the most likely token whatever the temperature.
+        rule: the server's.
 
     Returns:
         The result and the rows of requests that failed: one of their used logits rows had no valid distribution. A
@@ -41,7 +65,7 @@ def verify(logits: Tensor, batch: Batch, strategy: str) -> tuple[VerifyResult, t
     Raises:
         ConfigError: the strategy is unknown or not supported.
     """
-    sampling = _with_strategy(batch.sampling, strategy)
+    sampling = _with_strategy(batch.sampling, rule.strategy)
     processed = logits
     if _needs_processing(sampling):
         processed = process_logits(logits, batch.cu_num_logits, batch.draft, sampling)

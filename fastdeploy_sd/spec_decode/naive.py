@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fastdeploy_sd.spec_decode.proposer import ProposeInput, ProposerNeeds
-from fastdeploy_sd.types import DraftTokens, RequestId
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
+from fastdeploy_sd.types import I32, DraftTokens
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
@@ -15,14 +15,21 @@ if TYPE_CHECKING:
 class NaiveProposer:
     """Never drafts, keeps no state."""
 
-    def __init__(self, config: SpeculativeConfig) -> None:
-        """`config` has nothing to say to it; every method is made with one."""
-        del config
-        self.needs = ProposerNeeds()
+    num_lookahead_slots = 0
+
+    def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
+        """Neither has anything to say to it; every method is made with both."""
+        del config, context
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Nothing to prepare."""
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """No drafts for any row."""
         return DraftTokens.none(len(x.request_ids))
 
-    def forget(self, request_ids: Sequence[RequestId]) -> None:
+    def forget(self, slots: I32) -> None:
         """Nothing to drop."""
+
+    def close(self) -> None:
+        """Nothing to save."""

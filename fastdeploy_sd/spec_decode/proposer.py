@@ -8,25 +8,72 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from fastdeploy_sd.errors import ConfigError, suggest
-from fastdeploy_sd.types import I32, DraftTokens, RequestId, VerifyResult
+from fastdeploy_sd.types import I32, DraftTokens, RequestId
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
 
 
 @dataclass(frozen=True, slots=True)
-class ProposerNeeds:
-    """What a method wants from the worker.
+class ProposerContext:
+    """The surroundings a method is made for.
 
     Attributes:
-        hidden_states: `ProposeInput.hidden` must be filled.
-        num_kv_layers: KV layers of its own; they are further layers in every block, under the request's block table.
-        probs: it returns `DraftTokens.probs`.
+        max_num_seqs: slots 0 .. max_num_seqs - 1.
+        max_model_len: columns of the token table.
+        vocab_size: token ids are below it.
+        target: the loaded model and the draft layers' KV cache, in the worker's own form; None where no model runs (the
+            replay tool), and then a method that needs one cannot be made.
     """
 
-    hidden_states: bool = False
-    num_kv_layers: int = 0
-    probs: bool = False
+    max_num_seqs: int
+    max_model_len: int
+    vocab_size: int
+    target: object | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """A request that a method will see in the steps to come, from `begin` until its slot is forgotten.
+
+    Attributes:
+        slot: its row of the token table.
+        num_prompt_tokens: the first tokens of the row; what follows is output.
+        num_tokens: tokens in the row now; more than the prompt when the request comes back after preemption.
+        num_computed_tokens: leading tokens whose KV, draft layers' included, came from the prefix cache.
+        cache_salt: nothing learnt from a request may be used for one with another salt.
+        method: which method it chose, resolved; matters to the router only.
+    """
+
+    request_id: RequestId
+    slot: int
+    num_prompt_tokens: int
+    num_tokens: int
+    num_computed_tokens: int = 0
+    cache_salt: str = ""
+    method: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetStep:
+    """What the target model ran in the step just verified; for methods that run a model themselves.
+
+    Attributes:
+        query_start_loc: i32[R+1], row r ran tokens [q[r], q[r+1]).
+        num_computed_tokens: i32[R], the position of each row's first token.
+        num_valid: i32[R]: hidden rows of positions num_computed_tokens[r] .. num_valid[r] - 1 belong to committed
+            tokens. Those of rejected drafts lie behind; for a row that failed none is valid.
+        block_table: i32[num_slots, max_blocks], rows by slot, -1 past the request's own blocks.
+        num_kv_slots: i32[R], tokens that the row's blocks hold; at least num_valid[r], not always one more.
+        hidden: [T, H], the target's rows after its final norm, in the worker's own form.
+    """
+
+    query_start_loc: I32
+    num_computed_tokens: I32
+    num_valid: I32
+    block_table: I32
+    num_kv_slots: I32
+    hidden: object
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,59 +81,89 @@ class ProposeInput:
     """What any method may look at, after a step was verified. Row r is request_ids[r] everywhere.
 
     Attributes:
-        token_ids: per row a view i32[n] of its committed tokens: prompt, earlier output, and this step's output last.
-        max_draft_len: i32[R], the longest draft allowed; 0 for a row whose prompt is unfinished or that failed.
-        verified: this step's outcome, accepted drafts counted.
-        hidden: the target's hidden rows in the worker's own form, if `needs.hidden_states`; else None.
+        slots: i32[R], the row of token_table. A request keeps its slot until the slot is forgotten.
+        token_table: i32[num_slots, max_model_len]: prompt, earlier output, and this step's output last.
+        num_tokens: i32[R], committed tokens of each row.
+        max_draft_len: i32[R], the longest draft allowed, `prefix` not counted; 0 for a row whose prompt is unfinished
+            or that failed, and for rows that belong to another method.
+        num_draft_logprobs: i32[R], alternatives wanted with every draft's log-probability, -1 = not wanted;
+            None = nobody wants any.
+        prefix: drafts that another method made already; what is returned follows them. None = nobody did.
+        target: what the model ran, None where no model runs.
     """
 
     request_ids: tuple[RequestId, ...]
-    token_ids: Sequence[I32]
+    slots: I32
+    token_table: I32
+    num_tokens: I32
     max_draft_len: I32
-    verified: VerifyResult
-    hidden: object | None = None
+    num_draft_logprobs: I32 | None = None
+    prefix: DraftTokens | None = None
+    target: TargetStep | None = None
+
+    def committed(self, r: int) -> I32:
+        """Row r's committed tokens, a view i32[n]."""
+        return self.token_table[self.slots[r], : self.num_tokens[r]]
 
 
 class Proposer(Protocol):
-    """A drafting method. State, if any, is keyed by request id."""
+    """A drafting method. State, if any, is keyed by slot.
+
+    The worker calls, step after step: `forget` for slots whose request ended or was preempted, `begin` for requests
+    that got a slot, then, after the model ran and its output was committed, `propose` for all rows of the step.
+    """
 
     @property
-    def needs(self) -> ProposerNeeds:
-        """Constant over the method's life."""
+    def num_lookahead_slots(self) -> int:
+        """KV slots from a request's newest token on that `propose` writes; 0 = it writes none. Constant."""
+        ...
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Prepare for requests that will be in the next step; their slots are not in use."""
         ...
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """Guess what follows each row's committed tokens.
+        """Guess what follows each row's committed tokens and `x.prefix`.
+
+        Called for every step, also when no row may be drafted for: a method keeps its state up to date in it.
 
         Returns:
             At most `max_draft_len[r]` drafts in row r. Fewer or none is always right: a method that does not know
-            must not pad. The same input gives the same drafts.
+            must not pad. The same history gives the same drafts.
         """
         ...
 
-    def forget(self, request_ids: Sequence[RequestId]) -> None:
-        """Drop the state of requests that ended or were preempted; unknown ids are ignored."""
+    def forget(self, slots: I32) -> None:
+        """Drop the state of these slots, i32[n]; those without any are ignored."""
+        ...
+
+    def close(self) -> None:
+        """The server ends: save what should outlive it. May be called twice."""
         ...
 
 
-# Method -> (module, class); the class takes the SpeculativeConfig. Imported on first use, as a method may bring in
-# Paddle or a native library that a server without it must not need.
+# Method -> (module, class); the class takes (SpeculativeConfig, ProposerContext). Imported on first use, as a method
+# may bring in Paddle or a native library that a server without it must not need.
 _METHODS: dict[str, tuple[str, str]] = {
     "naive": ("fastdeploy_sd.spec_decode.naive", "NaiveProposer"),
 }
 
 
-def create_proposer(config: SpeculativeConfig) -> Proposer:
-    """Make the configured method.
+def create_method(name: str, config: SpeculativeConfig, context: ProposerContext) -> Proposer:
+    """Make one drafting method.
 
     Raises:
-        ConfigError: no method has that name; the message suggests the nearest one.
+        ConfigError: no method has that name, or it cannot be made as configured.
     """
-    if config.method not in _METHODS:
-        known, near = ", ".join(sorted(_METHODS)), suggest(config.method, _METHODS)
+    if name not in _METHODS:
+        known, near = ", ".join(sorted(_METHODS)), suggest(name, _METHODS)
         raise ConfigError(
-            f"speculative_config.method: expected one of {known}, got {config.method!r}{near}",
-            param="speculative_config",
+            f"speculative_config.method: expected one of {known}, got {name!r}{near}", param="speculative_config"
         )
-    module, name = _METHODS[config.method]
-    return cast(Proposer, getattr(importlib.import_module(module), name)(config))
+    module, class_name = _METHODS[name]
+    return cast(Proposer, getattr(importlib.import_module(module), class_name)(config, context))
+
+
+def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
+    """Make what the configuration asks for; raises as `create_method`."""
+    return create_method(config.method, config, context)

@@ -13,8 +13,9 @@ from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops import library
 from fastdeploy_sd.quantization.scheme import QuantScheme
-from fastdeploy_sd.spec_decode.proposer import Proposer, create_proposer
-from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
+from fastdeploy_sd.sampling.verify import VerifyRule
+from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext, create_proposer
+from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker import kv_tensors
 from fastdeploy_sd.worker.request_state import RequestTable
 from fastdeploy_sd.worker.runner import ModelRunner
@@ -38,6 +39,8 @@ class LocalExecutor:
         return self._runner.execute(plan)
 
     def shutdown(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
         self._runner = None
 
 
@@ -66,13 +69,20 @@ def create_executor(config: Config, proposer: Proposer | None = None) -> LocalEx
     decoder = Decoder(checkpoint, decoder_config, scheme)
     count = kv_tensors.num_blocks(decoder_config, config.cache, config.model.dtype)
     block_size = config.cache.block_size
-    runner = ModelRunner(
-        decoder,
-        kv_tensors.allocate(decoder_config, count, block_size, config.model.dtype),
-        RequestTable(config.scheduler.max_num_seqs, max_model_len, block_size, decoder_config.vocab_size),
-        proposer or create_proposer(config.speculative),
-        block_size,
+    max_num_seqs = config.scheduler.max_num_seqs
+    caches = kv_tensors.allocate(decoder_config, count, block_size, config.model.dtype)
+    context = ProposerContext(max_num_seqs, max_model_len, decoder_config.vocab_size)
+    proposer = proposer or create_proposer(config.speculative, context)
+    s = config.speculative
+    rule = VerifyRule(s.verify_strategy, s.accept_policy, s.max_candidate_len, s.verify_window)
+    speculation = SpeculationInfo(
+        config.speculative.method,
+        (config.speculative.method,),
+        config.speculative.num_speculative_tokens,
+        proposer.num_lookahead_slots,
     )
+    table = RequestTable(max_num_seqs, max_model_len, block_size, decoder_config.vocab_size)
+    runner = ModelRunner(decoder, caches, table, proposer, speculation, rule)
     info = ModelInfo(
         name=config.model.served_name,
         vocab_size=decoder_config.vocab_size,
@@ -80,6 +90,7 @@ def create_executor(config: Config, proposer: Proposer | None = None) -> LocalEx
         eos_token_ids=read_eos_token_ids(checkpoint),
         block_size=block_size,
         num_blocks=count,
+        speculation=speculation,
     )
     _log.info(
         "loaded %s in %.1f s: %s, %d KV blocks of %d tokens, %s kernels on %d threads",

@@ -60,6 +60,7 @@ class RequestTable:
         tokens: i32[max_num_seqs, max_model_len]; num_tokens: i32[max_num_seqs] committed.
         blocks: i32[max_num_seqs, max_blocks], -1 past the request's own.
         temperature .. num_logprobs, penalty_slot: one value per slot; see SamplingArrays.
+        num_draft_logprobs: alternatives reported with every draft, -1 = none wanted.
         rules: SlotRules by slot.
     """
 
@@ -76,20 +77,24 @@ class RequestTable:
         self.penalty_slot = np.full(max_num_seqs, -1, np.int32)
         self.rules: dict[int, SlotRules] = {}
         self.counts = TokenCounts(vocab_size)
+        self.num_draft_logprobs = np.full(max_num_seqs, -1, np.int32)
         self._slot_of: dict[RequestId, int] = {}
         self._free = list(range(max_num_seqs))[::-1]
 
     def __len__(self) -> int:
         return len(self._slot_of)
 
-    def apply(self, plan: SchedulerOutput) -> None:
-        """Drop what ended or was preempted, add what is new, append new blocks."""
-        self.drop(plan.finished_ids)
-        self.drop(plan.preempted_ids)
-        for new in plan.new:
-            self._add(new)
+    def apply(self, plan: SchedulerOutput) -> tuple[I32, I32]:
+        """Drop what ended or was preempted, add what is new, append new blocks.
+
+        Returns:
+            i32[n] slots that were given up, and i32[len(plan.new)] slots of the new requests; one slot may be in both.
+        """
+        dropped = self.drop((*plan.finished_ids, *plan.preempted_ids))
+        added = np.array([self._add(new) for new in plan.new], np.int32)
         for delta in plan.deltas:
             self._extend(delta)
+        return dropped, added
 
     def slots(self, request_ids: Sequence[RequestId]) -> I32:
         """Return i32[R], the slot of each request."""
@@ -107,8 +112,9 @@ class RequestTable:
         for r in np.flatnonzero((self.penalty_slot[slots] >= 0) & (lengths > 0)):
             self.counts.add_output(int(self.penalty_slot[slots[r]]), verified.row(int(r)))
 
-    def drop(self, request_ids: Iterable[RequestId]) -> None:
-        """Forget requests; unknown ids are ignored (a request may end before it ever ran)."""
+    def drop(self, request_ids: Iterable[RequestId]) -> I32:
+        """Forget requests and return their slots; unknown ids are ignored (a request may end before it ever ran)."""
+        dropped = []
         for request_id in request_ids:
             slot = self._slot_of.pop(request_id, None)
             if slot is None:
@@ -118,8 +124,10 @@ class RequestTable:
                 self.counts.free(int(self.penalty_slot[slot]))
             del self.rules[slot]
             self._free.append(slot)
+            dropped.append(slot)
+        return np.array(dropped, np.int32)
 
-    def _add(self, new: NewRequest) -> None:
+    def _add(self, new: NewRequest) -> int:
         request, s = new.request, new.request.sampling
         assert request.request_id not in self._slot_of, f"request {request.request_id} was added twice"
         slot = self._slot_of[request.request_id] = self._free.pop()
@@ -136,6 +144,9 @@ class RequestTable:
         self.rules[slot] = SlotRules.of(request, new.num_prompt_tokens)
         penalised = s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
         self.penalty_slot[slot] = self.counts.allocate(new.token_ids, new.num_prompt_tokens) if penalised else -1
+        wanted = request.speculation.num_draft_logprobs
+        self.num_draft_logprobs[slot] = -1 if wanted is None else wanted
+        return slot
 
     def _extend(self, delta: RequestDelta) -> None:
         self._append_blocks(self._slot_of[delta.request_id], delta.new_block_ids)

@@ -14,9 +14,9 @@ from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.ops.tensors import from_numpy
-from fastdeploy_sd.sampling.verify import verify
-from fastdeploy_sd.spec_decode.proposer import ProposeInput, Proposer
-from fastdeploy_sd.types import I32, Batch, DraftTokens, SchedulerOutput, StepResult, VerifyResult
+from fastdeploy_sd.sampling.verify import VerifyRule, verify
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, TargetStep
+from fastdeploy_sd.types import I32, Batch, DraftTokens, SchedulerOutput, SpeculationInfo, StepResult, VerifyResult
 from fastdeploy_sd.worker.batch import build_batch
 from fastdeploy_sd.worker.request_state import RequestTable
 
@@ -28,7 +28,8 @@ class ModelRunner:
 
     Args:
         caches: one KV cache per decoder layer.
-        verify_strategy: how drafts are judged; see sampling.verify.
+        speculation: what requests may ask for.
+        rule: how drafts are judged.
     """
 
     def __init__(
@@ -37,11 +38,12 @@ class ModelRunner:
         caches: Sequence[KvCache[Tensor]],
         table: RequestTable,
         proposer: Proposer,
-        block_size: int,
-        verify_strategy: str = "target_match",
+        speculation: SpeculationInfo,
+        rule: VerifyRule,
     ) -> None:
         self._decoder, self._caches, self._table = decoder, caches, table
-        self._proposer, self._block_size, self._verify_strategy = proposer, block_size, verify_strategy
+        self._proposer, self._block_size = proposer, caches[0].block_size
+        self._speculation, self._rule = speculation, rule
         c = decoder.config
         rope = rope_table(table.tokens.shape[1], c.head_dim, c.rope_theta, c.rope_scaling)
         self._rotary = Rotary(from_numpy(rope), c.rope_interleaved)
@@ -49,8 +51,9 @@ class ModelRunner:
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Run one step; see Executor.execute."""
         clock = [time.perf_counter()]
-        self._proposer.forget((*plan.finished_ids, *plan.preempted_ids))
-        self._table.apply(plan)
+        dropped, added = self._table.apply(plan)
+        self._proposer.forget(dropped)
+        self._begin(plan, added)
         slots = self._table.slots(plan.request_ids)
         batch = build_batch(plan, self._table, slots, self._block_size)
         clock.append(time.perf_counter())
@@ -59,7 +62,7 @@ class ModelRunner:
         verified, failed_rows = self._verify(batch, hidden)
         clock.append(time.perf_counter())
         self._table.commit(slots, verified)
-        drafts = self._propose(plan, slots, verified)
+        drafts = self._propose(plan, slots, batch, verified, hidden)
         clock.append(time.perf_counter())
         spans = np.diff(np.array(clock)) * 1e3
         return StepResult(
@@ -87,14 +90,55 @@ class ModelRunner:
             none = np.zeros(len(batch.request_ids) + 1, np.int32)
             return VerifyResult(none[:0], none, none[1:].copy()), ()
         rows = gather_output_rows(hidden, batch.logits_indices)
-        return verify(self._decoder.logits(rows), batch, self._verify_strategy)
+        return verify(self._decoder.logits(rows), batch, self._rule)
 
-    def _propose(self, plan: SchedulerOutput, slots: I32, verified: VerifyResult) -> DraftTokens:
+    def _begin(self, plan: SchedulerOutput, slots: I32) -> None:
+        if not plan.new:
+            return
+        row_of = {request_id: row for row, request_id in enumerate(plan.request_ids)}
+        self._proposer.begin(
+            [
+                DraftRequest(
+                    request_id=new.request.request_id,
+                    slot=int(slot),
+                    num_prompt_tokens=new.num_prompt_tokens,
+                    num_tokens=len(new.token_ids),
+                    num_computed_tokens=int(plan.num_computed_tokens[row_of[new.request.request_id]]),
+                    cache_salt=new.request.cache_salt,
+                    method=self._speculation.method_of(new.request.speculation),
+                )
+                for new, slot in zip(plan.new, slots, strict=True)
+            ]
+        )
+
+    def _propose(
+        self, plan: SchedulerOutput, slots: I32, batch: Batch, verified: VerifyResult, hidden: Tensor
+    ) -> DraftTokens:
+        table = self._table
         produced = np.diff(verified.cu_num_output) > 0
+        num_tokens = table.num_tokens[slots]
+        # A row whose tokens were all run and that has no output nevertheless has failed.
+        computed = plan.num_computed_tokens
+        unfinished = np.diff(batch.cu_num_logits) == 0
+        num_valid = np.where(produced, num_tokens - 1, computed + np.where(unfinished, plan.num_new_tokens, 0))
         x = ProposeInput(
             request_ids=plan.request_ids,
-            token_ids=[self._table.tokens[s, : self._table.num_tokens[s]] for s in slots],
+            slots=slots,
+            token_table=table.tokens,
+            num_tokens=num_tokens,
             max_draft_len=np.where(produced, plan.max_draft_len, 0).astype(np.int32),
-            verified=verified,
+            num_draft_logprobs=table.num_draft_logprobs[slots],
+            target=TargetStep(
+                query_start_loc=batch.query_start_loc,
+                num_computed_tokens=computed,
+                num_valid=num_valid.astype(np.int32),
+                block_table=table.blocks,
+                num_kv_slots=table.num_blocks[slots] * self._block_size,
+                hidden=hidden,
+            ),
         )
         return self._proposer.propose(x)
+
+    def close(self) -> None:
+        """Let the drafting method save what should outlive it."""
+        self._proposer.close()

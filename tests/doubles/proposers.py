@@ -7,26 +7,30 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.proposer import ProposeInput, ProposerNeeds
-from fastdeploy_sd.types import DraftTokens, RequestId
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput
+from fastdeploy_sd.types import I32, DraftTokens, RequestId
 
 Continuations = Mapping[RequestId, Sequence[int]]
 """Request id -> prompt and everything the model will say after it, further than max_tokens."""
 
 
 class _HabitProposer:
-    """Turns one row's habit into the interface. Keeps no state but the ids it was told to forget."""
+    """Turns one row's habit into the interface. Keeps no state but who has which slot, to check the worker's calls."""
+
+    num_lookahead_slots = 0
 
     def __init__(self, continuations: Continuations, vocab_size: int) -> None:
-        self.needs = ProposerNeeds()
-        self.forgotten: set[RequestId] = set()
+        self.slots: dict[int, RequestId] = {}
         self._continuations = continuations
         self._vocab_size = vocab_size
 
     def propose(self, x: ProposeInput) -> DraftTokens:
+        assert [self.slots[slot] for slot in x.slots.tolist()] == list(x.request_ids), "a slot changed hands unseen"
         rows = [
-            self.draft(list(self._continuations[request_id][len(tokens) : len(tokens) + length]))
-            for request_id, tokens, length in zip(x.request_ids, x.token_ids, x.max_draft_len.tolist(), strict=True)
+            self.draft(list(self._continuations[request_id][n : n + length]))
+            for request_id, n, length in zip(
+                x.request_ids, x.num_tokens.tolist(), x.max_draft_len.tolist(), strict=True
+            )
         ]
         lengths = [len(row) for row in rows]
         return DraftTokens(
@@ -34,8 +38,17 @@ class _HabitProposer:
             np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
         )
 
-    def forget(self, request_ids: Sequence[RequestId]) -> None:
-        self.forgotten.update(request_ids)
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        for request in requests:
+            assert request.slot not in self.slots, f"slot {request.slot} is in use"
+            self.slots[request.slot] = request.request_id
+
+    def forget(self, slots: I32) -> None:
+        for slot in slots.tolist():
+            self.slots.pop(slot, None)
+
+    def close(self) -> None:
+        """Nothing to save."""
 
     def draft(self, right: list[int]) -> list[int]:
         """Drafts in place of the right ones; may be shorter."""

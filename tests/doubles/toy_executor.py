@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.proposer import ProposeInput, Proposer
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import (
     DraftTokens,
     LogprobArrays,
@@ -30,6 +30,7 @@ class _Row:
     token_ids: list[int]
     block_ids: list[int]
     num_prompt_tokens: int
+    slot: int
     prefixes: list[int] = field(default_factory=list)
 
     def prefix_after(self, num_tokens: int) -> int:
@@ -70,6 +71,7 @@ class ToyExecutor:
         self._before_step = before_step
         self._rows: dict[RequestId, _Row] = {}
         self._kv: dict[int, tuple[int, int]] = {}
+        self._free_slots = list(range(512))
         self.is_shut_down = False
 
     @property
@@ -104,29 +106,33 @@ class ToyExecutor:
             np.maximum(num_output - 1, 0).astype(np.int32),
             self._logprobs(plan, outputs),
         )
-        drafts = self._propose(plan, verified, failed)
+        drafts = self._propose(plan, failed)
         return StepResult(plan.step_id, plan.request_ids, verified, drafts, failed, {"forward": 1.0})
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
+        dropped = []
         for request_id in (*plan.finished_ids, *plan.preempted_ids):
             assert request_id in self._rows, f"{request_id} is dropped, but was not known"
-            del self._rows[request_id]
+            dropped.append(self._rows.pop(request_id).slot)
+        self._free_slots += dropped
+        begun = [self._add(new) for new in plan.new]
         if self._proposer is not None:
-            self._proposer.forget((*plan.finished_ids, *plan.preempted_ids))
-        for new in plan.new:
-            self._add(new)
+            self._proposer.forget(np.array(dropped, np.int32))
+            self._proposer.begin(begun)
         for delta in plan.deltas:
             self._rows[delta.request_id].block_ids += delta.new_block_ids
         assert len(set(plan.request_ids)) == len(plan.request_ids) > 0, "a plan without rows, or a request twice"
         assert all(0 <= b < self.model_info.num_blocks for row in self._rows.values() for b in row.block_ids)
 
-    def _add(self, new: NewRequest) -> None:
+    def _add(self, new: NewRequest) -> DraftRequest:
         request = new.request
         assert request.request_id not in self._rows, f"{request.request_id} is new, but was known"
         assert new.token_ids[: new.num_prompt_tokens].tolist() == request.prompt_token_ids.tolist(), "wrong prompt"
         self._rows[request.request_id] = _Row(
-            request, new.token_ids.tolist(), list(new.block_ids), new.num_prompt_tokens
+            request, new.token_ids.tolist(), list(new.block_ids), new.num_prompt_tokens, self._free_slots.pop()
         )
+        slot = self._rows[request.request_id].slot
+        return DraftRequest(request.request_id, slot, new.num_prompt_tokens, len(new.token_ids))
 
     def _slot(self, row: _Row, position: int) -> int:
         block_size = self.model_info.block_size
@@ -188,12 +194,17 @@ class ToyExecutor:
             (logprobs[:, None] - offsets).astype(np.float32),
         )
 
-    def _propose(self, plan: SchedulerOutput, verified: VerifyResult, failed: Mapping[RequestId, str]) -> DraftTokens:
+    def _propose(self, plan: SchedulerOutput, failed: Mapping[RequestId, str]) -> DraftTokens:
         if self._proposer is None:
             return DraftTokens.none(len(plan.request_ids))
         max_draft_len = plan.max_draft_len.copy()
         max_draft_len[[request_id in failed for request_id in plan.request_ids]] = 0
-        token_ids = [np.array(self._rows[request_id].token_ids, np.int32) for request_id in plan.request_ids]
-        drafts = self._proposer.propose(ProposeInput(plan.request_ids, token_ids, max_draft_len, verified))
+        rows = [self._rows[request_id] for request_id in plan.request_ids]
+        slots = np.array([row.slot for row in rows], np.int32)
+        num_tokens = np.array([len(row.token_ids) for row in rows], np.int32)
+        table = np.zeros((slots.max() + 1, num_tokens.max()), np.int32)
+        for row in rows:
+            table[row.slot, : len(row.token_ids)] = row.token_ids
+        drafts = self._proposer.propose(ProposeInput(plan.request_ids, slots, table, num_tokens, max_draft_len))
         assert (np.diff(drafts.cu_num_draft) <= max_draft_len).all(), "the proposer exceeded max_draft_len"
         return drafts

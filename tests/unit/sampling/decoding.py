@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 
 from fastdeploy_sd.ops.native.batch import BatchRows, prepare_batch
-from fastdeploy_sd.sampling.verify import verify
+from fastdeploy_sd.sampling.verify import VerifyRule, verify
 from fastdeploy_sd.types import Batch, DraftTokens, SamplingArrays, VerifyResult
 
 VOCAB = 61
@@ -37,7 +37,7 @@ class Decoding:
 
     prompts: list[list[int]]
     columns: dict[str, np.ndarray]
-    strategy: str = "target_match"
+    rule: VerifyRule = field(default_factory=VerifyRule)
     logits_of: Callable[[Sequence[int]], np.ndarray] = logits_after
     tokens: list[list[int]] = field(init=False)
 
@@ -105,7 +105,7 @@ class Decoding:
 
     def step(self, drafts: list[list[int]]) -> tuple[VerifyResult, tuple[int, ...]]:
         """Verify the drafts and commit the output."""
-        result, failed = verify(paddle.to_tensor(self.logits(drafts)), self.batch(drafts), self.strategy)
+        result, failed = verify(paddle.to_tensor(self.logits(drafts)), self.batch(drafts), self.rule)
         for r, tokens in enumerate(self.tokens):
             tokens.extend(result.row(r).tolist())
         return result, failed

@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.reference import sampling as reference
-from fastdeploy_sd.sampling.verify import verify
+from fastdeploy_sd.sampling.verify import VerifyRule, verify
 from fastdeploy_sd.types import DraftTokens
 from tests.unit.sampling.decoding import VOCAB, Decoding, Drafter, logits_after
 
@@ -106,7 +106,7 @@ def test_right_drafts_are_all_accepted_and_wrong_ones_all_rejected(plain: list[l
 
 
 def test_greedy_takes_the_most_likely_token_at_any_temperature() -> None:
-    decoding = Decoding([[1], [2]], {"temperature": np.array([1.0, 50.0])}, strategy="greedy")
+    decoding = Decoding([[1], [2]], {"temperature": np.array([1.0, 50.0])}, rule=VerifyRule("greedy"))
     histories = ([1], [2])
     result, _ = decoding.step([[], []])
     assert result.token_ids.tolist() == [int(np.argmax(logits_after(h))) for h in histories]
@@ -121,7 +121,7 @@ def test_greedy_takes_the_most_likely_token_at_any_temperature() -> None:
 )
 def test_other_strategies_are_refused(strategy: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Decoding([[1]], {}, strategy=strategy).step([[]])
+        Decoding([[1]], {}, rule=VerifyRule(strategy)).step([[]])
 
 
 def break_after(broken: tuple[int, ...]) -> object:
@@ -192,6 +192,6 @@ def test_an_unfinished_prompt_has_no_output() -> None:
         "cu_num_logits": np.array([0, 0, 1], np.int32),
     }
     fields = {name: getattr(batch, name) for name in batch.__slots__} | unfinished
-    result, failed = verify(paddle.to_tensor(logits_after([2])[None]), type(batch)(**fields), "target_match")
+    result, failed = verify(paddle.to_tensor(logits_after([2])[None]), type(batch)(**fields), VerifyRule())
     assert result.cu_num_output.tolist() == [0, 0, 1]
     assert failed == ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fastdeploy_sd.config.catalogue import options_markdown, unsupported_markdown
+from fastdeploy_sd.config.catalogue import options_markdown, speculative_markdown, unsupported_markdown
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 # Before, the opening marker, the closing marker, after.
@@ -23,7 +23,12 @@ def with_tables(page: str) -> str:
     Raises:
         ValueError: a pair of markers is missing.
     """
-    for name, table in (("options", options_markdown()), ("unsupported", unsupported_markdown())):
+    tables = {
+        "options": options_markdown(),
+        "speculative": speculative_markdown(),
+        "unsupported": unsupported_markdown(),
+    }
+    for name, table in tables.items():
         pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
         # Split, not substituted: a table may hold what a replacement pattern would interpret.
         parts = re.split(pattern, page, flags=re.DOTALL)

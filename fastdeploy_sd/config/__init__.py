@@ -14,8 +14,8 @@ from fastdeploy_sd.config.build import (
     load_config,
     to_json,
     verify_offline,
-    verify_rules,
 )
+from fastdeploy_sd.config.rules import verify_rules
 from fastdeploy_sd.config.sections import (
     DEMO_MODEL,
     CacheConfig,
@@ -23,8 +23,8 @@ from fastdeploy_sd.config.sections import (
     ModelConfig,
     SchedulerConfig,
     ServerConfig,
-    SpeculativeConfig,
 )
+from fastdeploy_sd.config.speculative import SpeculativeConfig
 
 __all__ = [
     "DEMO_MODEL",

@@ -1,4 +1,4 @@
-"""Turns settings into a Config: types and limits of each option, then the rules between options.
+"""Turns settings into a Config: types and limits of each option, then the rules between them.
 
 Also the way back: the effective values with their origins, and JSON to hand a Config to another process.
 """
@@ -6,15 +6,19 @@ Also the way back: the effective values with their origins, and JSON to hand a C
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fastdeploy_sd.config.catalogue import BY_NAME, OPTIONS, SECTIONS, SPECULATIVE_OPTION
+from fastdeploy_sd.config.catalogue import BY_NAME, OPTIONS, SECTIONS
+from fastdeploy_sd.config.environment import warn_of_unread_variables
 from fastdeploy_sd.config.option import Option
+from fastdeploy_sd.config.rules import verify_rules
 from fastdeploy_sd.config.sections import DEMO_MODEL, Config
 from fastdeploy_sd.config.sources import Setting, Settings, read_command_line, read_kwargs
-from fastdeploy_sd.config.speculative import read_speculative
+from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS, SPECULATIVE_KEYS, SPECULATIVE_OPTION, scope_of
+from fastdeploy_sd.config.speculative_map import read_speculative
 from fastdeploy_sd.errors import ConfigError
 
 HIDDEN = "(hidden)"
@@ -62,11 +66,14 @@ def verify_offline(config: Config) -> None:
 
 
 def explain(config: Config) -> list[Effective]:
-    """Return every option with its effective value and where that came from, secrets hidden."""
-    origins = config.origins
-    rows = [Effective(o.name, _public_value(config, o), origins.get(o.name, "default")) for o in OPTIONS]
-    speculative = Effective(SPECULATIVE_OPTION, asdict(config.speculative), origins.get(SPECULATIVE_OPTION, "default"))
-    return [*rows, speculative]
+    """Return every option with its effective value and where that came from, secrets hidden.
+
+    Of `speculative_config` there is a row for each key that has a meaning with the configured method.
+    """
+    in_use = [o for o in SPECULATIVE_FIELDS if scope_of(o.name).holds(config.speculative)]
+    return [
+        Effective(o.path, _public_value(config, o), config.origins.get(o.path, "default")) for o in (*OPTIONS, *in_use)
+    ]
 
 
 def to_json(config: Config, *, with_secrets: bool = False) -> str:
@@ -91,38 +98,8 @@ def from_json(text: str) -> Config:
         raise ConfigError(f"config: expected JSON of a configuration, got something else: {error}") from None
 
 
-def verify_rules(config: Config) -> None:
-    """Check the rules between options.
-
-    Raises:
-        ConfigError: a rule is broken; the text names both options.
-    """
-    scheduler, cache, model = config.scheduler, config.cache, config.model
-    per_request = config.speculative.num_speculative_tokens + 1
-    needed = scheduler.max_num_seqs * per_request
-    if scheduler.max_num_batched_tokens < needed:
-        raise ConfigError(
-            f"max_num_batched_tokens: expected at least {needed} (max_num_seqs {scheduler.max_num_seqs} x {per_request}"
-            f" tokens per request), got {scheduler.max_num_batched_tokens}",
-            param="max_num_batched_tokens",
-        )
-    if model.max_model_len is None:
-        return
-    if not scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens < model.max_model_len:
-        raise ConfigError(
-            f"max_num_batched_tokens: expected at least max_model_len ({model.max_model_len}) when"
-            f" enable_chunked_prefill is off, got {scheduler.max_num_batched_tokens}",
-            param="max_num_batched_tokens",
-        )
-    if cache.num_blocks is not None and cache.num_blocks * cache.block_size < model.max_model_len:
-        raise ConfigError(
-            f"num_gpu_blocks_override: expected room for max_model_len ({model.max_model_len} tokens), got"
-            f" {cache.num_blocks} blocks of {cache.block_size}",
-            param="num_gpu_blocks_override",
-        )
-
-
 def _build(settings: Settings) -> Config:
+    warn_of_unread_variables(os.environ)
     settings = dict(settings)
     speculative = settings.pop(SPECULATIVE_OPTION, None)
     values = {name: _convert(BY_NAME[name], setting) for name, setting in settings.items()}
@@ -146,10 +123,14 @@ def _convert(opt: Option, setting: Setting) -> Any:
 
 def _with_speculative(config: Config, setting: Setting) -> Config:
     try:
-        speculative = read_speculative(setting.value)
+        read = read_speculative(setting.value)
     except ConfigError as error:
         raise _located(error, setting) from None
-    return replace(config, speculative=speculative, origins={**config.origins, SPECULATIVE_OPTION: setting.origin})
+    origins = {**config.origins, SPECULATIVE_OPTION: setting.origin}
+    for key, source in read.origins.items():
+        path = SPECULATIVE_KEYS[key].path
+        origins[path] = f"{source}, {setting.origin}" if source else setting.origin
+    return replace(config, speculative=read.config, origins=origins)
 
 
 def _located(error: ConfigError, setting: Setting) -> ConfigError:

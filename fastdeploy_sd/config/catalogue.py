@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastdeploy_sd.config.option import Option, options_of
 from fastdeploy_sd.config.sections import CacheConfig, Config, ModelConfig, SchedulerConfig, ServerConfig
-from fastdeploy_sd.config.unsupported import UNSUPPORTED
+from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, scope_of
+from fastdeploy_sd.config.unsupported import UNSUPPORTED, UNSUPPORTED_SPECULATIVE
 
 # Attribute of Config -> its class, in the order in which people read about them.
 SECTIONS: dict[str, type] = {
@@ -17,7 +18,6 @@ OPTIONS: tuple[Option, ...] = (
     *(opt for section, cls in SECTIONS.items() for opt in options_of(cls, section)),
     *options_of(Config, ""),
 )
-SPECULATIVE_OPTION = "speculative_config"
 BY_NAME: dict[str, Option] = {opt.name: opt for opt in OPTIONS}
 KNOWN_NAMES: tuple[str, ...] = (*BY_NAME, SPECULATIVE_OPTION)
 _ALIASES = {alias: opt.name for opt in OPTIONS for alias in opt.spec.aliases} | {"tp": "tensor_parallel_size"}
@@ -34,19 +34,33 @@ def options_markdown() -> str:
     rows = ["| Option | Expected | Default | Meaning |", "|---|---|---|---|"]
     rows += [f"| `{o.name}` | {o.expected} | {_default_text(o)} | {_meaning(o)} |" for o in OPTIONS]
     rows.append(
-        f"| `{SPECULATIVE_OPTION}` | a map, or JSON on the command line | `{{method: naive}}` | How drafts are made. |"
+        f"| `{SPECULATIVE_OPTION}` | a map, or JSON on the command line | `{{method: naive}}` | How drafts are made and"
+        " judged; its keys are below. |"
     )
+    return "\n".join(rows) + "\n"
+
+
+def speculative_markdown() -> str:
+    """Return the keys of `speculative_config` as a Markdown table, for docs/configuration.md."""
+    rows = ["| Key | With | Expected | Default | Meaning |", "|---|---|---|---|---|"]
+    rows += [
+        f"| `{o.name}` | {scope_of(o.name).where} | {o.expected} | {_default_text(o)} | {_meaning(o)} |"
+        for o in SPECULATIVE_KEYS.values()
+    ]
     return "\n".join(rows) + "\n"
 
 
 def unsupported_markdown() -> str:
     """Return the options that are known but not supported yet as a Markdown table."""
     rows = ["| Option | Accepted value |", "|---|---|"]
-    rows += [f"| `{n}` | {' or '.join(f'`{v}`'.lower() for v in accepted)} |" for n, accepted in UNSUPPORTED.items()]
+    keys = {f"{SPECULATIVE_OPTION}.{key}": accepted for key, accepted in UNSUPPORTED_SPECULATIVE.items()}
+    rows += [f"| `{n}` | {' or '.join(f'`{v}`'.lower() for v in a)} |" for n, a in {**UNSUPPORTED, **keys}.items()]
     return "\n".join(rows) + "\n"
 
 
 def _default_text(opt: Option) -> str:
+    if opt.spec.default_text:
+        return opt.spec.default_text
     if opt.is_required:
         return "required"
     return "none" if opt.default in (None, ()) else f"`{str(opt.default).lower()}`"

@@ -15,7 +15,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any
 
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.errors import ConfigError, suggest
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
@@ -34,6 +34,7 @@ class Spec:
         choices: the only accepted values; taken from the field's type when that is a Literal.
         minimum, maximum: inclusive limits of a number.
         secret: never printed, logged or serialised unless asked for.
+        default_text: what the documentation shows as the default, where that depends on other options.
     """
 
     help: str
@@ -43,6 +44,7 @@ class Spec:
     minimum: float | None = None
     maximum: float | None = None
     secret: bool = False
+    default_text: str = ""
 
 
 def option(default: object, spec: Spec) -> Any:
@@ -61,6 +63,7 @@ class Option:
         kind: int, float, bool, str, or tuple for a list of strings.
         is_optional: None is a value.
         default: MISSING when the option is required.
+        group: the option whose map holds this one as a key, "" = none does. A section says so in `option_group`.
     """
 
     name: str
@@ -71,10 +74,16 @@ class Option:
     default: object
     choices: tuple[object, ...]
     spec: Spec
+    group: str = ""
 
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def path(self) -> str:
+        """The name, after that of the option it is a key of."""
+        return f"{self.group}.{self.name}" if self.group else self.name
 
     @property
     def is_required(self) -> bool:
@@ -89,7 +98,9 @@ class Option:
             text = "a non-empty string or a list of them"
         else:
             text = _KIND_TEXT[self.kind] + _limits_text(self.spec)
-        return f"{text}, or none" if self.is_optional else text
+        if not self.is_optional:
+            return text
+        return f"{text}, or {'null' if 'none' in self.choices else 'none'}"
 
     def convert(self, value: object) -> Any:
         """Return `value` as this option's type; text is parsed as on a command line.
@@ -113,19 +124,21 @@ class Option:
     def error(self, value: object) -> ConfigError:
         """Return the error for `value`, which is not repeated when the option is secret."""
         shown = "(hidden)" if self.spec.secret else repr(value)
-        return ConfigError(f"{self.name}: expected {self.expected}, got {shown}", param=self.name)
+        hint = suggest(value, map(str, self.choices)) if isinstance(value, str) else ""
+        return ConfigError(f"{self.path}: expected {self.expected}, got {shown}{hint}", param=self.group or self.name)
 
     def _means_none(self, value: object) -> bool:
-        """A free text may well be "none"; for everything else the word is the value None."""
-        is_free_text = self.kind is str and not self.choices
-        return not is_free_text and isinstance(value, str) and value.strip().lower() in _NONE
+        """A free text may well be "none", and so may a choice; for everything else the word is the value None."""
+        is_text = self.kind is str and (not self.choices or value in self.choices)
+        return not is_text and isinstance(value, str) and value.strip().lower() in _NONE
 
 
 @functools.cache
 def options_of(cls: type, section: str) -> tuple[Option, ...]:
     """Return the options a section's dataclass declares, in order."""
     hints = typing.get_type_hints(cls)
-    return tuple(_resolve(f, hints[f.name], section) for f in fields(cls) if "option" in f.metadata)
+    group = getattr(cls, "option_group", "")
+    return tuple(_resolve(f, hints[f.name], section, group) for f in fields(cls) if "option" in f.metadata)
 
 
 def verify_fields(section: Any, name: str) -> None:
@@ -137,7 +150,7 @@ def verify_fields(section: Any, name: str) -> None:
             raise opt.error(value)
 
 
-def _resolve(declared: Field[Any], hint: Any, section: str) -> Option:
+def _resolve(declared: Field[Any], hint: Any, section: str, group: str) -> Option:
     spec: Spec = declared.metadata["option"]
     args = typing.get_args(hint) if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
     inner = next(a for a in args if a is not NoneType)
@@ -154,6 +167,7 @@ def _resolve(declared: Field[Any], hint: Any, section: str) -> Option:
         default=declared.default,
         choices=choices,
         spec=spec,
+        group=group,
     )
 
 

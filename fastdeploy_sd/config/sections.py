@@ -1,6 +1,6 @@
 """The frozen configuration values, grouped by who reads them. Each field is declared once, with its text and limits.
 
-A section checks its own fields when constructed; rules between fields are in build.py, so that tests may construct
+A section checks its own fields when constructed; rules between fields are in rules.py, so that tests may construct
 unusual combinations on purpose. Knows no YAML, no command line and no model.
 """
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from fastdeploy_sd.config.option import Spec, option, verify_fields
+from fastdeploy_sd.config.speculative import SpeculativeConfig
 
 DEMO_MODEL = "demo"
 _DEMO_MODEL_DIR = Path(__file__).resolve().parents[1] / "demo_model"
@@ -96,6 +97,10 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = option(
         True, Spec("Let a prompt be computed over several steps; without it a prompt must fit into one.")
     )
+    long_prefill_token_threshold: int = option(
+        0,
+        Spec("Most tokens of one prompt in a step; 0: as many as `max_num_batched_tokens` allows.", minimum=0),
+    )
     policy: Literal["fcfs", "priority"] = option(
         "fcfs", Spec("Order of waiting requests: arrival, or priority (lower first).", name="scheduling_policy")
     )
@@ -108,49 +113,6 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         verify_fields(self, "scheduler")
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculativeConfig:
-    """How drafts are made and judged. `naive` makes none: plain decoding on the same path.
-
-    Attributes:
-        method: "naive", "ngram", "suffix" or "mtp".
-        num_speculative_tokens: drafts per request and step at most (k).
-        mtp_strategy: "default"; "with_ngram" or "with_suffix": that method extends what MTP drafted, up to k.
-        num_model_steps: drafts of those that MTP itself makes, at most.
-        model: directory of the MTP weights; None = where a checkpoint keeps them.
-        quantization: of the MTP layer's linear weights; None = the target's, "none" = unquantised.
-        max_ngram_size, min_ngram_size: lengths of the text's end that n-gram looks up, longest first.
-        suffix_decoding_max_tree_depth: longest context that suffix decoding tells apart, in tokens.
-        suffix_decoding_max_cached_requests: outputs kept for other requests; -1 = only the bytes bound, 0 = none kept.
-        suffix_decoding_max_cache_mb: their memory at most, in MiB.
-        suffix_decoding_max_spec_factor: drafts at most this many times as long as the matched context.
-        suffix_decoding_min_token_prob: drafting stops where the drafts' joint estimated probability falls below it.
-        suffix_decoding_cache_file: loaded at start if it exists, saved at shutdown; None = neither.
-        verify_strategy, accept_policy, max_candidate_len, verify_window: see sampling.verify.VerifyRule.
-        enable_draft_logprob: requests may ask for the log-probabilities of drafts.
-    """
-
-    method: str = "naive"
-    num_speculative_tokens: int = 0
-    mtp_strategy: Literal["default", "with_ngram", "with_suffix"] = "default"
-    num_model_steps: int = 1
-    model: str | None = None
-    quantization: Literal["none", "wint8", "wint4"] | None = None
-    max_ngram_size: int = 5
-    min_ngram_size: int = 2
-    suffix_decoding_max_tree_depth: int = 64
-    suffix_decoding_max_cached_requests: int = 10_000
-    suffix_decoding_max_cache_mb: int = 256
-    suffix_decoding_max_spec_factor: float = 1.0
-    suffix_decoding_min_token_prob: float = 0.1
-    suffix_decoding_cache_file: str | None = None
-    verify_strategy: Literal["target_match", "greedy", "topp"] = "target_match"
-    accept_policy: Literal["normal", "accept_all", "reject_all"] = "normal"
-    max_candidate_len: int = 5
-    verify_window: int = 2
-    enable_draft_logprob: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 import yaml
 
-from fastdeploy_sd.config.catalogue import BY_NAME, KNOWN_NAMES, OPTIONS, SPECULATIVE_OPTION, canonical_name
+from fastdeploy_sd.config.catalogue import BY_NAME, KNOWN_NAMES, OPTIONS, canonical_name
 from fastdeploy_sd.config.option import Option
+from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 from fastdeploy_sd.config.unsupported import UNSUPPORTED, rejection
 from fastdeploy_sd.errors import ConfigError, suggest
 
@@ -147,7 +148,7 @@ def _build_parser(prog: str) -> argparse.ArgumentParser:
     groups = {s: parser.add_argument_group(s or "process") for s in dict.fromkeys(o.section for o in OPTIONS)}
     for opt in OPTIONS:
         _add_flag(groups[opt.section], opt)
-    text = 'How drafts are made, as a JSON object, e.g. {"method": "naive"}.'
+    text = 'How drafts are made and judged, as a JSON object, e.g. {"method": "ngram", "num_speculative_tokens": 4}.'
     speculative = parser.add_argument_group("speculative")
     speculative.add_argument(
         "--speculative-config", dest=SPECULATIVE_OPTION, metavar="JSON", default=argparse.SUPPRESS, help=text

@@ -1,82 +1,191 @@
-"""Reads `speculative_config`, a map or its JSON text, strictly."""
+"""The values of `speculative_config`: how drafts are made and judged. Each key is declared once, with text and limits.
+
+Single values are checked when the section is constructed; rules between keys are in speculative_map.py, so that tests
+may construct unusual combinations on purpose. Knows no proposer and no verification.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from fastdeploy_sd.config.sections import SpeculativeConfig
-from fastdeploy_sd.config.unsupported import UNSUPPORTED_SPECULATIVE, rejection
-from fastdeploy_sd.errors import ConfigError, suggest
+from fastdeploy_sd.config.option import Option, Spec, option, options_of, verify_fields
 
-_NAME = "speculative_config"
-_METHODS = ("naive",)
-# FastDeploy's methods and its alias, so that the error can say "not supported yet".
-_KNOWN_METHODS = ("naive", "ngram", "ngram_match", "mtp", "suffix")
-_KEYS = ("method", "num_speculative_tokens")
+SPECULATIVE_OPTION = "speculative_config"
+METHODS = ("naive", "ngram", "suffix", "mtp")
 
 
-def read_speculative(value: object) -> SpeculativeConfig:
-    """Return the configuration that `value` describes; None is plain decoding.
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """How drafts are made and judged. `naive` makes none: plain decoding on the same path.
+
+    Attributes:
+        method: one of METHODS.
+        num_speculative_tokens: drafts per request and step at most (k).
+        mtp_strategy: "default"; "with_ngram" or "with_suffix": that method extends what MTP drafted, up to k.
+        num_model_steps: drafts of those that MTP itself makes, at most.
+        model: directory of the MTP weights; None = where a checkpoint keeps them.
+        quantization: of the MTP layer's linear weights; None = the target's, "none" = unquantised.
+        max_ngram_size, min_ngram_size: lengths of the text's end that n-gram looks up, longest first.
+        suffix_decoding_max_tree_depth: longest context that suffix decoding tells apart, in tokens.
+        suffix_decoding_max_cached_requests: outputs kept for other requests; -1 = only the bytes bound, 0 = none kept.
+        suffix_decoding_max_cache_mb: their memory at most, in MiB.
+        suffix_decoding_max_spec_factor: drafts at most this many times as long as the matched context.
+        suffix_decoding_min_token_prob: drafting stops where the drafts' joint estimated probability falls below it.
+        suffix_decoding_cache_file: loaded at start if it exists, saved at shutdown; None = neither.
+        verify_strategy, accept_policy, max_candidate_len, verify_window: see sampling.verify.VerifyRule.
+        enable_draft_logprob: requests may ask for the log-probabilities of drafts.
 
     Raises:
-        ConfigError: no map or JSON object, an unknown key or method, or one that is not supported yet.
+        ConfigError: a value has another type than declared or is out of its limits.
     """
-    if value is None:
-        return SpeculativeConfig()
-    given = {str(k).replace("-", "_"): v for k, v in _read_map(value).items()}
-    for key, item in given.items():
-        _verify_key(key, item)
-    method = given.get("method")
-    if method is None:
-        raise ConfigError(f"{_NAME}.method: expected one of {', '.join(_METHODS)}, got nothing", param=_NAME)
-    return SpeculativeConfig(_read_method(method), _read_num_tokens(given.get("num_speculative_tokens", 0)))
 
+    option_group: ClassVar[str] = SPECULATIVE_OPTION
 
-def _read_map(value: object) -> Mapping[Any, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value, object_pairs_hook=_unique)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{_NAME}: expected a JSON object, got text that is none: {error}", param=_NAME) from None
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{_NAME}: expected a map, got {value!r}", param=_NAME)
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ConfigError(f"{_NAME}: expected every key once, got {[key for key, _ in pairs]}", param=_NAME)
-    return result
-
-
-def _verify_key(key: str, value: object) -> None:
-    if key in _KEYS:
-        return
-    if key not in UNSUPPORTED_SPECULATIVE:
-        hint = suggest(key, [*_KEYS, *UNSUPPORTED_SPECULATIVE])
-        raise ConfigError(f"{_NAME}.{key}: unknown key{hint}", param=_NAME)
-    reason = rejection(key, value, UNSUPPORTED_SPECULATIVE[key])
-    if reason is not None:
-        raise ConfigError(f"{_NAME}.{reason}", param=_NAME)
-
-
-def _read_method(value: object) -> str:
-    name = value.lower() if isinstance(value, str) else ""
-    if name in _METHODS:
-        return name
-    known = "not supported yet in this version" if name in _KNOWN_METHODS else "not a method"
-    hint = "" if name in _KNOWN_METHODS else suggest(name, _KNOWN_METHODS)
-    raise ConfigError(
-        f"{_NAME}.method: expected one of {', '.join(_METHODS)}, got {value!r}, which is {known}{hint}", param=_NAME
+    method: str = option(
+        "naive",
+        Spec("Where drafts come from; `naive` makes none. Upper case is accepted, and `ngram_match`.", choices=METHODS),
     )
+    num_speculative_tokens: int = option(
+        0,
+        Spec(
+            "Drafts per request and step at most (k); `naive` makes 0, other methods need at least 1.",
+            minimum=0,
+            default_text="`1`; for `mtp` alone a given `num_model_steps`",
+        ),
+    )
+    mtp_strategy: Literal["default", "with_ngram", "with_suffix"] = option(
+        "default",
+        Spec(
+            "What extends the drafts of MTP, up to k; `default`: nothing.",
+            default_text="`default`; beside a `suffix_decoding_*` key `with_suffix`",
+        ),
+    )
+    num_model_steps: int = option(
+        1,
+        Spec(
+            "Drafts that MTP itself makes, at most k; a hybrid needs a k above it.",
+            minimum=1,
+            default_text="`1`; for `mtp` alone `num_speculative_tokens`",
+        ),
+    )
+    model: str | None = option(
+        None,
+        Spec(
+            "Directory of the MTP weights.",
+            default_text="`mtp` in the model's directory if there is one, else the model's own files",
+        ),
+    )
+    quantization: Literal["none", "wint8", "wint4"] | None = option(
+        None,
+        Spec("Format of the MTP layer's linear weights; `none`: unquantised.", default_text="the model's"),
+    )
+    max_ngram_size: int = option(5, Spec("Longest end of the text to look up, in tokens.", minimum=1, maximum=64))
+    min_ngram_size: int = option(2, Spec("Shortest end of the text to look up, in tokens.", minimum=1, maximum=64))
+    suffix_decoding_max_tree_depth: int = option(
+        64, Spec("Longest context that is told apart, in tokens.", minimum=2, maximum=4096)
+    )
+    suffix_decoding_max_cached_requests: int = option(
+        10_000,
+        Spec("Outputs kept to draft from for other requests; -1: bounded by bytes only; 0: none.", minimum=-1),
+    )
+    suffix_decoding_max_cache_mb: int = option(256, Spec("Memory of the kept outputs at most, in MiB.", minimum=1))
+    suffix_decoding_max_spec_factor: float = option(
+        1.0, Spec("Drafts at most this many times as long as the matched context.", minimum=0.001)
+    )
+    suffix_decoding_min_token_prob: float = option(
+        0.1, Spec("Drafting stops where the drafts are together less probable than this.", minimum=0, maximum=1)
+    )
+    suffix_decoding_cache_file: str | None = option(
+        None, Spec("File of kept outputs: loaded at start if it exists, saved at shutdown.")
+    )
+    verify_strategy: Literal["target_match", "greedy", "topp"] = option(
+        "target_match",
+        Spec(
+            "Which drafts are accepted: those that plain decoding would draw; the most likely token; or, lossy, any"
+            " token that top-p sampling might draw."
+        ),
+    )
+    accept_policy: Literal["normal", "accept_all", "reject_all"] = option(
+        "normal", Spec("`accept_all` (lossy) and `reject_all` do not look at the drafts; for measurements.")
+    )
+    max_candidate_len: int = option(
+        5, Spec("How many of the most likely tokens are candidates at most.", minimum=1, maximum=64)
+    )
+    verify_window: int = option(
+        2,
+        Spec("Most likely drafts that must follow a second most likely one for it to be kept.", minimum=0, maximum=64),
+    )
+    enable_draft_logprob: bool = option(False, Spec("Let requests ask for the log-probabilities of drafts."))
+
+    def __post_init__(self) -> None:
+        verify_fields(self, "speculative")
+
+    @property
+    def label(self) -> str:
+        """The method in names of files and rows of tables: a hybrid is "mtp-ngram" or "mtp-suffix"."""
+        extension = "" if self.mtp_strategy == "default" else self.mtp_strategy.replace("with_", "-")
+        return self.method + extension
 
 
-def _read_num_tokens(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value != 0:
-        raise ConfigError(
-            f"{_NAME}.num_speculative_tokens: expected 0, as method naive makes no drafts, got {value!r}", param=_NAME
-        )
-    return value
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Where a key has a meaning; elsewhere only its default is accepted.
+
+    Attributes:
+        where: for error texts and the documentation.
+        holds: whether a configuration is inside.
+        subject: the key whose value decides, for error texts.
+    """
+
+    where: str
+    holds: Callable[[SpeculativeConfig], bool]
+    subject: str = "method"
+
+
+_ANY = Scope("any method", lambda c: True)
+# The keys of ngram and suffix too: a request may choose them on any server that drafts.
+_DRAFTING = Scope("method ngram, suffix or mtp", lambda c: c.method != "naive")
+_MTP = Scope("method mtp", lambda c: c.method == "mtp")
+_TOPP = Scope("verify_strategy topp", lambda c: c.verify_strategy == "topp", "verify_strategy")
+
+# FastDeploy's second name of a policy. It is a key but no field, as one fact has one place.
+BENCHMARK_MODE = Option(
+    name="benchmark_mode",
+    section="speculative",
+    field_name="accept_policy",
+    kind=bool,
+    is_optional=False,
+    default=False,
+    choices=(),
+    spec=Spec("The same as `accept_policy: reject_all`."),
+    group=SPECULATIVE_OPTION,
+)
+SPECULATIVE_FIELDS: tuple[Option, ...] = options_of(SpeculativeConfig, "speculative")
+SPECULATIVE_KEYS: Mapping[str, Option] = {opt.name: opt for opt in (*SPECULATIVE_FIELDS, BENCHMARK_MODE)}
+
+
+_SCOPES: Mapping[str, Scope] = {
+    "method": _ANY,
+    "num_speculative_tokens": _DRAFTING,
+    "mtp_strategy": _MTP,
+    "num_model_steps": _MTP,
+    "model": _MTP,
+    "quantization": _MTP,
+    "max_ngram_size": _DRAFTING,
+    "min_ngram_size": _DRAFTING,
+    "verify_strategy": _DRAFTING,
+    "accept_policy": _DRAFTING,
+    "benchmark_mode": _DRAFTING,
+    "max_candidate_len": _TOPP,
+    "verify_window": _TOPP,
+    "enable_draft_logprob": _MTP,
+}
+
+
+def scope_of(key: str) -> Scope:
+    """Return where a key of SPECULATIVE_KEYS has a meaning."""
+    if key.startswith("suffix_decoding_"):
+        return _DRAFTING
+    return _SCOPES[key]

@@ -76,7 +76,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     # scheduling
     "max_num_partial_prefills": (1,),
     "max_long_partial_prefills": (1,),
-    "long_prefill_token_threshold": (0,),
     "disable_chunked_mm_input": (False,),
     "enable_overlap_schedule": (False,),
     "scheduler_name": ("local",),
@@ -122,26 +121,13 @@ INSTEAD: Mapping[str, str] = {
     "timeout": "use timeout_graceful_shutdown for the time after SIGTERM",
 }
 
-# Keys of speculative_config beyond the ones in build.py; as above.
+# Keys of speculative_config; as above. Most are FastDeploy's own, which users do not set.
 UNSUPPORTED_SPECULATIVE: Mapping[str, tuple[object, ...]] = {
-    "mtp_strategy": ("default",),
-    "num_model_steps": (),
-    "max_candidate_len": (),
-    "verify_window": (),
-    "max_ngram_size": (),
-    "min_ngram_size": (),
-    "suffix_decoding_max_tree_depth": (),
-    "suffix_decoding_max_cached_requests": (),
-    "suffix_decoding_max_spec_factor": (),
-    "suffix_decoding_min_token_prob": (),
-    "model": (None,),
-    "quantization": (None,),
-    "num_gpu_block_expand_ratio": (),
-    "benchmark_mode": (False,),
+    "num_gpu_block_expand_ratio": (1, 1.0),
     "enf_gen_phase_tag": (False,),
-    "enable_draft_logprob": (False,),
-    "verify_strategy": ("target_match",),
-    "accept_policy": ("normal",),
+    "model_type": ("main",),
+    "sharing_model": (None,),
+    "num_extra_cache_layer": (0,),
 }
 
 

@@ -31,7 +31,7 @@ def test_configuration_is_valid(path: Path, tmp_path: Path, monkeypatch: pytest.
         Path(model, "config.json").write_text(json.dumps(dict(SHAPES[Path(model).name])))
     config = load_config(["--config", str(path)])
     weights = config.model.quantization or {"bfloat16": "bf16"}.get(config.model.dtype, config.model.dtype)
-    parts = [Path(model).name, config.speculative.method, "cpu"]
+    parts = [Path(model).name, config.speculative.label, "cpu"]
     if model != DEMO_MODEL:
         parts.insert(1, weights)
     assert path.stem == "-".join(parts)

@@ -91,7 +91,10 @@ def test_keyword_arguments(model: str) -> None:
         ("--max-num-seqs 4.0", "max_num_seqs: expected an integer of at least 1, got '4.0' (command line)"),
         ("--port 65536", "port: expected an integer in 0..65535, got '65536' (command line)"),
         ("--dtype fp8", "dtype: expected one of float32, bfloat16, got 'fp8' (command line)"),
-        ("--quantization int8", "quantization: expected one of wint8, wint4, or none, got 'int8' (command line)"),
+        (
+            "--quantization int8",
+            "quantization: expected one of wint8, wint4, or none, got 'int8' (did you mean 'wint8'?) ",
+        ),
         ("--block-size 48", "block_size: expected one of 16, 32, 64, 128, 256, got '48' (command line)"),
         (
             "--kv-cache-memory-gb nan",
@@ -151,7 +154,7 @@ def test_unknown_keyword_argument_is_an_error(model: str) -> None:
 
 def test_a_step_must_hold_a_token_of_every_request(model: str) -> None:
     flags = ["--model", model, "--max-num-seqs", "64", "--max-num-batched-tokens"]
-    assert "expected at least 64 (max_num_seqs 64 x 1 tokens per request), got 63" in refusal([*flags, "63"])
+    assert refusal([*flags, "63"]) == "max_num_batched_tokens: expected at least max_num_seqs (64), got 63"
     assert load_config([*flags, "64"]).scheduler.max_num_batched_tokens == 64
 
 
@@ -161,6 +164,16 @@ def test_without_chunks_the_longest_prompt_must_fit_a_step(model: str) -> None:
         [*flags, "--no-enable-chunked-prefill"]
     )
     assert load_config(flags).scheduler.enable_chunked_prefill
+
+
+def test_a_prompt_threshold_needs_chunks(model: str) -> None:
+    flags = ["--model", model, "--long-prefill-token-threshold"]
+    assert load_config([*flags, "64"]).scheduler.long_prefill_token_threshold == 64
+    assert refusal([*flags, "64", "--no-enable-chunked-prefill"]) == (
+        "long_prefill_token_threshold: expected 0 when enable_chunked_prefill is off, got 64"
+    )
+    assert load_config([*flags, "0", "--no-enable-chunked-prefill"]).scheduler.long_prefill_token_threshold == 0
+    assert "expected an integer of at least 0, got '-1'" in refusal([*flags, "-1"])
 
 
 def test_the_longest_request_must_fit_the_cache(model: str) -> None:
@@ -207,8 +220,8 @@ def test_json_brings_everything_back_but_secrets(model: str) -> None:
 
 
 def test_json_keeps_a_speculative_config() -> None:
-    config = Config(ModelConfig("m"), speculative=SpeculativeConfig("naive", 4))
-    assert from_json(to_json(config)).speculative == SpeculativeConfig("naive", 4)
+    speculative = SpeculativeConfig("mtp", 4, quantization="none", suffix_decoding_min_token_prob=0.25)
+    assert from_json(to_json(Config(ModelConfig("m"), speculative=speculative))).speculative == speculative
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"options": {"zebra": 1}, "origins": {}, "speculative": {}}'])

@@ -1,4 +1,4 @@
-"""Options of FastDeploy that this version does not implement, and speculative_config."""
+"""Options of FastDeploy that this version does not implement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig, config_from_kwargs, load_config
 from fastdeploy_sd.config.catalogue import KNOWN_NAMES
-from fastdeploy_sd.config.unsupported import INSTEAD, UNSUPPORTED
+from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS
+from fastdeploy_sd.config.unsupported import INSTEAD, UNSUPPORTED, UNSUPPORTED_SPECULATIVE
 from fastdeploy_sd.errors import ConfigError
 
 
@@ -57,47 +58,37 @@ def test_no_option_is_both_supported_and_not() -> None:
     assert INSTEAD.keys() <= UNSUPPORTED.keys()
 
 
-# ---- speculative_config ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_gpu_block_expand_ratio": 1.0, "enf_gen_phase_tag": False, "model_type": "main"},
+        {"num-gpu-block-expand-ratio": 1, "sharing_model": None, "num_extra_cache_layer": 0},
+    ],
+)
+def test_a_speculative_key_that_asks_for_nothing_is_accepted(model: str, keys: dict[str, object]) -> None:
+    config = config_from_kwargs(model=model, speculative_config={"method": "ngram", **keys})
+    assert config.speculative == SpeculativeConfig("ngram", 1)
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("key", "value", "only"),
     [
-        {"method": "naive"},
-        {"method": "NAIVE", "num_speculative_tokens": 0},
-        '{"method": "naive", "verify_strategy": "target_match", "accept_policy": "normal"}',
-        None,
+        ("num_gpu_block_expand_ratio", 1.5, "1 or 1.0"),
+        ("enf_gen_phase_tag", True, "false"),
+        ("model_type", "mtp", "main"),
+        ("sharing_model", "m", "none"),
+        ("num_extra_cache_layer", 1, "0"),
     ],
 )
-def test_naive_is_accepted(model: str, value: object) -> None:
-    assert config_from_kwargs(model=model, speculative_config=value).speculative == SpeculativeConfig()
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ({"method": "mtp"}, ".method: expected one of naive, got 'mtp', which is not supported yet in this version"),
-        (
-            {"method": "ngran"},
-            ".method: expected one of naive, got 'ngran', which is not a method (did you mean 'ngram'?",
-        ),
-        ({"method": 1}, ".method: expected one of naive, got 1"),
-        ({}, ".method: expected one of naive, got nothing"),
-        ({"metod": "naive"}, ".metod: unknown key (did you mean 'method'?)"),
-        (
-            {"method": "naive", "num_speculative_tokens": 3},
-            ".num_speculative_tokens: expected 0, as method naive makes",
-        ),
-        ({"method": "naive", "num_speculative_tokens": False}, ".num_speculative_tokens: expected 0"),
-        ({"method": "naive", "verify_strategy": "topp"}, ".verify_strategy: 'topp' is not supported yet"),
-        ({"method": "naive", "max_ngram_size": 5}, ".max_ngram_size: 5 is not supported yet"),
-        ("naive", ": expected a JSON object, got text that is none"),
-        ("[1]", ": expected a map, got [1]"),
-        ('{"method": "naive", "method": "mtp"}', ": expected every key once"),
-    ],
-)
-def test_everything_else_is_refused(model: str, value: object, text: str) -> None:
+def test_another_value_of_a_speculative_key_is_not_supported_yet(
+    model: str, key: str, value: object, only: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        config_from_kwargs(model=model, speculative_config=value)
-    assert caught.value.message.startswith("speculative_config" + text)
-    assert caught.value.message.endswith("(keyword argument)")
+        config_from_kwargs(model=model, speculative_config={"method": "ngram", key: value})
+    assert caught.value.message == (
+        f"speculative_config.{key}: {value!r} is not supported yet in this version (only {only} is) (keyword argument)"
+    )
+
+
+def test_no_speculative_key_is_both_supported_and_not() -> None:
+    assert UNSUPPORTED_SPECULATIVE.keys().isdisjoint(SPECULATIVE_KEYS)

@@ -1,0 +1,167 @@
+"""Reads `speculative_config`, a map or its JSON text, strictly: every key has an effect or is an error.
+
+Owns the rules between its keys and the defaults that depend on other keys. Does not know the rest of the configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, SpeculativeConfig, scope_of
+from fastdeploy_sd.config.unsupported import UNSUPPORTED_SPECULATIVE, rejection
+from fastdeploy_sd.errors import ConfigError, suggest
+
+_METHOD_ALIASES = {"ngram_match": "ngram"}
+_SUFFIX_PREFIX = "suffix_decoding_"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeMap:
+    """What a map says.
+
+    Attributes:
+        config: with every default resolved.
+        origins: key -> "" when it was written, else the key it follows from; absent keys have their default.
+    """
+
+    config: SpeculativeConfig
+    origins: Mapping[str, str]
+
+
+def read_speculative(value: object) -> SpeculativeMap:
+    """Return the configuration that `value` describes; None is plain decoding.
+
+    Defaults that depend on other keys: k (`num_speculative_tokens`) is 1 where anything drafts; where MTP drafts alone,
+    k and `num_model_steps` follow one another; a `suffix_decoding_*` key beside method mtp selects with_suffix.
+
+    Raises:
+        ConfigError: no map or JSON object; a key that is unknown, repeated or not supported; a value its key does not
+            allow; a key that the others leave without effect, unless it has its default; keys that contradict.
+    """
+    if value is None:
+        return SpeculativeMap(SpeculativeConfig(), {})
+    written = {key: _convert(key, item) for key, item in _read_map(value).items() if _verify_key(key, item)}
+    if "method" not in written:
+        raise _error("method", SPECULATIVE_KEYS["method"].expected, "nothing")
+    values, origins = dict(written), dict.fromkeys(written, "")
+    _derive_policy(values, origins)
+    _derive_drafting(values, origins)
+    config = SpeculativeConfig(**values)
+    _verify_scopes(config, written)
+    _verify_lengths(config)
+    return SpeculativeMap(config, origins)
+
+
+# ---- one key --------------------------------------------------------------------------------------------------------
+
+
+def _read_map(value: object) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value, object_pairs_hook=_unique)
+        except json.JSONDecodeError as error:
+            text = f"{SPECULATIVE_OPTION}: expected a JSON object, got text that is none: {error}"
+            raise ConfigError(text, param=SPECULATIVE_OPTION) from None
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{SPECULATIVE_OPTION}: expected a map, got {value!r}", param=SPECULATIVE_OPTION)
+    return _unique([(str(key).replace("-", "_"), item) for key, item in value.items()])
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        text = f"{SPECULATIVE_OPTION}: expected every key once, got {[key for key, _ in pairs]}"
+        raise ConfigError(text, param=SPECULATIVE_OPTION)
+    return result
+
+
+def _verify_key(key: str, value: object) -> bool:
+    """Return whether `key` has a meaning; False for an unsupported one with a value that asks for nothing."""
+    if key in SPECULATIVE_KEYS:
+        return True
+    if key not in UNSUPPORTED_SPECULATIVE:
+        hint = suggest(key, [*SPECULATIVE_KEYS, *UNSUPPORTED_SPECULATIVE])
+        raise ConfigError(f"{SPECULATIVE_OPTION}.{key}: unknown key{hint}", param=SPECULATIVE_OPTION)
+    reason = rejection(key, value, UNSUPPORTED_SPECULATIVE[key])
+    if reason is not None:
+        raise ConfigError(f"{SPECULATIVE_OPTION}.{reason}", param=SPECULATIVE_OPTION)
+    return False
+
+
+def _convert(key: str, value: object) -> Any:
+    if key == "method" and isinstance(value, str):
+        name = value.strip().lower()
+        value = _METHOD_ALIASES.get(name, name)
+    return SPECULATIVE_KEYS[key].convert(value)
+
+
+# ---- what follows from other keys -----------------------------------------------------------------------------------
+
+
+def _derive_policy(values: dict[str, Any], origins: dict[str, str]) -> None:
+    if not values.pop("benchmark_mode", False):
+        return
+    policy = values.setdefault("accept_policy", "reject_all")
+    if policy != "reject_all":
+        raise _error("accept_policy", "reject_all with benchmark_mode", repr(policy))
+    origins.setdefault("accept_policy", "benchmark_mode")
+
+
+def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> None:
+    if values["method"] == "mtp":
+        suffix_key = next((key for key in values if key.startswith(_SUFFIX_PREFIX)), None)
+        # FastDeploy's published example of suffix decoding says "mtp".
+        if suffix_key is not None and "mtp_strategy" not in values:
+            values["mtp_strategy"], origins["mtp_strategy"] = "with_suffix", suffix_key
+        if values.get("mtp_strategy", "default") == "default":
+            _derive_equal(values, origins, "num_model_steps", "num_speculative_tokens")
+            _derive_equal(values, origins, "num_speculative_tokens", "num_model_steps")
+    if values["method"] != "naive":
+        values.setdefault("num_speculative_tokens", 1)
+
+
+def _derive_equal(values: dict[str, Any], origins: dict[str, str], key: str, source: str) -> None:
+    """Give an absent key the value of a present one. A length of 0 is not passed on: it is an error by itself."""
+    if key not in values and values.get(source, 0) > 0:
+        values[key], origins[key] = values[source], source
+
+
+# ---- rules between keys ---------------------------------------------------------------------------------------------
+
+
+def _verify_scopes(config: SpeculativeConfig, written: Mapping[str, Any]) -> None:
+    for key, value in written.items():
+        scope = scope_of(key)
+        if not scope.holds(config) and value != SPECULATIVE_KEYS[key].default:
+            got = f"{value!r} with {scope.subject} {getattr(config, scope.subject)}"
+            raise _error(key, f"only with {scope.where}", got)
+
+
+def _verify_lengths(config: SpeculativeConfig) -> None:
+    if config.max_ngram_size < config.min_ngram_size:
+        expected = f"at least min_ngram_size ({config.min_ngram_size})"
+        raise _error("max_ngram_size", expected, config.max_ngram_size)
+    if config.method == "naive":
+        return
+    if config.num_speculative_tokens < 1:
+        expected = f"at least 1 with method {config.method}"
+        raise _error("num_speculative_tokens", expected, config.num_speculative_tokens)
+    if config.method == "mtp":
+        _verify_model_steps(config)
+
+
+def _verify_model_steps(config: SpeculativeConfig) -> None:
+    k, num_steps = config.num_speculative_tokens, config.num_model_steps
+    if config.mtp_strategy == "default":
+        if k < num_steps:
+            raise _error("num_speculative_tokens", f"at least num_model_steps ({num_steps})", k)
+    elif k <= num_steps:
+        room = f"more than num_model_steps ({num_steps}), as mtp_strategy {config.mtp_strategy} extends the drafts"
+        raise _error("num_speculative_tokens", room, k)
+
+
+def _error(key: str, expected: str, got: object) -> ConfigError:
+    return ConfigError(f"{SPECULATIVE_OPTION}.{key}: expected {expected}, got {got}", param=SPECULATIVE_OPTION)

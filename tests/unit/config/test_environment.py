@@ -1,0 +1,34 @@
+"""FastDeploy's environment variables: not read, and not passed over in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastdeploy_sd.config import config_from_kwargs
+from fastdeploy_sd.config.environment import UNREAD_VARIABLES
+
+TOPK = "SPECULATE_VERIFY_USE_TOPK"
+
+
+def test_a_variable_that_is_set_gets_one_warning_and_has_no_effect(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = {"method": "ngram", "num_speculative_tokens": 2}
+    for name in UNREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    plain = config_from_kwargs(model=model, speculative_config=keys)
+    assert caplog.messages == []
+    monkeypatch.setenv(TOPK, "1")
+    assert config_from_kwargs(model=model, speculative_config=keys) == plain
+    assert caplog.messages == [
+        f"{TOPK}: this variable of FastDeploy is not read; use speculative_config.verify_strategy: greedy"
+    ]
+
+
+@pytest.mark.parametrize("name", UNREAD_VARIABLES)
+def test_every_variable_is_named(
+    name: str, model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(name, "0")
+    config_from_kwargs(model=model)
+    assert [message.partition(":")[0] for message in caplog.messages] == [name]

@@ -1,0 +1,212 @@
+"""speculative_config: its sources, the defaults that follow from other keys, and how it is explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig, config_from_kwargs, explain, load_config
+from fastdeploy_sd.config.speculative_map import read_speculative
+from fastdeploy_sd.errors import ConfigError
+
+WriteYaml = Callable[[str], str]
+Keys = Mapping[str, object]
+
+
+def read(**keys: object) -> SpeculativeConfig:
+    return read_speculative(keys).config
+
+
+def refusal(value: object) -> str:
+    """The error's text after the option's name."""
+    with pytest.raises(ConfigError) as caught:
+        read_speculative(value)
+    assert caught.value.param == "speculative_config"
+    return caught.value.message.removeprefix("speculative_config")
+
+
+def speculation(config: Config) -> dict[str, tuple[object, str]]:
+    rows = {row.name: (row.value, row.origin) for row in explain(config)}
+    prefix = "speculative_config."
+    return {name.removeprefix(prefix): row for name, row in rows.items() if name.startswith(prefix)}
+
+
+# ---- methods and sources --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "method"),
+    [("ngram", "ngram"), ("NGram", "ngram"), ("ngram_match", "ngram"), ("NGRAM_MATCH", "ngram"), (" MTP ", "mtp")],
+)
+def test_methods_have_any_case_and_an_alias(written: str, method: str) -> None:
+    assert read(method=written).method == method
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {"method": "naive"},
+        {"method": "NAIVE", "num_speculative_tokens": 0},
+        {"method": "naive", "mtp_strategy": "default", "max_ngram_size": 5, "benchmark_mode": False, "model": None},
+        '{"method": "naive", "verify_strategy": "target_match", "accept_policy": "normal"}',
+    ],
+)
+def test_naive_is_accepted_with_what_asks_for_nothing(value: object) -> None:
+    assert read_speculative(value).config == SpeculativeConfig()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (
+            {"method": "ngran"},
+            ".method: expected one of naive, ngram, suffix, mtp, got 'ngran' (did you mean 'ngram'?)",
+        ),
+        ({"method": 1}, ".method: expected one of naive, ngram, suffix, mtp, got 1"),
+        ({"method": None}, ".method: expected one of naive, ngram, suffix, mtp, got None"),
+        ({}, ".method: expected one of naive, ngram, suffix, mtp, got nothing"),
+        ({"num_speculative_tokens": 3}, ".method: expected one of naive, ngram, suffix, mtp, got nothing"),
+        ({"metod": "naive"}, ".metod: unknown key (did you mean 'method'?)"),
+        ({"method": "ngram", "max_ngram": 3}, ".max_ngram: unknown key (did you mean 'max_ngram_size'?)"),
+        ({"method": "ngram", 1: 2}, ".1: unknown key"),
+        ({"method": "ngram", "model-type": "x"}, ".model_type: 'x' is not supported yet"),
+        ("naive", ": expected a JSON object, got text that is none"),
+        ("[1]", ": expected a map, got [1]"),
+        (3, ": expected a map, got 3"),
+        ('{"method": "naive", "method": "mtp"}', ": expected every key once, got ['method', 'method']"),
+        (
+            {"method": "ngram", "max-ngram-size": 4, "max_ngram_size": 3},
+            ": expected every key once, got ['method', 'max",
+        ),
+    ],
+)
+def test_what_is_no_map_of_known_keys_is_refused(value: object, text: str) -> None:
+    assert refusal(value).startswith(text)
+
+
+def test_json_yaml_and_keyword_arguments_say_the_same(model: str, yaml_file: WriteYaml) -> None:
+    expected = SpeculativeConfig("ngram", 3, max_ngram_size=4)
+    json_text = '{"method": "ngram", "num_speculative_tokens": 3, "max-ngram-size": 4}'
+    body = "speculative_config:\n  method: ngram\n  num_speculative_tokens: 3\n  max_ngram_size: 4\n"
+    keys = {"method": "ngram", "num_speculative_tokens": 3, "max_ngram_size": 4}
+    configs = [
+        load_config(["--model", model, "--speculative-config", json_text]),
+        load_config(["--model", model, f"--speculative_config={json_text}"]),
+        load_config(["--config", yaml_file(f"model: {model}\n{body}")]),
+        load_config(["--config", yaml_file(f"model: {model}\nspeculative-config: '{json_text}'\n")]),
+        config_from_kwargs(model=model, speculative_config=keys),
+    ]
+    assert [config.speculative for config in configs] == [expected] * len(configs)
+
+
+def test_the_command_line_replaces_the_whole_map_of_the_file(model: str, yaml_file: WriteYaml) -> None:
+    path = yaml_file(f"model: {model}\nspeculative_config: {{method: suffix, num_speculative_tokens: 9}}\n")
+    config = load_config(["--config", path, "--speculative-config", '{"method": "ngram"}'])
+    assert config.speculative == SpeculativeConfig("ngram", 1)
+
+
+def test_a_refusal_says_where_the_map_was_written(model: str, yaml_file: WriteYaml) -> None:
+    path = yaml_file(f"model: {model}\nspeculative_config:\n  method: ngram\n  max_ngram_size: 65\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--config", path])
+    text = "speculative_config.max_ngram_size: expected an integer in 1..64, got 65"
+    assert caught.value.message == f"{text} ({path}, line 2)"
+
+
+# ---- what follows from other keys -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "mtp"])
+def test_a_drafting_method_makes_one_draft_by_default(method: str) -> None:
+    config = read(method=method)
+    assert (config.num_speculative_tokens, config.num_model_steps) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "lengths"),
+    [
+        ({"num_speculative_tokens": 3}, (3, 3)),
+        ({"num_model_steps": 3}, (3, 3)),
+        ({"num_speculative_tokens": 3, "num_model_steps": 2}, (3, 2)),
+        ({"num_speculative_tokens": 7, "mtp_strategy": "default"}, (7, 7)),
+        ({"num_speculative_tokens": 3, "mtp_strategy": "with_ngram"}, (3, 1)),
+        ({"num_speculative_tokens": 5, "num_model_steps": 2, "mtp_strategy": "with_suffix"}, (5, 2)),
+    ],
+)
+def test_lengths_follow_one_another_where_mtp_drafts_alone(keys: Keys, lengths: tuple[int, int]) -> None:
+    config = read(method="mtp", **keys)
+    assert (config.num_speculative_tokens, config.num_model_steps) == lengths
+
+
+def test_suffix_keys_beside_mtp_mean_the_hybrid() -> None:
+    """FastDeploy's documentation publishes this map as its example of suffix decoding; every value is a default."""
+    config = read(
+        method="mtp",
+        num_speculative_tokens=4,
+        suffix_decoding_max_tree_depth=64,
+        suffix_decoding_max_cached_requests=10000,
+        suffix_decoding_max_spec_factor=1.0,
+        suffix_decoding_min_token_prob=0.1,
+    )
+    assert config == SpeculativeConfig("mtp", 4, mtp_strategy="with_suffix")
+    alone = read(method="mtp", mtp_strategy="default", num_speculative_tokens=4, suffix_decoding_max_tree_depth=64)
+    assert alone == SpeculativeConfig("mtp", 4, num_model_steps=4)
+
+
+def test_benchmark_mode_rejects_every_draft() -> None:
+    assert read(method="ngram", benchmark_mode=True).accept_policy == "reject_all"
+    assert read(method="ngram", benchmark_mode=True, accept_policy="reject_all").accept_policy == "reject_all"
+    assert read(method="ngram", benchmark_mode=False, accept_policy="accept_all").accept_policy == "accept_all"
+    for policy in ("normal", "accept_all"):
+        text = f".accept_policy: expected reject_all with benchmark_mode, got '{policy}'"
+        assert refusal({"method": "ngram", "benchmark_mode": True, "accept_policy": policy}) == text
+
+
+@pytest.mark.parametrize(
+    ("config", "label"),
+    [
+        (SpeculativeConfig(), "naive"),
+        (SpeculativeConfig("mtp", 2), "mtp"),
+        (SpeculativeConfig("mtp", 2, mtp_strategy="with_ngram"), "mtp-ngram"),
+        (SpeculativeConfig("mtp", 2, mtp_strategy="with_suffix"), "mtp-suffix"),
+    ],
+)
+def test_labels(config: SpeculativeConfig, label: str) -> None:
+    assert config.label == label
+
+
+# ---- explanation ----------------------------------------------------------------------------------------------------
+
+
+def test_explain_shows_what_is_in_effect_and_why(model: str, yaml_file: WriteYaml) -> None:
+    body = "speculative_config: {method: mtp, num_speculative_tokens: 3, benchmark_mode: true}\n"
+    path = yaml_file(f"model: {model}\n{body}")
+    at = f"{path}, line 2"
+    rows = speculation(load_config(["--config", path]))
+    assert rows["max_ngram_size"] == (5, "default")  # a request may choose ngram
+    assert {key: row for key, row in rows.items() if "ngram" not in key and "suffix" not in key} == {
+        "method": ("mtp", at),
+        "num_speculative_tokens": (3, at),
+        "mtp_strategy": ("default", "default"),
+        "num_model_steps": (3, f"num_speculative_tokens, {at}"),
+        "model": (None, "default"),
+        "quantization": (None, "default"),
+        "verify_strategy": ("target_match", "default"),
+        "accept_policy": ("reject_all", f"benchmark_mode, {at}"),
+        "enable_draft_logprob": (False, "default"),
+    }
+
+
+def test_explain_names_the_key_that_made_a_hybrid(model: str) -> None:
+    keys = {"method": "mtp", "num_speculative_tokens": 4, "suffix_decoding_max_tree_depth": 32}
+    rows = speculation(config_from_kwargs(model=model, speculative_config=keys))
+    assert rows["mtp_strategy"] == ("with_suffix", "suffix_decoding_max_tree_depth, keyword argument")
+    assert rows["num_model_steps"] == (1, "default")
+    assert rows["suffix_decoding_max_cached_requests"] == (10_000, "default")
+    assert "max_candidate_len" not in rows
+
+
+def test_explain_of_plain_decoding_has_one_row() -> None:
+    assert speculation(Config(ModelConfig("m"))) == {"method": ("naive", "default")}

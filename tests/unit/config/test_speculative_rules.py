@@ -1,0 +1,203 @@
+"""speculative_config: the values of each key and the rules between keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from fastdeploy_sd.config import Config, SpeculativeConfig, config_from_kwargs
+from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, scope_of
+from fastdeploy_sd.config.speculative_map import read_speculative
+from fastdeploy_sd.errors import ConfigError
+
+Keys = Mapping[str, object]
+
+
+def read(**keys: object) -> SpeculativeConfig:
+    return read_speculative(keys).config
+
+
+def refusal(value: object) -> str:
+    """The error's text after the option's name."""
+    with pytest.raises(ConfigError) as caught:
+        read_speculative(value)
+    assert caught.value.param == "speculative_config"
+    return caught.value.message.removeprefix("speculative_config")
+
+
+# ---- values ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"num_speculative_tokens": 2.0}, "num_speculative_tokens: expected an integer of at least 0"),
+        ({"num_speculative_tokens": True}, "num_speculative_tokens: expected an integer of at least 0"),
+        ({"num_speculative_tokens": None}, "num_speculative_tokens: expected an integer of at least 0"),
+        ({"mtp_strategy": "with_ngran"}, "mtp_strategy: expected one of default, with_ngram, with_suffix"),
+        ({"num_model_steps": 0}, "num_model_steps: expected an integer of at least 1"),
+        ({"model": ""}, "model: expected a non-empty string, or none"),
+        ({"quantization": "fp8"}, "quantization: expected one of none, wint8, wint4, or null"),
+        ({"max_ngram_size": 65}, "max_ngram_size: expected an integer in 1..64"),
+        ({"min_ngram_size": 0}, "min_ngram_size: expected an integer in 1..64"),
+        ({"suffix_decoding_max_tree_depth": 1}, "suffix_decoding_max_tree_depth: expected an integer in 2..4096"),
+        ({"suffix_decoding_max_tree_depth": 4097}, "suffix_decoding_max_tree_depth: expected an integer in 2..4096"),
+        (
+            {"suffix_decoding_max_cached_requests": -2},
+            "suffix_decoding_max_cached_requests: expected an integer of at least -1",
+        ),
+        ({"suffix_decoding_max_cache_mb": 0}, "suffix_decoding_max_cache_mb: expected an integer of at least 1"),
+        (
+            {"suffix_decoding_max_spec_factor": 0},
+            "suffix_decoding_max_spec_factor: expected a number of at least 0.001",
+        ),
+        ({"suffix_decoding_min_token_prob": -0.1}, "suffix_decoding_min_token_prob: expected a number in 0..1"),
+        ({"suffix_decoding_min_token_prob": 1.1}, "suffix_decoding_min_token_prob: expected a number in 0..1"),
+        ({"suffix_decoding_cache_file": ""}, "suffix_decoding_cache_file: expected a non-empty string, or none"),
+        ({"verify_strategy": "top_p"}, "verify_strategy: expected one of target_match, greedy, topp"),
+        ({"accept_policy": "accept"}, "accept_policy: expected one of normal, accept_all, reject_all"),
+        ({"max_candidate_len": 0}, "max_candidate_len: expected an integer in 1..64"),
+        ({"max_candidate_len": 65}, "max_candidate_len: expected an integer in 1..64"),
+        ({"verify_window": -1}, "verify_window: expected an integer in 0..64"),
+        ({"verify_window": 65}, "verify_window: expected an integer in 0..64"),
+        ({"benchmark_mode": 2}, "benchmark_mode: expected true or false"),
+        ({"enable_draft_logprob": "maybe"}, "enable_draft_logprob: expected true or false"),
+    ],
+)
+def test_values_have_types_and_limits(keys: Keys, expected: str) -> None:
+    value = next(iter(keys.values()))
+    assert refusal({"method": "mtp", **keys}).startswith(f".{expected}, got {value!r}")
+
+
+def test_a_wrong_choice_gets_a_suggestion() -> None:
+    assert refusal({"method": "mtp", "verify_strategy": "top_p"}).endswith("got 'top_p' (did you mean 'topp'?)")
+
+
+@pytest.mark.parametrize(
+    ("method", "keys"),
+    [
+        ("ngram", {"num_speculative_tokens": 63, "max_ngram_size": 64, "min_ngram_size": 1}),
+        ("ngram", {"max_ngram_size": 3, "min_ngram_size": 3}),
+        ("ngram", {"verify_strategy": "topp", "max_candidate_len": 64, "verify_window": 0}),
+        ("suffix", {"suffix_decoding_max_tree_depth": 2, "suffix_decoding_max_cached_requests": -1}),
+        ("suffix", {"suffix_decoding_max_tree_depth": 4096, "suffix_decoding_max_cached_requests": 0}),
+        ("suffix", {"suffix_decoding_max_cache_mb": 1, "suffix_decoding_max_spec_factor": 0.001}),
+        ("suffix", {"suffix_decoding_min_token_prob": 0.0, "suffix_decoding_cache_file": "cache.bin"}),
+        ("suffix", {"suffix_decoding_min_token_prob": 1.0, "accept_policy": "accept_all"}),
+        ("mtp", {"mtp_strategy": "with_ngram", "num_speculative_tokens": 4, "max_ngram_size": 7}),
+        ("mtp", {"model": "weights", "quantization": "wint4", "enable_draft_logprob": True}),
+        ("mtp", {"verify_strategy": "greedy", "accept_policy": "reject_all"}),
+    ],
+)
+def test_values_at_their_limits_are_kept(method: str, keys: Keys) -> None:
+    config = read(method=method, **keys)
+    assert {key: getattr(config, key) for key in keys} == keys
+
+
+def test_quantization_none_is_not_the_absence_of_one() -> None:
+    assert read(method="mtp", quantization="none").quantization == "none"
+    assert read(method="mtp", quantization=None).quantization is None
+
+
+def test_a_section_checks_its_fields_when_constructed() -> None:
+    with pytest.raises(
+        ConfigError, match=r"speculative_config\.max_ngram_size: expected an integer in 1\.\.64, got 65"
+    ):
+        SpeculativeConfig("ngram", 1, max_ngram_size=65)
+
+
+# ---- rules between keys ---------------------------------------------------------------------------------------------
+
+MTP = "method mtp"
+DRAFTING = "method ngram, suffix or mtp"
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "where"),
+    [
+        ("naive", {"num_speculative_tokens": 1}, DRAFTING),
+        ("naive", {"verify_strategy": "greedy"}, DRAFTING),
+        ("naive", {"accept_policy": "accept_all"}, DRAFTING),
+        ("naive", {"benchmark_mode": True}, DRAFTING),
+        ("naive", {"max_ngram_size": 4}, DRAFTING),
+        ("naive", {"suffix_decoding_cache_file": "f"}, DRAFTING),
+        ("naive", {"model": "weights"}, MTP),
+        ("ngram", {"mtp_strategy": "with_ngram"}, MTP),
+        ("ngram", {"num_model_steps": 2}, MTP),
+        ("ngram", {"quantization": "wint8"}, MTP),
+        ("ngram", {"enable_draft_logprob": True}, MTP),
+    ],
+)
+def test_a_key_of_another_method_is_refused(method: str, keys: Keys, where: str) -> None:
+    key, value = list(keys.items())[-1]
+    assert (
+        refusal({"method": method, **keys}) == f".{key}: expected only with {where}, got {value!r} with method {method}"
+    )
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_a_server_that_drafts_takes_the_keys_of_what_its_requests_may_choose(method: str) -> None:
+    config = read(method=method, max_ngram_size=4, suffix_decoding_max_cached_requests=0)
+    assert (config.max_ngram_size, config.suffix_decoding_max_cached_requests) == (4, 0)
+
+
+@pytest.mark.parametrize("key", ["max_candidate_len", "verify_window"])
+def test_candidates_belong_to_topp(key: str) -> None:
+    text = f".{key}: expected only with verify_strategy topp, got 9 with verify_strategy greedy"
+    assert refusal({"method": "ngram", "verify_strategy": "greedy", key: 9}) == text
+    assert getattr(read(method="ngram", verify_strategy="topp", **{key: 9}), key) == 9
+
+
+@pytest.mark.parametrize("key", [k for k in SPECULATIVE_KEYS if k not in ("method", "num_speculative_tokens")])
+@pytest.mark.parametrize("method", ["naive", "ngram", "suffix"])
+def test_every_key_is_accepted_with_its_default(method: str, key: str) -> None:
+    default = SPECULATIVE_KEYS[key].default
+    assert read(method=method, **{key: default}) == read(method=method)
+    assert scope_of(key).where
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"method": "ngram", "num_speculative_tokens": 0}, "at least 1 with method ngram, got 0"),
+        ({"method": "mtp", "num_speculative_tokens": 0}, "at least 1 with method mtp, got 0"),
+        (
+            {"method": "mtp", "num_speculative_tokens": 2, "num_model_steps": 3},
+            "at least num_model_steps (3), got 2",
+        ),
+        (
+            {"method": "mtp", "mtp_strategy": "with_ngram", "num_speculative_tokens": 2, "num_model_steps": 2},
+            "more than num_model_steps (2), as mtp_strategy with_ngram extends the drafts, got 2",
+        ),
+        (
+            {"method": "mtp", "suffix_decoding_max_tree_depth": 64},
+            "more than num_model_steps (1), as mtp_strategy with_suffix extends the drafts, got 1",
+        ),
+    ],
+)
+def test_too_few_drafts_are_refused(keys: Keys, text: str) -> None:
+    assert refusal(keys) == f".num_speculative_tokens: expected {text}"
+
+
+def test_ngram_sizes_are_a_range() -> None:
+    text = ".max_ngram_size: expected at least min_ngram_size (4), got 3"
+    assert refusal({"method": "ngram", "max_ngram_size": 3, "min_ngram_size": 4}) == text
+
+
+def test_the_limit_of_drafts_is_what_fits_the_batch(model: str) -> None:
+    def config(k: int, max_num_batched_tokens: int) -> Config:
+        return config_from_kwargs(
+            model=model,
+            max_num_seqs=8,
+            max_num_batched_tokens=max_num_batched_tokens,
+            speculative_config={"method": "ngram", "num_speculative_tokens": k},
+        )
+
+    assert config(9, 80).speculative.num_speculative_tokens == 9
+    with pytest.raises(ConfigError) as caught:
+        config(9, 79)
+    assert caught.value.message == (
+        "speculative_config.num_speculative_tokens: expected at most 8 (max_num_batched_tokens 79 // max_num_seqs 8"
+        " is 9, of which one is no draft), got 9"
+    )

@@ -14,19 +14,20 @@ from tqdm import tqdm
 
 from fastdeploy_sd.config import Config, config_from_kwargs, verify_offline
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.entrypoints.offline.arguments import chat_message, params_per_prompt, token_id_lists
 from fastdeploy_sd.entrypoints.offline.interrupt import DeferredInterrupt
-from fastdeploy_sd.entrypoints.text.chat_template import Message, Scalar
+from fastdeploy_sd.entrypoints.text.chat_template import Scalar
 from fastdeploy_sd.entrypoints.text.completion import Completion, CompletionCollector
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder, RequestOptions
+from fastdeploy_sd.entrypoints.text.speculation import SpeculationWish
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
-from fastdeploy_sd.errors import BadRequest, Overloaded, Unavailable, suggest
+from fastdeploy_sd.errors import BadRequest, Overloaded, Unavailable
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import Request, RequestMetrics, RequestOutput
 
 Conversation = Sequence[Mapping[str, str]]
-_MESSAGE_KEYS = ("role", "content", "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class GenerationOutput:
         prompt: as given; None when it was given as token ids or as a conversation.
         outputs: `n` completions.
         num_cached_tokens: prompt tokens the first completion took from the prefix cache.
-        metrics: of the first completion.
+        metrics: of the first completion; `metrics.drafts` says what its drafts were worth.
     """
 
     request_id: str
@@ -83,6 +84,7 @@ class LLM:
         *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
+        speculation: SpeculationWish = None,
     ) -> list[GenerationOutput]:
         """Complete raw prompts; control tokens written in them act.
 
@@ -91,12 +93,15 @@ class LLM:
             sampling_params: for all prompts, or one per prompt; None = defaults.
             prompt_token_ids: int[P] or several of those, instead of `prompts`.
             use_tqdm: show progress, if stderr is a terminal.
+            speculation: of all prompts, a Speculation or some of its fields by name, e.g. {"method": "ngram"};
+                None = as the LLM is configured.
 
         Returns:
             One result per prompt, in their order.
 
         Raises:
-            BadRequest: a prompt or a parameter is wrong, or a request could never fit into the cache.
+            BadRequest: a prompt or a parameter is wrong, no such drafts can be made, or a request could never fit into
+                the cache.
             InternalError: a computation failed; the other prompts are aborted.
             KeyboardInterrupt: after the current step; the prompts are aborted and the LLM stays usable.
             Unavailable: the LLM is closed.
@@ -105,10 +110,11 @@ class LLM:
             got = "neither" if prompts is None else "both"
             raise BadRequest(f"prompts: expected either prompts or prompt_token_ids, got {got}", param="prompts")
         if prompts is not None:
-            texts: list[str | None] = [prompts] if isinstance(prompts, str) else list(prompts)
-            return self._run(texts, [self._encode_text(t) for t in texts], sampling_params, use_tqdm)
-        token_ids = _as_token_id_lists(prompt_token_ids)
-        return self._run([None] * len(token_ids), token_ids, sampling_params, use_tqdm)
+            texts = [prompts] if isinstance(prompts, str) else list(prompts)
+            inputs = [_Prompt(self._encode_text(text), text) for text in texts]
+        else:
+            inputs = [_Prompt(token_ids) for token_ids in token_id_lists(prompt_token_ids)]
+        return self._run(inputs, sampling_params, speculation, use_tqdm)
 
     def chat(
         self,
@@ -116,6 +122,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         chat_template_kwargs: Mapping[str, Scalar] | None = None,
+        *,
+        speculation: SpeculationWish = None,
     ) -> list[GenerationOutput]:
         """Answer conversations; control tokens written in messages are plain text.
 
@@ -124,18 +132,19 @@ class LLM:
             sampling_params: for all conversations, or one for each; None = defaults.
             use_tqdm: as for generate.
             chat_template_kwargs: extra variables of the checkpoint's chat template.
+            speculation: as for generate.
 
         Returns:
             One result per conversation, in their order.
 
         Raises:
-            BadRequest: a message or a parameter is wrong, or a request could never fit into the cache.
+            BadRequest: a message or a parameter is wrong, or as generate.
             InternalError, KeyboardInterrupt, Unavailable: as generate.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         kwargs = chat_template_kwargs or {}
-        token_ids = [self._encoder.encode_chat([_message(m) for m in c], kwargs) for c in conversations]
-        return self._run([None] * len(token_ids), token_ids, sampling_params, use_tqdm)
+        inputs = [_Prompt(self._encoder.encode_chat([chat_message(m) for m in c], kwargs)) for c in conversations]
+        return self._run(inputs, sampling_params, speculation, use_tqdm)
 
     def close(self) -> None:
         """Free the model; every later call but `close` raises Unavailable."""
@@ -157,22 +166,33 @@ class LLM:
 
     def _run(
         self,
-        texts: Sequence[str | None],
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[_Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        speculation: SpeculationWish,
         use_tqdm: bool,
     ) -> list[GenerationOutput]:
         if self._engine is None:
             raise Unavailable("this LLM is closed")
-        params = _one_per_prompt(sampling_params, len(prompts))
-        options = [RequestOptions(f"llm-{next(self._serials)}") for _ in prompts]
-        requests = [self._builder.build(*args) for args in zip(prompts, params, options, strict=True)]
-        batch = _Batch(self._engine, self._tokenizer, [r for group in requests for r in group])
+        params = params_per_prompt(sampling_params, len(prompts))
+        options = [RequestOptions(f"llm-{next(self._serials)}", speculation=speculation) for _ in prompts]
+        groups = [
+            self._builder.build(prompt.token_ids, sampling, option)
+            for prompt, sampling, option in zip(prompts, params, options, strict=True)
+        ]
+        batch = _Batch(self._engine, self._tokenizer, [request for group in groups for request in group])
         batch.run(use_tqdm)
         return [
-            _result(option.request_id, text, group, [batch.sequences[r.request_id].collector.build() for r in group])
-            for option, text, group in zip(options, texts, requests, strict=True)
+            _result(option.request_id, prompt, group, batch.completions_of(group))
+            for option, prompt, group in zip(options, prompts, groups, strict=True)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt as token ids, and the text it was given as, if it was."""
+
+    token_ids: Sequence[int]
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,18 +209,18 @@ class _Batch:
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, requests: Iterable[Request]) -> None:
         self._engine = engine
-        self.sequences = {
+        self._sequences = {
             r.request_id: _Sequence(r, OutputProcessor(r, tokenizer), CompletionCollector(i % r.sampling.n))
             for i, r in enumerate(requests)
         }
-        self._waiting = deque(self.sequences.values())
+        self._waiting = deque(self._sequences.values())
         self._running: set[str] = set()
 
     def run(self, use_tqdm: bool) -> None:
         """Submit as the queue takes them and step; abort everything when interrupted or when a request fails."""
         try:
             # disable=None: no bar unless stderr is a terminal.
-            bar = tqdm(total=len(self.sequences), desc="generating", unit="seq", disable=None if use_tqdm else True)
+            bar = tqdm(total=len(self._sequences), desc="generating", unit="seq", disable=None if use_tqdm else True)
             with DeferredInterrupt() as interrupt, bar:
                 while self._waiting or self._running:
                     self._submit()
@@ -209,6 +229,10 @@ class _Batch:
                     interrupt.raise_pending()
         finally:
             self._engine.abort(self._running)
+
+    def completions_of(self, requests: Iterable[Request]) -> list[Completion]:
+        """Return what became of some of the requests; only valid after `run`."""
+        return [self._sequences[request.request_id].collector.build() for request in requests]
 
     def _submit(self) -> None:
         while self._waiting:
@@ -222,7 +246,7 @@ class _Batch:
         """Add an output to its sequence; return whether that ended it."""
         if output.request_id not in self._running:
             return False
-        sequence = self.sequences[output.request_id]
+        sequence = self._sequences[output.request_id]
         if output.finish_reason is not None:
             self._running.remove(output.request_id)
         delta = sequence.processor.process(output)
@@ -242,55 +266,12 @@ def _start(owner: LLM, config: Config) -> tuple[Engine, weakref.finalize[Any, LL
     return Engine(config, executor), weakref.finalize(owner, executor.shutdown)
 
 
-def _one_per_prompt(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    if sampling_params is None or isinstance(sampling_params, SamplingParams):
-        return [sampling_params or SamplingParams()] * num_prompts
-    params = list(sampling_params)
-    if len(params) != num_prompts or not all(isinstance(p, SamplingParams) for p in params):
-        raise BadRequest(
-            f"sampling_params: expected a SamplingParams or one for each of {num_prompts} prompts, got {len(params)}",
-            param="sampling_params",
-        )
-    return params
-
-
-def _as_token_id_lists(value: Any) -> list[list[int]]:
-    """Return a list of prompts, whether one or several were given.
-
-    Raises:
-        BadRequest: not token ids.
-    """
-    items = list(value)
-    prompts = [items] if items and not isinstance(items[0], Sequence) and not hasattr(items[0], "__len__") else items
-    try:
-        return [[int(i) for i in prompt] for prompt in prompts]
-    except (TypeError, ValueError):
-        raise BadRequest(
-            "prompt_token_ids: expected a list of token ids or a list of those, got something else",
-            param="prompt_token_ids",
-        ) from None
-
-
-def _message(message: Any) -> Message:
-    if not isinstance(message, Mapping):
-        raise BadRequest(f"messages: expected maps with role and content, got {message!r}", param="messages")
-    for key in message:
-        if key not in _MESSAGE_KEYS:
-            raise BadRequest(f"messages: unknown key {key!r}{suggest(str(key), _MESSAGE_KEYS)}", param="messages")
-    for key in ("role", "content"):
-        if not isinstance(message.get(key), str):
-            raise BadRequest(f"messages: {key}: expected text, got {message.get(key)!r}", param="messages")
-    return Message(message["role"], message["content"], message.get("name"))
-
-
 def _result(
-    request_id: str, prompt: str | None, requests: Sequence[Request], completions: list[Completion]
+    request_id: str, prompt: _Prompt, requests: Sequence[Request], completions: list[Completion]
 ) -> GenerationOutput:
     return GenerationOutput(
         request_id=request_id,
-        prompt=prompt,
+        prompt=prompt.text,
         prompt_token_ids=requests[0].prompt_token_ids.tolist(),
         outputs=completions,
         num_cached_tokens=completions[0].num_cached_tokens,

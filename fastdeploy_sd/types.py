@@ -388,7 +388,7 @@ class SpeculationInfo:
         methods: what it may name.
         max_draft_tokens: drafts per request and step at most (k).
         num_lookahead_slots: KV slots from a request's newest token on that drafting writes; 0 = it writes none.
-        lossy: verification may emit tokens that plain decoding would not (verify_strategy topp, accept_all).
+        lossy: verification may emit tokens that plain decoding would not (verify_strategy greedy or topp, accept_all).
         has_draft_logprobs: whether a request may ask for draft log-probabilities.
     """
 

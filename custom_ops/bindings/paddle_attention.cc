@@ -64,7 +64,7 @@ std::vector<Tensor> RopeStoreKv(const Tensor& qkv, const Tensor& positions, cons
 
 std::vector<Tensor> CascadeAppendAttention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                                            const Tensor& query_start_loc, const Tensor& seq_lens,
-                                           const Tensor& block_tables, float scale) {
+                                           const Tensor& block_tables, float scale, int first_key) {
   constexpr const char* kOp = "cascade_append_attention";
   const fdsd::KvCache cache = ToKvCache(kOp, k_cache, v_cache, q.dtype());
   const int64_t num_heads = NumHeads(kOp, "q", q, 0, cache.head_dim);
@@ -78,6 +78,7 @@ std::vector<Tensor> CascadeAppendAttention(const Tensor& q, const Tensor& k_cach
       static_cast<int32_t>(num_heads),
       static_cast<int32_t>(tables[1]),
       scale,
+      first_key,
       Data<void>(kOp, "q", q, q.dtype(), {-1, -1}),
       Data<int32_t>(kOp, "query_start_loc", query_start_loc, DataType::INT32, {tables[0] + 1}),
       Data<int32_t>(kOp, "seq_lens", seq_lens, DataType::INT32, {tables[0]}),
@@ -100,5 +101,5 @@ PD_BUILD_OP(fdsd_rope_store_kv)
 PD_BUILD_OP(fdsd_cascade_append_attention)
     .Inputs({"q", "k_cache", "v_cache", "query_start_loc", "seq_lens", "block_tables"})
     .Outputs({"y"})
-    .Attrs({"scale: float"})
+    .Attrs({"scale: float", "first_key: int"})
     .SetKernelFn(PD_KERNEL(CascadeAppendAttention));

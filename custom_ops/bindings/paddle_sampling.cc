@@ -51,29 +51,58 @@ std::vector<Tensor> ProcessLogits(const Tensor& logits, const Tensor& cu_num_log
   return {y};
 }
 
+fdsd::SampleParams SampleParamsOf(const char* op, const Tensor& logits, const Tensor& batch_id_per_output,
+                                  const Tensor& positions, const Tensor& temperature, const Tensor& top_k,
+                                  const Tensor& top_p, const Tensor& min_p, const Tensor& seed, Tensor* token_ids) {
+  const Shape shape = LogitsShape(op, logits);
+  const int64_t num_requests = seed.numel();
+  *token_ids = paddle::experimental::empty({shape[0]}, kInt32, logits.place());
+  return fdsd::SampleParams{
+      static_cast<int32_t>(shape[0]),
+      static_cast<int32_t>(num_requests),
+      static_cast<int32_t>(shape[1]),
+      Data<float>(op, "logits", logits, kFloat32, shape),
+      Data<int32_t>(op, "batch_id_per_output", batch_id_per_output, kInt32, {shape[0]}),
+      Data<int32_t>(op, "positions", positions, kInt32, {shape[0]}),
+      Data<float>(op, "temperature", temperature, kFloat32, {num_requests}),
+      Data<int32_t>(op, "top_k", top_k, kInt32, {num_requests}),
+      Data<float>(op, "top_p", top_p, kFloat32, {num_requests}),
+      Data<float>(op, "min_p", min_p, kFloat32, {num_requests}),
+      Data<uint64_t>(op, "seed", seed, DataType::UINT64, {num_requests}),
+      static_cast<int32_t*>(token_ids->data()),
+  };
+}
+
 std::vector<Tensor> Sample(const Tensor& logits, const Tensor& batch_id_per_output, const Tensor& positions,
                            const Tensor& temperature, const Tensor& top_k, const Tensor& top_p, const Tensor& min_p,
                            const Tensor& seed) {
   constexpr const char* kOp = "sample";
-  const Shape shape = LogitsShape(kOp, logits);
-  const int64_t num_requests = seed.numel();
-  Tensor token_ids = paddle::experimental::empty({shape[0]}, kInt32, logits.place());
-  const fdsd::SampleParams p{
-      static_cast<int32_t>(shape[0]),
-      static_cast<int32_t>(num_requests),
-      static_cast<int32_t>(shape[1]),
-      Data<float>(kOp, "logits", logits, kFloat32, shape),
-      Data<int32_t>(kOp, "batch_id_per_output", batch_id_per_output, kInt32, {shape[0]}),
-      Data<int32_t>(kOp, "positions", positions, kInt32, {shape[0]}),
-      Data<float>(kOp, "temperature", temperature, kFloat32, {num_requests}),
-      Data<int32_t>(kOp, "top_k", top_k, kInt32, {num_requests}),
-      Data<float>(kOp, "top_p", top_p, kFloat32, {num_requests}),
-      Data<float>(kOp, "min_p", min_p, kFloat32, {num_requests}),
-      Data<uint64_t>(kOp, "seed", seed, DataType::UINT64, {num_requests}),
-      static_cast<int32_t*>(token_ids.data()),
-  };
+  Tensor token_ids;
+  const fdsd::SampleParams p =
+      SampleParamsOf(kOp, logits, batch_id_per_output, positions, temperature, top_k, top_p, min_p, seed, &token_ids);
   Check(kOp, fdsd_sample(&p));
   return {token_ids};
+}
+
+std::vector<Tensor> TopPCandidates(const Tensor& logits, const Tensor& batch_id_per_output, const Tensor& positions,
+                                   const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
+                                   const Tensor& min_p, const Tensor& seed, int max_candidate_len) {
+  constexpr const char* kOp = "top_p_candidates";
+  if (max_candidate_len <= 0)
+    Fail(kOp, "max_candidate_len: expected a positive number, got " + std::to_string(max_candidate_len));
+  Tensor token_ids;
+  const fdsd::SampleParams rows =
+      SampleParamsOf(kOp, logits, batch_id_per_output, positions, temperature, top_k, top_p, min_p, seed, &token_ids);
+  Tensor candidates = paddle::experimental::empty({rows.num_rows, max_candidate_len}, kInt32, logits.place());
+  Tensor lens = paddle::experimental::empty({rows.num_rows}, kInt32, logits.place());
+  const fdsd::TopPCandidatesParams p{
+      rows,
+      max_candidate_len,
+      static_cast<int32_t*>(candidates.data()),
+      static_cast<int32_t*>(lens.data()),
+  };
+  Check(kOp, fdsd_top_p_candidates(&p));
+  return {token_ids, candidates, lens};
 }
 
 std::vector<Tensor> TokenLogprobs(const Tensor& logits, const Tensor& token_ids, int num_top) {
@@ -99,30 +128,6 @@ std::vector<Tensor> TokenLogprobs(const Tensor& logits, const Tensor& token_ids,
   Check(kOp, fdsd_token_logprobs(&p));
   return out;
 }
-
-// token_ids has room for every row; the outputs are its first cu_num_output[R] entries.
-std::vector<Tensor> VerifyDraftTokens(const Tensor& sampled_token_ids, const Tensor& cu_num_logits,
-                                      const Tensor& draft_token_ids, const Tensor& cu_num_draft) {
-  constexpr const char* kOp = "verify_draft_tokens";
-  const int64_t num_requests = cu_num_logits.numel() - 1;
-  if (num_requests < 0) Fail(kOp, "cu_num_logits: expected [R + 1], got no entry");
-  const auto empty = [&](int64_t size) {
-    return paddle::experimental::empty({size}, kInt32, sampled_token_ids.place());
-  };
-  std::vector<Tensor> out = {empty(sampled_token_ids.numel()), empty(num_requests + 1), empty(num_requests)};
-  const fdsd::VerifyDraftTokensParams p{
-      static_cast<int32_t>(num_requests),
-      Data<int32_t>(kOp, "sampled_token_ids", sampled_token_ids, kInt32, {-1}),
-      OffsetsData(kOp, "cu_num_logits", cu_num_logits, num_requests, sampled_token_ids.numel()),
-      Data<int32_t>(kOp, "draft_token_ids", draft_token_ids, kInt32, {-1}),
-      OffsetsData(kOp, "cu_num_draft", cu_num_draft, num_requests, draft_token_ids.numel()),
-      static_cast<int32_t*>(out[0].data()),
-      static_cast<int32_t*>(out[1].data()),
-      static_cast<int32_t*>(out[2].data()),
-  };
-  Check(kOp, fdsd_verify_draft_tokens(&p));
-  return out;
-}
 }  // namespace
 
 PD_BUILD_OP(fdsd_process_logits)
@@ -137,13 +142,14 @@ PD_BUILD_OP(fdsd_sample)
     .Outputs({"token_ids"})
     .SetKernelFn(PD_KERNEL(Sample));
 
+PD_BUILD_OP(fdsd_top_p_candidates)
+    .Inputs({"logits", "batch_id_per_output", "positions", "temperature", "top_k", "top_p", "min_p", "seed"})
+    .Outputs({"token_ids", "candidate_token_ids", "candidate_lens"})
+    .Attrs({"max_candidate_len: int"})
+    .SetKernelFn(PD_KERNEL(TopPCandidates));
+
 PD_BUILD_OP(fdsd_token_logprobs)
     .Inputs({"logits", "token_ids"})
     .Outputs({"logprobs", "ranks", "top_token_ids", "top_logprobs"})
     .Attrs({"num_top: int"})
     .SetKernelFn(PD_KERNEL(TokenLogprobs));
-
-PD_BUILD_OP(fdsd_verify_draft_tokens)
-    .Inputs({"sampled_token_ids", "cu_num_logits", "draft_token_ids", "cu_num_draft"})
-    .Outputs({"token_ids", "cu_num_output", "num_accepted"})
-    .SetKernelFn(PD_KERNEL(VerifyDraftTokens));

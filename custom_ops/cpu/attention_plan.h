@@ -12,6 +12,8 @@ constexpr int kMaxHeadDim = 256;
 constexpr int kMaxGroupSize = 16;    // query heads per KV head
 constexpr int kMaxTileVectors = 64;  // query rows of a tile times query heads of its KV head
 constexpr int kPartitionKeys = 512;  // part of every row's arithmetic: another value gives other bits
+// Less than the first step of the running softmax (64 keys), in which every later row then sees at least one key.
+constexpr int kMaxFirstKey = 63;
 
 // Consecutive query rows of one request; for each KV head they are one task, or one task per partition.
 struct AttentionTile {

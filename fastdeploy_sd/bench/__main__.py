@@ -1,4 +1,4 @@
-"""`python -m fastdeploy_sd.bench COMMAND`: offline, http, suite (the default), table, compare.
+"""`python -m fastdeploy_sd.bench COMMAND`: offline, http, suite (the default), speculation, drafters, table, compare.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -53,6 +53,18 @@ def _suite(argv: Sequence[str]) -> int:
     return suite.main(argv)
 
 
+def _speculation(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.bench import speculation
+
+    return speculation.main(argv)
+
+
+def _drafters(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.bench import drafters
+
+    return drafters.main(argv)
+
+
 def _table(argv: Sequence[str]) -> int:
     from fastdeploy_sd.bench import report
 
@@ -69,6 +81,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "offline": _offline,
     "http": _http,
     "suite": _suite,
+    "speculation": _speculation,
+    "drafters": _drafters,
     "table": _table,
     "compare": _compare,
 }

@@ -95,6 +95,28 @@ def make_checkpoint(shape: str, out: Path, seed: int = 0, tokenizer: Path | None
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def add_mtp_layer(checkpoint: Path, seed: int = 1) -> None:
+    """Add one multi-token-prediction layer with random weights, as `checkpoint`/mtp; it appears only when complete.
+
+    Its drafts are right by chance only, but cost what such a layer costs.
+
+    Raises:
+        ConfigError: there is no checkpoint, or it has an mtp folder.
+    """
+    out = checkpoint / "mtp"
+    if out.exists() or not (checkpoint / "config.json").is_file():
+        raise ConfigError(f"checkpoint: expected a checkpoint without an mtp folder, got {checkpoint}")
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    partial = checkpoint / f".mtp.{os.getpid()}"
+    partial.mkdir()
+    try:
+        _write_json(partial / "config.json", config | {"num_hidden_layers": 1, "num_nextn_predict_layers": 1})
+        _write_weights(partial, dict(_mtp_tensors(config)), np.random.default_rng(seed))
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def _copy_tokenizer(source: Path, target: Path) -> dict[str, Any]:
     """Copy the tokenizer's files and return its special token ids as config.json entries."""
     if not (source / "tokenizer.json").is_file():
@@ -107,25 +129,39 @@ def _copy_tokenizer(source: Path, target: Path) -> dict[str, Any]:
 
 
 def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of every tensor; the three families name theirs alike, Qwen3 adds the head norms."""
-    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q_size, kv_size = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    """Yield name and shape of every tensor."""
+    hidden = config["hidden_size"]
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
-        root = f"model.layers.{layer}"
-        yield f"{root}.input_layernorm.weight", (hidden,)
-        yield f"{root}.self_attn.q_proj.weight", (q_size, hidden)
-        yield f"{root}.self_attn.k_proj.weight", (kv_size, hidden)
-        yield f"{root}.self_attn.v_proj.weight", (kv_size, hidden)
-        yield f"{root}.self_attn.o_proj.weight", (hidden, q_size)
-        if config["model_type"] == "qwen3":
-            yield f"{root}.self_attn.q_norm.weight", (dim,)
-            yield f"{root}.self_attn.k_norm.weight", (dim,)
-        yield f"{root}.post_attention_layernorm.weight", (hidden,)
-        yield f"{root}.mlp.gate_proj.weight", (inner, hidden)
-        yield f"{root}.mlp.up_proj.weight", (inner, hidden)
-        yield f"{root}.mlp.down_proj.weight", (hidden, inner)
+        yield from _layer_tensors(f"model.layers.{layer}", config)
     yield "model.norm.weight", (hidden,)
+
+
+def _mtp_tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The same for one MTP layer, in ERNIE's names: it shares the target's embedding, final norm and head."""
+    hidden = config["hidden_size"]
+    yield "model.mtp_emb_norm.0.weight", (hidden,)
+    yield "model.mtp_hidden_norm.0.weight", (hidden,)
+    yield "model.mtp_linear_proj.0.weight", (hidden, 2 * hidden)
+    yield from _layer_tensors("model.mtp_block.0", config)
+
+
+def _layer_tensors(root: str, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A decoder layer; the three families name its tensors alike, Qwen3 adds the head norms."""
+    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q_size, kv_size = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    yield f"{root}.input_layernorm.weight", (hidden,)
+    yield f"{root}.self_attn.q_proj.weight", (q_size, hidden)
+    yield f"{root}.self_attn.k_proj.weight", (kv_size, hidden)
+    yield f"{root}.self_attn.v_proj.weight", (kv_size, hidden)
+    yield f"{root}.self_attn.o_proj.weight", (hidden, q_size)
+    if config["model_type"] == "qwen3":
+        yield f"{root}.self_attn.q_norm.weight", (dim,)
+        yield f"{root}.self_attn.k_norm.weight", (dim,)
+    yield f"{root}.post_attention_layernorm.weight", (hidden,)
+    yield f"{root}.mlp.gate_proj.weight", (inner, hidden)
+    yield f"{root}.mlp.up_proj.weight", (inner, hidden)
+    yield f"{root}.mlp.down_proj.weight", (hidden, inner)
 
 
 def _num_bytes(shape: tuple[int, ...]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from fastdeploy_sd.bench.checkpoint import SHAPES, make_checkpoint
+from fastdeploy_sd.bench.checkpoint import SHAPES, add_mtp_layer, make_checkpoint
 from fastdeploy_sd.bench.hardware import MemorySpeed, describe_hardware, measure_memory, memory_json
 from fastdeploy_sd.bench.offline_run import Sample, Workload, acceptance, phase_ms, run_once
 from fastdeploy_sd.bench.percentiles import percentiles
@@ -73,14 +73,23 @@ def run_offline(config: Config, workloads: Sequence[Workload], repeats: int) -> 
 def ensure_checkpoint(engine_argv: Sequence[str]) -> None:
     """Write the random checkpoint a configuration names, `build/bench/checkpoints/<shape>`, if it is not there yet.
 
+    It has an MTP layer too; one that was written without gets it.
+
     Raises:
         ConfigError: the configuration cannot be read.
     """
     setting = read_command_line(engine_argv, _PROG).get("model")
     path = Path(str(setting.value)) if setting is not None else Path()
-    if path.parent == CHECKPOINT_DIR and path.name in SHAPES and not path.exists():
-        progress = Progress(1, f"writing a random checkpoint: {path.name}")
+    if path.parent != CHECKPOINT_DIR or path.name not in SHAPES:
+        return
+    missing = [part for part in (path, path / "mtp") if not part.exists()]
+    if missing:
+        progress = Progress(len(missing), f"writing a random checkpoint: {path.name}")
+    if path in missing:
         make_checkpoint(path.name, path)
+        progress.advance()
+    if path / "mtp" in missing:
+        add_mtp_layer(path)
         progress.advance()
 
 

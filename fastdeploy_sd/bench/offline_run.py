@@ -6,6 +6,7 @@ The engine is driven directly, as LLM drives it, because its steps are what is m
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -67,6 +68,7 @@ class Sample:
         window_steps_s: durations of the steps of the decode window.
         window_tokens: tokens they produced.
         window_stats: engine counters at the beginning and the end of the window.
+        token_ids: what each request got.
     """
 
     ttft_s: list[float]
@@ -77,6 +79,7 @@ class Sample:
     window_steps_s: list[float]
     window_tokens: int
     window_stats: tuple[EngineStats, EngineStats]
+    token_ids: dict[RequestId, list[int]]
 
 
 class _Timeline:
@@ -88,6 +91,7 @@ class _Timeline:
         self._start = time.perf_counter()
         self._outputs: dict[RequestId, list[float]] = {}
         self._ends: dict[RequestId, float] = {}
+        self._token_ids: dict[RequestId, list[int]] = {}
         self._window_steps: list[float] = []
         self._window_tokens = 0
         self._window_begin: EngineStats | None = None
@@ -113,6 +117,7 @@ class _Timeline:
             window_steps_s=self._window_steps,
             window_tokens=self._window_tokens,
             window_stats=(self._window_begin, self._window_end),
+            token_ids=self._token_ids,
         )
 
     def _take(self, outputs: list[RequestOutput], now: float) -> None:
@@ -122,6 +127,7 @@ class _Timeline:
                 raise ERROR_TYPES.get(name, InternalError)(message)
             if output.token_ids:
                 self._outputs.setdefault(output.request_id, []).append(now)
+                self._token_ids.setdefault(output.request_id, []).extend(output.token_ids)
             if output.finish_reason is not None:
                 self._ends[output.request_id] = now
 
@@ -144,7 +150,15 @@ def run_once(engine: Engine, workload: Workload, repeat: int) -> Sample:
     Raises:
         InternalError: a request failed.
     """
-    requests = workload.requests(repeat, engine.model_info.vocab_size)
+    return run_requests(engine, workload.requests(repeat, engine.model_info.vocab_size))
+
+
+def run_requests(engine: Engine, requests: Sequence[Request]) -> Sample:
+    """Run requests, of at least two output tokens each, on an idle engine that has room for all of them at once.
+
+    Raises:
+        InternalError: a request failed.
+    """
     timeline = _Timeline(engine, len(requests))
     for request in requests:
         engine.submit(request)

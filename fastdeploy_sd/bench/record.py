@@ -103,5 +103,12 @@ def load_records(folder: Path) -> list[Record]:
 
 
 def config_json(config: Config) -> dict[str, Any]:
-    """Return every option with its effective value, secrets hidden."""
-    return {row.name: row.value for row in explain(config)}
+    """Return every option with its effective value, secrets hidden; speculative_config is a map of its own keys."""
+    values: dict[str, Any] = {}
+    for row in explain(config):
+        section, dot, key = row.name.partition(".")
+        if dot:
+            values.setdefault(section, {})[key] = row.value
+        else:
+            values[row.name] = row.value
+    return values

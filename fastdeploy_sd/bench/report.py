@@ -106,7 +106,10 @@ def update_document(path: Path, table: str) -> None:
 
 
 def _method(record: Record) -> str:
-    return str(record.config["speculative_config"]["method"])
+    """The method; what extends MTP's drafts is a part of its name."""
+    speculative = record.config["speculative_config"]
+    strategy = str(speculative.get("mtp_strategy", "default"))
+    return str(speculative["method"]) + ("" if strategy == "default" else strategy.replace("with_", "-"))
 
 
 def _model(record: Record) -> str:

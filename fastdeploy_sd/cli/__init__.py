@@ -92,10 +92,24 @@ def _collect_env(argv: Sequence[str]) -> int:
     return inspection.collect_env(argv)
 
 
+def _replay(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.cli import replay
+
+    return replay.main(argv)
+
+
+def _verify(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.cli import verify
+
+    return verify.main(argv)
+
+
 COMMANDS = {
     "serve": Command("serve a model over the OpenAI API", _serve),
     "chat": Command("talk to a running server", _chat),
     "complete": Command("let a running server continue a text", _complete),
+    "replay": Command("count what drafting would have gained on recorded texts; needs no model", _replay),
+    "verify": Command("prove on your model that tokens do not depend on how they are computed", _verify),
     "explain-config": Command("print the effective options and where each came from", _explain_config),
     "collect-env": Command("print versions and hardware, for bug reports", _collect_env),
 }

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
-from fastdeploy_sd.engine.logprobs import slice_logprobs
+from fastdeploy_sd.engine.logprobs import slice_draft_logprobs, slice_logprobs
 from fastdeploy_sd.engine.request_state import RequestState
 from fastdeploy_sd.engine.result_check import check_result
 from fastdeploy_sd.engine.roster import Roster
 from fastdeploy_sd.engine.stopping import find_stop
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.types import I32, FinishReason, RequestOutput, SchedulerOutput, StepResult, VerifyResult
+from fastdeploy_sd.types import FinishReason, RequestOutput, SchedulerOutput, StepResult
 
 
 def commit_result(roster: Roster, plan: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
@@ -25,70 +26,82 @@ def commit_result(roster: Roster, plan: SchedulerOutput, result: StepResult) -> 
         InternalError: the result does not answer the plan; the books are unusable from here on.
     """
     check_result(plan, result)
-    now = time.time()
-    verified = result.verified
-    token_ids, cu_output = verified.token_ids.tolist(), verified.cu_num_output.tolist()
-    draft_ids, cu_draft = result.drafts.token_ids.tolist(), result.drafts.cu_num_draft.tolist()
-    num_new = plan.num_new_tokens.tolist()
-    outputs: list[RequestOutput] = []
-    num_emitted = np.zeros(len(num_new), np.int32)
-    for row, request_id in enumerate(plan.request_ids):
-        state = roster.states[request_id]
-        begin, end = cu_output[row], cu_output[row + 1]
-        if request_id in result.failed:
-            outputs.append(_fail(roster, state, result.failed[request_id], now))
-        elif begin == end:
-            state.num_computed_tokens += num_new[row]
-            roster.kv.publish(state.table, state.token_ids, state.num_computed_tokens)
-        else:
-            output = _append(roster, state, token_ids[begin:end], begin, verified, now)
-            num_emitted[row] = len(output.token_ids)
-            room = state.max_total_tokens - state.num_tokens - 1
-            state.drafts = draft_ids[cu_draft[row] : min(cu_draft[row + 1], cu_draft[row] + room)]
-            outputs.append(output)
-    _record(roster, plan, result, num_emitted)
-    if any(output.finish_reason for output in outputs):
+    commit = _Commit(roster, plan, result)
+    outputs = commit.run()
+    roster.stats.record_step(result.timings_ms)
+    if len(plan.draft.token_ids):
+        is_judged = np.diff(result.verified.cu_num_output) > 0
+        roster.stats.record_drafts(plan.draft, result.verified.num_accepted, is_judged)
+    if commit.has_ends:
         roster.sweep()
     return outputs
 
 
-def _append(
-    roster: Roster, state: RequestState, token_ids: list[int], begin: int, verified: VerifyResult, now: float
-) -> RequestOutput:
-    """Commit a row's output, which starts at `begin` of the step's tokens."""
-    stop = find_stop(token_ids, state.num_output_tokens, state.stop_rule)
-    if stop is not None:
-        del token_ids[stop.num_tokens :]
-    if not state.first_token_time:
-        state.first_token_time = now
-        roster.stats.num_prompt_tokens += state.num_prompt_tokens
-    state.append(token_ids)
-    # The last output has no KV yet. Accepted drafts have theirs; that of rejected ones lies past num_tokens - 1 and is
-    # overwritten before anyone reads it.
-    state.num_computed_tokens = state.num_tokens - 1
-    roster.kv.publish(state.table, state.token_ids, state.num_computed_tokens)
-    num_alternatives = state.request.sampling.logprobs
-    logprobs = None
-    if verified.logprobs is not None and num_alternatives is not None:
-        logprobs = slice_logprobs(verified.logprobs, begin, token_ids, num_alternatives)
-    if stop is None:
-        return state.output(token_ids, logprobs)
-    roster.close(state, stop.reason, now)
-    return state.last_output(stop.reason, now, token_ids, logprobs, stop_reason=stop.stop_reason)
+class _Commit:
+    """One step's rows on their way into the books; arrays as lists, since every row is read once.
 
+    Attributes:
+        has_ends: whether a request was closed.
+    """
 
-def _fail(roster: Roster, state: RequestState, reason: str, now: float) -> RequestOutput:
-    roster.close(state, FinishReason.ERROR, now)
-    return state.last_output(FinishReason.ERROR, now, error=(InternalError.__name__, reason))
+    def __init__(self, roster: Roster, plan: SchedulerOutput, result: StepResult) -> None:
+        self._roster, self._plan, self._result = roster, plan, result
+        self._now = time.time()
+        self._num_judged = np.diff(plan.draft.cu_num_draft).tolist()
+        self._cu_draft = result.drafts.cu_num_draft.tolist()
+        self.has_ends = False
 
+    def run(self) -> list[RequestOutput]:
+        """Commit every row; returns the outputs there are."""
+        states, kv, failed = self._roster.states, self._roster.kv, self._result.failed
+        token_ids, cu_output = self._result.verified.token_ids.tolist(), self._result.verified.cu_num_output.tolist()
+        outputs: list[RequestOutput] = []
+        begin = 0
+        for row, (request_id, end) in enumerate(zip(self._plan.request_ids, cu_output[1:], strict=True)):
+            state = states[request_id]
+            if request_id in failed:
+                outputs.append(self._fail(state, failed[request_id]))
+            elif begin == end:
+                state.num_computed_tokens += int(self._plan.num_new_tokens[row])
+                kv.publish(state.table, state.token_ids, state.num_computed_tokens)
+            else:
+                outputs.append(self._append(row, state, begin, token_ids[begin:end]))
+            begin = end
+        return outputs
 
-def _record(roster: Roster, plan: SchedulerOutput, result: StepResult, num_emitted: I32) -> None:
-    """Count the step; `num_emitted` i32[R] is what was left of each row's output after the cut at a stop."""
-    roster.stats.record_step(result.timings_ms)
-    roster.stats.num_generated_tokens += int(num_emitted.sum())
-    if plan.draft.token_ids.size == 0:
-        return
-    num_draft = np.diff(plan.draft.cu_num_draft)
-    rows = (num_draft > 0) & (np.diff(result.verified.cu_num_output) > 0)
-    num_accepted = result.verified.num_accepted[rows]
-    roster.stats.record_verification(num_draft[rows], num_accepted, int(num_emitted[rows].sum()))
+    def _append(self, row: int, state: RequestState, begin: int, token_ids: list[int]) -> RequestOutput:
+        """Commit a row's output, which starts at `begin` of the step's tokens."""
+        stats, num_accepted = self._roster.stats, len(token_ids) - 1
+        stop = find_stop(token_ids, state.num_tokens - state.num_prompt_tokens, state.stop_rule)
+        if stop is not None:
+            del token_ids[stop.num_tokens :]
+        if not state.first_token_time:
+            state.first_token_time = self._now
+            stats.num_prompt_tokens += state.num_prompt_tokens
+        stats.num_generated_tokens += len(token_ids)
+        state.append(token_ids)
+        # The last output has no KV yet. Accepted drafts have theirs; that of rejected ones lies past num_tokens - 1 and
+        # is overwritten before anyone reads it.
+        state.num_computed_tokens = state.num_tokens - 1
+        self._roster.kv.publish(state.table, state.token_ids, state.num_computed_tokens)
+        if self._num_judged[row]:
+            state.tally.add(self._num_judged[row], num_accepted, len(token_ids))
+        logprobs, draft_logprobs = None, None
+        if state.request.sampling.logprobs is not None and self._result.verified.logprobs is not None:
+            logprobs = slice_logprobs(self._result.verified.logprobs, begin, token_ids, state.request.sampling.logprobs)
+        if state.request.speculation.num_draft_logprobs is not None:
+            num_alternatives = state.request.speculation.num_draft_logprobs
+            draft_logprobs = slice_draft_logprobs(self._plan.draft, row, num_accepted, num_alternatives)
+        output = state.output(token_ids, logprobs, draft_logprobs)
+        if stop is None:
+            state.keep_drafts(self._result.drafts, self._cu_draft[row], self._cu_draft[row + 1])
+            return output
+        self.has_ends = True
+        metrics = self._roster.close(state, stop.reason, self._now)
+        return replace(output, finish_reason=stop.reason, stop_reason=stop.stop_reason, metrics=metrics)
+
+    def _fail(self, state: RequestState, reason: str) -> RequestOutput:
+        self.has_ends = True
+        metrics = self._roster.close(state, FinishReason.ERROR, self._now)
+        error = (InternalError.__name__, reason)
+        return replace(state.empty_output(), finish_reason=FinishReason.ERROR, error=error, metrics=metrics)

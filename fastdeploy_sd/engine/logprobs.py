@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from fastdeploy_sd.types import LogprobArrays, TokenLogprob
+from fastdeploy_sd.types import DraftLogprob, DraftTokens, LogprobArrays, TokenLogprob
 
 
 def slice_logprobs(
@@ -14,8 +15,8 @@ def slice_logprobs(
 
     Args:
         arrays: of the whole step; hold at least `num_alternatives` columns.
-        begin: index of the row's first output token.
-        token_ids: the row's output tokens that were kept.
+        begin: index of the row's first token.
+        token_ids: the row's tokens that were kept.
         num_alternatives: k of this request; other requests of the step may have asked for more.
     """
     end = begin + len(token_ids)
@@ -29,4 +30,25 @@ def slice_logprobs(
             arrays.top_logprobs[begin:end, :num_alternatives].tolist(),
             strict=True,
         )
+    )
+
+
+def slice_draft_logprobs(
+    drafts: DraftTokens, row: int, num_accepted: int, num_alternatives: int
+) -> tuple[DraftLogprob, ...]:
+    """Pick the drafts of a row that have a log-probability; those of methods without a model have none.
+
+    Args:
+        drafts: the judged drafts of the whole step.
+        num_accepted: how many of the row's drafts became output.
+        num_alternatives: as for `slice_logprobs`.
+    """
+    if drafts.logprobs is None:
+        return ()
+    begin = int(drafts.cu_num_draft[row])
+    entries = slice_logprobs(drafts.logprobs, begin, drafts.row(row).tolist(), num_alternatives)
+    return tuple(
+        DraftLogprob(entry, position, position < num_accepted)
+        for position, entry in enumerate(entries)
+        if not math.isnan(entry.logprob)
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.types import SchedulerOutput, StepResult
+from fastdeploy_sd.types import DraftSource, DraftTokens, SchedulerOutput, StepResult
 
 
 def check_result(plan: SchedulerOutput, result: StepResult) -> None:
     """Refuse a result that would corrupt the books.
 
     Rules: same step and rows; a row has `num_accepted + 1` outputs, at most one more than it had drafts, or none; at
-    most `max_draft_len` drafts follow.
+    most `max_draft_len` drafts follow, each with a known source.
 
     Raises:
         InternalError: naming the rule and the numbers.
@@ -29,8 +29,22 @@ def check_result(plan: SchedulerOutput, result: StepResult) -> None:
             f"step result: expected num_accepted + 1 outputs or none, and no more accepted than drafted, got outputs "
             f"{num_output.tolist()}, accepted {num_accepted.tolist()}"
         )
-    num_draft = np.diff(result.drafts.cu_num_draft)
+    _check_drafts(plan, result.drafts)
+
+
+def _check_drafts(plan: SchedulerOutput, drafts: DraftTokens) -> None:
+    num_draft = np.diff(drafts.cu_num_draft)
     if len(num_draft) != len(plan.request_ids) or (num_draft > plan.max_draft_len).any():
         raise InternalError(
             f"step result: expected at most {plan.max_draft_len.tolist()} drafts, got {num_draft.tolist()}"
+        )
+    if len(drafts.token_ids) != drafts.cu_num_draft[-1]:
+        raise InternalError(f"step result: expected {drafts.cu_num_draft[-1]} drafts, got {len(drafts.token_ids)}")
+    sources = drafts.sources
+    if sources is None or len(drafts.token_ids) == 0:
+        return
+    if len(sources) != len(drafts.token_ids) or sources.min() < 0 or sources.max() >= len(DraftSource):
+        raise InternalError(
+            f"step result: expected a source in 0..{len(DraftSource) - 1} for each of {len(drafts.token_ids)} drafts, "
+            f"got {sources.tolist()}"
         )

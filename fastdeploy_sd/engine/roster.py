@@ -10,10 +10,11 @@ from bisect import insort
 from dataclasses import replace
 
 from fastdeploy_sd.engine.request_state import RequestState, RequestStatus
-from fastdeploy_sd.engine.stats import EngineStats, StatsRecorder
+from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.engine.stats_recorder import StatsRecorder
 from fastdeploy_sd.engine.waiting_queue import WaitingQueue
 from fastdeploy_sd.kvcache.manager import KVCacheManager, PrefixMatch
-from fastdeploy_sd.types import FinishReason, RequestId
+from fastdeploy_sd.types import FinishReason, RequestId, RequestMetrics, SpeculationInfo
 
 
 class Roster:
@@ -30,14 +31,15 @@ class Roster:
         states: both groups by id.
     """
 
-    def __init__(self, kv: KVCacheManager, max_num_seqs: int) -> None:
-        """Make empty books; at most `max_num_seqs` requests run at a time."""
+    def __init__(self, kv: KVCacheManager, max_num_seqs: int, speculation: SpeculationInfo) -> None:
+        """Make empty books; at most `max_num_seqs` requests run at a time, drafted for as `speculation` says."""
         self.kv = kv
         self.stats = StatsRecorder()
         self.waiting = WaitingQueue()
         self.running: list[RequestState] = []
         self.states: dict[RequestId, RequestState] = {}
         self._max_num_seqs = max_num_seqs
+        self._speculation = speculation
         self._finished_ids: list[RequestId] = []
 
     @property
@@ -78,11 +80,13 @@ class Roster:
         self.stats.num_preemptions += 1
         return victim
 
-    def close(self, state: RequestState, reason: FinishReason, now: float) -> None:
+    def close(self, state: RequestState, reason: FinishReason, now: float) -> RequestMetrics:
         """End a request: out of its group, its blocks given back. After an ERROR none of them is ever reused.
 
-        A running request stays in `running` until `sweep`, as ends come many at a time.
+        Returns:
+            What its last output reports.
         """
+        # A running one stays in `running` until `sweep`, as ends come many at a time.
         if state.status is RequestStatus.RUNNING:
             self._finished_ids.append(state.request_id)
         else:
@@ -90,10 +94,12 @@ class Roster:
         self.kv.free(state.table, discard=reason is FinishReason.ERROR)
         state.status = RequestStatus.FINISHED
         del self.states[state.request_id]
-        num_output = state.num_output_tokens
+        metrics = state.metrics(now)
         self.stats.record_finish(
-            reason, state.metrics(now), state.num_prompt_tokens, num_output, state.request.max_tokens
+            reason, metrics, state.num_prompt_tokens, state.num_output_tokens, state.request.max_tokens
         )
+        self.stats.record_tally(state.method, state.tally)
+        return metrics
 
     def sweep(self) -> None:
         """Take the requests that were closed out of `running`."""
@@ -106,9 +112,10 @@ class Roster:
         return finished_ids
 
     def snapshot(self) -> EngineStats:
-        """Counters, histograms and gauges of this moment. O(waiting requests)."""
+        """Counters, histograms and gauges of this moment. O(requests)."""
         return replace(
-            self.stats.snapshot(),
+            self.stats.snapshot((state.method, state.tally) for state in self.states.values()),
+            speculation=self._speculation,
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             num_preempted_waiting=sum(state.num_preemptions > 0 for state in self.waiting),

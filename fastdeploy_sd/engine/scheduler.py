@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.admission import AdmissionRules
@@ -15,6 +16,7 @@ from fastdeploy_sd.engine.step_plan import StepPlan
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.kvcache.manager import KVCacheManager
 from fastdeploy_sd.types import (
+    I32,
     FinishReason,
     ModelInfo,
     Request,
@@ -40,10 +42,12 @@ class Scheduler:
     itself): that one loses its blocks and drafts and goes back to the queue by its key, to be recomputed; it is not
     admitted again in the same step. Under the 'priority' policy the head of the queue also preempts, in the same way,
     running requests of strictly lower priority, but only for want of blocks, never for want of a seat or of budget.
-    Drafts never preempt.
+    Neither drafts nor the slots that drafting writes ahead ever preempt: they get blocks when the rows have theirs.
 
-    Chunks. Without chunked prefill a request waits until the rest of the budget holds all its tokens; only one that
-    outgrew the whole budget while it ran and was then preempted is chunked all the same.
+    Chunks. A request runs at most `long_prefill_token_threshold` of its own tokens in a step, if there is a threshold,
+    so that a long prompt leaves room for other prompts. Without chunked prefill a request waits until the rest of the
+    budget holds all its tokens; only one that outgrew the whole budget while it ran and was then preempted is chunked
+    all the same.
 
     Source: the single num_computed_tokens rule is vLLM v1's (vllm/v1/core/sched/scheduler.py).
     """
@@ -56,16 +60,21 @@ class Scheduler:
         """
         limits = config.scheduler
         self._max_num_batched_tokens = limits.max_num_batched_tokens
+        self._max_chunk_tokens = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         self._enable_chunked_prefill = limits.enable_chunked_prefill
         self._order_by_priority = limits.policy == "priority"
         self._rules = AdmissionRules(limits, model_info)
+        self._speculation = model_info.speculation
+        num_drafts = self._speculation.max_draft_tokens
         # An equal share of the budget for every seat, or speculating requests would keep the others from running.
-        share = limits.max_num_batched_tokens // limits.max_num_seqs
-        self._max_draft_tokens = max(0, min(config.speculative.num_speculative_tokens, share - 1))
+        assert num_drafts == 0 or (num_drafts + 1) * limits.max_num_seqs <= limits.max_num_batched_tokens, (
+            f"{limits.max_num_seqs} requests with {num_drafts} drafts each do not fit into a step of "
+            f"{limits.max_num_batched_tokens} tokens"
+        )
         self._kv = KVCacheManager(
             model_info.num_blocks, model_info.block_size, enable_prefix_caching=config.cache.enable_prefix_caching
         )
-        self._roster = Roster(self._kv, limits.max_num_seqs)
+        self._roster = Roster(self._kv, limits.max_num_seqs, self._speculation)
         self._num_arrived = 0
         self._step_id = 0
 
@@ -84,7 +93,7 @@ class Scheduler:
         self._rules.check_queue(len(waiting), waiting.num_prompt_tokens, len(request.prompt_token_ids))
         key = (request.priority if self._order_by_priority else 0, self._num_arrived)
         self._num_arrived += 1
-        self._roster.enter(RequestState(request, key, time.time()))
+        self._roster.enter(RequestState(request, key, time.time(), self._speculation))
 
     def abort(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
         """End requests wherever they are; returns their last outputs. Unknown (or ended) ids are ignored."""
@@ -93,8 +102,8 @@ class Scheduler:
         for request_id in request_ids:
             state = self._roster.states.get(request_id)
             if state is not None:
-                self._roster.close(state, FinishReason.ABORT, now)
-                outputs.append(state.last_output(FinishReason.ABORT, now))
+                metrics = self._roster.close(state, FinishReason.ABORT, now)
+                outputs.append(replace(state.empty_output(), finish_reason=FinishReason.ABORT, metrics=metrics))
         self._roster.sweep()
         return outputs
 
@@ -107,11 +116,13 @@ class Scheduler:
         plan = StepPlan(self._max_num_batched_tokens)
         self._plan_running(plan)
         self._plan_waiting(plan)
+        max_draft_lens = plan.max_draft_lens(self._speculation.max_draft_tokens)
         if not plan.states:
             assert not plan.preempted, "requests were preempted in favour of none"
-            return plan.build(self._step_id, 0, ())
+            return plan.build(self._step_id, max_draft_lens, ())
+        self._reserve_lookahead(plan, max_draft_lens)
         self._step_id += 1
-        return plan.build(self._step_id, self._max_draft_tokens, self._roster.take_finished_ids())
+        return plan.build(self._step_id, max_draft_lens, self._roster.take_finished_ids())
 
     def commit(self, plan: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
         """Apply the result of an executed plan; see `commit_result`."""
@@ -127,18 +138,25 @@ class Scheduler:
 
     def _plan_running(self, plan: StepPlan) -> None:
         running = self._roster.running
+        rows_short_of_slots = []
         row = 0
         while row < len(running) and plan.budget > 0:
             state = running[row]
             num_uncomputed = state.num_tokens - state.num_computed_tokens
-            num_new = min(num_uncomputed, plan.budget)
-            if not self._make_room(state, state.num_computed_tokens + num_new, plan):
+            num_new = min(num_uncomputed, plan.budget, self._max_chunk_tokens)
+            num_tokens = state.num_computed_tokens + num_new
+            if num_tokens > state.table.num_slots and not self._make_room(state, num_tokens, plan):
                 break  # it was the last one, and preempted itself
             num_draft = 0
-            if state.drafts and num_new == num_uncomputed:
-                num_draft = self._fit_drafts(state, plan.budget - num_new)
+            if state.num_drafts and num_new == num_uncomputed:
+                num_draft = min(state.num_drafts, plan.budget - num_new)
+                if num_tokens + num_draft > state.table.num_slots:
+                    rows_short_of_slots.append(row)
             plan.add(state, num_new + num_draft, num_draft)
             row += 1
+        # Only now that every row has blocks for its own tokens, as drafts must not make anyone be preempted.
+        for row in rows_short_of_slots:
+            self._fit_drafts(plan, row)
 
     def _make_room(self, state: RequestState, num_tokens: int, plan: StepPlan) -> bool:
         """Extend a running request's blocks, preempting from the end; False if it had to preempt itself."""
@@ -147,12 +165,30 @@ class Scheduler:
                 return False
         return True
 
-    def _fit_drafts(self, state: RequestState, budget: int) -> int:
-        """How many of the drafts the budget and the blocks allow."""
-        num_draft = min(len(state.drafts), budget)
-        if self._kv.extend(state.table, state.num_tokens + num_draft):
-            return num_draft
-        return min(num_draft, state.table.num_slots - state.num_tokens)
+    def _fit_drafts(self, plan: StepPlan, row: int) -> None:
+        """Give a row blocks for its drafts, or shorten these to the slots it has."""
+        state, num_draft = plan.states[row], plan.num_draft[row]
+        if not self._kv.extend(state.table, state.num_tokens + num_draft):
+            plan.shorten_drafts(row, state.table.num_slots - state.num_tokens)
+
+    def _reserve_lookahead(self, plan: StepPlan, max_draft_lens: I32) -> None:
+        """Give rows that will be drafted for with a model the slots this writes, while there are blocks.
+
+        With c computed tokens and n new ones the newest token may come to position c + n, and d drafts write:
+
+            [0 ....... c) [c ....... c+n) [c+n ........ c+n+d)      and never the slot of the request's last token
+               computed      this step        look-ahead
+
+        A row that gets none is drafted for as far as its slots go. Comes last, so that nobody is preempted or kept
+        waiting in this step for it.
+        """
+        if self._speculation.num_lookahead_slots == 0:
+            return
+        for state, num_new, max_draft_len in zip(plan.states, plan.num_new, max_draft_lens.tolist(), strict=True):
+            num_slots = state.num_computed_tokens + num_new + state.num_lookahead_slots
+            if num_slots > state.table.num_slots:
+                num_spared = max(state.num_lookahead_slots - max_draft_len, 0)
+                self._kv.extend(state.table, min(num_slots - num_spared, state.max_total_tokens - 1))
 
     def _plan_waiting(self, plan: StepPlan) -> None:
         while plan.budget > 0 and self._roster.has_seat:
@@ -172,7 +208,7 @@ class Scheduler:
             if not running or running[-1].key[0] <= state.key[0]:
                 return False
             self._preempt_last(plan)
-        plan.add(state, min(num_new, plan.budget))
+        plan.add(state, min(num_new, plan.budget, self._max_chunk_tokens))
         return True
 
     def _preempt_last(self, plan: StepPlan) -> RequestState:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fastdeploy_sd.engine.pending_drafts import collect_drafts
 from fastdeploy_sd.engine.request_state import RequestState
-from fastdeploy_sd.types import I32, DraftTokens, NewRequest, RequestDelta, RequestId, SchedulerOutput
+from fastdeploy_sd.types import I32, NewRequest, RequestDelta, RequestId, SchedulerOutput
 
 
 @dataclass(slots=True)
@@ -42,26 +43,57 @@ class StepPlan:
         self.budget += self.num_new[row]
         del self.states[row], self.num_new[row], self.num_draft[row]
 
-    def build(self, step_id: int, max_draft_tokens: int, finished_ids: tuple[RequestId, ...]) -> SchedulerOutput:
+    def shorten_drafts(self, row: int, num_draft: int) -> None:
+        """Leave a row `num_draft` of its drafts, and give back the budget of the others."""
+        num_cut = self.num_draft[row] - num_draft
+        self.num_draft[row] = num_draft
+        self.num_new[row] -= num_cut
+        self.budget += num_cut
+
+    def max_draft_lens(self, max_draft_tokens: int) -> I32:
+        """How many drafts may follow each row's output, i32[R]: 0 while tokens are left to compute.
+
+        After this step a request has at least num_tokens + 1 tokens; the drafts that follow leave room for the one
+        token that verification always adds:
+
+            [0 .. num_tokens) [one output] [drafts ........) [recovered or bonus]   <= max_total_tokens
+
+        More outputs may be committed than one; the commit then cuts the drafts. The model's length is no separate
+        limit, as max_total_tokens respects it.
+
+        Args:
+            max_draft_tokens: no request wants more.
+        """
+        if max_draft_tokens == 0:
+            return np.zeros(len(self.states), np.int32)
+        lengths = []
+        for state, num_new, num_draft in zip(self.states, self.num_new, self.num_draft, strict=True):
+            length = state.max_draft_tokens
+            if state.num_computed_tokens + num_new - num_draft < state.num_tokens:
+                length = 0
+            elif state.num_tokens + length + 2 > state.max_total_tokens:
+                length = max(state.max_total_tokens - state.num_tokens - 2, 0)
+            lengths.append(length)
+        return np.array(lengths, np.int32)
+
+    def build(self, step_id: int, max_draft_lens: I32, finished_ids: tuple[RequestId, ...]) -> SchedulerOutput:
         """Turn the rows into arrays and note in each state which blocks the executor knows from now on.
 
         Args:
-            max_draft_tokens: limit of drafts per request in the next step.
+            max_draft_lens: i32[R], from the method of that name; passed in, as blocks are reserved by it before.
             finished_ids: requests whose state the executor must drop first.
         """
         states = self.states
         new, deltas = self._block_changes()
-        num_computed = np.array([state.num_computed_tokens for state in states], np.int32)
-        num_new, num_draft = np.array(self.num_new, np.int32), np.array(self.num_draft, np.int32)
         return SchedulerOutput(
             step_id=step_id,
             request_ids=tuple([state.request_id for state in states]),
             new=tuple(new),
             deltas=tuple(deltas),
-            num_computed_tokens=num_computed,
-            num_new_tokens=num_new,
-            draft=self._drafts(),
-            max_draft_len=self._max_draft_lens(max_draft_tokens, num_computed + num_new - num_draft),
+            num_computed_tokens=np.array([state.num_computed_tokens for state in states], np.int32),
+            num_new_tokens=np.array(self.num_new, np.int32),
+            draft=collect_drafts(states, self.num_draft),
+            max_draft_len=max_draft_lens,
             finished_ids=finished_ids,
             preempted_ids=tuple([state.request_id for state in self.preempted]),
         )
@@ -81,33 +113,3 @@ class StepPlan:
                 token_ids = state.token_ids[: state.num_tokens].copy()
                 new.append(NewRequest(state.request, token_ids, state.num_prompt_tokens, tuple(block_ids)))
         return new, deltas
-
-    def _drafts(self) -> DraftTokens:
-        if not any(self.num_draft):
-            return DraftTokens.none(len(self.states))
-        token_ids: list[int] = []
-        for state, num_draft in zip(self.states, self.num_draft, strict=True):
-            token_ids += state.drafts[:num_draft]
-        cu_num_draft = np.zeros(len(self.states) + 1, np.int32)
-        np.cumsum(self.num_draft, out=cu_num_draft[1:])
-        return DraftTokens(np.array(token_ids, np.int32), cu_num_draft)
-
-    def _max_draft_lens(self, max_draft_tokens: int, num_computed_after: I32) -> I32:
-        """Per row: 0 while tokens are left to compute, else what may still follow one more committed token.
-
-        After this step a request has at least num_tokens + 1 tokens; the drafts that follow leave room for the one
-        token that verification always adds:
-
-            [0 .. num_tokens) [one output] [drafts ........) [recovered or bonus]   <= max_total_tokens
-
-        More outputs may be committed than one; the commit then cuts the drafts. The model's length is no separate
-        limit, as max_total_tokens respects it.
-
-        Args:
-            num_computed_after: i32[R], committed tokens that will have KV after this step.
-        """
-        if max_draft_tokens == 0:
-            return np.zeros(len(self.states), np.int32)
-        num_tokens = np.array([state.num_tokens for state in self.states], np.int32)
-        room = np.array([state.max_total_tokens for state in self.states], np.int32) - num_tokens - 2
-        return np.where(num_computed_after == num_tokens, room.clip(0, max_draft_tokens), 0).astype(np.int32)

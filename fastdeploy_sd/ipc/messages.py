@@ -22,7 +22,7 @@ from fastdeploy_sd.errors import ERROR_TYPES, FdsdError, InternalError, Overload
 from fastdeploy_sd.ipc.codec import Codec, ProtocolError, codec_of
 from fastdeploy_sd.types import ModelInfo, Request, RequestOutput
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from prometheus_client.utils import floatToGoString
 
 from fastdeploy_sd.engine.stats import EngineStats, Histogram
 from fastdeploy_sd.metrics import families
-from fastdeploy_sd.metrics.families import ratio
 
 
 def render_metrics(stats: EngineStats) -> tuple[bytes, str]:
@@ -35,7 +34,9 @@ class _StatsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._singles()
         yield from self._labelled()
+        yield from self._by_position()
         yield self._cache_config()
+        yield self._speculation()
         yield from self._acceptance_by_position()
         for name, text, key in families.HISTOGRAMS:
             yield _histogram(name, text, self._stats.histograms[key])
@@ -65,15 +66,32 @@ class _StatsCollector(Collector):
         info.add_metric([str(self._stats.block_size), str(self._stats.num_blocks)], 1)
         return info
 
+    def _speculation(self) -> Metric:
+        info = GaugeMetricFamily(
+            "fastdeploy_sd:spec_decode_config_info",
+            "How requests are drafted for, in labels: the method of those that name none, drafts per request and step "
+            "at most, and whether verification may emit tokens that plain decoding would not (lossy).",
+            labels=["method", "num_speculative_tokens", "lossy"],
+        )
+        s = self._stats.speculation
+        info.add_metric([s.method, str(s.max_draft_tokens), str(s.lossy).lower()], 1)
+        return info
+
+    def _by_position(self) -> Iterator[Metric]:
+        for spec in families.BY_POSITION:
+            counter = CounterMetricFamily(spec.name, spec.text, labels=[spec.label, "position"])
+            for label, counts in spec.values(self._stats).items():
+                for position, count in enumerate(counts):
+                    counter.add_metric([label, str(position)], count)
+            yield counter
+
     def _acceptance_by_position(self) -> Iterator[Metric]:
         """FastDeploy has one gauge per position, with the position in the name."""
-        stats = self._stats
-        pairs = zip(stats.drafted_per_position, stats.accepted_per_position, strict=True)
-        for i, (num_drafted, num_accepted) in enumerate(pairs):
+        for position, share in families.acceptance_at_positions(self._stats):
             yield GaugeMetricFamily(
-                f"fastdeploy:spec_decode_draft_single_head_acceptance_rate_{i}",
-                f"Drafts accepted over drafts judged at position {i} (0 = first).",
-                value=ratio(num_accepted, num_drafted),
+                f"fastdeploy:spec_decode_draft_single_head_acceptance_rate_{position}",
+                f"Drafts accepted at position {position} (0 = first) of those judged there after accepted ones only.",
+                value=share,
             )
 
 

@@ -8,8 +8,9 @@ constant one. Knows no exposition format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from fastdeploy_sd.engine.stats import EngineStats
 
@@ -38,6 +39,16 @@ class Labelled:
     text: str
     label: str
     values: LabelledValues
+
+
+@dataclass(frozen=True, slots=True)
+class ByPosition:
+    """A counter of drafts with two labels: whose they were, and their position in the draft (0 = first)."""
+
+    name: str
+    text: str
+    label: str
+    values: Callable[[EngineStats], Mapping[str, tuple[int, ...]]]
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
@@ -86,7 +97,7 @@ COUNTERS = (
     ),
     Single(
         "fastdeploy_sd:spec_decode_verifications",
-        "Verifications that had drafts; emitted tokens over these is the mean number of tokens per step and request.",
+        "Verifications that had drafts; emitted tokens over these is the mean acceptance length.",
         lambda s: s.num_verified_rows,
     ),
     Single("fastdeploy_sd:steps", "Engine steps executed.", lambda s: s.num_steps),
@@ -152,8 +163,14 @@ GAUGES = (
     ),
     Single(
         "fastdeploy:spec_decode_efficiency",
-        "Tokens emitted by verifications over what they would have emitted had every draft been accepted.",
+        "Tokens emitted by verifications over what they would have emitted had every draft been accepted: drafts "
+        "judged and one token more for each.",
         lambda s: ratio(s.num_emitted_tokens, s.num_draft_tokens + s.num_verified_rows),
+    ),
+    Single(
+        "fastdeploy_sd:spec_decode_mean_acceptance_length",
+        "Mean tokens per verification that had drafts, 1 = no draft was right.",
+        lambda s: ratio(s.num_emitted_tokens, s.num_verified_rows),
     ),
     Single(
         "fastdeploy_sd:num_waiting_tokens",
@@ -166,21 +183,63 @@ LABELLED_COUNTERS = (
     Labelled("fastdeploy_sd:requests_finished", "Requests that ended, by reason.", "reason", lambda s: s.num_finished),
     Labelled(
         "fastdeploy_sd:step_time_seconds",
-        "Time in engine steps, by phase.",
+        "Time in engine steps, by phase: batch (preparing), forward (the model), verify (sampling and judging drafts), "
+        "draft (making the next ones).",
         "phase",
         lambda s: {phase: ms / 1000 for phase, ms in s.timings_ms.items()},
     ),
     Labelled(
-        "fastdeploy_sd:spec_decode_draft_tokens_at",
-        "Drafts judged, by position in the draft (0 = first).",
-        "position",
-        lambda s: {str(i): n for i, n in enumerate(s.drafted_per_position)},
+        "fastdeploy_sd:spec_decode_emitted_tokens_by_method",
+        "Tokens from verifications that had drafts, by the method of the request.",
+        "method",
+        lambda s: {method: counts.num_emitted for method, counts in s.verifications.items()},
     ),
     Labelled(
-        "fastdeploy_sd:spec_decode_accepted_tokens_at",
-        "Drafts accepted, by position in the draft (0 = first).",
-        "position",
-        lambda s: {str(i): n for i, n in enumerate(s.accepted_per_position)},
+        "fastdeploy_sd:spec_decode_verifications_by_method",
+        "Verifications that had drafts, by the method of the request.",
+        "method",
+        lambda s: {method: counts.num_verifications for method, counts in s.verifications.items()},
+    ),
+)
+
+# A request has one method; its drafts may have several sources, as a method may extend what another one drafted.
+BY_POSITION = (
+    ByPosition(
+        "fastdeploy_sd:spec_decode_draft_tokens_by_method",
+        "Drafts judged, by the method of the request and position (0 = first).",
+        "method",
+        lambda s: {method: counts.drafted for method, counts in s.verifications.items()},
+    ),
+    ByPosition(
+        "fastdeploy_sd:spec_decode_reached_tokens_by_method",
+        "Drafts judged after accepted ones only, by the method of the request and position; accepted over these is the "
+        "acceptance of the position by itself.",
+        "method",
+        lambda s: {method: counts.reached for method, counts in s.verifications.items()},
+    ),
+    ByPosition(
+        "fastdeploy_sd:spec_decode_accepted_tokens_by_method",
+        "Drafts accepted, by the method of the request and position.",
+        "method",
+        lambda s: {method: counts.accepted for method, counts in s.verifications.items()},
+    ),
+    ByPosition(
+        "fastdeploy_sd:spec_decode_draft_tokens_by_source",
+        "Drafts judged, by who made the draft and position (0 = first).",
+        "source",
+        lambda s: {source: counts.drafted for source, counts in s.drafts.items()},
+    ),
+    ByPosition(
+        "fastdeploy_sd:spec_decode_reached_tokens_by_source",
+        "Drafts judged after accepted ones only, by who made the draft and position.",
+        "source",
+        lambda s: {source: counts.reached for source, counts in s.drafts.items()},
+    ),
+    ByPosition(
+        "fastdeploy_sd:spec_decode_accepted_tokens_by_source",
+        "Drafts accepted, by who made the draft and position.",
+        "source",
+        lambda s: {source: counts.accepted for source, counts in s.drafts.items()},
     ),
 )
 
@@ -193,6 +252,16 @@ LABELLED_GAUGES = (
             "free": s.num_free_blocks,
             "cached": s.num_cached_blocks,
             "used": s.num_blocks - _num_available_blocks(s),
+        },
+    ),
+    Labelled(
+        "fastdeploy_sd:spec_decode_mean_acceptance_length_by_method",
+        "Mean tokens per verification that had drafts, 1 = no draft was right, by the method of the request.",
+        "method",
+        lambda s: {
+            method: counts.num_emitted / counts.num_verifications
+            for method, counts in s.verifications.items()
+            if counts.num_verifications
         },
     ),
 )
@@ -210,3 +279,14 @@ HISTOGRAMS = (
     ("fastdeploy:request_generation_tokens", "Generated tokens per request.", "generated_tokens"),
     ("fastdeploy:request_params_max_tokens", "Limit on generated tokens per request.", "max_tokens"),
 )
+
+
+def acceptance_at_positions(stats: EngineStats) -> list[tuple[int, float]]:
+    """Return (position, share accepted of the drafts whose predecessors were accepted) of positions reached so far."""
+    reached = _per_position([counts.reached for counts in stats.drafts.values()])
+    accepted = _per_position([counts.accepted for counts in stats.drafts.values()])
+    return [(i, accepted[i] / num_reached) for i, num_reached in enumerate(reached) if num_reached]
+
+
+def _per_position(counts: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]

@@ -8,13 +8,13 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.layers.attention import Attention, AttentionInputs
 from fastdeploy_sd.layers.linear import Linear
 from fastdeploy_sd.layers.mlp import FeedForward, MoeMlp, Router, SwigluMlp
 from fastdeploy_sd.layers.norm import RmsNorm
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
-from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.models.weights import DecoderWeights, LayerWeights
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm
@@ -43,22 +43,34 @@ class DecoderLayer:
         return self._feed_forward(x), residual
 
 
+class Embedding:
+    """Token ids to rows of a table, in the model's dtype."""
+
+    def __init__(self, table: Weights, scheme: QuantScheme) -> None:
+        dtype = np.dtype(np.float32 if scheme.dtype == "float32" else np.uint16)
+        # In the checkpoint's own type it stays in the mapped file: a step touches a few rows of it.
+        self._table = from_numpy(table if table.dtype == dtype else narrow(widen(table), dtype))
+
+    def __call__(self, input_ids: I32) -> Tensor:
+        """i32[T] -> [T, H]."""
+        return gather_output_rows(self._table, input_ids)
+
+
 class Decoder:
     """Token ids to hidden rows, hidden rows to logits.
 
     Attributes:
         config: the architecture.
+        final_norm: before the head; draft layers may share it.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, scheme: QuantScheme) -> None:
         self.config = config
         weights = DecoderWeights(checkpoint, config)
-        builder = _LayerBuilder(weights, config, scheme)
-        embedding, dtype = weights.embedding(), np.dtype(np.float32 if scheme.dtype == "float32" else np.uint16)
-        # In the checkpoint's own type it stays in the mapped file: a step touches a few rows of it.
-        self._embedding = from_numpy(embedding if embedding.dtype == dtype else narrow(widen(embedding), dtype))
+        builder = LayerBuilder(weights, config, scheme)
+        self._embedding = Embedding(weights.embedding(), scheme)
         self._layers = [builder.layer(i) for i in range(config.num_layers)]
-        self._final_norm = RmsNorm(weights.final_norm(), config.norm_eps)
+        self.final_norm = RmsNorm(weights.final_norm(), config.norm_eps)
         self._lm_head = Linear(weights.lm_head(), None, scheme.lm_head)
 
     def forward(self, input_ids: I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs) -> Tensor:
@@ -71,24 +83,29 @@ class Decoder:
         Returns:
             hidden rows after the final norm [T, H], in the model's dtype.
         """
-        x, residual = gather_output_rows(self._embedding, input_ids), None
+        x, residual = self._embedding(input_ids), None
         for layer, cache in zip(self._layers, caches, strict=True):
             x, residual = layer(x, residual, cache, inputs)
-        hidden, _ = self._final_norm(x, residual)
+        hidden, _ = self.final_norm(x, residual)
         return hidden
+
+    def embed(self, input_ids: I32) -> Tensor:
+        """i32[T] -> [T, H] in the model's dtype."""
+        return self._embedding(input_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [L, H] -> f32[L, V]."""
         return self._lm_head(hidden, paddle.float32)
 
 
-class _LayerBuilder:
+class LayerBuilder:
     """Turns checkpoint weights into layers."""
 
-    def __init__(self, weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme) -> None:
+    def __init__(self, weights: LayerWeights, config: DecoderConfig, scheme: QuantScheme) -> None:
         self._weights, self._config, self._scheme = weights, config, scheme
 
     def layer(self, i: int) -> DecoderLayer:
+        """Build layer i; raises CheckpointError as the weights do."""
         w, eps = self._weights, self._config.norm_eps
         linear = self._scheme.linear
         norms = w.qk_norms(i)

@@ -23,6 +23,11 @@ def read_ernie4_5(values: Mapping[str, Any]) -> DecoderConfig:
     return DecoderConfig(**_read_dense(ConfigReader(values)))
 
 
+def read_ernie4_5_mtp(values: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of Ernie4_5_MTPForCausalLM, the draft layers of either; raises as read_ernie4_5."""
+    return read_ernie4_5_moe(values) if "moe_num_experts" in values else read_ernie4_5(values)
+
+
 def read_ernie4_5_moe(values: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of Ernie4_5_MoeForCausalLM; raises as read_ernie4_5."""
     reader = ConfigReader(values)

@@ -19,6 +19,12 @@ ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
     "Qwen3MoeForCausalLM": qwen.read_qwen3_moe,
 }
 
+# A directory of draft layers names itself so, or as its target.
+DRAFT_ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
+    **ARCHITECTURES,
+    "Ernie4_5_MTPForCausalLM": ernie4_5.read_ernie4_5_mtp,
+}
+
 
 def read_decoder_config(values: Mapping[str, Any]) -> DecoderConfig:
     """Turn a checkpoint's config.json into a DecoderConfig.
@@ -26,11 +32,20 @@ def read_decoder_config(values: Mapping[str, Any]) -> DecoderConfig:
     Raises:
         CheckpointError: unknown architecture, or a key is missing, mistyped or unsupported.
     """
+    return _read(values, ARCHITECTURES)
+
+
+def read_draft_config(values: Mapping[str, Any]) -> DecoderConfig:
+    """Turn the config.json beside draft layers into a DecoderConfig; raises as read_decoder_config."""
+    return _read(values, DRAFT_ARCHITECTURES)
+
+
+def _read(
+    values: Mapping[str, Any], readers: Mapping[str, Callable[[Mapping[str, Any]], DecoderConfig]]
+) -> DecoderConfig:
     names = values.get("architectures")
     name = str(names[0]) if isinstance(names, list) and len(names) == 1 else ""
-    if name not in ARCHITECTURES:
-        hint = suggest(name, ARCHITECTURES)
-        raise CheckpointError(
-            f"config.json: architectures: expected one of {', '.join(ARCHITECTURES)}, got {names!r}{hint}"
-        )
-    return ARCHITECTURES[name](values)
+    if name not in readers:
+        hint = suggest(name, readers)
+        raise CheckpointError(f"config.json: architectures: expected one of {', '.join(readers)}, got {names!r}{hint}")
+    return readers[name](values)

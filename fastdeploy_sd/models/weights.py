@@ -14,36 +14,18 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.ops.bf16 import widen
 
 
-class DecoderWeights:
-    """Weights of one decoder by role.
+class LayerWeights:
+    """Weights of decoder layers by role.
 
-    Raises (on construction and from every method):
+    Args:
+        prefix: layer i's names begin with `<prefix>.<i>.`.
+
+    Raises (from every method):
         CheckpointError: a tensor is missing or has another shape.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
-        self._checkpoint, self._config = checkpoint, config
-        roots = [root for root in ("model", "ernie") if f"{root}.embed_tokens.weight" in checkpoint]
-        if not roots:
-            raise CheckpointError(
-                f"{checkpoint.path}: expected model.embed_tokens.weight or ernie.embed_tokens.weight, found neither"
-            )
-        self._root = roots[0]
-
-    def embedding(self) -> Weights:
-        """Return [V, H]."""
-        shape = (self._config.vocab_size, self._config.hidden_size)
-        return self._checkpoint.tensor(f"{self._root}.embed_tokens.weight", shape)
-
-    def lm_head(self) -> Weights:
-        """Return [V, H]; the embedding when the model ties them."""
-        if self._config.tie_word_embeddings:
-            return self.embedding()
-        return self._matrix("lm_head", self._config.vocab_size, self._config.hidden_size)
-
-    def final_norm(self) -> Weights:
-        """Return f32[H]."""
-        return self._vector(f"{self._root}.norm.weight", self._config.hidden_size)
+    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, prefix: str) -> None:
+        self._checkpoint, self._config, self._prefix = checkpoint, config, prefix
 
     def input_norm(self, layer: int) -> Weights:
         """Return f32[H]: the norm before attention."""
@@ -100,8 +82,12 @@ class DecoderWeights:
             return weight, None
         return weight, widen(self._checkpoint.tensor(bias_name, (1, experts))).reshape(experts)
 
+    def has_router(self, layer: int) -> bool:
+        """Whether the layer's feed-forward network is a mixture of experts."""
+        return f"{self._layer(layer)}.mlp.gate.weight" in self._checkpoint
+
     def _layer(self, layer: int) -> str:
-        return f"{self._root}.layers.{layer}"
+        return f"{self._prefix}.{layer}"
 
     def _vector(self, name: str, size: int) -> Weights:
         return widen(self._checkpoint.tensor(name, (size,)))
@@ -120,3 +106,35 @@ class DecoderWeights:
         weights = [self._matrix(f"{name}.{part}", size, hidden) for part, size in sizes.items()]
         biases = [self._vector(f"{name}.{part}.bias", size) for part, size in sizes.items()] if has_bias else None
         return np.concatenate(weights), None if biases is None else np.concatenate(biases)
+
+
+class DecoderWeights(LayerWeights):
+    """Weights of one whole decoder by role.
+
+    Raises (on construction and from every method):
+        CheckpointError: a tensor is missing or has another shape.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
+        roots = [root for root in ("model", "ernie") if f"{root}.embed_tokens.weight" in checkpoint]
+        if not roots:
+            raise CheckpointError(
+                f"{checkpoint.path}: expected model.embed_tokens.weight or ernie.embed_tokens.weight, found neither"
+            )
+        super().__init__(checkpoint, config, f"{roots[0]}.layers")
+        self._root = roots[0]
+
+    def embedding(self) -> Weights:
+        """Return [V, H]."""
+        shape = (self._config.vocab_size, self._config.hidden_size)
+        return self._checkpoint.tensor(f"{self._root}.embed_tokens.weight", shape)
+
+    def lm_head(self) -> Weights:
+        """Return [V, H]; the embedding when the model ties them."""
+        if self._config.tie_word_embeddings:
+            return self.embedding()
+        return self._matrix("lm_head", self._config.vocab_size, self._config.hidden_size)
+
+    def final_norm(self) -> Weights:
+        """Return f32[H]."""
+        return self._vector(f"{self._root}.norm.weight", self._config.hidden_size)

@@ -48,8 +48,9 @@ def cascade_append_attention(
 ) -> Tensor:
     """Attend every new token of every request to the cached tokens up to and including itself.
 
-    Row i of request r has position seq_lens[r] - rows + i and sees keys 0..position. The cache is read once per request
-    and KV head for all of its rows, and a row's bits do not depend on the other rows of the call.
+    Row i of request r has position seq_lens[r] - rows + i and sees keys cache.first_key..position, its own one always.
+    The cache is read once per request and KV head for all of its rows, and a row's bits do not depend on the other rows
+    of the call.
 
     Args:
         q: f32 or bf16 [T, Hq * D], from `rope_store_kv_`.
@@ -63,7 +64,8 @@ def cascade_append_attention(
         The same dtype, [T, Hq * D].
 
     Raises:
-        ValueError: a shape or dtype disagrees, offsets or lengths contradict each other, or a block is outside the
-            cache.
+        ValueError: a shape or dtype disagrees, offsets or lengths contradict each other, a block is outside the cache,
+            or cache.first_key is not in 0..63.
     """
-    return shim.run("cascade_append_attention", q, cache.k, cache.v, query_start_loc, seq_lens, block_tables, scale)[0]
+    inputs = (q, cache.k, cache.v, query_start_loc, seq_lens, block_tables)
+    return shim.run("cascade_append_attention", *inputs, scale, cache.first_key)[0]

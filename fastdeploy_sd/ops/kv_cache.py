@@ -33,10 +33,13 @@ class KvCache(Generic[A]):
     Attributes:
         k: f32 or bf16 [num_blocks, Hkv, D / s, block_size, s].
         v: same dtype [num_blocks, Hkv, block_size, D].
+        first_key: 0..63: no request's tokens before this position have content here, and only they themselves see them.
+            0 but for draft layers, which start behind the target's.
     """
 
     k: A
     v: A
+    first_key: int = 0
 
     @property
     def num_blocks(self) -> int:

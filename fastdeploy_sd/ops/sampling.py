@@ -1,4 +1,4 @@
-"""process_logits, sample, token_logprobs and verify_draft_tokens on Paddle tensors.
+"""process_logits, sample, top_p_candidates and token_logprobs on Paddle tensors.
 
 Logits stay on their device. Per-request columns come from the host. What an op returns as NumPy is a result of the
 step; copying it to the host is the op's part.
@@ -59,6 +59,36 @@ def sample(logits: Tensor, batch_id_per_output: I32, positions: I32, sampling: S
     Raises:
         ValueError: a shape or dtype disagrees, or a parameter is out of its range.
     """
+    (token_ids,) = shim.run("sample", logits, *_sample_columns(batch_id_per_output, positions, sampling))
+    ids: I32 = token_ids.numpy()
+    return ids
+
+
+def top_p_candidates(
+    logits: Tensor, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays, max_candidate_len: int
+) -> tuple[I32, I32, I32]:
+    """List each row's plausible tokens and draw one of them; see `reference.sampling.top_p_candidates`.
+
+    Args:
+        logits: f32[L, V].
+        batch_id_per_output: i32[L], the request of each row.
+        positions: i32[L], absolute position of the token to draw.
+        max_candidate_len: C >= 1.
+
+    Returns:
+        token_ids i32[L], candidate_token_ids i32[L, C], candidate_lens i32[L].
+
+    Raises:
+        ValueError: a shape or dtype disagrees, a parameter is out of its range, or max_candidate_len is below 1.
+    """
+    columns = _sample_columns(batch_id_per_output, positions, sampling)
+    token_ids, candidate_token_ids, candidate_lens = (
+        out.numpy() for out in shim.run("top_p_candidates", logits, *columns, max_candidate_len)
+    )
+    return token_ids, candidate_token_ids, candidate_lens
+
+
+def _sample_columns(batch_id_per_output: I32, positions: I32, sampling: SamplingArrays) -> list[Tensor]:
     columns = (
         batch_id_per_output,
         positions,
@@ -68,9 +98,7 @@ def sample(logits: Tensor, batch_id_per_output: I32, positions: I32, sampling: S
         sampling.min_p,
         sampling.seed,
     )
-    (token_ids,) = shim.run("sample", logits, *(from_numpy(column) for column in columns))
-    ids: I32 = token_ids.numpy()
-    return ids
+    return [from_numpy(column) for column in columns]
 
 
 def token_logprobs(logits: Tensor, token_ids: I32, num_top: int) -> LogprobArrays:
@@ -84,23 +112,3 @@ def token_logprobs(logits: Tensor, token_ids: I32, num_top: int) -> LogprobArray
         ValueError: a shape or dtype disagrees, a token id is outside the vocabulary, or num_top exceeds it.
     """
     return LogprobArrays(*(out.numpy() for out in shim.run("token_logprobs", logits, from_numpy(token_ids), num_top)))
-
-
-def verify_draft_tokens(sampled_token_ids: Tensor, cu_num_logits: I32, draft: DraftTokens) -> tuple[I32, I32, I32]:
-    """Keep each request's longest draft prefix that equals the sampled tokens, then the sampled token after it.
-
-    Args:
-        sampled_token_ids: i32[L].
-        cu_num_logits: i32[R+1]: drafts + 1 rows per request, or 0 while its prompt is unfinished.
-
-    Returns:
-        token_ids i32[O], cu_num_output i32[R+1], num_accepted i32[R].
-
-    Raises:
-        ValueError: a shape or dtype disagrees, or a request has neither drafts + 1 logits rows nor none of both.
-    """
-    columns = (from_numpy(column) for column in (cu_num_logits, draft.token_ids, draft.cu_num_draft))
-    token_ids, cu_num_output, num_accepted = (
-        out.numpy() for out in shim.run("verify_draft_tokens", sampled_token_ids, *columns)
-    )
-    return token_ids[: cu_num_output[-1]], cu_num_output, num_accepted

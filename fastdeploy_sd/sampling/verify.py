@@ -6,21 +6,26 @@ step's Batch and its logits; knows no model, no scheduler and no proposer.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from paddle import Tensor
 
 from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.native.sampling import verify_draft_tokens
-from fastdeploy_sd.ops.sampling import process_logits, sample, token_logprobs
+from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
+from fastdeploy_sd.ops.native.verification import verify_draft_tokens
+from fastdeploy_sd.ops.sampling import process_logits, sample, token_logprobs, top_p_candidates
 from fastdeploy_sd.types import I32, Batch, LogprobArrays, SamplingArrays, VerifyResult
 
-VERIFY_STRATEGIES = ("target_match", "greedy")
-FAILED_DRAW = -1
+VERIFY_STRATEGIES = ("target_match", "greedy", "topp")
+ACCEPT_POLICIES = {
+    "normal": AcceptPolicy.NORMAL,
+    "accept_all": AcceptPolicy.ACCEPT_ALL,
+    "reject_all": AcceptPolicy.REJECT_ALL,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +33,18 @@ class VerifyRule:
     """How a server judges drafts, for all its requests.
 
     Attributes:
-        strategy: "target_match", "greedy" or "topp".
+        strategy: what a draft must be to be kept. "target_match": the token that plain decoding draws there, so the
+            output is that of plain decoding. "greedy": the most likely token, whatever the request's temperature; also
+            what is emitted after the drafts. "topp": one of the most likely tokens that together reach the request's
+            top_p, from which the token after the drafts is drawn too; a request with temperature 0 gets what plain
+            decoding gives.
         accept_policy: "normal" judges; "accept_all" and "reject_all" do not look, to measure what drafting costs or
             could bring.
         max_candidate_len: "topp" only: how many of the most likely tokens are plausible at most.
         verify_window: "topp" only: how many most likely drafts must follow a second-best one for it to be kept.
+
+    Raises:
+        ConfigError: an unknown strategy or policy, max_candidate_len below 1, or verify_window below 0.
     """
 
     strategy: Literal["target_match", "greedy", "topp"] = "target_match"
@@ -40,18 +52,35 @@ class VerifyRule:
     max_candidate_len: int = 5
     verify_window: int = 2
 
+    def __post_init__(self) -> None:
+        _verify_choice("verify_strategy", self.strategy, VERIFY_STRATEGIES)
+        _verify_choice("accept_policy", self.accept_policy, ACCEPT_POLICIES)
+        if self.max_candidate_len < 1:
+            raise ConfigError(f"max_candidate_len: expected >= 1, got {self.max_candidate_len}")
+        if self.verify_window < 0:
+            raise ConfigError(f"verify_window: expected >= 0, got {self.verify_window}")
+
     @property
     def is_lossy(self) -> bool:
         """Whether the output may differ from plain decoding with the request's own sampling parameters."""
         return self.strategy != "target_match" or self.accept_policy == "accept_all"
 
 
+def _verify_choice(name: str, value: str, choices: Collection[str]) -> None:
+    if value not in choices:
+        wanted = " or ".join(choices)
+        raise ConfigError(f"{name}: expected {wanted}, got {value!r}{suggest(value, choices)}")
+
+
 def verify(logits: Tensor, batch: Batch, rule: VerifyRule) -> tuple[VerifyResult, tuple[int, ...]]:
-    """Draw the target's token at every logits row and keep the drafts that are the same.
+    """Draw the target's token at every logits row, keep a prefix of the drafts and emit the token after it.
 
     The token at absolute position p of a request is drawn with the uniform of (seed, p), penalties counting the drafts
-    before it as output: row j gets exactly the token plain decoding would draw once the first j drafts are accepted, so
-    the output never depends on the drafts. Log-probabilities are of the raw logits.
+    before it as output: row j gets exactly the token plain decoding would draw once the first j drafts are accepted.
+    Under "target_match" a draft is kept only if it is that token, so the output never depends on the drafts; which
+    other strategies and policies keep, see VerifyRule. Log-probabilities are of the raw logits.
+
+    The output may go on after a token that ends its request: where a request ends is for the caller to decide.
 
     Args:
         logits: f32[L, V], row l belongs to token batch.logits_indices[l].
@@ -61,50 +90,38 @@ def verify(logits: Tensor, batch: Batch, rule: VerifyRule) -> tuple[VerifyResult
     Returns:
         The result and the rows of requests that failed: one of their used logits rows had no valid distribution. A
         failed row has no output and no accepted draft.
-
-    Raises:
-        ConfigError: the strategy is unknown or not supported.
     """
-    sampling = _with_strategy(batch.sampling, rule.strategy)
+    sampling = batch.sampling
+    if rule.strategy == "greedy":
+        sampling = replace(sampling, temperature=np.zeros_like(sampling.temperature))
     processed = logits
     if _needs_processing(sampling):
         processed = process_logits(logits, batch.cu_num_logits, batch.draft, sampling)
-    positions = batch.positions[batch.logits_indices] + 1
-    sampled = sample(processed, batch.batch_id_per_output, positions, sampling)
-    result, failed = _without_failed(VerifyResult(*verify_draft_tokens(sampled, batch.cu_num_logits, batch.draft)))
+    sampled, candidates = _draw(processed, batch, sampling, rule)
+    policy = ACCEPT_POLICIES[rule.accept_policy]
+    result = VerifyResult(*verify_draft_tokens(sampled, batch.cu_num_logits, batch.draft, policy, candidates))
+    # A row with logits always has output, unless it failed.
+    failed = np.flatnonzero((np.diff(batch.cu_num_logits) > 0) & (np.diff(result.cu_num_output) == 0))
     if (sampling.num_logprobs >= 0).any():
         result = replace(result, logprobs=_logprobs(logits, batch, result))
-    return result, failed
+    return result, tuple(failed.tolist())
 
 
-def _with_strategy(sampling: SamplingArrays, strategy: str) -> SamplingArrays:
-    if strategy == "target_match":
-        return sampling
-    if strategy == "greedy":
-        return replace(sampling, temperature=np.zeros_like(sampling.temperature))
-    if strategy == "topp":
-        raise ConfigError("verify_strategy: 'topp' is not supported yet; expected target_match or greedy")
-    wanted = " or ".join(VERIFY_STRATEGIES)
-    raise ConfigError(f"verify_strategy: expected {wanted}, got {strategy!r}{suggest(strategy, VERIFY_STRATEGIES)}")
+def _draw(logits: Tensor, batch: Batch, sampling: SamplingArrays, rule: VerifyRule) -> tuple[I32, Candidates | None]:
+    """The token of every row, i32[L], and the candidates to judge drafts by, None = by equality with it."""
+    positions = batch.positions[batch.logits_indices] + 1
+    if rule.strategy != "topp":
+        return sample(logits, batch.batch_id_per_output, positions, sampling), None
+    max_candidate_len = min(rule.max_candidate_len, int(logits.shape[1]))
+    sampled, token_ids, lens = top_p_candidates(
+        logits, batch.batch_id_per_output, positions, sampling, max_candidate_len
+    )
+    return sampled, Candidates(token_ids, lens, rule.verify_window)
 
 
 def _needs_processing(sampling: SamplingArrays) -> bool:
     has_penalty = bool((sampling.penalty_slot >= 0).any())
     return has_penalty or len(sampling.bias_token_ids) > 0 or len(sampling.mask_token_ids) > 0
-
-
-def _without_failed(result: VerifyResult) -> tuple[VerifyResult, tuple[int, ...]]:
-    """Drop requests whose used rows hold a failed draw: it equals no draft, so it can only be the last output."""
-    counts = np.diff(result.cu_num_output)
-    has_failed = np.zeros(len(counts), np.bool_)
-    has_output = counts > 0
-    has_failed[has_output] = result.token_ids[result.cu_num_output[1:][has_output] - 1] == FAILED_DRAW
-    if not has_failed.any():
-        return result, ()
-    kept: npt.NDArray[np.bool_] = ~np.repeat(has_failed, counts)
-    cu_num_output = np.concatenate([[0], np.cumsum(np.where(has_failed, 0, counts))]).astype(np.int32)
-    num_accepted = np.where(has_failed, 0, result.num_accepted).astype(np.int32)
-    return VerifyResult(result.token_ids[kept], cu_num_output, num_accepted), tuple(np.flatnonzero(has_failed).tolist())
 
 
 def _logprobs(logits: Tensor, batch: Batch, result: VerifyResult) -> LogprobArrays:

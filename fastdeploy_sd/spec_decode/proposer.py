@@ -145,7 +145,10 @@ class Proposer(Protocol):
 # Method -> (module, class); the class takes (SpeculativeConfig, ProposerContext). Imported on first use, as a method
 # may bring in Paddle or a native library that a server without it must not need.
 _METHODS: dict[str, tuple[str, str]] = {
+    "mtp": ("fastdeploy_sd.spec_decode.mtp", "MtpProposer"),
     "naive": ("fastdeploy_sd.spec_decode.naive", "NaiveProposer"),
+    "ngram": ("fastdeploy_sd.spec_decode.ngram", "NgramProposer"),
+    "suffix": ("fastdeploy_sd.spec_decode.suffix", "SuffixProposer"),
 }
 
 
@@ -165,5 +168,13 @@ def create_method(name: str, config: SpeculativeConfig, context: ProposerContext
 
 
 def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
-    """Make what the configuration asks for; raises as `create_method`."""
-    return create_method(config.method, config, context)
+    """Make what a server needs: nothing that drafts under `naive`, else a router to every method requests may name.
+
+    Raises:
+        ConfigError: as `create_method`.
+    """
+    if config.method == "naive":
+        return create_method("naive", config, context)
+    from fastdeploy_sd.spec_decode.router import MethodRouter
+
+    return MethodRouter(config, context)

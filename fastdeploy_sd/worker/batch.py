@@ -33,7 +33,7 @@ def build_batch(plan: SchedulerOutput, table: RequestTable, slots: I32, block_si
 
 
 def _sampling(plan: SchedulerOutput, table: RequestTable, slots: I32, cu_num_logits: I32) -> SamplingArrays:
-    rules = [table.rules[int(slot)] for slot in slots]
+    rules = [table.rules[slot] for slot in slots.tolist()]
     bias_ids = [rule.bias_token_ids for rule in rules]
     cu_mask, mask_ids = _mask(plan, table, slots, rules, cu_num_logits)
     return SamplingArrays(
@@ -63,28 +63,38 @@ def _mask(
     counts = np.zeros(int(cu_num_logits[-1]), np.int32)
     found: list[int] = []
     for r, rule in enumerate(rules):
-        begin, end = int(cu_num_logits[r]), int(cu_num_logits[r + 1])
-        if begin == end or not rule.has_mask:
+        if not rule.has_mask:
             continue
-        committed = table.tokens[slots[r], : table.num_tokens[slots[r]]]
-        history = np.concatenate([committed, plan.draft.row(r)])
-        for row in range(begin, end):
-            forbidden = _forbidden(rule, history[: len(committed) + row - begin])
-            counts[row] = len(forbidden)
+        begin, end = int(cu_num_logits[r]), int(cu_num_logits[r + 1])
+        num_committed = int(table.num_tokens[slots[r]])
+        num_output = num_committed - rule.num_prompt_tokens
+        if begin == end or not (rule.bad_words or num_output < rule.min_tokens):
+            continue
+        num_needed = max((len(words) - 1 for words in rule.bad_words), default=0)
+        committed = table.tokens[slots[r], max(0, num_committed - num_needed) : num_committed]
+        recent = (*committed.tolist(), *plan.draft.row(r).tolist())
+        for j in range(end - begin):
+            forbidden = _forbidden(rule, recent[: len(committed) + j], num_output + j)
+            counts[begin + j] = len(forbidden)
             found += forbidden
     return _offsets(counts), np.array(found, np.int32)
 
 
-def _forbidden(rule: SlotRules, history: I32) -> list[int]:
-    """Return the ids that may not follow `history` (prompt, output and the drafts before the row)."""
-    forbidden = {words[-1] for words in rule.bad_words if _ends_with(history, words[:-1])}
-    if len(history) - rule.num_prompt_tokens < rule.min_tokens:
+def _forbidden(rule: SlotRules, recent: tuple[int, ...], num_output: int) -> list[int]:
+    """Return the ids that may not come next.
+
+    Args:
+        recent: the last tokens, drafts before the row included: at least as many as a bad word has before its last.
+        num_output: how many tokens were produced, these drafts included.
+    """
+    forbidden = {words[-1] for words in rule.bad_words if _ends_with(recent, words[:-1])}
+    if num_output < rule.min_tokens:
         forbidden.update(rule.end_token_ids)
     return sorted(forbidden)
 
 
-def _ends_with(history: I32, tail: tuple[int, ...]) -> bool:
-    return len(tail) == 0 or (len(history) >= len(tail) and tuple(history[-len(tail) :]) == tail)
+def _ends_with(tokens: tuple[int, ...], tail: tuple[int, ...]) -> bool:
+    return len(tail) <= len(tokens) and tokens[len(tokens) - len(tail) :] == tail
 
 
 def _offsets(counts: Sequence[int] | I32) -> I32:

@@ -5,18 +5,27 @@ from __future__ import annotations
 import logging
 import time
 
+from paddle import Tensor
+
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops import library
+from fastdeploy_sd.ops.kv_cache import Rotary
+from fastdeploy_sd.ops.rope_table import rope_table
+from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.sampling.verify import VerifyRule
+from fastdeploy_sd.spec_decode.mtp import MtpTarget
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext, create_proposer
+from fastdeploy_sd.spec_decode.router import available_methods
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker import kv_tensors
+from fastdeploy_sd.worker.draft_layers import DraftLayers, load_draft_layers
 from fastdeploy_sd.worker.request_state import RequestTable
 from fastdeploy_sd.worker.runner import ModelRunner
 
@@ -51,38 +60,40 @@ def create_executor(config: Config, proposer: Proposer | None = None) -> LocalEx
         proposer: used instead of the configured method (the tests' doubles).
 
     Raises:
-        CheckpointError: the checkpoint is missing, malformed or of an unsupported architecture.
-        ConfigError: an option contradicts the checkpoint.
+        CheckpointError: the checkpoint or its draft layers are missing, malformed or of an unsupported architecture.
+        ConfigError: an option contradicts the checkpoint, or the drafting method cannot be made.
     """
     start = time.perf_counter()
     if config.num_threads is not None:
         library.set_num_threads(config.num_threads)
     checkpoint = Checkpoint(config.model.path)
     decoder_config = read_decoder_config(checkpoint.config)
-    max_model_len = config.model.max_model_len or decoder_config.max_position
-    if max_model_len > decoder_config.max_position:
-        raise ConfigError(
-            f"max_model_len: expected at most the checkpoint's {decoder_config.max_position}, got {max_model_len}",
-            param="max_model_len",
-        )
+    max_model_len = _max_model_len(config, decoder_config)
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
     decoder = Decoder(checkpoint, decoder_config, scheme)
-    count = kv_tensors.num_blocks(decoder_config, config.cache, config.model.dtype)
-    block_size = config.cache.block_size
-    max_num_seqs = config.scheduler.max_num_seqs
-    caches = kv_tensors.allocate(decoder_config, count, block_size, config.model.dtype)
-    context = ProposerContext(max_num_seqs, max_model_len, decoder_config.vocab_size)
+    draft = load_draft_layers(config, checkpoint, decoder)
+    num_draft_layers = 0 if draft is None else draft.model.num_layers
+    dtype, block_size, max_num_seqs = config.model.dtype, config.cache.block_size, config.scheduler.max_num_seqs
+    count = kv_tensors.num_blocks(decoder_config, config.cache, dtype, num_draft_layers)
+    caches = kv_tensors.allocate(decoder_config, count, block_size, dtype, num_draft_layers)
+    target = None
+    if draft is not None:
+        block_hidden = kv_tensors.allocate_block_hidden(decoder_config, count, dtype, num_draft_layers)
+        target = MtpTarget(draft.model, caches[-num_draft_layers:], _rotary(draft, max_model_len), block_hidden)
+    context = ProposerContext(max_num_seqs, max_model_len, decoder_config.vocab_size, target)
     proposer = proposer or create_proposer(config.speculative, context)
     s = config.speculative
     rule = VerifyRule(s.verify_strategy, s.accept_policy, s.max_candidate_len, s.verify_window)
     speculation = SpeculationInfo(
-        config.speculative.method,
-        (config.speculative.method,),
-        config.speculative.num_speculative_tokens,
-        proposer.num_lookahead_slots,
+        method=s.method,
+        methods=available_methods(s),
+        max_draft_tokens=s.num_speculative_tokens,
+        num_lookahead_slots=proposer.num_lookahead_slots,
+        lossy=rule.is_lossy,
+        has_draft_logprobs=s.enable_draft_logprob and draft is not None,
     )
     table = RequestTable(max_num_seqs, max_model_len, block_size, decoder_config.vocab_size)
-    runner = ModelRunner(decoder, caches, table, proposer, speculation, rule)
+    runner = ModelRunner(decoder, caches[: decoder_config.num_layers], table, proposer, speculation, rule)
     info = ModelInfo(
         name=config.model.served_name,
         vocab_size=decoder_config.vocab_size,
@@ -93,8 +104,24 @@ def create_executor(config: Config, proposer: Proposer | None = None) -> LocalEx
         speculation=speculation,
     )
     _log.info(
-        "loaded %s in %.1f s: %s, %d KV blocks of %d tokens, %s kernels on %d threads",
-        checkpoint.path, time.perf_counter() - start, scheme.linear, count, block_size, library.isa(),
-        library.num_threads(),
+        "loaded %s in %.1f s: %s, %d draft layers, %d KV blocks of %d tokens, %s kernels on %d threads",
+        checkpoint.path, time.perf_counter() - start, scheme.linear, num_draft_layers, count, block_size,
+        library.isa(), library.num_threads(),
     )  # fmt: skip
     return LocalExecutor(runner, info)
+
+
+def _max_model_len(config: Config, decoder_config: DecoderConfig) -> int:
+    """Return the configured length, else the checkpoint's; raises ConfigError when the checkpoint cannot do it."""
+    max_model_len = config.model.max_model_len or decoder_config.max_position
+    if max_model_len > decoder_config.max_position:
+        raise ConfigError(
+            f"max_model_len: expected at most the checkpoint's {decoder_config.max_position}, got {max_model_len}",
+            param="max_model_len",
+        )
+    return max_model_len
+
+
+def _rotary(draft: DraftLayers, max_model_len: int) -> Rotary[Tensor]:
+    c = draft.config
+    return Rotary(from_numpy(rope_table(max_model_len, c.head_dim, c.rope_theta, c.rope_scaling)), c.rope_interleaved)

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestOutput, Speculation, SpeculationInfo
 
 EOS = 1
 
@@ -20,8 +20,8 @@ def toy_config(
     max_num_batched_tokens: int = 16,
     enable_chunked_prefill: bool = True,
     enable_prefix_caching: bool = True,
+    long_prefill_token_threshold: int = 0,
     policy: str = "fcfs",
-    num_speculative_tokens: int = 0,
     max_num_queued_requests: int = 1000,
     max_num_queued_tokens: int = 100_000,
 ) -> Config:
@@ -33,19 +33,29 @@ def toy_config(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_chunked_prefill=enable_chunked_prefill,
+            long_prefill_token_threshold=long_prefill_token_threshold,
             policy="priority" if policy == "priority" else "fcfs",
             max_num_queued_requests=max_num_queued_requests,
             max_num_queued_tokens=max_num_queued_tokens,
         ),
-        speculative=SpeculativeConfig(num_speculative_tokens=num_speculative_tokens),
     )
 
 
 def toy_info(
-    *, num_blocks: int = 32, block_size: int = 4, vocab_size: int = 97, max_model_len: int = 4096
+    *,
+    num_blocks: int = 32,
+    block_size: int = 4,
+    vocab_size: int = 97,
+    max_model_len: int = 4096,
+    max_draft_tokens: int = 0,
+    num_lookahead_slots: int = 0,
 ) -> ModelInfo:
-    """Limits of a toy model and its cache."""
-    return ModelInfo("toy", vocab_size, max_model_len, (EOS,), block_size, num_blocks)
+    """Limits of a toy model and its cache; with look-ahead slots its method is one that keeps KV."""
+    speculation = SpeculationInfo()
+    if max_draft_tokens:
+        methods = ("naive", "ngram", "mtp") if num_lookahead_slots else ("naive", "ngram")
+        speculation = SpeculationInfo(methods[-1], methods, max_draft_tokens, num_lookahead_slots)
+    return ModelInfo("toy", vocab_size, max_model_len, (EOS,), block_size, num_blocks, speculation)
 
 
 def toy_request(
@@ -56,6 +66,7 @@ def toy_request(
     priority: int = 0,
     cache_salt: str = "",
     sampling: SamplingParams | None = None,
+    speculation: Speculation | None = None,
 ) -> Request:
     """A validated greedy request with one EOS id."""
     return Request(
@@ -67,6 +78,7 @@ def toy_request(
         eos_token_ids=(EOS,),
         priority=priority,
         cache_salt=cache_salt,
+        speculation=speculation or Speculation(),
     )
 
 

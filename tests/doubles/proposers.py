@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput
-from fastdeploy_sd.types import I32, DraftTokens, RequestId
+from fastdeploy_sd.types import I8, I32, DraftSource, DraftTokens, LogprobArrays, RequestId
+from tests.doubles.toy_logprobs import toy_logprobs
 
 Continuations = Mapping[RequestId, Sequence[int]]
 """Request id -> prompt and everything the model will say after it, further than max_tokens."""
@@ -33,10 +34,22 @@ class _HabitProposer:
             )
         ]
         lengths = [len(row) for row in rows]
-        return DraftTokens(
-            np.array([token_id for row in rows for token_id in row], np.int32),
-            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-        )
+        token_ids = np.array([token_id for row in rows for token_id in row], np.int32)
+        sources = np.array([self.source_of(i) for length in lengths for i in range(length)], np.int8)
+        cu_num_draft = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return DraftTokens(token_ids, cu_num_draft, sources, self._logprobs(x, token_ids, sources, lengths))
+
+    @staticmethod
+    def source_of(position: int) -> DraftSource:
+        """Who claims to have made the draft at a position: two come from a model, the rest extends them."""
+        return DraftSource.MTP if position < 2 else DraftSource.NGRAM
+
+    def _logprobs(self, x: ProposeInput, token_ids: I32, sources: I8, lengths: list[int]) -> LogprobArrays | None:
+        wanted = x.num_draft_logprobs
+        if wanted is None or wanted.max() < 0:
+            return None
+        has_logprob = (sources == DraftSource.MTP) & (np.repeat(wanted, lengths) >= 0)
+        return toy_logprobs(token_ids, int(wanted.max()), self._vocab_size, has_logprob)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:

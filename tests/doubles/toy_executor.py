@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,12 +20,18 @@ from fastdeploy_sd.types import (
     StepResult,
     VerifyResult,
 )
+from tests.doubles.toy_draft_layers import ToyDraftLayers
+from tests.doubles.toy_logprobs import toy_logprobs
 from tests.doubles.toy_model import EMPTY_PREFIX, ToyModel, extend_prefix
 
 
 @dataclass(eq=False)
 class _Row:
-    """What an executor keeps of a request: committed tokens, prefix hashes after each of them, block table."""
+    """What an executor keeps of a request: committed tokens, prefix hashes after each of them, block table.
+
+    Attributes:
+        drafted: (token, source) of what was last proposed.
+    """
 
     request: Request
     token_ids: list[int]
@@ -32,6 +39,7 @@ class _Row:
     num_prompt_tokens: int
     slot: int
     prefixes: list[int] = field(default_factory=list)
+    drafted: list[tuple[int, int]] = field(default_factory=list)
 
     def prefix_after(self, num_tokens: int) -> int:
         while len(self.prefixes) < num_tokens:
@@ -45,7 +53,9 @@ class ToyExecutor:
 
     A slot of the KV cache holds (position, hash of all tokens up to it). Each step reads the whole context of each row
     back through its block table: a wrong table, a stale or early prefix hit, or a wrong num_computed_tokens is an
-    AssertionError. Rejected drafts leave their garbage behind, as in a real cache.
+    AssertionError. Rejected drafts leave their garbage behind, as in a real cache. With look-ahead slots there are
+    draft layers too, with a cache of their own that is judged in the same way. Plans that ask for more drafts than a
+    request wants, or bring others than those proposed, are noticed.
 
     Args:
         model_info: limits; its EOS ids are not used, the requests carry their own.
@@ -72,6 +82,7 @@ class ToyExecutor:
         self._rows: dict[RequestId, _Row] = {}
         self._kv: dict[int, tuple[int, int]] = {}
         self._free_slots = list(range(512))
+        self.draft_layers = ToyDraftLayers(model_info.speculation, model_info.block_size, self._slot_of)
         self.is_shut_down = False
 
     @property
@@ -106,7 +117,7 @@ class ToyExecutor:
             np.maximum(num_output - 1, 0).astype(np.int32),
             self._logprobs(plan, outputs),
         )
-        drafts = self._propose(plan, failed)
+        drafts = self._propose(plan, outputs, failed)
         return StepResult(plan.step_id, plan.request_ids, verified, drafts, failed, {"forward": 1.0})
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
@@ -114,8 +125,10 @@ class ToyExecutor:
         for request_id in (*plan.finished_ids, *plan.preempted_ids):
             assert request_id in self._rows, f"{request_id} is dropped, but was not known"
             dropped.append(self._rows.pop(request_id).slot)
+            self.draft_layers.forget(request_id)
         self._free_slots += dropped
-        begun = [self._add(new) for new in plan.new]
+        computed = dict(zip(plan.request_ids, plan.num_computed_tokens.tolist(), strict=True))
+        begun = [self._add(new, computed[new.request.request_id]) for new in plan.new]
         if self._proposer is not None:
             self._proposer.forget(np.array(dropped, np.int32))
             self._proposer.begin(begun)
@@ -124,20 +137,35 @@ class ToyExecutor:
         assert len(set(plan.request_ids)) == len(plan.request_ids) > 0, "a plan without rows, or a request twice"
         assert all(0 <= b < self.model_info.num_blocks for row in self._rows.values() for b in row.block_ids)
 
-    def _add(self, new: NewRequest) -> DraftRequest:
-        request = new.request
+    def _add(self, new: NewRequest, num_computed: int) -> DraftRequest:
+        request, speculation = new.request, self.model_info.speculation
+        method = speculation.method_of(request.speculation)
         assert request.request_id not in self._rows, f"{request.request_id} is new, but was known"
         assert new.token_ids[: new.num_prompt_tokens].tolist() == request.prompt_token_ids.tolist(), "wrong prompt"
         self._rows[request.request_id] = _Row(
             request, new.token_ids.tolist(), list(new.block_ids), new.num_prompt_tokens, self._free_slots.pop()
         )
         slot = self._rows[request.request_id].slot
-        return DraftRequest(request.request_id, slot, new.num_prompt_tokens, len(new.token_ids))
+        if method == speculation.method and speculation.num_lookahead_slots:
+            self.draft_layers.begin(request.request_id, num_computed)
+        return DraftRequest(
+            request.request_id,
+            slot,
+            new.num_prompt_tokens,
+            len(new.token_ids),
+            num_computed,
+            request.cache_salt,
+            method,
+        )
 
     def _slot(self, row: _Row, position: int) -> int:
+        num_slots = len(row.block_ids) * self.model_info.block_size
+        assert position < num_slots, f"{row.request.request_id}: no block for {position}"
+        return self._slot_of(row.block_ids, position)
+
+    def _slot_of(self, block_ids: list[int], position: int) -> int:
         block_size = self.model_info.block_size
-        assert position // block_size < len(row.block_ids), f"{row.request.request_id}: no block for {position}"
-        return row.block_ids[position // block_size] * block_size + position % block_size
+        return block_ids[position // block_size] * block_size + position % block_size
 
     def _run_row(self, row: _Row, plan: SchedulerOutput, r: int) -> None:
         """Check the context in the cache, then write this step's tokens behind it."""
@@ -158,6 +186,8 @@ class ToyExecutor:
         for position, draft in enumerate(drafts, end):
             prefix = extend_prefix(prefix, draft)
             self._kv[self._slot(row, position)] = (position, prefix)
+        proposed = row.drafted[: len(drafts)]
+        assert _rows_of(plan.draft)[r] == proposed, f"{row.request.request_id}: drafts {drafts}, not {proposed}"
 
     def _verify_row(self, plan: SchedulerOutput, r: int, failed: dict[RequestId, str]) -> list[int]:
         """Sample the target at each logits row; keep drafts while they are the same token."""
@@ -180,31 +210,53 @@ class ToyExecutor:
         return output
 
     def _logprobs(self, plan: SchedulerOutput, outputs: list[list[int]]) -> LogprobArrays | None:
-        """Made-up values that depend on the token only: -(1 + id mod 7); alternative j is token (id + j) mod V."""
         wanted = [self._rows[request_id].request.sampling.logprobs for request_id in plan.request_ids]
         if all(count is None for count in wanted):
             return None
         token_ids = np.array([token_id for output in outputs for token_id in output], np.int32)
-        offsets = np.arange(max(count or 0 for count in wanted), dtype=np.int32)
-        logprobs = -(1.0 + token_ids % 7).astype(np.float32)
-        return LogprobArrays(
-            logprobs,
-            np.ones(len(token_ids), np.int32),
-            ((token_ids[:, None] + offsets) % self.model_info.vocab_size).astype(np.int32),
-            (logprobs[:, None] - offsets).astype(np.float32),
-        )
+        return toy_logprobs(token_ids, max(count or 0 for count in wanted), self.model_info.vocab_size)
 
-    def _propose(self, plan: SchedulerOutput, failed: Mapping[RequestId, str]) -> DraftTokens:
-        if self._proposer is None:
-            return DraftTokens.none(len(plan.request_ids))
-        max_draft_len = plan.max_draft_len.copy()
-        max_draft_len[[request_id in failed for request_id in plan.request_ids]] = 0
+    def _propose(self, plan: SchedulerOutput, outputs: list[list[int]], failed: Mapping[RequestId, str]) -> DraftTokens:
         rows = [self._rows[request_id] for request_id in plan.request_ids]
+        limits = [self._max_draft_len(plan, r, row, len(outputs[r]), failed) for r, row in enumerate(rows)]
+        if self._proposer is None:
+            return DraftTokens.none(len(rows))
+        max_draft_len = np.array(limits, np.int32)
         slots = np.array([row.slot for row in rows], np.int32)
         num_tokens = np.array([len(row.token_ids) for row in rows], np.int32)
         table = np.zeros((slots.max() + 1, num_tokens.max()), np.int32)
         for row in rows:
             table[row.slot, : len(row.token_ids)] = row.token_ids
-        drafts = self._proposer.propose(ProposeInput(plan.request_ids, slots, table, num_tokens, max_draft_len))
+        wanted = [row.request.speculation.num_draft_logprobs for row in rows]
+        num_logprobs = np.array([-1 if count is None else count for count in wanted], np.int32)
+        x = ProposeInput(plan.request_ids, slots, table, num_tokens, max_draft_len, num_logprobs)
+        drafts = self._proposer.propose(x)
         assert (np.diff(drafts.cu_num_draft) <= max_draft_len).all(), "the proposer exceeded max_draft_len"
+        for row, drafted in zip(rows, _rows_of(drafts), strict=True):
+            row.drafted = drafted
         return drafts
+
+    def _max_draft_len(
+        self, plan: SchedulerOutput, r: int, row: _Row, num_output: int, failed: Mapping[RequestId, str]
+    ) -> int:
+        """Check what the plan allows, let the draft layers run, and return what can be drafted."""
+        planned, info, request = int(plan.max_draft_len[r]), self.model_info.speculation, row.request
+        wish = request.speculation.num_speculative_tokens
+        limit = 0 if info.method_of(request.speculation) == "naive" else min(wish or 1 << 30, info.max_draft_tokens)
+        assert 0 <= planned <= limit, f"{request.request_id}: {planned} drafts planned, {limit} wanted"
+        if request.request_id in failed:
+            return 0
+        assert planned == 0 or num_output, f"{request.request_id}: drafts behind an unfinished prompt"
+        num_tokens, num_computed = len(row.token_ids), int(plan.num_computed_tokens[r])
+        num_valid = num_tokens - 1 if num_output else num_computed + int(plan.num_new_tokens[r])
+        row.prefix_after(num_tokens)
+        return self.draft_layers.run(
+            request.request_id, row.block_ids, row.prefixes, num_valid, planned if num_output else 0
+        )
+
+
+def _rows_of(drafts: DraftTokens) -> list[list[tuple[int, int]]]:
+    """(token, source) of every draft, by row."""
+    sources = np.zeros(len(drafts.token_ids), np.int8) if drafts.sources is None else drafts.sources
+    pairs = list(zip(drafts.token_ids.tolist(), sources.tolist(), strict=True))
+    return [pairs[begin:end] for begin, end in pairwise(drafts.cu_num_draft.tolist())]

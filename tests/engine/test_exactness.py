@@ -2,114 +2,104 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import pytest
 
+from fastdeploy_sd.conformance import (
+    NAIVE,
+    Matrix,
+    Way,
+    all_ways,
+    make_reference,
+    quick_ways,
+    run_cell,
+    run_matrix,
+    standard_methods,
+)
 from fastdeploy_sd.ops import library
-from fastdeploy_sd.types import Request
-from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer
-from tests.engine.exactness import Answer, Setup, continuations, make_engine, requests, run, run_alone
+from tests.engine.models import DOUBLES, MODELS, References
 from tests.models import golden
 from tests.ops.backends import isa
 
-MODELS = {
-    **{name: {"dtype": "bfloat16"} for name in golden.NAMES},
-    "float32": {"dtype": "float32"},
-    "wint8": {"dtype": "bfloat16", "quantization": "wint8"},
-    "wint4": {"dtype": "bfloat16", "quantization": "wint4"},
-}
-CHECKPOINTS = {"float32": "qwen3-tiny", "wint8": "ernie4_5_moe-tiny", "wint4": "qwen3_moe-tiny"}
-WAYS = {
-    "all at once": (Setup(), 1000),
-    "batch of 7, arriving one by one": (Setup(max_num_seqs=7), 1),
-    "chunks of 16": (Setup(max_num_seqs=12, max_num_batched_tokens=16), 3),
-    "chunks of 64": (Setup(max_num_batched_tokens=64), 1000),
-    "prefix cache": (Setup(enable_prefix_caching=True), 2),
-    "preemption": (Setup(max_num_seqs=8, num_blocks=14), 1000),
-    "preemption, chunks, prefix cache": (
-        Setup(max_num_seqs=8, num_blocks=14, max_num_batched_tokens=24, enable_prefix_caching=True), 2,
+# Where a step's budget, not a request's chunk, cuts the prompts; the number of kernel threads.
+OTHER_WAYS = [
+    Way("budget of 16", max_num_seqs=12, max_num_batched_tokens=16, arrivals_per_step=3),
+    Way(
+        "budget of 24, preemption, prefix cache", max_num_seqs=8, num_blocks=14, max_num_batched_tokens=24,
+        enable_prefix_caching=True, num_passes=2, must_preempt=True, must_hit=True,
     ),
-    "blocks of 64": (Setup(block_size=64, num_blocks=64), 1000),
-    "one thread": (Setup(num_threads=1), 1000),
-    "three threads": (Setup(num_threads=3), 1000),
-}  # fmt: skip
-DOUBLES = {"oracle": OracleProposer, "wrong": WrongProposer, "random": RandomLengthProposer}
+    Way("blocks of 64", block_size=64, num_blocks=64),
+    Way("one thread", num_threads=1),
+    Way("three threads", num_threads=3),
+]  # fmt: skip
+FEW_WAYS = [quick_ways()[1], OTHER_WAYS[1]]
+# So few blocks that requests are preempted even when all their drafts are accepted.
+TIGHT_WAYS = [quick_ways()[3], replace(OTHER_WAYS[1], num_blocks=12)]
+METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mtp-suffix", "mixed"]
+# Every method on every architecture; on further formats and layouts those that contain the others.
+COLUMNS = [(m, method) for m in MODELS for method in METHODS if m in golden.NAMES or method in ("mtp-suffix", "mixed")]
 
 
-def base(model: str) -> Setup:
-    return Setup(model=MODELS[model])
+def check(matrix: Matrix) -> None:
+    assert matrix.differences == []
+    assert matrix.gaps == []
 
 
-@functools.cache
-def todo() -> tuple[Request, ...]:
-    return tuple(requests(seed=3, count=36))
-
-
-@functools.cache
-def alone(model: str) -> dict[str, Answer]:
-    return run_alone(CHECKPOINTS.get(model, model), base(model), todo())
-
-
-@functools.cache
-def known(model: str) -> dict[str, list[int]]:
-    return continuations(CHECKPOINTS.get(model, model), base(model), todo())
-
-
-@pytest.fixture(autouse=True)
-def _threads():  # type: ignore[no-untyped-def]
-    before = library.num_threads()
-    yield
-    library.set_num_threads(before)
-
-
-def test_the_requests_exercise_what_they_claim() -> None:
-    answers = alone("qwen3-tiny")
-    reasons = {answer.finish_reason for answer in answers.values()}
-    assert {"stop", "length"} <= reasons
+def test_the_requests_exercise_what_they_claim(references: References) -> None:
+    answers = references.get("qwen3-tiny").answers
+    assert {"stop", "length"} <= {answer.finish_reason for answer in answers.values()}
     assert len({answer.token_ids for answer in answers.values()}) > 25
     assert any(answer.logprobs for answer in answers.values())
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", MODELS)
-def test_same_tokens_whatever_the_way(model: str, way: str) -> None:
-    setup, arrivals = WAYS[way]
-    engine = make_engine(CHECKPOINTS.get(model, model), replace(setup, model=MODELS[model]))
-    got = run(engine, todo(), arrivals)
-    assert got == alone(model)
-    stats = engine.stats()
-    if "preemption" in way:
-        assert stats.num_preemptions > 0
-    if "prefix cache" in way:
-        again = run(engine, [replace(r, request_id=f"{r.request_id}-again") for r in todo()], arrivals)
-        assert [again[f"{r.request_id}-again"] for r in todo()] == [got[r.request_id] for r in todo()]
-        assert engine.stats().num_prefix_hit_tokens > 0
+def test_same_tokens_whatever_the_way(references: References, model: str) -> None:
+    check(run_matrix(references.get(model), [*quick_ways(), *OTHER_WAYS], [NAIVE]))
 
 
-@pytest.mark.parametrize("num_drafts", [1, 4])
+@pytest.mark.parametrize(("model", "method"), COLUMNS)
+def test_same_tokens_whatever_the_method(references: References, model: str, method: str) -> None:
+    k = 2 if model == "two MTP layers" else 4
+    check(run_matrix(references.get(model), quick_ways(), standard_methods([method], [k], has_mtp=True)))
+
+
 @pytest.mark.parametrize("double", DOUBLES)
 @pytest.mark.parametrize("model", MODELS)
-def test_same_tokens_whatever_is_drafted(model: str, double: str, num_drafts: int) -> None:
-    checkpoint = CHECKPOINTS.get(model, model)
-    for setup, arrivals in (WAYS["all at once"], WAYS["preemption, chunks, prefix cache"]):
-        drafting = replace(setup, model=MODELS[model], num_drafts=num_drafts, max_num_seqs=8, max_num_batched_tokens=48)
-        engine = make_engine(checkpoint, drafting, DOUBLES[double](known(model), 4096))
-        assert run(engine, todo(), arrivals) == alone(model)
-        stats = engine.stats()
-        assert stats.num_draft_tokens > 0
-        if double == "wrong":
-            assert stats.num_accepted_tokens == 0
-        else:
-            assert stats.num_accepted_tokens > 0
+def test_same_tokens_whatever_is_drafted(references: References, model: str, double: str) -> None:
+    for way in TIGHT_WAYS:
+        reference = references.get(model)
+        cell = run_cell(
+            reference.base, way, references.double(model, double, 4), reference.requests, reference.answers
+        )
+        assert (cell.difference, cell.missing) == (None, None)
+        assert cell.num_drafts > 0
+        assert (cell.num_accepted > 0) == (double != "wrong")
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("model", ["ernie4_5-tiny", "qwen3_moe-tiny", "demo"])
+def test_same_tokens_whatever_the_draft_length(references: References, model: str, k: int) -> None:
+    methods = standard_methods(["ngram", "suffix", "mtp", "mtp-suffix"], [k])
+    check(run_matrix(references.get(model), FEW_WAYS, methods))
+
+
+def test_same_tokens_in_every_combination_of_ways(references: References) -> None:
+    check(run_matrix(references.get("ernie4_5-tiny"), all_ways(), standard_methods(["mtp-suffix", "mixed"], [4])))
 
 
 @pytest.mark.parametrize("level", library.available_isas())
-def test_the_promise_holds_at_every_isa_level(level: str) -> None:
-    few = todo()[:12]
+def test_the_promise_holds_at_every_isa_level(references: References, level: str) -> None:
+    base = references.get("qwen3-tiny").base
     with isa(level):
-        expected = run_alone("qwen3-tiny", base("qwen3-tiny"), few)
-        setup = Setup(max_num_seqs=5, max_num_batched_tokens=24, num_drafts=3)
-        double = RandomLengthProposer(continuations("qwen3-tiny", base("qwen3-tiny"), few), 4096)
-        assert run(make_engine("qwen3-tiny", setup, double), few, 2) == expected
+        reference = make_reference(base, seed=5, count=12)
+        check(run_matrix(reference, FEW_WAYS[:1], [NAIVE, *standard_methods(["mtp-ngram"], [3])]))
+
+
+def test_a_draft_model_that_is_always_right_saves_steps(references: References) -> None:
+    reference = references.get("qwen3-tiny")
+    way = replace(quick_ways()[0], enable_prefix_caching=False, must_hit=False, num_passes=1)
+    cell = run_cell(
+        reference.base, way, references.double("qwen3-tiny", "oracle", 4), reference.requests, reference.answers
+    )
+    assert cell.num_emitted > 4 * cell.num_verifications

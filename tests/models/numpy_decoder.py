@@ -5,6 +5,8 @@ float32 activations, one sequence, the whole of it at once. Shares the checkpoin
 
 from __future__ import annotations
 
+import pathlib
+
 import numpy as np
 
 from fastdeploy_sd.checkpoint import Checkpoint
@@ -23,25 +25,32 @@ from tests.models import golden
 
 
 class NumpyDecoder:
-    """One golden model with its linear layers in `fmt` and its head in `head_format`."""
+    """One golden model (its name, or a directory) with its linear layers in `fmt` and its head in `head_format`."""
 
-    def __init__(self, name: str, fmt: LinearFormat, head_format: LinearFormat) -> None:
-        checkpoint = Checkpoint(golden.ROOT / name)
+    def __init__(self, model: str | pathlib.Path, fmt: LinearFormat, head_format: LinearFormat) -> None:
+        checkpoint = Checkpoint(golden.ROOT / model)
         self._config = read_decoder_config(checkpoint.config)
-        self._weights = DecoderWeights(checkpoint, self._config)
+        self.weights = DecoderWeights(checkpoint, self._config)
         self._format, self._head_format = fmt, head_format
 
     def logits(self, token_ids: I32) -> F32:
         """Return f32[T, V]."""
-        c, w = self._config, self._weights
-        x, residual = widen(w.embedding())[token_ids], None
+        return linear(self.hidden(token_ids), self.weights.lm_head(), self._head_format)
+
+    def hidden(self, token_ids: I32) -> F32:
+        """Return f32[T, H], the rows after the final norm."""
+        c, w = self._config, self.weights
+        x = widen(w.embedding())[token_ids]
         for i in range(c.num_layers):
-            x, residual = rms_norm(x, w.input_norm(i), c.norm_eps, residual)
-            x = self._attention(x, i)
-            x, residual = rms_norm(x, w.post_attention_norm(i), c.norm_eps, residual)
-            x = self._feed_forward(x, i)
-        hidden, _ = rms_norm(x, w.final_norm(), c.norm_eps, residual)
-        return linear(hidden, w.lm_head(), self._head_format)
+            x = self.layer(x, i)
+        return rms_norm(x, w.final_norm(), c.norm_eps)[0]
+
+    def layer(self, x: F32, i: int) -> F32:
+        """Return layer i's output f32[T, H] over the residual stream x, whose rows stand at positions 0, 1, ..."""
+        c, w = self._config, self.weights
+        normed, x = rms_norm(x, w.input_norm(i), c.norm_eps)
+        normed, x = rms_norm(self._attention(normed, i), w.post_attention_norm(i), c.norm_eps, x)
+        return x + self._feed_forward(normed, i)
 
     def _linear(self, x: F32, weight_and_bias: tuple[np.ndarray, F32 | None]) -> F32:
         weight, bias = weight_and_bias
@@ -49,9 +58,9 @@ class NumpyDecoder:
 
     def _attention(self, x: F32, i: int) -> F32:
         c, n = self._config, len(x)
-        heads = self._linear(x, self._weights.qkv(i)).reshape(n, -1, c.head_dim)
+        heads = self._linear(x, self.weights.qkv(i)).reshape(n, -1, c.head_dim)
         q, k, v = np.split(heads, [c.num_heads, c.num_heads + c.num_kv_heads], axis=1)
-        norms = self._weights.qk_norms(i)
+        norms = self.weights.qk_norms(i)
         if norms is not None:
             q, k = (
                 rms_norm(np.ascontiguousarray(h).reshape(-1, c.head_dim), w, c.norm_eps)[0].reshape(h.shape)
@@ -66,10 +75,10 @@ class NumpyDecoder:
         scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         y = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v)
-        return self._linear(y.reshape(n, -1).astype(np.float32), self._weights.output(i))
+        return self._linear(y.reshape(n, -1).astype(np.float32), self.weights.output(i))
 
     def _feed_forward(self, x: F32, i: int) -> F32:
-        moe, w = self._config.moe, self._weights
+        moe, w = self._config.moe, self.weights
         if moe is None or i not in moe.layers:
             return self._dense(x, i, "mlp", self._config.intermediate_size)
         router, selection_bias = w.router(i, moe)
@@ -85,5 +94,5 @@ class NumpyDecoder:
         )  # fmt: skip
 
     def _dense(self, x: F32, i: int, part: str, size: int) -> F32:
-        hidden = swiglu(self._linear(x, self._weights.gate_up(i, part, size)))
-        return self._linear(hidden, self._weights.down(i, part, size))
+        hidden = swiglu(self._linear(x, self.weights.gate_up(i, part, size)))
+        return self._linear(hidden, self.weights.down(i, part, size))

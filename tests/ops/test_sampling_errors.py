@@ -63,6 +63,23 @@ def test_sample_refuses_rows(run: Any, request_ids: np.ndarray, positions: np.nd
         run(LOGITS, request_ids, positions, build_sampling_arrays(2, 2))
 
 
+@pytest.mark.parametrize("run", [native.top_p_candidates, lambda x, *a: ops.top_p_candidates(paddle.to_tensor(x), *a)])
+@pytest.mark.parametrize(
+    ("columns", "positions", "max_candidate_len", "message"),
+    [
+        ({}, i32(5, 6), 0, "max_candidate_len: expected a positive number"),
+        ({}, i32(5, 6), -3, "max_candidate_len: expected a positive number"),
+        ({}, i32(5, -1), 2, "positions: expected"),
+        ({"top_p": 0.0}, i32(5, 6), 2, r"top_p: expected a number in \(0, 1\]"),
+    ],
+)
+def test_top_p_candidates_refuses(
+    run: Any, columns: dict[str, Any], positions: np.ndarray, max_candidate_len: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(LOGITS, i32(0, 1), positions, build_sampling_arrays(2, 2, **columns), max_candidate_len)
+
+
 @pytest.mark.parametrize(
     "run", [native.process_logits, lambda x, *rest: ops.process_logits(paddle.to_tensor(x), *rest)]
 )
@@ -116,25 +133,6 @@ def test_token_logprobs_refuses(token_ids: np.ndarray, num_top: int, message: st
         native.token_logprobs(LOGITS, token_ids, num_top)
     with pytest.raises(ValueError, match=f"{message}: expected"):
         ops.token_logprobs(paddle.to_tensor(LOGITS), token_ids, num_top)
-
-
-@pytest.mark.parametrize(
-    ("cu_num_logits", "draft", "message"),
-    [
-        (i32(0, 2, 3), DraftTokens(i32(), i32(0, 0, 0)), "cu_num_logits: expected drafts"),
-        (i32(0, 0, 3), DraftTokens(i32(1), i32(0, 1, 1)), "cu_num_logits: expected drafts"),
-        (i32(0, 4, 3), DraftTokens(i32(1), i32(0, 1, 1)), "cu_num_logits: expected 0 and rising"),
-        (i32(0, 2, 3), DraftTokens(i32(1), i32(0, 9, 1)), "cu_num_draft: expected 0 and rising"),
-        (i32(0, 2, 3), DraftTokens(i32(-1), i32(0, 1, 1)), "draft_token_ids: expected >= 0"),
-        (i32(0, 2, 4), DraftTokens(i32(1), i32(0, 1, 1)), "expected"),
-    ],
-)
-def test_verify_draft_tokens_refuses(cu_num_logits: np.ndarray, draft: DraftTokens, message: str) -> None:
-    sampled = i32(1, 2, 3)
-    with pytest.raises(ValueError, match=message):
-        native.verify_draft_tokens(sampled, cu_num_logits, draft)
-    with pytest.raises(ValueError, match=message):
-        ops.verify_draft_tokens(paddle.to_tensor(sampled), cu_num_logits, draft)
 
 
 def test_prepare_batch_accepts_the_rows_that_the_next_test_breaks() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,19 @@ def test_sample(level: str) -> None:
         assert_rows_are_their_own(
             level, lambda rows, shift=shift: sampled(logits, positions + np.int32(shift), sampling, rows)
         )
+
+
+@pytest.mark.parametrize("level", library.available_isas())
+def test_top_p_candidates(level: str) -> None:
+    logits, positions, sampling = step()
+
+    def run(rows: np.ndarray, shift: int, max_candidate_len: int) -> tuple[np.ndarray, ...]:
+        requests = np.arange(len(rows), dtype=np.int32)
+        columns = request_columns(sampling, rows)
+        return native.top_p_candidates(logits[rows], requests, positions[rows] + shift, columns, max_candidate_len)
+
+    for shift, max_candidate_len in ((0, 5), (1, 300), (2, 300)):
+        assert_rows_are_their_own(level, partial(run, shift=np.int32(shift), max_candidate_len=max_candidate_len))
 
 
 @pytest.mark.parametrize("level", library.available_isas())

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -31,11 +31,16 @@ TOKENIZER = FastTokenizer(GOLDEN / "qwen3-tiny")
 
 
 class RunningServer:
-    """A server process on a golden checkpoint and a free port, once it has said where it listens."""
+    """A server process on a golden checkpoint and a free port, once it has said where it listens.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: of the checkpoint and of the served model.
+        extra: more options, by the names of their flags.
+    """
+
+    def __init__(self, name: str, extra: Mapping[str, str] | None = None) -> None:
         options = {"model": str(GOLDEN / name), "served-model-name": name, "dtype": "float32", "port": "0",
-                   "num-gpu-blocks-override": "128"}  # fmt: skip
+                   "num-gpu-blocks-override": "128", **(extra or {})}  # fmt: skip
         flags = [part for option, value in options.items() for part in (f"--{option}", value)]
         self.process = subprocess.Popen([*COMMAND, *flags], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
         self._lines: list[str] = []
@@ -104,6 +109,24 @@ def test_other_architectures_give_the_reference_tokens(name: str) -> None:
 
 def test_greedy_completions_are_the_reference(server: RunningServer) -> None:
     verify_reference(server, "qwen3-tiny")
+
+
+def test_a_speculating_server_gives_the_reference_and_says_what_drafts_were_worth() -> None:
+    running = RunningServer("qwen3-tiny", {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'})
+    try:
+        verify_reference(running, "qwen3-tiny")
+        ask = {"prompt": [5, 6, 7], "max_tokens": 32, "seed": 1, "ignore_eos": True, "logit_bias": {"9": 30.0}}
+        with httpx.Client(base_url=running.url, timeout=60) as http:
+            drafted, plain = [
+                http.post("/v1/completions", json=ask | {"speculation": {"enabled": enabled}}).json()["choices"][0]
+                for enabled in (True, False)
+            ]
+        metrics = drafted.pop("speculate_metrics")
+        assert drafted == plain
+        assert (metrics["method"], metrics["lossy"]) == ("ngram", False)
+        assert metrics["accepted_tokens"] > 0, "the text repeats itself"
+    finally:
+        assert running.stop() == 0
 
 
 def verify_reference(server: RunningServer, name: str) -> None:

@@ -47,11 +47,12 @@ void Merge(const Partial& next, int head_dim, const Partial& total) {
   *total.max = max;
 }
 
-// One step of the running softmax: turn a query vector's scores of 64 keys, of which it sees the first `num_keys`, into
+// One step of the running softmax: turn a query vector's scores of 64 keys, of which it sees [first, last), into
 // weights relative to the largest score so far, and bring `partial` to the same base.
-FDSD_INLINE void Reweigh(int num_keys, int head_dim, float* scores, const Partial& partial) {
-  // What lies behind belongs to later positions or to nobody and may hold anything.
-  for (int key = num_keys; key < kBlockKeys; ++key) scores[key] = kMinusInfinity;
+FDSD_INLINE void Reweigh(int first, int last, int head_dim, float* scores, const Partial& partial) {
+  // What lies before holds nothing, what lies behind belongs to later positions or to nobody: both may be anything.
+  for (int key = 0; key < first; ++key) scores[key] = kMinusInfinity;
+  for (int key = last; key < kBlockKeys; ++key) scores[key] = kMinusInfinity;
   F32x16 x[kBlockPanels];
   for (int i = 0; i < kBlockPanels; ++i) x[i] = Load(scores + i * kPanelKeys);
   const float block_max = ReduceMax(Max(Max(x[0], x[1]), Max(x[2], x[3])));
@@ -112,6 +113,9 @@ class HeadTile {
 
   int32_t NumKeys(int i) const { return tile_.first_position + i / group_ + 1; }
 
+  // The first of the 64 keys from position `key` on that query vector i sees: its own one is never hidden from it.
+  int FirstSeen(int i, int32_t key) const { return std::max(0, std::min(p_.first_key, NumKeys(i) - 1) - key); }
+
   int FirstVectorAt(int32_t key) const { return std::max(0, key - tile_.first_position) * group_; }
 
   // Addresses of 64 keys from position `key` on. Panels that no vector of the tile sees repeat the first one.
@@ -143,8 +147,8 @@ class HeadTile {
       Scores<T>(count, q_ + i, block, p_.scale, scores + i * kBlockKeys);
     }
     for (int i = first; i < num_vectors_; ++i) {
-      const int num_keys = std::min(kBlockKeys, NumKeys(i) - key);
-      Reweigh(num_keys, head_dim_, scores + i * kBlockKeys, PartialAt(partials, i, head_dim_));
+      const int last = std::min(kBlockKeys, NumKeys(i) - key);
+      Reweigh(FirstSeen(i, key), last, head_dim_, scores + i * kBlockKeys, PartialAt(partials, i, head_dim_));
     }
     for (int i = first; i < num_vectors_; i += kTileVectors) {
       AddBlockValues(i, std::min(kTileVectors, num_vectors_ - i), key, block, scores, partials);
@@ -155,11 +159,17 @@ class HeadTile {
   void AddBlockValues(int first, int count, int32_t key, const KvBlock<T>& block, const float* weights,
                       float* partials) const {
     const int64_t stride = PartialSize(head_dim_);
-    const int common = std::min(kBlockKeys, NumKeys(first) - key);
-    AddValues<T>(count, weights + first * kBlockKeys, block, 0, common, stride, partials + first * stride);
-    for (int i = first + 1; i < first + count; ++i) {
-      const int own = std::min(kBlockKeys, NumKeys(i) - key);
-      if (own > common) AddValues<T>(1, weights + i * kBlockKeys, block, common, own, stride, partials + i * stride);
+    // Vectors on both sides of first_key have no key in common.
+    const bool is_aligned = FirstSeen(first, key) == FirstSeen(first + count - 1, key);
+    const int common = is_aligned ? std::min(kBlockKeys, NumKeys(first) - key) : 0;
+    if (is_aligned) {
+      AddValues<T>(count, weights + first * kBlockKeys, block, FirstSeen(first, key), common, stride,
+                   partials + first * stride);
+    }
+    for (int i = first; i < first + count; ++i) {
+      const int begin = std::max(common, FirstSeen(i, key));
+      const int end = std::min(kBlockKeys, NumKeys(i) - key);
+      if (end > begin) AddValues<T>(1, weights + i * kBlockKeys, block, begin, end, stride, partials + i * stride);
     }
   }
 

@@ -1,6 +1,4 @@
-#include "fdsd/sampling.h"
-
-#include "logits_row.h"
+#include "sampling_filter.h"
 
 namespace fdsd {
 namespace FDSD_ISA {
@@ -14,54 +12,6 @@ constexpr float kDepthsPerUnit = 32.0f;
 // Weights carry the rounding of an exponent of up to 87, a relative error below 2^-16; a bound on one is widened by
 // this much in its logarithm.
 constexpr double kWeightSlack = 2e-5;
-
-// One row's settings, with the filters that cannot remove anything switched off.
-struct RowPlan {
-  bool is_greedy;  // the maximum, or its absence, decides; nothing else is set
-  int top_k;       // 0 = off
-  double top_p;
-  double u;
-  Weighting weighting;  // floor = what min_p keeps
-
-  bool draws_from_all() const { return top_k == 0 && top_p >= 1.0; }
-};
-
-// The smallest float x with x >= max + temperature * log_ratio: logits from there on weigh exp(log_ratio) or more.
-float LogitFloor(float max, float temperature, double log_ratio) {
-  const double exact = max + temperature * log_ratio;
-  if (exact < std::numeric_limits<float>::lowest()) return std::numeric_limits<float>::lowest();
-  const float near = static_cast<float>(exact);
-  return near >= exact ? near : std::nextafter(near, kInf);
-}
-
-RowPlan PlanOf(const SampleParams& p, int64_t row, float max) {
-  const int32_t r = p.batch_id_per_output[row];
-  RowPlan plan;
-  plan.is_greedy = false;
-  plan.top_k = p.top_k[r] < p.vocab_size ? p.top_k[r] : 0;
-  plan.top_p = p.top_p[r];
-  plan.u = PhiloxUniform(p.seed[r], static_cast<uint32_t>(p.positions[row]));
-  const double log_min_p = std::log(static_cast<double>(p.min_p[r]));
-  plan.weighting = Weighting{max, p.temperature[r], LogitFloor(max, p.temperature[r], log_min_p)};
-  return plan;
-}
-
-void WeighCandidates(const Weighting& weighting, Candidate* candidates, int count) {
-  for (int i = 0; i < count; i += kLanes) {
-    const int n = std::min(kLanes, count - i);
-    alignas(64) float logits[kLanes];
-    alignas(64) float weights[kLanes];
-    for (int j = 0; j < n; ++j) logits[j] = candidates[i + j].logit;
-    Weigh(logits, n, weighting, weights);
-    for (int j = 0; j < n; ++j) candidates[i + j].weight = weights[j];
-  }
-}
-
-double SumOf(const Candidate* candidates, int begin, int end) {
-  double sum = 0.0;
-  for (int i = begin; i < end; ++i) sum += candidates[i].weight;
-  return sum;
-}
 
 // Last token of the shortest prefix, in the order, that makes `before` reach `target`. Halves the interval that holds
 // the prefix's end, sorting none of what lies outside it. Reorders the candidates.
@@ -112,23 +62,6 @@ Candidate EndOfNucleus(const Weighting& weighting, const Candidate* candidates, 
     num_there += DepthOf(weighting, candidates[i]) == depth;
   }
   return EndOfPrefix(scratch, num_there, before, target);
-}
-
-// Remove what comes after `last`; the rest stays in place, by id.
-int KeepUpTo(const Candidate& last, Candidate* candidates, int count) {
-  int kept = 0;
-  for (int i = 0; i < count; ++i) {
-    candidates[kept] = candidates[i];
-    kept += !IsBefore()(last, candidates[i]);
-  }
-  return kept;
-}
-
-int KeepTopK(int k, Candidate* candidates, int count, Candidate* scratch) {
-  if (count <= k) return count;
-  std::memcpy(scratch, candidates, static_cast<size_t>(count) * sizeof(Candidate));
-  std::nth_element(scratch, scratch + (k - 1), scratch + count, IsBefore());
-  return KeepUpTo(scratch[k - 1], candidates, count);
 }
 
 // First token whose running weight exceeds u times the whole; a token without weight is never drawn. Where rounding
@@ -205,48 +138,16 @@ int32_t SampleAll(const LogitsScan& scan, int64_t row, const RowPlan& plan, doub
   return drawn;
 }
 
-Error CheckRequests(const SampleParams& p) {
-  for (int32_t r = 0; r < p.num_requests; ++r) {
-    if (!(p.temperature[r] >= 0.0f && p.temperature[r] < kInf))
-      return "temperature: expected a finite number >= 0, got another";
-    if (p.top_k[r] < 0) return "top_k: expected >= 0, got a negative number";
-    if (!(p.top_p[r] > 0.0f && p.top_p[r] <= 1.0f)) return "top_p: expected a number in (0, 1], got another";
-    if (!(p.min_p[r] >= 0.0f && p.min_p[r] <= 1.0f)) return "min_p: expected a number in [0, 1], got another";
-  }
-  for (int32_t i = 0; i < p.num_rows; ++i) {
-    const int32_t r = p.batch_id_per_output[i];
-    if (r < 0 || r >= p.num_requests)
-      return "batch_id_per_output: expected rows of the request columns, got one outside";
-    if (p.positions[i] < 0) return "positions: expected >= 0, got a negative position";
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 Error Sample(const SampleParams& p) {
-  if (p.vocab_size <= 0) return "vocab_size: expected a positive number, got less";
-  if (Error error = CheckRequests(p)) return error;
+  if (Error error = CheckSampleParams(p)) return error;
   if (p.num_rows <= 0) return nullptr;
   const LogitsScan scan(p.logits, p.num_rows, p.vocab_size);
-  RowPlan* plans = ScratchArray<RowPlan>(Scratch::kRows, p.num_rows);
-  for (int64_t row = 0; row < p.num_rows; ++row) {
-    const Chunk whole = scan.Whole(row);
-    const bool is_valid = whole.is_valid && whole.max > -kInf;
-    p.token_ids[row] = is_valid ? whole.argmax : -1;
-    if (is_valid && p.temperature[p.batch_id_per_output[row]] > 0.0f) {
-      plans[row] = PlanOf(p, row, whole.max);
-    } else {
-      plans[row].is_greedy = true;
-    }
-  }
-  scan.ForChunks([&](int64_t row, int begin, int end, Chunk* chunk) {
-    if (plans[row].is_greedy || plans[row].top_k > 0) return;
-    chunk->weight = SumWeights(scan.row(row) + begin, end - begin, plans[row].weighting);
-  });
+  const RowPlan* plans = PlanRows(p, scan);
   ParallelFor(p.num_rows, [&](int64_t row) {
     const RowPlan& plan = plans[row];
-    if (plan.is_greedy) return;
+    if (plan.is_settled) return;
     const double total = scan.Whole(row).weight;
     p.token_ids[row] = plan.draws_from_all() ? SampleAll(scan, row, plan, total) : SampleKept(scan, row, plan, total);
   });

@@ -5,36 +5,132 @@ namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
+// One request's logits rows, counted from 0, and its drafts: draft i is judged at row i.
+struct Drafted {
+  const int32_t* sampled;
+  const int32_t* drafts;
+  const int32_t* candidates;  // [rows, C]
+  const int32_t* candidate_lens;
+  int32_t num_rows;
+  int32_t num_drafts;
+};
+
+Drafted DraftedOf(const VerifyDraftTokensParams& p, int32_t r) {
+  const int32_t row = p.cu_num_logits[r];
+  const int32_t draft = p.cu_num_draft[r];
+  return Drafted{
+      p.sampled_token_ids + row,
+      p.draft_token_ids + draft,
+      p.max_candidate_len > 0 ? p.candidate_token_ids + static_cast<int64_t>(row) * p.max_candidate_len : nullptr,
+      p.max_candidate_len > 0 ? p.candidate_lens + row : nullptr,
+      p.cu_num_logits[r + 1] - row,
+      p.cu_num_draft[r + 1] - draft};
+}
+
+bool IsUsable(const VerifyDraftTokensParams& p, const Drafted& x, int32_t i) {
+  const int32_t* candidates = x.candidates + static_cast<int64_t>(i) * p.max_candidate_len;
+  for (int32_t c = 0; c < x.candidate_lens[i]; ++c)
+    if (candidates[c] == x.drafts[i]) return true;
+  return false;
+}
+
+// Whether draft i is second best and all of the window after it are best. Drafts that do not exist are not.
+bool IsBackedByWindow(const VerifyDraftTokensParams& p, const Drafted& x, int32_t i) {
+  const int32_t* candidates = x.candidates + static_cast<int64_t>(i) * p.max_candidate_len;
+  if (p.max_candidate_len < 2 || candidates[1] != x.drafts[i]) return false;
+  if (p.verify_window > x.num_drafts - 1 - i) return false;
+  for (int32_t w = 1; w <= p.verify_window; ++w)
+    if (candidates[static_cast<int64_t>(w) * p.max_candidate_len] != x.drafts[i + w]) return false;
+  return true;
+}
+
+int32_t CountPlausible(const VerifyDraftTokensParams& p, const Drafted& x) {
+  int32_t i = 0;
+  while (i < x.num_drafts) {
+    if (IsUsable(p, x, i)) {
+      ++i;
+    } else if (IsBackedByWindow(p, x, i)) {
+      i += 1 + p.verify_window;
+    } else {
+      break;
+    }
+  }
+  return i;
+}
+
+int32_t CountEqual(const Drafted& x) {
+  int32_t i = 0;
+  while (i < x.num_drafts && x.drafts[i] == x.sampled[i]) ++i;
+  return i;
+}
+
+int32_t CountAccepted(const VerifyDraftTokensParams& p, const Drafted& x) {
+  switch (p.accept_policy) {
+    case AcceptPolicy::kAcceptAll:
+      return x.num_drafts;
+    case AcceptPolicy::kRejectAll:
+      return 0;
+    case AcceptPolicy::kNormal:
+      break;
+  }
+  return p.max_candidate_len > 0 ? CountPlausible(p, x) : CountEqual(x);
+}
+
+bool HasFailed(const Drafted& x, int32_t num_accepted) {
+  for (int32_t i = 0; i <= num_accepted; ++i)
+    if (x.sampled[i] < 0) return true;
+  return false;
+}
+
 Error CheckRequest(const VerifyDraftTokensParams& p, int32_t r) {
   const int32_t num_logits = p.cu_num_logits[r + 1] - p.cu_num_logits[r];
   const int32_t num_draft = p.cu_num_draft[r + 1] - p.cu_num_draft[r];
   if (num_logits != num_draft + 1 && (num_logits != 0 || num_draft != 0))
     return "cu_num_logits: expected drafts + 1 rows per request, or none and no drafts; got another number";
-  // -1 marks a failed draw, which must never count as an accepted draft.
+  // -1 marks a failed draw or a missing candidate, which must never equal a draft.
   for (int32_t d = p.cu_num_draft[r]; d < p.cu_num_draft[r + 1]; ++d)
     if (p.draft_token_ids[d] < 0) return "draft_token_ids: expected >= 0, got a negative id";
   return nullptr;
 }
 
-}  // namespace
+Error CheckCandidates(const VerifyDraftTokensParams& p) {
+  if (p.max_candidate_len < 0) return "max_candidate_len: expected >= 0, got a negative number";
+  if (p.max_candidate_len == 0) return nullptr;
+  if (p.verify_window < 0) return "verify_window: expected >= 0, got a negative number";
+  for (int32_t row = 0; row < p.cu_num_logits[p.num_requests]; ++row)
+    if (p.candidate_lens[row] < 0 || p.candidate_lens[row] > p.max_candidate_len)
+      return "candidate_lens: expected 0..max_candidate_len, got a number outside";
+  return nullptr;
+}
 
-Error VerifyDraftTokens(const VerifyDraftTokensParams& p) {
+Error CheckAll(const VerifyDraftTokensParams& p) {
   if (!AreOffsets(p.cu_num_logits, p.num_requests))
     return "cu_num_logits: expected 0 and rising offsets, got a decrease";
   if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
   for (int32_t r = 0; r < p.num_requests; ++r)
     if (Error error = CheckRequest(p, r)) return error;
+  if (p.accept_policy < AcceptPolicy::kNormal || p.accept_policy > AcceptPolicy::kRejectAll)
+    return "accept_policy: expected 0 (normal), 1 (accept all) or 2 (reject all), got another";
+  return CheckCandidates(p);
+}
+
+}  // namespace
+
+Error VerifyDraftTokens(const VerifyDraftTokensParams& p) {
+  if (Error error = CheckAll(p)) return error;
   int32_t num_output = 0;
   p.cu_num_output[0] = 0;
   for (int32_t r = 0; r < p.num_requests; ++r) {
-    const int32_t* sampled = p.sampled_token_ids + p.cu_num_logits[r];
-    const int32_t* drafts = p.draft_token_ids + p.cu_num_draft[r];
-    const int32_t num_draft = p.cu_num_draft[r + 1] - p.cu_num_draft[r];
-    int32_t num_accepted = 0;
-    while (num_accepted < num_draft && drafts[num_accepted] == sampled[num_accepted]) ++num_accepted;
-    const bool has_logits = p.cu_num_logits[r + 1] > p.cu_num_logits[r];
-    for (int32_t i = 0; has_logits && i <= num_accepted; ++i) p.token_ids[num_output++] = sampled[i];
-    p.num_accepted[r] = num_accepted;
+    const Drafted x = DraftedOf(p, r);
+    p.num_accepted[r] = 0;
+    if (x.num_rows > 0) {
+      const int32_t num_accepted = CountAccepted(p, x);
+      if (!HasFailed(x, num_accepted)) {
+        p.num_accepted[r] = num_accepted;
+        for (int32_t i = 0; i < num_accepted; ++i) p.token_ids[num_output++] = x.drafts[i];
+        p.token_ids[num_output++] = x.sampled[num_accepted];
+      }
+    }
     p.cu_num_output[r + 1] = num_output;
   }
   return nullptr;

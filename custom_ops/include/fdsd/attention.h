@@ -25,7 +25,8 @@ Error RopeStoreKv(const RopeStoreKvParams& p);
 
 // Causal attention of every query row of every request over its paged KV cache; the new tokens' KV is already stored.
 // KV is read once per group of heads for all query rows of a request. Scores are split at fixed absolute positions and
-// the partial results merged in order, so a row does not depend on what else is in the call.
+// the partial results merged in order, so a row does not depend on what else is in the call. A row at position p sees
+// the keys first_key..p, and its own key also where p < first_key.
 struct CascadeAppendAttentionParams {
   KvCache cache;         // read only
   int32_t num_requests;  // R
@@ -33,6 +34,7 @@ struct CascadeAppendAttentionParams {
   int32_t num_heads;     // Hq, a multiple of Hkv
   int32_t max_blocks;
   float scale;
+  int32_t first_key;               // 0..63; keys before it hold nothing defined
   const void* q;                   // [T, Hq * D], cache.dtype
   const int32_t* query_start_loc;  // [R + 1]
   const int32_t* seq_lens;         // [R], length including the new tokens

@@ -5,6 +5,7 @@
 #include "fdsd/batch.h"
 #include "fdsd/linear.h"
 #include "fdsd/moe.h"
+#include "fdsd/mtp.h"
 #include "fdsd/norm.h"
 #include "fdsd/runtime.h"
 #include "fdsd/sampling.h"

@@ -71,16 +71,40 @@ struct TokenLogprobsParams {
 };
 Error TokenLogprobs(const TokenLogprobsParams& p);
 
-// Keep each request's longest draft prefix that equals the sampled tokens, then the sampled token after it.
+// The tokens that the topp strategy takes for plausible, and the token it emits itself, per row. Candidates are the
+// max_candidate_len most likely tokens that temperature, min_p and top_k leave (temperature 0 leaves one), best first,
+// ties to the lowest id. Usable are the shortest prefix whose probabilities, as a float sum, reach top_p; where no
+// prefix does, none are, or all if top_p is 1. The token is the first usable one whose running probability reaches u *
+// top_p with u = philox(seed, position), else the most likely one.
+struct TopPCandidatesParams {
+  SampleParams rows;             // token_ids: the token of each row, -1 for a row that Sample refuses
+  int32_t max_candidate_len;     // C
+  int32_t* candidate_token_ids;  // [L, C], -1 past the last candidate
+  int32_t* candidate_lens;       // [L] how many candidates are usable
+};
+Error TopPCandidates(const TopPCandidatesParams& p);
+
+enum class AcceptPolicy : int32_t { kNormal = 0, kAcceptAll = 1, kRejectAll = 2 };
+
+// Keep a prefix of each request's drafts, then emit the sampled token of the row after it.
+// Drafts are judged by equality with the sampled token of their row or, with candidates, by being a usable one; a draft
+// that is not is still kept when it is its row's second candidate and each of the verify_window drafts after it is the
+// first candidate of its own row, and then these are kept too. Under kAcceptAll and kRejectAll nothing is judged.
+// A request of which a row up to the emitted one has no sampled token (-1) fails: it accepts and emits nothing.
 struct VerifyDraftTokensParams {
-  int32_t num_requests;              // R
-  const int32_t* sampled_token_ids;  // [L]
-  const int32_t* cu_num_logits;      // [R + 1]: num_draft + 1 rows, or 0 while the prompt is unfinished
-  const int32_t* draft_token_ids;    // [D]
-  const int32_t* cu_num_draft;       // [R + 1]
-  int32_t* token_ids;                // [L] outputs, compacted
-  int32_t* cu_num_output;            // [R + 1]
-  int32_t* num_accepted;             // [R]
+  int32_t num_requests;  // R
+  AcceptPolicy accept_policy;
+  int32_t max_candidate_len;           // C, 0 = judge by equality
+  int32_t verify_window;               // >= 0; used with candidates
+  const int32_t* sampled_token_ids;    // [L]
+  const int32_t* cu_num_logits;        // [R + 1]: num_draft + 1 rows, or 0 while the prompt is unfinished
+  const int32_t* draft_token_ids;      // [D]
+  const int32_t* cu_num_draft;         // [R + 1]
+  const int32_t* candidate_token_ids;  // [L, C] or nullptr
+  const int32_t* candidate_lens;       // [L] or nullptr
+  int32_t* token_ids;                  // [L] outputs, compacted
+  int32_t* cu_num_output;              // [R + 1]
+  int32_t* num_accepted;               // [R]
 };
 Error VerifyDraftTokens(const VerifyDraftTokensParams& p);
 

@@ -104,12 +104,21 @@ class _Info:
         return JsonResponse({row.name: {"value": row.value, "origin": row.origin} for row in rows})
 
     def _model_card(self) -> dict[str, Any]:
+        model = self._client.model_info
+        speculation = model.speculation
         return {
             "id": self._config.model.served_name,
             "object": "model",
             "created": self._created,
             "owned_by": "fastdeploy_sd",
-            "max_model_len": self._client.model_info.max_model_len,
+            "max_model_len": model.max_model_len,
+            "speculation": {
+                "method": speculation.method,
+                "methods": list(speculation.methods),
+                "max_draft_tokens": speculation.max_draft_tokens,
+                "lossy": speculation.lossy,
+                "draft_logprobs": speculation.has_draft_logprobs,
+            },
         }
 
     def _verify_alive(self) -> None:

@@ -9,8 +9,14 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from fastdeploy_sd.entrypoints.openai.job import Job
-from fastdeploy_sd.entrypoints.openai.logprobs import chat_logprobs, completion_logprobs
+from fastdeploy_sd.entrypoints.openai.logprobs import (
+    chat_draft_logprobs,
+    chat_logprobs,
+    completion_draft_logprobs,
+    completion_logprobs,
+)
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody
+from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
 from fastdeploy_sd.entrypoints.text.completion import Completion
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
@@ -53,9 +59,8 @@ class ChatFormat:
         if self._body.return_token_ids:
             message["prompt_token_ids"] = self._job.prompt_token_ids_of(completion.index)
             message["completion_token_ids"] = list(completion.token_ids)
-        logprobs = None if completion.logprobs is None else chat_logprobs(self._tokenizer, completion.logprobs)
-        choice = {"index": completion.index, "message": message, "logprobs": logprobs}
-        return choice | _ending(self._body, completion)
+        choice = {"index": completion.index, "message": message} | self._logprobs(completion)
+        return choice | _ending(self._job, completion)
 
     def chunk(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
         """Return what a delta adds to a choice, None when a client would learn nothing from it."""
@@ -67,8 +72,17 @@ class ChatFormat:
             if is_first:
                 content["prompt_token_ids"] = self._job.prompt_token_ids_of(choice)
             content["completion_token_ids"] = list(delta.token_ids)
-        logprobs = None if delta.logprobs is None else chat_logprobs(self._tokenizer, delta.logprobs)
-        return {"index": choice, "delta": content, "logprobs": logprobs} | _ending(self._body, delta)
+        return {"index": choice, "delta": content} | self._logprobs(delta) | _ending(self._job, delta)
+
+    def _logprobs(self, part: Completion | TextDelta) -> dict[str, Any]:
+        """`logprobs`, and `draft_logprobs` when asked for."""
+        logprobs = None if part.logprobs is None else chat_logprobs(self._tokenizer, part.logprobs)
+        if not self._body.include_draft_logprobs:
+            return {"logprobs": logprobs}
+        return {
+            "logprobs": logprobs,
+            "draft_logprobs": chat_draft_logprobs(self._tokenizer, part.draft_logprobs or ()),
+        }
 
 
 class CompletionFormat:
@@ -85,23 +99,23 @@ class CompletionFormat:
     def whole(self, completion: Completion) -> dict[str, Any]:
         """Return a finished choice."""
         text = self._echo(completion.index) + completion.text
-        choice = {"index": completion.index, "text": text, "logprobs": self._logprobs(completion)}
+        choice = {"index": completion.index, "text": text} | self._logprobs(completion)
         if self._body.return_token_ids:
             choice["prompt_token_ids"] = self._job.prompt_token_ids_of(completion.index)
             choice["completion_token_ids"] = list(completion.token_ids)
-        return choice | _ending(self._body, completion)
+        return choice | _ending(self._job, completion)
 
     def chunk(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
         """Return what a delta adds to a choice, None when a client would learn nothing from it."""
         text = (self._echo(choice) if is_first else "") + delta.text
         if not text and _is_silent(self._body, delta):
             return None
-        entry = {"index": choice, "text": text, "logprobs": self._logprobs(delta)}
+        entry = {"index": choice, "text": text} | self._logprobs(delta)
         if self._body.return_token_ids:
             if is_first:
                 entry["prompt_token_ids"] = self._job.prompt_token_ids_of(choice)
             entry["completion_token_ids"] = list(delta.token_ids)
-        return entry | _ending(self._body, delta)
+        return entry | _ending(self._job, delta)
 
     def _echo(self, choice: int) -> str:
         """The prompt as text, when asked for; token ids are decoded with their control tokens visible."""
@@ -112,19 +126,27 @@ class CompletionFormat:
             self._tokenizer.decode(self._job.prompt_token_ids_of(choice), skip_hidden=False) if text is None else text
         )
 
-    def _logprobs(self, part: Completion | TextDelta) -> dict[str, Any] | None:
-        if part.logprobs is None:
-            return None
-        return completion_logprobs(self._tokenizer, part.logprobs, part.text_offsets)
+    def _logprobs(self, part: Completion | TextDelta) -> dict[str, Any]:
+        """`logprobs`, and `draft_logprobs` when asked for."""
+        logprobs = None
+        if part.logprobs is not None:
+            logprobs = completion_logprobs(self._tokenizer, part.logprobs, part.text_offsets)
+        if not self._body.include_draft_logprobs:
+            return {"logprobs": logprobs}
+        drafts, offsets = part.draft_logprobs or (), part.draft_text_offsets
+        return {"logprobs": logprobs, "draft_logprobs": completion_draft_logprobs(self._tokenizer, drafts, offsets)}
 
 
-def _ending(body: GenerationBody, part: Completion | TextDelta) -> dict[str, Any]:
+def _ending(job: Job, part: Completion | TextDelta) -> dict[str, Any]:
+    """How a choice ended, and in its last chunk what was measured."""
     ending: dict[str, Any] = {
         "finish_reason": None if part.finish_reason is None else part.finish_reason.value,
         "stop_reason": part.stop_reason,
     }
-    if body.collect_metrics and part.metrics is not None:
+    if job.collects_metrics and part.metrics is not None:
         ending["metrics"] = _metrics_json(part.metrics)
+    if job.reports_speculation and part.metrics is not None:
+        ending["speculate_metrics"] = speculate_metrics(part.metrics.drafts, job.method, job.is_lossy)
     return ending
 
 

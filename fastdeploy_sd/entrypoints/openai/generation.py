@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.openai.job import Job
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor, TextDelta
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
-from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.errors import FdsdError
+from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestMetrics, RequestOutput
 
 T = TypeVar("T")
 ChoiceDelta = tuple[int, TextDelta]
@@ -46,19 +48,37 @@ def run_job(client: Client, tokenizer: Tokenizer, job: Job) -> AsyncGenerator[Ch
     Raises:
         FdsdError: a request was refused or failed; the others are aborted.
     """
-    return merge([_run_choice(client, tokenizer, i, request) for i, request in enumerate(job.requests)])
+    return merge([_run_choice(client, tokenizer, job, i) for i in range(len(job.requests))])
 
 
-async def _run_choice(
-    client: Client, tokenizer: Tokenizer, choice: int, request: Request
-) -> AsyncGenerator[ChoiceDelta, None]:
+async def _run_choice(client: Client, tokenizer: Tokenizer, job: Job, choice: int) -> AsyncGenerator[ChoiceDelta, None]:
+    request = job.requests[choice]
     processor = OutputProcessor(request, tokenizer)
     async with aclosing(client.generate(request)) as outputs:
         async for output in outputs:
             delta = processor.process(output)
+            if delta.needs_abort and job.reports_metrics:
+                measured = await _end(client, request.request_id, outputs)
+                delta = replace(delta, metrics=measured or delta.metrics)
             yield choice, delta
             if delta.finish_reason is not None:
                 return  # closing `outputs` aborts the request if a stop string ended it before the engine did
+
+
+async def _end(
+    client: Client, request_id: RequestId, outputs: AsyncGenerator[RequestOutput, None]
+) -> RequestMetrics | None:
+    """End a request that a stop string has completed, and return what the engine measured of it.
+
+    Takes up to one step of the engine. None when the engine fails in this very moment: the answer is complete, and
+    nothing may turn it into an error any more.
+    """
+    with suppress(FdsdError):
+        await client.abort([request_id])
+        async for output in outputs:
+            if output.finish_reason is not None:
+                return output.metrics
+    return None
 
 
 async def merge(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:

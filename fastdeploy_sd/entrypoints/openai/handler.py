@@ -23,6 +23,7 @@ from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import NotFound, Unavailable
 
+LOSSY_HEADER = "X-Speculation-Lossy"
 _CLIENT_CLOSED_REQUEST = 499  # nginx's status for its log; nobody receives it
 
 
@@ -68,16 +69,19 @@ class GenerationHandler:
             raise model_not_found(body.model, served)
         if not self._client.is_alive:
             raise Unavailable("the engine is down", code="engine_down")
-        return JobBuilder(self._encoder, self._client.model_info, self._config.model)
+        return JobBuilder(self._encoder, self._client.model_info, self._config)
 
     async def _answer(self, request: HttpRequest, job: Job, body: GenerationBody, form: ChoiceFormat) -> Response:
+        """Answer; where verification may change tokens the header says so, before and beside every choice."""
         deltas = run_job(self._client, self._tokenizer, job)
+        headers = {LOSSY_HEADER: "true"} if job.is_lossy else {}
         try:
             if body.stream:
                 # The first delta is awaited before the status line is sent: a full queue is a 429, not a broken stream.
                 first = await until_disconnected(request.receive, anext(deltas))
-                return EventStream(_events(request, job, body, form, _chain(first, deltas)), deltas)
-            return await until_disconnected(request.receive, _whole(job, form, deltas))
+                return EventStream(_events(request, job, body, form, _chain(first, deltas)), deltas, headers)
+            whole = await until_disconnected(request.receive, _whole(job, form, deltas))
+            return JsonResponse(whole, headers=headers)
         except ClientGoneError:
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         except BaseException:
@@ -90,7 +94,7 @@ def model_not_found(name: str, served: str) -> NotFound:
     return NotFound(f"model: expected {served!r}, got {name!r}", param="model", code="model_not_found")
 
 
-async def _whole(job: Job, form: ChoiceFormat, deltas: AsyncGenerator[ChoiceDelta, None]) -> Response:
+async def _whole(job: Job, form: ChoiceFormat, deltas: AsyncGenerator[ChoiceDelta, None]) -> dict[str, Any]:
     collectors = [CompletionCollector(i) for i in range(len(job.requests))]
     usage = UsageCounter(job)
     async with contextlib.aclosing(deltas):
@@ -98,7 +102,7 @@ async def _whole(job: Job, form: ChoiceFormat, deltas: AsyncGenerator[ChoiceDelt
             collectors[choice].add(delta)
             usage.add(choice, delta)
     choices = [form.whole(collector.build()) for collector in collectors]
-    return JsonResponse(_envelope(job, form.response_object, choices) | {"usage": usage.to_json()})
+    return _envelope(job, form.response_object, choices) | {"usage": usage.to_json()}
 
 
 async def _events(

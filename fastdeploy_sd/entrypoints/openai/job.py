@@ -10,12 +10,13 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastdeploy_sd.config import ModelConfig
+from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody
 from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder, RequestOptions
+from fastdeploy_sd.entrypoints.text.speculation import NAIVE, verify_has_draft_logprobs
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import ModelInfo, Request
 
@@ -30,6 +31,9 @@ class Job:
         prompt_texts: per prompt, the text as given; None when it was given as token ids.
         requests: one per choice, in choice order.
         num_choices_per_prompt: n.
+        method: who drafts for its requests, "naive" = nobody.
+        is_lossy: verification may give its requests tokens that plain decoding would not.
+        collects_metrics: each choice reports its request's times.
     """
 
     job_id: str
@@ -38,6 +42,19 @@ class Job:
     prompt_texts: tuple[str | None, ...]
     requests: tuple[Request, ...]
     num_choices_per_prompt: int
+    method: str
+    is_lossy: bool
+    collects_metrics: bool
+
+    @property
+    def reports_speculation(self) -> bool:
+        """Whether each choice says what drafting did; never on a server that decodes plainly."""
+        return self.method != NAIVE or self.is_lossy
+
+    @property
+    def reports_metrics(self) -> bool:
+        """Whether the response shows anything that the engine measured."""
+        return self.collects_metrics or self.reports_speculation
 
     def prompt_text_of(self, choice: int) -> str | None:
         """Return the prompt text behind a choice."""
@@ -52,10 +69,13 @@ class Job:
 class JobBuilder:
     """Prepares jobs for one loaded model. Slow for long prompts (it tokenizes): call it in a worker thread."""
 
-    def __init__(self, encoder: PromptEncoder, model_info: ModelInfo, config: ModelConfig) -> None:
+    def __init__(self, encoder: PromptEncoder, model_info: ModelInfo, config: Config) -> None:
         self._encoder = encoder
-        self._requests = RequestBuilder(encoder, model_info, config.seed)
-        self._model = config.served_name
+        self._requests = RequestBuilder(encoder, model_info, config.model.seed)
+        self._speculation = model_info.speculation
+        self._model = config.model.served_name
+        # The other strategies touch nothing but drafts; this one also takes the temperature from plain requests.
+        self._is_always_lossy = self._speculation.lossy and config.speculative.verify_strategy == "greedy"
 
     def build_chat(self, body: ChatCompletionBody) -> Job:
         """Return the job of a chat completion.
@@ -92,12 +112,26 @@ class JobBuilder:
         texts: list[str | None],
         prompts: list[list[int]],
     ) -> Job:
+        if body.include_draft_logprobs:
+            verify_has_draft_logprobs(self._speculation, "include_draft_logprobs")
+        wish = body.speculation_wish(params)
         requests: list[Request] = []
         for i, token_ids in enumerate(prompts):
             request_id = job_id if len(prompts) == 1 else f"{job_id}-{i}"
-            options = RequestOptions(request_id, body.priority or 0, body.cache_salt or "")
+            options = RequestOptions(request_id, body.priority or 0, body.cache_salt or "", wish)
             requests += self._requests.build(token_ids, params, options)
-        return Job(job_id, int(time.time()), self._model, tuple(texts), tuple(requests), params.n)
+        method = self._speculation.method_of(requests[0].speculation)
+        return Job(
+            job_id=job_id,
+            created=int(time.time()),
+            model=self._model,
+            prompt_texts=tuple(texts),
+            requests=tuple(requests),
+            num_choices_per_prompt=params.n,
+            method=method,
+            is_lossy=self._is_always_lossy or (self._speculation.lossy and method != NAIVE),
+            collects_metrics=bool(body.collect_metrics),
+        )
 
 
 def _job_id(body: GenerationBody, prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""TokenLogprob -> OpenAI's two JSON shapes."""
+"""TokenLogprob and DraftLogprob -> OpenAI's two JSON shapes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
-from fastdeploy_sd.types import TokenLogprob
+from fastdeploy_sd.types import DraftLogprob, TokenLogprob
 
 # JSON has no infinity; this is what OpenAI's clients are used to.
 _LOWEST_LOGPROB = -9999.0
@@ -44,6 +44,33 @@ def completion_logprobs(
         "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
         "top_logprobs": [_alternatives(tokenizer, entry) for entry in logprobs],
         "text_offset": list(text_offsets),
+    }
+
+
+def chat_draft_logprobs(tokenizer: Tokenizer, drafts: Sequence[DraftLogprob]) -> dict[str, Any]:
+    """Return `choices[].draft_logprobs` of a chat completion: as logprobs, and what became of each draft.
+
+    `position` counts the drafts of a step from 0; `accepted` says whether the draft became output.
+    """
+    logprobs = chat_logprobs(tokenizer, [d.draft for d in drafts])
+    for entry, draft in zip(logprobs["content"], drafts, strict=True):
+        entry["position"], entry["accepted"] = draft.position, draft.accepted
+    return logprobs
+
+
+def completion_draft_logprobs(
+    tokenizer: Tokenizer, drafts: Sequence[DraftLogprob], text_offsets: Iterable[int]
+) -> dict[str, Any]:
+    """Return `choices[].draft_logprobs` of a text completion: as logprobs, with `position` and `accepted` as in chat.
+
+    Args:
+        tokenizer: names the tokens.
+        drafts: D of them.
+        text_offsets: int[D], where the text of the token judged against each draft starts in the choice's text.
+    """
+    return completion_logprobs(tokenizer, [d.draft for d in drafts], text_offsets) | {
+        "position": [d.position for d in drafts],
+        "accepted": [d.accepted for d in drafts],
     }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
@@ -59,13 +59,31 @@ def _bad_request(error: ValidationError, body_type: type[Body]) -> BadRequest:
     param = str(first["loc"][0]) if first["loc"] else None
     kind = first["type"]
     if kind == "extra_forbidden":
-        return BadRequest(f"{path}: unknown field{suggest(str(first['loc'][-1]), body_type.model_fields)}", param=param)
+        return BadRequest(
+            f"{path}: unknown field{suggest(str(first['loc'][-1]), _fields_at(body_type, first['loc'][:-1]))}",
+            param=param,
+        )
     if kind == "not_supported":
         return BadRequest(f"{path}: not supported: {first['msg']}", param=param, code="not_supported")
     if kind == "missing":
         return BadRequest(f"{path}: expected a value, got none", param=param)
     wanted = first["msg"].removeprefix("Input should be ")
     return BadRequest(f"{path or 'body'}: expected {wanted}, got {_shown(first['input'])}", param=param)
+
+
+def _fields_at(body_type: type[Body], location: Sequence[int | str]) -> list[str]:
+    """Names of the fields that the object at a place in the body may have."""
+    for part in location:
+        if isinstance(part, str):
+            body_type = next(_bodies_in(body_type.model_fields[part].annotation))
+    return list(body_type.model_fields)
+
+
+def _bodies_in(hint: Any) -> Iterator[type[Body]]:
+    if isinstance(hint, type) and issubclass(hint, Body):
+        yield hint
+    for argument in get_args(hint):
+        yield from _bodies_in(argument)
 
 
 def _path(location: Sequence[int | str]) -> str:

@@ -7,7 +7,7 @@ show when the next chunk is written. Knows no engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -48,12 +48,18 @@ class EventStream(Response):
     Args:
         events: complete events, each ending in an empty line.
         source: what `events` reads from; closed even if `events` was never started.
+        headers: beside those of every stream.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[str, None], source: AsyncGenerator[Any, None]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(
+        self,
+        events: AsyncGenerator[str, None],
+        source: AsyncGenerator[Any, None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._events = events
         self._source = source

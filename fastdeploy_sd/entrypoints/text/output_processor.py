@@ -13,7 +13,7 @@ from fastdeploy_sd.entrypoints.text.detokenizer import create_detokenizer
 from fastdeploy_sd.entrypoints.text.stop_strings import StopMatch, StopStrings
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import ERROR_TYPES, InternalError
-from fastdeploy_sd.types import FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprob
+from fastdeploy_sd.types import DraftLogprob, FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,10 @@ class TextDelta:
         token_ids: cut at the token that ended the sequence, which is included.
         text_offsets: per token, where its text starts in the generated text (characters; before any stop cut).
         logprobs: one per token when asked for, else None.
+        draft_logprobs: the drafts that the step judged when asked for, else None; in the last delta without those
+            behind its last token, whichever of the two sides cut it.
+        draft_text_offsets: per entry of draft_logprobs, where the text of the token judged against it starts; the end
+            of the step's text for those behind its last token.
         stop_reason: the stop string or stop token id that ended it; None for EOS and every other reason.
         needs_abort: the engine does not know that the sequence ended (a stop string did it).
         metrics: set on the last delta; times the engine did not report are 0.0.
@@ -34,6 +38,8 @@ class TextDelta:
     token_ids: tuple[int, ...]
     text_offsets: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
+    draft_logprobs: tuple[DraftLogprob, ...] | None = None
+    draft_text_offsets: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
@@ -69,16 +75,20 @@ class OutputProcessor:
             pieces += [self._stops.finish(), self._detokenizer.finish()]
         num_kept = len(offsets)
         is_cut = match is not None
+        is_last = is_cut or output.finish_reason is not None
+        drafts = _kept_drafts(output, num_kept, is_last)
         return TextDelta(
             text="".join(pieces),
             token_ids=output.token_ids[:num_kept],
             text_offsets=tuple(offsets),
             logprobs=None if output.logprobs is None else output.logprobs[:num_kept],
+            draft_logprobs=drafts,
+            draft_text_offsets=tuple((*offsets, self._num_chars)[min(d.position, num_kept)] for d in drafts or ()),
             finish_reason=FinishReason.STOP if is_cut else output.finish_reason,
             stop_reason=match.stop if match is not None else output.stop_reason,
             num_cached_tokens=output.num_cached_tokens,
             needs_abort=is_cut and output.finish_reason is None,
-            metrics=self._metrics(output) if is_cut or output.finish_reason is not None else None,
+            metrics=self._metrics(output) if is_last else None,
         )
 
     def _take_tokens(self, output: RequestOutput) -> tuple[list[str], list[int], StopMatch | None]:
@@ -105,3 +115,11 @@ class OutputProcessor:
         if output.metrics is not None:
             return output.metrics
         return RequestMetrics(self._request.arrival_time, 0.0, self._first_token_time, time.time())
+
+
+def _kept_drafts(output: RequestOutput, num_kept: int, is_last: bool) -> tuple[DraftLogprob, ...] | None:
+    """The drafts of a step of which `num_kept` tokens remain; draft i was judged at token i."""
+    drafts = output.draft_logprobs
+    if drafts is None or not is_last:
+        return drafts
+    return tuple(draft for draft in drafts if draft.position < num_kept)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
+from fastdeploy_sd.entrypoints.text.speculation import SpeculationWish, resolve_speculation
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.sampling_params import SEED_LIMIT, SamplingParams
 from fastdeploy_sd.types import ModelInfo, Request
@@ -29,11 +30,13 @@ class RequestOptions:
         request_id: of the whole; the n sequences of one prompt are "{request_id}-{i}" when n > 1.
         priority: lower runs first.
         cache_salt: prompts share cached prefixes only with the same salt.
+        speculation: about drafting, see `resolve_speculation`.
     """
 
     request_id: str
     priority: int = 0
     cache_salt: str = ""
+    speculation: SpeculationWish = None
 
 
 class RequestBuilder:
@@ -54,14 +57,15 @@ class RequestBuilder:
         Args:
             prompt_token_ids: int[P].
             params: `max_tokens` None means up to the context limit; `seed` None means the default.
-            options: identity and scheduling.
+            options: identity, scheduling and drafting.
 
         Raises:
             BadRequest: a token id is outside the vocabulary, the prompt is empty, prompt and max_tokens exceed the
-                model's context, or a limit of the server is exceeded. Nothing is cut to fit.
+                model's context, the server cannot draft as asked, or a limit of it is exceeded. Nothing is cut to fit.
         """
         self._verify_sampling(params)
         self._verify_options(options)
+        speculation = resolve_speculation(options.speculation, self._info.speculation)
         prompt = self._verified_prompt(prompt_token_ids)
         max_tokens = self._resolve_max_tokens(len(prompt), params)
         seed = self._resolve_seed(params)
@@ -79,6 +83,7 @@ class RequestBuilder:
                 priority=options.priority,
                 arrival_time=arrival_time,
                 cache_salt=options.cache_salt,
+                speculation=speculation,
             )
             for i in range(params.n)
         )

@@ -57,6 +57,7 @@ class CascadeAppendAttentionParams(CParams):
         ("num_heads", ctypes.c_int32),
         ("max_blocks", ctypes.c_int32),
         ("scale", ctypes.c_float),
+        ("first_key", ctypes.c_int32),
         ("q", ctypes.c_void_p),
         ("query_start_loc", ctypes.c_void_p),
         ("seq_lens", ctypes.c_void_p),
@@ -129,8 +130,8 @@ def cascade_append_attention(
     """See `reference.attention.cascade_append_attention`.
 
     Raises:
-        ValueError: a shape or dtype disagrees, offsets or lengths contradict each other, or a block is outside the
-            cache.
+        ValueError: a shape or dtype disagrees, offsets or lengths contradict each other, a block is outside the cache,
+            or cache.first_key is not in 0..63.
     """
     tokens, width = q.shape
     requests, max_blocks = block_tables.shape
@@ -142,6 +143,7 @@ def cascade_append_attention(
         _num_heads("q", width, cache.num_kv_heads, cache.head_dim),
         max_blocks,
         scale,
+        cache.first_key,
         pointer("q", q, (tokens, width), q.dtype),
         pointer("query_start_loc", query_start_loc, (requests + 1,), np.int32),
         pointer("seq_lens", seq_lens, (requests,), np.int32),

@@ -1,4 +1,4 @@
-"""process_logits, sample, token_logprobs and verify_draft_tokens on NumPy arrays."""
+"""process_logits, sample, top_p_candidates and token_logprobs on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -44,6 +44,16 @@ class SampleParams(CParams):
     )
 
 
+class TopPCandidatesParams(CParams):
+    """Twin of fdsd::TopPCandidatesParams."""
+
+    _fields_ = (
+        ("rows", SampleParams),
+        ("max_candidate_len", ctypes.c_int32),
+        *_columns("candidate_token_ids", "candidate_lens"),
+    )
+
+
 class TokenLogprobsParams(CParams):
     """Twin of fdsd::TokenLogprobsParams."""
 
@@ -53,16 +63,6 @@ class TokenLogprobsParams(CParams):
         ("num_top", ctypes.c_int32),
         *_columns("logits", "token_ids"),
         *_columns("logprobs", "ranks", "top_token_ids", "top_logprobs"),
-    )
-
-
-class VerifyDraftTokensParams(CParams):
-    """Twin of fdsd::VerifyDraftTokensParams."""
-
-    _fields_ = (
-        ("num_requests", ctypes.c_int32),
-        *_columns("sampled_token_ids", "cu_num_logits", "draft_token_ids", "cu_num_draft"),
-        *_columns("token_ids", "cu_num_output", "num_accepted"),
     )
 
 
@@ -108,10 +108,38 @@ def sample(logits: F32, batch_id_per_output: I32, positions: I32, sampling: Samp
     Raises:
         ValueError: a shape or dtype disagrees, or a parameter is out of its range.
     """
+    token_ids = np.empty(len(logits), np.int32)
+    call("sample", _sample_params(logits, batch_id_per_output, positions, sampling, token_ids))
+    return token_ids
+
+
+def top_p_candidates(
+    logits: F32, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays, max_candidate_len: int
+) -> tuple[I32, I32, I32]:
+    """See `reference.sampling.top_p_candidates`.
+
+    Raises:
+        ValueError: a shape or dtype disagrees, a parameter is out of its range, or max_candidate_len is below 1.
+    """
+    num_rows = len(logits)
+    token_ids, candidate_lens = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
+    candidate_token_ids = np.empty((num_rows, max(max_candidate_len, 0)), np.int32)
+    params = TopPCandidatesParams(
+        _sample_params(logits, batch_id_per_output, positions, sampling, token_ids),
+        max_candidate_len,
+        candidate_token_ids.ctypes.data,
+        candidate_lens.ctypes.data,
+    )
+    call("top_p_candidates", params)
+    return token_ids, candidate_token_ids, candidate_lens
+
+
+def _sample_params(
+    logits: F32, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays, token_ids: I32
+) -> SampleParams:
     num_rows, vocab_size = logits.shape
     per_request = (len(sampling.seed),)
-    token_ids = np.empty(num_rows, np.int32)
-    params = SampleParams(
+    return SampleParams(
         num_rows,
         len(sampling.seed),
         vocab_size,
@@ -125,8 +153,6 @@ def sample(logits: F32, batch_id_per_output: I32, positions: I32, sampling: Samp
         pointer("seed", sampling.seed, per_request, np.uint64),
         token_ids.ctypes.data,
     )
-    call("sample", params)
-    return token_ids
 
 
 def token_logprobs(logits: F32, token_ids: I32, num_top: int) -> tuple[F32, I32, I32, F32]:
@@ -149,27 +175,6 @@ def token_logprobs(logits: F32, token_ids: I32, num_top: int) -> tuple[F32, I32,
     )
     call("token_logprobs", params)
     return logprobs, ranks, top_token_ids, top_logprobs
-
-
-def verify_draft_tokens(sampled_token_ids: I32, cu_num_logits: I32, draft: DraftTokens) -> tuple[I32, I32, I32]:
-    """See `reference.sampling.verify_draft_tokens`.
-
-    Raises:
-        ValueError: a shape or dtype disagrees, or a request has neither drafts + 1 logits rows nor none of both.
-    """
-    num_requests = len(cu_num_logits) - 1
-    token_ids = np.empty(len(sampled_token_ids), np.int32)
-    cu_num_output, num_accepted = np.empty(num_requests + 1, np.int32), np.empty(num_requests, np.int32)
-    params = VerifyDraftTokensParams(
-        num_requests,
-        pointer("sampled_token_ids", sampled_token_ids, (int(cu_num_logits[-1]),), np.int32),
-        pointer("cu_num_logits", cu_num_logits, (num_requests + 1,), np.int32),
-        pointer("draft_token_ids", draft.token_ids, (int(draft.cu_num_draft[-1]),), np.int32),
-        pointer("cu_num_draft", draft.cu_num_draft, (num_requests + 1,), np.int32),
-        *(array.ctypes.data for array in (token_ids, cu_num_output, num_accepted)),
-    )
-    call("verify_draft_tokens", params)
-    return token_ids[: cu_num_output[-1]], cu_num_output, num_accepted
 
 
 def philox_uniform(seed: int, position: int) -> float:

@@ -90,7 +90,7 @@ def cascade_append_attention(
 ) -> Array:
     """Attend every new token of every request to the cached tokens up to and including itself.
 
-    Row i of request r has position seq_lens[r] - rows + i and sees keys 0..position:
+    Row i of request r has position seq_lens[r] - rows + i and sees keys cache.first_key..position, its own one always:
     y = softmax(scale * q . K^T) . V, query head h using KV head h / (Hq / Hkv).
 
     Args:
@@ -117,8 +117,9 @@ def cascade_append_attention(
         )
         for i, row in enumerate(rows):
             num_keys = int(length) - len(rows) + i + 1
-            scores = scale * np.einsum("hd,khd->hk", heads_of_q[row], k[:num_keys])
+            first = min(cache.first_key, num_keys - 1)
+            scores = scale * np.einsum("hd,khd->hk", heads_of_q[row], k[first:num_keys])
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
-            y[row] = np.einsum("hk,khd->hd", weights, v[:num_keys])
+            y[row] = np.einsum("hk,khd->hd", weights, v[first:num_keys])
     return narrow(y.reshape(q.shape), q.dtype)

@@ -1,4 +1,4 @@
-"""Meaning of process_logits, sample, token_logprobs and verify_draft_tokens."""
+"""Meaning of process_logits, sample, top_p_candidates and token_logprobs."""
 
 from __future__ import annotations
 
@@ -87,19 +87,68 @@ def distribution(logits: F64, sampling: SamplingArrays, r: int) -> F64:
 
     Source: top_p arXiv:1904.09751, min_p arXiv:2407.01082.
     """
-    scaled = (logits - logits.max()) / np.float64(sampling.temperature[r])
-    with np.errstate(divide="ignore"):
-        kept = scaled >= np.log(np.float64(sampling.min_p[r]))
-    order: I64 = np.argsort(-logits, kind="stable")
-    if sampling.top_k[r] > 0:
-        kept[order[sampling.top_k[r] :]] = False
-    probs: F64 = np.where(kept, np.exp(scaled), 0.0)
-    probs /= probs.sum()
+    probs, order = _before_top_p(logits, sampling, r)
     if sampling.top_p[r] < 1.0:
         before = np.cumsum(probs[order]) - probs[order]
         probs[order[before >= np.float64(sampling.top_p[r])]] = 0.0
     probs /= probs.sum()
     return probs
+
+
+def _before_top_p(logits: F64, sampling: SamplingArrays, r: int) -> tuple[F64, I64]:
+    """Probabilities f64[V] by temperature, min_p and top_k, and the ids of the kept tokens in the order."""
+    scaled = (logits - logits.max()) / np.float64(sampling.temperature[r])
+    with np.errstate(divide="ignore"):
+        kept = (scaled >= np.log(np.float64(sampling.min_p[r]))) & (logits > -np.inf)
+    order: I64 = np.argsort(-logits, kind="stable")
+    if sampling.top_k[r] > 0:
+        kept[order[sampling.top_k[r] :]] = False
+    probs: F64 = np.where(kept, np.exp(scaled), 0.0)
+    probs /= probs.sum()
+    return probs, order[kept[order]]
+
+
+def top_p_candidates(
+    logits: F32, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays, max_candidate_len: int
+) -> tuple[I32, I32, I32]:
+    """List the tokens that are plausible at each row, and draw one of them with the uniform u of (seed, position).
+
+    Candidates are the C most likely tokens that temperature, min_p and top_k leave, best first, ties to the lowest id;
+    temperature 0 leaves one. The first n are usable, n being the shortest prefix whose summed probability, rounded to
+    float32, reaches top_p. Where no prefix reaches it none is usable, or all if top_p is 1. The token drawn is the
+    first usable one at which the running sum reaches u * top_p, or else the most likely one.
+
+    Args:
+        logits: f32[L, V]; -inf forbids a token.
+        batch_id_per_output: i32[L], the request of each row.
+        positions: i32[L], absolute position of the token to draw.
+        max_candidate_len: C >= 1.
+
+    Returns:
+        token_ids i32[L]; candidate_token_ids i32[L, C], -1 past the last candidate; candidate_lens i32[L], n. A row
+        with NaN or +inf or without any finite logit has token -1 and no candidate.
+
+    Source: FastDeploy, ops top_p_candidates and verify_draft_tokens; min_p, top_k, temperature 0 and the seed are ours.
+    """
+    token_ids, lens = np.full(len(logits), -1, np.int32), np.zeros(len(logits), np.int32)
+    candidate_token_ids = np.full((len(logits), max_candidate_len), -1, np.int32)
+    for row, r in enumerate(batch_id_per_output):
+        wide = logits[row].astype(np.float64)
+        if np.isnan(wide).any() or wide.max() == np.inf or wide.max() == -np.inf:
+            continue
+        if sampling.temperature[r] == 0:
+            token_ids[row] = candidate_token_ids[row, 0] = np.argmax(wide)
+            lens[row] = 1
+            continue
+        probs, order = _before_top_p(wide, sampling, int(r))
+        candidates = order[:max_candidate_len]
+        candidate_token_ids[row, : len(candidates)] = candidates
+        sums, top_p = np.cumsum(probs[candidates]), sampling.top_p[r]
+        reaching = np.flatnonzero(sums.astype(np.float32) >= top_p)
+        lens[row] = reaching[0] + 1 if len(reaching) > 0 else len(candidates) * (top_p == 1)
+        target = philox_uniform(int(sampling.seed[r]), int(positions[row])) * np.float64(top_p)
+        token_ids[row] = candidates[np.argmax([*(sums[: lens[row]] >= target), False])]
+    return token_ids, candidate_token_ids, lens
 
 
 def token_logprobs(logits: F32, token_ids: I32, num_top: int) -> tuple[F32, I32, I32, F32]:
@@ -132,24 +181,3 @@ def token_logprobs(logits: F32, token_ids: I32, num_top: int) -> tuple[F32, I32,
         top_token_ids.astype(np.int32),
         np.take_along_axis(logprobs, top_token_ids, axis=1).astype(np.float32),
     )
-
-
-def verify_draft_tokens(sampled_token_ids: I32, cu_num_logits: I32, draft: DraftTokens) -> tuple[I32, I32, I32]:
-    """Keep each request's longest draft prefix that equals the sampled tokens, then the sampled token after it.
-
-    Args:
-        sampled_token_ids: i32[L].
-        cu_num_logits: i32[R+1]: drafts + 1 rows per request, or 0 while its prompt is unfinished.
-
-    Returns:
-        token_ids i32[O], cu_num_output i32[R+1], num_accepted i32[R].
-    """
-    outputs, accepted = [], []
-    for r in range(len(cu_num_logits) - 1):
-        sampled = sampled_token_ids[cu_num_logits[r] : cu_num_logits[r + 1]]
-        matches = sampled[: len(draft.row(r))] == draft.row(r)
-        accepted.append(int(np.cumprod(matches).sum()))
-        outputs.append(sampled[: accepted[-1] + 1])
-    cu_num_output = np.cumsum([0, *(len(output) for output in outputs)]).astype(np.int32)
-    token_ids = np.concatenate([np.zeros(0, np.int32), *outputs])
-    return token_ids.astype(np.int32), cu_num_output, np.array(accepted, np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ DECODE = [(0, 1), (14, 1), (15, 1), (16, 1), (62, 1), (63, 1), (64, 1), (510, 1)
 VERIFY = [(10, 5), (60, 8), (508, 5), (1100, 3), (0, 2)]
 PREFILL = [(0, 17), (0, 70), (50, 100), (500, 20)]
 MIXED = [(0, 0), (700, 1), (0, 33), (90, 0), (511, 6), (64, 64), (3, 1)]
+FIRST_KEYS = [1, 2, 17, 63]
 # requests, query heads, KV heads, head size, block size
 SHAPES: list[tuple[Sequence[tuple[int, int]], int, int, int, int]] = [
     ([], 2, 1, 16, 16),
@@ -74,12 +76,27 @@ def inputs() -> dict[str, dict[str, Any]]:
         for dtype in (np.float32, np.uint16):
             name = f"{i}-{np.dtype(dtype)}-{geometry[0]}:{geometry[1]}x{geometry[2]}-block{geometry[3]}"
             found[name] = batch(requests, *geometry, dtype)
+    for first_key, (requests, *geometry) in itertools.product(FIRST_KEYS, SHAPES[1:]):
+        name = f"first-key-{first_key}-{len(requests)}-{geometry[0]}:{geometry[1]}x{geometry[2]}-block{geometry[3]}"
+        found[name] = without_first_keys(batch(requests, *geometry, np.float32), first_key)
     return found
+
+
+def without_first_keys(args: dict[str, Any], first_key: int) -> dict[str, Any]:
+    """The same call with keys before first_key hidden; those that no row of their own position reads become NaN."""
+    cache, starts, lengths = args["cache"], args["query_start_loc"], args["seq_lens"]
+    k, v = cache.k.copy(), cache.v.copy()
+    for r, num_rows in enumerate(np.diff(starts)):
+        for position in range(min(first_key, int(lengths[r] - num_rows))):
+            block, offset = divmod(position, cache.block_size)
+            k[args["block_tables"][r, block], :, :, offset] = np.nan
+            v[args["block_tables"][r, block], :, offset] = np.nan
+    return {**args, "cache": KvCache(k, v, first_key)}
 
 
 def through_paddle(cache: KvCache[np.ndarray], scale: float, **kwargs: np.ndarray) -> np.ndarray:
     tensors = {name: to_paddle(array) for name, array in kwargs.items()}
-    paddle_cache = KvCache(to_paddle(cache.k), to_paddle(cache.v))
+    paddle_cache = KvCache(to_paddle(cache.k), to_paddle(cache.v), cache.first_key)
     return from_paddle(attention.cascade_append_attention(cache=paddle_cache, scale=scale, **tensors))
 
 

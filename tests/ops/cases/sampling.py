@@ -1,7 +1,8 @@
-"""Cases of process_logits, sample, token_logprobs and verify_draft_tokens."""
+"""Cases of process_logits, sample, top_p_candidates and token_logprobs."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,21 @@ def draws() -> dict[str, dict[str, Any]]:
         "positions": np.zeros(0, np.int32),
         "sampling": build_sampling_arrays(2, 0),
     }
+    return found
+
+
+def listings() -> dict[str, dict[str, Any]]:
+    """The same rows with few and many candidates, more than tokens among them; sums that just reach top_p."""
+    lengths = itertools.cycle([5, 1, 2, 40, 30000])
+    found = {name: case | {"max_candidate_len": next(lengths)} for name, case in draws().items()}
+    for top_p in (0.1, 0.3, 0.7, 0.9, 1.0):
+        found[f"ten-equal-{top_p}"] = {
+            "logits": np.zeros((6, 10), np.float32),
+            "batch_id_per_output": np.zeros(6, np.int32),
+            "positions": np.arange(6, dtype=np.int32),
+            "sampling": build_sampling_arrays(1, 6, top_p=top_p, seed=3),
+            "max_candidate_len": 8,
+        }
     return found
 
 
@@ -156,29 +172,6 @@ def logprobs() -> dict[str, dict[str, Any]]:
     return found
 
 
-def verifications() -> dict[str, dict[str, Any]]:
-    """Right, wrong and partly right drafts; requests without drafts or without logits; failed draws; no request."""
-    rng = np.random.default_rng(6)
-    found = {
-        "empty": {
-            "sampled_token_ids": np.zeros(0, np.int32),
-            "cu_num_logits": np.zeros(1, np.int32),
-            "draft": DraftTokens.none(0),
-        }
-    }
-    for case in range(30):
-        num_requests = int(rng.integers(1, 9))
-        finishes = rng.random(num_requests) < 0.8
-        num_draft = rng.integers(0, 6, num_requests) * finishes
-        num_logits = (num_draft + 1) * finishes
-        found[f"random-{case}"] = {
-            "sampled_token_ids": rng.integers(-1 if case % 3 == 0 else 0, 2, num_logits.sum()).astype(np.int32),
-            "cu_num_logits": offsets(num_logits),
-            "draft": DraftTokens(rng.integers(0, 2, num_draft.sum()).astype(np.int32), offsets(num_draft)),
-        }
-    return found
-
-
 def process_through_paddle(
     logits: np.ndarray, cu_num_logits: np.ndarray, draft: DraftTokens, sampling: SamplingArrays
 ) -> np.ndarray:
@@ -191,15 +184,19 @@ def sample_through_paddle(
     return ops.sample(to_paddle(logits), batch_id_per_output, positions, sampling)
 
 
+def candidates_through_paddle(
+    logits: np.ndarray,
+    batch_id_per_output: np.ndarray,
+    positions: np.ndarray,
+    sampling: SamplingArrays,
+    max_candidate_len: int,
+) -> tuple[np.ndarray, ...]:
+    return ops.top_p_candidates(to_paddle(logits), batch_id_per_output, positions, sampling, max_candidate_len)
+
+
 def logprobs_through_paddle(logits: np.ndarray, token_ids: np.ndarray, num_top: int) -> tuple[np.ndarray, ...]:
     found: LogprobArrays = ops.token_logprobs(to_paddle(logits), token_ids, num_top)
     return found.logprobs, found.ranks, found.top_token_ids, found.top_logprobs
-
-
-def verify_through_paddle(
-    sampled_token_ids: np.ndarray, cu_num_logits: np.ndarray, draft: DraftTokens
-) -> tuple[np.ndarray, ...]:
-    return ops.verify_draft_tokens(to_paddle(sampled_token_ids), cu_num_logits, draft)
 
 
 # The same float operations in the same order: no tolerance.
@@ -213,6 +210,9 @@ PROCESS_LOGITS = OpCases(
     atol=0.0,
 )
 SAMPLE = OpCases("sample", native.sample, reference.sample, sample_through_paddle, draws())
+TOP_P_CANDIDATES = OpCases(
+    "top_p_candidates", native.top_p_candidates, reference.top_p_candidates, candidates_through_paddle, listings()
+)
 # Weights have a relative error below 2e-7, their logarithm thus an absolute one; the result is rounded once.
 TOKEN_LOGPROBS = OpCases(
     "token_logprobs",
@@ -222,11 +222,4 @@ TOKEN_LOGPROBS = OpCases(
     logprobs(),
     rtol=1.2e-7,
     atol=3e-7,
-)
-VERIFY_DRAFT_TOKENS = OpCases(
-    "verify_draft_tokens",
-    native.verify_draft_tokens,
-    reference.verify_draft_tokens,
-    verify_through_paddle,
-    verifications(),
 )

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass
+from itertools import takewhile
 
+import numpy as np
 import pytest
 
+from fastdeploy_sd.engine.draft_tally import DraftTally
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import Proposer
-from fastdeploy_sd.types import FinishReason, Request
+from fastdeploy_sd.types import DraftSource, FinishReason, Request, RequestOutput, SchedulerOutput, Speculation
+from tests.doubles.bench import continuations
 from tests.doubles.engines import Transcript, run_to_end, toy_config, toy_info, toy_request
 from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer
 from tests.doubles.toy_executor import ToyExecutor
+from tests.doubles.toy_logprobs import toy_logprob
 from tests.doubles.toy_model import ToyModel
 
 VOCAB = 97
@@ -22,13 +28,19 @@ PROPOSERS = ("none", "oracle", "wrong", "random")
 
 @dataclass
 class Scenario:
-    """One random engine and the requests for it; everything follows from the seed."""
+    """One random engine and the requests for it; everything follows from the seed.
+
+    Attributes:
+        known: prompt and continuation by request. plans: of the steps so far.
+    """
 
     engine: Engine
     executor: ToyExecutor
     model: ToyModel
     requests: list[Request]
+    known: dict[str, list[int]]
     failing: dict[str, int]
+    plans: list[SchedulerOutput]
 
 
 def build_scenario(seed: int, proposer_name: str) -> Scenario:
@@ -38,24 +50,41 @@ def build_scenario(seed: int, proposer_name: str) -> Scenario:
     model = ToyModel(VOCAB, eos_rate=rng.choice([0.0, 0.05, 0.3]))
     chunked = rng.random() < 0.7
     budget = rng.randint(1, 24) if chunked else rng.randint(24, 40)
+    max_num_seqs = rng.randint(1, 6)
+    max_draft_tokens = min(rng.choice([1, 3, 7]), max(0, budget // max_num_seqs - 1))
+    num_lookahead_slots = rng.choice([0, 1, max_draft_tokens]) if max_draft_tokens else 0
     requests = _requests(rng, min(40, num_blocks * block_size))
+    threshold = rng.choice([0, 1, 5, 12]) if chunked else 0
     failing = {request.request_id: rng.randint(0, 3) for request in requests if rng.random() < 0.05}
-    num_drafts = rng.choice([1, 3, 7])
+    known, plans = continuations(model, requests), list[SchedulerOutput]()
+
+    def before_step(plan: SchedulerOutput) -> None:
+        num_committed = plan.num_new_tokens - np.diff(plan.draft.cu_num_draft)
+        assert threshold == 0 or num_committed.max() <= threshold, "a chunk above the threshold"
+        plans.append(plan)
+
     executor = ToyExecutor(
-        toy_info(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB),
-        _proposer(proposer_name, model, requests, seed),
+        toy_info(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            vocab_size=VOCAB,
+            max_draft_tokens=max_draft_tokens,
+            num_lookahead_slots=num_lookahead_slots,
+        ),
+        _proposer(proposer_name, known, seed),
         model=model,
         failures=failing,
+        before_step=before_step,
     )
     config = toy_config(
-        max_num_seqs=rng.randint(1, 6),
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         enable_chunked_prefill=chunked,
         enable_prefix_caching=rng.random() < 0.8,
         policy=rng.choice(["fcfs", "priority"]),
-        num_speculative_tokens=num_drafts,
+        long_prefill_token_threshold=threshold,
     )
-    return Scenario(Engine(config, executor), executor, model, requests, failing)
+    return Scenario(Engine(config, executor), executor, model, requests, known, failing, plans)
 
 
 def _requests(rng: random.Random, max_total: int) -> list[Request]:
@@ -73,29 +102,102 @@ def _requests(rng: random.Random, max_total: int) -> list[Request]:
             ignore_eos=rng.random() < 0.2,
             logprobs=rng.choice([None, None, 0, 2]),
         )
+        wish = Speculation(
+            enabled=rng.random() < 0.85,
+            method=rng.choice([None, None, "ngram", "naive"]),
+            num_speculative_tokens=rng.choice([None, None, 1, 2]),
+            num_draft_logprobs=rng.choice([None, 0, 2]),
+        )
         salt = rng.choice(["", "", "tenant"])
         requests.append(
-            toy_request(f"r{i}", prompt, max_tokens, priority=rng.randint(-1, 1), cache_salt=salt, sampling=sampling)
+            toy_request(
+                f"r{i}",
+                prompt,
+                max_tokens,
+                priority=rng.randint(-1, 1),
+                cache_salt=salt,
+                sampling=sampling,
+                speculation=wish,
+            )
         )
     return requests
 
 
-def _proposer(name: str, model: ToyModel, requests: list[Request], seed: int) -> Proposer | None:
-    continuations = {}
-    for request in requests:
-        endless = model.endless(request)
-        tail = [next(endless) for _ in range(request.max_tokens + 20)]
-        continuations[request.request_id] = [*request.prompt_token_ids.tolist(), *tail]
+def _proposer(name: str, known: dict[str, list[int]], seed: int) -> Proposer | None:
     if name == "none":
         return None
     if name == "random":
-        return RandomLengthProposer(continuations, VOCAB, seed)
-    return (OracleProposer if name == "oracle" else WrongProposer)(continuations, VOCAB)
+        return RandomLengthProposer(known, VOCAB, seed)
+    return (OracleProposer if name == "oracle" else WrongProposer)(known, VOCAB)
+
+
+class Recount:
+    """What verifications must have come to, from the plans and the known continuations alone."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.by_request = {request.request_id: DraftTally() for request in scenario.requests}
+        self.by_source: Counter[tuple[str, int, str]] = Counter()
+        self._scenario = scenario
+        self._requests = {request.request_id: request for request in scenario.requests}
+
+    def add(self, plan: SchedulerOutput, outputs: list[RequestOutput], transcript: Transcript) -> None:
+        """Count a step and check what it reported; `transcript` does not have its outputs yet."""
+        rows = {request_id: row for row, request_id in enumerate(plan.request_ids)}
+        for output in outputs:
+            name, row = output.request_id, rows[output.request_id]
+            request, drafts = self._requests[name], plan.draft.row(row).tolist()
+            if output.finish_reason is FinishReason.ERROR:
+                drafts = []
+            begin = len(request.prompt_token_ids) + len(transcript.token_ids.get(name, ()))
+            right = self._scenario.known[name][begin : begin + len(drafts)]
+            num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafts, right, strict=True)))
+            if drafts:
+                self.by_request[name].add(len(drafts), num_accepted, len(output.token_ids))
+            first = plan.draft.cu_num_draft[row]
+            sources = [] if plan.draft.sources is None else plan.draft.sources[first:].tolist()
+            for i, source in enumerate(sources[: len(drafts)]):
+                for fate, counts in (("drafted", True), ("reached", i <= num_accepted), ("accepted", i < num_accepted)):
+                    self.by_source[DraftSource(source).name.lower(), i, fate] += counts
+            self._check_logprobs(output, drafts, sources, num_accepted)
+
+    def _check_logprobs(self, output: RequestOutput, drafts: list[int], sources: list[int], num_accepted: int) -> None:
+        count = self._requests[output.request_id].speculation.num_draft_logprobs
+        if count is None:
+            assert output.draft_logprobs is None
+            return
+        assert output.draft_logprobs is not None
+        reported = [(d.draft.token_id, d.draft.logprob, d.position, d.accepted) for d in output.draft_logprobs]
+        judged = zip(drafts, sources[: len(drafts)], strict=True)
+        assert reported == [
+            (token_id, toy_logprob(token_id), i, i < num_accepted)
+            for i, (token_id, source) in enumerate(judged)
+            if source == DraftSource.MTP
+        ]
+        assert all(len(d.draft.top_token_ids) == count for d in output.draft_logprobs)
+
+    def check(self, transcript: Transcript) -> None:
+        """Compare with what the engine says, per request, per method and per source."""
+        stats, by_method = self._scenario.engine.stats(), dict[str, DraftTally]()
+        for name, tally in self.by_request.items():
+            metrics = transcript.last[name].metrics
+            assert metrics is not None
+            assert metrics.drafts == tally.counts()
+            method = self._scenario.executor.model_info.speculation.method_of(self._requests[name].speculation)
+            by_method.setdefault(method, DraftTally()).merge(tally)
+        counts = {method: tally.counts() for method, tally in by_method.items()}
+        assert stats.verifications == {method: c for method, c in counts.items() if c.num_verifications}
+        found = {
+            (source, i, fate): count
+            for source, c in stats.drafts.items()
+            for fate in ("drafted", "reached", "accepted")
+            for i, count in enumerate(getattr(c, fate))
+        }
+        assert {key: n for key, n in found.items() if n} == {key: n for key, n in self.by_source.items() if n}
 
 
 def drive(scenario: Scenario, rng: random.Random, abort_rate: float) -> tuple[Transcript, set[str]]:
     """Submit at random moments, abort at random moments, step until all is over."""
-    engine, transcript, aborted = scenario.engine, Transcript(), set[str]()
+    engine, transcript, aborted, recount = scenario.engine, Transcript(), set[str](), Recount(scenario)
     todo = list(reversed(scenario.requests))
     submitted: list[str] = []
     while todo or engine.has_work():
@@ -109,8 +211,12 @@ def drive(scenario: Scenario, rng: random.Random, abort_rate: float) -> tuple[Tr
             transcript.add(outputs)
             aborted |= {output.request_id for output in outputs}
             engine.check_integrity()
-        transcript.add(engine.step())
+        outputs = engine.step()
+        if outputs:
+            recount.add(scenario.plans[-1], outputs, transcript)
+        transcript.add(outputs)
         engine.check_integrity()
+    recount.check(transcript)
     return transcript, aborted
 
 
@@ -141,8 +247,6 @@ def check_outcome(scenario: Scenario, transcript: Transcript, aborted: set[str])
     assert stats.num_requests == sum(stats.num_finished.values()) == len(scenario.requests)
     assert stats.num_generated_tokens == sum(len(tokens) for tokens in transcript.token_ids.values())
     assert stats.num_accepted_tokens <= stats.num_draft_tokens
-    assert sum(stats.drafted_per_position) == stats.num_draft_tokens
-    assert sum(stats.accepted_per_position) == stats.num_accepted_tokens
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
@@ -157,7 +261,7 @@ def test_any_schedule_gives_the_plain_tokens(first_seed: int, proposer: str) -> 
 
 def test_the_scenarios_reach_the_rare_paths() -> None:
     """Without preemption, prefix hits, cut drafts and failures the test above would prove nothing."""
-    preemptions = hits = accepted = rejected = failures = 0
+    preemptions = hits = accepted = rejected = failures = short_of_slots = extended = 0
     for seed in range(60):
         scenario = build_scenario(seed, "random")
         drive(scenario, random.Random(seed + 1), abort_rate=0.05)
@@ -167,7 +271,9 @@ def test_the_scenarios_reach_the_rare_paths() -> None:
         accepted += stats.num_accepted_tokens
         rejected += stats.num_draft_tokens - stats.num_accepted_tokens
         failures += stats.num_finished["error"]
-    assert min(preemptions, hits, accepted, rejected, failures) >= 10
+        short_of_slots += scenario.executor.draft_layers.num_cut_drafts
+        extended += sum(stats.drafts["ngram"].drafted) if "ngram" in stats.drafts else 0
+    assert min(preemptions, hits, accepted, rejected, failures, short_of_slots, extended) >= 10
 
 
 def test_the_executor_forgets_every_request() -> None:

@@ -33,8 +33,18 @@ def with_verified(*, cu: np.ndarray, accepted: np.ndarray) -> StepResult:
     return dataclasses.replace(RESULT, verified=VerifyResult(i32(*range(cu[-1])), cu, accepted))
 
 
+def with_drafts(*, token_ids: np.ndarray | None = None, sources: list[int] | None = None) -> StepResult:
+    drafts = dataclasses.replace(
+        RESULT.drafts,
+        token_ids=RESULT.drafts.token_ids if token_ids is None else token_ids,
+        sources=None if sources is None else np.array(sources, np.int8),
+    )
+    return dataclasses.replace(RESULT, drafts=drafts)
+
+
 def test_an_answer_to_the_plan_passes() -> None:
     check_result(PLAN, RESULT)
+    check_result(PLAN, with_drafts(sources=[0, 3]))
 
 
 @pytest.mark.parametrize(
@@ -47,6 +57,10 @@ def test_an_answer_to_the_plan_passes() -> None:
         (with_verified(cu=i32(0, 4, 4), accepted=i32(3, 0)), "no more accepted than drafted"),
         (dataclasses.replace(RESULT, drafts=DraftTokens(i32(1, 2, 3), i32(0, 3, 3))), "at most .2, 0. drafts"),
         (dataclasses.replace(RESULT, drafts=DraftTokens(i32(1), i32(0, 0, 1))), "at most .2, 0. drafts"),
+        (with_drafts(sources=[1]), r"a source in 0..3 for each of 2 drafts, got \[1\]"),
+        (with_drafts(sources=[1, 4]), r"got \[1, 4\]"),
+        (with_drafts(sources=[-1, 0]), r"got \[-1, 0\]"),
+        (with_drafts(token_ids=i32(3, 4, 5)), "expected 2 drafts, got 3"),
     ],
 )
 def test_anything_else_is_refused(result: StepResult, message: str) -> None:

@@ -1,56 +1,9 @@
-"""What a plan holds: order, budget, chunks, drafts, preemption. Plans are read where the executor gets them."""
+"""What a plan holds: order, budget, chunks, preemption. Plans are read where the executor gets them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
-
-from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.spec_decode.proposer import Proposer
-from fastdeploy_sd.types import Request, SchedulerOutput
-from tests.doubles.engines import Transcript, run_to_end, toy_config, toy_info, toy_request
-from tests.doubles.proposers import OracleProposer
-from tests.doubles.toy_executor import ToyExecutor
-from tests.doubles.toy_model import ToyModel
-
-VOCAB = 97
-
-
-class Bench:
-    """An engine whose plans are kept."""
-
-    def __init__(self, *, num_blocks: int = 32, proposer: Proposer | None = None, **config: object) -> None:
-        self.plans: list[SchedulerOutput] = []
-        info = toy_info(num_blocks=num_blocks, vocab_size=VOCAB)
-        executor = ToyExecutor(info, proposer, before_step=self.plans.append)
-        self.engine = Engine(toy_config(**config), executor)  # type: ignore[arg-type]
-        self.transcript = Transcript()
-
-    def submit(self, *requests: Request) -> None:
-        for request in requests:
-            self.engine.submit(request)
-
-    def step(self) -> dict[str, int]:
-        """One step; tokens run per request, in the plan's order."""
-        num_plans = len(self.plans)
-        self.transcript.add(self.engine.step())
-        self.engine.check_integrity()
-        if len(self.plans) == num_plans:
-            return {}
-        return dict(zip(self.plans[-1].request_ids, self.plans[-1].num_new_tokens.tolist(), strict=True))
-
-    def finish(self) -> Transcript:
-        return run_to_end(self.engine, self.transcript, max_steps=500)
-
-
-def oracle(requests: Iterable[Request]) -> OracleProposer:
-    model, continuations = ToyModel(VOCAB), {}
-    for request in requests:
-        endless = model.endless(request)
-        tail = [next(endless) for _ in range(request.max_tokens + 20)]
-        continuations[request.request_id] = [*request.prompt_token_ids.tolist(), *tail]
-    return OracleProposer(continuations, VOCAB)
+from tests.doubles.bench import Bench, oracle
+from tests.doubles.engines import toy_request
 
 
 def test_decoding_requests_run_first_and_prompts_share_the_rest_in_chunks() -> None:
@@ -65,8 +18,17 @@ def test_decoding_requests_run_first_and_prompts_share_the_rest_in_chunks() -> N
     assert bench.step() == {"a": 1, "b": 1, "c": 1}
 
 
+def test_a_threshold_cuts_long_prompts_so_that_others_run_beside_them() -> None:
+    bench = Bench(long_prefill_token_threshold=6)
+    bench.submit(toy_request("a", range(2, 16)), toy_request("b", range(20, 24)))
+    assert bench.step() == {"a": 6, "b": 4}
+    assert bench.step() == {"a": 6, "b": 1}
+    assert bench.step() == {"a": 2, "b": 1}
+    assert bench.step() == {"a": 1, "b": 1}
+
+
 def test_the_head_of_the_queue_is_not_overtaken() -> None:
-    bench = Bench(num_blocks=8, max_num_batched_tokens=100)
+    bench = Bench(info={"num_blocks": 8}, max_num_batched_tokens=100)
     bench.submit(toy_request("a", range(2, 22), 4), toy_request("big", range(30, 46), 4), toy_request("c", [2], 1))
     assert bench.step() == {"a": 20}
     assert bench.step() == {"a": 1}, "c would fit, but big came first"
@@ -88,7 +50,9 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_it() -> No
 
 
 def test_without_chunked_prefill_a_request_that_outgrew_the_budget_comes_back_in_chunks() -> None:
-    bench = Bench(num_blocks=6, max_num_batched_tokens=8, enable_chunked_prefill=False, enable_prefix_caching=False)
+    bench = Bench(
+        info={"num_blocks": 6}, max_num_batched_tokens=8, enable_chunked_prefill=False, enable_prefix_caching=False
+    )
     bench.submit(toy_request("a", range(2, 6), 20), toy_request("b", range(20, 26), 12))
     transcript = bench.finish()
     assert transcript.last["b"].metrics is not None
@@ -98,7 +62,7 @@ def test_without_chunked_prefill_a_request_that_outgrew_the_budget_comes_back_in
 
 
 def test_the_latest_arrival_is_preempted_and_comes_back_as_new_with_all_its_tokens() -> None:
-    bench = Bench(num_blocks=6, enable_prefix_caching=False)
+    bench = Bench(info={"num_blocks": 6}, enable_prefix_caching=False)
     bench.submit(toy_request("a", range(2, 10), 9), toy_request("b", range(20, 28), 9))
     transcript = bench.finish()
     plan = next(plan for plan in bench.plans if plan.preempted_ids)
@@ -115,7 +79,7 @@ def test_the_latest_arrival_is_preempted_and_comes_back_as_new_with_all_its_toke
 
 
 def test_nobody_overtakes_a_request_in_the_step_that_preempted_it() -> None:
-    bench = Bench(num_blocks=6, enable_prefix_caching=False)
+    bench = Bench(info={"num_blocks": 6}, enable_prefix_caching=False)
     bench.submit(toy_request("a", range(2, 10), 9), toy_request("b", range(20, 28), 9))
     while not bench.plans or not bench.plans[-1].preempted_ids:
         bench.submit(toy_request(f"small{len(bench.plans)}", [3], 1))
@@ -127,9 +91,8 @@ def test_a_request_is_not_admitted_in_the_step_that_preempted_it() -> None:
     low = toy_request("low", range(2, 9), 12, priority=1)
     urgent = toy_request("urgent", range(40, 56), 4, priority=-1)
     bench = Bench(
-        num_blocks=6,
+        info={"num_blocks": 6, "max_draft_tokens": 4},
         proposer=oracle([low, urgent]),
-        num_speculative_tokens=4,
         policy="priority",
         max_num_batched_tokens=40,
     )
@@ -160,7 +123,7 @@ def test_priority_orders_the_queue_only_under_its_policy() -> None:
 
 
 def test_a_more_urgent_request_preempts_for_blocks_within_the_step() -> None:
-    bench = Bench(num_blocks=6, policy="priority", max_num_batched_tokens=40)
+    bench = Bench(info={"num_blocks": 6}, policy="priority", max_num_batched_tokens=40)
     bench.submit(toy_request("normal", range(2, 10), 4), toy_request("low", range(20, 28), 4, priority=1))
     assert bench.step() == {"normal": 8, "low": 8}
     bench.submit(toy_request("urgent", range(40, 52), 4, priority=-1))
@@ -171,7 +134,7 @@ def test_a_more_urgent_request_preempts_for_blocks_within_the_step() -> None:
 
 
 def test_equal_priority_never_preempts_from_the_queue() -> None:
-    bench = Bench(num_blocks=4, policy="priority", max_num_batched_tokens=40)
+    bench = Bench(info={"num_blocks": 4}, policy="priority", max_num_batched_tokens=40)
     bench.submit(toy_request("a", range(2, 14), 3), toy_request("b", range(40, 52), 3))
     assert bench.step() == {"a": 12}
     bench.finish()
@@ -184,48 +147,6 @@ def test_a_more_urgent_request_does_not_preempt_for_a_seat() -> None:
     bench.step()
     bench.submit(toy_request("urgent", [4, 5], 3, priority=-1))
     assert list(bench.step()) == ["low"]
-
-
-def test_drafts_run_as_the_last_tokens_of_a_row() -> None:
-    request = toy_request("a", range(2, 7), 20)
-    bench = Bench(proposer=oracle([request]), num_speculative_tokens=3)
-    bench.submit(request)
-    assert bench.step() == {"a": 5}
-    assert bench.plans[-1].draft.token_ids.size == 0
-    assert bench.step() == {"a": 4}
-    assert bench.plans[-1].draft.token_ids.tolist() == ToyModel(VOCAB).generate(request)[1:4]
-    assert bench.transcript.token_ids["a"] == ToyModel(VOCAB).generate(request)[:5]
-
-
-def test_max_draft_len_is_zero_inside_a_prompt_and_shrinks_towards_the_end() -> None:
-    request = toy_request("a", range(2, 22), 8)
-    bench = Bench(num_speculative_tokens=3, max_num_batched_tokens=12, max_num_seqs=3)
-    bench.submit(request)
-    bench.finish()
-    # Outputs after each step: 0, 1, 2, ... 8. The drafts after output n may be 8 - n - 1 at most.
-    assert [plan.max_draft_len.tolist() for plan in bench.plans] == [[0], [3], [3], [3], [3], [2], [1], [0], [0]]
-
-
-def test_drafts_get_an_equal_share_of_the_budget_and_starve_nobody() -> None:
-    first, *others = requests = [toy_request(name, [2, 3, 4], 40) for name in "abcd"]
-    bench = Bench(proposer=oracle(requests), num_speculative_tokens=7, max_num_batched_tokens=13, max_num_seqs=4)
-    bench.submit(first)
-    bench.step()
-    assert bench.plans[-1].max_draft_len.tolist() == [2]
-    bench.submit(*others)
-    assert bench.step() == {"a": 3, "b": 3, "c": 3, "d": 3}
-    assert bench.step() == {"a": 3, "b": 3, "c": 3, "d": 3}
-    assert np.diff(bench.plans[-1].draft.cu_num_draft).tolist() == [2, 2, 2, 2]
-
-
-def test_a_missing_block_shortens_the_draft_and_preempts_nobody() -> None:
-    requests = [toy_request("a", range(2, 7), 12), toy_request("b", range(20, 27), 4)]
-    bench = Bench(num_blocks=4, proposer=oracle(requests), num_speculative_tokens=7, max_num_batched_tokens=40)
-    bench.submit(*requests)
-    assert bench.step() == {"a": 5, "b": 7}
-    # a: 6 tokens in 2 blocks of 4, 7 drafts wanted, no block left: 2 fit. b has 8 tokens in 2 blocks: no draft fits.
-    assert bench.step() == {"a": 3, "b": 1}
-    assert bench.plans[-1].preempted_ids == ()
 
 
 def test_a_prefix_hit_advances_the_start() -> None:

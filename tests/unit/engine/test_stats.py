@@ -5,8 +5,10 @@ import json
 
 import numpy as np
 
-from fastdeploy_sd.engine.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram, StatsRecorder
-from fastdeploy_sd.types import FinishReason, RequestMetrics
+from fastdeploy_sd.engine.draft_tally import DraftTally
+from fastdeploy_sd.engine.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram, SourceCounts
+from fastdeploy_sd.engine.stats_recorder import StatsRecorder
+from fastdeploy_sd.types import DraftCounts, DraftSource, DraftTokens, FinishReason, RequestMetrics
 
 
 def test_a_fresh_recorder_gives_the_default_snapshot() -> None:
@@ -15,10 +17,10 @@ def test_a_fresh_recorder_gives_the_default_snapshot() -> None:
 
 def test_a_snapshot_is_plain_numbers() -> None:
     stats = StatsRecorder()
-    stats.record_verification(np.array([2], np.int32), np.array([1], np.int32), 2)
+    stats.record_drafts(drafts(2), np.array([1], np.int32), np.array([True]))
     stats.record_prefix_lookup(8, 4)
     snapshot = dataclasses.asdict(stats.snapshot())
-    assert json.loads(json.dumps(snapshot))["accepted_per_position"] == [1]
+    assert json.loads(json.dumps(snapshot))["drafts"]["custom"]["accepted"] == [1, 0]
 
 
 def test_a_value_on_a_bound_belongs_to_its_bucket() -> None:
@@ -57,12 +59,36 @@ def test_a_clock_set_back_gives_no_negative_time() -> None:
     )
 
 
-def test_verification_is_counted_per_position() -> None:
-    stats = StatsRecorder()
-    stats.record_verification(np.array([3, 1], np.int32), np.array([2, 0], np.int32), 4)
-    stats.record_verification(np.array([2], np.int32), np.array([2], np.int32), 3)
-    snapshot = stats.snapshot()
-    assert snapshot.drafted_per_position == (3, 2, 1)
-    assert snapshot.accepted_per_position == (2, 2)
-    assert (snapshot.num_draft_tokens, snapshot.num_accepted_tokens, snapshot.num_emitted_tokens) == (6, 4, 7)
-    assert snapshot.num_verified_rows == 3
+def drafts(*lengths: int, sources: tuple[int, ...] | None = None) -> DraftTokens:
+    cu_num_draft = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    token_ids = np.zeros(cu_num_draft[-1], np.int32)
+    return DraftTokens(token_ids, cu_num_draft, None if sources is None else np.array(sources, np.int8))
+
+
+def test_drafts_are_counted_by_source_and_position() -> None:
+    stats, mtp, ngram = StatsRecorder(), int(DraftSource.MTP), int(DraftSource.NGRAM)
+    # Rows: 1 of 3 accepted, no drafts, 2 of 2 accepted, a failed one.
+    step = drafts(3, 0, 2, 1, sources=(mtp, ngram, ngram, mtp, ngram, mtp))
+    stats.record_drafts(step, np.array([1, 0, 2, 0], np.int32), np.array([True, True, True, False]))
+    stats.record_drafts(drafts(1, sources=(mtp,)), np.array([0], np.int32), np.array([True]))
+    assert stats.snapshot().drafts == {
+        "mtp": SourceCounts(drafted=(3,), reached=(3,), accepted=(2,)),
+        "ngram": SourceCounts(drafted=(0, 2, 1), reached=(0, 2, 0), accepted=(0, 1, 0)),
+    }
+
+
+def test_verifications_are_counted_by_method_while_requests_run_and_after() -> None:
+    stats, ended, running, idle = StatsRecorder(), DraftTally(), DraftTally(), DraftTally()
+    ended.add(3, 2, 3)
+    ended.add(3, 0, 1)
+    ended.add(1, 1, 1)
+    stats.record_tally("mtp", ended)
+    running.add(2, 2, 3)
+    snapshot = stats.snapshot([("mtp", running), ("ngram", running), ("suffix", idle)])
+    assert snapshot.verifications == {
+        "mtp": DraftCounts(4, 8, drafted=(4, 3, 2), reached=(4, 2, 1), accepted=(3, 2, 0)),
+        "ngram": DraftCounts(1, 3, drafted=(1, 1), reached=(1, 1), accepted=(1, 1)),
+    }
+    assert (snapshot.num_draft_tokens, snapshot.num_accepted_tokens) == (11, 7)
+    assert (snapshot.num_emitted_tokens, snapshot.num_verified_rows) == (11, 5)
+    assert stats.snapshot().verifications["mtp"].num_verifications == 3, "a snapshot changes nothing"

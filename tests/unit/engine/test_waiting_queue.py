@@ -4,11 +4,12 @@ import random
 
 from fastdeploy_sd.engine.request_state import RequestState
 from fastdeploy_sd.engine.waiting_queue import WaitingQueue
+from fastdeploy_sd.types import SpeculationInfo
 from tests.doubles.engines import toy_request
 
 
 def waiting(name: str, key: tuple[int, int], num_prompt: int = 1) -> RequestState:
-    return RequestState(toy_request(name, [2] * num_prompt), key, now=1.0)
+    return RequestState(toy_request(name, [2] * num_prompt), key, 1.0, SpeculationInfo())
 
 
 def test_the_lowest_key_is_next() -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,8 @@ import pytest
 from fastdeploy_sd.errors import BadRequest, ConfigError, InternalError, Unavailable
 from fastdeploy_sd.llm import LLM
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import ModelInfo, Request, SchedulerOutput
+from fastdeploy_sd.types import ModelInfo, Request, SchedulerOutput, Speculation, SpeculationInfo
+from tests.doubles.proposers import OracleProposer
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import ToyModel
 from tests.unit.entrypoints.vocabularies import GOLDEN, golden_tokenizer
@@ -117,6 +119,56 @@ def test_a_stop_string_ends_the_engines_request(load: Load) -> None:
     assert len(executor.known_request_ids) <= 1, "the stopped request is gone"
 
 
+def speculating(*prompts: list[int]) -> ToyExecutor:
+    """An executor with three drafts per step, always right, for these prompts in the order they are sent."""
+    info = replace(INFO, speculation=SpeculationInfo("mtp", ("naive", "ngram", "mtp"), 3))
+    return ToyExecutor(
+        info,
+        OracleProposer({f"llm-{i}": prompt + toy_tokens(prompt, 40) for i, prompt in enumerate(prompts)}, 4096),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wish", "num_verifications", "num_positions"),
+    [
+        (None, 2, 3),
+        ({"num_speculative_tokens": 1}, 4, 1),
+        (Speculation(method="ngram"), 2, 3),
+        ({"enabled": False}, 0, 0),
+        (Speculation(enabled=False), 0, 0),
+    ],
+)
+def test_speculation_of_a_call(load: Load, wish: Any, num_verifications: int, num_positions: int) -> None:
+    llm, _ = load(speculating([5, 6]))
+    params = SamplingParams(temperature=0.0, max_tokens=9)
+    [output] = llm.generate(prompt_token_ids=[5, 6], sampling_params=params, speculation=wish)
+    assert list(output.outputs[0].token_ids) == toy_tokens([5, 6], 9)
+    assert output.metrics is not None
+    drafts = output.metrics.drafts
+    assert (drafts.num_verifications, len(drafts.drafted)) == (num_verifications, num_positions)
+    assert drafts.accepted == drafts.drafted
+
+
+def test_drafts_of_a_completion_that_a_stop_string_ends_are_counted(load: Load) -> None:
+    llm, _ = load(speculating([5, 6]))
+    stop = TOKENIZER.decode(toy_tokens([5, 6], 7)[5:], skip_hidden=True)
+    params = SamplingParams(temperature=0.0, max_tokens=20, stop=(stop,))
+    [output] = llm.generate(prompt_token_ids=[5, 6], sampling_params=params)
+    assert output.outputs[0].stop_reason == stop
+    assert output.metrics is not None
+    assert output.metrics.drafts.num_verifications == 2
+
+
+def test_speculation_of_a_chat(load: Load) -> None:
+    conversation = [{"role": "user", "content": "hi"}]
+    [plain] = load()[0].chat(conversation, GREEDY)
+    llm, _ = load(speculating(plain.prompt_token_ids))
+    [output] = llm.chat(conversation, GREEDY, speculation={"num_speculative_tokens": 2})
+    assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert output.metrics is not None
+    assert output.metrics.drafts.drafted == (2, 1), "then max_tokens leaves room for one"
+
+
 def test_more_prompts_than_the_queue_holds(load: Load) -> None:
     llm, _ = load(max_num_queued_requests=2, max_num_seqs=2)
     outputs = llm.generate([f"prompt {i}" for i in range(9)], GREEDY)
@@ -135,6 +187,9 @@ def test_more_prompts_than_the_queue_holds(load: Load) -> None:
         (lambda llm: llm.chat(["x"]), "messages: expected maps with role and content"),
         (lambda llm: llm.chat([{"role": "user", "contents": "x"}]), "unknown key 'contents' .did you mean 'content'"),
         (lambda llm: llm.chat([{"role": "user", "content": 5}]), "messages: content: expected text, got 5"),
+        (lambda llm: llm.generate("x", speculation="ngram"), "speculation: expected a map, got 'ngram'"),
+        (lambda llm: llm.generate("x", speculation={"methd": "x"}), "speculation.methd: unknown field .did you mean"),
+        (lambda llm: llm.generate("x", speculation=Speculation(method="ngram")), "started without speculation"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(load: Load, call: Callable[[LLM], Any], message: str) -> None:

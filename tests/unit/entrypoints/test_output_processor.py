@@ -14,7 +14,7 @@ from fastdeploy_sd.entrypoints.text.completion import Completion, CompletionColl
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
 from fastdeploy_sd.errors import InternalError, Unavailable
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprob
+from fastdeploy_sd.types import DraftLogprob, FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprob
 from tests.unit.entrypoints.vocabularies import golden_tokenizer
 
 TOKENIZER = golden_tokenizer()
@@ -125,3 +125,18 @@ def test_metrics_are_the_engines_or_this_sides_clock() -> None:
     assert cut.metrics is not None
     assert cut.metrics.first_scheduled_time == 0.0
     assert cut.metrics.finished_time >= cut.metrics.first_token_time > 0.0
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop", "num_kept"), [(None, (), 5), (FinishReason.LENGTH, (), 4), (None, ("ef",), 1)]
+)
+def test_drafts_behind_the_last_token_go_with_it(
+    reason: FinishReason | None, stop: tuple[str, ...], num_kept: int
+) -> None:
+    drafts = tuple(DraftLogprob(TokenLogprob(t, -1.0, 1), i, i < 3) for i, t in enumerate([*IDS[:3], 5, 6]))
+    processor = OutputProcessor(request(stop=stop), TOKENIZER)
+    delta = processor.process(RequestOutput("r", tuple(IDS[:4]), None, reason, draft_logprobs=drafts))
+    assert delta.draft_logprobs == drafts[:num_kept]
+    offsets = [len(TOKENIZER.decode(IDS[:i], skip_hidden=True)) for i in range(5)]
+    assert delta.draft_text_offsets == tuple(offsets[:num_kept])
+    assert OutputProcessor(request(), TOKENIZER).process(RequestOutput("r", (IDS[0],))).draft_logprobs is None

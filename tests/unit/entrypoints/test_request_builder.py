@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.request_builder import MAX_STOP_CHARS, RequestBuilder, RequestOptions
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.sampling_params import SEED_LIMIT, SamplingParams
-from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.types import ModelInfo, Speculation, SpeculationInfo
 from tests.unit.entrypoints.vocabularies import golden_tokenizer
 
 INFO = ModelInfo("m", vocab_size=4096, max_model_len=32, eos_token_ids=(2, 7), block_size=16, num_blocks=8)
@@ -72,3 +74,13 @@ def test_a_prompt_that_just_fits_is_taken() -> None:
 def test_priority_must_fit_its_message() -> None:
     with pytest.raises(BadRequest, match="priority: expected a 32-bit signed integer"):
         BUILDER.build([5], SamplingParams(), RequestOptions("id", priority=1 << 31))
+
+
+def test_every_sequence_is_drafted_for_as_asked() -> None:
+    info = replace(INFO, speculation=SpeculationInfo("mtp", ("naive", "ngram", "mtp"), 4))
+    builder = RequestBuilder(PromptEncoder(golden_tokenizer()), info)
+    options = RequestOptions("id", speculation={"method": "ngram", "num_speculative_tokens": 2})
+    requests = builder.build([5], SamplingParams(n=2), options)
+    assert [r.speculation for r in requests] == [Speculation(method="ngram", num_speculative_tokens=2)] * 2
+    with pytest.raises(BadRequest, match="started without speculation"):
+        BUILDER.build([5], SamplingParams(), options)

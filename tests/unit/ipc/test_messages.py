@@ -12,11 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdeploy_sd import errors
-from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.engine.stats import EngineStats, SourceCounts
 from fastdeploy_sd.ipc import messages as m
 from fastdeploy_sd.ipc.codec import ProtocolError, codec_of
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestMetrics, RequestOutput, TokenLogprob
+from fastdeploy_sd.types import (
+    DraftCounts,
+    DraftLogprob,
+    FinishReason,
+    ModelInfo,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+    Speculation,
+    SpeculationInfo,
+    TokenLogprob,
+)
 
 REQUEST = Request(
     "chat-1",
@@ -29,6 +40,7 @@ REQUEST = Request(
     priority=-3,
     arrival_time=1.25,
     cache_salt="tenant",
+    speculation=Speculation(method="ngram", num_speculative_tokens=3, num_draft_logprobs=0),
 )
 OUTPUT = RequestOutput(
     "chat-1",
@@ -37,7 +49,11 @@ OUTPUT = RequestOutput(
     FinishReason.STOP,
     stop_reason=5,
     num_cached_tokens=64,
-    metrics=RequestMetrics(1.0, 2.0, 3.0, 4.0, 5),
+    metrics=RequestMetrics(1.0, 2.0, 3.0, 4.0, 5, DraftCounts(4, 10, (4, 3), (4, 2), (2, 1))),
+    draft_logprobs=(
+        DraftLogprob(TokenLogprob(4, -0.25, 1, (4, 9), (-0.25, -1.5)), 0, True),
+        DraftLogprob(TokenLogprob(8, -2.0, 3), 1, False),
+    ),
 )
 FAILED = RequestOutput("b", (), finish_reason=FinishReason.ERROR, error=("InternalError", "why"))
 MESSAGES: tuple[m.Message, ...] = (
@@ -46,10 +62,19 @@ MESSAGES: tuple[m.Message, ...] = (
     m.Abort((7, 8)),
     m.StatsRequest(3),
     m.Bye(),
-    m.Ready(ModelInfo("m", 100, 4096, (1, 2), 64, 10)),
+    m.Ready(ModelInfo("m", 100, 4096, (1, 2), 64, 10, SpeculationInfo("mtp", ("naive", "mtp"), 4, 1, True, True))),
     m.Outputs((7, 8), (OUTPUT, FAILED)),
     m.Rejected(7, m.WireError.of(errors.Overloaded("full", retry_after_s=9))),
-    m.StatsReply(3, EngineStats(num_requests=5, timings_ms={"forward": 1.5}, drafted_per_position=(3, 1))),
+    m.StatsReply(
+        3,
+        EngineStats(
+            num_requests=5,
+            timings_ms={"forward": 1.5},
+            drafts={"ngram": SourceCounts((3, 1), (3, 1), (1, 0))},
+            verifications={"mtp": DraftCounts(3, 4, (3, 1), (3, 1), (1, 0))},
+            speculation=SpeculationInfo("mtp", ("naive", "mtp"), 4, 1),
+        ),
+    ),
     m.Drain(),
     m.Fault("what"),
     m.EngineDead("why"),
@@ -125,7 +150,7 @@ def _with_body(body: object) -> bytes:
     "frame",
     [
         b"",
-        b"\x02" + FRAMES[0][1:],  # another version
+        b"\x01" + FRAMES[0][1:],  # another version
         FRAMES[0] + b"\x00",  # trailing bytes
         _with_body([99]),  # unknown tag
         _with_body([True, 1]),  # a bool is no tag
@@ -136,7 +161,7 @@ def _with_body(body: object) -> bytes:
         _with_body([17, [1], []]),  # handles without outputs
         _with_body({"tag": 1}),
         _with_body([1, [[[[]]]] * 3]),
-        b"\x01" + b"\x91" * 5000 + b"\x01",  # deeper than any parser should follow
+        FRAMES[0][:1] + b"\x91" * 5000 + b"\x01",  # deeper than any parser should follow
     ],
     ids=repr,
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastdeploy_sd.engine.stats import EngineStats, Histogram
+from fastdeploy_sd.engine.stats import EngineStats, Histogram, SourceCounts
 from fastdeploy_sd.metrics import render_metrics
+from fastdeploy_sd.types import DraftCounts, SpeculationInfo
 from tests.doubles.engines import run_to_end, toy_config, toy_info, toy_request
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -37,12 +38,15 @@ STATS = EngineStats(
     num_prefix_hits=2,
     num_prefix_query_tokens=400,
     num_prefix_hit_tokens=100,
-    num_draft_tokens=12,
-    num_accepted_tokens=6,
-    num_emitted_tokens=11,
-    num_verified_rows=5,
-    drafted_per_position=(5, 4, 3, 0),
-    accepted_per_position=(4, 2, 0, 0),
+    drafts={
+        "mtp": SourceCounts((5, 4), (5, 4), (4, 1)),
+        "ngram": SourceCounts((0, 0, 2, 1), (0, 0, 1, 0), (0, 0, 1, 0)),
+    },
+    verifications={
+        "mtp": DraftCounts(4, 9, (4, 3, 2, 1), (4, 3, 1, 0), (3, 1, 1, 0)),
+        "ngram": DraftCounts(1, 2, (1, 1), (1, 1), (1, 0)),
+    },
+    speculation=SpeculationInfo("mtp", ("naive", "mtp"), 4, 2, lossy=True),
     timings_ms={"forward": 1500.0},
     num_running=3,
     num_waiting=2,
@@ -77,7 +81,10 @@ STATS = EngineStats(
         ("fastdeploy:spec_decode_efficiency", 11 / (12 + 5)),
         ("fastdeploy:spec_decode_num_emitted_tokens_total", 11),
         ("fastdeploy:spec_decode_draft_single_head_acceptance_rate_0", 4 / 5),
-        ("fastdeploy:spec_decode_draft_single_head_acceptance_rate_2", 0.0),
+        ("fastdeploy:spec_decode_draft_single_head_acceptance_rate_1", 1 / 4),
+        ("fastdeploy:spec_decode_draft_single_head_acceptance_rate_2", 1.0),
+        ("fastdeploy_sd:spec_decode_mean_acceptance_length", 11 / 5),
+        ("fastdeploy_sd:spec_decode_verifications_total", 5),
     ],
 )
 def test_values(name: str, expected: float) -> None:
@@ -89,8 +96,27 @@ def test_labelled_values() -> None:
     assert _value(samples, "fastdeploy_sd:requests_finished_total", reason="abort") == 1
     assert _value(samples, "fastdeploy_sd:step_time_seconds_total", phase="forward") == 1.5
     assert _value(samples, "fastdeploy_sd:kv_cache_blocks", state="used") == 20
-    assert _value(samples, "fastdeploy_sd:spec_decode_accepted_tokens_at_total", position="1") == 2
     assert _value(samples, "fastdeploy:cache_config_info", block_size="64", num_gpu_blocks="100") == 1
+
+
+def test_drafts_are_counted_by_method_and_by_source() -> None:
+    samples, name = _samples(STATS), "fastdeploy_sd:spec_decode"
+    assert _value(samples, f"{name}_draft_tokens_by_method_total", method="mtp", position="1") == 3
+    assert _value(samples, f"{name}_reached_tokens_by_method_total", method="mtp", position="3") == 0
+    assert _value(samples, f"{name}_accepted_tokens_by_method_total", method="ngram", position="0") == 1
+    assert _value(samples, f"{name}_draft_tokens_by_source_total", source="ngram", position="2") == 2
+    assert _value(samples, f"{name}_reached_tokens_by_source_total", source="ngram", position="2") == 1
+    assert _value(samples, f"{name}_accepted_tokens_by_source_total", source="mtp", position="1") == 1
+    assert _value(samples, f"{name}_emitted_tokens_by_method_total", method="mtp") == 9
+    assert _value(samples, f"{name}_verifications_by_method_total", method="ngram") == 1
+    assert _value(samples, f"{name}_mean_acceptance_length_by_method", method="mtp") == 9 / 4
+    assert _value(samples, f"{name}_config_info", method="mtp", num_speculative_tokens="4", lossy="true") == 1
+
+
+def test_a_server_without_drafts_says_so() -> None:
+    samples, name = _samples(EngineStats()), "fastdeploy_sd:spec_decode"
+    assert _value(samples, f"{name}_config_info", method="naive", num_speculative_tokens="0", lossy="false") == 1
+    assert not [key for key in samples if "acceptance" in key[0] or "_by_" in key[0]]
 
 
 @pytest.mark.parametrize(
@@ -130,3 +156,26 @@ def test_a_real_engines_numbers_add_up() -> None:
     assert _value(samples, "fastdeploy:e2e_request_latency_seconds_count") == 5
     assert _value(samples, "fastdeploy:request_generation_tokens_sum") == 30
     assert _value(samples, "fastdeploy:gpu_cache_usage_perc") == 0
+
+
+def test_a_speculating_engines_numbers_add_up() -> None:
+    from tests.doubles.bench import Bench, oracle
+
+    requests = [toy_request(name, [3, 4, 5], max_tokens=9) for name in "ab"]
+    bench = Bench(info={"max_draft_tokens": 3}, proposer=oracle(requests))
+    bench.submit(*requests)
+    bench.finish()
+    samples = _samples(bench.engine.stats())
+    # Each request: 1 token, then 3 drafts and a bonus, twice.
+    assert _value(samples, "fastdeploy:spec_decode_num_draft_tokens_total") == 12
+    assert _value(samples, "fastdeploy:spec_decode_num_accepted_tokens_total") == 12
+    assert _value(samples, "fastdeploy:spec_decode_num_emitted_tokens_total") == 16
+    assert _value(samples, "fastdeploy:spec_decode_draft_acceptance_rate") == 1
+    assert _value(samples, "fastdeploy:spec_decode_efficiency") == 1
+    assert _value(samples, "fastdeploy_sd:spec_decode_mean_acceptance_length") == 4
+    by_method = [
+        value
+        for (name, labels), value in samples.items()
+        if name == "fastdeploy_sd:spec_decode_draft_tokens_by_method_total" and ("method", "ngram") in labels
+    ]
+    assert by_method == [4, 4, 4]

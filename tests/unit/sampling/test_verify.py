@@ -112,16 +112,59 @@ def test_greedy_takes_the_most_likely_token_at_any_temperature() -> None:
     assert result.token_ids.tolist() == [int(np.argmax(logits_after(h))) for h in histories]
 
 
+def test_greedy_output_does_not_depend_on_the_drafts(plain: list[list[int]]) -> None:
+    outputs = [
+        Decoding(PROMPTS, ALL_COLUMNS, rule=VerifyRule("greedy")).run(20, drafter)
+        for drafter in (lambda tokens: [], lambda tokens: [int(np.argmax(logits_after(tokens))), 3])
+    ]
+    assert outputs[0] == outputs[1]
+    assert outputs[0] != [output[:20] for output in plain]
+
+
 @pytest.mark.parametrize(
-    ("strategy", "message"),
+    ("fields", "message"),
     [
-        ("topp", "verify_strategy: 'topp' is not supported yet"),
-        ("greddy", r"expected target_match or greedy, got 'greddy' \(did you mean 'greedy'\?\)"),
+        (("greddy",), r"verify_strategy: expected target_match or .*, got 'greddy' \(did you mean 'greedy'\?\)"),
+        (("topp", "accept-all"), r"accept_policy: expected normal .*\(did you mean 'accept_all'\?\)"),
+        (("topp", "normal", 0), "max_candidate_len: expected >= 1, got 0"),
+        (("topp", "normal", 5, -1), "verify_window: expected >= 0, got -1"),
     ],
 )
-def test_other_strategies_are_refused(strategy: str, message: str) -> None:
+def test_rules_that_mean_nothing_are_refused(fields: tuple, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Decoding([[1]], {}, rule=VerifyRule(strategy)).step([[]])
+        VerifyRule(*fields)
+
+
+@pytest.mark.parametrize(
+    ("rule", "lossy"),
+    [
+        (VerifyRule(), False),
+        (VerifyRule(accept_policy="reject_all"), False),
+        (VerifyRule(accept_policy="accept_all"), True),
+        (VerifyRule("greedy"), True),
+        (VerifyRule("topp"), True),
+    ],
+)
+def test_only_target_match_that_looks_at_drafts_or_drops_them_is_lossless(rule: VerifyRule, lossy: bool) -> None:
+    assert rule.is_lossy == lossy
+
+
+def test_reject_all_gives_plain_decoding_one_token_per_step(plain: list[list[int]]) -> None:
+    decoding = Decoding(PROMPTS, ALL_COLUMNS, rule=VerifyRule(accept_policy="reject_all"))
+    for _ in range(6):
+        result, _ = decoding.step([oracle(plain, 3)(tokens) for tokens in decoding.tokens])
+        assert result.num_accepted.tolist() == [0] * len(PROMPTS)
+    assert decoding.outputs() == [output[:6] for output in plain]
+
+
+@pytest.mark.parametrize("strategy", ["target_match", "greedy", "topp"])
+def test_accept_all_emits_the_drafts_whatever_they_are(plain: list[list[int]], strategy: str) -> None:
+    decoding = Decoding(PROMPTS, ALL_COLUMNS, rule=VerifyRule(strategy, "accept_all"))
+    drafts = [wrong(plain, 3)(tokens) for tokens in decoding.tokens]
+    result, failed = decoding.step(drafts)
+    assert failed == ()
+    assert [result.row(r)[:-1].tolist() for r in range(len(PROMPTS))] == drafts
+    assert result.num_accepted.tolist() == [3] * len(PROMPTS)
 
 
 def break_after(broken: tuple[int, ...]) -> object:
@@ -141,6 +184,28 @@ def test_a_broken_used_row_fails_its_request_only(plain: list[list[int]]) -> Non
     assert result.num_accepted.tolist() == [2, 0, 2]
     assert result.cu_num_output.tolist() == [0, 3, 3, 6]
     assert result.token_ids.tolist() == [*plain[0][:3], *plain[2][:3]]
+
+
+@pytest.mark.parametrize("strategy", ["target_match", "greedy", "topp"])
+@pytest.mark.parametrize(("policy", "num_used"), [("normal", 3), ("accept_all", 4), ("reject_all", 1)])
+@pytest.mark.parametrize("broken", range(4))
+def test_a_broken_row_fails_its_request_where_it_is_used(
+    strategy: str, policy: str, num_used: int, broken: int
+) -> None:
+    """Greedy requests with drafts right, right, wrong: rows 0, 1 and 2 are used, or all or one without a judgement."""
+    prompts, zero = [[1, 2], [5], [9]], {"temperature": np.zeros(3)}
+    right = Decoding(prompts, zero).run(4, lambda tokens: [])
+    drafts = [[a, b, (c + 1) % VOCAB] for a, b, c, _ in right]
+    rule = VerifyRule(strategy, policy)
+    whole, _ = Decoding(prompts, zero, rule=rule).step(drafts)
+    history = (*prompts[1], *drafts[1][:broken])
+    result, failed = Decoding(prompts, zero, rule=rule, logits_of=break_after(history)).step(drafts)
+    is_used = broken < num_used
+    assert failed == ((1,) if is_used else ())
+    for r in range(3):
+        expected = [] if is_used and r == 1 else whole.row(r).tolist()
+        assert result.row(r).tolist() == expected
+        assert result.num_accepted[r] == max(0, len(expected) - 1)
 
 
 def test_a_broken_row_after_a_rejected_draft_is_not_used(plain: list[list[int]]) -> None:

@@ -89,7 +89,6 @@ class ChatCompletionBody(GenerationBody):
     chat_template: NotSupported = None
     reasoning_max_tokens: NotSupported = None
     response_max_tokens: NotSupported = None
-    include_draft_logprobs: NotSupported = None
     max_streaming_response_tokens: NotSupported = None
     completion_token_ids: NotSupported = None
     mm_hashes: NotSupported = None

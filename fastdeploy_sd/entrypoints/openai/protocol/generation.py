@@ -47,6 +47,20 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
+class SpeculationOptions(Body):
+    """How this request is drafted for; values are checked in text/speculation.py.
+
+    Attributes:
+        enabled: false = plain decoding.
+        method: one of those the server has loaded.
+        num_speculative_tokens: drafts per step at most.
+    """
+
+    enabled: Any = None
+    method: Any = None
+    num_speculative_tokens: Any = None
+
+
 class GenerationBody(Body):
     """Fields that chat and text completions share.
 
@@ -57,6 +71,8 @@ class GenerationBody(Body):
         cache_salt: prompts share cached prefixes only with the same salt.
         return_token_ids: add prompt_token_ids and completion_token_ids to each choice.
         collect_metrics: add `metrics` to each choice.
+        speculation: None = as the server is configured.
+        include_draft_logprobs: add `draft_logprobs` to each choice; needs logprobs.
         user .. prompt_cache_retention: accepted and of no effect.
     """
 
@@ -87,6 +103,8 @@ class GenerationBody(Body):
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     return_token_ids: bool | None = None
     collect_metrics: bool | None = None
+    speculation: SpeculationOptions | None = None
+    include_draft_logprobs: bool | None = None
 
     user: Ignored = None
     metadata: Ignored = None
@@ -122,6 +140,24 @@ class GenerationBody(Body):
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options: expected only with stream true, got stream false", param="stream_options")
         return self
+
+    def speculation_wish(self, params: SamplingParams) -> dict[str, Any]:
+        """Return what was said about drafting, as fields of Speculation by name.
+
+        Args:
+            params: of this body; as many alternatives are reported for drafts as for tokens.
+
+        Raises:
+            BadRequest: log-probabilities of drafts are asked for, but none of tokens.
+        """
+        given = {} if self.speculation is None else self.speculation.model_dump(exclude_none=True)
+        if not self.include_draft_logprobs:
+            return given
+        if params.logprobs is None:
+            raise BadRequest(
+                "include_draft_logprobs: expected only with logprobs, got none", param="include_draft_logprobs"
+            )
+        return {**given, "num_draft_logprobs": params.logprobs}
 
     def _build_sampling_params(self, max_tokens: int | None, logprobs: object) -> SamplingParams:
         values = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}

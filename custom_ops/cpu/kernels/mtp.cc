@@ -1,0 +1,176 @@
+#include "fdsd/mtp.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "offsets.h"
+#include "thread_pool.h"
+
+namespace fdsd {
+namespace FDSD_ISA {
+namespace {
+
+// Rows copied per task: small rows would otherwise cost more to hand out than to copy.
+constexpr int64_t kCopyBytesPerTask = 1 << 18;
+
+const char* RowAt(const void* rows, int64_t index, int64_t row_bytes) {
+  return static_cast<const char*>(rows) + index * row_bytes;
+}
+char* RowAt(void* rows, int64_t index, int64_t row_bytes) { return static_cast<char*>(rows) + index * row_bytes; }
+
+// y[i] = *sources[i], a null source being zeros.
+void CopyRows(const char* const* sources, int32_t num_rows, int64_t row_bytes, void* y) {
+  const int64_t rows_per_task = std::max<int64_t>(1, kCopyBytesPerTask / std::max<int64_t>(1, row_bytes));
+  ParallelFor((num_rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
+    const int64_t end = std::min<int64_t>(num_rows, (task + 1) * rows_per_task);
+    for (int64_t i = task * rows_per_task; i < end; ++i) {
+      char* row = RowAt(y, i, row_bytes);
+      if (sources[i] == nullptr) {
+        std::memset(row, 0, static_cast<size_t>(row_bytes));
+      } else {
+        std::memcpy(row, sources[i], static_cast<size_t>(row_bytes));
+      }
+    }
+  });
+}
+
+// One request of a pass.
+class MtpRow {
+ public:
+  MtpRow(const MtpPreprocessParams& p, int32_t r)
+      : p_(p),
+        r_(r),
+        tokens_(p.token_table + static_cast<int64_t>(p.slots[r]) * p.max_tokens_per_row),
+        blocks_(p.block_table + static_cast<int64_t>(p.slots[r]) * p.max_blocks) {}
+
+  int32_t begin() const { return p_.begin[r_]; }
+  int32_t end() const { return p_.end[r_]; }
+  int32_t num_draft() const { return p_.cu_num_draft[r_ + 1] - p_.cu_num_draft[r_]; }
+
+  int32_t TokenAt(int32_t slot) const {
+    const int32_t committed = p_.num_committed[r_];
+    return slot < committed ? tokens_[slot] : p_.draft_token_ids[p_.cu_num_draft[r_] + slot - committed];
+  }
+
+  int64_t KvSlot(int32_t slot) const {
+    return static_cast<int64_t>(blocks_[slot / p_.block_size]) * p_.block_size + slot % p_.block_size;
+  }
+
+  // The hidden row of a position, nullptr for zeros.
+  const char* HiddenAt(int32_t position) const {
+    if (position < p_.source) return nullptr;
+    if (position >= p_.hidden_begin[r_]) return CurrentHidden(position);
+    if (EndsBlock(position)) return RowAt(p_.block_hidden, Block(position), p_.row_bytes);
+    return RowAt(p_.request_hidden, p_.slots[r_], p_.row_bytes);
+  }
+
+  void KeepHidden() const {
+    const int32_t first = p_.hidden_begin[r_];
+    const int32_t last = p_.hidden_end[r_] - 1;
+    if (last < first) return;
+    const auto size = static_cast<size_t>(p_.row_bytes);
+    std::memcpy(RowAt(p_.request_hidden, p_.slots[r_], p_.row_bytes), CurrentHidden(last), size);
+    for (int32_t position = first / p_.block_size * p_.block_size + p_.block_size - 1; position <= last;
+         position += p_.block_size)
+      std::memcpy(RowAt(p_.block_hidden, Block(position), p_.row_bytes), CurrentHidden(position), size);
+  }
+
+  Error Check() const {
+    if (Error error = CheckSlots()) return error;
+    return CheckHidden();
+  }
+
+ private:
+  int32_t Block(int32_t position) const { return blocks_[position / p_.block_size]; }
+  bool EndsBlock(int32_t position) const { return (position + 1) % p_.block_size == 0; }
+  const char* CurrentHidden(int32_t position) const {
+    return RowAt(p_.hidden, p_.cu_hidden[r_] + position - p_.hidden_begin[r_], p_.row_bytes);
+  }
+
+  Error CheckSlots() const {
+    const int32_t committed = p_.num_committed[r_];
+    if (begin() < 1) return "begin: expected >= 1, as slot 0 has no hidden row before it; got less";
+    if (end() < begin()) return "end: expected >= begin, got less";
+    if (committed < 0 || committed > p_.max_tokens_per_row)
+      return "num_committed: expected at most a row of token_table, got another number";
+    if (end() > begin() && end() > static_cast<int64_t>(committed) + std::min(p_.source, num_draft()))
+      return "end: expected committed tokens and known drafts only, got more";
+    return CheckBlocks(begin() == end() ? 0 : end());
+  }
+
+  Error CheckHidden() const {
+    const int32_t first = p_.hidden_begin[r_];
+    const int64_t num_rows = p_.cu_hidden[r_ + 1] - p_.cu_hidden[r_];
+    if (first < 0 || p_.hidden_end[r_] < first || p_.hidden_end[r_] > first + num_rows)
+      return "hidden_end: expected positions that the request has rows of, got others";
+    if (begin() == end()) return CheckBlocks(p_.hidden_end[r_]);
+    if (begin() < first) return "begin: expected at least hidden_begin, got less";
+    if (end() - 1 > first + num_rows) return "hidden: expected a row for every slot, got too few";
+    return CheckBlocks(p_.hidden_end[r_]);
+  }
+
+  Error CheckBlocks(int32_t num_tokens) const {
+    const int64_t num_blocks = (static_cast<int64_t>(num_tokens) + p_.block_size - 1) / p_.block_size;
+    if (num_blocks > p_.max_blocks) return "block_table: expected blocks for every slot, got too few columns";
+    for (int64_t i = 0; i < num_blocks; ++i)
+      if (blocks_[i] < 0 || blocks_[i] >= p_.num_blocks)
+        return "block_table: expected a block for every slot, got an id outside";
+    return nullptr;
+  }
+
+  const MtpPreprocessParams& p_;
+  const int32_t r_;
+  const int32_t* tokens_;
+  const int32_t* blocks_;
+};
+
+Error CheckPreprocess(const MtpPreprocessParams& p) {
+  if (p.block_size <= 0) return "block_size: expected a positive number, got less";
+  if (p.source < 0) return "source: expected >= 0, got a negative layer";
+  if (p.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
+  if (!AreOffsets(p.cu_hidden, p.num_requests)) return "cu_hidden: expected 0 and rising offsets, got a decrease";
+  if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
+  if (p.cu_hidden[p.num_requests] > p.num_hidden) return "cu_hidden: expected at most the rows of hidden, got more";
+  int64_t num_tokens = 0;
+  int64_t num_draft_rows = 0;
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    if (p.slots[r] < 0 || p.slots[r] >= p.num_slots) return "slots: expected rows of token_table, got one outside";
+    const MtpRow row(p, r);
+    if (Error error = row.Check()) return error;
+    num_tokens += row.end() - row.begin();
+    num_draft_rows += row.num_draft() > p.source;
+    if (row.num_draft() > p.source && row.begin() == row.end())
+      return "cu_num_draft: expected drafts only where a slot is computed, got some elsewhere";
+  }
+  if (num_tokens != p.num_tokens) return "num_tokens: expected the sum of end - begin, got another number";
+  if (num_draft_rows != p.num_draft_rows) return "num_draft_rows: expected requests that draft, got another number";
+  return nullptr;
+}
+
+}  // namespace
+
+Error MtpPreprocess(const MtpPreprocessParams& p) {
+  if (Error error = CheckPreprocess(p)) return error;
+  const char** sources = ScratchArray<const char*>(Scratch::kOp, p.num_tokens);
+  int32_t t = 0;
+  int32_t a = 0;
+  p.out.query_start_loc[0] = 0;
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    const MtpRow row(p, r);
+    for (int32_t slot = row.begin(); slot < row.end(); ++slot, ++t) {
+      p.out.input_ids[t] = row.TokenAt(slot);
+      p.out.positions[t] = slot;
+      p.out.slot_mapping[t] = row.KvSlot(slot);
+      sources[t] = row.HiddenAt(slot - 1);
+    }
+    if (row.num_draft() > p.source) p.out.draft_rows[a++] = t - 1;
+    p.out.seq_lens[r] = row.end();
+    p.out.query_start_loc[r + 1] = t;
+  }
+  CopyRows(sources, p.num_tokens, p.row_bytes, p.out.hidden);
+  for (int32_t r = 0; r < p.num_requests; ++r) MtpRow(p, r).KeepHidden();
+  return nullptr;
+}
+
+}  // namespace FDSD_ISA
+}  // namespace fdsd

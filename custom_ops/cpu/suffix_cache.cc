@@ -1,0 +1,115 @@
+#include "suffix_cache.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace fdsd {
+namespace {
+
+// Shards a full cache is made of: dropping one forgets this part of it, and a request carries a match in each.
+constexpr int64_t kNumShares = 8;
+// Edges of an automaton are numbered up to 1 GiB of them.
+constexpr int64_t kMaxShardBytes = int64_t{1} << 30;
+// Memory given back at a time.
+constexpr int64_t kReleaseBytes = 256 << 10;
+// A shard beside its automaton: its list and map entries and its salt's.
+constexpr int64_t kShardOverheadBytes = sizeof(SuffixShard) - sizeof(SuffixAutomaton) + sizeof(SuffixSalt) + 128;
+
+}  // namespace
+
+int64_t SuffixCache::NumBytes(const SuffixShard& shard) { return shard.automaton.num_bytes() + kShardOverheadBytes; }
+
+SuffixSalt* SuffixCache::Acquire(const SuffixSaltDigest& digest) {
+  SuffixSalt& salt = salts_[digest];
+  salt.digest = digest;
+  ++salt.num_requests;
+  return &salt;
+}
+
+void SuffixCache::GiveUp(SuffixSalt* salt) {
+  --salt->num_requests;
+  EraseIfUnused(salt);
+}
+
+void SuffixCache::EraseIfUnused(SuffixSalt* salt) {
+  if (salt->num_requests == 0 && salt->shards.empty()) salts_.erase(SuffixSaltDigest(salt->digest));
+}
+
+bool SuffixCache::HasRoomForToken(const SuffixSalt& salt) const {
+  const int64_t max_bytes = std::min(kMaxShardBytes, limits_.max_bytes / kNumShares);
+  return !salt.shards.empty() && salt.shards.back()->automaton.num_bytes() < max_bytes;
+}
+
+bool SuffixCache::HasRoomForSequence(const SuffixSalt& salt) const {
+  const int64_t max_sequences = std::max<int64_t>(1, limits_.max_sequences / kNumShares);
+  return HasRoomForToken(salt) &&
+         (limits_.max_sequences < 0 || salt.shards.back()->automaton.num_sequences() < max_sequences);
+}
+
+// Make room for one more sequence, and a shard of the salt that takes it.
+void SuffixCache::PrepareSequence(SuffixSalt* salt) {
+  while (limits_.max_sequences > 0 && num_sequences_ >= limits_.max_sequences) DropOldest();
+  if (HasRoomForSequence(*salt)) return;
+  SuffixShard& shard = shards_.emplace_back();
+  shard.salt = salt;
+  salt->shards.push_back(std::prev(shards_.end()));
+  num_bytes_ += NumBytes(shard);
+}
+
+void SuffixCache::Append(SuffixSalt* salt, int32_t token, SuffixWriter* writer) {
+  if (writer->shard != salt->youngest() || !HasRoomForToken(*salt)) {
+    PrepareSequence(salt);
+    *writer = {salt->youngest(), {}};
+  }
+  const auto shard = salt->shards.back();
+  SuffixAutomaton& automaton = shard->automaton;
+  num_bytes_ -= automaton.num_bytes();
+  num_sequences_ -= automaton.num_sequences();
+  const int64_t num_steps = automaton.num_steps(), num_cut_counts = automaton.num_cut_counts();
+  automaton.Append(token, &writer->tail);
+  num_bytes_ += automaton.num_bytes();
+  num_sequences_ += automaton.num_sequences();
+  num_steps_ += automaton.num_steps() - num_steps;
+  num_cut_counts_ += automaton.num_cut_counts() - num_cut_counts;
+  ++num_tokens_;
+  shards_.splice(shards_.end(), shards_, shard);
+  ReleaseExcess();
+}
+
+void SuffixCache::DropOldest() {
+  SuffixSalt* salt = shards_.front().salt;
+  num_sequences_ -= shards_.front().automaton.num_sequences();
+  num_tokens_ -= shards_.front().automaton.num_tokens();
+  // A salt's older shards took their last token before its younger ones did.
+  salt->shards.erase(salt->shards.begin());
+  ++salt->num_dropped;
+  dropped_.splice(dropped_.end(), shards_, shards_.begin());
+  dropped_.back().salt = nullptr;
+  EraseIfUnused(salt);
+}
+
+void SuffixCache::ReleaseExcess() {
+  while (num_bytes_ > limits_.max_bytes) {
+    if (dropped_.empty()) DropOldest();
+    SuffixShard& shard = dropped_.front();
+    const int64_t num_bytes = NumBytes(shard);
+    if (shard.automaton.Release(kReleaseBytes) > 0) {
+      num_bytes_ -= num_bytes - NumBytes(shard);
+    } else {
+      num_bytes_ -= num_bytes;
+      dropped_.pop_front();
+    }
+  }
+}
+
+SuffixStats SuffixCache::stats() const {
+  return {num_bytes_,
+          num_tokens_,
+          num_sequences_,
+          static_cast<int64_t>(shards_.size()),
+          static_cast<int64_t>(salts_.size()),
+          num_steps_,
+          num_cut_counts_};
+}
+
+}  // namespace fdsd

@@ -1,0 +1,39 @@
+#pragma once
+// The drafting rule: which of several automata's continuations becomes the draft. Changes nothing.
+#include <cstdint>
+#include <vector>
+
+#include "suffix_automaton.h"
+
+namespace fdsd {
+
+struct SuffixRule {
+  int32_t max_context;    // tokens of the context that are told apart
+  double max_factor;      // drafts per token of the matched context, at most
+  double min_token_prob;  // the drafts' joint probability, at least
+};
+
+// Where a request's context was found in one automaton.
+struct SuffixSource {
+  const SuffixAutomaton* automaton;
+  SuffixMatch match;    // the longest end of the context that occurs
+  int32_t tail_state;   // state of the request's own sequence there, kNone without one
+  int32_t tail_length;  // its length if the context ends with it, else 0
+};
+
+// Guess what follows and return how many tokens, at most `budget`, are written to token_ids.
+//
+// From the match and a few of its shorter ends, each with the most frequent continuation: the probability of a token is
+// its count over that of the string before it, the end of the request's own text left out. A draft ends before its
+// joint probability falls below min_token_prob and is at most max_factor times as long as the match. The score is the
+// sum of the joint probabilities, the number of tokens to be accepted if they were true; the best wins, of equals the
+// longer match, then the earlier source. A continuation that reaches the end of the request's own text goes on behind
+// the text's longest end that occurred before, so that a repeated phrase is repeated further.
+//
+// `sources` is sorted by falling length of the match.
+//
+// Source: Oliaro et al., SuffixDecoding, arXiv:2411.04975.
+int32_t DraftFromSuffixes(const SuffixRule& rule, const std::vector<SuffixSource>& sources, int32_t budget,
+                          int32_t* token_ids);
+
+}  // namespace fdsd

@@ -1,0 +1,145 @@
+#pragma once
+// Suffix decoding for the requests in the slots of a token table: what each one's text matched so far, and drafts.
+// Knows no model and no strings.
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "fdsd/status.h"
+#include "suffix_cache.h"
+#include "suffix_draft.h"
+
+namespace fdsd {
+
+class SuffixDrafter;
+
+// The state of a slot. Matches are carried from step to step: no text is looked up again.
+struct SuffixRequest {
+  // Bring `matches` in line with the salt's shards.
+  void FollowShards();
+
+  SuffixSalt* salt = nullptr;
+  int32_t num_private = 0;  // leading tokens that are not shared
+  int32_t num_read = 0;     // committed tokens read so far
+  SuffixAutomaton own;      // of the whole text
+  SuffixTail tail;          // its end in `own`
+  SuffixMatch match;        // its longest end that occurred before
+  int64_t first_shard = 0;
+  std::vector<SuffixMatch> matches;  // in the salt's shards first_shard, ..: the longest end of the tokens read since
+                                     // the shard began that occurred when the last of them was read
+  SuffixWriter writer;               // of its output
+};
+
+struct SuffixCreateParams {
+  int32_t num_slots;
+  int32_t vocab_size;            // tokens are below it
+  int32_t max_context;           // >= 1
+  double max_factor;             // >= 0
+  double min_token_prob;         // 0 .. 1
+  int64_t max_cached_sequences;  // -1 = any number
+  int64_t max_cached_bytes;      // >= 0
+  SuffixDrafter** drafter;       // [1], to be destroyed with fdsd_suffix_destroy
+};
+
+// A request that comes into a slot; what the slot held is forgotten.
+struct SuffixBeginParams {
+  SuffixDrafter* drafter;
+  int32_t slot;
+  int32_t num_tokens;          // leading tokens that are not to be shared: the prompt, and output shared before
+  const uint8_t* salt_digest;  // [16]
+};
+
+struct SuffixSlotsParams {
+  SuffixDrafter* drafter;
+  int32_t count;
+  const int32_t* slots;  // [count]
+};
+
+// Read what is new in the rows of a step, and draft for them. Row r's text is its committed tokens, then its prefix.
+struct SuffixProposeParams {
+  SuffixDrafter* drafter;
+  int32_t num_rows;                 // R
+  int32_t num_slots;                // rows of token_table
+  int32_t max_tokens_per_row;       // columns of token_table
+  int32_t max_num_drafts;           // room in draft_token_ids, at least the sum of max_draft_len
+  const int32_t* token_table;       // [num_slots, max_tokens_per_row] committed tokens of each slot
+  const int32_t* slots;             // [R] row of token_table, none twice
+  const int32_t* num_tokens;        // [R] committed tokens, never fewer than in the slot's last step
+  const int32_t* max_draft_len;     // [R] the prefix not counted; 0 for a slot that was not begun
+  const int32_t* prefix_token_ids;  // [cu_num_prefix[R]], nullptr = nobody has one
+  const int32_t* cu_num_prefix;     // [R + 1], nullptr = nobody has one
+  int32_t* draft_token_ids;         // [max_num_drafts], the first cu_num_draft[R] are written
+  int32_t* cu_num_draft;            // [R + 1]
+};
+
+// The shared sequences, oldest shard first.
+struct SuffixSequencesParams {
+  SuffixDrafter* drafter;
+  int64_t num_sequences;  // Q
+  int64_t num_tokens;     // N
+  uint8_t* salt_digests;  // [Q, 16]
+  int64_t* cu_tokens;     // [Q + 1]
+  int32_t* token_ids;     // [N]
+};
+
+// Occurrences of a string in the texts that a slot drafts from; for inspection and tests.
+struct SuffixCountParams {
+  SuffixDrafter* drafter;
+  int32_t slot;
+  int32_t num_tokens;
+  int32_t max_counts;  // room in counts
+  const int32_t* token_ids;
+  int64_t* counts;      // [max_counts] in its own text, then in its salt's shards, oldest first
+  int32_t* num_counts;  // [1]
+};
+
+class SuffixDrafter {
+ public:
+  // Checks nothing; see CheckCreate.
+  explicit SuffixDrafter(const SuffixCreateParams& p);
+
+  static Error CheckCreate(const SuffixCreateParams& p);
+
+  Error Begin(const SuffixBeginParams& p);
+
+  // Forget what these slots matched; one that was not begun is ignored. What they shared stays.
+  Error Forget(const int32_t* slots, int32_t count);
+
+  // Arguments are checked before anything changes. Drafts do not depend on the number of threads.
+  Error Propose(const SuffixProposeParams& p);
+
+  SuffixStats stats() const { return cache_.stats(); }
+
+  // Write the sequences into arrays of stats()'s sizes.
+  Error Export(const SuffixSequencesParams& p) const;
+
+  // Append sequences to the cache. Arguments are checked before anything changes.
+  Error Import(const SuffixSequencesParams& p);
+
+  // Write how often p.tokens occur in each text of a slot.
+  Error Count(const SuffixCountParams& p) const;
+
+  // Check all automata, the cache and the slots, in time proportional to their size.
+  Error CheckIntegrity() const;
+
+ private:
+  struct Row;
+
+  Error CheckSlots(const int32_t* slots, int32_t count) const;
+  Error CheckTokens(const int32_t* tokens, int64_t count) const;
+  Error CheckRow(const SuffixProposeParams& p, int32_t r) const;
+  Error CheckRows(const SuffixProposeParams& p) const;
+  Error CheckRequest(const SuffixRequest& request) const;
+  std::vector<Row> MakeRows(const SuffixProposeParams& p) const;
+  int32_t FirstMatched(const Row& row) const;
+  void ReadOwn(const Row& row) const;
+  void ReadShared(const Row& row);
+  void Draft(Row* row) const;
+
+  const SuffixRule rule_;
+  const int32_t vocab_size_;
+  SuffixCache cache_;
+  std::vector<std::unique_ptr<SuffixRequest>> slots_;  // nullptr = not begun
+};
+
+}  // namespace fdsd

@@ -1,0 +1,132 @@
+"""`fastdeploy-sd replay`: what a model-free drafting method would have gained on recorded texts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from fastdeploy_sd.config import DEMO_MODEL, SpeculativeConfig
+from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS
+from fastdeploy_sd.config.speculative_map import read_speculative
+from fastdeploy_sd.errors import ConfigError, suggest
+from fastdeploy_sd.replay.encoding import WORDS, load_encoder
+from fastdeploy_sd.replay.memory import memory_of
+from fastdeploy_sd.replay.recording import Conversation, read_recording
+from fastdeploy_sd.replay.report import ReplayResult, replay_table
+from fastdeploy_sd.replay.simulation import Replay, max_len, vocab_size
+from fastdeploy_sd.spec_decode.proposer import ProposerContext, create_method
+
+METHODS = ("ngram", "suffix")
+_CACHE_SIZE = "suffix_decoding_max_cached_requests"
+# What changes the drafts of these methods and of nothing else. No cache file: one row must not warm the next.
+_TUNING = [
+    opt
+    for opt in SPECULATIVE_FIELDS
+    if opt.name.endswith("_ngram_size")
+    or (opt.name.startswith("suffix_decoding_") and not opt.name.endswith("_cache_file"))
+]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Replay a file with every method and draft length, and print one row for each.
+
+    Raises:
+        ConfigError: an option is wrong, or a line of the file is (the text names line and field).
+    """
+    args = _parser().parse_args(argv)
+    methods = _methods(args.method)
+    if args.concurrency < 1:
+        raise ConfigError(f"concurrency: expected at least 1, got {args.concurrency}", param="concurrency")
+    configs = _configs(methods, args.num_speculative_tokens, _tuning(args))
+    conversations = _read(args.file, args.tokenizer)
+    results = [_replay(config, conversations, args.concurrency) for config in configs]
+    if args.json:
+        print(json.dumps([result.to_json() for result in results], indent=1))
+    else:
+        print(replay_table(results))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fastdeploy-sd replay",
+        allow_abbrev=False,
+        description="Run drafting methods that need no model over recorded conversations and count what verification "
+        "would have kept. tokens/step is output tokens after each first one over the steps that gave them: plain "
+        "decoding is 1.00.",
+    )
+    text = 'JSON lines {"id", "messages": [{"role", "content"}]}; every assistant message is a response'
+    parser.add_argument("file", type=Path, metavar="FILE", help=text)
+    text = f"one of {', '.join(METHODS)}, or several with commas (default: all)"
+    parser.add_argument("--method", default=",".join(METHODS), metavar="NAME", help=text)
+    text = "drafts per step at most; several give a row each (default: 5)"
+    parser.add_argument("--num-speculative-tokens", type=int, nargs="+", default=[5], metavar="K", help=text)
+    text = f"directory with tokenizer.json, or '{WORDS}': words cut at six letters (default: %(default)s)"
+    parser.add_argument("--tokenizer", default=DEMO_MODEL, metavar="PATH", help=text)
+    text = "conversations side by side (default: %(default)s)"
+    parser.add_argument("--concurrency", type=int, default=1, metavar="N", help=text)
+    text = "suffix drafts from the request's own text only, not from earlier answers"
+    parser.add_argument("--no-shared-cache", dest="shared_cache", action="store_false", help=text)
+    for opt in _TUNING:
+        parser.add_argument(opt.flag, metavar="VALUE", help=f"as in speculative_config: {opt.spec.help}")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
+def _methods(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in METHODS:
+            raise ConfigError(f"method: expected some of {', '.join(METHODS)}, got {name!r}{suggest(name, METHODS)}")
+    return list(dict.fromkeys(names))
+
+
+def _tuning(args: argparse.Namespace) -> dict[str, Any]:
+    """The keys of speculative_config that were given, each as text or converted."""
+    given = {opt.name: getattr(args, opt.name) for opt in _TUNING if getattr(args, opt.name) is not None}
+    if not args.shared_cache:
+        if _CACHE_SIZE in given:
+            raise ConfigError(f"no_shared_cache: expected without {_CACHE_SIZE}, got both", param="no_shared_cache")
+        given[_CACHE_SIZE] = 0
+    return given
+
+
+def _configs(methods: Sequence[str], lengths: Sequence[int], tuning: dict[str, Any]) -> list[SpeculativeConfig]:
+    """One for each method and length, with the keys that are the method's own; each key must be somebody's."""
+    for key in tuning:
+        if _method_of(key) not in methods:
+            raise ConfigError(f"{key}: expected method {_method_of(key)}, got {', '.join(methods)}", param=key)
+    own = {method: {key: tuning[key] for key in tuning if _method_of(key) == method} for method in methods}
+    return [
+        read_speculative({"method": method, "num_speculative_tokens": k} | own[method]).config
+        for method in methods
+        for k in lengths
+    ]
+
+
+def _method_of(key: str) -> str:
+    return "suffix" if key.startswith("suffix_decoding_") else "ngram"
+
+
+def _read(path: Path, tokenizer: str) -> list[Conversation]:
+    size = path.stat().st_size if path.is_file() else None
+    with tqdm(total=size, desc="reading", unit="B", unit_scale=True, disable=None, leave=False) as bar:
+        return read_recording(path, load_encoder(tokenizer), bar.update)
+
+
+def _replay(config: SpeculativeConfig, conversations: Sequence[Conversation], concurrency: int) -> ReplayResult:
+    method, k = config.method, config.num_speculative_tokens
+    context = ProposerContext(concurrency, max_len(conversations), vocab_size(conversations))
+    proposer = create_method(method, config, context)
+    num_tokens = sum(end - begin for c in conversations for begin, end in c.responses)
+    try:
+        with tqdm(total=num_tokens, desc=f"{method} k={k}", unit="tok", disable=None, leave=False) as bar:
+            counts = Replay(proposer, k, concurrency, memory_of(proposer), bar.update).run(conversations)
+    finally:
+        proposer.close()
+    return ReplayResult(method, k, counts)

@@ -1,0 +1,116 @@
+"""`fastdeploy-sd verify`: the equality matrix on the user's own model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+
+from tqdm import tqdm
+
+from fastdeploy_sd.config import Config, load_config
+from fastdeploy_sd.conformance import (
+    METHOD_NAMES,
+    Matrix,
+    Method,
+    Reference,
+    all_ways,
+    available_methods,
+    make_reference,
+    quick_ways,
+    run_matrix,
+    standard_methods,
+)
+from fastdeploy_sd.conformance.report import findings, matrix_json, matrix_table
+from fastdeploy_sd.errors import ConfigError
+
+_PROG = "fastdeploy-sd verify"
+_NUM_REQUESTS = 64
+_QUICK_LENGTHS = (3,)
+_LENGTHS = (1, 3, 5)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the matrix and print it; 1 when an answer differs or something was not exercised.
+
+    Raises:
+        ConfigError: an option is wrong, or a method that was asked for cannot be loaded.
+        CheckpointError: the model cannot be loaded.
+    """
+    args, engine_argv = _parser().parse_known_args(argv)
+    config = load_config(engine_argv, _PROG)
+    _refuse_lossy(config)
+    logging.getLogger("fastdeploy_sd").setLevel(logging.WARNING)  # one line per loaded engine would bury the table
+    lengths = args.num_speculative_tokens or (_QUICK_LENGTHS if args.quick else _LENGTHS)
+    reference = make_reference(config, args.seed, _NUM_REQUESTS)
+    methods, unavailable = _methods(args.methods, lengths, reference)
+    ways = quick_ways() if args.quick else all_ways()
+    with tqdm(total=len(ways) * len(methods), desc="verifying", unit="cell", disable=None) as bar:
+        matrix = run_matrix(reference, ways, methods, lambda _: bar.update())
+    if args.json:
+        print(json.dumps(matrix_json(matrix, unavailable), indent=1))
+    else:
+        _print(matrix, unavailable, reference)
+    return 0 if matrix.is_proof else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_PROG,
+        allow_abbrev=False,
+        description="Run the same requests with every drafting method in every way an engine can run them, and compare "
+        "tokens and log-probabilities, bit for bit, with plain decoding of each request by itself.",
+        epilog="Every engine option is accepted too (--model, --quantization, --config FILE, ...); batch, chunk and "
+        "cache sizes are the matrix's own. A drafting --speculative-config gets a column of its own, and says where "
+        "the MTP weights are. Exit status: 0 all equal, 1 a difference or something that was not exercised, 2 wrong "
+        "options.",
+    )
+    text = f"columns, some of {', '.join(METHOD_NAMES)} (default: all that the model can load)"
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help=text)
+    text = f"drafts per step, each in a column of its own (default: {' '.join(map(str, _LENGTHS))})"
+    parser.add_argument("--num-speculative-tokens", type=int, nargs="+", metavar="K", help=text)
+    parser.add_argument("--quick", action="store_true", help="five ways and one K instead of the whole matrix")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the requests (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+def _refuse_lossy(config: Config) -> None:
+    s = config.speculative
+    if s.verify_strategy != "target_match" or s.accept_policy == "accept_all":
+        raise ConfigError(
+            "speculative_config: expected verify_strategy target_match and no accept_policy accept_all, which is not"
+            f" meant to give plain decoding's tokens, got {s.verify_strategy} and {s.accept_policy}",
+            param="speculative_config",
+        )
+
+
+def _methods(
+    names: Sequence[str] | None, lengths: Sequence[int], reference: Reference
+) -> tuple[list[Method], Mapping[str, str]]:
+    """What was asked for must load; without any wish, whatever loads is run, and the rest is reported."""
+    configured = reference.base.speculative
+    own = [Method("configured", configured)] if configured.num_speculative_tokens else []
+    if names is not None:
+        return [*own, *standard_methods(names, lengths, configured)], {}
+    drafting, unavailable = available_methods(
+        reference.base, standard_methods([n for n in METHOD_NAMES if n != "mixed"], lengths, configured)
+    )
+    has_mtp = any(m.speculative.method == "mtp" for m in drafting)
+    mixed = standard_methods(["mixed"], lengths, configured, has_mtp=has_mtp)
+    return [*own, *drafting, *mixed], unavailable
+
+
+def _print(matrix: Matrix, unavailable: Mapping[str, str], reference: Reference) -> None:
+    print(matrix_table(matrix, shutil.get_terminal_size((120, 24)).columns))
+    print()
+    for line in findings(matrix, unavailable):
+        print(line)
+    num_equal = len(matrix.cells) - len(matrix.differences)
+    num_greedy = sum(r.sampling.temperature == 0.0 for r in reference.requests)
+    print(
+        f"{num_equal} of {len(matrix.cells)} cells equal to plain decoding, bit for bit:"
+        f" {len(reference.requests)} requests, {num_greedy} greedy, {len(reference.requests) - num_greedy} sampled"
+    )

@@ -1,0 +1,41 @@
+"""Proof by running: a request's tokens and log-probabilities do not depend on how they were computed, bit for bit.
+
+The same requests run alone with plain decoding, then by every method in every way an engine can run them; answers are
+compared exactly. `fastdeploy-sd verify` does it on a user's model, the tests on tiny ones. Knows engines from outside
+only: no model, no kernel, no text.
+"""
+
+from __future__ import annotations
+
+from fastdeploy_sd.conformance.answers import Answer, Difference, compare
+from fastdeploy_sd.conformance.matrix import Cell, Matrix, run_cell, run_matrix
+from fastdeploy_sd.conformance.methods import METHOD_NAMES, NAIVE, Method, standard_methods
+from fastdeploy_sd.conformance.requests import SAMPLINGS, make_requests
+from fastdeploy_sd.conformance.runs import Reference, available_methods, make_reference, open_engine, run, run_alone
+from fastdeploy_sd.conformance.ways import ALONE, Way, all_ways, quick_ways
+
+__all__ = [
+    "ALONE",
+    "METHOD_NAMES",
+    "NAIVE",
+    "SAMPLINGS",
+    "Answer",
+    "Cell",
+    "Difference",
+    "Matrix",
+    "Method",
+    "Reference",
+    "Way",
+    "all_ways",
+    "available_methods",
+    "compare",
+    "make_reference",
+    "make_requests",
+    "open_engine",
+    "quick_ways",
+    "run",
+    "run_alone",
+    "run_cell",
+    "run_matrix",
+    "standard_methods",
+]

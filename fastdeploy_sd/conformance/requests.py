@@ -1,0 +1,103 @@
+"""The requests of the matrix: every sampling feature, prompts with and without repetition, some with a common start."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.types import Request
+
+# Token ids that biases and stops name; below any vocabulary's size, and unlikely to be control tokens.
+_LIKED, _ALSO_LIKED, _BANNED, _STOP = 5, 17, 99, 7
+_MIN_TOKEN_ID = 4
+_MIN_VOCAB_SIZE = 128
+_SHARED_LEN = 70
+_OWN_LENS = (1, 2, 9, 17, 40, 90)
+_OUTPUT_LENS = (1, 5, 20, 40)
+# Tokens of the longest request, prompt and output.
+MAX_LEN = _SHARED_LEN + max(_OWN_LENS) + max(_OUTPUT_LENS)
+
+# Name -> SamplingParams without what depends on the model's end-of-text id; `_WITH_EOS_BIAS` adds that.
+SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "greedy-logprobs": {"temperature": 0.0, "logprobs": 3},
+    "plain": {"temperature": 1.0},
+    "hot-top-k": {"temperature": 1.7, "top_k": 20, "logprobs": 0},
+    "top-p": {"temperature": 0.8, "top_p": 0.9},
+    "min-p": {"temperature": 1.3, "min_p": 0.05},
+    "everything": {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "logprobs": 5},
+    "penalties": {
+        "temperature": 0.7, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4, "logprobs": 2,
+    },
+    "greedy-penalties": {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 1.0},
+    "bias": {"temperature": 0.6, "logit_bias": {_LIKED: 4.0, _ALSO_LIKED: 5.0, _BANNED: -100.0}},
+    "min-tokens": {"temperature": 0.9, "min_tokens": 6, "stop_token_ids": (_STOP,)},
+    "ends-early": {"temperature": 1.0},
+}  # fmt: skip
+_WITH_EOS_BIAS = {"min-tokens": 6.0, "ends-early": 7.0}
+
+
+def make_requests(seed: int, count: int, vocab_size: int, eos_token_ids: Sequence[int] = (2,)) -> list[Request]:
+    """Return `count` requests, `r0` on, that take turns through all samplings.
+
+    Half of the prompts are random ids, half repeat a short phrase, so that methods that copy from the text do draft. A
+    prompt may start with a part of one common text, so that a prefix cache has something to find. Every fifth request
+    has bad words. The same arguments give the same requests.
+
+    Args:
+        vocab_size: token ids are below it, at least 128.
+        eos_token_ids: the model's; may be empty.
+
+    Raises:
+        ValueError: the vocabulary is smaller than that.
+    """
+    if vocab_size < _MIN_VOCAB_SIZE:
+        raise ValueError(f"vocab_size: expected at least {_MIN_VOCAB_SIZE}, got {vocab_size}")
+    rng = random.Random(seed)
+    shared = _random_ids(rng, _SHARED_LEN, vocab_size)
+    return [_make_request(rng, i, shared, vocab_size, tuple(eos_token_ids)) for i in range(count)]
+
+
+def sampling_name(index: int) -> str:
+    """The key of SAMPLINGS that request `r<index>` uses."""
+    return list(SAMPLINGS)[index % len(SAMPLINGS)]
+
+
+def _make_request(
+    rng: random.Random, i: int, shared: Sequence[int], vocab_size: int, eos_token_ids: tuple[int, ...]
+) -> Request:
+    # Turn about, shifted by one after each round, so that every sampling gets both kinds.
+    is_repetitive = (i + i // len(SAMPLINGS)) % 2 == 1
+    own_len = rng.choice(_OWN_LENS)
+    own = _phrase(rng, own_len, vocab_size) if is_repetitive else _random_ids(rng, own_len, vocab_size)
+    prompt = [*shared[: rng.choice([0, 16, 33, _SHARED_LEN])], *own]
+    return Request(
+        f"r{i}",
+        np.array(prompt, np.int32),
+        _sampling(sampling_name(i), eos_token_ids),
+        max_tokens=rng.choice(_OUTPUT_LENS),
+        seed=1000 + i,
+        eos_token_ids=eos_token_ids,
+        bad_words_token_ids=((own[0],), (own[-1], 11)) if i % 5 == 0 else (),
+    )
+
+
+def _sampling(name: str, eos_token_ids: tuple[int, ...]) -> SamplingParams:
+    values = dict(SAMPLINGS[name])
+    if name in _WITH_EOS_BIAS and eos_token_ids:
+        values["logit_bias"] = {eos_token_ids[0]: _WITH_EOS_BIAS[name]}
+    return SamplingParams(**values)
+
+
+def _random_ids(rng: random.Random, length: int, vocab_size: int) -> list[int]:
+    return [rng.randrange(_MIN_TOKEN_ID, vocab_size) for _ in range(length)]
+
+
+def _phrase(rng: random.Random, length: int, vocab_size: int) -> list[int]:
+    """A phrase of 3 to 8 tokens over and over, cut to `length`."""
+    phrase = _random_ids(rng, rng.randint(3, 8), vocab_size)
+    return [phrase[i % len(phrase)] for i in range(length)]

@@ -1,0 +1,146 @@
+"""Runs requests through an engine that is set up in one way for one method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
+from fastdeploy_sd.conformance.methods import NAIVE, Method
+from fastdeploy_sd.conformance.requests import MAX_LEN, make_requests
+from fastdeploy_sd.conformance.ways import ALONE, Way
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.errors import CheckpointError, ConfigError, InternalError
+from fastdeploy_sd.ops import library
+from fastdeploy_sd.types import Request, RequestId
+
+_MAX_STEPS = 1_000_000
+_MAX_MODEL_LEN = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a model must say.
+
+    Attributes:
+        base: its configuration, with a length that suits the requests.
+        answers: of `requests`, each run alone with plain decoding.
+    """
+
+    base: Config
+    requests: tuple[Request, ...]
+    answers: Mapping[RequestId, Answer]
+
+
+def engine_config(base: Config, way: Way, method: Method) -> Config:
+    """Return `base` with everything that a way and a method say; model, weights and their format stay."""
+    needed = way.max_num_seqs * (method.num_speculative_tokens + 1)
+    return replace(
+        base,
+        cache=replace(
+            base.cache,
+            block_size=way.block_size,
+            num_blocks=way.num_blocks,
+            enable_prefix_caching=way.enable_prefix_caching,
+        ),
+        scheduler=replace(
+            base.scheduler,
+            max_num_seqs=way.max_num_seqs,
+            max_num_batched_tokens=max(way.max_num_batched_tokens, needed),
+            enable_chunked_prefill=True,
+            long_prefill_token_threshold=way.long_prefill_token_threshold,
+        ),
+        speculative=method.speculative,
+        num_threads=base.num_threads if way.num_threads is None else way.num_threads,
+    )
+
+
+@contextmanager
+def open_engine(base: Config, way: Way, method: Method) -> Iterator[Engine]:
+    """Load the model for one cell of the matrix; it is freed, and the number of threads restored, at the end.
+
+    Raises:
+        CheckpointError, ConfigError: the model or the method cannot be loaded.
+    """
+    from fastdeploy_sd.worker.executor import create_executor  # brings in Paddle
+
+    num_threads = library.num_threads()
+    config = engine_config(base, way, method)
+    executor = create_executor(config, None if method.proposer is None else method.proposer())
+    try:
+        yield Engine(config, executor)
+    finally:
+        executor.shutdown()
+        library.set_num_threads(num_threads)
+
+
+def run(engine: Engine, requests: Sequence[Request], arrivals_per_step: int = 1 << 20) -> dict[RequestId, Answer]:
+    """Submit some requests before each step and run all to their end, checking the engine's invariants each time.
+
+    Returns:
+        An answer per request, in their order.
+
+    Raises:
+        AssertionError: an invariant of the engine broke.
+        InternalError: the engine does not come to an end.
+    """
+    collector, pending = AnswerCollector(), list(requests)
+    for _ in range(_MAX_STEPS):
+        for request in pending[:arrivals_per_step]:
+            engine.submit(request)
+        del pending[:arrivals_per_step]
+        if not engine.has_work():
+            return {r.request_id: collector.answer(r.request_id) for r in requests}
+        for output in engine.step():
+            collector.add(output)
+        engine.check_integrity()
+    raise InternalError(f"engine: expected an end within {_MAX_STEPS} steps, got none")
+
+
+def available_methods(base: Config, methods: Sequence[Method]) -> tuple[list[Method], dict[str, str]]:
+    """Return the methods that can be loaded for this model, and why each of the others cannot."""
+    found, reasons = [], {}
+    for method in methods:
+        # Only a method with weights of its own can fail to load.
+        if method.speculative.method != "mtp" or (reason := _load_error(base, method)) is None:
+            found.append(method)
+        else:
+            reasons[method.name] = reason
+    return found, reasons
+
+
+def _load_error(base: Config, method: Method) -> str | None:
+    try:
+        with open_engine(base, ALONE, method):
+            return None
+    except (CheckpointError, ConfigError) as error:
+        return error.message
+
+
+def run_alone(base: Config, requests: Sequence[Request]) -> dict[RequestId, Answer]:
+    """Run each request by itself with plain decoding: what every other way must reproduce."""
+    with open_engine(base, ALONE, NAIVE) as engine:
+        return _run_each(engine, requests)
+
+
+def make_reference(base: Config, seed: int, count: int) -> Reference:
+    """Make requests that suit the model, and run them alone with plain decoding.
+
+    Raises:
+        CheckpointError, ConfigError: the model cannot be loaded, or takes too few tokens.
+    """
+    with open_engine(base, ALONE, NAIVE) as engine:
+        info = engine.model_info
+        if info.max_model_len < MAX_LEN:
+            raise ConfigError(f"max_model_len: expected at least {MAX_LEN}, got {info.max_model_len}")
+        requests = make_requests(seed, count, info.vocab_size, info.eos_token_ids)
+        answers = _run_each(engine, requests)
+    # Not more than needed: tables for every request are that long.
+    model = replace(base.model, max_model_len=min(info.max_model_len, _MAX_MODEL_LEN))
+    return Reference(replace(base, model=model), tuple(requests), answers)
+
+
+def _run_each(engine: Engine, requests: Sequence[Request]) -> dict[RequestId, Answer]:
+    return {i: answer for request in requests for i, answer in run(engine, [request]).items()}

@@ -1,0 +1,105 @@
+"""The rows of the matrix: batch sizes, prompt chunks, prefix cache, preemption, block size, threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fastdeploy_sd.conformance.requests import MAX_LEN
+
+_ALL_AT_ONCE = 1 << 20
+_LARGEST_BATCH = 64
+_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of running requests.
+
+    Attributes:
+        max_num_seqs: requests in one step.
+        max_num_batched_tokens: tokens in one step; raised to what max_num_seqs requests and their drafts need.
+        long_prefill_token_threshold: prompt tokens of a request in one step, 0 = as many as fit.
+        num_threads: of the kernels, None = as configured.
+        arrivals_per_step: requests submitted before each step.
+        num_requests: how many of the matrix's requests run, from the first on; None = all.
+        num_passes: times the requests are submitted; from the second on a prefix cache knows their prompts, and
+            methods that learn from outputs know these.
+        must_preempt, must_hit: preemption / prefix hits must have happened, or the way has shown nothing.
+    """
+
+    name: str
+    max_num_seqs: int = _LARGEST_BATCH
+    max_num_batched_tokens: int = 4096
+    long_prefill_token_threshold: int = 0
+    num_blocks: int = 1024
+    block_size: int = _BLOCK_SIZE
+    enable_prefix_caching: bool = False
+    num_threads: int | None = None
+    arrivals_per_step: int = _ALL_AT_ONCE
+    num_requests: int | None = None
+    num_passes: int = 1
+    must_preempt: bool = False
+    must_hit: bool = False
+
+
+# What every other way must reproduce, with plain decoding: one request in the engine, its prompt in one piece.
+ALONE = Way("alone", max_num_seqs=1, num_blocks=64)
+
+
+def all_ways() -> list[Way]:
+    """The product of batch 1, 7, 64, chunks of 16, 64 and whole prompts, prefix cache on and off, blocks for all and
+    for few; then block size and threads by themselves. A batch of one has nobody to preempt.
+    """
+    ways = [
+        way
+        for batch in (1, 7, _LARGEST_BATCH)
+        for chunk in (16, 64, 0)
+        for has_prefix in (False, True)
+        for is_tight in ((False,) if batch == 1 else (False, True))
+        for way in [_way(batch, chunk, has_prefix, is_tight)]
+    ]
+    return [*ways, *_OTHERS]
+
+
+def quick_ways() -> list[Way]:
+    """A few ways in which every value of the product occurs."""
+    return [
+        _way(1, 64, has_prefix=True, is_tight=False),
+        _way(7, 16, has_prefix=True, is_tight=True),
+        _way(_LARGEST_BATCH, 0, has_prefix=False, is_tight=False),
+        _way(_LARGEST_BATCH, 16, has_prefix=False, is_tight=True),
+        _way(_LARGEST_BATCH, 64, has_prefix=True, is_tight=False),
+    ]
+
+
+def _way(batch: int, chunk: int, has_prefix: bool, is_tight: bool) -> Way:
+    parts = [f"batch {batch}", f"chunks of {chunk}" if chunk else "whole prompts"]
+    parts += ["prefix cache"] * has_prefix + ["preemption"] * is_tight
+    way = Way(
+        ", ".join(parts),
+        max_num_seqs=batch,
+        long_prefill_token_threshold=chunk,
+        enable_prefix_caching=has_prefix,
+        # Small batches take turns arriving, so that requests at their start and at their end share steps.
+        arrivals_per_step=_ALL_AT_ONCE if batch == _LARGEST_BATCH else 1,
+        num_requests={1: 12, 7: 24}.get(batch),
+        num_passes=2 if has_prefix else 1,
+        must_hit=has_prefix,
+    )
+    if is_tight:
+        # All at once: admission then fills the cache, and whoever grows takes blocks from another.
+        way = replace(way, num_blocks=_tight_blocks(batch), arrivals_per_step=_ALL_AT_ONCE, must_preempt=True)
+    return way
+
+
+def _tight_blocks(batch: int) -> int:
+    """Room for one request of any length, and far less than a full batch would take."""
+    return -(-MAX_LEN // _BLOCK_SIZE) + (1 if batch < _LARGEST_BATCH else _LARGEST_BATCH // 8)
+
+
+_OTHERS = (
+    Way("blocks of 64", block_size=64, num_blocks=256),
+    Way("blocks of 128, prefix cache", 7, block_size=128, enable_prefix_caching=True, num_passes=2),
+    Way("one thread", num_threads=1),
+    Way("three threads", num_threads=3),
+)

@@ -1,0 +1,59 @@
+"""What became of drafts, by who made them and where they stood. Knows no requests and no methods."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.engine.stats import SourceCounts
+from fastdeploy_sd.types import I32, DraftSource, DraftTokens
+
+# What may become of a draft, from worst to best.
+_UNREACHED, _REJECTED, _ACCEPTED = range(3)
+
+
+class SourceTally:
+    """Counts drafts in i64[sources, positions, fates]; the positions grow with the longest row of drafts seen."""
+
+    def __init__(self) -> None:
+        self._num_drafts = np.zeros((len(DraftSource), 0, 3), np.int64)
+
+    def add(self, drafts: DraftTokens, num_accepted: I32, is_judged: npt.NDArray[np.bool_]) -> None:
+        """Count the drafts of a step; a few array operations over them.
+
+        Args:
+            drafts: at least one, of all rows.
+            num_accepted: i32[R].
+            is_judged: bool[R], False for a row whose computation failed: its drafts count nowhere.
+        """
+        num_drafts = np.diff(drafts.cu_num_draft)
+        position = np.arange(len(drafts.token_ids)) - np.repeat(drafts.cu_num_draft[:-1], num_drafts)
+        accepted = np.repeat(num_accepted, num_drafts)
+        # Positions before num_accepted were accepted, the one at num_accepted was rejected, those behind not reached.
+        fate = (position <= accepted).astype(np.int64) + (position < accepted)
+        longest = int(num_drafts.max())
+        key = position * 3 + fate
+        if drafts.sources is not None:
+            key += drafts.sources.astype(np.int64) * (longest * 3)
+        if not is_judged.all():
+            key = key[np.repeat(is_judged, num_drafts)]
+        shape = (len(DraftSource), longest, 3)
+        counted = np.bincount(key, minlength=len(DraftSource) * longest * 3).reshape(shape)
+        missing = longest - self._num_drafts.shape[1]
+        if missing > 0:
+            self._num_drafts = np.pad(self._num_drafts, ((0, 0), (0, missing), (0, 0)))
+        self._num_drafts[:, :longest] += counted
+
+    def counts(self) -> dict[str, SourceCounts]:
+        """The sources that drafted, by lower-case name."""
+        found = {}
+        for source in DraftSource:
+            fates = self._num_drafts[source]
+            drafted = fates.sum(axis=1)
+            if drafted.any():
+                length = int(drafted.nonzero()[0][-1]) + 1
+                reached = drafted - fates[:, _UNREACHED]
+                found[source.name.lower()] = SourceCounts(
+                    *(tuple(column[:length].tolist()) for column in (drafted, reached, fates[:, _ACCEPTED]))
+                )
+        return found

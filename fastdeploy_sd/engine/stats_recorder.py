@@ -1,0 +1,129 @@
+"""The counters that planning and committing feed. Knows when to count what, not how the numbers are shown."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.engine.draft_tally import DraftTally
+from fastdeploy_sd.engine.source_tally import SourceTally
+from fastdeploy_sd.engine.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram
+from fastdeploy_sd.types import I32, DraftCounts, DraftTokens, FinishReason, RequestMetrics
+
+
+class _HistogramRecorder:
+    """Accumulates one histogram."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def snapshot(self) -> Histogram:
+        return Histogram(self.bounds, tuple(self.counts), self.sum)
+
+
+class StatsRecorder:
+    """Mutable counters of one engine. Plain attributes: the scheduler adds to them as things happen."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+        self.num_prefix_queries = 0
+        self.num_prefix_hits = 0
+        self.num_prefix_query_tokens = 0
+        self.num_prefix_hit_tokens = 0
+        self._num_finished = {reason.value: 0 for reason in FinishReason}
+        self._drafts = SourceTally()
+        self._ended: dict[str, DraftTally] = {}
+        self._timings_ms: dict[str, float] = {}
+        self._histograms = {name: _HistogramRecorder(bounds) for name, bounds in HISTOGRAM_BOUNDS.items()}
+
+    def record_step(self, timings_ms: Mapping[str, float]) -> None:
+        """Count an executed step and add up its phases."""
+        self.num_steps += 1
+        for phase, milliseconds in timings_ms.items():
+            self._timings_ms[phase] = self._timings_ms.get(phase, 0.0) + milliseconds
+
+    def record_prefix_lookup(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """Count the first look-up of a request in the prefix cache."""
+        self.num_prefix_queries += 1
+        self.num_prefix_hits += num_cached_tokens > 0
+        self.num_prefix_query_tokens += num_prompt_tokens
+        self.num_prefix_hit_tokens += num_cached_tokens
+
+    def record_drafts(self, drafts: DraftTokens, num_accepted: I32, is_judged: npt.NDArray[np.bool_]) -> None:
+        """Count the drafts of a step by source and position; see `SourceTally.add`."""
+        self._drafts.add(drafts, num_accepted, is_judged)
+
+    def record_tally(self, method: str, tally: DraftTally) -> None:
+        """Count the verifications of a request that ended."""
+        self._ended.setdefault(method, DraftTally()).merge(tally)
+
+    def record_finish(
+        self, reason: FinishReason, metrics: RequestMetrics, num_prompt: int, num_generated: int, max_tokens: int
+    ) -> None:
+        """Count a request that ended and observe its times, those that exist."""
+        self._num_finished[reason.value] += 1
+        observe = self._observe
+        observe("prompt_tokens", num_prompt)
+        observe("generated_tokens", num_generated)
+        observe("max_tokens", max_tokens)
+        observe("e2e_s", metrics.finished_time - metrics.arrival_time)
+        if metrics.first_scheduled_time:
+            observe("queue_s", metrics.first_scheduled_time - metrics.arrival_time)
+            observe("inference_s", metrics.finished_time - metrics.first_scheduled_time)
+        if metrics.first_token_time:
+            decode_s = metrics.finished_time - metrics.first_token_time
+            observe("ttft_s", metrics.first_token_time - metrics.arrival_time)
+            observe("prefill_s", metrics.first_token_time - metrics.first_scheduled_time)
+            observe("decode_s", decode_s)
+            if num_generated > 1:
+                observe("tpot_s", decode_s / (num_generated - 1))
+
+    def snapshot(self, running: Iterable[tuple[str, DraftTally]] = ()) -> EngineStats:
+        """The counters and histograms so far; the gauges are left at 0 for their owners to fill in.
+
+        Args:
+            running: method and tally of the requests that have not ended.
+        """
+        return EngineStats(
+            num_requests=self.num_requests,
+            num_finished=dict(self._num_finished),
+            num_preemptions=self.num_preemptions,
+            num_steps=self.num_steps,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_generated_tokens=self.num_generated_tokens,
+            num_prefix_queries=self.num_prefix_queries,
+            num_prefix_hits=self.num_prefix_hits,
+            num_prefix_query_tokens=self.num_prefix_query_tokens,
+            num_prefix_hit_tokens=self.num_prefix_hit_tokens,
+            drafts=self._drafts.counts(),
+            verifications=self._verifications(running),
+            timings_ms=dict(self._timings_ms),
+            histograms={name: recorder.snapshot() for name, recorder in self._histograms.items()},
+        )
+
+    def _verifications(self, running: Iterable[tuple[str, DraftTally]]) -> dict[str, DraftCounts]:
+        tallies: dict[str, DraftTally] = {}
+        for method, tally in chain(self._ended.items(), running):
+            tallies.setdefault(method, DraftTally()).merge(tally)
+        counts = {method: tally.counts() for method, tally in tallies.items()}
+        return {method: c for method, c in counts.items() if c.num_verifications}
+
+    def _observe(self, name: str, value: float) -> None:
+        # The frontend's clock stamps the arrival; a clock set back between the two must not make a time negative.
+        self._histograms[name].observe(max(value, 0.0))

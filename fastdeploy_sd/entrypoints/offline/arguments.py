@@ -1,0 +1,65 @@
+"""What callers of LLM may pass -> the values it works with. Knows no engine and no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastdeploy_sd.entrypoints.text.chat_template import Message
+from fastdeploy_sd.errors import BadRequest, suggest
+from fastdeploy_sd.sampling_params import SamplingParams
+
+_MESSAGE_KEYS = ("role", "content", "name")
+
+
+def params_per_prompt(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    """Return one SamplingParams for each prompt, whether one for all, one each or none was given.
+
+    Raises:
+        BadRequest: another number of them, or something else.
+    """
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * num_prompts
+    params = list(sampling_params)
+    if len(params) != num_prompts or not all(isinstance(p, SamplingParams) for p in params):
+        raise BadRequest(
+            f"sampling_params: expected a SamplingParams or one for each of {num_prompts} prompts, got {len(params)}",
+            param="sampling_params",
+        )
+    return params
+
+
+def token_id_lists(value: Any) -> list[list[int]]:
+    """Return a list of prompts, whether one or several were given.
+
+    Raises:
+        BadRequest: not token ids.
+    """
+    items = list(value)
+    prompts = [items] if items and not isinstance(items[0], Sequence) and not hasattr(items[0], "__len__") else items
+    try:
+        return [[int(i) for i in prompt] for prompt in prompts]
+    except (TypeError, ValueError):
+        raise BadRequest(
+            "prompt_token_ids: expected a list of token ids or a list of those, got something else",
+            param="prompt_token_ids",
+        ) from None
+
+
+def chat_message(message: Any) -> Message:
+    """Return a turn of a conversation.
+
+    Raises:
+        BadRequest: not a map of text with role and content.
+    """
+    if not isinstance(message, Mapping):
+        raise BadRequest(f"messages: expected maps with role and content, got {message!r}", param="messages")
+    for key in message:
+        if key not in _MESSAGE_KEYS:
+            raise BadRequest(f"messages: unknown key {key!r}{suggest(str(key), _MESSAGE_KEYS)}", param="messages")
+    for key in ("role", "content"):
+        if not isinstance(message.get(key), str):
+            raise BadRequest(f"messages: {key}: expected text, got {message.get(key)!r}", param="messages")
+    return Message(message["role"], message["content"], message.get("name"))

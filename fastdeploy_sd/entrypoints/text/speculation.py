@@ -1,0 +1,111 @@
+"""What a caller says about drafting -> a Speculation that the loaded methods can honour; shared by the server and LLM.
+
+Knows the methods by name only, from SpeculationInfo; knows no HTTP and makes no drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from fastdeploy_sd.errors import BadRequest, suggest
+from fastdeploy_sd.sampling_params import MAX_LOGPROBS
+from fastdeploy_sd.types import Speculation, SpeculationInfo
+
+NAIVE = "naive"
+SpeculationWish = Speculation | Mapping[str, Any] | None
+"""What a caller says: a whole value, some of its fields by name, or nothing."""
+_DEFAULTS = {f.name: f.default for f in fields(Speculation)}
+
+
+def resolve_speculation(wish: SpeculationWish, info: SpeculationInfo) -> Speculation:
+    """Return the wish as the engine takes it.
+
+    A wish for no drafts (`enabled` false or method "naive") is granted by every server whatever else it says, so that
+    a client may send one body everywhere; only the types of the rest are checked. Any other wish needs a server that
+    speculates.
+
+    Args:
+        wish: fields of Speculation by name, None counting as not given; or a Speculation, whose defaults do not either.
+        info: of the loaded model.
+
+    Raises:
+        BadRequest: a field is unknown, of the wrong type, or beyond what `info` offers; the text names it.
+    """
+    given = _given_fields(wish)
+    for name, value in given.items():
+        _verify_type(name, value)
+    num_draft_logprobs = given.get("num_draft_logprobs")
+    if num_draft_logprobs is not None:
+        verify_has_draft_logprobs(info, "speculation.num_draft_logprobs")
+    if not given.get("enabled", True) or given.get("method") == NAIVE:
+        return Speculation(enabled=False, num_draft_logprobs=num_draft_logprobs)
+    if info.max_draft_tokens == 0:
+        _verify_asks_for_nothing(given)
+    method, limit = given.get("method"), info.max_draft_tokens
+    if method is not None and method not in info.methods:
+        wanted = f"one of {', '.join(info.methods)} (what this server has loaded)"
+        raise _unexpected("method", wanted, f"{method!r}{suggest(method, info.methods)}")
+    if given.get("num_speculative_tokens", 0) > limit:
+        wanted = f"an integer in 1..{limit} (this server's limit)"
+        raise _unexpected("num_speculative_tokens", wanted, given["num_speculative_tokens"])
+    return Speculation(**given)
+
+
+def verify_has_draft_logprobs(info: SpeculationInfo, field: str) -> None:
+    """Verify that the server can report log-probabilities of drafts.
+
+    Raises:
+        BadRequest: it cannot; `field` is the one that asked.
+    """
+    if not info.has_draft_logprobs:
+        raise BadRequest(
+            f"{field}: expected a server whose speculative_config has enable_draft_logprob and a method with"
+            " log-probabilities, got one without",
+            param=field.partition(".")[0],
+        )
+
+
+def _given_fields(wish: SpeculationWish) -> dict[str, Any]:
+    if wish is None:
+        return {}
+    if isinstance(wish, Speculation):
+        return {name: value for name, default in _DEFAULTS.items() if (value := getattr(wish, name)) != default}
+    if not isinstance(wish, Mapping):
+        raise BadRequest(f"speculation: expected a map, got {wish!r}", param="speculation")
+    for name in wish:
+        if name not in _DEFAULTS:
+            raise BadRequest(f"speculation.{name}: unknown field{suggest(str(name), _DEFAULTS)}", param="speculation")
+    return {name: value for name, value in wish.items() if value is not None}
+
+
+def _is_integer(value: object, low: int, high: int | None = None) -> bool:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return is_integer and value >= low and (high is None or value <= high)  # type: ignore[operator]
+
+
+# Field -> what it must be whatever the server offers.
+_TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "enabled": ("true or false", lambda value: isinstance(value, bool)),
+    "method": ("the name of a method", lambda value: isinstance(value, str)),
+    "num_speculative_tokens": ("an integer >= 1", lambda value: _is_integer(value, 1)),
+    "num_draft_logprobs": (f"an integer in 0..{MAX_LOGPROBS}", lambda value: _is_integer(value, 0, MAX_LOGPROBS)),
+}
+
+
+def _verify_type(name: str, value: object) -> None:
+    wanted, is_right = _TYPES[name]
+    if not is_right(value):
+        raise _unexpected(name, wanted, repr(value))
+
+
+def _verify_asks_for_nothing(given: Mapping[str, Any]) -> None:
+    """Refuse a wish for drafts where nothing drafts."""
+    for name, wanted in (("enabled", "false"), ("method", repr(NAIVE)), ("num_speculative_tokens", "none")):
+        if name in given:
+            raise _unexpected(name, f"{wanted} (this server was started without speculation)", repr(given[name]))
+
+
+def _unexpected(name: str, wanted: str, got: object) -> BadRequest:
+    return BadRequest(f"speculation.{name}: expected {wanted}, got {got}", param="speculation")

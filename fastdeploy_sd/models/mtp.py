@@ -1,0 +1,168 @@
+"""Multi-token prediction: draft layers that guess the token after next from the target's hidden rows.
+
+A layer computes block(projection(norm(embedding of token q) | norm(hidden row of position q - 1))) and, after an output
+norm, the target's head or its own makes logits for position q + 1. Knows weights and ops; knows no requests.
+
+Source: arXiv:2412.19437, section 2.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+from fastdeploy_sd.checkpoint import Checkpoint, Weights
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.layers.attention import AttentionInputs
+from fastdeploy_sd.layers.linear import Linear
+from fastdeploy_sd.layers.norm import RmsNorm
+from fastdeploy_sd.models.decoder import Decoder, DecoderLayer, Embedding, LayerBuilder
+from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.ops.batch import gather_output_rows
+from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.quantization.scheme import QuantScheme
+from fastdeploy_sd.types import I32
+
+
+class Embed(Protocol):
+    """Maps i32[T] token ids to [T, H]."""
+
+    def __call__(self, input_ids: I32) -> Tensor: ...
+
+
+class Head(Protocol):
+    """Maps normed rows [A, H] to logits f32[A, V]."""
+
+    def __call__(self, hidden: Tensor) -> Tensor: ...
+
+
+class MtpOutput(NamedTuple):
+    """A draft layer's output rows.
+
+    Attributes:
+        normed: [n, H] after the output norm: what the head reads.
+        chained: [n, H]: what the next draft step reads as hidden rows.
+    """
+
+    normed: Tensor
+    chained: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MtpLayer:
+    """One draft layer; parts may be the target's."""
+
+    embed: Embed
+    embedding_norm: RmsNorm
+    hidden_norm: RmsNorm
+    projection: Linear
+    block: DecoderLayer
+    output_norm: RmsNorm
+    head: Head
+
+
+class MtpModel:
+    """The draft layers of one checkpoint. Step i uses layer i, or the only one there is.
+
+    Args:
+        feeds_normed: see MtpWeights.
+    """
+
+    def __init__(self, layers: list[MtpLayer], *, feeds_normed: bool) -> None:
+        self._layers, self._feeds_normed = layers, feeds_normed
+
+    @property
+    def num_layers(self) -> int:
+        """Draft layers, each with a KV cache of its own."""
+        return len(self._layers)
+
+    def forward(
+        self,
+        layer: int,
+        input_ids: I32,
+        hidden: Tensor,
+        cache: KvCache[Tensor],
+        inputs: AttentionInputs,
+        rows: I32 | None = None,
+    ) -> MtpOutput:
+        """Run one draft layer and store its KV.
+
+        Args:
+            input_ids: i32[T], the token of every row.
+            hidden: [T, H], the hidden row of the position before it.
+            rows: i32[n], the rows whose output is wanted; None = all.
+        """
+        part = self._layers[layer]
+        embedded, _ = part.embedding_norm(part.embed(input_ids))
+        normed_hidden, _ = part.hidden_norm(hidden)
+        x = part.projection(paddle.concat([embedded, normed_hidden], axis=1))
+        x, residual = part.block(x, None, cache, inputs)
+        if rows is not None:
+            x, residual = gather_output_rows(x, rows), gather_output_rows(residual, rows)
+        normed, total = part.output_norm(x, residual)
+        return MtpOutput(normed, normed if self._feeds_normed else total.astype(normed.dtype))
+
+    def logits(self, layer: int, normed: Tensor) -> Tensor:
+        """normed [A, H] -> f32[A, V]."""
+        return self._layers[layer].head(normed)
+
+
+def build_mtp_model(
+    decoder: Decoder, target: Checkpoint, weights: MtpWeights, scheme: QuantScheme, num_steps: int
+) -> MtpModel:
+    """Build the draft layers that `num_steps` steps use, sharing with the target what is the same.
+
+    Args:
+        scheme: of the draft layers' own linear weights.
+
+    Raises:
+        CheckpointError: a tensor is missing or has another shape.
+        ConfigError: there are several layers, and fewer than steps.
+    """
+    if weights.num_layers > 1 and num_steps > weights.num_layers:
+        raise ConfigError(
+            f"speculative_config.num_model_steps: expected at most the {weights.num_layers} MTP layers of "
+            f"{weights.path}, each of which makes one step, got {num_steps}",
+            param="speculative_config",
+        )
+    builder = _MtpBuilder(decoder, DecoderWeights(target, decoder.config), weights, scheme)
+    return MtpModel(
+        [builder.layer(j) for j in range(min(num_steps, weights.num_layers))], feeds_normed=weights.feeds_normed
+    )
+
+
+class _MtpBuilder:
+    """Turns MTP weights into layers."""
+
+    def __init__(self, decoder: Decoder, shared: DecoderWeights, weights: MtpWeights, scheme: QuantScheme) -> None:
+        self._decoder, self._shared, self._weights, self._scheme = decoder, shared, weights, scheme
+        self._blocks = LayerBuilder(weights, weights.config, scheme)
+
+    def layer(self, j: int) -> MtpLayer:
+        w, eps = self._weights, self._weights.config.norm_eps
+        output_norm = w.output_norm(j)
+        return MtpLayer(
+            embed=self._embed(w.embedding(j)),
+            embedding_norm=RmsNorm(w.embedding_norm(j), eps),
+            hidden_norm=RmsNorm(w.hidden_norm(j), eps),
+            projection=Linear(*w.projection(j), self._scheme.linear),
+            block=self._blocks.layer(j),
+            output_norm=self._decoder.final_norm if output_norm is None else RmsNorm(output_norm, eps),
+            head=self._head(w.head(j)),
+        )
+
+    def _embed(self, own: Weights | None) -> Embed:
+        if own is None or np.array_equal(own, self._shared.embedding()):
+            return self._decoder.embed
+        return Embedding(own, self._scheme)
+
+    def _head(self, own: Weights | None) -> Head:
+        if own is None or np.array_equal(own, self._shared.lm_head()):
+            return self._decoder.logits
+        linear = Linear(own, None, self._scheme.lm_head)
+        return lambda hidden: linear(hidden, paddle.float32)

@@ -1,0 +1,190 @@
+"""Finds the multi-token prediction (MTP) layers of a checkpoint, under ERNIE's naming or GLM's and DeepSeek's.
+
+ERNIE keeps them in a directory of their own, `<model>/mtp`, or beside the other weights: `ernie.mtp_emb_norm.<j>`,
+`ernie.mtp_hidden_norm.<j>`, `ernie.mtp_linear_proj.<j>` and `ernie.mtp_block.<j>.*`, or the same under `model.`.
+GLM and DeepSeek number them as layers that follow the decoder's: `model.layers.<n + j>.{enorm,hnorm,eh_proj}`,
+`shared_head.{norm,head}`, `embed_tokens` and a decoder layer. Knows names and shapes, not layers.
+
+Source: paddlepaddle/FastDeploy, fastdeploy/model_executor/models/{ernie4_5_mtp,glm4_mtp}.py, for names and layouts.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from dataclasses import dataclass, replace
+
+from fastdeploy_sd.checkpoint import Checkpoint, Weights
+from fastdeploy_sd.errors import CheckpointError, ConfigError
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.registry import read_draft_config
+from fastdeploy_sd.models.weights import LayerWeights
+
+_PARAM = "speculative_config"
+_ERNIE_NAME = re.compile(r"(model|ernie)\.mtp_emb_norm\.(\d+)\.weight")
+_NUMBERED_NAME = re.compile(r"(model|ernie)\.layers\.(\d+)\.eh_proj\.weight")
+_WANTED = "tensors like ernie.mtp_emb_norm.0.weight or model.layers.<n>.eh_proj.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class MtpNames:
+    """What the parts of MTP layers are called. A layer is named by its number in the checkpoint.
+
+    Attributes:
+        numbers: of the layers, in the order of their steps.
+        block: prefix of the decoder layers.
+        embedding_norm, hidden_norm, projection, output_norm, embedding, head: with `{}` for the number; None = the
+            layout has no such part, and the target's is used.
+    """
+
+    numbers: tuple[int, ...]
+    block: str
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    output_norm: str | None = None
+    embedding: str | None = None
+    head: str | None = None
+
+
+def find_names(checkpoint: Checkpoint) -> MtpNames | None:
+    """Return how a checkpoint names its MTP layers, None where it has none.
+
+    Raises:
+        CheckpointError: the numbers have a gap, or are fewer than config.json says.
+    """
+    ernie = _numbers(checkpoint, _ERNIE_NAME)
+    if ernie is not None:
+        root, numbers = ernie
+        parts = [f"{root}.mtp_{part}.{{}}" for part in ("emb_norm", "hidden_norm", "linear_proj")]
+        return MtpNames(numbers, f"{root}.mtp_block", *parts)
+    numbered = _numbers(checkpoint, _NUMBERED_NAME)
+    if numbered is None:
+        return None
+    root, numbers = numbered
+    parts = [f"{root}.layers.{{}}.{part}" for part in ("enorm", "hnorm", "eh_proj")]
+    ends = [f"{root}.layers.{{}}.{part}" for part in ("shared_head.norm", "embed_tokens", "shared_head.head")]
+    return MtpNames(numbers, f"{root}.layers", *parts, *ends)
+
+
+def _numbers(checkpoint: Checkpoint, pattern: re.Pattern[str]) -> tuple[str, tuple[int, ...]] | None:
+    found = [match for match in map(pattern.fullmatch, checkpoint.names()) if match is not None]
+    if not found:
+        return None
+    numbers = tuple(sorted(int(match[2]) for match in found))
+    if numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):
+        raise CheckpointError(f"{checkpoint.path}: expected MTP layers numbered without a gap, got {numbers}")
+    declared = checkpoint.config.get("num_nextn_predict_layers")
+    if isinstance(declared, int) and declared > len(numbers):
+        raise CheckpointError(
+            f"{checkpoint.path}: num_nextn_predict_layers: expected as many MTP layers as are stored, {len(numbers)}, "
+            f"got {declared}"
+        )
+    return found[0][1], numbers
+
+
+class MtpWeights(LayerWeights):
+    """Weights of MTP layers by role; layer j is the j-th of them, from 0.
+
+    Attributes:
+        path: the directory they come from.
+        config: of their decoder layers.
+        num_layers: how many there are.
+        feeds_normed: the next step reads a layer's output after the final norm (ERNIE), not before it (GLM, DeepSeek).
+
+    Raises (from every method):
+        CheckpointError: a tensor is missing or has another shape.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, names: MtpNames) -> None:
+        super().__init__(checkpoint, config, names.block)
+        self.path, self.num_layers, self._names = checkpoint.path, len(names.numbers), names
+        self.feeds_normed = names.output_norm is None
+        has_router = frozenset(j for j in range(self.num_layers) if self.has_router(j))
+        if has_router and config.moe is None:
+            raise CheckpointError(f"{checkpoint.path}: config.json: expected the experts of the MTP layers, found none")
+        self.config = config if config.moe is None else replace(config, moe=replace(config.moe, layers=has_router))
+
+    def embedding_norm(self, j: int) -> Weights:
+        """Return f32[H]."""
+        return self._vector(f"{self._name(self._names.embedding_norm, j)}.weight", self.config.hidden_size)
+
+    def hidden_norm(self, j: int) -> Weights:
+        """Return f32[H]."""
+        return self._vector(f"{self._name(self._names.hidden_norm, j)}.weight", self.config.hidden_size)
+
+    def projection(self, j: int) -> tuple[Weights, Weights | None]:
+        """Return [H, 2 * H] over normed embedding | normed hidden row, and its bias f32[H] or None."""
+        name, hidden = self._name(self._names.projection, j), self.config.hidden_size
+        bias = f"{name}.bias"
+        return self._matrix(name, hidden, 2 * hidden), (
+            self._vector(bias, hidden) if bias in self._checkpoint else None
+        )
+
+    def output_norm(self, j: int) -> Weights | None:
+        """Return f32[H], or None for the target's final norm."""
+        if self._names.output_norm is None:
+            return None
+        return self._vector(f"{self._name(self._names.output_norm, j)}.weight", self.config.hidden_size)
+
+    def embedding(self, j: int) -> Weights | None:
+        """Return [V, H], or None for the target's table."""
+        name = None if self._names.embedding is None else f"{self._name(self._names.embedding, j)}.weight"
+        if name is None or name not in self._checkpoint:
+            return None
+        return self._checkpoint.tensor(name, (self.config.vocab_size, self.config.hidden_size))
+
+    def head(self, j: int) -> Weights | None:
+        """Return [V, H], or None for the target's head."""
+        name = None if self._names.head is None else self._name(self._names.head, j)
+        if name is None or f"{name}.weight" not in self._checkpoint:
+            return None
+        return self._matrix(name, self.config.vocab_size, self.config.hidden_size)
+
+    def _name(self, pattern: str, j: int) -> str:
+        return pattern.format(self._names.numbers[j])
+
+    def _layer(self, layer: int) -> str:
+        return super()._layer(self._names.numbers[layer])
+
+
+def open_mtp_weights(target: Checkpoint, target_config: DecoderConfig, directory: str | None) -> MtpWeights:
+    """Open the MTP weights that belong to a target.
+
+    Args:
+        directory: where they are; None = `<target>/mtp` if that exists, else inside the target's checkpoint.
+
+    Raises:
+        ConfigError: there are none where they were looked for.
+        CheckpointError: the checkpoint is malformed, or does not fit the target's geometry.
+    """
+    checkpoint, places = _choose(target, directory)
+    names = find_names(checkpoint)
+    if names is None:
+        raise ConfigError(f"{_PARAM}.model: expected MTP weights ({_WANTED}) in {places}, found none", param=_PARAM)
+    config = target_config if checkpoint is target else read_draft_config(checkpoint.config)
+    _verify_fits(checkpoint.path, config, target.path, target_config)
+    return MtpWeights(checkpoint, config, names)
+
+
+def _choose(target: Checkpoint, directory: str | None) -> tuple[Checkpoint, str]:
+    """Return the checkpoint to look into and, for the error, the places that were considered."""
+    if directory is not None:
+        path = pathlib.Path(directory)
+        if path.is_dir() and path.resolve() == target.path.resolve():
+            return target, str(path)
+        return Checkpoint(path), str(path)
+    path = target.path / "mtp"
+    if path.is_dir():
+        return Checkpoint(path), str(path)
+    return target, f"{path} or {target.path}"
+
+
+def _verify_fits(path: pathlib.Path, draft: DecoderConfig, target_path: pathlib.Path, target: DecoderConfig) -> None:
+    for name in ("hidden_size", "vocab_size", "num_kv_heads", "head_dim"):
+        got, wanted = getattr(draft, name), getattr(target, name)
+        if got != wanted:
+            raise CheckpointError(
+                f"{path}: {name}: expected {wanted} as in the target {target_path}, whose KV blocks, embedding and "
+                f"head the MTP layers share, got {got}"
+            )

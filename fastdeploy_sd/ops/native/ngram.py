@@ -1,0 +1,180 @@
+"""The n-gram index of growing texts, in the kernel library. Knows slots and token ids, no requests."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastdeploy_sd.ops.library import CParams, call, library
+from fastdeploy_sd.ops.native.arrays import pointer
+from fastdeploy_sd.types import I32, DraftTokens
+
+
+class NgramCreateParams(CParams):
+    """Twin of fdsd::NgramCreateParams."""
+
+    _fields_ = (
+        ("num_slots", ctypes.c_int32),
+        ("min_n", ctypes.c_int32),
+        ("max_n", ctypes.c_int32),
+        ("index", ctypes.c_void_p),
+    )
+
+
+class NgramSlotsParams(CParams):
+    """Twin of fdsd::NgramSlotsParams."""
+
+    _fields_ = (("index", ctypes.c_void_p), ("count", ctypes.c_int32), ("slots", ctypes.c_void_p))
+
+
+class NgramCheckParams(CParams):
+    """Twin of fdsd::NgramCheckParams."""
+
+    _fields_ = (
+        ("index", ctypes.c_void_p),
+        ("num_slots", ctypes.c_int32),
+        ("max_tokens_per_row", ctypes.c_int32),
+        ("token_table", ctypes.c_void_p),
+    )
+
+
+class NgramProposeParams(CParams):
+    """Twin of fdsd::NgramProposeParams."""
+
+    _fields_ = (
+        ("index", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("num_slots", ctypes.c_int32),
+        ("max_tokens_per_row", ctypes.c_int32),
+        ("max_num_drafts", ctypes.c_int32),
+        ("token_table", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("num_tokens", ctypes.c_void_p),
+        ("max_draft_len", ctypes.c_void_p),
+        ("prefix_token_ids", ctypes.c_void_p),
+        ("cu_num_prefix", ctypes.c_void_p),
+        ("draft_token_ids", ctypes.c_void_p),
+        ("cu_num_draft", ctypes.c_void_p),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NgramRows:
+    """The rows to draft for, as columns.
+
+    Attributes:
+        slots: i32[R], row of the token table; slots that were begun.
+        num_tokens: i32[R], committed tokens, never fewer than in the slot's last step.
+        max_draft_len: i32[R] >= 0, `prefix` not counted.
+        prefix: drafts of another method, which belong to the text but not to what is indexed; None = nobody has any.
+    """
+
+    slots: I32
+    num_tokens: I32
+    max_draft_len: I32
+    prefix: DraftTokens | None = None
+
+
+class NgramIndex:
+    """Where the n-grams of every slot's text occurred last.
+
+    A table per slot and n holds 8 to 16 bytes per distinct n-gram. The time of a step does not depend on the length of
+    the texts: an appended token and a look-up cost a constant each per n.
+
+    Args:
+        num_slots: slots 0 .. num_slots - 1.
+        min_n, max_n: lengths of the n-grams, 1 <= min_n <= max_n.
+
+    Raises:
+        ValueError: the lengths or the number of slots are out of range.
+    """
+
+    def __init__(self, num_slots: int, min_n: int, max_n: int) -> None:
+        handle = ctypes.c_void_p()
+        call("ngram_create", NgramCreateParams(num_slots, min_n, max_n, ctypes.addressof(handle)))
+        self._handle = handle
+        weakref.finalize(self, library().fdsd_ngram_destroy, handle)
+
+    def begin(self, slots: I32) -> None:
+        """Start these slots, i32[n], with empty texts, whatever they held.
+
+        Raises:
+            ValueError: a slot is out of range, or memory is exhausted.
+        """
+        call("ngram_begin", self._slots(slots))
+
+    def forget(self, slots: I32) -> None:
+        """Free what these slots, i32[n], hold; one that was not begun is ignored.
+
+        Raises:
+            ValueError: a slot is out of range.
+        """
+        call("ngram_forget", self._slots(slots))
+
+    def propose(self, token_table: I32, rows: NgramRows) -> DraftTokens:
+        """Index what was committed since the slot's last step, then copy what followed the text's end before.
+
+        The longest end of committed tokens + prefix, of max_n down to min_n tokens, that occurred earlier among the
+        committed tokens decides, at its latest occurrence. What followed it is copied until the row has max_draft_len
+        drafts; a copy that reaches the end of the text goes on with the drafts just made, so that a repeated phrase is
+        repeated further.
+
+        Args:
+            token_table: i32[num_slots, max_tokens_per_row], the committed tokens of each slot. They must not have
+                changed since they were first seen here.
+
+        Returns:
+            max_draft_len[r] drafts in row r, or none if no end occurred earlier.
+
+        Raises:
+            ValueError: a shape or dtype disagrees, a count or slot is out of range, a slot was not begun, its tokens
+                became fewer, or memory is exhausted.
+
+        Source: arXiv:2304.04487 (drafts from the text itself), with the copy of LZ77.
+        """
+        num_rows = len(rows.slots)
+        num_slots, max_tokens_per_row = token_table.shape
+        max_num_drafts = max(0, int(rows.max_draft_len.sum(dtype=np.int64)))
+        token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
+        prefix_ids = None if rows.prefix is None else rows.prefix.token_ids
+        cu_num_prefix = None if rows.prefix is None else rows.prefix.cu_num_draft
+        num_prefix = 0 if cu_num_prefix is None else int(cu_num_prefix[-1])
+        params = NgramProposeParams(
+            self._handle,
+            num_rows,
+            num_slots,
+            max_tokens_per_row,
+            max_num_drafts,
+            pointer("token_table", token_table, (num_slots, max_tokens_per_row), np.int32),
+            pointer("slots", rows.slots, (num_rows,), np.int32),
+            pointer("num_tokens", rows.num_tokens, (num_rows,), np.int32),
+            pointer("max_draft_len", rows.max_draft_len, (num_rows,), np.int32),
+            pointer("prefix", prefix_ids, (num_prefix,), np.int32),
+            pointer("cu_num_prefix", cu_num_prefix, (num_rows + 1,), np.int32),
+            token_ids.ctypes.data,
+            cu_num_draft.ctypes.data,
+        )
+        call("ngram_propose", params)
+        return DraftTokens(token_ids[: cu_num_draft[-1]], cu_num_draft)
+
+    def check_integrity(self, token_table: I32) -> None:
+        """Check every table against the text it stands for, in time proportional to all texts.
+
+        Raises:
+            ValueError: naming what is wrong.
+        """
+        num_slots, max_tokens_per_row = token_table.shape
+        table = pointer("token_table", token_table, (num_slots, max_tokens_per_row), np.int32)
+        call("ngram_check_integrity", NgramCheckParams(self._handle, num_slots, max_tokens_per_row, table))
+
+    def num_bytes(self) -> int:
+        """Return the memory of all tables."""
+        function = library().fdsd_ngram_num_bytes
+        function.restype = ctypes.c_int64
+        return int(function(self._handle))
+
+    def _slots(self, slots: I32) -> NgramSlotsParams:
+        return NgramSlotsParams(self._handle, len(slots), pointer("slots", slots, (len(slots),), np.int32))

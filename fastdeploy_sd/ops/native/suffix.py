@@ -1,0 +1,253 @@
+"""Suffix decoding in the kernel library: automata of token texts and drafts from them. Knows slots and salt digests."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.ops.library import call, library
+from fastdeploy_sd.ops.native.arrays import pointer
+from fastdeploy_sd.ops.native.suffix_params import (
+    SuffixBeginParams,
+    SuffixCountParams,
+    SuffixCreateParams,
+    SuffixProposeParams,
+    SuffixSequencesParams,
+    SuffixSlotsParams,
+    SuffixStats,
+)
+from fastdeploy_sd.types import I32, I64, DraftTokens
+
+SALT_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixRule:
+    """How drafts are made.
+
+    Attributes:
+        max_context: tokens of the context that are told apart, >= 1.
+        max_factor: drafts per token of the matched context at most, >= 0.
+        min_token_prob: the drafts' joint probability at least, 0 .. 1.
+    """
+
+    max_context: int = 64
+    max_factor: float = 1.0
+    min_token_prob: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixLimits:
+    """What the shared cache may hold; 0 of either = nothing.
+
+    Attributes:
+        max_sequences: outputs, -1 = any number.
+        max_bytes: memory.
+    """
+
+    max_sequences: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SuffixRows:
+    """The rows of a step, as columns.
+
+    Attributes:
+        slots: i32[R], rows of the token table, none twice.
+        num_tokens: i32[R], committed tokens, never fewer than in the slot's last step.
+        max_draft_len: i32[R] >= 0, `prefix` not counted; 0 for a slot that was not begun, which is left alone.
+        prefix: drafts of another method, which belong to the context but not to what is kept; None = nobody has any.
+    """
+
+    slots: I32
+    num_tokens: I32
+    max_draft_len: I32
+    prefix: DraftTokens | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SuffixSequences:
+    """Outputs as they were cached, the oldest first.
+
+    Attributes:
+        salt_digests: u8[Q, 16].
+        cu_tokens: i64[Q+1]; sequence q owns `token_ids[cu_tokens[q]:cu_tokens[q+1]]`.
+        token_ids: i32[N].
+    """
+
+    salt_digests: npt.NDArray[np.uint8]
+    cu_tokens: I64
+    token_ids: I32
+
+
+class SuffixDrafter:
+    """Texts of the requests in slots, outputs shared between requests of one salt, and drafts from both.
+
+    Args:
+        num_slots: slots 0 .. num_slots - 1.
+        vocab_size: token ids are below it.
+        rule: how drafts are made.
+        limits: of the shared cache. A slot's own text is not counted; it takes about 50 bytes per token.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, rule: SuffixRule, limits: SuffixLimits) -> None:
+        handle = ctypes.c_void_p()
+        params = SuffixCreateParams(
+            num_slots,
+            vocab_size,
+            rule.max_context,
+            rule.max_factor,
+            rule.min_token_prob,
+            limits.max_sequences,
+            limits.max_bytes,
+            ctypes.addressof(handle),
+        )
+        call("suffix_create", params)
+        self._handle = handle
+        weakref.finalize(self, library().fdsd_suffix_destroy, handle)
+
+    def begin(self, slot: int, num_private: int, salt_digest: bytes) -> None:
+        """Start a slot, whatever it held; its text is read in its first step.
+
+        Args:
+            num_private: leading tokens that are not to be shared: the prompt, and output that was shared before.
+            salt_digest: 16 bytes that stand for the salt.
+
+        Raises:
+            ValueError: the slot or a length is out of range, or memory is exhausted.
+        """
+        if len(salt_digest) != SALT_DIGEST_BYTES:
+            raise ValueError(f"salt_digest: expected {SALT_DIGEST_BYTES} bytes, got {len(salt_digest)}")
+        call("suffix_begin", SuffixBeginParams(self._handle, slot, num_private, salt_digest))
+
+    def forget(self, slots: I32) -> None:
+        """Free what these slots, i32[n], matched; what they shared stays. One that was not begun is ignored.
+
+        Raises:
+            ValueError: a slot is out of range.
+        """
+        slots_pointer = pointer("slots", slots, (len(slots),), np.int32)
+        call("suffix_forget", SuffixSlotsParams(self._handle, len(slots), slots_pointer))
+
+    def propose(self, token_table: I32, rows: SuffixRows) -> DraftTokens:
+        """Read what was committed since each slot's last step, share its output, and draft for all rows.
+
+        The context, cut to its last `max_context` tokens, is matched in the row's own text and in every shard of what
+        was shared under its salt. From the longest match of each and a few of its shorter ends, the most frequent
+        continuation is followed (of equals the one that occurred last) while its joint probability, estimated from
+        counts, is at least `min_token_prob`, for at most `max_factor` times the match. The highest sum of joint
+        probabilities wins, of equals the longer match, then the own text, then the younger shard.
+
+        Args:
+            token_table: i32[num_slots, max_tokens_per_row], the committed tokens of each slot. They must not have
+                changed since they were first seen here.
+
+        Returns:
+            At most max_draft_len[r] drafts in row r.
+
+        Raises:
+            ValueError: a shape or dtype disagrees, a count, slot or token is out of range, a slot to draft for was not
+                begun, its tokens became fewer, or memory is exhausted. Only in the last case has anything changed.
+
+        Source: arXiv:2411.04975 (SuffixDecoding).
+        """
+        num_rows = len(rows.slots)
+        num_slots, max_tokens_per_row = token_table.shape
+        max_num_drafts = max(0, int(rows.max_draft_len.sum(dtype=np.int64)))
+        token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
+        prefix_ids = None if rows.prefix is None else rows.prefix.token_ids
+        cu_num_prefix = None if rows.prefix is None else rows.prefix.cu_num_draft
+        num_prefix = 0 if cu_num_prefix is None else int(cu_num_prefix[-1])
+        params = SuffixProposeParams(
+            self._handle,
+            num_rows,
+            num_slots,
+            max_tokens_per_row,
+            max_num_drafts,
+            pointer("token_table", token_table, (num_slots, max_tokens_per_row), np.int32),
+            pointer("slots", rows.slots, (num_rows,), np.int32),
+            pointer("num_tokens", rows.num_tokens, (num_rows,), np.int32),
+            pointer("max_draft_len", rows.max_draft_len, (num_rows,), np.int32),
+            pointer("prefix", prefix_ids, (num_prefix,), np.int32),
+            pointer("cu_num_prefix", cu_num_prefix, (num_rows + 1,), np.int32),
+            token_ids.ctypes.data,
+            cu_num_draft.ctypes.data,
+        )
+        call("suffix_propose", params)
+        return DraftTokens(token_ids[: cu_num_draft[-1]], cu_num_draft)
+
+    def stats(self) -> SuffixStats:
+        """Return what the shared cache holds."""
+        stats = SuffixStats()
+        library().fdsd_suffix_stats(self._handle, ctypes.byref(stats))
+        return stats
+
+    def export_sequences(self) -> SuffixSequences:
+        """Return the shared outputs."""
+        stats = self.stats()
+        sequences = SuffixSequences(
+            np.empty((stats.num_sequences, SALT_DIGEST_BYTES), np.uint8),
+            np.empty(stats.num_sequences + 1, np.int64),
+            np.empty(stats.num_tokens, np.int32),
+        )
+        call("suffix_export", self._sequences_params(sequences))
+        return sequences
+
+    def import_sequences(self, sequences: SuffixSequences) -> None:
+        """Add outputs to the shared cache in their order, within its limits: of too many the first ones go.
+
+        Raises:
+            ValueError: a shape or dtype disagrees, offsets or tokens are out of range, or memory is exhausted.
+        """
+        call("suffix_import", self._sequences_params(sequences))
+
+    def count(self, slot: int, token_ids: I32) -> list[int]:
+        """Return how often i32[n], n >= 1, occurs in the slot's own text, then in each of its salt's shards by age.
+
+        Raises:
+            ValueError: the slot was not begun, or there are no tokens.
+        """
+        counts, num_counts = np.empty(self.stats().num_shards + 1, np.int64), np.zeros(1, np.int32)
+        num_tokens = len(token_ids)
+        params = SuffixCountParams(
+            self._handle,
+            slot,
+            num_tokens,
+            len(counts),
+            pointer("token_ids", token_ids, (num_tokens,), np.int32),
+            counts.ctypes.data,
+            num_counts.ctypes.data,
+        )
+        call("suffix_count", params)
+        return [int(count) for count in counts[: num_counts[0]]]
+
+    def check_integrity(self) -> None:
+        """Check all structures against their definitions, in time proportional to their size.
+
+        Raises:
+            ValueError: naming what is wrong.
+        """
+        function = library().fdsd_suffix_check_integrity
+        function.restype = ctypes.c_char_p
+        error = function(self._handle)
+        if error:
+            raise ValueError(f"suffix_check_integrity: {error.decode()}")
+
+    def _sequences_params(self, sequences: SuffixSequences) -> SuffixSequencesParams:
+        num_sequences, num_tokens = len(sequences.salt_digests), len(sequences.token_ids)
+        return SuffixSequencesParams(
+            self._handle,
+            num_sequences,
+            num_tokens,
+            pointer("salt_digests", sequences.salt_digests, (num_sequences, SALT_DIGEST_BYTES), np.uint8),
+            pointer("cu_tokens", sequences.cu_tokens, (num_sequences + 1,), np.int64),
+            pointer("token_ids", sequences.token_ids, (num_tokens,), np.int32),
+        )

@@ -1,0 +1,120 @@
+"""Meaning of mtp_preprocess_ and mtp_postprocess_."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.ops.native.arrays import Array
+from fastdeploy_sd.ops.native.mtp import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
+from fastdeploy_sd.types import F32, I32, I64
+
+
+def _slot_mapping(batch: DraftBatch, r: int, positions: I32) -> I64:
+    blocks = batch.block_table[batch.slots[r], positions // batch.block_size].astype(np.int64)
+    return np.asarray(blocks * batch.block_size + positions % batch.block_size, np.int64)
+
+
+def _offsets(counts: I32) -> I32:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+
+
+def _hidden_at(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array], r: int, position: int) -> Any:
+    """The hidden row of a position that request r combines with the token after it."""
+    if position < todo.source:
+        return np.zeros_like(hidden.step[0])
+    if position >= todo.hidden_begin[r]:
+        return hidden.step[todo.cu_hidden[r] + position - todo.hidden_begin[r]]
+    if (position + 1) % batch.block_size == 0:
+        return hidden.blocks[batch.block_table[batch.slots[r], position // batch.block_size]]
+    return hidden.requests[batch.slots[r]]
+
+
+def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array]) -> MtpInputs:
+    """Lay out one pass of a draft layer and keep the hidden rows that later steps need, in place.
+
+    The row at KV slot q combines the token at q, committed or drafted, with the source layer's output at q - 1. That
+    comes from this step where the step computed it, and else from what was kept: the row of the block that ends there,
+    or the request's own. Layer l has no output before position l: what would need it gets zeros.
+
+    Of the positions [hidden_begin, hidden_end) the rows that end a block and the last one are kept.
+
+    Args:
+        batch: the requests.
+        todo: what they compute.
+        hidden: rows of the source layer; `blocks` and `requests` are written.
+    """
+    num_requests = len(batch.slots)
+    positions = [np.arange(todo.begin[r], todo.end[r], dtype=np.int32) for r in range(num_requests)]
+    texts = [
+        np.concatenate(
+            [
+                batch.token_table[batch.slots[r], : batch.num_committed[r]],
+                batch.draft_token_ids[batch.cu_num_draft[r] : batch.cu_num_draft[r + 1]],
+            ]
+        )
+        for r in range(num_requests)
+    ]
+    counts = todo.end - todo.begin
+    query_start_loc = _offsets(counts)
+    drafting = np.diff(batch.cu_num_draft) > todo.source
+    gathered = [
+        _hidden_at(batch, todo, hidden, r, int(q) - 1).copy() for r in range(num_requests) for q in positions[r]
+    ]
+    out = MtpInputs(
+        input_ids=_flat([texts[r][positions[r]] for r in range(num_requests)], np.int32),
+        positions=_flat(positions, np.int32),
+        slot_mapping=_flat([_slot_mapping(batch, r, positions[r]) for r in range(num_requests)], np.int64),
+        query_start_loc=query_start_loc,
+        seq_lens=todo.end.copy(),
+        draft_rows=query_start_loc[1:][drafting] - 1,
+        hidden=np.array(gathered, hidden.step.dtype).reshape(-1, hidden.step.shape[1]),
+    )
+    _keep_hidden(batch, todo, hidden)
+    return out
+
+
+def _keep_hidden(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array]) -> None:
+    for r, slot in enumerate(batch.slots):
+        for position in range(todo.hidden_begin[r], todo.hidden_end[r]):
+            row = hidden.step[todo.cu_hidden[r] + position - todo.hidden_begin[r]]
+            hidden.requests[slot] = row
+            if (position + 1) % batch.block_size == 0:
+                hidden.blocks[batch.block_table[slot, position // batch.block_size]] = row
+
+
+def _flat(parts: Sequence[Array], dtype: type) -> Array:
+    return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)
+
+
+def mtp_postprocess_(batch: DraftBatch, step: int, logits: F32, hidden: Array) -> NextInputs:
+    """Write draft `step` of every drafting request, in place, and lay out the pass that continues after it.
+
+    The draft is the most likely token, ties going to the lowest id; -1 where a logit is NaN or +inf or all are -inf,
+    and then token 0 is run next. Draft i of a request stands at position num_committed + i and is the token of KV slot
+    num_committed + i; requests that get no more drafts have no row.
+
+    Args:
+        batch: the requests; `draft_token_ids` is written.
+        step: from 0.
+        logits: f32[A, V], a row for every request with more than `step` drafts.
+        hidden: [A, H], the draft layer's output that the next pass reads.
+    """
+    num_drafts = np.diff(batch.cu_num_draft)
+    drafting, goes_on = np.flatnonzero(num_drafts > step), num_drafts > step + 1
+    is_valid = ~(np.isnan(logits) | (logits == np.inf)).any(axis=1) & (logits > -np.inf).any(axis=1)
+    drafts = np.where(is_valid, np.where(is_valid[:, None], logits, 0.0).argmax(axis=1), -1).astype(np.int32)
+    batch.draft_token_ids[batch.cu_num_draft[drafting] + step] = drafts
+    kept = goes_on[drafting]
+    positions = (batch.num_committed[goes_on] + step).astype(np.int32)
+    slots = [_slot_mapping(batch, int(r), positions[i : i + 1]) for i, r in enumerate(np.flatnonzero(goes_on))]
+    return NextInputs(
+        input_ids=drafts[kept].clip(0),
+        positions=positions,
+        slot_mapping=_flat(slots, np.int64),
+        query_start_loc=_offsets(goes_on.astype(np.int32)),
+        seq_lens=np.where(goes_on, batch.num_committed + step + 1, 0).astype(np.int32),
+        hidden=hidden[kept],
+    )

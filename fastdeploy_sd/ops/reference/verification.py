@@ -1,0 +1,68 @@
+"""Meaning of verify_draft_tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
+from fastdeploy_sd.types import EMPTY_I32, I32, DraftTokens
+
+
+def verify_draft_tokens(
+    sampled_token_ids: I32,
+    cu_num_logits: I32,
+    draft: DraftTokens,
+    policy: AcceptPolicy = AcceptPolicy.NORMAL,
+    candidates: Candidates | None = None,
+) -> tuple[I32, I32, I32]:
+    """Keep a prefix of each request's drafts, then emit the sampled token of the row after it.
+
+    Without candidates the prefix ends before the first draft that differs from its row's sampled token. With candidates
+    a draft is kept when it is a usable one of its row. One that is not is still kept when it is its row's second
+    candidate and each of the verify_window drafts after it is the first candidate of its own row; these are kept with
+    it, and judging goes on at the row after them. With fewer drafts left than the window it is not kept. ACCEPT_ALL
+    keeps all drafts and REJECT_ALL none, unseen.
+
+    A request of which a row up to the emitted one has no sampled token (-1) has failed.
+
+    Args:
+        sampled_token_ids: i32[L].
+        cu_num_logits: i32[R+1]: drafts + 1 rows per request, or 0 while its prompt is unfinished.
+
+    Returns:
+        token_ids i32[O], cu_num_output i32[R+1], num_accepted i32[R]. A failed request has no output and no accepted
+        draft.
+
+    Source: FastDeploy, op verify_draft_tokens (topp and its window); there, judging skips the row after a window.
+    """
+    outputs, accepted = [], []
+    for r in range(len(cu_num_logits) - 1):
+        rows, drafts = np.arange(cu_num_logits[r], cu_num_logits[r + 1]), draft.row(r)
+        sampled = sampled_token_ids[rows]
+        if policy == AcceptPolicy.REJECT_ALL:
+            keep = 0
+        elif policy == AcceptPolicy.ACCEPT_ALL:
+            keep = len(drafts)
+        elif candidates is None:
+            keep = int(np.cumprod(sampled[: len(drafts)] == drafts).sum())
+        else:
+            keep = _count_plausible(drafts, candidates.token_ids[rows], candidates.lens[rows], candidates.verify_window)
+        failed = len(rows) == 0 or bool((sampled[: keep + 1] < 0).any())
+        accepted.append(0 if failed else keep)
+        outputs.append(EMPTY_I32 if failed else np.append(drafts[:keep], sampled[keep]))
+    cu_num_output = np.cumsum([0, *(len(output) for output in outputs)]).astype(np.int32)
+    token_ids = np.concatenate([EMPTY_I32, *outputs])
+    return token_ids.astype(np.int32), cu_num_output, np.array(accepted, np.int32)
+
+
+def _count_plausible(drafts: I32, candidates: I32, lens: I32, verify_window: int) -> int:
+    """The length of the prefix to keep, by recursion on the drafts that are left."""
+    if len(drafts) == 0:
+        return 0
+    step = 0
+    if drafts[0] in candidates[0, : lens[0]]:
+        step = 1
+    elif drafts[0] in candidates[0, 1:2] and len(drafts) > verify_window:
+        window = slice(1, 1 + verify_window)
+        step = 1 + verify_window if (drafts[window] == candidates[window, 0]).all() else 0
+    return step + _count_plausible(drafts[step:], candidates[step:], lens[step:], verify_window) if step else 0

@@ -1,0 +1,162 @@
+"""Drives a proposer over recorded conversations as an engine would, and counts what verification would have kept.
+
+    step 0     prompt            -> first token of the response, no drafts
+    step i     committed + drafts -> the drafts the response continues with, and one token more
+
+Conversations run side by side in the order of the recording; the responses of one follow each other. Time and memory
+are the proposer's own. Knows no method by name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fastdeploy_sd.replay.counts import ReplayCounts
+from fastdeploy_sd.replay.recording import Conversation
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
+from fastdeploy_sd.types import EMPTY_I32, I32
+
+
+@dataclass(slots=True)
+class _Row:
+    """A response on its way.
+
+    Attributes:
+        conversation: the tokens; [begin, end) of them is the response.
+        num_tokens: committed, prompt and output.
+        drafts: to be judged in the next step.
+        later: the conversation's responses after this one.
+    """
+
+    conversation: Conversation
+    slot: int
+    begin: int
+    end: int
+    num_tokens: int
+    later: deque[tuple[int, int]]
+    drafts: I32 = field(default_factory=lambda: EMPTY_I32)
+
+    @property
+    def request_id(self) -> str:
+        return f"{self.conversation.id}/{self.begin}"
+
+
+class Replay:
+    """One run of one proposer over a recording.
+
+    Args:
+        proposer: fresh; made for at least `concurrency` slots and `max_len(conversations)` columns.
+        num_speculative_tokens: drafts per request and step at most.
+        concurrency: conversations at once.
+        memory_bytes: what the proposer holds now; asked after every step. None = not known.
+        on_tokens: told the number of output tokens of each step, for a progress bar.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        num_speculative_tokens: int,
+        concurrency: int = 1,
+        memory_bytes: Callable[[], int] | None = None,
+        on_tokens: Callable[[int], object] | None = None,
+    ) -> None:
+        self._proposer, self._k, self._concurrency = proposer, num_speculative_tokens, concurrency
+        self._memory_bytes, self._on_tokens = memory_bytes, on_tokens
+        self._counts = ReplayCounts.empty(num_speculative_tokens)
+
+    def run(self, conversations: Sequence[Conversation]) -> ReplayCounts:
+        """Replay all responses and return the counts."""
+        self._table = np.zeros((self._concurrency, max_len(conversations)), np.int32)
+        waiting = deque(c for c in conversations if c.responses)
+        free = list(range(self._concurrency))[::-1]
+        rows: list[_Row] = []
+        dropped: list[int] = []
+        while waiting or rows:
+            begun = [self._start(waiting.popleft(), free.pop()) for _ in range(min(len(waiting), len(free)))]
+            rows += begun
+            self._step(rows, np.array(dropped, np.int32))
+            ended = [row for row in rows if row.num_tokens == row.end]
+            dropped = [row.slot for row in ended]
+            free += dropped
+            rows = [row for row in rows if row.num_tokens < row.end]
+            # A conversation goes on with its next response before others get the slot.
+            waiting.extendleft(_remaining(row) for row in reversed(ended) if row.later)
+        return self._counts
+
+    def _start(self, conversation: Conversation, slot: int) -> _Row:
+        later = deque(conversation.responses)
+        begin, end = later.popleft()
+        self._table[slot, :begin] = conversation.token_ids[:begin]
+        self._counts.num_responses += 1
+        return _Row(conversation, slot, begin, end, begin, later)
+
+    def _step(self, rows: Sequence[_Row], dropped: I32) -> None:
+        begun = [
+            DraftRequest(row.request_id, row.slot, row.begin, row.begin) for row in rows if row.num_tokens == row.begin
+        ]
+        start = time.perf_counter_ns()
+        self._proposer.forget(dropped)
+        self._proposer.begin(begun)
+        self._counts.begin_ns += time.perf_counter_ns() - start
+        num_emitted = sum(self._commit(row) for row in rows)
+        self._propose(rows)
+        if self._memory_bytes is not None:
+            self._counts.peak_memory_bytes = max(self._counts.peak_memory_bytes or 0, self._memory_bytes())
+        if self._on_tokens is not None:
+            self._on_tokens(num_emitted)
+
+    def _commit(self, row: _Row) -> int:
+        """Judge the row's drafts and write its new tokens into the table; return how many these are."""
+        rest = row.conversation.token_ids[row.num_tokens : row.end]
+        num_accepted = _num_equal(row.drafts, rest)
+        num_emitted = min(num_accepted + 1, len(rest))
+        self._counts.record(
+            is_first=row.num_tokens == row.begin,
+            num_drafts=len(row.drafts),
+            num_accepted=num_accepted,
+            num_emitted=num_emitted,
+        )
+        self._table[row.slot, row.num_tokens : row.num_tokens + num_emitted] = rest[:num_emitted]
+        row.num_tokens += num_emitted
+        return num_emitted
+
+    def _propose(self, rows: Sequence[_Row]) -> None:
+        x = ProposeInput(
+            request_ids=tuple(row.request_id for row in rows),
+            slots=np.array([row.slot for row in rows], np.int32),
+            token_table=self._table,
+            num_tokens=np.array([row.num_tokens for row in rows], np.int32),
+            # A server does not know either that an answer is about to end.
+            max_draft_len=np.full(len(rows), self._k, np.int32),
+        )
+        start = time.perf_counter_ns()
+        drafts = self._proposer.propose(x)
+        self._counts.propose_ns += time.perf_counter_ns() - start
+        self._counts.num_calls += 1
+        self._counts.num_rows += len(rows)
+        for r, row in enumerate(rows):
+            row.drafts = drafts.row(r)
+
+
+def max_len(conversations: Sequence[Conversation]) -> int:
+    """Columns of the token table that the longest conversation needs."""
+    return max(len(c.token_ids) for c in conversations)
+
+
+def vocab_size(conversations: Sequence[Conversation]) -> int:
+    """One more than the largest token id."""
+    return 1 + max(int(c.token_ids.max(initial=0)) for c in conversations)
+
+
+def _remaining(row: _Row) -> Conversation:
+    return Conversation(row.conversation.id, row.conversation.token_ids, tuple(row.later))
+
+
+def _num_equal(drafts: I32, rest: I32) -> int:
+    n = min(len(drafts), len(rest))
+    return int((drafts[:n] == rest[:n]).cumprod().sum())

@@ -1,0 +1,68 @@
+"""Two methods in a row: what the first one drafted, the second one continues. Knows neither of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fastdeploy_sd.spec_decode.draft_rows import merge_drafts, select_rows
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
+from fastdeploy_sd.types import I32, DraftTokens
+
+
+class HybridProposer:
+    """Asks `first`, then lets `rest` use what is left of every row's budget.
+
+    Where `first` drafted nothing, `rest` drafts alone.
+
+    Args:
+        first: may run a model, and gets the step's rows as they are.
+        rest: runs no model, and gets no rows but those of slots begun here.
+        max_num_seqs: slots 0 .. max_num_seqs - 1.
+    """
+
+    def __init__(self, first: Proposer, rest: Proposer, max_num_seqs: int) -> None:
+        self._first, self._rest = first, rest
+        self._begun = np.zeros(max_num_seqs, np.bool_)
+
+    @property
+    def num_lookahead_slots(self) -> int:
+        """The most that one of the methods writes."""
+        return max(self._first.num_lookahead_slots, self._rest.num_lookahead_slots)
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Hand the requests to both methods."""
+        self._begun[[request.slot for request in requests]] = True
+        self._first.begin(requests)
+        self._rest.begin(requests)
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        """Return the drafts of `first`, each row continued by `rest`.
+
+        Log-probabilities are those of `first`; the drafts of `rest` have NaN and rank 0, unless it reports its own.
+        """
+        num_rows = len(x.slots)
+        every_row = np.arange(num_rows)
+        head = self._first.propose(x)
+        prefix = head if x.prefix is None else merge_drafts(num_rows, [(every_row, x.prefix), (every_row, head)])
+        room = (x.max_draft_len - np.diff(head.cu_num_draft)).astype(np.int32)
+        y = replace(x, max_draft_len=room, prefix=prefix, target=None)
+        begun = self._begun[x.slots]
+        rows = every_row if begun.all() else np.flatnonzero(begun)
+        tail = self._rest.propose(y if len(rows) == num_rows else select_rows(y, rows))
+        if len(tail.token_ids) == 0:
+            return head
+        return merge_drafts(num_rows, [(every_row, head), (rows, tail)])
+
+    def forget(self, slots: I32) -> None:
+        """Forget the slots in both methods."""
+        self._begun[slots] = False
+        self._first.forget(slots)
+        self._rest.forget(slots)
+
+    def close(self) -> None:
+        """Close both methods."""
+        self._first.close()
+        self._rest.close()

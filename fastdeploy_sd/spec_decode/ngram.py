@@ -1,0 +1,57 @@
+"""Drafts copied from the request's own text. Knows no model and no other request; the search is a native kernel's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastdeploy_sd.ops.native.ngram import NgramIndex, NgramRows
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
+from fastdeploy_sd.types import I32, DraftSource, DraftTokens
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.config import SpeculativeConfig
+
+
+class NgramProposer:
+    """Guesses that what followed the text's last tokens before follows them again.
+
+    The longest end of the text, of `max_ngram_size` down to `min_ngram_size` tokens, that occurred before decides, at
+    its latest occurrence; prompt and output are one text. See NgramIndex.propose.
+    """
+
+    num_lookahead_slots = 0
+
+    def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
+        self._index = NgramIndex(context.max_num_seqs, config.min_ngram_size, config.max_ngram_size)
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Start an index per request; its tokens are indexed in its first step."""
+        self._index.begin(np.array([request.slot for request in requests], np.int32))
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        """Index the new tokens of all rows, and draft for those that may.
+
+        Raises:
+            ValueError: a slot was not begun, or the arrays contradict each other.
+        """
+        drafts = self._index.propose(x.token_table, NgramRows(x.slots, x.num_tokens, x.max_draft_len, x.prefix))
+        return replace(drafts, sources=np.full(len(drafts.token_ids), DraftSource.NGRAM, np.int8))
+
+    def forget(self, slots: I32) -> None:
+        """Free the indexes of these slots."""
+        self._index.forget(slots)
+
+    def close(self) -> None:
+        """Nothing outlives the server."""
+
+    def check_integrity(self, token_table: I32) -> None:
+        """Check the indexes against the texts; see NgramIndex.check_integrity."""
+        self._index.check_integrity(token_table)
+
+    def num_bytes(self) -> int:
+        """Return the memory of all indexes."""
+        return self._index.num_bytes()

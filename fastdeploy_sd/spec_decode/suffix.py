@@ -1,0 +1,102 @@
+"""Drafts from texts seen before: the request's own, and outputs of other requests with its salt. Knows no model.
+
+The automata are in the kernel library; here are the options, the salts and the file that outlives the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastdeploy_sd.ops.native.suffix import (
+    SALT_DIGEST_BYTES,
+    SuffixDrafter,
+    SuffixLimits,
+    SuffixRows,
+    SuffixRule,
+)
+from fastdeploy_sd.ops.native.suffix_params import SuffixStats
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
+from fastdeploy_sd.spec_decode.suffix_file import load_sequences, save_sequences
+from fastdeploy_sd.types import I32, DraftSource, DraftTokens
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.config import SpeculativeConfig
+
+logger = logging.getLogger(__name__)
+
+
+class SuffixProposer:
+    """Guesses the most frequent continuation of the longest context seen before; see SuffixDrafter.propose.
+
+    A request's prompt and output are searched for it alone. Its output is shared, token by token as it is committed,
+    with the requests of its salt, and stays after its end within `suffix_decoding_max_cached_requests` and
+    `suffix_decoding_max_cache_mb`, which hold for all salts together: the outputs that were extended longest ago go
+    first, about an eighth of the limit at a time.
+
+    Raises (on construction):
+        ConfigError: the cache file exists and is not what this model's server saved.
+    """
+
+    num_lookahead_slots = 0
+
+    def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
+        rule = SuffixRule(
+            max_context=config.suffix_decoding_max_tree_depth,
+            max_factor=config.suffix_decoding_max_spec_factor,
+            min_token_prob=config.suffix_decoding_min_token_prob,
+        )
+        limits = SuffixLimits(config.suffix_decoding_max_cached_requests, config.suffix_decoding_max_cache_mb << 20)
+        self._vocab_size = context.vocab_size
+        self._drafter = SuffixDrafter(context.max_num_seqs, context.vocab_size, rule, limits)
+        self._file = None if config.suffix_decoding_cache_file is None else Path(config.suffix_decoding_cache_file)
+        self._is_closed = False
+        if self._file is not None and self._file.exists():
+            self._drafter.import_sequences(load_sequences(self._file, context.vocab_size))
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Start a text per request; its tokens are read in its first step."""
+        for request in requests:
+            # What it has beyond the prompt was shared before it was preempted.
+            self._drafter.begin(request.slot, request.num_tokens, _salt_digest(request.cache_salt))
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        """Read and share the new tokens of all rows, and draft for those that may.
+
+        Raises:
+            ValueError: a slot to draft for was not begun, or the arrays contradict each other.
+        """
+        drafts = self._drafter.propose(x.token_table, SuffixRows(x.slots, x.num_tokens, x.max_draft_len, x.prefix))
+        return replace(drafts, sources=np.full(len(drafts.token_ids), DraftSource.SUFFIX, np.int8))
+
+    def forget(self, slots: I32) -> None:
+        """Drop these slots' own texts; what they shared stays."""
+        self._drafter.forget(slots)
+
+    def close(self) -> None:
+        """Save the shared outputs if a file is configured; that it cannot be written is logged, not raised."""
+        if self._file is None or self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            save_sequences(self._file, self._drafter.export_sequences(), self._vocab_size)
+        except OSError as error:
+            logger.error("suffix_decoding_cache_file: expected to write %s: %s", self._file, error)
+
+    def stats(self) -> SuffixStats:
+        """Return what the shared cache holds."""
+        return self._drafter.stats()
+
+    def check_integrity(self) -> None:
+        """Check the automata; see SuffixDrafter.check_integrity."""
+        self._drafter.check_integrity()
+
+
+def _salt_digest(salt: str) -> bytes:
+    return hashlib.blake2b(salt.encode(), digest_size=SALT_DIGEST_BYTES).digest()

@@ -1,0 +1,38 @@
+"""Loads a server's draft layers and gives them KV: what the worker has besides the target when it drafts by model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.mtp import MtpModel, build_mtp_model
+from fastdeploy_sd.models.mtp_weights import open_mtp_weights
+from fastdeploy_sd.quantization.scheme import QuantScheme
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftLayers:
+    """The draft layers of a server and the configuration of their decoder layers."""
+
+    model: MtpModel
+    config: DecoderConfig
+
+
+def load_draft_layers(config: Config, target: Checkpoint, decoder: Decoder) -> DraftLayers | None:
+    """Load the draft layers that the configured method needs; None where it needs none.
+
+    Raises:
+        ConfigError: there are no such weights, or too few layers for `num_model_steps`.
+        CheckpointError: they are malformed, or do not fit the target.
+    """
+    wish = config.speculative
+    if wish.method != "mtp":
+        return None
+    weights = open_mtp_weights(target, decoder.config, wish.model)
+    quantization = config.model.quantization if wish.quantization is None else wish.quantization
+    scheme = QuantScheme.create(config.model.dtype, None if quantization == "none" else quantization)
+    model = build_mtp_model(decoder, target, weights, scheme, wish.num_model_steps)
+    return DraftLayers(model, weights.config)

@@ -1,0 +1,73 @@
+"""What the equality matrix runs on: every architecture and weight format, each with a random MTP layer."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
+from fastdeploy_sd.conformance import Method, Reference, make_reference, run_alone
+from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer
+from tests.models import golden
+from tests.models.mtp_models import make_model
+
+MODELS: dict[str, dict[str, Any]] = {
+    **{name: {"dtype": "bfloat16"} for name in golden.NAMES},
+    "float32": {"dtype": "float32"},
+    "wint8": {"dtype": "bfloat16", "quantization": "wint8"},
+    "wint4": {"dtype": "bfloat16", "quantization": "wint4"},
+    "two MTP layers": {"dtype": "bfloat16"},
+    "demo": {"dtype": "bfloat16"},
+}
+CHECKPOINTS = {
+    "float32": "qwen3-tiny", "wint8": "ernie4_5_moe-tiny", "wint4": "qwen3_moe-tiny", "two MTP layers": "qwen3-tiny",
+}  # fmt: skip
+DOUBLES = {"oracle": OracleProposer, "wrong": WrongProposer, "random": RandomLengthProposer}
+_NUM_REQUESTS = 36
+_NUM_PASSES = 2
+_EXTRA_TOKENS = 10
+
+
+class References:
+    """Makes each model once per test run, with the answers of plain decoding.
+
+    Args:
+        folder: where the checkpoints go.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        self.get = functools.cache(self._make)
+        self.known = functools.cache(self._continue)
+
+    def _make(self, model: str) -> Reference:
+        count = _NUM_REQUESTS if model != "demo" else 24
+        return make_reference(Config(ModelConfig(model=self._path(model), **MODELS[model])), seed=3, count=count)
+
+    def _path(self, model: str) -> str:
+        if model == "demo":
+            return model
+        name = CHECKPOINTS.get(model, model)
+        layout = "ernie-folder" if name.startswith("ernie") else "numbered"
+        num_layers = 2 if model == "two MTP layers" else 1
+        folder = self._folder / model.replace(" ", "-")
+        folder.mkdir()
+        return str(make_model(folder, name, layout, num_layers).path)
+
+    def _continue(self, model: str) -> dict[str, Sequence[int]]:
+        """Prompt and output of every request, some tokens past its limit: what an oracle knows."""
+        reference = self.get(model)
+        longer = [replace(r, max_tokens=r.max_tokens + _EXTRA_TOKENS) for r in reference.requests]
+        answers = run_alone(reference.base, longer)
+        texts = {r.request_id: [*r.prompt_token_ids.tolist(), *answers[r.request_id].token_ids] for r in longer}
+        again = {f"{i}-again-{n}": text for i, text in texts.items() for n in range(1, _NUM_PASSES)}
+        return {**texts, **again}
+
+    def double(self, model: str, name: str, num_drafts: int) -> Method:
+        """A column whose drafts have a habit."""
+        known, vocab_size = self.known(model), 4096
+        speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts)
+        return Method(f"{name} k={num_drafts}", speculative, lambda: DOUBLES[name](known, vocab_size))

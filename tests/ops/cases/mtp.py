@@ -1,0 +1,180 @@
+"""Cases of mtp_preprocess_ and mtp_postprocess_; what they write in place is compared as further outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.ops import mtp
+from fastdeploy_sd.ops.bf16 import narrow
+from fastdeploy_sd.ops.native import mtp as native
+from fastdeploy_sd.ops.native.mtp import DraftBatch, HiddenRows, MtpPass
+from fastdeploy_sd.ops.reference import mtp as reference
+from tests.ops.backends import from_paddle, to_paddle
+from tests.ops.cases.case import OpCases
+
+MAX_TOKENS, VOCAB_SIZE = 90, 500
+# (first hidden position c, hidden rows run, certain ones v - c, draft KV ahead of c by 0 or 1, committed tokens,
+# drafts) of each request of a step.
+Kind = tuple[int, int, int, int, int, int]
+STEPS: dict[str, list[Kind]] = {
+    "empty": [],
+    "prompt": [(0, 7, 7, 0, 8, 3)],
+    "chunks": [(0, 16, 16, 0, 40, 0), (16, 16, 16, 1, 33, 2), (32, 5, 5, 1, 80, 0)],
+    "decode": [(n, 1, 1, 1, n + 2, 2) for n in (1, 14, 15, 16, 30, 31, 32)],
+    "rejected": [(9, 5, 1, 1, 11, 4), (14, 6, 3, 1, 18, 1), (31, 3, 3, 1, 35, 2), (15, 4, 1, 1, 17, 0)],
+    "prefix-hit": [(16, 20, 20, 0, 37, 3), (32, 1, 1, 0, 34, 1)],
+    "late-block": [(32, 1, 1, 0, 34, 2)],
+    "failed-and-other": [(20, 3, 0, 1, 21, 0), (5, 1, 1, 1, 7, 1), (0, 9, 0, 0, 9, 0)],
+}
+
+
+def make_batch(rng: np.random.Generator, kinds: Sequence[Kind], block_size: int) -> DraftBatch:
+    """Tokens and scattered blocks, enough for all drafts, of the requests of a step."""
+    committed, num_drafts = np.array(kinds, np.int32).reshape(-1, 6).T[4:]
+    num_slots, max_blocks = len(kinds) + 2, -(-(MAX_TOKENS + 8) // block_size)
+    slots = rng.permutation(num_slots)[: len(kinds)].astype(np.int32)
+    block_table = np.full((num_slots, max_blocks), -1, np.int32)
+    free = rng.permutation(num_slots * max_blocks).astype(np.int32)
+    for r, slot in enumerate(slots):
+        count = -(-(int(committed[r]) + int(num_drafts[r])) // block_size)
+        block_table[slot, :count], free = free[:count], free[count:]
+    cu_num_draft = np.concatenate([[0], np.cumsum(num_drafts)]).astype(np.int32)
+    return DraftBatch(
+        slots=slots,
+        num_committed=committed.copy(),
+        cu_num_draft=cu_num_draft,
+        draft_token_ids=rng.integers(0, VOCAB_SIZE, cu_num_draft[-1]).astype(np.int32),
+        token_table=rng.integers(0, VOCAB_SIZE, (num_slots, MAX_TOKENS)).astype(np.int32),
+        block_table=block_table,
+        block_size=block_size,
+    )
+
+
+def preprocess_case(rng: np.random.Generator, kinds: Sequence[Kind], block_size: int, source: int) -> dict[str, Any]:
+    """A pass of layer source + 1; its hidden rows are the target's, or those of a pass over the same slots."""
+    batch = make_batch(rng, kinds, block_size)
+    computed, num_run, num_valid, lag, committed, num_drafts = np.array(kinds, np.int32).reshape(-1, 6).T
+    begin = np.maximum(computed + lag, 1).astype(np.int32)
+    end = np.where(num_valid > 0, np.minimum(computed + num_valid + 1, committed), begin).astype(np.int32)
+    if source == 0:
+        hidden_begin, hidden_end, num_hidden = computed.copy(), computed + num_valid, num_run
+    else:
+        # The layer before made its own drafts' slots too.
+        hidden_begin, hidden_end = begin, end
+        num_hidden = end - begin + np.minimum(source - 1, np.where(num_drafts >= source, num_drafts, 0))
+    end = (end + np.where(num_drafts > source, source, 0)).astype(np.int32)
+    cu_hidden = np.concatenate([[0], np.cumsum(num_hidden)]).astype(np.int32)
+    dtype, width = (np.float32, 17) if block_size == 16 else (np.uint16, 130)
+    num_slots, num_blocks = len(batch.token_table), batch.block_table.size
+    rows = [
+        narrow(rng.standard_normal((n, width), np.float32), dtype)
+        for n in (int(cu_hidden[-1]) + 2, num_blocks, num_slots)
+    ]
+    todo = MtpPass(begin, end, source, hidden_begin, hidden_end.astype(np.int32), cu_hidden)
+    return {"batch": batch, "todo": todo, "hidden": HiddenRows(*rows)}
+
+
+def preprocess_cases() -> dict[str, dict[str, Any]]:
+    """Prompts, chunks, accepted and rejected drafts, prefix hits, blocks that came late; later layers; random steps."""
+    rng = np.random.default_rng(11)
+    plans = dict(STEPS)
+    for i in range(8):
+        plans[f"random-{i}"] = [random_kind(rng) for _ in range(9)]
+    return {
+        f"{name}-block{size}-source{source}": preprocess_case(rng, kinds, size, source)
+        for name, kinds in plans.items()
+        for size in (16, 32)
+        for source in (0, 1, 2)
+    }
+
+
+def random_kind(rng: np.random.Generator) -> Kind:
+    computed, num_run = int(rng.integers(0, 60)), int(rng.integers(1, 20))
+    num_valid = int(rng.integers(0, num_run + 1))
+    finishes = bool(rng.integers(0, 2))
+    committed = computed + num_valid + 1 + (0 if finishes else int(rng.integers(1, 9)))
+    num_drafts = int(rng.integers(0, 5)) if finishes and num_valid > 0 else 0
+    return computed, num_run, num_valid, min(computed, int(rng.integers(0, 2))), committed, num_drafts
+
+
+def postprocess_cases() -> dict[str, dict[str, Any]]:
+    """Drafts of different lengths at every step; ties; NaN, infinities and rows without any finite logit."""
+    rng = np.random.default_rng(12)
+    found = {}
+    for i, num_drafts in enumerate([[], [1], [3, 0, 1, 5, 2], [0, 0], [4] * 9]):
+        kinds: list[Kind] = [(n, 1, 1, 1, n + 2, d) for n, d in zip(rng.integers(1, 60, 9), num_drafts, strict=False)]
+        for size, vocab_size in ((16, 33), (64, 9000)):
+            batch = make_batch(rng, kinds, size)
+            for step in range(max([*num_drafts, 1])):
+                logits = rng.standard_normal((batch.num_drafting(step), vocab_size), np.float32).round(1)
+                spoil(logits)
+                hidden = narrow(rng.standard_normal((len(logits), 24), np.float32), np.uint16)
+                found[f"{i}-block{size}-step{step}"] = {
+                    "batch": batch, "step": step, "logits": logits, "hidden": hidden,
+                }  # fmt: skip
+    return found
+
+
+def spoil(logits: np.ndarray) -> None:
+    """Give some rows, where there are as many, what a broken layer gives."""
+    for row, value in ((1, np.nan), (3, np.inf)):
+        if len(logits) > row:
+            logits[row, len(logits[0]) // 2] = value
+    if len(logits) > 4:
+        logits[4] = -np.inf
+
+
+def preprocess_with(function: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, ...]]:
+    def call(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[np.ndarray]) -> tuple[np.ndarray, ...]:
+        own = HiddenRows(hidden.step, hidden.blocks.copy(), hidden.requests.copy())
+        return (*function(batch, todo, own), own.blocks, own.requests)
+
+    return call
+
+
+def preprocess_through_paddle(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[np.ndarray]) -> tuple[Any, ...]:
+    own = HiddenRows(*(to_paddle(rows) for rows in (hidden.step, hidden.blocks, hidden.requests)))
+    out = mtp.mtp_preprocess_(batch, todo, own)
+    return tuple(from_paddle(tensor) for tensor in (*out, own.blocks, own.requests))
+
+
+def postprocess_with(function: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, ...]]:
+    def call(batch: DraftBatch, step: int, logits: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, ...]:
+        own = replace(batch, draft_token_ids=batch.draft_token_ids.copy())
+        return (*function(own, step, logits, hidden), own.draft_token_ids)
+
+    return call
+
+
+def postprocess_through_paddle(
+    batch: DraftBatch, step: int, logits: np.ndarray, hidden: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    own = replace(batch, draft_token_ids=batch.draft_token_ids.copy())
+    out = mtp.mtp_postprocess_(own, step, to_paddle(logits), to_paddle(hidden))
+    return (*(from_paddle(tensor) for tensor in out), own.draft_token_ids)
+
+
+MTP_PREPROCESS = OpCases(
+    "mtp_preprocess_",
+    preprocess_with(native.mtp_preprocess_),
+    preprocess_with(reference.mtp_preprocess_),
+    preprocess_through_paddle,
+    preprocess_cases(),
+    rtol=0.0,
+    atol=0.0,
+    bf16_ulps=0.0,
+)
+MTP_POSTPROCESS = OpCases(
+    "mtp_postprocess_",
+    postprocess_with(native.mtp_postprocess_),
+    postprocess_with(reference.mtp_postprocess_),
+    postprocess_through_paddle,
+    postprocess_cases(),
+    rtol=0.0,
+    atol=0.0,
+    bf16_ulps=0.0,
+)

@@ -1,0 +1,63 @@
+"""Bad arguments of verify_draft_tokens: refused before anything is written, naming the argument."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from fastdeploy_sd.ops import verification as ops
+from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
+from fastdeploy_sd.ops.native import verification as native
+from fastdeploy_sd.types import DraftTokens
+
+
+def i32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+SAMPLED = i32(1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("cu_num_logits", "draft", "message"),
+    [
+        (i32(0, 2, 3), DraftTokens(i32(), i32(0, 0, 0)), "cu_num_logits: expected drafts"),
+        (i32(0, 0, 3), DraftTokens(i32(1), i32(0, 1, 1)), "cu_num_logits: expected drafts"),
+        (i32(0, 4, 3), DraftTokens(i32(1), i32(0, 1, 1)), "cu_num_logits: expected 0 and rising"),
+        (i32(0, 2, 3), DraftTokens(i32(1), i32(0, 9, 1)), "cu_num_draft: expected 0 and rising"),
+        (i32(0, 2, 3), DraftTokens(i32(-1), i32(0, 1, 1)), "draft_token_ids: expected >= 0"),
+        (i32(0, 2, 4), DraftTokens(i32(1), i32(0, 1, 1)), "expected"),
+    ],
+)
+def test_rows_and_drafts(cu_num_logits: np.ndarray, draft: DraftTokens, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        native.verify_draft_tokens(SAMPLED, cu_num_logits, draft)
+    with pytest.raises(ValueError, match=message):
+        ops.verify_draft_tokens(paddle.to_tensor(SAMPLED), cu_num_logits, draft)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "message"),
+    [
+        (Candidates(np.zeros((3, 2), np.int32), i32(0, 1, 3), 2), "candidate_lens: expected 0..max_candidate_len"),
+        (Candidates(np.zeros((3, 2), np.int32), i32(0, -1, 2), 2), "candidate_lens: expected 0..max_candidate_len"),
+        (Candidates(np.zeros((3, 2), np.int32), i32(0, 1), 2), "candidate_lens: expected"),
+        (Candidates(np.zeros((2, 2), np.int32), i32(0, 1, 2), 2), "candidate_token_ids: expected"),
+        (Candidates(np.zeros((3, 2), np.int32), i32(0, 1, 2), -1), "verify_window: expected >= 0"),
+    ],
+)
+def test_candidates(candidates: Candidates, message: str) -> None:
+    arguments = (i32(0, 2, 3), DraftTokens(i32(1), i32(0, 1, 1)), AcceptPolicy.NORMAL, candidates)
+    with pytest.raises(ValueError, match=message):
+        native.verify_draft_tokens(SAMPLED, *arguments)
+    with pytest.raises(ValueError, match=message):
+        ops.verify_draft_tokens(paddle.to_tensor(SAMPLED), *arguments)
+
+
+def test_policy() -> None:
+    arguments = (i32(0, 2, 3), DraftTokens(i32(1), i32(0, 1, 1)), 3)
+    with pytest.raises(ValueError, match="accept_policy: expected 0"):
+        native.verify_draft_tokens(SAMPLED, *arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="accept_policy: expected 0"):
+        ops.verify_draft_tokens(paddle.to_tensor(SAMPLED), *arguments)  # type: ignore[arg-type]

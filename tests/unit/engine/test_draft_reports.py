@@ -1,0 +1,176 @@
+"""What becomes known of drafts: log-probabilities in outputs, counts in metrics and statistics."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastdeploy_sd.engine.pending_drafts import collect_drafts
+from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.types import (
+    DraftCounts,
+    DraftLogprob,
+    DraftSource,
+    DraftTokens,
+    FinishReason,
+    Request,
+    Speculation,
+    SpeculationInfo,
+    TokenLogprob,
+)
+from tests.doubles.bench import VOCAB, Bench, continuations, oracle
+from tests.doubles.engines import toy_request
+from tests.doubles.proposers import WrongProposer
+from tests.doubles.toy_logprobs import toy_logprob, toy_logprobs
+from tests.doubles.toy_model import ToyModel
+
+
+def wanting(count: int | None) -> Speculation:
+    return Speculation(num_draft_logprobs=count)
+
+
+def draft_logprob(token_id: int, position: int, accepted: bool, num_alternatives: int) -> DraftLogprob:
+    logprob = toy_logprob(token_id)
+    alternatives = range(num_alternatives)
+    entry = TokenLogprob(
+        token_id,
+        logprob,
+        1,
+        tuple((token_id + j) % VOCAB for j in alternatives),
+        tuple(logprob - j for j in alternatives),
+    )
+    return DraftLogprob(entry, position, accepted)
+
+
+def test_draft_logprobs_are_those_of_the_judged_drafts_that_a_model_made() -> None:
+    request = toy_request("a", range(2, 7), 20, speculation=wanting(2))
+    other = toy_request("b", range(2, 7), 20, speculation=wanting(0))
+    silent = toy_request("c", range(2, 7), 20)
+    bench = Bench(info={"max_draft_tokens": 3}, proposer=oracle([request, other, silent]))
+    bench.submit(request, other, silent)
+    bench.step()
+    assert [bench.outputs[name].draft_logprobs for name in "abc"] == [(), (), None], "nothing was judged yet"
+    bench.step()
+    first, second = ToyModel(VOCAB).generate(request)[1:3]  # the third is n-gram's and has no log-probability
+    assert bench.outputs["a"].draft_logprobs == (draft_logprob(first, 0, True, 2), draft_logprob(second, 1, True, 2))
+    assert bench.outputs["b"].draft_logprobs == (draft_logprob(first, 0, True, 0), draft_logprob(second, 1, True, 0))
+    assert bench.outputs["c"].draft_logprobs is None
+
+
+def test_rejected_drafts_are_reported_as_such() -> None:
+    request = toy_request("a", range(2, 7), 20, speculation=wanting(0))
+    wrong = WrongProposer(continuations(ToyModel(VOCAB), [request]), VOCAB)
+    bench = Bench(info={"max_draft_tokens": 1}, proposer=wrong)
+    bench.submit(request)
+    bench.step()
+    bench.step()
+    drafted = (ToyModel(VOCAB).generate(request)[1] + 1) % VOCAB
+    assert bench.outputs["a"].draft_logprobs == (draft_logprob(drafted, 0, False, 0),)
+
+
+def test_an_abort_judges_nothing() -> None:
+    request = toy_request("a", range(2, 7), 20, speculation=wanting(0))
+    bench = Bench(info={"max_draft_tokens": 1}, proposer=oracle([request]))
+    bench.submit(request)
+    bench.step()
+    (output,) = bench.engine.abort(["a"])
+    assert output.draft_logprobs == ()
+
+
+def test_preemption_drops_the_drafts_and_their_logprobs() -> None:
+    requests = [toy_request(name, range(2, 10), 9, speculation=wanting(0)) for name in "ab"]
+    bench = Bench(info={"num_blocks": 6, "max_draft_tokens": 1}, proposer=oracle(requests), enable_prefix_caching=False)
+    bench.submit(*requests)
+    while not any(new.request.request_id == "b" for plan in bench.plans[1:] for new in plan.new):
+        bench.step()
+    assert bench.engine.stats().num_preemptions == 1
+    assert bench.outputs["b"].draft_logprobs == ()
+    assert bench.outputs["b"].token_ids
+
+
+def test_a_request_is_told_how_its_drafts_came_out() -> None:
+    request = toy_request("a", range(2, 7), 12)
+    bench = Bench(info={"max_draft_tokens": 3}, proposer=oracle([request]))
+    bench.submit(request)
+    metrics = bench.finish().last["a"].metrics
+    assert metrics is not None
+    # 1 output, then 4 and 4, then with 3 tokens left 2 drafts and a bonus.
+    assert metrics.drafts == DraftCounts(3, 11, drafted=(3, 3, 2), reached=(3, 3, 2), accepted=(3, 3, 2))
+
+
+def test_accepted_drafts_past_a_stop_were_right_but_are_not_emitted() -> None:
+    plain = ToyModel(VOCAB).generate(toy_request("a", range(2, 7), 12))
+    assert plain[2] not in plain[:2]
+    request = toy_request("a", range(2, 7), 12, sampling=SamplingParams(temperature=0.0, stop_token_ids=(plain[2],)))
+    bench = Bench(info={"max_draft_tokens": 3}, proposer=oracle([request]))
+    bench.submit(request)
+    last = bench.finish().last["a"]
+    assert last.finish_reason is FinishReason.STOP
+    assert last.metrics is not None
+    assert last.metrics.drafts == DraftCounts(1, 2, drafted=(1, 1, 1), reached=(1, 1, 1), accepted=(1, 1, 1))
+
+
+def test_statistics_are_by_source_and_by_method() -> None:
+    wishes = {"a": Speculation(), "b": Speculation(method="ngram"), "c": Speculation(enabled=False)}
+    requests = [toy_request(name, range(2, 7), 6, speculation=wish) for name, wish in wishes.items()]
+    info = {"max_draft_tokens": 3, "num_lookahead_slots": 3}
+    bench = Bench(info=info, proposer=oracle(requests), max_num_batched_tokens=40)
+    bench.submit(*requests)
+    bench.step()
+    bench.step()
+    each = DraftCounts(1, 4, drafted=(1, 1, 1), reached=(1, 1, 1), accepted=(1, 1, 1))
+    stats = bench.engine.stats()
+    assert stats.verifications == {"mtp": each, "ngram": each}
+    assert {source: counts.drafted for source, counts in stats.drafts.items()} == {"mtp": (2, 2), "ngram": (0, 0, 2)}
+    bench.finish()
+    stats = bench.engine.stats()
+    # 5 of 6 tokens are out after two steps, so nothing more was drafted.
+    assert stats.verifications == {"mtp": each, "ngram": each}
+    assert stats.speculation == bench.info.speculation
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens, stats.num_emitted_tokens) == (6, 6, 8)
+
+
+def pending(request: Request, origin: DraftTokens, begin: int, end: int) -> RequestState:
+    state = RequestState(request, (0, 0), 1.0, SpeculationInfo())
+    state.keep_drafts(origin, begin, end)
+    return state
+
+
+def test_drafts_of_different_steps_are_put_together() -> None:
+    """A row that the last step left out still has the drafts of the step before."""
+
+    def origin(first: int, count: int, width: int | None, sources: bool) -> DraftTokens:
+        token_ids = np.arange(first, first + count, dtype=np.int32)
+        return DraftTokens(
+            token_ids,
+            np.array([0, count], np.int32),
+            np.full(count, DraftSource.MTP, np.int8) if sources else None,
+            None if width is None else toy_logprobs(token_ids, width, VOCAB),
+        )
+
+    old, new, custom = origin(10, 4, 1, True), origin(20, 3, 2, True), origin(30, 2, None, False)
+    long = toy_request("a", range(2, 7), 20)
+    states = [pending(long, old, 1, 4), pending(long, new, 0, 3), pending(long, custom, 0, 1), pending(long, old, 0, 1)]
+    drafts = collect_drafts(states, [2, 3, 1, 0])
+    assert drafts.token_ids.tolist() == [11, 12, 20, 21, 22, 30]
+    assert drafts.cu_num_draft.tolist() == [0, 2, 5, 6, 6]
+    assert drafts.sources is not None
+    assert drafts.sources.tolist() == [DraftSource.MTP] * 5 + [DraftSource.CUSTOM]
+    assert drafts.logprobs is not None
+    expected = [*(toy_logprob(token_id) for token_id in (11, 12, 20, 21, 22)), np.nan]
+    np.testing.assert_array_equal(drafts.logprobs.logprobs, np.array(expected, np.float32))
+    assert drafts.logprobs.top_token_ids[:, 0].tolist() == [11, 12, 20, 21, 22, 0]
+    assert drafts.logprobs.top_token_ids[2:5, 1].tolist() == [21, 22, 23]
+    assert drafts.logprobs.ranks.tolist() == [1, 1, 1, 1, 1, 0]
+
+
+def test_drafts_without_sources_and_logprobs_have_none() -> None:
+    origin = DraftTokens(np.array([5, 6, 7], np.int32), np.array([0, 3], np.int32))
+    drafts = collect_drafts([pending(toy_request("a", [2], 20), origin, 0, 3)], [2])
+    assert drafts.token_ids.tolist() == [5, 6]
+    assert (drafts.sources, drafts.logprobs) == (None, None)
+
+
+def test_drafts_are_cut_where_no_token_would_fit_behind_them() -> None:
+    origin = DraftTokens(np.arange(9, dtype=np.int32), np.array([0, 9], np.int32))
+    assert pending(toy_request("a", range(2, 7), 4), origin, 0, 9).num_drafts == 3

@@ -1,0 +1,146 @@
+"""The HTTP application over an engine client that delivers given tokens in given steps; no sockets, no engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+
+from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
+from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.entrypoints.openai.app import create_app
+from fastdeploy_sd.types import (
+    DraftCounts,
+    DraftLogprob,
+    FinishReason,
+    ModelInfo,
+    Request,
+    RequestId,
+    RequestMetrics,
+    RequestOutput,
+    SpeculationInfo,
+    TokenLogprob,
+)
+from tests.unit.entrypoints.vocabularies import GOLDEN
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+EOS = 2
+SPECULATION = SpeculationInfo("mtp", ("naive", "ngram", "mtp"), 8, 1, has_draft_logprobs=True)
+INFO = ModelInfo("m", vocab_size=4096, max_model_len=512, eos_token_ids=(EOS,), block_size=16, num_blocks=64)
+METRICS = RequestMetrics(1.0, 2.0, 3.0, 4.0, drafts=DraftCounts(4, 10, (4, 4, 2), (4, 3, 2), (3, 2, 1)))
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the engine does for one request.
+
+    Attributes:
+        steps: output tokens of each step; its drafts were all of them but the last, and two rejected ones.
+        reason: how the engine ends it with the last step.
+    """
+
+    steps: Sequence[Sequence[int]]
+    reason: FinishReason = FinishReason.LENGTH
+
+    def outputs(self, request: Request) -> Iterator[RequestOutput]:
+        """The outputs of one request."""
+        num_logprobs = request.sampling.logprobs
+        for i, step in enumerate(self.steps):
+            is_last = i == len(self.steps) - 1
+            yield RequestOutput(
+                request.request_id,
+                tuple(step),
+                None if num_logprobs is None else tuple(logprob(t, num_logprobs) for t in step),
+                self.reason if is_last else None,
+                metrics=METRICS if is_last else None,
+                draft_logprobs=_drafts(request, step),
+            )
+
+
+def logprob(token_id: int, num_alternatives: int) -> TokenLogprob:
+    """Made-up values that depend on the token only."""
+    top = tuple(range(token_id, token_id + num_alternatives))
+    return TokenLogprob(token_id, -1.0 - token_id % 7, 1, top, tuple(-1.0 - t % 7 for t in top))
+
+
+def _drafts(request: Request, step: Sequence[int]) -> tuple[DraftLogprob, ...] | None:
+    num_alternatives = request.speculation.num_draft_logprobs
+    if num_alternatives is None or not request.speculation.enabled:
+        return None
+    drafts = [*step[:-1], 5, 6]
+    return tuple(
+        DraftLogprob(logprob(t, num_alternatives), position, position < len(step) - 1)
+        for position, t in enumerate(drafts)
+    )
+
+
+@dataclass
+class ScriptedClient:
+    """An engine client that plays scripts[i] for choice i of whatever is asked.
+
+    Attributes:
+        error: raised instead of the last output of an aborted request.
+        submitted: requests in the order they came.
+        aborted: ids whose end was asked for and awaited.
+    """
+
+    model_info: ModelInfo
+    scripts: Sequence[Script] = ()
+    error: Exception | None = None
+    is_alive: bool = True
+    is_draining: bool = False
+    submitted: list[Request] = field(default_factory=list)
+    aborted: set[RequestId] = field(default_factory=set)
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        script = self.scripts[len(self.submitted)]
+        self.submitted.append(request)
+        for output in script.outputs(request):
+            if request.request_id in self.aborted:
+                if self.error is not None:
+                    raise self.error
+                yield RequestOutput(request.request_id, (), finish_reason=FinishReason.ABORT, metrics=METRICS)
+                return
+            yield output
+            await asyncio.sleep(0)
+
+    async def abort(self, request_ids: Iterable[RequestId]) -> None:
+        self.aborted.update(request_ids)
+
+    async def stats(self) -> EngineStats:
+        return EngineStats()
+
+
+class ScriptedApp:
+    """Sends requests to the application and returns what came back."""
+
+    def __init__(self, speculation: SpeculationInfo = SPECULATION, config: SpeculativeConfig | None = None) -> None:
+        self.client = ScriptedClient(replace(INFO, speculation=speculation))
+        model = ModelConfig(model=str(GOLDEN), served_model_name="m")
+        self._app = create_app(self.client, Config(model=model, speculative=config or SpeculativeConfig()))
+
+    def post(self, path: str, body: dict[str, Any], scripts: Sequence[Script] = ()) -> httpx.Response:
+        """The whole answer, read to its end."""
+        self.client.scripts = scripts
+        self.client.submitted.clear()
+        self.client.aborted.clear()
+        return asyncio.run(self._send("POST", path, body))
+
+    def get(self, path: str) -> Any:
+        """The JSON of a route."""
+        return asyncio.run(self._send("GET", path, None)).json()
+
+    def chunks(self, path: str, body: dict[str, Any], scripts: Sequence[Script]) -> list[dict[str, Any]]:
+        """The chunks of a stream that ends well."""
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        lines = self.post(path, body | options, scripts).text.split("\n\n")
+        assert lines[-2:] == ["data: [DONE]", ""]
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self._app), base_url="http://test") as http:
+            return await http.request(method, path, json=body)

@@ -1,0 +1,96 @@
+"""Wishes about drafting: granted as they are, or refused with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fastdeploy_sd.entrypoints.text.speculation import resolve_speculation
+from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.types import Speculation, SpeculationInfo
+
+SERVER = SpeculationInfo("mtp", ("naive", "ngram", "mtp"), 4, 1, has_draft_logprobs=True)
+PLAIN = SpeculationInfo()
+OFF = Speculation(enabled=False)
+
+
+@pytest.mark.parametrize(
+    ("wish", "expected"),
+    [
+        (None, Speculation()),
+        ({}, Speculation()),
+        ({"enabled": None, "method": None}, Speculation()),
+        (Speculation(), Speculation()),
+        ({"enabled": True}, Speculation()),
+        ({"enabled": False}, OFF),
+        ({"method": "naive"}, OFF),
+        ({"enabled": True, "method": "ngram", "num_speculative_tokens": 4}, Speculation(True, "ngram", 4)),
+        (Speculation(True, "mtp", 1, 20), Speculation(True, "mtp", 1, 20)),
+        ({"num_draft_logprobs": 0}, Speculation(num_draft_logprobs=0)),
+    ],
+)
+def test_what_can_be_granted_is(wish: Any, expected: Speculation) -> None:
+    assert resolve_speculation(wish, SERVER) == expected
+
+
+@pytest.mark.parametrize("info", [SERVER, PLAIN])
+def test_no_drafts_can_be_had_everywhere_whatever_else_is_asked(info: SpeculationInfo) -> None:
+    for wish in ({"enabled": False, "method": "suffix", "num_speculative_tokens": 99}, {"method": "naive"}):
+        resolved = resolve_speculation(wish, info)
+        assert resolved == OFF
+        assert info.method_of(resolved) == "naive"
+
+
+def test_nothing_asked_is_fine_on_a_plain_server() -> None:
+    wishes: list[Any] = [None, {}, Speculation()]
+    for wish in wishes:
+        assert resolve_speculation(wish, PLAIN) == Speculation()
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ("mtp", "speculation: expected a map, got 'mtp'"),
+        ({"metod": "mtp"}, "speculation.metod: unknown field (did you mean 'method'?)"),
+        ({"enabled": 1}, "speculation.enabled: expected true or false, got 1"),
+        ({"method": 5}, "speculation.method: expected the name of a method, got 5"),
+        ({"enabled": False, "method": 5}, "speculation.method: expected the name of a method, got 5"),
+        (
+            {"method": "ngrm"},
+            "expected one of naive, ngram, mtp (what this server has loaded), got 'ngrm' (did you mean",
+        ),
+        ({"num_speculative_tokens": 0}, "speculation.num_speculative_tokens: expected an integer >= 1, got 0"),
+        ({"num_speculative_tokens": True}, "speculation.num_speculative_tokens: expected an integer >= 1, got True"),
+        ({"num_speculative_tokens": 2.0}, "expected an integer >= 1, got 2.0"),
+        ({"num_speculative_tokens": 5}, "an integer in 1..4 (this server's limit), got 5"),
+        (Speculation(num_speculative_tokens=5), "an integer in 1..4 (this server's limit), got 5"),
+        ({"num_draft_logprobs": 21}, "speculation.num_draft_logprobs: expected an integer in 0..20, got 21"),
+    ],
+)
+def test_what_makes_no_sense_is_named(wish: Any, message: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        resolve_speculation(wish, SERVER)
+    assert message in caught.value.message
+    assert caught.value.param == "speculation"
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"enabled": True}, "speculation.enabled: expected false (this server was started without speculation), got"),
+        ({"method": "ngram"}, "speculation.method: expected 'naive' (this server was started without speculation)"),
+        (Speculation(method="ngram"), "speculation.method: expected 'naive' (this server was started without"),
+        ({"num_speculative_tokens": 1}, "speculation.num_speculative_tokens: expected none (this server was started"),
+    ],
+)
+def test_a_plain_server_says_that_it_is_one(wish: Any, message: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        resolve_speculation(wish, PLAIN)
+    assert message in caught.value.message
+
+
+def test_draft_logprobs_need_a_server_that_has_them() -> None:
+    with pytest.raises(BadRequest, match=r"speculation.num_draft_logprobs: .* enable_draft_logprob"):
+        resolve_speculation({"num_draft_logprobs": 0}, replace(SERVER, has_draft_logprobs=False))

@@ -1,0 +1,88 @@
+"""`fastdeploy-sd replay`: options, the table, and errors as one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.cli import main
+from fastdeploy_sd.replay.counts import ReplayCounts
+from fastdeploy_sd.replay.report import ReplayResult, replay_table
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> str:
+    code = "def area(width, height):\n    return width * height\n" * 3
+    messages = [{"role": "user", "content": f"Repeat:\n{code}"}, {"role": "assistant", "content": code}]
+    path = tmp_path / "recording.jsonl"
+    path.write_text(json.dumps({"id": "x", "messages": messages}) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_a_row_per_method_and_length(recording: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["replay", recording, "--method", "ngram", "--num-speculative-tokens", "2", "5", "--tokenizer", "words"]
+    assert main([*arguments, "--json"]) == 0
+    short, long = json.loads(capsys.readouterr().out)
+    assert [short["num_speculative_tokens"], long["num_speculative_tokens"]] == [2, 5]
+    # The answer is in the prompt: nearly every step is full.
+    assert 2.5 < short["tokens_per_verify_step"] <= 3.0
+    assert 4.5 < long["tokens_per_verify_step"] <= 6.0
+    assert short["num_drafted"] == short["num_accepted"] + short["num_wasted"]
+    assert long["peak_memory_bytes"] > 0
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines] == [
+        ["method", "k", "tokens/step"],
+        ["ngram", "2", f"{short['tokens_per_verify_step']:.2f}"],
+        ["ngram", "5", f"{long['tokens_per_verify_step']:.2f}"],
+    ]
+
+
+def test_tuning_reaches_the_method(recording: str, capsys: pytest.CaptureFixture[str]) -> None:
+    num_verify_steps = []
+    for size in ("2", "40"):
+        sizes = ["--min-ngram-size", size, "--max-ngram-size", size]
+        assert main(["replay", recording, "--method", "ngram", "--tokenizer", "words", "--json", *sizes]) == 0
+        [result] = json.loads(capsys.readouterr().out)
+        num_verify_steps.append(result["num_verify_steps"])
+    # Forty tokens must be plain decoding's before the longer end is found.
+    assert num_verify_steps[1] > num_verify_steps[0] + 20
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--method", "ngrm"], "method: expected some of ngram, suffix, got 'ngrm' (did you mean 'ngram'?)"),
+        (["--concurrency", "0"], "concurrency: expected at least 1, got 0"),
+        (["--num-speculative-tokens", "0"], "num_speculative_tokens: expected at least 1 with method ngram, got 0"),
+        (["--method", "ngram", "--min-ngram-size", "9"], "max_ngram_size: expected at least min_ngram_size (9), got 5"),
+        (
+            ["--method", "ngram", "--suffix-decoding-min-token-prob", "0.5"],
+            "suffix_decoding_min_token_prob: expected method suffix, got ngram",
+        ),
+        (
+            ["--no-shared-cache", "--suffix-decoding-max-cached-requests", "3"],
+            "no_shared_cache: expected without suffix_decoding_max_cached_requests, got both",
+        ),
+        (["--tokenizer", "nowhere"], "expected a tokenizer.json, got none"),
+    ],
+)
+def test_errors_are_one_line(recording: str, capsys: pytest.CaptureFixture[str], options: list[str], text: str) -> None:
+    assert main(["replay", recording, *options]) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.count("\n") == 1
+
+
+def test_table_of_known_counts() -> None:
+    counts = ReplayCounts(
+        np.array([10, 8]), np.array([10, 5]), np.array([5, 1]),
+        num_responses=2, num_output_tokens=32, num_verify_steps=20, num_drafting_steps=10,
+        num_calls=4, num_rows=8, propose_ns=16_000, peak_memory_bytes=3 << 19,
+    )  # fmt: skip
+    head, row = replay_table([ReplayResult("suffix", 2, counts)]).splitlines()
+    assert row.split() == ["suffix", "2", "1.50", "18", "6", "12", "4.0", "2.0", "1.5", "50%", "20%"]
+    assert head.index("tokens/step") + len("tokens/step") == row.index("1.50") + len("1.50")

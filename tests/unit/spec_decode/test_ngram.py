@@ -1,0 +1,325 @@
+"""The n-gram proposer against its rule written out, over random texts, commits, prefixes and slots."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.ops.native.ngram import NgramIndex
+from fastdeploy_sd.spec_decode.ngram import NgramProposer
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
+from fastdeploy_sd.types import I32, DraftSource, DraftTokens
+
+MAX_TOKENS = 400
+NUM_SLOTS = 5
+
+
+def drafts_by_definition(committed: Sequence[int], prefix: Sequence[int], max_len: int, sizes: range) -> list[int]:
+    text = [*committed, *prefix]
+    for n in reversed(sizes):
+        for end in range(min(len(committed), len(text) - 1), n - 1, -1):
+            if list(committed[end - n : end]) == text[len(text) - n :]:
+                grown = list(text)
+                for i in range(max_len):
+                    grown.append(grown[end + i])
+                return grown[len(text) :]
+    return []
+
+
+def ragged(rows: Sequence[Sequence[int]]) -> DraftTokens:
+    flat = [token_id for row in rows for token_id in row]
+    return DraftTokens(np.array(flat, np.int32), np.cumsum([0, *map(len, rows)]).astype(np.int32))
+
+
+def i32(*values: int) -> I32:
+    return np.array(values, np.int32)
+
+
+def proposer_of(min_size: int = 2, max_size: int = 5, num_slots: int = NUM_SLOTS) -> NgramProposer:
+    config = SpeculativeConfig(method="ngram", min_ngram_size=min_size, max_ngram_size=max_size)
+    return NgramProposer(config, ProposerContext(num_slots, MAX_TOKENS, 1 << 31))
+
+
+@dataclass
+class Texts:
+    """The committed tokens of every slot, and steps over some of them."""
+
+    proposer: NgramProposer
+    table: I32 = field(default_factory=lambda: np.zeros((NUM_SLOTS, MAX_TOKENS), np.int32))
+    lengths: dict[int, int] = field(default_factory=dict)
+
+    def begin(self, slot: int, tokens: Sequence[int], num_prompt_tokens: int = 1) -> None:
+        self.lengths[slot] = 0
+        self.append(slot, tokens)
+        self.proposer.begin([DraftRequest(f"r{slot}", slot, num_prompt_tokens, len(tokens))])
+
+    def append(self, slot: int, tokens: Sequence[int]) -> None:
+        n = self.lengths[slot]
+        self.table[slot, n : n + len(tokens)] = tokens
+        self.lengths[slot] = n + len(tokens)
+
+    def text(self, slot: int) -> list[int]:
+        return [int(token_id) for token_id in self.table[slot, : self.lengths[slot]]]
+
+    def step(
+        self, slots: Sequence[int], max_draft_len: Sequence[int], prefixes: Sequence[Sequence[int]] | None = None
+    ) -> list[list[int]]:
+        x = ProposeInput(
+            request_ids=tuple(f"r{slot}" for slot in slots),
+            slots=i32(*slots),
+            token_table=self.table,
+            num_tokens=i32(*(self.lengths[slot] for slot in slots)),
+            max_draft_len=i32(*max_draft_len),
+            prefix=None if prefixes is None else ragged(prefixes),
+        )
+        drafts = self.proposer.propose(x)
+        assert drafts.sources is not None
+        assert drafts.sources.tolist() == [DraftSource.NGRAM] * len(drafts.token_ids)
+        return [drafts.row(r).tolist() for r in range(len(slots))]
+
+    def forget(self, slot: int) -> None:
+        self.lengths.pop(slot, None)
+        self.proposer.forget(i32(slot))
+
+
+def draft(tokens: Sequence[int], max_len: int, *, prefix: Sequence[int] = (), sizes: range = range(2, 6)) -> list[int]:
+    """What one request with these committed tokens is drafted."""
+    texts = Texts(proposer_of(sizes[0], sizes[-1]))
+    texts.begin(3, tokens)
+    return texts.step([3], [max_len], [prefix] if prefix else None)[0]
+
+
+# ---- the rule -------------------------------------------------------------------------------------------------------
+
+
+def test_copies_what_followed() -> None:
+    assert draft([1, 2, 3, 4, 9, 8, 1, 2], 2) == [3, 4]
+
+
+def test_most_recent_occurrence_wins() -> None:
+    assert draft([1, 2, 3, 1, 2, 4, 1, 2], 1) == [4]
+
+
+def test_longest_end_wins_over_a_more_recent_shorter_one() -> None:
+    assert draft([7, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], 1) == [3]
+
+
+def test_no_end_longer_than_the_maximum_is_looked_up() -> None:
+    assert draft([7, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], 1, sizes=range(2, 3)) == [4]
+
+
+def test_an_end_shorter_than_the_minimum_is_no_match() -> None:
+    text = [1, 2, 3, 9, 2]
+    assert draft(text, 3, sizes=range(2, 4)) == []
+    assert draft(text, 3, sizes=range(1, 4)) == [3, 9, 2]
+
+
+def test_a_repeated_phrase_is_repeated_as_long_as_allowed() -> None:
+    assert draft([5, 5, 5], 7) == [5] * 7
+    assert draft([1, 2, 3, 1, 2], 8) == [3, 1, 2, 3, 1, 2, 3, 1]
+
+
+def test_drafts_from_the_first_output_token_on_and_across_the_border_to_the_prompt() -> None:
+    texts = Texts(proposer_of())
+    texts.begin(0, [4, 5, 6, 7, 4], num_prompt_tokens=5)
+    assert texts.step([0], [0]) == [[]]
+    texts.append(0, [5])
+    assert texts.step([0], [3]) == [[6, 7, 4]]
+
+
+def test_a_prefix_is_part_of_the_text_and_comes_out_continued() -> None:
+    text = [1, 2, 3, 4, 9, 1]
+    assert draft(text, 2) == []
+    assert draft(text, 2, prefix=[2]) == [3, 4]
+    assert draft(text, 2, prefix=[2, 3, 4, 9]) == [1, 2]
+
+
+def test_a_prefix_may_repeat_the_end_of_the_text() -> None:
+    # The latest occurrence of 1 2 is where the committed tokens end: what follows it is the prefix, and then the draft.
+    assert draft([1, 2, 8, 1, 2], 5, prefix=[1, 2]) == [1, 2, 1, 2, 1]
+
+
+def test_occurrences_inside_the_prefix_do_not_count() -> None:
+    assert draft([1, 2, 3, 9], 3, prefix=[6, 7, 6, 7]) == []
+
+
+@pytest.mark.parametrize("text", [[], [1], [1, 1]])
+def test_a_text_too_short_for_a_match_has_no_drafts(text: list[int]) -> None:
+    assert draft(text, 4) == []
+
+
+def test_any_token_id_is_an_ordinary_one() -> None:
+    top = 2**31 - 1
+    assert draft([top, 0, top, 3, top, 0], 2, sizes=range(2, 3)) == [top, 3]
+
+
+# ---- against the definition -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    ("alphabet", "sizes"), [(2, range(1, 4)), (3, range(2, 6)), (7, range(2, 4)), (3, range(4, 9))]
+)
+def test_random_steps_follow_the_definition(alphabet: int, sizes: range, seed: int) -> None:
+    rng = random.Random(f"{alphabet} {sizes} {seed}")
+    texts = Texts(proposer_of(sizes[0], sizes[-1]))
+
+    def tokens(most: int) -> list[int]:
+        return [rng.randrange(alphabet) for _ in range(rng.randint(0, most))]
+
+    for _ in range(60):
+        for slot in range(NUM_SLOTS):
+            if slot not in texts.lengths and rng.random() < 0.6:
+                texts.begin(slot, [0, *tokens(rng.choice([3, 60]))])
+            elif slot in texts.lengths and (rng.random() < 0.05 or texts.lengths[slot] > MAX_TOKENS - 8):
+                texts.forget(slot)
+        slots = [slot for slot in texts.lengths if rng.random() < 0.8]
+        rng.shuffle(slots)
+        for slot in slots:
+            texts.append(slot, tokens(4))
+        allowed = [rng.choice([0, 0, 1, 2, 9]) for _ in slots]
+        prefixes = [tokens(rng.choice([0, 6])) for _ in slots]
+        if rng.random() < 0.5:
+            prefixes = [[] for _ in slots]
+        rows = zip(slots, prefixes, allowed, strict=True)
+        want = [drafts_by_definition(texts.text(slot), prefix, most, sizes) for slot, prefix, most in rows]
+        assert texts.step(slots, allowed, prefixes if any(prefixes) else None) == want
+        texts.proposer.check_integrity(texts.table)
+
+
+def test_a_long_text_of_few_words_follows_the_definition() -> None:
+    """Tables grow several times, in one step and token by token."""
+    rng = random.Random(1)
+    words = [[rng.randrange(50) for _ in range(rng.randint(2, 6))] for _ in range(12)]
+    text = [token_id for _ in range(120) for token_id in rng.choice(words)][: MAX_TOKENS - 10]
+    texts = Texts(proposer_of())
+    texts.begin(0, text[:200])
+    for token_id in text[200:]:
+        assert texts.step([0], [6]) == [drafts_by_definition(texts.text(0), [], 6, range(2, 6))]
+        texts.append(0, [token_id])
+    texts.proposer.check_integrity(texts.table)
+
+
+# ---- state ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_may_not_draft_are_indexed_all_the_same() -> None:
+    texts = Texts(proposer_of())
+    texts.begin(1, [1, 2, 3])
+    for token_id in [4, 5, 6, 1, 2, 3]:
+        texts.append(1, [token_id])
+        assert texts.step([1], [0]) == [[]]
+    texts.proposer.check_integrity(texts.table)
+    assert texts.step([1], [3]) == [[4, 5, 6]]
+
+
+def test_asking_again_gives_the_same_drafts() -> None:
+    """Also after a step with a prefix, which sees one n-gram more."""
+    texts = Texts(proposer_of())
+    texts.begin(0, [1, 2, 3, 1, 2])
+    first = texts.step([0], [4])
+    texts.step([0], [4], [[3, 1]])
+    assert texts.step([0], [4]) == first == [[3, 1, 2, 3]]
+
+
+def test_a_request_that_comes_back_is_indexed_from_its_first_token() -> None:
+    texts = Texts(proposer_of())
+    texts.begin(0, [1, 2, 3, 4])
+    texts.step([0], [2])
+    texts.forget(0)
+    texts.begin(0, [8, 8])
+    assert texts.step([0], [2]) == [[]], "another request in the slot sees nothing of the first"
+    texts.begin(2, [1, 2, 3, 4, 9, 1, 2], num_prompt_tokens=4)
+    assert texts.step([2], [2]) == [[3, 4]]
+    texts.proposer.check_integrity(texts.table)
+
+
+def test_forgetting_frees_the_memory() -> None:
+    texts = Texts(proposer_of())
+    rng = random.Random(0)
+    for slot in (0, 4):
+        texts.begin(slot, [rng.randrange(1000) for _ in range(300)])
+    texts.step([0, 4], [1, 1])
+    used = texts.proposer.num_bytes()
+    texts.forget(4)
+    assert texts.proposer.num_bytes() == used // 2
+    texts.forget(0)
+    texts.forget(0)
+    texts.forget(2)
+    assert texts.proposer.num_bytes() == 0
+
+
+@pytest.mark.parametrize("num_tokens", [1, 17, 130, 300, MAX_TOKENS])
+def test_memory_is_at_most_16_bytes_per_token_and_size(num_tokens: int) -> None:
+    texts = Texts(proposer_of(2, 5))
+    texts.begin(0, list(range(num_tokens)))
+    texts.step([0], [0])
+    assert texts.proposer.num_bytes() <= 4 * max(64, 16 * num_tokens)
+
+
+def test_integrity_is_lost_when_the_text_changes() -> None:
+    texts = Texts(proposer_of())
+    texts.begin(0, list(range(20)))
+    texts.step([0], [1])
+    texts.proposer.check_integrity(texts.table)
+    texts.table[0, 7] = 3
+    with pytest.raises(ValueError, match=r"ngram_check_integrity: \w+: expected"):
+        texts.proposer.check_integrity(texts.table)
+
+
+# ---- refused arguments ----------------------------------------------------------------------------------------------
+
+
+def good_step() -> tuple[NgramProposer, ProposeInput]:
+    proposer = proposer_of(min_size=1)
+    proposer.begin([DraftRequest("a", 0, 1, 3), DraftRequest("b", 1, 1, 3)])
+    table = np.tile(i32(1, 2, 1, 2), (NUM_SLOTS, 1))
+    return proposer, ProposeInput(("a", "b"), i32(0, 1), table, i32(3, 3), i32(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slots": i32(0, 2)}, "slots: expected slots that were begun"),
+        ({"slots": i32(0, -1)}, "slots: expected 0"),
+        ({"slots": i32(0, NUM_SLOTS)}, "slots: expected 0"),
+        ({"num_tokens": i32(4, 2)}, "num_tokens: expected no fewer"),
+        ({"num_tokens": i32(3, -1)}, "num_tokens: expected no fewer"),
+        ({"num_tokens": i32(4, 5)}, "num_tokens: expected at most a row"),
+        ({"max_draft_len": i32(2, -1)}, "max_draft_len: expected >= 0"),
+        ({"max_draft_len": i32(2)}, r"max_draft_len: expected contiguous int32\[2\]"),
+        ({"num_tokens": np.array([3, 3], np.int64)}, "num_tokens: expected contiguous int32"),
+        ({"token_table": np.zeros((1, 4), np.int32)}, "slots: expected rows of token_table"),
+        ({"prefix": DraftTokens(i32(1), i32(0, 2, 1))}, "cu_num_prefix: expected rising"),
+        ({"prefix": DraftTokens(i32(1), i32(1, 1, 1))}, "cu_num_prefix: expected to start at 0"),
+        ({"prefix": DraftTokens(i32(1), i32(0, 1))}, r"cu_num_prefix: expected contiguous int32\[3\]"),
+        ({"prefix": DraftTokens(i32(), i32(0, 1, 1))}, r"prefix: expected contiguous int32\[1\]"),
+    ],
+)
+def test_contradictory_rows_are_refused_and_change_nothing(changes: dict[str, object], message: str) -> None:
+    proposer, x = good_step()
+    before = proposer.propose(x)
+    with pytest.raises(ValueError, match=message):
+        proposer.propose(replace(x, **changes))
+    proposer.check_integrity(x.token_table)
+    assert proposer.propose(x).token_ids.tolist() == before.token_ids.tolist() == [2, 1, 2, 1]
+
+
+@pytest.mark.parametrize("slot", [-1, NUM_SLOTS])
+def test_slots_out_of_range_are_refused(slot: int) -> None:
+    proposer = proposer_of()
+    with pytest.raises(ValueError, match="slots: expected 0"):
+        proposer.begin([DraftRequest("a", slot, 1, 1)])
+    with pytest.raises(ValueError, match="slots: expected 0"):
+        proposer.forget(i32(0, slot))
+
+
+@pytest.mark.parametrize(("num_slots", "min_n", "max_n"), [(-1, 1, 1), (1, 0, 1), (1, 3, 2)])
+def test_an_index_of_nothing_is_refused(num_slots: int, min_n: int, max_n: int) -> None:
+    with pytest.raises(ValueError, match="ngram_create"):
+        NgramIndex(num_slots, min_n, max_n)

@@ -1,0 +1,317 @@
+"""The proposer: what it drafts from, whom it shares with, and what it may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.ops.library import num_threads, set_num_threads
+from fastdeploy_sd.ops.native.suffix import SuffixDrafter, SuffixLimits, SuffixRows, SuffixRule, SuffixSequences
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, create_method
+from fastdeploy_sd.spec_decode.suffix import SuffixProposer
+from fastdeploy_sd.types import DraftSource, DraftTokens
+
+NUM_SLOTS = 4
+MAX_LEN = 400
+VOCAB = 1000
+PHRASE = list(range(10, 30))
+
+
+class Server:
+    """A proposer and a token table, driven one request at a time."""
+
+    def __init__(self, **options: object) -> None:
+        config = SpeculativeConfig(method="suffix", **{f"suffix_decoding_{key}": v for key, v in options.items()})
+        proposer = create_method("suffix", config, ProposerContext(NUM_SLOTS, MAX_LEN, VOCAB))
+        assert isinstance(proposer, SuffixProposer)
+        self.proposer = proposer
+        self.table = np.zeros((NUM_SLOTS, MAX_LEN), np.int32)
+        self.lengths = [0] * NUM_SLOTS
+
+    def begin(self, slot: int, tokens: Sequence[int], *, num_prompt_tokens: int | None = None, salt: str = "") -> None:
+        self.lengths[slot] = 0
+        self.commit(slot, tokens)
+        prompt = len(tokens) if num_prompt_tokens is None else num_prompt_tokens
+        self.proposer.begin([DraftRequest(f"r{slot}", slot, prompt, len(tokens), cache_salt=salt)])
+
+    def commit(self, slot: int, tokens: Sequence[int]) -> None:
+        start = self.lengths[slot]
+        self.table[slot, start : start + len(tokens)] = tokens
+        self.lengths[slot] = start + len(tokens)
+
+    def draft(self, slot: int, k: int = 5, prefix: Sequence[int] = ()) -> list[int]:
+        return self.drafts(slot, k, prefix).token_ids.tolist()
+
+    def drafts(self, slot: int, k: int = 5, prefix: Sequence[int] = ()) -> DraftTokens:
+        before = DraftTokens(np.array(prefix, np.int32), np.array([0, len(prefix)], np.int32)) if prefix else None
+        slots, lengths, budget = (np.array([n], np.int32) for n in (slot, self.lengths[slot], k))
+        return self.proposer.propose(ProposeInput(("r",), slots, self.table, lengths, budget, prefix=before))
+
+    def serve(self, slot: int, prompt: Sequence[int], output: Sequence[int], salt: str = "") -> None:
+        """A request from its first step to its end."""
+        self.begin(slot, prompt, salt=salt)
+        for token in output:
+            self.commit(slot, [token])
+            self.draft(slot)
+        self.proposer.forget(np.array([slot], np.int32))
+
+
+def test_a_request_drafts_from_its_own_prompt() -> None:
+    server = Server()
+    server.begin(0, [*PHRASE, 1, 2, *PHRASE[:3]])
+    drafts = server.drafts(0, 3)
+    assert drafts.token_ids.tolist() == PHRASE[3:6]
+    assert drafts.sources is not None
+    assert drafts.sources.tolist() == [DraftSource.SUFFIX] * 3
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_the_budget_is_used_in_full_from_one_on(k: int) -> None:
+    server = Server()
+    server.begin(0, [*PHRASE, 1, *PHRASE[:8]])
+    assert server.draft(0, k) == PHRASE[8 : 8 + k]
+    assert server.draft(0, 0) == []
+
+
+def test_unseen_text_is_not_drafted_for() -> None:
+    server = Server()
+    server.begin(0, [*PHRASE, 500])
+    assert server.draft(0) == []
+
+
+def test_a_repeated_phrase_is_repeated_further() -> None:
+    server = Server()
+    server.begin(0, [1, 2, 3] * 4)
+    assert server.draft(0, 9) == [1, 2, 3] * 3
+
+
+def test_outputs_are_shared_and_prompts_are_not() -> None:
+    server = Server()
+    server.serve(0, [900, 901, 902, 903], PHRASE)
+    server.begin(1, [800, *PHRASE[:6]])
+    assert server.draft(1) == PHRASE[6:11]
+    server.begin(2, [800, 900, 901, 902])
+    assert server.draft(2) == []
+
+
+def test_running_requests_share_what_they_have_committed() -> None:
+    server = Server()
+    server.begin(0, [900])
+    server.commit(0, PHRASE)
+    server.draft(0)
+    server.begin(1, PHRASE[:6])
+    assert server.draft(1) == PHRASE[6:11]
+
+
+def test_the_more_frequent_continuation_wins() -> None:
+    server = Server()
+    for last in (50, 51, 51, 50, 51, 50, 50):
+        server.serve(0, [900], [*PHRASE, last])
+    server.begin(1, PHRASE)
+    assert server.draft(1) == [50]
+    server.serve(0, [900], [*PHRASE, 51])
+    assert server.draft(1) == [51], "of equals the newest"
+
+
+def test_another_tenant_never_changes_a_draft() -> None:
+    def run(with_tenant: bool) -> list[list[int]]:
+        rng = np.random.default_rng(3)
+        server, drafts = Server(), []
+        server.begin(0, [1, 2, 3], salt="mine")
+        if with_tenant:
+            server.begin(1, [1, 2, 3], salt="other")
+        for _ in range(150):
+            tokens = rng.integers(0, 4, 2).tolist()
+            server.commit(0, tokens)
+            if with_tenant:
+                server.commit(1, tokens[::-1])
+                server.draft(1)
+            drafts.append(server.draft(0))
+        return drafts
+
+    alone = run(with_tenant=False)
+    assert alone == run(with_tenant=True)
+    assert sum(map(len, alone)) > 100
+
+
+def test_salts_share_nothing_and_each_shares_with_itself() -> None:
+    server = Server()
+    server.serve(0, [900], PHRASE, salt="a")
+    for salt, expected in (("", []), ("b", []), ("a", PHRASE[6:11])):
+        server.begin(1, PHRASE[:6], salt=salt)
+        assert server.draft(1) == expected
+
+
+def test_a_preempted_request_shares_its_output_once() -> None:
+    server = Server()
+    server.begin(0, [900, 901])
+    server.commit(0, PHRASE[:10])
+    server.draft(0)
+    server.proposer.forget(np.array([0], np.int32))
+    server.begin(2, [900, 901, *PHRASE[:10]], num_prompt_tokens=2)
+    server.draft(2)
+    assert server.proposer.stats().num_tokens == 10
+    server.commit(2, PHRASE[10:12])
+    server.draft(2)
+    assert server.proposer.stats().num_tokens == 12
+
+
+def test_drafts_of_another_method_are_continued() -> None:
+    server = Server()
+    server.serve(0, [900], PHRASE)
+    server.begin(1, [800, *PHRASE[:4]])
+    assert server.draft(1, 3, prefix=PHRASE[4:6]) == PHRASE[6:9]
+    assert server.draft(1, 3, prefix=[700]) == []
+    assert server.draft(1, 3) == PHRASE[4:7], "a prefix leaves no trace"
+
+
+def test_the_factor_bounds_drafts_by_the_match() -> None:
+    for factor, expected in ((1.0, 3), (0.5, 1), (0.3, 0), (2.0, 6)):
+        server = Server(max_spec_factor=factor)
+        server.begin(0, [*PHRASE, 1, *PHRASE[:3]])
+        assert len(server.draft(0, 10)) == expected
+
+
+def test_the_context_is_cut_at_the_tree_depth() -> None:
+    long_ago, often = [7, *PHRASE[:4], 60], [8, *PHRASE[:4], 61]
+    text = [*long_ago, *often, *often, 7, *PHRASE[:4]]
+    for depth, expected in ((64, 60), (5, 60), (4, 61)):
+        server = Server(max_tree_depth=depth)
+        server.begin(0, text)
+        assert server.draft(0, 1) == [expected]
+
+
+def test_drafting_stops_below_the_joint_probability() -> None:
+    text = [*PHRASE[:4], 60, *PHRASE[:4], 61, *PHRASE[:4], 62, *PHRASE[:4], 63]
+    for least, expected in ((0.2, True), (0.3, False)):
+        server = Server(min_token_prob=least)
+        server.begin(0, [*text, *PHRASE[:4]])
+        assert (server.draft(0) != []) is expected
+
+
+def test_nothing_is_kept_without_room() -> None:
+    server = Server(max_cached_requests=0)
+    server.serve(0, [900], PHRASE)
+    server.begin(1, PHRASE[:6])
+    assert server.draft(1) == []
+    assert server.proposer.stats().num_bytes == 0
+
+
+def test_the_oldest_outputs_go_first() -> None:
+    server = Server(max_cached_requests=8)
+    outputs = [list(range(start, start + 12)) for start in range(100, 900, 40)]
+    for output in outputs:
+        server.serve(0, [900], output)
+    assert server.proposer.stats().num_sequences == 8
+    found = []
+    for output in outputs:
+        server.begin(1, output[:6])
+        found.append(server.draft(1) == output[6:11])
+    assert found == [False] * (len(outputs) - 8) + [True] * 8
+
+
+def test_slots_of_other_methods_are_left_alone() -> None:
+    server = Server()
+    server.commit(3, [-5])
+    assert server.draft(3, 0) == []
+    with pytest.raises(ValueError, match="slots: expected to draft for slots that were begun"):
+        server.draft(3, 1)
+    server.proposer.forget(np.array([0, 3], np.int32))
+
+
+def test_wrong_rows_are_refused_and_change_nothing() -> None:
+    server = Server()
+    server.begin(0, PHRASE)
+    server.draft(0)
+    server.commit(0, [VOCAB])
+    with pytest.raises(ValueError, match="token ids: expected 0 to vocab_size - 1"):
+        server.draft(0)
+    server.lengths[0] -= 2
+    with pytest.raises(ValueError, match="num_tokens: expected no fewer"):
+        server.draft(0)
+    server.lengths[0] = len(PHRASE)
+    with pytest.raises(ValueError, match="token ids"):
+        server.draft(0, prefix=[-1])
+    with pytest.raises(ValueError, match="slots: expected 0 to num_slots - 1"):
+        server.proposer.forget(np.array([NUM_SLOTS], np.int32))
+    server.proposer.check_integrity()
+    assert server.draft(0) == []
+
+
+def test_drafts_do_not_depend_on_the_number_of_threads() -> None:
+    def run() -> list[list[int]]:
+        rng = np.random.default_rng(5)
+        drafter = SuffixDrafter(16, 8, SuffixRule(), SuffixLimits(12, 1 << 20))
+        table, slots = rng.integers(0, 3, (16, 200)).astype(np.int32), np.arange(16, dtype=np.int32)
+        for slot in range(16):
+            drafter.begin(slot, 5, bytes([slot % 3] * 16))
+        lengths = range(5, 200, 3)
+        budget = np.full(16, 6, np.int32)
+        rows = [SuffixRows(slots, np.full(16, n, np.int32), budget) for n in lengths]
+        return [drafter.propose(table, row).token_ids.tolist() for row in rows]
+
+    before = num_threads()
+    try:
+        set_num_threads(1)
+        alone = run()
+        set_num_threads(4)
+        assert alone == run()
+    finally:
+        set_num_threads(before)
+
+
+def sequences_of(texts: Sequence[np.ndarray], salts: Sequence[int]) -> SuffixSequences:
+    cu_tokens = np.cumsum([0, *map(len, texts)])
+    digests = np.array([list(int(salt).to_bytes(16, "little")) for salt in salts], np.uint8)
+    return SuffixSequences(digests, cu_tokens, np.concatenate(texts).astype(np.int32))
+
+
+MAX_STEPS_PER_TOKEN = 160
+ADVERSARIES = {
+    "one token": lambda rng: [np.full(100_000, 7)],
+    "two tokens": lambda rng: [np.tile([7, 8], 20_000), np.repeat([7, 8], 10_000)],
+    "two random tokens": lambda rng: [rng.integers(0, 2, 40_000)],
+    "any token": lambda rng: [rng.integers(0, VOCAB, 40_000)],
+    "a ruler": lambda rng: [np.array([(i & -i).bit_length() for i in range(1, 40_000)])],
+    "all but the same": lambda rng: [np.concatenate([np.full(200, 7), [i]]) for i in range(200)],
+}
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_no_text_makes_appending_slow_or_large(name: str) -> None:
+    """In elementary steps: states visited and transitions copied."""
+    texts = ADVERSARIES[name](np.random.default_rng(0))
+    drafter = SuffixDrafter(1, VOCAB, SuffixRule(), SuffixLimits(-1, 1 << 20))
+    drafter.import_sequences(sequences_of(texts, [0] * len(texts)))
+    stats = drafter.stats()
+    assert stats.num_bytes <= 1 << 20
+    assert stats.num_tokens > 1000
+    assert stats.num_steps < MAX_STEPS_PER_TOKEN * sum(map(len, texts))
+    drafter.check_integrity()
+
+
+def test_many_salts_stay_within_the_bytes() -> None:
+    rng = np.random.default_rng(1)
+    drafter = SuffixDrafter(1, VOCAB, SuffixRule(), SuffixLimits(-1, 1 << 20))
+    texts = [rng.integers(0, VOCAB, int(n)) for n in rng.integers(1, 60, 3000)]
+    drafter.import_sequences(sequences_of(texts, range(3000)))
+    stats = drafter.stats()
+    assert stats.num_bytes <= 1 << 20
+    assert 100 < stats.num_salts == stats.num_shards < 1000
+    drafter.check_integrity()
+
+
+def test_a_cached_token_takes_at_most_sixty_bytes() -> None:
+    """Words of 1 to 4 tokens, drawn as in text: few often, many rarely."""
+    rng = np.random.default_rng(2)
+    words = [rng.integers(0, VOCAB, int(n)) for n in rng.integers(1, 5, 3000)]
+    drawn = np.minimum(rng.zipf(1.3, 100_000) - 1, 2999)
+    text = np.concatenate([words[i] for i in drawn])
+    drafter = SuffixDrafter(1, VOCAB, SuffixRule(), SuffixLimits(-1, 64 << 20))
+    drafter.import_sequences(sequences_of([text], [0]))
+    stats = drafter.stats()
+    assert stats.num_tokens == len(text)
+    assert stats.num_bytes < 60 * stats.num_tokens

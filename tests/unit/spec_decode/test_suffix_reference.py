@@ -1,0 +1,141 @@
+"""The automata against the definition under random operations, checked after each."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import sliding_window_view
+
+from fastdeploy_sd.ops.native.suffix import SuffixDrafter, SuffixLimits, SuffixRows, SuffixRule
+from fastdeploy_sd.types import DraftTokens
+from tests.unit.spec_decode.suffix_reference import Reference, Shard
+
+NUM_SLOTS = 3
+MAX_LEN = 40
+NUM_STEPS = 60
+SALTS = (b"a" * 16, b"b" * 16)
+
+
+class Pair:
+    """A drafter and its definition, given the same operations."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.num_tokens_known = int(rng.integers(1, 5))
+        self.rule = SuffixRule(
+            max_context=int(rng.choice([1, 3, 6, 64])),
+            max_factor=float(rng.choice([0.5, 1.0, 2.5])),
+            min_token_prob=float(rng.choice([0.0, 0.1, 0.5, 1.0])),
+        )
+        self.limits = SuffixLimits(int(rng.choice([-1, 0, 1, 2, 17])), 1 << 20)
+        self.drafter = self._make()
+        self.reference = Reference(
+            self.rule.max_context, self.rule.max_factor, self.rule.min_token_prob, self.limits.max_sequences
+        )
+        self.table = np.full((NUM_SLOTS, MAX_LEN), -1, np.int32)
+        self.num_tokens = [0] * NUM_SLOTS
+
+    def _make(self) -> SuffixDrafter:
+        return SuffixDrafter(NUM_SLOTS, self.num_tokens_known, self.rule, self.limits)
+
+    def begin(self, slot: int) -> None:
+        """Also a request that comes back: some of its private tokens may be output."""
+        self.num_tokens[slot] = 0
+        num_private, salt = int(self.rng.integers(0, 6)), int(self.rng.integers(0, 2))
+        self.append(slot, num_private)
+        self.drafter.begin(slot, num_private, SALTS[salt])
+        self.reference.begin(slot, num_private, salt)
+
+    def forget(self) -> None:
+        slots = self.rng.integers(0, NUM_SLOTS, 2).astype(np.int32)
+        self.drafter.forget(slots)
+        for slot in slots:
+            self.reference.own.pop(int(slot), None)
+
+    def append(self, slot: int, count: int) -> None:
+        start = self.num_tokens[slot]
+        self.table[slot, start : start + count] = self.rng.integers(0, self.num_tokens_known, count)
+        self.num_tokens[slot] = start + count
+
+    def step(self) -> None:
+        slots = [s for s in self.rng.permutation(NUM_SLOTS).tolist() if s in self.reference.own]
+        slots = slots[: int(self.rng.integers(0, NUM_SLOTS + 1))]
+        for slot in slots:
+            self.append(slot, min(int(self.rng.integers(0, 5)), MAX_LEN - self.num_tokens[slot]))
+            known = self.reference.own[slot].text.num_tokens
+            self.reference.read(slot, self.table[slot, known : self.num_tokens[slot]].tolist())
+        budgets = self.rng.integers(0, 7, len(slots)).astype(np.int32)
+        prefixes = [self.rng.integers(0, self.num_tokens_known, int(n)).tolist() for n in self.rng.integers(0, 3, 3)]
+        prefixes = prefixes[: len(slots)] if self.rng.random() < 0.3 else [[] for _ in slots]
+        cu_prefix = np.cumsum([0, *map(len, prefixes)]).astype(np.int32)
+        prefix = DraftTokens(np.array([token for prefix in prefixes for token in prefix], np.int32), cu_prefix)
+        counts = np.array([self.num_tokens[slot] for slot in slots], np.int32)
+        rows = SuffixRows(np.array(slots, np.int32), counts, budgets, prefix if cu_prefix[-1] else None)
+        drafts = self.drafter.propose(self.table, rows)
+        for r, slot in enumerate(slots):
+            expected = self.reference.draft(slot, int(budgets[r]), prefixes[r])
+            assert drafts.row(r).tolist() == expected, (slot, self.table[slot, : counts[r]])
+
+    def restart(self) -> None:
+        """Carry the shared texts to a new drafter; requests end."""
+        sequences = self.drafter.export_sequences()
+        old, self.drafter = self.reference, self._make()
+        self.drafter.import_sequences(sequences)
+        exported = [(s.salt, tokens) for s in old.shards for tokens in s.text.sequences]
+        assert len(exported) == len(sequences.salt_digests)
+        self.reference = Reference(old.max_context, old.max_factor, old.min_token_prob, old.max_sequences)
+        for q, (salt, tokens) in enumerate(exported):
+            assert sequences.salt_digests[q].tobytes() == SALTS[salt]
+            begin, end = sequences.cu_tokens[q : q + 2]
+            assert sequences.token_ids[begin:end].tolist() == tokens
+            writer: tuple[Shard | None, int] = (None, 0)
+            for token in tokens:
+                writer = self.reference.share(salt, token, *writer)
+
+    def check(self) -> None:
+        self.drafter.check_integrity()
+        stats = self.drafter.stats()
+        shards = self.reference.shards
+        assert stats.num_tokens == sum(s.text.num_tokens for s in shards)
+        assert stats.num_sequences == sum(len(s.text.sequences) for s in shards)
+        assert stats.num_shards == len(shards)
+        string = tuple(self.rng.integers(0, self.num_tokens_known, int(self.rng.integers(1, 4))).tolist())
+        for slot, own in self.reference.own.items():
+            texts = [own.text, *(s.text for s in self.reference.of_salt(own.salt))]
+            expected = [len(text.ends(string)) for text in texts]
+            assert self.drafter.count(slot, np.array(string, np.int32)) == expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drafts_and_counts_are_those_of_the_definition(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pair = Pair(rng)
+    for _ in range(NUM_STEPS):
+        action = rng.random()
+        if action < 0.15:
+            pair.begin(int(rng.integers(0, NUM_SLOTS)))
+        elif action < 0.2:
+            pair.forget()
+        elif action < 0.22:
+            pair.restart()
+        else:
+            pair.step()
+        pair.check()
+
+
+def test_counts_with_many_different_continuations() -> None:
+    """States with up to 200 transitions, which are kept in another way than the few of the tests above."""
+    rng = np.random.default_rng(7)
+    text = (rng.zipf(1.2, 4000) % 200).astype(np.int32)
+    drafter = SuffixDrafter(1, 200, SuffixRule(), SuffixLimits(0, 0))
+    drafter.begin(0, len(text), SALTS[0])
+    lengths = np.array([len(text)], np.int32)
+    drafter.propose(text[None], SuffixRows(np.zeros(1, np.int32), lengths, np.zeros(1, np.int32)))
+    drafter.check_integrity()
+    for n in (1, 2, 3):
+        counts = Counter(map(tuple, sliding_window_view(text, n).tolist()))
+        for string, count in counts.items():
+            assert drafter.count(0, np.array(string, np.int32)) == [count]
+    assert drafter.count(0, np.array([0, 0, 0, 0, 0, 0, 199], np.int32)) == [0]

@@ -2,18 +2,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <random>
+
+#include "random_multiplier.h"
 
 namespace fdsd {
 namespace {
 
 constexpr size_t kMinCells = 16;
-
-// Unknown to those who send prompts: nobody can write one whose n-grams all fall into the same cells.
-uint64_t RandomMultiplier() {
-  std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32 | device()) | 1;
-}
 
 bool IsSame(const int32_t* a, const int32_t* b, int32_t n) { return std::equal(a, a + n, b); }
 

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <random>
+
+#include "random_multiplier.h"
 
 namespace fdsd {
 namespace {
@@ -11,11 +12,6 @@ namespace {
 // Units that a block's name can address.
 constexpr int64_t kMaxUnits = (int64_t{1} << 26) - 1;
 
-// Odd, and another in every process: no text can be made to collide. Nothing but time depends on it.
-uint64_t RandomMultiplier() {
-  std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32) | device() | 1;
-}
 const uint64_t kMultiplier = RandomMultiplier();
 
 // A pair of a hash table, 1 .. capacity - 1.

@@ -25,12 +25,17 @@ _COLUMNS = (
     "Forward ms",
     "Verify ms",
     "Draft ms",
+    "Memory GB/s",
     "Same tokens",
 )
 
 
 def speculation_table(records: Sequence[Record]) -> str:
-    """Return the records as Markdown, ordered by workload, batch and method."""
+    """Return the records as Markdown, ordered by workload, batch and method.
+
+    Memory is the read bandwidth before and after every repeat, the slowest and the fastest: where they are far apart,
+    the machine changed while it was measured.
+    """
     rows = sorted((r for r in records if r.kind == KIND), key=_order)
     lines = ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
     return "\n".join(lines + ["| " + " | ".join(_cells(r)) + " |" for r in rows])
@@ -61,6 +66,7 @@ def _cells(record: Record) -> list[str]:
         f"{m['forward_ms']:.2f}",
         f"{m['verify_ms']:.2f}",
         f"{m['draft_ms']:.2f}",
+        f"{m['read_gb_per_s_min']:.0f}-{m['read_gb_per_s_max']:.0f}",
         _same_tokens(record),
     ]
 

@@ -117,7 +117,8 @@ def pair_metrics(pairs: Sequence[Pair]) -> dict[str, Any]:
         "naive_step_ms": median(t * 1e3 for pair in pairs for t in pair.naive.window_steps_s),
         **{name: mean(phase_ms(s.window_stats)[name] for s in drafting) for name in phase_ms(drafting[0].window_stats)},
         "has_same_tokens": all(pair.has_same_tokens for pair in pairs),
-        "read_gb_per_s": mean(speed.read_gb_per_s for pair in pairs for speed in pair.memory),
+        "read_gb_per_s_min": min(speed.read_gb_per_s for pair in pairs for speed in pair.memory),
+        "read_gb_per_s_max": max(speed.read_gb_per_s for pair in pairs for speed in pair.memory),
     }
 
 

@@ -6,7 +6,8 @@ import argparse
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from tqdm import tqdm
 
@@ -42,13 +43,13 @@ def main(argv: Sequence[str]) -> int:
     args, engine_argv = _parser().parse_known_args(argv)
     config = load_config(engine_argv, _PROG)
     _refuse_lossy(config)
-    logging.getLogger("fastdeploy_sd").setLevel(logging.WARNING)  # one line per loaded engine would bury the table
     lengths = args.num_speculative_tokens or (_QUICK_LENGTHS if args.quick else _LENGTHS)
-    reference = make_reference(config, args.seed, _NUM_REQUESTS)
-    methods, unavailable = _methods(args.methods, lengths, reference)
     ways = quick_ways() if args.quick else all_ways()
-    with tqdm(total=len(ways) * len(methods), desc="verifying", unit="cell", disable=None) as bar:
-        matrix = run_matrix(reference, ways, methods, lambda _: bar.update())
+    with _quiet():
+        reference = make_reference(config, args.seed, _NUM_REQUESTS)
+        methods, unavailable = _methods(args.methods, lengths, reference)
+        with tqdm(total=len(ways) * len(methods), desc="verifying", unit="cell", disable=None) as bar:
+            matrix = run_matrix(reference, ways, methods, lambda _: bar.update())
     if args.json:
         print(json.dumps(matrix_json(matrix, unavailable), indent=1))
     else:
@@ -75,6 +76,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the requests (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """One line in the log per loaded engine would bury the table."""
+    logger = logging.getLogger("fastdeploy_sd")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _refuse_lossy(config: Config) -> None:

@@ -25,10 +25,13 @@ def matrix_table(matrix: Matrix, width: int = 120) -> str:
 
 
 def findings(matrix: Matrix, unavailable: Mapping[str, str]) -> list[str]:
-    """Return one line per difference, per gap and per method that could not be loaded."""
+    """Return one line per difference, per gap and per reason why methods could not be loaded."""
     lines = [f"DIFFERS: {c.method}, {c.way}: {c.difference}" for c in matrix.differences]
     lines += [f"not shown: {gap}" for gap in matrix.gaps]
-    return lines + [f"not available: {name}: {reason}" for name, reason in unavailable.items()]
+    names: dict[str, list[str]] = {}
+    for name, reason in unavailable.items():
+        names.setdefault(reason, []).append(name)
+    return lines + [f"not available: {', '.join(group)}: {reason}" for reason, group in names.items()]
 
 
 def matrix_json(matrix: Matrix, unavailable: Mapping[str, str]) -> dict[str, Any]:

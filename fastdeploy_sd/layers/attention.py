@@ -8,7 +8,22 @@ from paddle import Tensor
 
 from fastdeploy_sd.layers.linear import Linear
 from fastdeploy_sd.ops.attention import cascade_append_attention, rope_store_kv_
+from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary
+from fastdeploy_sd.types import I32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputRows:
+    """The rows whose output is wanted, where the others only fill the KV cache: at most the last one of each request.
+
+    Attributes:
+        indices: i32[n], n >= 1, rising, among the step's T rows.
+        query_start_loc: i32[R+1], request r owns wanted rows [q[r], q[r+1]).
+    """
+
+    indices: I32
+    query_start_loc: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +34,7 @@ class AttentionInputs:
         positions: i32[T]; slot_mapping: i64[T]; query_start_loc: i32[R+1]; seq_lens: i32[R];
         block_tables: i32[R, max_blocks].
         rotary: its table has max_model_len rows.
+        outputs: None = every row's output is wanted.
     """
 
     positions: Tensor
@@ -27,6 +43,7 @@ class AttentionInputs:
     seq_lens: Tensor
     block_tables: Tensor
     rotary: Rotary[Tensor]
+    outputs: OutputRows | None = None
 
 
 class Attention:
@@ -37,10 +54,14 @@ class Attention:
         self._scale = head_dim**-0.5
 
     def __call__(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
-        """x [T, H] -> [T, H]; writes the T new tokens' KV."""
-        qkv = self._qkv(x)
-        q = rope_store_kv_(qkv, cache, inputs.positions, inputs.slot_mapping, inputs.rotary, self._qk_norm)
-        y = cascade_append_attention(
-            q, cache, inputs.query_start_loc, inputs.seq_lens, inputs.block_tables, self._scale
-        )
+        """x [T, H] -> [T, H], or [n, H] of the wanted rows; writes the T new tokens' KV."""
+        q, starts = self.store_kv(x, cache, inputs), inputs.query_start_loc
+        if inputs.outputs is not None:
+            q, starts = gather_output_rows(q, inputs.outputs.indices), inputs.outputs.query_start_loc
+        y = cascade_append_attention(q, cache, starts, inputs.seq_lens, inputs.block_tables, self._scale)
         return self._output(y)
+
+    def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
+        """x [T, H] -> rotated q [T, Hq * D]; writes the T new tokens' KV."""
+        qkv = self._qkv(x)
+        return rope_store_kv_(qkv, cache, inputs.positions, inputs.slot_mapping, inputs.rotary, self._qk_norm)

@@ -36,11 +36,21 @@ class DecoderLayer:
     def __call__(
         self, x: Tensor, residual: Tensor | None, cache: KvCache[Tensor], inputs: AttentionInputs
     ) -> tuple[Tensor, Tensor]:
-        """x [T, H] still to be added to residual f32[T, H] (None: x is the embedding) -> the same pair."""
+        """x [T, H] still to be added to residual f32[T, H] (None: x is the embedding) -> the same pair.
+
+        Where `inputs.outputs` names the wanted rows, the result has only those.
+        """
         x, residual = self._input_norm(x, residual)
         x = self._attention(x, cache, inputs)
+        if inputs.outputs is not None:
+            residual = gather_output_rows(residual, inputs.outputs.indices)
         x, residual = self._post_attention_norm(x, residual)
         return self._feed_forward(x), residual
+
+    def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> None:
+        """Only write the KV of x [T, H], which begins the residual stream."""
+        normed, _ = self._input_norm(x)
+        self._attention.store_kv(normed, cache, inputs)
 
 
 class Embedding:

@@ -23,7 +23,6 @@ from fastdeploy_sd.layers.norm import RmsNorm
 from fastdeploy_sd.models.decoder import Decoder, DecoderLayer, Embedding, LayerBuilder
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.weights import DecoderWeights
-from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.types import I32
@@ -88,24 +87,29 @@ class MtpModel:
         hidden: Tensor,
         cache: KvCache[Tensor],
         inputs: AttentionInputs,
-        rows: I32 | None = None,
     ) -> MtpOutput:
         """Run one draft layer and store its KV.
 
         Args:
             input_ids: i32[T], the token of every row.
             hidden: [T, H], the hidden row of the position before it.
-            rows: i32[n], the rows whose output is wanted; None = all.
+            inputs: may ask for some rows' output only.
         """
+        x, residual = self._layers[layer].block(self._combine(layer, input_ids, hidden), None, cache, inputs)
+        normed, total = self._layers[layer].output_norm(x, residual)
+        return MtpOutput(normed, normed if self._feeds_normed else total.astype(normed.dtype))
+
+    def store_kv(
+        self, layer: int, input_ids: I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
+    ) -> None:
+        """Only store one draft layer's KV; arguments as `forward`."""
+        self._layers[layer].block.store_kv(self._combine(layer, input_ids, hidden), cache, inputs)
+
+    def _combine(self, layer: int, input_ids: I32, hidden: Tensor) -> Tensor:
         part = self._layers[layer]
         embedded, _ = part.embedding_norm(part.embed(input_ids))
         normed_hidden, _ = part.hidden_norm(hidden)
-        x = part.projection(paddle.concat([embedded, normed_hidden], axis=1))
-        x, residual = part.block(x, None, cache, inputs)
-        if rows is not None:
-            x, residual = gather_output_rows(x, rows), gather_output_rows(residual, rows)
-        normed, total = part.output_norm(x, residual)
-        return MtpOutput(normed, normed if self._feeds_normed else total.astype(normed.dtype))
+        return part.projection(paddle.concat([embedded, normed_hidden], axis=1))
 
     def logits(self, layer: int, normed: Tensor) -> Tensor:
         """normed [A, H] -> f32[A, V]."""
@@ -157,12 +161,17 @@ class _MtpBuilder:
         )
 
     def _embed(self, own: Weights | None) -> Embed:
-        if own is None or np.array_equal(own, self._shared.embedding()):
+        if own is None or _is_same(own, self._shared.embedding()):
             return self._decoder.embed
         return Embedding(own, self._scheme)
 
     def _head(self, own: Weights | None) -> Head:
-        if own is None or np.array_equal(own, self._shared.lm_head()):
+        if own is None or _is_same(own, self._shared.lm_head()):
             return self._decoder.logits
         linear = Linear(own, None, self._scheme.lm_head)
         return lambda hidden: linear(hidden, paddle.float32)
+
+
+def _is_same(a: Weights, b: Weights) -> bool:
+    """Whether two matrices hold the same values in the same type; bfloat16 bits never equal float32 values."""
+    return a.dtype == b.dtype and np.array_equal(a, b)

@@ -32,6 +32,8 @@ def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[n
 def from_numpy(array: npt.NDArray[np.generic]) -> Tensor:
     """Return a tensor over the array's memory; u16 is taken as bfloat16. The tensor keeps the array alive.
 
+    While the tensor lives, the same memory must not be wrapped again: Paddle keeps one deleter per address.
+
     Raises:
         ValueError: not C-contiguous, or of another dtype than f32, u16, u8, i32, i64, u64.
     """
@@ -40,4 +42,4 @@ def from_numpy(array: npt.NDArray[np.generic]) -> Tensor:
     if array.size == 0:
         return paddle.empty(array.shape, dtype=_DTYPES[array.dtype])
     flat = core.frombuffer(array.reshape(-1).view(np.uint8), dtype=_DTYPES[array.dtype])
-    return flat.reshape(array.shape)
+    return flat if array.ndim == 1 else flat.reshape(array.shape)  # 10 us, and most arrays are columns

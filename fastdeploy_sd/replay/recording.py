@@ -30,8 +30,8 @@ class Conversation:
 
     Attributes:
         token_ids: i32[N], all messages.
-        responses: [begin, end) of every response in token_ids, in order; begin >= 1, end > begin. The last token of a
-            response is the one that ends it.
+        responses: [begin, end) of every response in token_ids, in order; begin >= 1, as its role comes before it. The
+            last token of a response is the one that ends it.
     """
 
     id: str
@@ -61,7 +61,7 @@ def read_recording(
     except OSError as error:
         raise ConfigError(f"file: expected a readable file, got {path} ({error.strerror})") from None
     if not any(c.responses for c in conversations):
-        raise ConfigError(f"{path}: expected at least one assistant message with something before it, got none")
+        raise ConfigError(f"{path}: expected at least one assistant message, got none")
     return conversations
 
 
@@ -79,7 +79,7 @@ def _read_line(line: bytes, where: str, encoder: TextEncoder) -> Conversation:
     responses = []
     length = 0
     for is_response, token_ids in _pieces(fields["messages"], where, encoder):
-        if is_response and length:
+        if is_response:
             responses.append((length, length + len(token_ids)))
         pieces.append(token_ids)
         length += len(token_ids)

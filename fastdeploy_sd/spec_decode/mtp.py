@@ -4,10 +4,12 @@ Owns which KV slots of the draft layers are filled for every request, and runs t
 Knows the model only as MtpTarget, and no scheduling.
 
 The row at slot q combines token q with the hidden row of position q - 1, so slot 0 stays empty, and what a full block
-holds depends on its own prefix alone. After a step with tokens computed up to v of N committed ones:
+holds depends on its own prefix alone. After a step that brought the target's rows of positions up to v - 1:
 
-    slots   1 ............ next_slot ........ v | N-1
-            filled before  filled in this step  filled if there is a block for it; drafting starts here
+    slots   0      1 .......... next_slot .... v - 1   v
+            empty  filled before, filled in this step, filled now if there is a block for it
+
+Token v is the request's newest unless its prompt goes on; then drafting starts from the row at slot v.
 
 One layer makes all steps, each reading the output of the one before; of several layers, each makes one.
 """
@@ -24,7 +26,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.layers.attention import AttentionInputs
+from fastdeploy_sd.layers.attention import AttentionInputs, OutputRows
 from fastdeploy_sd.models.mtp import MtpModel, MtpOutput
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
@@ -195,10 +197,10 @@ class _DraftRun:
             if todo.num_tokens() == 0:
                 return
             draft_rows = inputs.draft_rows.numpy()
-            output = self._forward(layer, inputs, draft_rows if is_single else None)
             if is_single:
-                self._chain(output)
+                self._chain(inputs, draft_rows)
                 return
+            output = self._forward(layer, inputs)
             if len(draft_rows) > 0:
                 normed, chained = (gather_output_rows(part, draft_rows) for part in output)
                 self._draft(layer, layer, MtpOutput(normed, chained))
@@ -219,8 +221,15 @@ class _DraftRun:
                 logprobs = LogprobArrays(*(getattr(logprobs, field.name)[kept] for field in fields(logprobs)))
         return DraftTokens(token_ids, cu, np.full(len(token_ids), DraftSource.MTP, np.int8), logprobs)
 
-    def _chain(self, output: MtpOutput) -> None:
-        """One layer makes every draft, from its own last output."""
+    def _chain(self, first: MtpInputs, draft_rows: I32) -> None:
+        """One layer makes every draft, from its own last output; no other row's output is looked at."""
+        if len(draft_rows) == 0:
+            hidden, cache, model = first.hidden, self._target.caches[0], self._target.model
+            model.store_kv(0, first.input_ids.numpy(), hidden, cache, self._attention_inputs(first))
+            return
+        is_drafting = np.diff(self._batch.cu_num_draft) > 0
+        starts = np.concatenate([[0], np.cumsum(is_drafting)]).astype(np.int32)
+        output = self._forward(0, first, OutputRows(draft_rows, from_numpy(starts)))
         for step in range(int(self._fill.num_drafts.max())):
             inputs = self._draft(0, step, output)
             if inputs.hidden.shape[0] > 0:
@@ -234,17 +243,20 @@ class _DraftRun:
             self._logprobs.add(step, logits, self._batch)
         return inputs
 
-    def _forward(self, layer: int, inputs: MtpInputs | NextInputs, rows: I32 | None = None) -> MtpOutput:
-        maps = AttentionInputs(
+    def _forward(self, layer: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> MtpOutput:
+        maps, cache = self._attention_inputs(inputs, outputs), self._target.caches[layer]
+        return self._target.model.forward(layer, inputs.input_ids.numpy(), inputs.hidden, cache, maps)
+
+    def _attention_inputs(self, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> AttentionInputs:
+        return AttentionInputs(
             positions=inputs.positions,
             slot_mapping=inputs.slot_mapping,
             query_start_loc=inputs.query_start_loc,
             seq_lens=inputs.seq_lens,
             block_tables=self._block_tables,
             rotary=self._target.rotary,
+            outputs=outputs,
         )
-        cache = self._target.caches[layer]
-        return self._target.model.forward(layer, inputs.input_ids.numpy(), inputs.hidden, cache, maps, rows)
 
 
 class _DraftLogprobs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,7 @@ def make_model(folder: pathlib.Path, name: str, layout: str, num_layers: int = 1
     # ERNIE's MTP layers are dense also in a mixture of experts; the others repeat the decoder's last layer.
     template = 0 if layout.startswith("ernie") else first - 1
     layers = [random_layer(rng, tensors, template, layout) for _ in range(num_layers)]
+    folder.mkdir(exist_ok=True)
     path = rewrite.write_folder(folder / "model", name, {"num_nextn_predict_layers": num_layers})
     if layout == "ernie-folder":
         (path / "mtp").mkdir()
@@ -64,6 +66,11 @@ def make_model(folder: pathlib.Path, name: str, layout: str, num_layers: int = 1
         tensors |= ernie_names(layers, "model")
     else:
         tensors |= numbered_names(layers, first)
+        if layout == "numbered":  # as such checkpoints have it: a copy of the target's table
+            tensors |= {
+                f"model.layers.{first + j}.embed_tokens.weight": tensors["model.embed_tokens.weight"]
+                for j in range(num_layers)
+            }
     rewrite.write_file(path / "model.safetensors", tensors, {"format": "pt"})
     return MtpReference(path, write_blocks(folder / "blocks", name, layers), layers, config)
 
@@ -83,7 +90,7 @@ def random_layer(rng: np.random.Generator, tensors: rewrite.Tensors, template: i
         projection=random_like(rng, np.zeros((hidden, 2 * hidden))),
         block=block,
         output_norm=random_like(rng, np.zeros(hidden)) if layout.startswith("numbered") else None,
-        embedding=random_like(rng, table) if is_own else table if layout == "numbered" else None,
+        embedding=random_like(rng, table) if is_own else None,
         head=random_like(rng, table) if is_own else None,
     )
 
@@ -161,22 +168,29 @@ class MtpReference:
         Args:
             hidden: the target's rows of all its tokens but the last.
         """
+        found, margins = [], []
+        for logits in self._logits(text, count, hidden):
+            found.append(int(logits.argmax()))
+            margins.append(float(logits.max() - np.partition(logits, -2)[-2]))
+        return Draft(np.array(found, np.int32), np.array(margins, np.float32))
+
+    def logprobs(self, text: I32, count: int, hidden: F32) -> list[F32]:
+        """Return f32[V] log-probabilities at the position of every draft; arguments as `drafts`."""
+        return [x - x.max() - np.log(np.exp(x - x.max()).sum()) for x in self._logits(text, count, hidden)]
+
+    def _logits(self, text: I32, count: int, hidden: F32) -> Iterator[F32]:
         # Rows of layer j start at slot j + 1; hidden[i] belongs to position start - 1 + i.
         single = len(self._layers) == 1
-        found, margins = [], []
         for step in range(count):
             j = 0 if single else step
             start = 1 if single else j + 1
             normed, chained = self._run(j, text[start:], hidden[-(len(text) - start) :])
             head = self._layers[j].head
             logits = normed[-1] @ (self._head if head is None else head).T
-            best = int(logits.argmax())
-            found.append(best)
-            margins.append(float(logits[best] - np.partition(logits, -2)[-2]))
+            yield logits
             # One layer goes on with its own last output; the next of several reads all the rows of this one.
             hidden = np.concatenate([hidden, chained[-1:]]) if single else chained
-            text = np.append(text, best)
-        return Draft(np.array(found, np.int32), np.array(margins, np.float32))
+            text = np.append(text, logits.argmax())
 
     def _run(self, j: int, token_ids: I32, hidden: F32) -> tuple[F32, F32]:
         """Layer j over all its rows: what its head reads, and what the next step reads."""

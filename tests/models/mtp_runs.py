@@ -98,7 +98,10 @@ def make_engine(
     cache = {"block_size": BLOCK_SIZE, "num_blocks": 128, "enable_prefix_caching": False}
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
     arithmetic = {"dtype": "float32", "max_model_len": 512}
-    drafting = {"method": "mtp", "num_speculative_tokens": num_steps, "num_model_steps": num_steps}
+    if "target_quantization" in options:
+        arithmetic["quantization"] = options.pop("target_quantization")
+    drafting = {"method": "mtp", "num_speculative_tokens": num_steps, "num_model_steps": max(num_steps, 1)}
+    quantization = {"quantization": options.pop("quantization", None)}
     for part in (cache, limits, arithmetic, drafting):
         part |= {name: options.pop(name) for name in list(options) if name in part}
     limits |= {name: options.pop(name) for name in list(options) if name == "long_prefill_token_threshold"}
@@ -106,7 +109,7 @@ def make_engine(
         model=ModelConfig(model=model, **arithmetic),  # type: ignore[arg-type]
         cache=CacheConfig(**cache),  # type: ignore[arg-type]
         scheduler=SchedulerConfig(**limits),
-        speculative=SpeculativeConfig(**drafting, **options),  # type: ignore[arg-type]
+        speculative=SpeculativeConfig(**drafting, **quantization, **options),  # type: ignore[arg-type]
     )
     executor = create_executor(config)
     runner = executor._runner

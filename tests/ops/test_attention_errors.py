@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,9 @@ def test_attention_refuses_geometries() -> None:
     args = batch([(9, 1)], 2, 1, 16, 16, np.float32)
     with pytest.raises(ValueError, match="num_heads: expected at most 16"):
         native.cascade_append_attention(**{**args, "q": np.zeros((1, 17 * 16), np.float32)})
+    for first_key in (-1, 64):
+        with pytest.raises(ValueError, match=r"first_key: expected 0\.\.63"):
+            native.cascade_append_attention(**{**args, "cache": replace(args["cache"], first_key=first_key)})
     wide = KvCache(np.zeros((4, 1, 272, 16, 1), np.float32), np.zeros((4, 1, 16, 272), np.float32))
     with pytest.raises(ValueError, match=r"head_dim: expected a multiple of 16 in 16\.\.256"):
         native.cascade_append_attention(**{**args, "cache": wide, "q": np.zeros((1, 272), np.float32)})

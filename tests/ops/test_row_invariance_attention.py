@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,21 @@ def test_attention_rows_do_not_depend_on_chunks_or_threads(level: str, dtype: An
                 for row in EDGES:
                     alone = native.cascade_append_attention(**chunk(sequence, row, row + 1))
                     np.testing.assert_array_equal(alone[0], whole[row], err_msg=f"row {row}, {count} threads")
+
+
+@pytest.mark.parametrize("first_key", [1, 2, 16, 63])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("level", library.available_isas())
+def test_attention_rows_behind_hidden_keys_do_not_depend_on_chunks(level: str, dtype: Any, first_key: int) -> None:
+    """Around first_key a tile holds rows that see one key, and rows that see others but not that one."""
+    sequence = batch([(0, 140)], 5, 1, 48, 16, dtype)
+    sequence["cache"] = replace(sequence["cache"], first_key=first_key)
+    rng = np.random.default_rng(first_key)
+    with isa(level), threads(2):
+        alone = run_chunks(sequence, range(141))
+        for count in (0, 1, 9, 40):
+            cuts = np.sort(rng.choice(np.arange(1, 140), count, replace=False))
+            np.testing.assert_array_equal(run_chunks(sequence, [0, *cuts.tolist(), 140]), alone)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])

@@ -146,7 +146,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "complete", "explain-config", "collect-env"])
+@pytest.mark.parametrize("command", ["serve", "chat", "complete", "replay", "verify", "explain-config", "collect-env"])
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.bench import checkpoint as writer
-from fastdeploy_sd.bench.checkpoint import SHAPES, make_checkpoint
+from fastdeploy_sd.bench.checkpoint import SHAPES, add_mtp_layer, make_checkpoint
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.mtp_weights import open_mtp_weights
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.bf16 import from_bf16
@@ -113,3 +114,19 @@ def test_wrong_arguments(tmp_path: Path, tokenizer: Path) -> None:
     with pytest.raises(ConfigError, match=r"out: expected a directory to create, got .*, which exists"):
         make_checkpoint("qwen3-0.6b", tmp_path, tokenizer=tokenizer)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_mtp_layer_is_what_the_model_reads(tiny_shape: str, tmp_path: Path, tokenizer: Path) -> None:
+    make_checkpoint(tiny_shape, tmp_path / "out", tokenizer=tokenizer)
+    add_mtp_layer(tmp_path / "out")
+    checkpoint, config = open_checkpoint(tmp_path / "out")
+    weights = open_mtp_weights(checkpoint, config, None)
+    assert (weights.path, weights.num_layers) == (tmp_path / "out" / "mtp", 1)
+    assert weights.projection(0)[0].shape == (64, 128)
+    weights.qkv(0), weights.output(0), weights.gate_up(0), weights.down(0), weights.qk_norms(0)
+    assert (weights.embedding_norm(0) == 1).all()
+    assert weights.head(0) is None
+    with pytest.raises(ConfigError, match="checkpoint: expected a checkpoint without an mtp folder"):
+        add_mtp_layer(tmp_path / "out")
+    with pytest.raises(ConfigError, match="checkpoint: expected a checkpoint"):
+        add_mtp_layer(tmp_path / "nothing")

@@ -24,7 +24,7 @@ from tests.doubles.toy_executor import ToyExecutor
 def make_sample(step_s: float) -> Sample:
     """Two requests of 8 + 3 tokens, one step per token."""
     ends = EngineStats(num_steps=1), EngineStats(num_steps=3, timings_ms={"forward": 6.0})
-    return Sample([0.5, 0.5], [1.0, 1.0], [step_s] * 4, 0.5, 1.0, [step_s] * 2, 4, ends)
+    return Sample([0.5, 0.5], [1.0, 1.0], [step_s] * 4, 0.5, 1.0, [step_s] * 2, 4, ends, {})
 
 
 def test_metrics_are_rates_and_percentiles() -> None:
@@ -65,16 +65,21 @@ def test_only_missing_random_checkpoints_are_written(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     written: list[Path] = []
 
-    def write(shape: str, path: Path) -> None:
+    def write(path: Path) -> None:
         written.append(path)
         path.mkdir()
 
-    monkeypatch.setattr(offline, "make_checkpoint", write)
+    monkeypatch.setattr(offline, "make_checkpoint", lambda _, path: write(path))
+    monkeypatch.setattr(offline, "add_mtp_layer", lambda path: write(path / "mtp"))
     CHECKPOINT_DIR.mkdir(parents=True)
     path = CHECKPOINT_DIR / "qwen3-0.6b"
     for model in ("elsewhere/qwen3-0.6b", str(CHECKPOINT_DIR / "unknown"), str(path), str(path)):
         ensure_checkpoint(["--model", model])
-    assert written == [path]
+    assert written == [path, path / "mtp"]
+    # One that was written without an MTP layer gets it.
+    (path / "mtp").rmdir()
+    ensure_checkpoint(["--model", str(path)])
+    assert written == [path, path / "mtp", path / "mtp"]
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

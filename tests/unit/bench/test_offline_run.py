@@ -22,8 +22,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastdeploy_sd.bench.offline_run.time.perf_counter", lambda: float(next(ticks)))
 
 
-def run(workload: Workload, executor: ToyExecutor | None = None, **config: int) -> Sample:
-    engine = Engine(toy_config(**config), executor or ToyExecutor(toy_info(num_blocks=64)))  # type: ignore[arg-type]
+def run(workload: Workload, executor: ToyExecutor | None = None) -> Sample:
+    engine = Engine(toy_config(), executor or ToyExecutor(toy_info(num_blocks=64)))
     return run_once(engine, workload, repeat=0)
 
 
@@ -57,14 +57,17 @@ def test_plain_decoding_is_one_token_per_step() -> None:
 
 
 def test_accepted_drafts_show() -> None:
-    info, workload = toy_info(num_blocks=64), Workload(batch=2, prompt_len=4, output_len=13)
+    info = toy_info(num_blocks=64, max_draft_tokens=3)
+    workload = Workload(batch=2, prompt_len=4, output_len=13)
     longer = dataclasses.replace(workload, output_len=32).requests(0, info.vocab_size)
     model = ToyModel(info.vocab_size)
     continuations = {r.request_id: [*r.prompt_token_ids.tolist(), *model.generate(r)] for r in longer}
     executor = ToyExecutor(info, OracleProposer(continuations, info.vocab_size))
-    sample = run(workload, executor, num_speculative_tokens=3)
+    sample = run(workload, executor)
     assert acceptance(sample.window_stats) == (1.0, 4.0)
     assert sample.window_tokens == 2 * 12
+    expected = {r.request_id: continuations[r.request_id][4 : 4 + 13] for r in longer}
+    assert sample.token_ids == expected
     assert len(sample.window_steps_s) == 3
 
 

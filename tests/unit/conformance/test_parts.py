@@ -57,6 +57,16 @@ def test_half_of_the_prompts_repeat_themselves() -> None:
     assert len(tails) / 4 < len(repetitive) < len(tails)
 
 
+def test_every_sampling_gets_both_kinds() -> None:
+    kinds: dict[int, set[bool]] = {}
+    for i, request in enumerate(make_requests(0, 20 * len(SAMPLINGS), 4096)):
+        tail = request.prompt_token_ids[-17:].tolist()
+        if len(tail) == 17:
+            is_repetitive = any(tail[:-period] == tail[period:] for period in range(3, 9))
+            kinds.setdefault(i % len(SAMPLINGS), set()).add(is_repetitive)
+    assert kinds == {i: {True, False} for i in range(len(SAMPLINGS))}
+
+
 def test_requests_name_the_models_own_end_of_text() -> None:
     [ends_early] = [r for r in make_requests(0, 12, 4096, (77, 78)) if r.sampling.logit_bias.get(77) == 7.0]
     assert ends_early.eos_token_ids == (77, 78)
@@ -198,10 +208,10 @@ def test_a_difference_is_no_proof_and_is_told_in_full() -> None:
 def test_what_was_not_exercised_is_no_proof() -> None:
     idle = replace(matrix(missing="no preemption"), idle_methods=("suffix k=1",))
     assert not idle.is_proof
-    assert findings(idle, {"mtp k=1": "no weights"}) == [
+    assert findings(idle, {"mtp k=1": "no weights", "mtp k=3": "no weights"}) == [
         "not shown: suffix k=1: nothing was drafted in any way",
         "not shown: ngram k=3, way 2: no preemption",
-        "not available: mtp k=1: no weights",
+        "not available: mtp k=1, mtp k=3: no weights",
     ]
 
 

@@ -77,7 +77,8 @@ def test_words_are_cut_at_six_letters_and_numbered_as_they_come() -> None:
     encoder = WordEncoder()
     assert encoder.encode("decoding is decoding!") == [1, 2, 3, 4, 2, 5]
     assert encoder.encode(" is\n  x_1") == [3, 6, 7, 8, 9, 10]
-    assert encoder.encode("\n") == [6]
+    assert encoder.encode("\nabcdefg\n") == [6, 11, 12, 6]
+    assert encoder.encode("abcdef") == [11]
 
 
 def test_a_checkpoints_tokenizer_takes_control_tokens_as_text() -> None:

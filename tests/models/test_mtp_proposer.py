@@ -1,0 +1,176 @@
+"""What the MTP proposer does with rows that are not its own, broken logits, and requests for log-probabilities."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.mtp import MtpModel
+from fastdeploy_sd.spec_decode.mtp import MtpProposer
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, TargetStep
+from fastdeploy_sd.types import DraftSource, DraftTokens, Speculation
+from tests.models.mtp_models import MtpReference, make_model
+from tests.models.mtp_runs import BLOCK_SIZE, make_engine, make_requests, run
+
+NAME, NUM_STEPS = "ernie4_5-tiny", 3
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> MtpReference:
+    return make_model(tmp_path_factory.mktemp("mtp"), NAME, "ernie-folder")
+
+
+@pytest.fixture
+def proposer(reference: MtpReference) -> MtpProposer:
+    """As a server has it, without the engine."""
+    _, recorder = make_engine(str(reference.path), NUM_STEPS)
+    made = recorder.proposer._method(recorder.proposer._configured)  # type: ignore[attr-defined]
+    assert isinstance(made, MtpProposer)
+    return made
+
+
+def step(reference: MtpReference, num_rows: int, wanted: list[int] | None = None) -> ProposeInput:
+    """Prompts of five tokens, just run, each with its first output token."""
+    rng = np.random.default_rng(5)
+    table = rng.integers(4, 4096, (8, 512)).astype(np.int32)
+    slots = np.arange(num_rows, dtype=np.int32)[::-1].copy()
+    hidden = np.concatenate([reference.hidden(table[slot, :5]) for slot in slots])
+    block_table = np.full((8, 512 // BLOCK_SIZE), -1, np.int32)
+    block_table[:, 0] = np.arange(8)
+    columns = {name: np.full(num_rows, value, np.int32) for name, value in (("zero", 0), ("five", 5), ("six", 6))}
+    return ProposeInput(
+        request_ids=tuple(f"r{slot}" for slot in slots),
+        slots=slots,
+        token_table=table,
+        num_tokens=columns["six"],
+        max_draft_len=np.full(num_rows, NUM_STEPS, np.int32),
+        num_draft_logprobs=None if wanted is None else np.array(wanted, np.int32),
+        target=TargetStep(
+            query_start_loc=np.arange(num_rows + 1, dtype=np.int32) * 5,
+            num_computed_tokens=columns["zero"],
+            num_valid=columns["five"],
+            block_table=block_table,
+            num_kv_slots=np.full(num_rows, BLOCK_SIZE, np.int32),
+            hidden=paddle.to_tensor(hidden),
+        ),
+    )
+
+
+def begin(proposer: MtpProposer, *slots: int) -> None:
+    proposer.begin([DraftRequest(f"r{slot}", slot, 5, 5) for slot in slots])
+
+
+def wanted_drafts(reference: MtpReference, x: ProposeInput, r: int) -> list[int]:
+    text = x.committed(r)
+    return reference.drafts(text, NUM_STEPS, reference.hidden(text[:-1])).token_ids.tolist()
+
+
+def test_rows_of_others_and_failed_rows_get_nothing_and_disturb_nobody(
+    reference: MtpReference, proposer: MtpProposer
+) -> None:
+    x = step(reference, 4)
+    assert x.target is not None
+    begin(proposer, 0, 2, 3)  # slot 1 belongs to another method
+    failed = x.target.num_valid.copy()
+    failed[1] = 0  # slot 2
+    drafts = proposer.propose(replace(x, target=replace(x.target, num_valid=failed)))
+    assert np.diff(drafts.cu_num_draft).tolist() == [3, 0, 0, 3]
+    assert drafts.row(0).tolist() == wanted_drafts(reference, x, 0)
+    assert drafts.row(3).tolist() == wanted_drafts(reference, x, 3)
+    assert drafts.sources is not None
+    assert set(drafts.sources.tolist()) == {DraftSource.MTP}
+    proposer.forget(x.slots)
+    assert len(proposer.propose(x).token_ids) == 0
+
+
+def test_limits_are_kept_and_drafted_rows_not_extended(reference: MtpReference, proposer: MtpProposer) -> None:
+    x = step(reference, 4)
+    begin(proposer, 0, 1, 2, 3)
+    prefix = DraftTokens(np.array([7], np.int32), np.array([0, 0, 0, 0, 1], np.int32))
+    limits = np.array([2, 0, 9, 3], np.int32)
+    drafts = proposer.propose(replace(x, max_draft_len=limits, prefix=prefix))
+    assert np.diff(drafts.cu_num_draft).tolist() == [2, 0, NUM_STEPS, 0]
+    assert drafts.row(0).tolist() == wanted_drafts(reference, x, 0)[:2]
+
+
+def test_a_draft_without_a_largest_logit_ends_its_row(
+    reference: MtpReference, proposer: MtpProposer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = step(reference, 3, [2, 2, 2])
+    begin(proposer, 0, 1, 2)
+    sound, calls = MtpModel.logits, []
+
+    def broken(self: MtpModel, layer: int, normed: Any) -> Any:
+        logits = sound(self, layer, normed)
+        calls.append(layer)
+        if len(calls) == 2:
+            logits[1, 9] = float("nan")
+        return logits
+
+    monkeypatch.setattr(MtpModel, "logits", broken)
+    drafts = proposer.propose(x)
+    assert np.diff(drafts.cu_num_draft).tolist() == [3, 1, 3]
+    for r in range(3):
+        assert drafts.row(r).tolist() == wanted_drafts(reference, x, r)[: len(drafts.row(r))]
+    assert drafts.logprobs is not None
+    assert np.isfinite(drafts.logprobs.logprobs).all()
+    assert len(drafts.logprobs.ranks) == len(drafts.sources) == 7  # type: ignore[arg-type]
+
+
+def test_logprobs_are_the_draft_layers(reference: MtpReference, proposer: MtpProposer) -> None:
+    x = step(reference, 3, [1, -1, 4])
+    begin(proposer, 0, 1, 2)
+    drafts = proposer.propose(x)
+    found = drafts.logprobs
+    assert found is not None
+    assert found.top_token_ids.shape == (9, 4)
+    assert found.ranks.tolist() == [1, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert np.isnan(found.logprobs[3:6]).all()
+    for r in (0, 2):
+        text = x.committed(r)
+        for i, want in enumerate(reference.logprobs(text, NUM_STEPS, reference.hidden(text[:-1]))):
+            at = int(drafts.cu_num_draft[r]) + i
+            np.testing.assert_allclose(found.logprobs[at], want[drafts.token_ids[at]], atol=1e-3)
+            assert found.top_token_ids[at, 0] == drafts.token_ids[at]
+            np.testing.assert_allclose(found.top_logprobs[at], want[found.top_token_ids[at]], atol=1e-3)
+
+
+def test_engine_reports_draft_logprobs_only_where_asked(reference: MtpReference) -> None:
+    engine, _ = make_engine(str(reference.path), 2, enable_draft_logprob=True)
+    assert engine.model_info.speculation.has_draft_logprobs
+    todo = make_requests([np.arange(4, 20, dtype=np.int32), np.arange(9, 30, dtype=np.int32)], 6)
+    todo[0] = replace(todo[0], speculation=Speculation(num_draft_logprobs=2))
+    for request in todo:
+        engine.submit(request)
+    found: dict[str, int] = {}
+    while engine.has_work():
+        for output in engine.step():
+            found[output.request_id] = found.get(output.request_id, 0) + len(output.draft_logprobs or ())
+    assert found["r0"] >= 5
+    assert found["r1"] == 0
+
+
+def test_a_method_that_needs_a_model_says_so_where_none_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="needs no model, as none is loaded, got 'mtp'"):
+        MtpProposer(SpeculativeConfig(method="mtp"), ProposerContext(1, 16, 100))
+
+
+@pytest.mark.parametrize("quantization", [None, "none", "wint8", "wint4"])
+def test_output_does_not_depend_on_how_draft_layers_are_stored(
+    reference: MtpReference, quantization: str | None, tmp_path: pathlib.Path
+) -> None:
+    """The target is wint8; what its draft layers are changes drafts only."""
+    prompts = [np.arange(4, 4 + n, dtype=np.int32) for n in (1, 20, 33)]
+    common = {"dtype": "bfloat16", "target_quantization": "wint8"}
+    plain, _ = make_engine(str(reference.path), 0, method="naive", **common)
+    want = run(plain, make_requests(prompts, 10))
+    engine, recorder = make_engine(str(reference.path), 3, quantization=quantization, **common)
+    assert run(engine, make_requests(prompts, 10)) == want
+    assert sum(len(event.drafts) for event in recorder.events) > 20

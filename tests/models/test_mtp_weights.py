@@ -1,0 +1,135 @@
+"""Where MTP weights are looked for, under which names, and what does not fit a target."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.config import CacheConfig
+from fastdeploy_sd.errors import CheckpointError, ConfigError
+from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.mtp import build_mtp_model
+from fastdeploy_sd.models.mtp_weights import MtpWeights, find_names, open_mtp_weights
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.quantization.scheme import QuantScheme
+from fastdeploy_sd.worker import kv_tensors
+from tests.models import golden, rewrite
+from tests.models.mtp_models import make_model
+
+NAME = "ernie4_5-tiny"
+FLOAT32 = QuantScheme.create("float32", None)
+
+
+def open_weights(path: pathlib.Path, directory: str | None = None) -> MtpWeights:
+    target = Checkpoint(path)
+    return open_mtp_weights(target, read_decoder_config(target.config), directory)
+
+
+def test_weights_are_found_beside_and_inside_the_target(tmp_path: pathlib.Path) -> None:
+    folder = make_model(tmp_path / "a", NAME, "ernie-folder").path
+    inside = make_model(tmp_path / "b", NAME, "numbered").path
+    assert open_weights(folder).path == folder / "mtp"
+    assert open_weights(inside).path == inside
+    assert open_weights(inside, str(inside)).path == inside
+    assert open_weights(inside, str(folder / "mtp")).path == folder / "mtp"
+
+
+def test_error_says_where_weights_were_looked_for(tmp_path: pathlib.Path) -> None:
+    plain = golden.ROOT / NAME
+    with pytest.raises(ConfigError, match=rf"speculative_config\.model: .* in {plain / 'mtp'} or {plain}, found none"):
+        open_weights(plain)
+    with pytest.raises(ConfigError, match=rf"tensors like ernie\.mtp_emb_norm.* in {plain}, found none"):
+        open_weights(plain, str(plain))
+    with pytest.raises(CheckpointError, match="expected a checkpoint directory"):
+        open_weights(plain, str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("hidden_size", 256), ("vocab_size", 4000), ("num_key_value_heads", 4), ("head_dim", 64)],
+)
+def test_geometry_must_be_the_targets(key: str, value: int, tmp_path: pathlib.Path) -> None:
+    path = make_model(tmp_path, NAME, "ernie-folder").path
+    config = json.loads((path / "mtp" / "config.json").read_text())
+    (path / "mtp" / "config.json").write_text(json.dumps(config | {key: value}))
+    name = "num_kv_heads" if key == "num_key_value_heads" else key
+    with pytest.raises(CheckpointError, match=rf"mtp: {name}: expected \d+ as in the target .*, got {value}"):
+        open_weights(path)
+
+
+def test_numbers_have_no_gap_and_are_as_many_as_declared(tmp_path: pathlib.Path) -> None:
+    path = make_model(tmp_path, NAME, "numbered", 2).path
+    tensors = {n: np.array(Checkpoint(path)._files[n].tensor(n)) for n in Checkpoint(path).names()}
+    kept = {n: v for n, v in tensors.items() if ".layers.4." not in n}
+    rewrite.write_file(path / "model.safetensors", kept, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"num_nextn_predict_layers: expected as many .* stored, 1, got 2"):
+        open_weights(path)
+    moved = {n.replace(".layers.4.", ".layers.5."): v for n, v in tensors.items()}
+    rewrite.write_file(path / "model.safetensors", moved, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"numbered without a gap, got \(3, 5\)"):
+        open_weights(path)
+
+
+def test_experts_need_a_config_that_describes_them(tmp_path: pathlib.Path) -> None:
+    path = make_model(tmp_path, "ernie4_5_moe-tiny", "numbered").path
+    assert open_weights(path).config.moe is not None
+    dense: dict[str, Any] = json.loads((path / "config.json").read_text()) | {"architectures": ["Ernie4_5ForCausalLM"]}
+    (path / "config.json").write_text(json.dumps(dense))
+    with pytest.raises(CheckpointError, match="expected the experts of the MTP layers, found none"):
+        open_weights(path)
+
+
+def test_paddle_names_and_layout_give_the_same_weights(tmp_path: pathlib.Path) -> None:
+    path = make_model(tmp_path, NAME, "ernie-folder").path
+    tensors = {n: np.array(Checkpoint(path / "mtp")._files[n].tensor(n)) for n in Checkpoint(path / "mtp").names()}
+    other = tmp_path / "paddle"
+    other.mkdir()
+    shutil.copy(path / "mtp" / "config.json", other)
+    rewrite.write_file(other / "model.safetensors", rewrite.to_paddle_names(tensors, fused=True))
+    ours, theirs = open_weights(path), open_weights(path, str(other))
+    for role in ("projection", "qkv", "output", "gate_up", "down"):
+        np.testing.assert_array_equal(getattr(ours, role)(0)[0], getattr(theirs, role)(0)[0], err_msg=role)
+    np.testing.assert_array_equal(ours.embedding_norm(0), theirs.embedding_norm(0))
+
+
+def build(path: pathlib.Path, num_steps: int) -> Any:
+    target = Checkpoint(path)
+    config = read_decoder_config(target.config)
+    decoder = Decoder(target, config, FLOAT32)
+    return build_mtp_model(decoder, target, open_mtp_weights(target, config, None), FLOAT32, num_steps)
+
+
+def test_several_layers_make_one_step_each_and_one_makes_all(tmp_path: pathlib.Path) -> None:
+    two = make_model(tmp_path / "two", NAME, "ernie-inside", 2).path
+    assert build(two, 1).num_layers == 1
+    assert build(two, 2).num_layers == 2
+    with pytest.raises(ConfigError, match=r"num_model_steps: expected at most the 2 MTP layers of .*, got 3"):
+        build(two, 3)
+    assert build(make_model(tmp_path / "one", NAME, "ernie-inside").path, 5).num_layers == 1
+
+
+def test_only_what_differs_from_the_target_is_kept_twice(tmp_path: pathlib.Path) -> None:
+    shared, own = (build(make_model(tmp_path / lay, NAME, lay).path, 1) for lay in ("numbered", "numbered-own"))
+    assert find_names(Checkpoint(tmp_path / "numbered" / "model")) is not None
+    assert isinstance(getattr(shared._layers[0].embed, "__self__", None), Decoder)
+    assert isinstance(getattr(shared._layers[0].head, "__self__", None), Decoder)
+    assert not isinstance(getattr(own._layers[0].embed, "__self__", None), Decoder)
+    assert not isinstance(getattr(own._layers[0].head, "__self__", None), Decoder)
+
+
+def test_blocks_count_the_draft_layers() -> None:
+    config = read_decoder_config(Checkpoint(golden.ROOT / NAME).config)
+    one = kv_tensors.block_bytes(config, 16, "bfloat16")
+    per_layer = one // config.num_layers
+    assert kv_tensors.block_bytes(config, 16, "bfloat16", 2) == one + 2 * (per_layer + 2 * config.hidden_size)
+    cache = CacheConfig(block_size=16, kv_cache_memory_gb=0.01)
+    fitting = int(0.01 * 2**30) // (one + per_layer + 2 * config.hidden_size)
+    assert kv_tensors.num_blocks(config, cache, "bfloat16", 1) == fitting
+    caches = kv_tensors.allocate(config, 3, 16, "bfloat16", 2)
+    assert [c.first_key for c in caches] == [0] * config.num_layers + [1, 2]

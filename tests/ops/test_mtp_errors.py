@@ -1,0 +1,73 @@
+"""What the MTP ops refuse, and that they refuse it before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.ops.native.mtp import HiddenRows, mtp_postprocess_, mtp_preprocess_
+from tests.ops.cases.mtp import make_batch, preprocess_case
+
+I32 = np.int32
+
+
+def changed(array: np.ndarray, index: int, value: int) -> np.ndarray:
+    copy = array.copy()
+    copy[index] = value
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "message"),
+    [
+        ("todo", "begin", 0, "begin: expected >= 1"),
+        ("todo", "end", 2, "end: expected >= begin"),
+        ("todo", "end", 12, "end: expected committed tokens and known drafts only"),
+        ("todo", "hidden_begin", -1, "hidden_end: expected positions that the request has rows of"),
+        ("todo", "hidden_begin", 11, "hidden_end: expected positions that the request has rows of"),
+        ("todo", "hidden_end", 15, "hidden_end: expected positions that the request has rows of"),
+        ("todo", "cu_hidden", 7, "cu_hidden: expected 0 and rising offsets"),
+        ("todo", "source", -1, "source: expected >= 0"),
+        ("batch", "slots", 9, "slots: expected rows of token_table"),
+        ("batch", "num_committed", 91, "num_committed: expected at most a row of token_table"),
+        ("batch", "cu_num_draft", 1, "cu_num_draft: expected 0 and rising offsets"),
+        ("batch", "block_size", 0, "block_size: expected a positive number"),
+    ],
+)
+def test_preprocess_refuses_contradictions(part: str, name: str, value: int, message: str) -> None:
+    case = preprocess_case(np.random.default_rng(1), [(9, 5, 1, 1, 11, 2), (3, 1, 1, 1, 5, 2)], 16, 0)
+    old = getattr(case[part], name)
+    new = value if isinstance(old, int) else changed(old, 0, value)
+    kept = [case["hidden"].blocks.copy(), case["hidden"].requests.copy()]
+    with pytest.raises(ValueError, match=message):
+        mtp_preprocess_(**{**case, part: replace(case[part], **{name: new})})
+    np.testing.assert_array_equal(case["hidden"].blocks, kept[0])
+    np.testing.assert_array_equal(case["hidden"].requests, kept[1])
+
+
+def test_preprocess_refuses_slots_without_blocks_and_wrong_shapes() -> None:
+    case = preprocess_case(np.random.default_rng(1), [(9, 9, 9, 1, 19, 0)], 16, 0)
+    for value in (-1, 99):
+        table = case["batch"].block_table.copy()
+        table[case["batch"].slots[0], 1] = value
+        with pytest.raises(ValueError, match="block_table: expected a block for every slot"):
+            mtp_preprocess_(**{**case, "batch": replace(case["batch"], block_table=table)})
+    hidden: HiddenRows[Any] = case["hidden"]
+    with pytest.raises(ValueError, match=r"hidden\.blocks: expected"):
+        mtp_preprocess_(**{**case, "hidden": replace(hidden, blocks=hidden.blocks[:, :5].copy())})
+
+
+def test_postprocess_refuses_contradictions() -> None:
+    batch = make_batch(np.random.default_rng(1), [(9, 1, 1, 1, 11, 2), (3, 1, 1, 1, 15, 3)], 16)
+    logits, hidden = np.zeros((2, 8), np.float32), np.zeros((2, 4), np.float32)
+    with pytest.raises(ValueError, match="logits: expected a row for every request that drafts"):
+        mtp_postprocess_(batch, 0, logits[:1], hidden[:1])
+    with pytest.raises(ValueError, match="step: expected >= 0"):
+        mtp_postprocess_(batch, -1, logits, hidden)
+    table = batch.block_table.copy()
+    table[batch.slots[1], 1] = -1
+    with pytest.raises(ValueError, match="block_table: expected a block for the next slot"):
+        mtp_postprocess_(replace(batch, block_table=table), 1, logits, hidden)

@@ -51,8 +51,6 @@ def main(argv: Sequence[str]) -> int:
         for contender in contenders:
             bar.set_description(contender.name)
             records += _measure(contender, args, bar)
-    for record in records:
-        record.save(args.out)
     table = speculation_table(records)
     (args.out / "speculation.md").write_text(table + "\n", encoding="utf-8")
     print(table)
@@ -136,6 +134,7 @@ def _measure(contender: Contender, args: argparse.Namespace, bar: tqdm[NoReturn]
                 )
                 is_lossy = drafting.model_info.speculation.lossy
                 records.append(_record(contender, workload, batch, pairs, is_lossy))
+                records[-1].save(args.out)  # at once: a run of many cases may be cut short
     return records
 
 

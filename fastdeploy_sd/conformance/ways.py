@@ -94,7 +94,7 @@ def _way(batch: int, chunk: int, has_prefix: bool, is_tight: bool) -> Way:
 
 def _tight_blocks(batch: int) -> int:
     """Room for one request of any length, and far less than a full batch would take."""
-    return -(-MAX_LEN // _BLOCK_SIZE) + (1 if batch < _LARGEST_BATCH else _LARGEST_BATCH // 8)
+    return -(-MAX_LEN // _BLOCK_SIZE) + (1 if batch < _LARGEST_BATCH else _LARGEST_BATCH // 16)
 
 
 _OTHERS = (

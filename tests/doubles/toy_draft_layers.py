@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fastdeploy_sd.types import RequestId, SpeculationInfo
 
 _GARBAGE = (-1, 0)
+
+
+def slot_of(block_ids: list[int], position: int, block_size: int) -> int:
+    """The slot of the KV cache that holds a position."""
+    return block_ids[position // block_size] * block_size + position % block_size
 
 
 class ToyDraftLayers:
@@ -19,13 +22,10 @@ class ToyDraftLayers:
                    filled by earlier steps    filled now            overwritten by d drafting steps, holds garbage
 
     A slot without a block ends both the filling and the drafting.
-
-    Args:
-        slot_of: (block ids, position) -> slot of the cache.
     """
 
-    def __init__(self, speculation: SpeculationInfo, block_size: int, slot_of: Callable[[list[int], int], int]) -> None:
-        self._speculation, self._block_size, self._slot_of = speculation, block_size, slot_of
+    def __init__(self, speculation: SpeculationInfo, block_size: int) -> None:
+        self._speculation, self._block_size = speculation, block_size
         self._kv: dict[int, tuple[int, int]] = {}
         self._next_slot: dict[RequestId, int] = {}
         self.num_cut_drafts = 0
@@ -63,15 +63,18 @@ class ToyDraftLayers:
         num_tokens, num_slots = len(prefixes), len(block_ids) * self._block_size
         end = min(num_valid + 1, num_tokens, num_slots)
         for position in range(max(self._next_slot[request_id], 1), end):
-            self._kv[self._slot_of(block_ids, position)] = (position, prefixes[position])
+            self._kv[slot_of(block_ids, position, self._block_size)] = (position, prefixes[position])
         for position in range(1, end):
-            found, expected = self._kv.get(self._slot_of(block_ids, position)), (position, prefixes[position])
+            found, expected = (
+                self._kv.get(slot_of(block_ids, position, self._block_size)),
+                (position, prefixes[position]),
+            )
             assert found == expected, f"{request_id}: draft KV at {position} is {found}, expected {expected}"
         self._next_slot[request_id] = end
         room = num_slots - num_tokens + 1 if end == num_tokens else 0
         num_drafts = min(max_draft_len, self._speculation.num_lookahead_slots, room)
         for position in range(num_tokens, num_tokens - 1 + num_drafts):
-            self._kv[self._slot_of(block_ids, position)] = _GARBAGE
+            self._kv[slot_of(block_ids, position, self._block_size)] = _GARBAGE
         self.num_cut_drafts += min(max_draft_len, self._speculation.num_lookahead_slots) - num_drafts
         # Another method may extend what the model drafted.
         return max_draft_len if num_drafts == self._speculation.num_lookahead_slots else num_drafts

@@ -20,7 +20,7 @@ from fastdeploy_sd.types import (
     StepResult,
     VerifyResult,
 )
-from tests.doubles.toy_draft_layers import ToyDraftLayers
+from tests.doubles.toy_draft_layers import ToyDraftLayers, slot_of
 from tests.doubles.toy_logprobs import toy_logprobs
 from tests.doubles.toy_model import EMPTY_PREFIX, ToyModel, extend_prefix
 
@@ -82,7 +82,7 @@ class ToyExecutor:
         self._rows: dict[RequestId, _Row] = {}
         self._kv: dict[int, tuple[int, int]] = {}
         self._free_slots = list(range(512))
-        self.draft_layers = ToyDraftLayers(model_info.speculation, model_info.block_size, self._slot_of)
+        self.draft_layers = ToyDraftLayers(model_info.speculation, model_info.block_size)
         self.is_shut_down = False
 
     @property
@@ -161,11 +161,7 @@ class ToyExecutor:
     def _slot(self, row: _Row, position: int) -> int:
         num_slots = len(row.block_ids) * self.model_info.block_size
         assert position < num_slots, f"{row.request.request_id}: no block for {position}"
-        return self._slot_of(row.block_ids, position)
-
-    def _slot_of(self, block_ids: list[int], position: int) -> int:
-        block_size = self.model_info.block_size
-        return block_ids[position // block_size] * block_size + position % block_size
+        return slot_of(row.block_ids, position, self.model_info.block_size)
 
     def _run_row(self, row: _Row, plan: SchedulerOutput, r: int) -> None:
         """Check the context in the cache, then write this step's tokens behind it."""

@@ -69,9 +69,7 @@ def test_same_tokens_whatever_the_method(references: References, model: str, met
 def test_same_tokens_whatever_is_drafted(references: References, model: str, double: str) -> None:
     for way in TIGHT_WAYS:
         reference = references.get(model)
-        cell = run_cell(
-            reference.base, way, references.double(model, double, 4), reference.requests, reference.answers
-        )
+        cell = run_cell(reference.base, way, references.double(model, double, 4), reference.requests, reference.answers)
         assert (cell.difference, cell.missing) == (None, None)
         assert cell.num_drafts > 0
         assert (cell.num_accepted > 0) == (double != "wrong")

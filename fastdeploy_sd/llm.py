@@ -21,7 +21,7 @@ from fastdeploy_sd.entrypoints.text.completion import Completion, CompletionColl
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder, RequestOptions
-from fastdeploy_sd.entrypoints.text.speculation import SpeculationWish
+from fastdeploy_sd.entrypoints.text.speculation import SpeculationWish, may_change_tokens
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
 from fastdeploy_sd.errors import BadRequest, Overloaded, Unavailable
 from fastdeploy_sd.sampling_params import SamplingParams
@@ -39,6 +39,7 @@ class GenerationOutput:
         outputs: `n` completions.
         num_cached_tokens: prompt tokens the first completion took from the prefix cache.
         metrics: of the first completion; `metrics.drafts` says what its drafts were worth.
+        lossy: the LLM's verification may have changed the tokens.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class GenerationOutput:
     outputs: list[Completion]
     num_cached_tokens: int
     metrics: RequestMetrics | None
+    lossy: bool
 
 
 class LLM:
@@ -75,6 +77,8 @@ class LLM:
         self._engine: Engine | None
         self._engine, self._free = _start(self, config)
         self._builder = RequestBuilder(self._encoder, self._engine.model_info, config.model.seed)
+        self._speculation = self._engine.model_info.speculation
+        self._verify_strategy = config.speculative.verify_strategy
         self._serials = itertools.count()
 
     def generate(
@@ -182,9 +186,22 @@ class LLM:
         batch = _Batch(self._engine, self._tokenizer, [request for group in groups for request in group])
         batch.run(use_tqdm)
         return [
-            _result(option.request_id, prompt, group, batch.completions_of(group))
+            self._result(option.request_id, prompt, group, batch.completions_of(group))
             for option, prompt, group in zip(options, prompts, groups, strict=True)
         ]
+
+    def _result(
+        self, request_id: str, prompt: _Prompt, requests: Sequence[Request], completions: list[Completion]
+    ) -> GenerationOutput:
+        return GenerationOutput(
+            request_id=request_id,
+            prompt=prompt.text,
+            prompt_token_ids=requests[0].prompt_token_ids.tolist(),
+            outputs=completions,
+            num_cached_tokens=completions[0].num_cached_tokens,
+            metrics=completions[0].metrics,
+            lossy=may_change_tokens(requests[0].speculation, self._speculation, self._verify_strategy),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,16 +281,3 @@ def _start(owner: LLM, config: Config) -> tuple[Engine, weakref.finalize[Any, LL
 
     executor = create_executor(config)
     return Engine(config, executor), weakref.finalize(owner, executor.shutdown)
-
-
-def _result(
-    request_id: str, prompt: _Prompt, requests: Sequence[Request], completions: list[Completion]
-) -> GenerationOutput:
-    return GenerationOutput(
-        request_id=request_id,
-        prompt=prompt.text,
-        prompt_token_ids=requests[0].prompt_token_ids.tolist(),
-        outputs=completions,
-        num_cached_tokens=completions[0].num_cached_tokens,
-        metrics=completions[0].metrics,
-    )

@@ -118,7 +118,7 @@ class DraftLogprob:
     Attributes:
         draft: log-probability under the drafting model, and its alternatives.
         position: 0 for the first draft of its step.
-        accepted: whether it became output.
+        accepted: whether it became output; a right draft behind the token that ended the request did not.
     """
 
     draft: TokenLogprob
@@ -130,11 +130,17 @@ class DraftLogprob:
 class DraftCounts:
     """What verification did with drafts. Entry i of a tuple is about the draft at position i of its step.
 
+    Drafts behind the token that ended the request count in no tuple: whether they were right made no difference. So
+    an accepted draft is one that became output.
+
+        drafts     a  b  c  d                all of them right, b ends the request
+        output     a  b                      num_emitted 2, drafted, reached and accepted (1, 1)
+
     Attributes:
         num_verifications: steps that judged at least one draft of the request.
-        num_emitted: output tokens of these steps, after the cut at a stop; emitted / verifications is the mean
-            acceptance length.
-        drafted, accepted: drafts judged / accepted (accepted ones past a stop are not output, but were right).
+        num_emitted: output tokens of these steps: the accepted drafts and, unless an accepted one ended the request, a
+            recovered or bonus token each; emitted / verifications is the mean acceptance length.
+        drafted, accepted: drafts judged / accepted.
         reached: drafts judged whose predecessors in the step were all accepted; accepted / reached is the conditional
             acceptance of a position.
     """
@@ -366,7 +372,8 @@ class StepResult:
     """What the worker returns. Rows follow the plan's request_ids.
 
     Attributes:
-        drafts: guesses for the next step, at most max_draft_len[r] in row r, 0 while the prompt is unfinished.
+        drafts: guesses for the next step, at most max_draft_len[r] in row r, and so few that the request's max_tokens
+            leave room for one token behind them; 0 while the prompt is unfinished.
         failed: requests whose computation broke (non-finite logits), with the reason; their rows carry no output.
         timings_ms: e.g. {"batch": .., "forward": .., "verify": .., "draft": ..}.
     """
@@ -388,7 +395,8 @@ class SpeculationInfo:
         methods: what it may name.
         max_draft_tokens: drafts per request and step at most (k).
         num_lookahead_slots: KV slots from a request's newest token on that drafting writes; 0 = it writes none.
-        lossy: verification may emit tokens that plain decoding would not (verify_strategy greedy or topp, accept_all).
+        lossy: verification may emit tokens that plain decoding would not: verify_strategy greedy or topp, for every
+            request, or accept_policy accept_all, for those that draft.
         has_draft_logprobs: whether a request may ask for draft log-probabilities.
     """
 

@@ -13,26 +13,29 @@ Shape LogitsShape(const char* op, const Tensor& logits) {
   return shape;
 }
 
-std::vector<Tensor> ProcessLogits(const Tensor& logits, const Tensor& cu_num_logits, const Tensor& draft_token_ids,
-                                  const Tensor& cu_num_draft, const Tensor& repetition_penalty,
-                                  const Tensor& presence_penalty, const Tensor& frequency_penalty,
-                                  const Tensor& penalty_slot, const Tensor& token_counts, const Tensor& cu_bias,
-                                  const Tensor& bias_token_ids, const Tensor& bias_values, const Tensor& cu_mask,
-                                  const Tensor& mask_token_ids) {
+std::vector<Tensor> ProcessLogits(const Tensor& logits, const Tensor& rows, const Tensor& cu_num_logits,
+                                  const Tensor& draft_token_ids, const Tensor& cu_num_draft,
+                                  const Tensor& repetition_penalty, const Tensor& presence_penalty,
+                                  const Tensor& frequency_penalty, const Tensor& penalty_slot,
+                                  const Tensor& token_counts, const Tensor& cu_bias, const Tensor& bias_token_ids,
+                                  const Tensor& bias_values, const Tensor& cu_mask, const Tensor& mask_token_ids) {
   constexpr const char* kOp = "process_logits";
   const Shape shape = LogitsShape(kOp, logits);
   const int64_t num_requests = penalty_slot.numel();
   const int64_t num_slots = token_counts.shape().empty() ? 0 : token_counts.shape()[0];
-  Tensor y = paddle::experimental::empty(shape, kFloat32, logits.place());
+  const int64_t num_processed = rows.numel();
+  Tensor y = paddle::experimental::empty({num_processed, shape[1]}, kFloat32, logits.place());
   const auto penalty = [&](const char* name, const Tensor& column) {
     return Data<float>(kOp, name, column, kFloat32, {num_requests});
   };
   const fdsd::ProcessLogitsParams p{
       static_cast<int32_t>(shape[0]),
+      static_cast<int32_t>(num_processed),
       static_cast<int32_t>(num_requests),
       static_cast<int32_t>(shape[1]),
       static_cast<int32_t>(num_slots),
       Data<float>(kOp, "logits", logits, kFloat32, shape),
+      Data<int32_t>(kOp, "rows", rows, kInt32, {-1}),
       OffsetsData(kOp, "cu_num_logits", cu_num_logits, num_requests, shape[0]),
       Data<int32_t>(kOp, "draft_token_ids", draft_token_ids, kInt32, {-1}),
       OffsetsData(kOp, "cu_num_draft", cu_num_draft, num_requests, draft_token_ids.numel()),
@@ -53,15 +56,21 @@ std::vector<Tensor> ProcessLogits(const Tensor& logits, const Tensor& cu_num_log
 
 fdsd::SampleParams SampleParamsOf(const char* op, const Tensor& logits, const Tensor& batch_id_per_output,
                                   const Tensor& positions, const Tensor& temperature, const Tensor& top_k,
-                                  const Tensor& top_p, const Tensor& min_p, const Tensor& seed, Tensor* token_ids) {
+                                  const Tensor& top_p, const Tensor& min_p, const Tensor& seed,
+                                  const OptionalTensor& processed, const OptionalTensor& processed_row,
+                                  Tensor* token_ids) {
   const Shape shape = LogitsShape(op, logits);
   const int64_t num_requests = seed.numel();
+  const int64_t num_processed = processed ? LogitsShape(op, *processed)[0] : 0;
   *token_ids = paddle::experimental::empty({shape[0]}, kInt32, logits.place());
   return fdsd::SampleParams{
       static_cast<int32_t>(shape[0]),
       static_cast<int32_t>(num_requests),
       static_cast<int32_t>(shape[1]),
+      static_cast<int32_t>(num_processed),
       Data<float>(op, "logits", logits, kFloat32, shape),
+      OptionalData<float>(op, "processed", processed, kFloat32, {num_processed, shape[1]}),
+      OptionalData<int32_t>(op, "processed_row", processed_row, kInt32, {shape[0]}),
       Data<int32_t>(op, "batch_id_per_output", batch_id_per_output, kInt32, {shape[0]}),
       Data<int32_t>(op, "positions", positions, kInt32, {shape[0]}),
       Data<float>(op, "temperature", temperature, kFloat32, {num_requests}),
@@ -75,24 +84,25 @@ fdsd::SampleParams SampleParamsOf(const char* op, const Tensor& logits, const Te
 
 std::vector<Tensor> Sample(const Tensor& logits, const Tensor& batch_id_per_output, const Tensor& positions,
                            const Tensor& temperature, const Tensor& top_k, const Tensor& top_p, const Tensor& min_p,
-                           const Tensor& seed) {
+                           const Tensor& seed, const OptionalTensor& processed, const OptionalTensor& processed_row) {
   constexpr const char* kOp = "sample";
   Tensor token_ids;
-  const fdsd::SampleParams p =
-      SampleParamsOf(kOp, logits, batch_id_per_output, positions, temperature, top_k, top_p, min_p, seed, &token_ids);
+  const fdsd::SampleParams p = SampleParamsOf(kOp, logits, batch_id_per_output, positions, temperature, top_k, top_p,
+                                              min_p, seed, processed, processed_row, &token_ids);
   Check(kOp, fdsd_sample(&p));
   return {token_ids};
 }
 
 std::vector<Tensor> TopPCandidates(const Tensor& logits, const Tensor& batch_id_per_output, const Tensor& positions,
                                    const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
-                                   const Tensor& min_p, const Tensor& seed, int max_candidate_len) {
+                                   const Tensor& min_p, const Tensor& seed, const OptionalTensor& processed,
+                                   const OptionalTensor& processed_row, int max_candidate_len) {
   constexpr const char* kOp = "top_p_candidates";
   if (max_candidate_len <= 0)
     Fail(kOp, "max_candidate_len: expected a positive number, got " + std::to_string(max_candidate_len));
   Tensor token_ids;
-  const fdsd::SampleParams rows =
-      SampleParamsOf(kOp, logits, batch_id_per_output, positions, temperature, top_k, top_p, min_p, seed, &token_ids);
+  const fdsd::SampleParams rows = SampleParamsOf(kOp, logits, batch_id_per_output, positions, temperature, top_k, top_p,
+                                                 min_p, seed, processed, processed_row, &token_ids);
   Tensor candidates = paddle::experimental::empty({rows.num_rows, max_candidate_len}, kInt32, logits.place());
   Tensor lens = paddle::experimental::empty({rows.num_rows}, kInt32, logits.place());
   const fdsd::TopPCandidatesParams p{
@@ -131,19 +141,21 @@ std::vector<Tensor> TokenLogprobs(const Tensor& logits, const Tensor& token_ids,
 }  // namespace
 
 PD_BUILD_OP(fdsd_process_logits)
-    .Inputs({"logits", "cu_num_logits", "draft_token_ids", "cu_num_draft", "repetition_penalty", "presence_penalty",
-             "frequency_penalty", "penalty_slot", "token_counts", "cu_bias", "bias_token_ids", "bias_values", "cu_mask",
-             "mask_token_ids"})
+    .Inputs({"logits", "rows", "cu_num_logits", "draft_token_ids", "cu_num_draft", "repetition_penalty",
+             "presence_penalty", "frequency_penalty", "penalty_slot", "token_counts", "cu_bias", "bias_token_ids",
+             "bias_values", "cu_mask", "mask_token_ids"})
     .Outputs({"y"})
     .SetKernelFn(PD_KERNEL(ProcessLogits));
 
 PD_BUILD_OP(fdsd_sample)
-    .Inputs({"logits", "batch_id_per_output", "positions", "temperature", "top_k", "top_p", "min_p", "seed"})
+    .Inputs({"logits", "batch_id_per_output", "positions", "temperature", "top_k", "top_p", "min_p", "seed",
+             paddle::Optional("processed"), paddle::Optional("processed_row")})
     .Outputs({"token_ids"})
     .SetKernelFn(PD_KERNEL(Sample));
 
 PD_BUILD_OP(fdsd_top_p_candidates)
-    .Inputs({"logits", "batch_id_per_output", "positions", "temperature", "top_k", "top_p", "min_p", "seed"})
+    .Inputs({"logits", "batch_id_per_output", "positions", "temperature", "top_k", "top_p", "min_p", "seed",
+             paddle::Optional("processed"), paddle::Optional("processed_row")})
     .Outputs({"token_ids", "candidate_token_ids", "candidate_lens"})
     .Attrs({"max_candidate_len: int"})
     .SetKernelFn(PD_KERNEL(TopPCandidates));

@@ -17,7 +17,10 @@ std::vector<Tensor> VerifyDraftTokens(const Tensor& sampled_token_ids, const Ten
   const int64_t num_rows = sampled_token_ids.numel();
   const Shape candidates = candidate_token_ids ? candidate_token_ids->shape() : Shape{num_rows, 0};
   if (candidates.size() != 2) Fail(kOp, "candidate_token_ids: expected [L, C], got " + ShapeText(candidates));
-  if (!candidate_lens && candidates[1] > 0) Fail(kOp, "candidate_lens: expected a tensor with candidates, got none");
+  // A tensor without elements arrives as an absent one.
+  if (!candidate_token_ids != !candidate_lens)
+    Fail(kOp,
+         "candidate_token_ids: expected at least one per row, with candidate_lens, or neither; got one of the two");
   const auto empty = [&](int64_t size) {
     return paddle::experimental::empty({size}, kInt32, sampled_token_ids.place());
   };

@@ -67,8 +67,12 @@ inline Chunk ScanChunk(const float* logits, int begin, int end, float* group_max
 // The maxima of many rows, and room for what an op sums up per chunk. Lives in Scratch::kOp until the op ends.
 class LogitsScan {
  public:
-  LogitsScan(const float* logits, int num_rows, int vocab_size)
+  // Rows of logits, those that are replaced excepted: row i is row replacing_row[i] of `replacing` unless that is -1.
+  LogitsScan(const float* logits, int num_rows, int vocab_size, const float* replacing = nullptr,
+             const int32_t* replacing_row = nullptr)
       : logits_(logits),
+        replacing_(replacing),
+        replacing_row_(replacing_row),
         num_rows_(num_rows),
         vocab_size_(vocab_size),
         num_groups_(CeilDiv(vocab_size, kGroupTokens)),
@@ -86,7 +90,10 @@ class LogitsScan {
   int vocab_size() const { return vocab_size_; }
   int num_groups() const { return num_groups_; }
   int num_chunks() const { return num_chunks_; }
-  const float* row(int64_t row) const { return logits_ + row * vocab_size_; }
+  const float* row(int64_t row) const {
+    if (replacing_row_ == nullptr || replacing_row_[row] < 0) return logits_ + row * vocab_size_;
+    return replacing_ + static_cast<int64_t>(replacing_row_[row]) * vocab_size_;
+  }
   const float* group_max(int64_t row) const { return group_max_ + row * num_groups_; }
   const Chunk* chunks(int64_t row) const { return chunks_ + row * num_chunks_; }
 
@@ -117,6 +124,8 @@ class LogitsScan {
 
  private:
   const float* logits_;
+  const float* replacing_;
+  const int32_t* replacing_row_;
   int num_rows_;
   int vocab_size_;
   int num_groups_;

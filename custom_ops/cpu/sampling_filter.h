@@ -14,6 +14,10 @@ inline float LogitFloor(float max, float temperature, double log_ratio) {
   return near >= exact ? near : std::nextafter(near, kInf);
 }
 
+inline LogitsScan ScanOf(const SampleParams& p) {
+  return LogitsScan(p.logits, p.num_rows, p.vocab_size, p.processed, p.processed_row);
+}
+
 // One row's settings, with the filters that cannot remove anything switched off.
 struct RowPlan {
   bool is_settled;  // token_ids holds the row's token, as temperature is 0, or -1; nothing else is set
@@ -106,6 +110,8 @@ inline Error CheckSampleParams(const SampleParams& p) {
     if (r < 0 || r >= p.num_requests)
       return "batch_id_per_output: expected rows of the request columns, got one outside";
     if (p.positions[i] < 0) return "positions: expected >= 0, got a negative position";
+    if (p.processed_row != nullptr && (p.processed_row[i] < -1 || p.processed_row[i] >= p.num_processed))
+      return "processed_row: expected rows of processed or -1, got one outside";
   }
   return nullptr;
 }

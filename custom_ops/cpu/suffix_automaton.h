@@ -35,7 +35,9 @@ class SuffixAutomaton {
 
   SuffixAutomaton();
 
-  // Append a token to a sequence; a tail that is new starts one. A constant number of steps on average.
+  // Append a token to a sequence; a tail that is new starts one. A constant number of steps on average over one
+  // sequence, beside copies of transitions; where several grow in turn, states split for one may lengthen the way of
+  // another.
   void Append(int32_t token, SuffixTail* tail);
 
   // Extend a match by a token: the longest end of (match + token) that occurs, of at most max_length tokens.

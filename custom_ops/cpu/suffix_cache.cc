@@ -40,44 +40,69 @@ bool SuffixCache::HasRoomForToken(const SuffixSalt& salt) const {
   return !salt.shards.empty() && salt.shards.back()->automaton.num_bytes() < max_bytes;
 }
 
-bool SuffixCache::HasRoomForSequence(const SuffixSalt& salt) const {
-  const int64_t max_sequences = std::max<int64_t>(1, limits_.max_sequences / kNumShares);
-  return HasRoomForToken(salt) &&
-         (limits_.max_sequences < 0 || salt.shards.back()->automaton.num_sequences() < max_sequences);
+bool SuffixCache::HasRoomForBeginning(const SuffixSalt& salt) const {
+  const int64_t max_begun = std::max<int64_t>(1, limits_.max_outputs / kNumShares);
+  return HasRoomForToken(salt) && (limits_.max_outputs < 0 || salt.shards.back()->num_begun < max_begun);
 }
 
-// Make room for one more sequence, and a shard of the salt that takes it.
-void SuffixCache::PrepareSequence(SuffixSalt* salt) {
-  while (limits_.max_sequences > 0 && num_sequences_ >= limits_.max_sequences) DropOldest();
-  if (HasRoomForSequence(*salt)) return;
+void SuffixCache::AddShard(SuffixSalt* salt) {
+  salt->shards.reserve(salt->shards.size() + 1);  // so that nothing can fail once the shard exists
   SuffixShard& shard = shards_.emplace_back();
   shard.salt = salt;
   salt->shards.push_back(std::prev(shards_.end()));
   num_bytes_ += NumBytes(shard);
 }
 
+bool SuffixCache::OpenSequence(SuffixSalt* salt, SuffixWriter* writer) {
+  const bool begins = writer->shard < 0;
+  const bool is_kept = writer->shard >= salt->num_dropped;
+  if (!begins && !is_kept && IsFull()) return false;
+  while (begins && IsFull()) DropOldest();
+  if (!(begins ? HasRoomForBeginning(*salt) : HasRoomForToken(*salt))) AddShard(salt);
+  if (is_kept) {
+    --salt->shards[static_cast<size_t>(writer->shard - salt->num_dropped)]->num_outputs;
+    --num_outputs_;
+  }
+  SuffixShard& shard = *salt->shards.back();
+  shard.num_begun += begins;
+  ++shard.num_outputs;
+  ++num_outputs_;
+  *writer = {salt->youngest(), {}};
+  return true;
+}
+
 void SuffixCache::Append(SuffixSalt* salt, int32_t token, SuffixWriter* writer) {
   if (writer->shard != salt->youngest() || !HasRoomForToken(*salt)) {
-    PrepareSequence(salt);
-    *writer = {salt->youngest(), {}};
+    if (!OpenSequence(salt, writer)) return;
   }
   const auto shard = salt->shards.back();
-  SuffixAutomaton& automaton = shard->automaton;
-  num_bytes_ -= automaton.num_bytes();
-  num_sequences_ -= automaton.num_sequences();
-  const int64_t num_steps = automaton.num_steps(), num_cut_counts = automaton.num_cut_counts();
-  automaton.Append(token, &writer->tail);
-  num_bytes_ += automaton.num_bytes();
-  num_sequences_ += automaton.num_sequences();
-  num_steps_ += automaton.num_steps() - num_steps;
-  num_cut_counts_ += automaton.num_cut_counts() - num_cut_counts;
-  ++num_tokens_;
+  AppendTo(&shard->automaton, token, &writer->tail);
   shards_.splice(shards_.end(), shards_, shard);
   ReleaseExcess();
 }
 
+// Append, and bring the totals up to date also where memory runs out on the way.
+void SuffixCache::AppendTo(SuffixAutomaton* automaton, int32_t token, SuffixTail* tail) {
+  const auto add = [this, automaton](int64_t sign) {
+    num_bytes_ += sign * automaton->num_bytes();
+    num_tokens_ += sign * automaton->num_tokens();
+    num_sequences_ += sign * automaton->num_sequences();
+    num_steps_ += sign * automaton->num_steps();
+    num_cut_counts_ += sign * automaton->num_cut_counts();
+  };
+  add(-1);
+  try {
+    automaton->Append(token, tail);
+  } catch (...) {
+    add(1);
+    throw;
+  }
+  add(1);
+}
+
 void SuffixCache::DropOldest() {
   SuffixSalt* salt = shards_.front().salt;
+  num_outputs_ -= shards_.front().num_outputs;
   num_sequences_ -= shards_.front().automaton.num_sequences();
   num_tokens_ -= shards_.front().automaton.num_tokens();
   // A salt's older shards took their last token before its younger ones did.
@@ -105,6 +130,7 @@ void SuffixCache::ReleaseExcess() {
 SuffixStats SuffixCache::stats() const {
   return {num_bytes_,
           num_tokens_,
+          num_outputs_,
           num_sequences_,
           static_cast<int64_t>(shards_.size()),
           static_cast<int64_t>(salts_.size()),

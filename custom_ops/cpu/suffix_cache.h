@@ -31,6 +31,8 @@ struct SuffixSalt {
 struct SuffixShard {
   SuffixSalt* salt = nullptr;
   SuffixAutomaton automaton;
+  int64_t num_begun = 0;    // outputs that began here
+  int64_t num_outputs = 0;  // outputs whose newest token is here, wherever they began
 };
 
 // Where a running request's output goes on.
@@ -41,14 +43,15 @@ struct SuffixWriter {
 
 // At most so many outputs (-1 = any number) and bytes are kept; with 0 of either, nothing.
 struct SuffixLimits {
-  int64_t max_sequences;
+  int64_t max_outputs;
   int64_t max_bytes;
 };
 
 struct SuffixStats {
   int64_t num_bytes;  // of everything kept, what was dropped and not yet given back included
   int64_t num_tokens;
-  int64_t num_sequences;  // an output that was continued in a younger shard counts in both
+  int64_t num_outputs;
+  int64_t num_sequences;  // pieces of outputs: one that was continued in a younger shard counts in both
   int64_t num_shards;
   int64_t num_salts;
   int64_t num_steps;       // elementary steps of all appends ever
@@ -63,14 +66,15 @@ class SuffixCache {
   SuffixCache(const SuffixCache&) = delete;
   SuffixCache& operator=(const SuffixCache&) = delete;
 
-  bool is_enabled() const { return limits_.max_sequences != 0 && limits_.max_bytes != 0; }
+  bool is_enabled() const { return limits_.max_outputs != 0 && limits_.max_bytes != 0; }
 
   // Hold on to a salt, new or known, until it is given up.
   SuffixSalt* Acquire(const SuffixSaltDigest& digest);
   void GiveUp(SuffixSalt* salt);
 
-  // Append a token of an output. A writer whose shard is closed or gone goes on in the youngest, as a new sequence. May
-  // drop shards of any salt.
+  // Append a token of an output. A writer whose shard is closed or gone goes on in the youngest, as a new sequence of
+  // the same output. Only an output that begins drops others for their number: one that was dropped while it is written
+  // goes on when there is room, and its tokens until then are not kept. May drop shards of any salt.
   void Append(SuffixSalt* salt, int32_t token, SuffixWriter* writer);
 
   SuffixStats stats() const;
@@ -88,10 +92,14 @@ class SuffixCache {
 
  private:
   static int64_t NumBytes(const SuffixShard& shard);
-  // Whether the youngest shard may take one more token, or a sequence.
+  // Whether the youngest shard may take one more token, or the beginning of an output.
   bool HasRoomForToken(const SuffixSalt& salt) const;
-  bool HasRoomForSequence(const SuffixSalt& salt) const;
-  void PrepareSequence(SuffixSalt* salt);
+  bool HasRoomForBeginning(const SuffixSalt& salt) const;
+  bool IsFull() const { return limits_.max_outputs >= 0 && num_outputs_ >= limits_.max_outputs; }
+  // Let an output begin or go on in its salt's youngest shard. False if there is no room to go on.
+  bool OpenSequence(SuffixSalt* salt, SuffixWriter* writer);
+  void AddShard(SuffixSalt* salt);
+  void AppendTo(SuffixAutomaton* automaton, int32_t token, SuffixTail* tail);
   void DropOldest();
   void ReleaseExcess();
   void EraseIfUnused(SuffixSalt* salt);
@@ -101,6 +109,7 @@ class SuffixCache {
   std::list<SuffixShard> shards_;   // by last append
   std::list<SuffixShard> dropped_;  // whose memory is still to be given back
   int64_t num_bytes_ = 0;
+  int64_t num_outputs_ = 0;
   int64_t num_sequences_ = 0;
   int64_t num_tokens_ = 0;
   int64_t num_steps_ = 0;

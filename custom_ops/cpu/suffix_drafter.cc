@@ -14,6 +14,10 @@ void SuffixRequest::FollowShards() {
   first_shard = salt->num_dropped;
 }
 
+bool SuffixRequest::EndsWith(int32_t index, int32_t token) const {
+  return index >= first_end && std::find(end_token_ids.begin(), end_token_ids.end(), token) != end_token_ids.end();
+}
+
 // A row of a step.
 struct SuffixDrafter::Row {
   SuffixRequest* request;
@@ -34,7 +38,7 @@ Error SuffixDrafter::CheckCreate(const SuffixCreateParams& p) {
   if (p.max_context < 1) return "max_context: expected >= 1, got less";
   if (!(p.max_factor >= 0)) return "max_factor: expected >= 0, got a negative number";
   if (!(p.min_token_prob >= 0 && p.min_token_prob <= 1)) return "min_token_prob: expected 0 to 1, got another number";
-  if (p.max_cached_sequences < -1) return "max_cached_sequences: expected >= -1, got less";
+  if (p.max_cached_outputs < -1) return "max_cached_outputs: expected >= -1, got less";
   if (p.max_cached_bytes < 0) return "max_cached_bytes: expected >= 0, got a negative number";
   return nullptr;
 }
@@ -42,7 +46,7 @@ Error SuffixDrafter::CheckCreate(const SuffixCreateParams& p) {
 SuffixDrafter::SuffixDrafter(const SuffixCreateParams& p)
     : rule_{p.max_context, p.max_factor, p.min_token_prob},
       vocab_size_(p.vocab_size),
-      cache_({p.max_cached_sequences, p.max_cached_bytes}),
+      cache_({p.max_cached_outputs, p.max_cached_bytes}),
       slots_(static_cast<size_t>(p.num_slots)) {}
 
 Error SuffixDrafter::CheckSlots(const int32_t* slots, int32_t count) const {
@@ -57,11 +61,14 @@ Error SuffixDrafter::CheckSlots(const int32_t* slots, int32_t count) const {
 Error SuffixDrafter::Begin(const SuffixBeginParams& p) {
   if (Error error = Forget(&p.slot, 1)) return error;
   if (p.num_tokens < 0) return "num_tokens: expected >= 0, got a negative number";
+  if (p.num_end_token_ids < 0) return "num_end_token_ids: expected >= 0, got a negative number";
   SuffixSaltDigest digest;
   std::copy_n(p.salt_digest, digest.size(), digest.begin());
   auto request = std::make_unique<SuffixRequest>();
   request->salt = cache_.Acquire(digest);
   request->num_private = p.num_tokens;
+  request->first_end = p.first_end;
+  request->end_token_ids.assign(p.end_token_ids, p.end_token_ids + p.num_end_token_ids);
   request->FollowShards();
   slots_[static_cast<size_t>(p.slot)] = std::move(request);
   return nullptr;
@@ -107,7 +114,10 @@ Error SuffixDrafter::CheckRows(const SuffixProposeParams& p) const {
     return "cu_num_prefix: expected to start at 0, got another number";
   }
   int64_t num_allowed = 0;
+  std::vector<bool> is_row(slots_.size());
   for (int32_t r = 0; r < p.num_rows; ++r) {
+    if (is_row[static_cast<size_t>(p.slots[r])]) return "slots: expected none twice, got one that is";
+    is_row[static_cast<size_t>(p.slots[r])] = true;
     if (Error error = CheckRow(p, r)) return error;
     num_allowed += p.max_draft_len[r];
   }
@@ -193,7 +203,8 @@ void SuffixDrafter::ReadOwn(const Row& row) const {
 // Of many new tokens only the last ones can be in a match; they push out whatever it held before.
 int32_t SuffixDrafter::FirstMatched(const Row& row) const { return std::max(row.begin, row.end - rule_.max_context); }
 
-// Match the row's new tokens in the shards that are written in this step, and write its output.
+// Match the row's new tokens in the shards that are written in this step, and write its output up to its end: drafts
+// that were accepted behind a stop are in the table, but no output.
 void SuffixDrafter::ReadShared(const Row& row) {
   SuffixRequest& request = *row.request;
   const int32_t first_matched = FirstMatched(row);
@@ -207,7 +218,9 @@ void SuffixDrafter::ReadShared(const Row& row) {
         match = request.salt->shards[i]->automaton.Advance(match, row.tokens[t], rule_.max_context);
       }
     }
-    if (t >= first_shared && cache_.is_enabled()) cache_.Append(request.salt, row.tokens[t], &request.writer);
+    if (t < first_shared || request.has_ended || !cache_.is_enabled()) continue;
+    cache_.Append(request.salt, row.tokens[t], &request.writer);
+    request.has_ended = request.EndsWith(t, row.tokens[t]);
   }
 }
 

@@ -18,12 +18,18 @@ struct SuffixRequest {
   // Bring `matches` in line with the salt's shards.
   void FollowShards();
 
+  // Whether the text ends with `token` at this index.
+  bool EndsWith(int32_t index, int32_t token) const;
+
   SuffixSalt* salt = nullptr;
   int32_t num_private = 0;  // leading tokens that are not shared
-  int32_t num_read = 0;     // committed tokens read so far
-  SuffixAutomaton own;      // of the whole text
-  SuffixTail tail;          // its end in `own`
-  SuffixMatch match;        // its longest end that occurred before
+  int32_t first_end = 0;    // index of the first token that may end the text
+  std::vector<int32_t> end_token_ids;
+  bool has_ended = false;  // it has, and what is read from now on is not shared
+  int32_t num_read = 0;    // committed tokens read so far
+  SuffixAutomaton own;     // of the whole text
+  SuffixTail tail;         // its end in `own`
+  SuffixMatch match;       // its longest end that occurred before
   int64_t first_shard = 0;
   std::vector<SuffixMatch> matches;  // in the salt's shards first_shard, ..: the longest end of the tokens read since
                                      // the shard began that occurred when the last of them was read
@@ -32,13 +38,13 @@ struct SuffixRequest {
 
 struct SuffixCreateParams {
   int32_t num_slots;
-  int32_t vocab_size;            // tokens are below it
-  int32_t max_context;           // >= 1
-  double max_factor;             // >= 0
-  double min_token_prob;         // 0 .. 1
-  int64_t max_cached_sequences;  // -1 = any number
-  int64_t max_cached_bytes;      // >= 0
-  SuffixDrafter** drafter;       // [1], to be destroyed with fdsd_suffix_destroy
+  int32_t vocab_size;          // tokens are below it
+  int32_t max_context;         // >= 1
+  double max_factor;           // >= 0
+  double min_token_prob;       // 0 .. 1
+  int64_t max_cached_outputs;  // -1 = any number
+  int64_t max_cached_bytes;    // >= 0
+  SuffixDrafter** drafter;     // [1], to be destroyed with fdsd_suffix_destroy
 };
 
 // A request that comes into a slot; what the slot held is forgotten.
@@ -47,6 +53,9 @@ struct SuffixBeginParams {
   int32_t slot;
   int32_t num_tokens;          // leading tokens that are not to be shared: the prompt, and output shared before
   const uint8_t* salt_digest;  // [16]
+  int32_t first_end;           // index of the first token that may end the text
+  int32_t num_end_token_ids;
+  const int32_t* end_token_ids;  // [num_end_token_ids] any of these ends the text; what follows is not shared
 };
 
 struct SuffixSlotsParams {

@@ -69,7 +69,7 @@ Error SuffixAutomaton::CheckIntegrity() const {
 }
 
 Error SuffixCache::CheckIntegrity() const {
-  int64_t num_bytes = 0, num_sequences = 0, num_tokens = 0;
+  int64_t num_bytes = 0, num_outputs = 0, num_sequences = 0, num_tokens = 0;
   std::map<const SuffixSalt*, size_t> num_seen;
   for (auto shard = shards_.begin(); shard != shards_.end(); ++shard) {
     if (Error error = shard->automaton.CheckIntegrity()) return error;
@@ -77,6 +77,7 @@ Error SuffixCache::CheckIntegrity() const {
     const size_t i = num_seen[salt]++;
     if (i >= salt->shards.size() || salt->shards[i] != shard) return "cache: expected a salt's shards by age";
     num_bytes += NumBytes(*shard);
+    num_outputs += shard->num_outputs;
     num_sequences += shard->automaton.num_sequences();
     num_tokens += shard->automaton.num_tokens();
   }
@@ -86,12 +87,13 @@ Error SuffixCache::CheckIntegrity() const {
     if (salt.shards.size() != num_seen[&salt]) return "cache: expected a salt's shards in the cache, got others";
     if (salt.shards.empty() && salt.num_requests == 0) return "cache: expected salts in use, got another";
   }
-  if (num_bytes != num_bytes_ || num_sequences != num_sequences_ || num_tokens != num_tokens_) {
+  if (num_bytes != num_bytes_ || num_outputs != num_outputs_ || num_sequences != num_sequences_ ||
+      num_tokens != num_tokens_) {
     return "cache: expected totals over all shards, got others";
   }
   if (num_bytes > limits_.max_bytes) return "cache: expected at most max_cached_bytes, got more";
-  if (limits_.max_sequences >= 0 && num_sequences > limits_.max_sequences) {
-    return "cache: expected at most max_cached_sequences, got more";
+  if (limits_.max_outputs >= 0 && num_outputs > limits_.max_outputs) {
+    return "cache: expected at most max_cached_outputs, got more";
   }
   return nullptr;
 }

@@ -46,9 +46,9 @@ class GrowingArray {
   // Append `count` values that the caller sets, and return the index of the first. Moves the array.
   int64_t Extend(int64_t count) {
     const int64_t first = size_;
-    size_ += count;
-    const size_t needed = static_cast<size_t>(size_) * sizeof(T);
-    if (needed > memory_.num_bytes()) memory_.Grow(needed);
+    const size_t needed = static_cast<size_t>(first + count) * sizeof(T);
+    if (needed > memory_.num_bytes()) memory_.Grow(needed);  // may throw: the size is not to lie then
+    size_ = first + count;
     return first;
   }
 

@@ -41,12 +41,18 @@ Error SuffixDrafter::Export(const SuffixSequencesParams& p) const {
   }
   int64_t q = 0;
   p.cu_tokens[0] = 0;
+  Error error = nullptr;
   cache_.ForEachSequence([&](const SuffixSaltDigest& digest, const SuffixAutomaton& automaton, int32_t i) {
+    // The arrays are sized by totals: no error in these may write past the end.
+    if (q == p.num_sequences || p.cu_tokens[q] + automaton.CopySequence(i, nullptr) > p.num_tokens) {
+      error = "sequences: expected what the totals say, got more";
+      return;
+    }
     std::copy(digest.begin(), digest.end(), p.salt_digests + q * static_cast<int64_t>(digest.size()));
     p.cu_tokens[q + 1] = p.cu_tokens[q] + automaton.CopySequence(i, p.token_ids + p.cu_tokens[q]);
     ++q;
   });
-  return nullptr;
+  return error;
 }
 
 Error SuffixDrafter::Import(const SuffixSequencesParams& p) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +31,7 @@ class Contender:
     """One drafting configuration.
 
     Attributes:
-        name: in tables and file names.
+        name: in tables and file names; no two contenders share one.
         config: with it; plain decoding of the same configuration is what it is compared with.
     """
 
@@ -46,31 +47,53 @@ class Contender:
 def contenders_from_files(paths: Sequence[str], engine_argv: Sequence[str], prog: str) -> list[Contender]:
     """Return one contender per YAML file; `engine_argv` overrides its options.
 
+    A file's method is its name, with the number of drafts where several files have the method. Its
+    `suffix_decoding_cache_file` is neither read nor written.
+
     Raises:
-        ConfigError: a file is wrong, or does not draft.
+        ConfigError: a file is wrong or does not draft, or two have the same method and number of drafts.
     """
-    found = []
+    configs = []
     for path in paths:
         config = load_config(["--config", path, *engine_argv], prog)
         if config.speculative.num_speculative_tokens == 0:
             raise ConfigError(
                 f"config: expected a method that drafts, got naive in {path}; every run measures that too"
             )
-        found.append(Contender(_name(config.speculative), config))
-    return found
+        configs.append(without_cache_file(config))
+    labels = Counter(_name(config.speculative) for config in configs)
+    found: dict[str, tuple[str, Contender]] = {}
+    for path, config in zip(paths, configs, strict=True):
+        name = _name(config.speculative)
+        if labels[name] > 1:
+            name += f" k={config.speculative.num_speculative_tokens}"
+        if name in found:
+            raise ConfigError(
+                "config: expected files that differ in method or num_speculative_tokens, got"
+                f" {name} in both {found[name][0]} and {path}"
+            )
+        found[name] = path, Contender(name, config)
+    return [contender for _, contender in found.values()]
 
 
 def contenders_by_name(names: Sequence[str], engine_argv: Sequence[str], prog: str) -> list[Contender]:
     """Return the contenders for some of METHODS.
 
     Raises:
-        ConfigError: an unknown name, or an option is wrong.
+        ConfigError: an unknown name, one that is given twice, or an option is wrong.
     """
+    if len(set(names)) < len(names):
+        raise ConfigError(f"methods: expected each method once, got {', '.join(names)}")
     for name in names:
         if name not in METHODS:
             raise ConfigError(f"methods: expected some of {', '.join(METHODS)}, got {name!r}{suggest(name, METHODS)}")
     base = load_config(engine_argv, prog)
     return [Contender(name, replace(base, speculative=read_speculative(METHODS[name]).config)) for name in names]
+
+
+def without_cache_file(config: Config) -> Config:
+    """Return the configuration as it is measured: what a benchmark generates is nothing that a server drafts from."""
+    return replace(config, speculative=replace(config.speculative, suffix_decoding_cache_file=None))
 
 
 def with_brackets(contender: Contender) -> list[Contender]:

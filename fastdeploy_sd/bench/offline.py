@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from fastdeploy_sd.bench.checkpoint import SHAPES, add_mtp_layer, make_checkpoint
+from fastdeploy_sd.bench.contenders import without_cache_file
 from fastdeploy_sd.bench.hardware import MemorySpeed, describe_hardware, measure_memory, memory_json
 from fastdeploy_sd.bench.offline_run import Sample, Workload, acceptance, phase_ms, run_once
 from fastdeploy_sd.bench.percentiles import percentiles
@@ -16,7 +18,7 @@ from fastdeploy_sd.bench.progress import Progress
 from fastdeploy_sd.bench.record import Record, config_json
 from fastdeploy_sd.bench.report import results_table
 from fastdeploy_sd.bench.weights import weight_bytes_per_step
-from fastdeploy_sd.config import Config, load_config
+from fastdeploy_sd.config import Config, SpeculativeConfig, load_config
 from fastdeploy_sd.config.sources import read_command_line
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
@@ -35,6 +37,8 @@ _TIMES = ("ttft_ms", "itl_ms", "e2e_ms", "step_ms")
 def main(argv: Sequence[str]) -> int:
     """Run the command, write one record per batch size, print their table.
 
+    A configuration that drafts is measured after plain decoding of the same configuration, which is in the table too.
+
     Raises:
         ConfigError: an option is wrong, or the configuration has no room for the batch.
     """
@@ -42,9 +46,11 @@ def main(argv: Sequence[str]) -> int:
     ensure_checkpoint(engine_argv)
     config = load_config(engine_argv, _PROG)
     workloads = [Workload(batch, args.prompt_len, args.output_len, args.seed) for batch in args.batch]
-    records = run_offline(config, workloads, args.repeats)
-    for record in records:
-        record.save(args.output)
+    records = []
+    for measured in _with_naive(without_cache_file(config)):
+        for record in run_offline(measured, workloads, args.repeats):
+            record.save(args.output)
+            records.append(record)
     print(results_table(records))
     return 0
 
@@ -97,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_PROG,
         allow_abbrev=False,
-        description="Measure prefill and decode speed in this process.",
+        description="Measure prefill and decode speed in this process; of a method that drafts, beside plain decoding.",
         epilog="Every engine option is accepted too (--model, --quantization, --config FILE, ...).",
     )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="requests at once")
@@ -111,9 +117,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _with_naive(config: Config) -> list[Config]:
+    """A method is only ever shown beside plain decoding, which comes first."""
+    naive = replace(config, speculative=SpeculativeConfig())
+    return [naive] if config.speculative.method == naive.speculative.method else [naive, config]
+
+
 def _run_name(config: Config) -> str:
     model = Path(config.model.model).name
-    return f"{model}-{config.model.quantization or config.model.dtype}-{config.speculative.method}"
+    return f"{model}-{config.model.quantization or config.model.dtype}-{config.speculative.label}"
 
 
 def _verify_room(workload: Workload, engine: Engine, config: Config) -> None:
@@ -125,8 +137,11 @@ def _verify_room(workload: Workload, engine: Engine, config: Config) -> None:
         )
     if workload.seed < 0:
         raise ConfigError(f"seed: expected at least 0, got {workload.seed}", param="seed")
-    if workload.batch > config.scheduler.max_num_seqs:
-        raise ConfigError(f"max_num_seqs: expected at least the batch ({workload.batch})", param="max_num_seqs")
+    max_num_seqs = config.scheduler.max_num_seqs
+    if workload.batch > max_num_seqs:
+        raise ConfigError(
+            f"max_num_seqs: expected at least the batch ({workload.batch}), got {max_num_seqs}", param="max_num_seqs"
+        )
     length = workload.prompt_len + workload.output_len
     info = engine.model_info
     if length > info.max_model_len:

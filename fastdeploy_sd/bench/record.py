@@ -1,7 +1,7 @@
 """The benchmark record: one JSON file per run, with everything needed to judge and repeat it.
 
 Schema version 1:
-    schema_version, kind ("offline" | "http"), name, created (UTC), git_sha, dirty,
+    schema_version, kind ("offline" | "http" | "speculation"), name, created (UTC), git_sha, dirty,
     config: option name -> effective value,
     hardware: {cpu, isa, num_threads, gpu, driver},
     workload: what was asked for,

@@ -68,9 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     text = "configurations to measure; none: --methods on --model"
     parser.add_argument("--config", nargs="+", metavar="FILE", help=text)
-    text = f"'{DEMO_MODEL}', '0.6b-shape' (random weights in Qwen3-0.6B's shape) or a directory (default: %(default)s)"
-    parser.add_argument("--model", default=DEMO_MODEL, metavar="MODEL", help=text)
-    parser.add_argument("--methods", type=_words, default=list(METHODS), metavar="A,B", help="(default: all)")
+    text = f"'{DEMO_MODEL}', '0.6b-shape' (random weights in Qwen3-0.6B's shape) or a directory (default: {DEMO_MODEL})"
+    parser.add_argument("--model", metavar="MODEL", help=text)
+    text = f"some of {','.join(METHODS)} (default: all)"
+    parser.add_argument("--methods", type=_words, metavar="A,B", help=text)
     text = "requests at once (default: 1,4,16)"
     parser.add_argument("--batch-sizes", type=_numbers, default=[1, 4, 16], metavar="N,N", help=text)
     text = f"some of {','.join(WORKLOADS)} (default: all)"
@@ -103,6 +104,9 @@ def _verify(args: argparse.Namespace) -> None:
     for name, (value, minimum) in limits.items():
         if value < minimum:
             raise ConfigError(f"{name}: expected at least {minimum}, got {value}", param=name)
+    for name in ("model", "methods"):
+        if args.config and getattr(args, name) is not None:
+            raise ConfigError(f"{name}: expected without --config, whose files say it, got both", param=name)
 
 
 def _contenders(args: argparse.Namespace, engine_argv: Sequence[str]) -> list[Contender]:
@@ -111,9 +115,10 @@ def _contenders(args: argparse.Namespace, engine_argv: Sequence[str]) -> list[Co
             ensure_checkpoint(["--config", path, *engine_argv])
         found = contenders_from_files(args.config, engine_argv, _PROG)
     else:
-        model_argv = ["--model", _SHAPES.get(args.model, args.model), *engine_argv]
+        model = args.model or DEMO_MODEL
+        model_argv = ["--model", _SHAPES.get(model, model), *engine_argv]
         ensure_checkpoint(model_argv)
-        found = contenders_by_name(args.methods, model_argv, _PROG)
+        found = contenders_by_name(args.methods or list(METHODS), model_argv, _PROG)
     if not args.brackets:
         return found
     return [bracket for contender in found for bracket in with_brackets(contender)]
@@ -151,9 +156,11 @@ def _engine(config: Config) -> Iterator[Engine]:
 
 def _verify_room(args: argparse.Namespace, config: Config, engine: Engine) -> None:
     """A batch must run as a whole, or the numbers would be those of queueing and preemption."""
-    batch, info = max(args.batch_sizes), engine.model_info
-    if batch > config.scheduler.max_num_seqs:
-        raise ConfigError(f"max_num_seqs: expected at least the batch ({batch})", param="max_num_seqs")
+    batch, info, max_num_seqs = max(args.batch_sizes), engine.model_info, config.scheduler.max_num_seqs
+    if batch > max_num_seqs:
+        raise ConfigError(
+            f"max_num_seqs: expected at least the batch ({batch}), got {max_num_seqs}", param="max_num_seqs"
+        )
     length = MAX_PROMPT_LEN + args.output_len
     if length > info.max_model_len:
         raise ConfigError(f"max_model_len: expected at least {length} (prompt + output), got {info.max_model_len}")

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     methods = _methods(args.method)
     if args.concurrency < 1:
         raise ConfigError(f"concurrency: expected at least 1, got {args.concurrency}", param="concurrency")
-    configs = _configs(methods, args.num_speculative_tokens, _tuning(args))
+    configs = _configs(methods, args.num_speculative_tokens, _tuning(args, methods))
     conversations = _read(args.file, args.tokenizer)
     results = [_replay(config, conversations, args.concurrency) for config in configs]
     if args.json:
@@ -86,10 +86,14 @@ def _methods(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _tuning(args: argparse.Namespace) -> dict[str, Any]:
+def _tuning(args: argparse.Namespace, methods: Sequence[str]) -> dict[str, Any]:
     """The keys of speculative_config that were given, each as text or converted."""
     given = {opt.name: getattr(args, opt.name) for opt in _TUNING if getattr(args, opt.name) is not None}
     if not args.shared_cache:
+        if "suffix" not in methods:
+            raise ConfigError(
+                f"no_shared_cache: expected method suffix, got {', '.join(methods)}", param="no_shared_cache"
+            )
         if _CACHE_SIZE in given:
             raise ConfigError(f"no_shared_cache: expected without {_CACHE_SIZE}, got both", param="no_shared_cache")
         given[_CACHE_SIZE] = 0
@@ -129,4 +133,5 @@ def _replay(config: SpeculativeConfig, conversations: Sequence[Conversation], co
             counts = Replay(proposer, k, concurrency, memory_of(proposer), bar.update).run(conversations)
     finally:
         proposer.close()
-    return ReplayResult(method, k, counts)
+    has_shared_cache = config.suffix_decoding_max_cached_requests != 0 if method == "suffix" else None
+    return ReplayResult(method, k, counts, has_shared_cache)

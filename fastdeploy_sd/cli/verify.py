@@ -8,6 +8,7 @@ import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tqdm import tqdm
 
@@ -41,13 +42,12 @@ def main(argv: Sequence[str]) -> int:
         CheckpointError: the model cannot be loaded.
     """
     args, engine_argv = _parser().parse_known_args(argv)
-    config = load_config(engine_argv, _PROG)
+    config = _without_cache_file(load_config(engine_argv, _PROG))
     _refuse_lossy(config)
-    lengths = args.num_speculative_tokens or (_QUICK_LENGTHS if args.quick else _LENGTHS)
     ways = quick_ways() if args.quick else all_ways()
     with _quiet():
+        methods, unavailable = _methods(args, config)
         reference = make_reference(config, args.seed, _NUM_REQUESTS)
-        methods, unavailable = _methods(args.methods, lengths, reference)
         with tqdm(total=len(ways) * len(methods), desc="verifying", unit="cell", disable=None) as bar:
             matrix = run_matrix(reference, ways, methods, lambda _: bar.update())
     if args.json:
@@ -64,9 +64,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Run the same requests with every drafting method in every way an engine can run them, and compare "
         "tokens and log-probabilities, bit for bit, with plain decoding of each request by itself.",
         epilog="Every engine option is accepted too (--model, --quantization, --config FILE, ...); batch, chunk and "
-        "cache sizes are the matrix's own. A drafting --speculative-config gets a column of its own, and says where "
-        "the MTP weights are. Exit status: 0 all equal, 1 a difference or something that was not exercised, 2 wrong "
-        "options.",
+        "cache sizes are the matrix's own. A drafting --speculative-config gets a column of its own, without its "
+        "suffix_decoding_cache_file, and says where the MTP weights are. Exit status: 0 all equal, 1 a difference or "
+        "something that was not exercised, 2 wrong options.",
     )
     text = f"columns, some of {', '.join(METHOD_NAMES)} (default: all that the model can load)"
     parser.add_argument("--methods", nargs="+", metavar="NAME", help=text)
@@ -100,20 +100,40 @@ def _refuse_lossy(config: Config) -> None:
         )
 
 
-def _methods(
-    names: Sequence[str] | None, lengths: Sequence[int], reference: Reference
-) -> tuple[list[Method], Mapping[str, str]]:
-    """What was asked for must load; without any wish, whatever loads is run, and the rest is reported."""
-    configured = reference.base.speculative
+def _without_cache_file(config: Config) -> Config:
+    """The answers of the matrix are nothing that a server should draft from; its file is neither read nor written."""
+    return replace(config, speculative=replace(config.speculative, suffix_decoding_cache_file=None))
+
+
+def _methods(args: argparse.Namespace, config: Config) -> tuple[list[Method], Mapping[str, str]]:
+    """The columns, and why others cannot be loaded: found out before hours of running.
+
+    What is configured, and every method and number of drafts that was asked for, must load; a method that was asked
+    for without a number must load with one of the usual ones.
+    """
+    configured = config.speculative
+    lengths = args.num_speculative_tokens or (_QUICK_LENGTHS if args.quick else _LENGTHS)
+    names = METHOD_NAMES if args.methods is None else args.methods
+    standard_methods(names, lengths, configured)  # refuses wrong names and numbers before anything is loaded
     own = [Method("configured", configured)] if configured.num_speculative_tokens else []
-    if names is not None:
-        return [*own, *standard_methods(names, lengths, configured)], {}
-    drafting, unavailable = available_methods(
-        reference.base, standard_methods([n for n in METHOD_NAMES if n != "mixed"], lengths, configured)
-    )
-    has_mtp = any(m.speculative.method == "mtp" for m in drafting)
-    mixed = standard_methods(["mixed"], lengths, configured, has_mtp=has_mtp)
-    return [*own, *drafting, *mixed], unavailable
+    methods, reasons = available_methods(config, own)
+    _refuse_missing("speculative_config", reasons)
+    for name in dict.fromkeys(n for n in names if n != "mixed"):
+        found, missing = available_methods(config, standard_methods([name], lengths, configured))
+        if args.methods is not None and (args.num_speculative_tokens or not found):
+            _refuse_missing("methods", missing)
+        methods += found
+        reasons |= missing
+    if "mixed" in names:
+        # Of the same length as the longest chain of MTP drafts that loads.
+        num_steps = max((m.speculative.num_model_steps for m in methods if m.speculative.method == "mtp"), default=0)
+        methods += standard_methods(["mixed"], [num_steps or max(lengths)], configured, has_mtp=num_steps > 0)
+    return methods, reasons
+
+
+def _refuse_missing(option: str, reasons: Mapping[str, str]) -> None:
+    for name, reason in reasons.items():
+        raise ConfigError(f"{option}: expected what the model can load, got {name}: {reason}", param=option)
 
 
 def _print(matrix: Matrix, unavailable: Mapping[str, str], reference: Reference) -> None:

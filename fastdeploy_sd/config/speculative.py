@@ -14,6 +14,13 @@ from fastdeploy_sd.config.option import Option, Spec, option, options_of, verify
 
 SPECULATIVE_OPTION = "speculative_config"
 METHODS = ("naive", "ngram", "suffix", "mtp")
+_METHOD_ALIASES = {"ngram_match": "ngram"}
+
+
+def canonical_method(name: str) -> str:
+    """Return the method a user's spelling means: any case, FastDeploy's second name; others, known or not, as is."""
+    lower = name.strip().lower()
+    return _METHOD_ALIASES.get(lower, lower)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +31,7 @@ class SpeculativeConfig:
         method: one of METHODS.
         num_speculative_tokens: drafts per request and step at most (k).
         mtp_strategy: "default"; "with_ngram" or "with_suffix": that method extends what MTP drafted, up to k.
-        num_model_steps: drafts of those that MTP itself makes, at most.
+        num_model_steps: drafts of those that MTP itself makes, at most: k where it drafts alone, fewer in a hybrid.
         model: directory of the MTP weights; None = where a checkpoint keeps them.
         quantization: of the MTP layer's linear weights; None = the target's, "none" = unquantised.
         max_ngram_size, min_ngram_size: lengths of the text's end that n-gram looks up, longest first.
@@ -65,7 +72,7 @@ class SpeculativeConfig:
     num_model_steps: int = option(
         1,
         Spec(
-            "Drafts that MTP itself makes, at most k; a hybrid needs a k above it.",
+            "Drafts that MTP itself makes: k where it drafts alone, fewer in a hybrid.",
             minimum=1,
             default_text="`1`; for `mtp` alone `num_speculative_tokens`",
         ),
@@ -90,7 +97,9 @@ class SpeculativeConfig:
         10_000,
         Spec("Outputs kept to draft from for other requests; -1: bounded by bytes only; 0: none.", minimum=-1),
     )
-    suffix_decoding_max_cache_mb: int = option(256, Spec("Memory of the kept outputs at most, in MiB.", minimum=1))
+    suffix_decoding_max_cache_mb: int = option(
+        256, Spec("Memory of the kept outputs at most, in MiB.", minimum=1, maximum=1 << 20)
+    )
     suffix_decoding_max_spec_factor: float = option(
         1.0, Spec("Drafts at most this many times as long as the matched context.", minimum=0.001)
     )

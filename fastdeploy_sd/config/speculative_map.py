@@ -10,11 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, SpeculativeConfig, scope_of
+from fastdeploy_sd.config.speculative import (
+    SPECULATIVE_KEYS,
+    SPECULATIVE_OPTION,
+    SpeculativeConfig,
+    canonical_method,
+    scope_of,
+)
 from fastdeploy_sd.config.unsupported import UNSUPPORTED_SPECULATIVE, rejection
 from fastdeploy_sd.errors import ConfigError, suggest
 
-_METHOD_ALIASES = {"ngram_match": "ngram"}
 _SUFFIX_PREFIX = "suffix_decoding_"
 
 
@@ -51,7 +56,7 @@ def read_speculative(value: object) -> SpeculativeMap:
     _derive_drafting(values, origins)
     config = SpeculativeConfig(**values)
     _verify_scopes(config, written)
-    _verify_lengths(config)
+    _verify_lengths(config, written)
     return SpeculativeMap(config, origins)
 
 
@@ -93,8 +98,7 @@ def _verify_key(key: str, value: object) -> bool:
 
 def _convert(key: str, value: object) -> Any:
     if key == "method" and isinstance(value, str):
-        name = value.strip().lower()
-        value = _METHOD_ALIASES.get(name, name)
+        value = canonical_method(value)
     return SPECULATIVE_KEYS[key].convert(value)
 
 
@@ -140,7 +144,7 @@ def _verify_scopes(config: SpeculativeConfig, written: Mapping[str, Any]) -> Non
             raise _error(key, f"only with {scope.where}", got)
 
 
-def _verify_lengths(config: SpeculativeConfig) -> None:
+def _verify_lengths(config: SpeculativeConfig, written: Mapping[str, Any]) -> None:
     if config.max_ngram_size < config.min_ngram_size:
         expected = f"at least min_ngram_size ({config.min_ngram_size})"
         raise _error("max_ngram_size", expected, config.max_ngram_size)
@@ -150,17 +154,20 @@ def _verify_lengths(config: SpeculativeConfig) -> None:
         expected = f"at least 1 with method {config.method}"
         raise _error("num_speculative_tokens", expected, config.num_speculative_tokens)
     if config.method == "mtp":
-        _verify_model_steps(config)
+        _verify_model_steps(config, has_default="num_speculative_tokens" not in written)
 
 
-def _verify_model_steps(config: SpeculativeConfig) -> None:
-    k, num_steps = config.num_speculative_tokens, config.num_model_steps
-    if config.mtp_strategy == "default":
-        if k < num_steps:
-            raise _error("num_speculative_tokens", f"at least num_model_steps ({num_steps})", k)
+def _verify_model_steps(config: SpeculativeConfig, has_default: bool) -> None:
+    """`has_default`: nobody wrote the number of drafts."""
+    k, num_steps, strategy = config.num_speculative_tokens, config.num_model_steps, config.mtp_strategy
+    got = f"{k} (the default)" if has_default else k
+    if strategy == "default":
+        if k != num_steps:
+            equal = f"num_model_steps ({num_steps}), as nothing extends the drafts of mtp_strategy default"
+            raise _error("num_speculative_tokens", equal, got)
     elif k <= num_steps:
-        room = f"more than num_model_steps ({num_steps}), as mtp_strategy {config.mtp_strategy} extends the drafts"
-        raise _error("num_speculative_tokens", room, k)
+        room = f"more than num_model_steps ({num_steps}), as mtp_strategy {strategy} extends the drafts"
+        raise _error("num_speculative_tokens", room, got)
 
 
 def _error(key: str, expected: str, got: object) -> ConfigError:

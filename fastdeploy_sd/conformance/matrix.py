@@ -45,6 +45,10 @@ class Cell:
 class Matrix:
     """All cells.
 
+    What was not exercised is a gap where the matrix itself could have seen to it, and a warning where it depends on the
+    model: how good the drafts of MTP layers are, nobody but the layers can say, and those of random weights are never
+    right. A gap is no proof; a proof with warnings holds for what it names only.
+
     Attributes:
         ways, methods: names of the rows and columns.
         cells: by (way, method).
@@ -68,8 +72,19 @@ class Matrix:
         return idle + [f"{c.method}, {c.way}: {c.missing}" for c in self.cells.values() if c.missing]
 
     @property
+    def warnings(self) -> list[str]:
+        """Methods whose drafts had one fate only, over all ways; one sentence each."""
+        columns = [column for column in map(self.column, self.methods) if column.num_drafts]
+        return [
+            f"{c.method}: no draft was {fate} in any way"
+            for c in columns
+            for fate, count in (("accepted", c.num_accepted), ("rejected", c.num_drafts - c.num_accepted))
+            if count == 0
+        ]
+
+    @property
     def is_proof(self) -> bool:
-        """Whether everything was exercised and nothing differs."""
+        """Whether there is neither a difference nor a gap."""
         return not self.differences and not self.gaps
 
     def column(self, method: str) -> Cell:

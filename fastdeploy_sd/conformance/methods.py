@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError, suggest
-from fastdeploy_sd.spec_decode.proposer import Proposer
+from fastdeploy_sd.spec_decode.proposer import MakeProposer, create_proposer
 from fastdeploy_sd.types import Request, Speculation
 
 METHOD_NAMES = ("naive", "ngram", "suffix", "mtp", "mtp-ngram", "mtp-suffix", "mixed")
@@ -27,13 +27,13 @@ class Method:
     Attributes:
         name: heading of the column.
         speculative: what the server is configured with.
-        proposer: makes the proposer to use instead of the configured one, None = the configured one.
+        make_proposer: makes what drafts; the tests have others than the configured method.
         wishes: request i asks for wishes[i % n]; () = no request asks for anything.
     """
 
     name: str
     speculative: SpeculativeConfig
-    proposer: Callable[[], Proposer] | None = None
+    make_proposer: MakeProposer = create_proposer
     wishes: tuple[Speculation, ...] = ()
 
     @property
@@ -65,7 +65,8 @@ def standard_methods(
     """Return the columns for some of METHOD_NAMES.
 
     Args:
-        names: "mixed" lets the requests of one batch choose among methods and lengths.
+        names: "mixed" lets the requests of one batch choose among methods and lengths. It has one column, of the
+            largest number, which is also MTP's number of steps there: the checkpoint must have layers for it.
         num_speculative_tokens: every method that drafts gets a column for each; a hybrid, which needs two drafts, for
             those of at least 2.
         mtp: says where the MTP weights are and in which format; None = the defaults.

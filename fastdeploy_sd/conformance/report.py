@@ -25,9 +25,10 @@ def matrix_table(matrix: Matrix, width: int = 120) -> str:
 
 
 def findings(matrix: Matrix, unavailable: Mapping[str, str]) -> list[str]:
-    """Return one line per difference, per gap and per reason why methods could not be loaded."""
+    """Return one line per difference, per gap, per warning and per reason why methods could not be loaded."""
     lines = [f"DIFFERS: {c.method}, {c.way}: {c.difference}" for c in matrix.differences]
     lines += [f"not shown: {gap}" for gap in matrix.gaps]
+    lines += [f"WARNING: {text}: equality was shown for the other kind only" for text in matrix.warnings]
     names: dict[str, list[str]] = {}
     for name, reason in unavailable.items():
         names.setdefault(reason, []).append(name)
@@ -41,6 +42,7 @@ def matrix_json(matrix: Matrix, unavailable: Mapping[str, str]) -> dict[str, Any
         "ways": list(matrix.ways),
         "methods": list(matrix.methods),
         "gaps": matrix.gaps,
+        "warnings": matrix.warnings,
         "unavailable": dict(unavailable),
         "cells": [asdict(cell) for cell in matrix.cells.values()],
     }

@@ -68,7 +68,7 @@ def open_engine(base: Config, way: Way, method: Method) -> Iterator[Engine]:
 
     num_threads = library.num_threads()
     config = engine_config(base, way, method)
-    executor = create_executor(config, None if method.proposer is None else method.proposer())
+    executor = create_executor(config, method.make_proposer)
     try:
         yield Engine(config, executor)
     finally:

@@ -25,13 +25,15 @@ def commit_result(roster: Roster, plan: SchedulerOutput, result: StepResult) -> 
     Raises:
         InternalError: the result does not answer the plan; the books are unusable from here on.
     """
-    check_result(plan, result)
+    states = roster.states
+    num_tokens = np.fromiter([states[i].num_tokens for i in plan.request_ids], np.int32, len(plan.request_ids))
+    check_result(plan, result, num_tokens)
     commit = _Commit(roster, plan, result)
     outputs = commit.run()
     roster.stats.record_step(result.timings_ms)
     if len(plan.draft.token_ids):
-        is_judged = np.diff(result.verified.cu_num_output) > 0
-        roster.stats.record_drafts(plan.draft, result.verified.num_accepted, is_judged)
+        num_counted = np.array(commit.num_counted, np.int32)
+        roster.stats.record_drafts(plan.draft, num_counted, np.minimum(result.verified.num_accepted, num_counted))
     if commit.has_ends:
         roster.sweep()
     return outputs
@@ -41,13 +43,15 @@ class _Commit:
     """One step's rows on their way into the books; arrays as lists, since every row is read once.
 
     Attributes:
+        num_counted: drafts of each row that count in statistics: those judged, up to the token that ended the request,
+            and none where the computation failed.
         has_ends: whether a request was closed.
     """
 
     def __init__(self, roster: Roster, plan: SchedulerOutput, result: StepResult) -> None:
         self._roster, self._plan, self._result = roster, plan, result
         self._now = time.time()
-        self._num_judged = np.diff(plan.draft.cu_num_draft).tolist()
+        self.num_counted: list[int] = np.diff(plan.draft.cu_num_draft).tolist()
         self._cu_draft = result.drafts.cu_num_draft.tolist()
         self.has_ends = False
 
@@ -60,7 +64,7 @@ class _Commit:
         for row, (request_id, end) in enumerate(zip(self._plan.request_ids, cu_output[1:], strict=True)):
             state = states[request_id]
             if request_id in failed:
-                outputs.append(self._fail(state, failed[request_id]))
+                outputs.append(self._fail(row, state, failed[request_id]))
             elif begin == end:
                 state.num_computed_tokens += int(self._plan.num_new_tokens[row])
                 kv.publish(state.table, state.token_ids, state.num_computed_tokens)
@@ -72,9 +76,13 @@ class _Commit:
     def _append(self, row: int, state: RequestState, begin: int, token_ids: list[int]) -> RequestOutput:
         """Commit a row's output, which starts at `begin` of the step's tokens."""
         stats, num_accepted = self._roster.stats, len(token_ids) - 1
+        num_counted = self.num_counted[row]
         stop = find_stop(token_ids, state.num_tokens - state.num_prompt_tokens, state.stop_rule)
         if stop is not None:
             del token_ids[stop.num_tokens :]
+            # Draft i became output token i or was in its place: what lies behind the last one had no say.
+            num_counted = self.num_counted[row] = min(num_counted, stop.num_tokens)
+            num_accepted = min(num_accepted, stop.num_tokens)
         if not state.first_token_time:
             state.first_token_time = self._now
             stats.num_prompt_tokens += state.num_prompt_tokens
@@ -84,8 +92,8 @@ class _Commit:
         # is overwritten before anyone reads it.
         state.num_computed_tokens = state.num_tokens - 1
         self._roster.kv.publish(state.table, state.token_ids, state.num_computed_tokens)
-        if self._num_judged[row]:
-            state.tally.add(self._num_judged[row], num_accepted, len(token_ids))
+        if num_counted:
+            state.tally.add(num_counted, num_accepted, len(token_ids))
         logprobs, draft_logprobs = None, None
         if state.request.sampling.logprobs is not None and self._result.verified.logprobs is not None:
             logprobs = slice_logprobs(self._result.verified.logprobs, begin, token_ids, state.request.sampling.logprobs)
@@ -100,8 +108,9 @@ class _Commit:
         metrics = self._roster.close(state, stop.reason, self._now)
         return replace(output, finish_reason=stop.reason, stop_reason=stop.stop_reason, metrics=metrics)
 
-    def _fail(self, state: RequestState, reason: str) -> RequestOutput:
+    def _fail(self, row: int, state: RequestState, reason: str) -> RequestOutput:
         self.has_ends = True
+        self.num_counted[row] = 0
         metrics = self._roster.close(state, FinishReason.ERROR, self._now)
         error = (InternalError.__name__, reason)
         return replace(state.empty_output(), finish_reason=FinishReason.ERROR, error=error, metrics=metrics)

@@ -24,7 +24,13 @@ class DraftTally:
         self._num_of_outcome: dict[tuple[int, int], int] = {}
 
     def add(self, num_drafts: int, num_accepted: int, num_emitted: int) -> None:
-        """Count one verification of at least one draft; `num_emitted` of its output tokens were kept."""
+        """Count one verification of at least one draft, as far as `DraftCounts` counts it.
+
+        Args:
+            num_drafts: those behind the end of the request left out; >= 1.
+            num_accepted: of these.
+            num_emitted: output tokens.
+        """
         outcome = num_drafts, num_accepted
         self._num_of_outcome[outcome] = self._num_of_outcome.get(outcome, 0) + 1
         self._num_emitted += num_emitted

@@ -222,4 +222,7 @@ def _max_draft_tokens(request: Request, method: str, speculation: SpeculationInf
     if method == "naive":
         return 0
     wanted = request.speculation.num_speculative_tokens
-    return speculation.max_draft_tokens if wanted is None else min(wanted, speculation.max_draft_tokens)
+    if wanted is None:
+        return speculation.max_draft_tokens
+    assert 1 <= wanted <= speculation.max_draft_tokens, f"request {request.request_id}: {wanted} drafts, not validated"
+    return wanted

@@ -81,7 +81,7 @@ class Roster:
         return victim
 
     def close(self, state: RequestState, reason: FinishReason, now: float) -> RequestMetrics:
-        """End a request: out of its group, its blocks given back. After an ERROR none of them is ever reused.
+        """End a request: out of its group, its blocks given back. After an ERROR nobody finds their content again.
 
         Returns:
             What its last output reports.

@@ -42,7 +42,9 @@ class Scheduler:
     itself): that one loses its blocks and drafts and goes back to the queue by its key, to be recomputed; it is not
     admitted again in the same step. Under the 'priority' policy the head of the queue also preempts, in the same way,
     running requests of strictly lower priority, but only for want of blocks, never for want of a seat or of budget.
-    Neither drafts nor the slots that drafting writes ahead ever preempt: they get blocks when the rows have theirs.
+    Neither drafts nor the slots that drafting writes ahead preempt anyone: they get blocks when the rows have theirs.
+    A row keeps these blocks, those of rejected drafts too, as its next tokens go there; so in a later step another row
+    may find none left, and preempt, sooner than it would without speculation.
 
     Chunks. A request runs at most `long_prefill_token_threshold` of its own tokens in a step, if there is a threshold,
     so that a long prompt leaves room for other prompts. Without chunked prefill a request waits until the rest of the
@@ -166,9 +168,10 @@ class Scheduler:
         return True
 
     def _fit_drafts(self, plan: StepPlan, row: int) -> None:
-        """Give a row blocks for its drafts, or shorten these to the slots it has."""
+        """Give a row blocks for its drafts, and shorten these to the slots it has then."""
         state, num_draft = plan.states[row], plan.num_draft[row]
-        if not self._kv.extend(state.table, state.num_tokens + num_draft):
+        self._kv.extend_as_far_as_possible(state.table, state.num_tokens + num_draft)
+        if state.table.num_slots < state.num_tokens + num_draft:
             plan.shorten_drafts(row, state.table.num_slots - state.num_tokens)
 
     def _reserve_lookahead(self, plan: StepPlan, max_draft_lens: I32) -> None:
@@ -188,7 +191,8 @@ class Scheduler:
             num_slots = state.num_computed_tokens + num_new + state.num_lookahead_slots
             if num_slots > state.table.num_slots:
                 num_spared = max(state.num_lookahead_slots - max_draft_len, 0)
-                self._kv.extend(state.table, min(num_slots - num_spared, state.max_total_tokens - 1))
+                num_slots = min(num_slots - num_spared, state.max_total_tokens - 1)
+                self._kv.extend_as_far_as_possible(state.table, num_slots)
 
     def _plan_waiting(self, plan: StepPlan) -> None:
         while plan.budget > 0 and self._roster.has_seat:
@@ -198,6 +202,8 @@ class Scheduler:
 
     def _admit(self, state: RequestState, plan: StepPlan) -> bool:
         """Move the head of the queue to the running requests, if budget and blocks allow."""
+        if self._kv.is_still_refused(state.table):
+            return False  # nor has anyone come to run since whom it may preempt, as nobody overtakes it
         match = self._kv.match_prefix(state.table, state.token_ids, state.num_tokens)
         num_new = state.num_tokens - match.num_tokens
         fits_whole_budget = num_new <= self._max_num_batched_tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.engine.stats import SourceCounts
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens
@@ -18,13 +17,14 @@ class SourceTally:
     def __init__(self) -> None:
         self._num_drafts = np.zeros((len(DraftSource), 0, 3), np.int64)
 
-    def add(self, drafts: DraftTokens, num_accepted: I32, is_judged: npt.NDArray[np.bool_]) -> None:
+    def add(self, drafts: DraftTokens, num_counted: I32, num_accepted: I32) -> None:
         """Count the drafts of a step; a few array operations over them.
 
         Args:
             drafts: at least one, of all rows.
-            num_accepted: i32[R].
-            is_judged: bool[R], False for a row whose computation failed: its drafts count nowhere.
+            num_counted: i32[R], how many of a row's drafts count: 0 if its computation failed, and none behind the end
+                of the request.
+            num_accepted: i32[R], at most num_counted[r].
         """
         num_drafts = np.diff(drafts.cu_num_draft)
         position = np.arange(len(drafts.token_ids)) - np.repeat(drafts.cu_num_draft[:-1], num_drafts)
@@ -35,8 +35,8 @@ class SourceTally:
         key = position * 3 + fate
         if drafts.sources is not None:
             key += drafts.sources.astype(np.int64) * (longest * 3)
-        if not is_judged.all():
-            key = key[np.repeat(is_judged, num_drafts)]
+        if (num_counted < num_drafts).any():
+            key = key[position < np.repeat(num_counted, num_drafts)]
         shape = (len(DraftSource), longest, 3)
         counted = np.bincount(key, minlength=len(DraftSource) * longest * 3).reshape(shape)
         missing = longest - self._num_drafts.shape[1]

@@ -136,7 +136,7 @@ class EngineStats:
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Output tokens of rows that had drafts to judge: the accepted ones, then a recovered or bonus token."""
+        """Output tokens of rows that had drafts to judge; see `DraftCounts.num_emitted`."""
         return sum(counts.num_emitted for counts in self.verifications.values())
 
     @property

@@ -6,9 +6,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
-import numpy as np
-import numpy.typing as npt
-
 from fastdeploy_sd.engine.draft_tally import DraftTally
 from fastdeploy_sd.engine.source_tally import SourceTally
 from fastdeploy_sd.engine.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram
@@ -65,9 +62,9 @@ class StatsRecorder:
         self.num_prefix_query_tokens += num_prompt_tokens
         self.num_prefix_hit_tokens += num_cached_tokens
 
-    def record_drafts(self, drafts: DraftTokens, num_accepted: I32, is_judged: npt.NDArray[np.bool_]) -> None:
+    def record_drafts(self, drafts: DraftTokens, num_counted: I32, num_accepted: I32) -> None:
         """Count the drafts of a step by source and position; see `SourceTally.add`."""
-        self._drafts.add(drafts, num_accepted, is_judged)
+        self._drafts.add(drafts, num_counted, num_accepted)
 
     def record_tally(self, method: str, tally: DraftTally) -> None:
         """Count the verifications of a request that ended."""

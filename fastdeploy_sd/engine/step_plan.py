@@ -58,8 +58,8 @@ class StepPlan:
 
             [0 .. num_tokens) [one output] [drafts ........) [recovered or bonus]   <= max_total_tokens
 
-        More outputs may be committed than one; the commit then cuts the drafts. The model's length is no separate
-        limit, as max_total_tokens respects it.
+        More outputs may be committed than one; the executor then lets fewer drafts follow. The model's length is no
+        separate limit, as max_total_tokens respects it.
 
         Args:
             max_draft_tokens: no request wants more.

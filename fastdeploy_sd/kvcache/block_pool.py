@@ -26,6 +26,7 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; block 0 is given away first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._num_releases = 0
 
     @property
     def num_free_blocks(self) -> int:
@@ -34,6 +35,11 @@ class BlockPool:
     @property
     def num_cached_blocks(self) -> int:
         return len(self._cached)
+
+    @property
+    def num_releases(self) -> int:
+        """Times a block has become available; as long as it stays the same, availability can only have fallen."""
+        return self._num_releases
 
     @property
     def num_available_blocks(self) -> int:
@@ -80,6 +86,7 @@ class BlockPool:
         assert count >= 0, f"release of block {block_id}, which nobody refers to"
         self._ref_counts[block_id] = count
         if count == 0:
+            self._num_releases += 1
             if keep:
                 self._cached[block_id] = None
             else:

@@ -26,6 +26,7 @@ class BlockTable:
         hashes: chain hashes of leading full blocks of committed tokens. Tokens do not change once committed, so they
             outlive the blocks: after preemption nothing is hashed again.
         num_published: leading blocks that have been offered to the prefix cache or came from it.
+        refusal: why the last admission failed, None = it did not.
     """
 
     request_id: RequestId
@@ -34,14 +35,33 @@ class BlockTable:
     num_slots: int = 0
     hashes: list[bytes] = field(default_factory=list)
     num_published: int = 0
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The moment at which there were not enough blocks for a request.
+
+    Attributes:
+        num_releases: of the pool.
+        missing_hash: of its match.
+    """
+
+    num_releases: int
+    missing_hash: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """Cached blocks that hold a request's first `num_tokens` tokens. Valid until blocks are next allocated."""
+    """Cached blocks that hold a request's first `num_tokens` tokens. Valid until blocks are next allocated.
+
+    Attributes:
+        missing_hash: of the first block that is not cached; None = more could not be matched.
+    """
 
     block_ids: tuple[int, ...]
     num_tokens: int
+    missing_hash: bytes | None = None
 
 
 NO_MATCH = PrefixMatch((), 0)
@@ -94,14 +114,15 @@ class KVCacheManager:
         assert not table.block_ids, f"request {table.request_id} has blocks already"
         if not self._enable_prefix_caching:
             return NO_MATCH
-        block_ids = []
+        block_ids, missing_hash = [], None
         for i in range((num_tokens - 1) // self.block_size):
             content = self._describe_block(table, token_ids, i)
             block_id = self._prefix_cache.find(content.hash, content.parent, content.tokens)
             if block_id is None:
+                missing_hash = content.hash
                 break
             block_ids.append(block_id)
-        return PrefixMatch(tuple(block_ids), len(block_ids) * self.block_size)
+        return PrefixMatch(tuple(block_ids), len(block_ids) * self.block_size, missing_hash)
 
     def admit(self, table: BlockTable, match: PrefixMatch, num_tokens: int) -> bool:
         """Give a request its matched blocks and new ones up to `num_tokens` tokens.
@@ -112,13 +133,27 @@ class KVCacheManager:
         num_new = self.num_blocks_for(num_tokens) - len(match.block_ids)
         num_idle_matched = sum(self._pool.ref_count(block_id) == 0 for block_id in match.block_ids)
         if num_new > self._pool.num_available_blocks - num_idle_matched:
+            table.refusal = Refusal(self._pool.num_releases, match.missing_hash)
             return False
+        table.refusal = None
         self._pool.share(match.block_ids)  # first, so that the allocation cannot evict them
         table.block_ids = [*match.block_ids, *self._allocate(num_new)]
         table.num_slots = len(table.block_ids) * self.block_size
         table.num_published = len(match.block_ids)
         self._tables[table.request_id] = table
         return True
+
+    def is_still_refused(self, table: BlockTable) -> bool:
+        """Whether the last admission failed and would fail again, whatever `match_prefix` finds now. O(1).
+
+        Without a release no block has become available, and unless the next block of its prefix was published the match
+        is no longer than it was. A block that left the match in between, or was taken by somebody, is one more to
+        allocate or one less to allocate from.
+        """
+        refusal = table.refusal
+        if refusal is None or refusal.num_releases != self._pool.num_releases:
+            return False
+        return refusal.missing_hash is None or not self._prefix_cache.has_hash(refusal.missing_hash)
 
     def extend(self, table: BlockTable, num_tokens: int) -> bool:
         """Grow a table to hold `num_tokens` tokens.
@@ -134,6 +169,13 @@ class KVCacheManager:
         table.block_ids += self._allocate(num_new)
         table.num_slots = len(table.block_ids) * self.block_size
         return True
+
+    def extend_as_far_as_possible(self, table: BlockTable, num_tokens: int) -> None:
+        """Grow a table towards `num_tokens` tokens with the blocks there are; `num_slots` says how far it got."""
+        num_wanted = self.num_blocks_for(num_tokens) - len(table.block_ids)
+        num_new = min(num_wanted, self._pool.num_available_blocks)
+        if num_new > 0:
+            self.extend(table, table.num_slots + num_new * self.block_size)
 
     def publish(self, table: BlockTable, token_ids: I32, num_computed_tokens: int) -> None:
         """Offer the blocks that have become full of committed, computed tokens.

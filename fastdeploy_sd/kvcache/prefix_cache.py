@@ -52,6 +52,10 @@ class PrefixCache:
         """Hash of a block from its parent's hash and its tokens."""
         return hashlib.blake2b(parent + tokens, digest_size=_DIGEST_BYTES).digest()
 
+    def has_hash(self, block_hash: bytes) -> bool:
+        """Whether some block's prefix hashes to this."""
+        return block_hash in self._block_of_hash
+
     def find(self, block_hash: bytes, parent: bytes, tokens: bytes) -> int | None:
         """The block with exactly this content, or None."""
         block_id = self._block_of_hash.get(block_hash)

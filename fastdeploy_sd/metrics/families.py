@@ -88,11 +88,16 @@ COUNTERS = (
         "The same: the KV cache of the compute device is the only level there is.",
         lambda s: s.num_prefix_hit_tokens,
     ),
-    Single("fastdeploy:spec_decode_num_draft_tokens", "Drafts judged.", lambda s: s.num_draft_tokens),
+    Single(
+        "fastdeploy:spec_decode_num_draft_tokens",
+        "Drafts judged; those behind the token that ended a request do not count.",
+        lambda s: s.num_draft_tokens,
+    ),
     Single("fastdeploy:spec_decode_num_accepted_tokens", "Drafts accepted.", lambda s: s.num_accepted_tokens),
     Single(
         "fastdeploy:spec_decode_num_emitted_tokens",
-        "Tokens from verifications that had drafts: the accepted ones and one recovered or bonus token each.",
+        "Output tokens of verifications that had drafts: the accepted ones and, unless one of these ended the request, "
+        "a recovered or bonus token each.",
         lambda s: s.num_emitted_tokens,
     ),
     Single(
@@ -163,8 +168,8 @@ GAUGES = (
     ),
     Single(
         "fastdeploy:spec_decode_efficiency",
-        "Tokens emitted by verifications over what they would have emitted had every draft been accepted: drafts "
-        "judged and one token more for each.",
+        "Tokens emitted by verifications over drafts judged and one token more per verification, which is what they "
+        "emit when every draft is accepted and none ends its request.",
         lambda s: ratio(s.num_emitted_tokens, s.num_draft_tokens + s.num_verified_rows),
     ),
     Single(
@@ -190,7 +195,7 @@ LABELLED_COUNTERS = (
     ),
     Labelled(
         "fastdeploy_sd:spec_decode_emitted_tokens_by_method",
-        "Tokens from verifications that had drafts, by the method of the request.",
+        "Output tokens of verifications that had drafts, by the method of the request.",
         "method",
         lambda s: {method: counts.num_emitted for method, counts in s.verifications.items()},
     ),

@@ -116,6 +116,20 @@ class MtpModel:
         return self._layers[layer].head(normed)
 
 
+def verify_num_steps(weights: MtpWeights, num_steps: int) -> None:
+    """Check that the draft layers can make so many steps.
+
+    Raises:
+        ConfigError: there are several layers, and fewer than steps.
+    """
+    if weights.num_layers > 1 and num_steps > weights.num_layers:
+        raise ConfigError(
+            f"speculative_config.num_model_steps: expected at most the {weights.num_layers} MTP layers of "
+            f"{weights.path}, each of which makes one step, got {num_steps}",
+            param="speculative_config",
+        )
+
+
 def build_mtp_model(
     decoder: Decoder, target: Checkpoint, weights: MtpWeights, scheme: QuantScheme, num_steps: int
 ) -> MtpModel:
@@ -126,14 +140,9 @@ def build_mtp_model(
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
-        ConfigError: there are several layers, and fewer than steps.
+        ConfigError: as verify_num_steps.
     """
-    if weights.num_layers > 1 and num_steps > weights.num_layers:
-        raise ConfigError(
-            f"speculative_config.num_model_steps: expected at most the {weights.num_layers} MTP layers of "
-            f"{weights.path}, each of which makes one step, got {num_steps}",
-            param="speculative_config",
-        )
+    verify_num_steps(weights, num_steps)
     builder = _MtpBuilder(decoder, DecoderWeights(target, decoder.config), weights, scheme)
     return MtpModel(
         [builder.layer(j) for j in range(min(num_steps, weights.num_layers))], feeds_normed=weights.feeds_normed

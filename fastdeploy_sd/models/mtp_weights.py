@@ -155,7 +155,7 @@ def open_mtp_weights(target: Checkpoint, target_config: DecoderConfig, directory
         directory: where they are; None = `<target>/mtp` if that exists, else inside the target's checkpoint.
 
     Raises:
-        ConfigError: there are none where they were looked for.
+        ConfigError: `directory` is none, or there are no such weights where they were looked for.
         CheckpointError: the checkpoint is malformed, or does not fit the target's geometry.
     """
     checkpoint, places = _choose(target, directory)
@@ -173,6 +173,8 @@ def _choose(target: Checkpoint, directory: str | None) -> tuple[Checkpoint, str]
         path = pathlib.Path(directory)
         if path.is_dir() and path.resolve() == target.path.resolve():
             return target, str(path)
+        if not path.is_dir():
+            raise ConfigError(f"{_PARAM}.model: expected a checkpoint directory, got {directory!r}", param=_PARAM)
         return Checkpoint(path), str(path)
     path = target.path / "mtp"
     if path.is_dir():

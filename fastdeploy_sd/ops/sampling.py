@@ -9,24 +9,29 @@ from __future__ import annotations
 from paddle import Tensor
 
 from fastdeploy_sd.ops import shim
+from fastdeploy_sd.ops.processed_logits import ProcessedLogits
 from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.types import I32, DraftTokens, LogprobArrays, SamplingArrays
 
 
-def process_logits(logits: Tensor, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays) -> Tensor:
+def process_logits(
+    logits: Tensor, rows: I32, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays
+) -> Tensor:
     """Apply penalties, logit_bias and forbidden tokens; see `reference.sampling.process_logits`.
 
     Args:
         logits: f32[L, V].
+        rows: i32[P], those to process.
         cu_num_logits: i32[R+1], rows of each request; row j counts the request's first j drafts as output.
 
     Returns:
-        f32[L, V], a new tensor.
+        f32[P, V], a new tensor.
 
     Raises:
-        ValueError: a shape, dtype or offset disagrees, or a token id is outside the vocabulary.
+        ValueError: a shape, dtype or offset disagrees, a row is none, or a token id is outside the vocabulary.
     """
     columns = (
+        rows,
         cu_num_logits,
         draft.token_ids,
         draft.cu_num_draft,
@@ -45,13 +50,20 @@ def process_logits(logits: Tensor, cu_num_logits: I32, draft: DraftTokens, sampl
     return y
 
 
-def sample(logits: Tensor, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays) -> I32:
+def sample(
+    logits: Tensor,
+    batch_id_per_output: I32,
+    positions: I32,
+    sampling: SamplingArrays,
+    processed: ProcessedLogits[Tensor] | None = None,
+) -> I32:
     """Draw one token per row with the uniform of (seed, position); see `reference.sampling.sample`.
 
     Args:
         logits: f32[L, V].
         batch_id_per_output: i32[L], the request of each row.
         positions: i32[L], absolute position of the token to draw.
+        processed: rows to draw from in place of the raw ones.
 
     Returns:
         i32[L]; -1 for a row with NaN or +inf or without any finite logit.
@@ -59,13 +71,19 @@ def sample(logits: Tensor, batch_id_per_output: I32, positions: I32, sampling: S
     Raises:
         ValueError: a shape or dtype disagrees, or a parameter is out of its range.
     """
-    (token_ids,) = shim.run("sample", logits, *_sample_columns(batch_id_per_output, positions, sampling))
+    columns = _sample_columns(batch_id_per_output, positions, sampling)
+    (token_ids,) = shim.run("sample", logits, *columns, *_replacing(processed))
     ids: I32 = token_ids.numpy()
     return ids
 
 
 def top_p_candidates(
-    logits: Tensor, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays, max_candidate_len: int
+    logits: Tensor,
+    batch_id_per_output: I32,
+    positions: I32,
+    sampling: SamplingArrays,
+    max_candidate_len: int,
+    processed: ProcessedLogits[Tensor] | None = None,
 ) -> tuple[I32, I32, I32]:
     """List each row's plausible tokens and draw one of them; see `reference.sampling.top_p_candidates`.
 
@@ -74,6 +92,7 @@ def top_p_candidates(
         batch_id_per_output: i32[L], the request of each row.
         positions: i32[L], absolute position of the token to draw.
         max_candidate_len: C >= 1.
+        processed: rows to draw from in place of the raw ones.
 
     Returns:
         token_ids i32[L], candidate_token_ids i32[L, C], candidate_lens i32[L].
@@ -83,7 +102,7 @@ def top_p_candidates(
     """
     columns = _sample_columns(batch_id_per_output, positions, sampling)
     token_ids, candidate_token_ids, candidate_lens = (
-        out.numpy() for out in shim.run("top_p_candidates", logits, *columns, max_candidate_len)
+        out.numpy() for out in shim.run("top_p_candidates", logits, *columns, *_replacing(processed), max_candidate_len)
     )
     return token_ids, candidate_token_ids, candidate_lens
 
@@ -99,6 +118,10 @@ def _sample_columns(batch_id_per_output: I32, positions: I32, sampling: Sampling
         sampling.seed,
     )
     return [from_numpy(column) for column in columns]
+
+
+def _replacing(processed: ProcessedLogits[Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if processed is None else (processed.logits, from_numpy(processed.row_of))
 
 
 def token_logprobs(logits: Tensor, token_ids: I32, num_top: int) -> LogprobArrays:

@@ -29,7 +29,7 @@ def verify_draft_tokens(
 
     Raises:
         ValueError: a shape or dtype disagrees, a request has neither drafts + 1 logits rows nor none of both, a draft
-            is negative, or a length or the window of the candidates is out of its range.
+            is negative, there is no candidate per row, or a length or the window of the candidates is out of its range.
     """
     columns = [from_numpy(column) for column in (cu_num_logits, draft.token_ids, draft.cu_num_draft)]
     token_lists = (

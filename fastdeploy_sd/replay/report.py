@@ -11,6 +11,7 @@ from fastdeploy_sd.replay.counts import ReplayCounts
 _COLUMNS = (
     "method",
     "k",
+    "shared cache",
     "tokens/step",
     "drafted",
     "accepted",
@@ -26,15 +27,24 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """One row: a method with a draft length."""
+    """One row: a method with a draft length.
+
+    Attributes:
+        has_shared_cache: whether it drafts from other responses too; None = the method never does.
+    """
 
     method: str
     num_speculative_tokens: int
     counts: ReplayCounts
+    has_shared_cache: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the row under plain names."""
-        head = {"method": self.method, "num_speculative_tokens": self.num_speculative_tokens}
+        head = {
+            "method": self.method,
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "shared_cache": self.has_shared_cache,
+        }
         return head | self.counts.to_json()
 
 
@@ -52,6 +62,7 @@ def _cells(result: ReplayResult) -> tuple[str, ...]:
     return (
         result.method,
         str(result.num_speculative_tokens),
+        {None: "-", True: "yes", False: "no"}[result.has_shared_cache],
         f"{c.tokens_per_verify_step:.2f}",
         str(c.num_drafted),
         str(c.num_accepted),

@@ -17,6 +17,7 @@ from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
 from fastdeploy_sd.ops.native.verification import verify_draft_tokens
+from fastdeploy_sd.ops.processed_logits import ProcessedLogits
 from fastdeploy_sd.ops.sampling import process_logits, sample, token_logprobs, top_p_candidates
 from fastdeploy_sd.types import I32, Batch, LogprobArrays, SamplingArrays, VerifyResult
 
@@ -89,15 +90,13 @@ def verify(logits: Tensor, batch: Batch, rule: VerifyRule) -> tuple[VerifyResult
 
     Returns:
         The result and the rows of requests that failed: one of their used logits rows had no valid distribution. A
-        failed row has no output and no accepted draft.
+        failed row has no output and no accepted draft. Judging by equality uses the rows before such a row only, so
+        that a request fails with the output that plain decoding gives it; the others fail a step with any.
     """
     sampling = batch.sampling
     if rule.strategy == "greedy":
         sampling = replace(sampling, temperature=np.zeros_like(sampling.temperature))
-    processed = logits
-    if _needs_processing(sampling):
-        processed = process_logits(logits, batch.cu_num_logits, batch.draft, sampling)
-    sampled, candidates = _draw(processed, batch, sampling, rule)
+    sampled, candidates = _draw(logits, batch, sampling, rule)
     policy = ACCEPT_POLICIES[rule.accept_policy]
     result = VerifyResult(*verify_draft_tokens(sampled, batch.cu_num_logits, batch.draft, policy, candidates))
     # A row with logits always has output, unless it failed.
@@ -109,19 +108,25 @@ def verify(logits: Tensor, batch: Batch, rule: VerifyRule) -> tuple[VerifyResult
 
 def _draw(logits: Tensor, batch: Batch, sampling: SamplingArrays, rule: VerifyRule) -> tuple[I32, Candidates | None]:
     """The token of every row, i32[L], and the candidates to judge drafts by, None = by equality with it."""
-    positions = batch.positions[batch.logits_indices] + 1
+    positions, processed = batch.positions[batch.logits_indices] + 1, _process(logits, batch)
     if rule.strategy != "topp":
-        return sample(logits, batch.batch_id_per_output, positions, sampling), None
+        return sample(logits, batch.batch_id_per_output, positions, sampling, processed), None
     max_candidate_len = min(rule.max_candidate_len, int(logits.shape[1]))
     sampled, token_ids, lens = top_p_candidates(
-        logits, batch.batch_id_per_output, positions, sampling, max_candidate_len
+        logits, batch.batch_id_per_output, positions, sampling, max_candidate_len, processed
     )
     return sampled, Candidates(token_ids, lens, rule.verify_window)
 
 
-def _needs_processing(sampling: SamplingArrays) -> bool:
-    has_penalty = bool((sampling.penalty_slot >= 0).any())
-    return has_penalty or len(sampling.bias_token_ids) > 0 or len(sampling.mask_token_ids) > 0
+def _process(logits: Tensor, batch: Batch) -> ProcessedLogits[Tensor] | None:
+    """Apply penalties, biases and masks to the rows that have any, None where none has. The others are not copied."""
+    sampling = batch.sampling
+    has_rules = (sampling.penalty_slot >= 0) | (np.diff(sampling.cu_bias) > 0)
+    rows = np.flatnonzero(has_rules[batch.batch_id_per_output] | (np.diff(sampling.cu_mask) > 0)).astype(np.int32)
+    if len(rows) == 0:
+        return None
+    processed = process_logits(logits, rows, batch.cu_num_logits, batch.draft, sampling)
+    return ProcessedLogits.of(processed, rows, len(batch.logits_indices))
 
 
 def _logprobs(logits: Tensor, batch: Batch, result: VerifyResult) -> LogprobArrays:

@@ -152,8 +152,9 @@ class MtpProposer:
         lag = (next_slot - computed)[has_run]
         assert ((lag == 0) | (lag == 1)).all(), "a row's draft KV is ahead of its tokens, or behind them"
         begin = np.maximum(next_slot, 1)
-        # Draft i is made at slot N - 1 + i.
-        room = np.minimum(np.minimum(x.max_draft_len, self._num_steps), step.num_kv_slots - x.num_tokens + 1)
+        # Draft i is made at slot N - 1 + i, which needs a block and a row of the rotary table.
+        num_slots = np.minimum(step.num_kv_slots, x.token_table.shape[1])
+        room = np.minimum(np.minimum(x.max_draft_len, self._num_steps), num_slots - x.num_tokens + 1)
         may_draft = has_run & (end == x.num_tokens)
         if x.prefix is not None:
             may_draft &= np.diff(x.prefix.cu_num_draft) == 0
@@ -188,8 +189,8 @@ class _DraftRun:
         target, fill = self._target, self._fill
         hidden, hidden_begin, hidden_end = step.hidden, step.num_computed_tokens, fill.hidden_end
         cu_hidden = step.query_start_loc
-        is_single = target.model.num_layers == 1
-        for layer in range(target.model.num_layers):
+        last = target.model.num_layers - 1
+        for layer in range(last + 1):
             end = fill.end + np.where(fill.num_drafts > layer, layer, 0).astype(np.int32)
             todo = MtpPass(fill.begin, end, layer, hidden_begin, hidden_end, cu_hidden)
             rows = HiddenRows(hidden, target.block_hidden[layer], request_hidden[layer])
@@ -197,8 +198,8 @@ class _DraftRun:
             if todo.num_tokens() == 0:
                 return
             draft_rows = inputs.draft_rows.numpy()
-            if is_single:
-                self._chain(inputs, draft_rows)
+            if layer == last:
+                self._finish(layer, inputs, draft_rows)
                 return
             output = self._forward(layer, inputs)
             if len(draft_rows) > 0:
@@ -221,19 +222,20 @@ class _DraftRun:
                 logprobs = LogprobArrays(*(getattr(logprobs, field.name)[kept] for field in fields(logprobs)))
         return DraftTokens(token_ids, cu, np.full(len(token_ids), DraftSource.MTP, np.int8), logprobs)
 
-    def _chain(self, first: MtpInputs, draft_rows: I32) -> None:
-        """One layer makes every draft, from its own last output; no other row's output is looked at."""
+    def _finish(self, layer: int, first: MtpInputs, draft_rows: I32) -> None:
+        """Run the last layer, of whose outputs only those at `draft_rows` are looked at; an only layer goes on."""
         if len(draft_rows) == 0:
-            hidden, cache, model = first.hidden, self._target.caches[0], self._target.model
-            model.store_kv(0, first.input_ids.numpy(), hidden, cache, self._attention_inputs(first))
+            hidden, cache, model = first.hidden, self._target.caches[layer], self._target.model
+            model.store_kv(layer, first.input_ids.numpy(), hidden, cache, self._attention_inputs(first))
             return
-        is_drafting = np.diff(self._batch.cu_num_draft) > 0
+        is_drafting = self._fill.num_drafts > layer
         starts = np.concatenate([[0], np.cumsum(is_drafting)]).astype(np.int32)
-        output = self._forward(0, first, OutputRows(draft_rows, from_numpy(starts)))
-        for step in range(int(self._fill.num_drafts.max())):
-            inputs = self._draft(0, step, output)
+        output = self._forward(layer, first, OutputRows(draft_rows, from_numpy(starts)))
+        # More than one step only if this is the only layer.
+        for step in range(layer, int(self._fill.num_drafts.max())):
+            inputs = self._draft(layer, step, output)
             if inputs.hidden.shape[0] > 0:
-                output = self._forward(0, inputs)
+                output = self._forward(layer, inputs)
 
     def _draft(self, layer: int, step: int, output: MtpOutput) -> NextInputs:
         """Write draft `step` of every request that has one; `output` has a row for each of them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -43,6 +43,8 @@ class DraftRequest:
         num_computed_tokens: leading tokens whose KV, draft layers' included, came from the prefix cache.
         cache_salt: nothing learnt from a request may be used for one with another salt.
         method: which method it chose, resolved; matters to the router only.
+        end_token_ids, min_tokens: output number n, from 1, is its last one when it is one of these ids and
+            n >= min_tokens. The row may go on after it for a step: accepted drafts are committed uncut.
     """
 
     request_id: RequestId
@@ -52,6 +54,8 @@ class DraftRequest:
     num_computed_tokens: int = 0
     cache_salt: str = ""
     method: str = ""
+    end_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +68,8 @@ class TargetStep:
         num_valid: i32[R]: hidden rows of positions num_computed_tokens[r] .. num_valid[r] - 1 belong to committed
             tokens. Those of rejected drafts lie behind; for a row that failed none is valid.
         block_table: i32[num_slots, max_blocks], rows by slot, -1 past the request's own blocks.
-        num_kv_slots: i32[R], tokens that the row's blocks hold; at least num_valid[r], not always one more.
+        num_kv_slots: i32[R], tokens that the row's blocks hold, at most max_model_len; at least num_valid[r], not
+            always one more.
         hidden: [T, H], the target's rows after its final norm, in the worker's own form.
     """
 
@@ -100,10 +105,6 @@ class ProposeInput:
     num_draft_logprobs: I32 | None = None
     prefix: DraftTokens | None = None
     target: TargetStep | None = None
-
-    def committed(self, r: int) -> I32:
-        """Row r's committed tokens, a view i32[n]."""
-        return self.token_table[self.slots[r], : self.num_tokens[r]]
 
 
 class Proposer(Protocol):
@@ -141,6 +142,8 @@ class Proposer(Protocol):
         """The server ends: save what should outlive it. May be called twice."""
         ...
 
+
+MakeProposer = Callable[["SpeculativeConfig", ProposerContext], Proposer]
 
 # Method -> (module, class); the class takes (SpeculativeConfig, ProposerContext). Imported on first use, as a method
 # may bring in Paddle or a native library that a server without it must not need.

@@ -17,13 +17,14 @@ import numpy as np
 from fastdeploy_sd.ops.native.suffix import (
     SALT_DIGEST_BYTES,
     SuffixDrafter,
+    SuffixEnd,
     SuffixLimits,
     SuffixRows,
     SuffixRule,
 )
 from fastdeploy_sd.ops.native.suffix_params import SuffixStats
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
-from fastdeploy_sd.spec_decode.suffix_file import load_sequences, save_sequences
+from fastdeploy_sd.spec_decode.suffix_file import load_sequences, save_sequences, verify_can_save
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens
 
 if TYPE_CHECKING:
@@ -35,13 +36,15 @@ logger = logging.getLogger(__name__)
 class SuffixProposer:
     """Guesses the most frequent continuation of the longest context seen before; see SuffixDrafter.propose.
 
-    A request's prompt and output are searched for it alone. Its output is shared, token by token as it is committed,
-    with the requests of its salt, and stays after its end within `suffix_decoding_max_cached_requests` and
-    `suffix_decoding_max_cache_mb`, which hold for all salts together: the outputs that were extended longest ago go
-    first, about an eighth of the limit at a time.
+    A request's prompt and output are searched for it alone. Its output is shared, token by token as it is committed
+    and up to the token that ends it, with the requests of its salt, and stays after its end within
+    `suffix_decoding_max_cached_requests` and `suffix_decoding_max_cache_mb`, which hold for all salts together: the
+    outputs that were extended longest ago go first, about an eighth of the limit at a time. A request that is preempted
+    counts again from there on, and each piece of an output that a file brings counts by itself.
 
     Raises (on construction):
-        ConfigError: the cache file exists and is not what this model's server saved.
+        ConfigError: the cache file exists and was not saved for this vocabulary size, its folder cannot be written, or
+            nothing is cached that could be saved.
     """
 
     num_lookahead_slots = 0
@@ -57,14 +60,19 @@ class SuffixProposer:
         self._drafter = SuffixDrafter(context.max_num_seqs, context.vocab_size, rule, limits)
         self._file = None if config.suffix_decoding_cache_file is None else Path(config.suffix_decoding_cache_file)
         self._is_closed = False
-        if self._file is not None and self._file.exists():
+        if self._file is None:
+            return
+        verify_can_save(self._file, is_cache_enabled=limits.max_outputs != 0 and limits.max_bytes != 0)
+        if self._file.exists():
             self._drafter.import_sequences(load_sequences(self._file, context.vocab_size))
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Start a text per request; its tokens are read in its first step."""
         for request in requests:
+            # Output number min_tokens, from 1, is the first that may end it.
+            end = SuffixEnd(request.end_token_ids, request.num_prompt_tokens + max(request.min_tokens, 1) - 1)
             # What it has beyond the prompt was shared before it was preempted.
-            self._drafter.begin(request.slot, request.num_tokens, _salt_digest(request.cache_salt))
+            self._drafter.begin(request.slot, request.num_tokens, _salt_digest(request.cache_salt), end)
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Read and share the new tokens of all rows, and draft for those that may.

@@ -28,6 +28,21 @@ _HEADER = struct.Struct("<8sIIQQ")
 _PAYLOAD_START = _HEADER.size + _DIGEST_BYTES
 
 
+def verify_can_save(path: Path, *, is_cache_enabled: bool) -> None:
+    """Check at the start what would else be lost at the end.
+
+    Raises:
+        ConfigError: its folder is missing or cannot be written, or there will be nothing to save.
+    """
+    if not is_cache_enabled:
+        _fail(path, "expected no file where the limits let no output be kept, got one")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        _fail(path, f"expected a folder that can be written: {error}")
+
+
 def save_sequences(path: Path, sequences: SuffixSequences, vocab_size: int) -> None:
     """Write the file in place of the old one: a crash leaves one of the two, whole.
 

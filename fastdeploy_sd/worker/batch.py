@@ -68,10 +68,9 @@ def _mask(
         begin, end = int(cu_num_logits[r]), int(cu_num_logits[r + 1])
         num_committed = int(table.num_tokens[slots[r]])
         num_output = num_committed - rule.num_prompt_tokens
-        if begin == end or not (rule.bad_words or num_output < rule.min_tokens):
+        if begin == end or not (rule.has_bad_words or num_output < rule.min_tokens):
             continue
-        num_needed = max((len(words) - 1 for words in rule.bad_words), default=0)
-        committed = table.tokens[slots[r], max(0, num_committed - num_needed) : num_committed]
+        committed = table.tokens[slots[r], max(0, num_committed - rule.num_bad_prefix) : num_committed]
         recent = (*committed.tolist(), *plan.draft.row(r).tolist())
         for j in range(end - begin):
             forbidden = _forbidden(rule, recent[: len(committed) + j], num_output + j)
@@ -87,7 +86,9 @@ def _forbidden(rule: SlotRules, recent: tuple[int, ...], num_output: int) -> lis
         recent: the last tokens, drafts before the row included: at least as many as a bad word has before its last.
         num_output: how many tokens were produced, these drafts included.
     """
-    forbidden = {words[-1] for words in rule.bad_words if _ends_with(recent, words[:-1])}
+    forbidden = set(rule.bad_tokens)
+    if recent:
+        forbidden.update(words[-1] for words in rule.bad_words.get(recent[-1], ()) if _ends_with(recent, words[:-1]))
     if num_output < rule.min_tokens:
         forbidden.update(rule.end_token_ids)
     return sorted(forbidden)

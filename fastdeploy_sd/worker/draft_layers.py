@@ -8,8 +8,8 @@ from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.mtp import MtpModel, build_mtp_model
-from fastdeploy_sd.models.mtp_weights import open_mtp_weights
+from fastdeploy_sd.models.mtp import MtpModel, build_mtp_model, verify_num_steps
+from fastdeploy_sd.models.mtp_weights import MtpWeights, open_mtp_weights
 from fastdeploy_sd.quantization.scheme import QuantScheme
 
 
@@ -21,8 +21,8 @@ class DraftLayers:
     config: DecoderConfig
 
 
-def load_draft_layers(config: Config, target: Checkpoint, decoder: Decoder) -> DraftLayers | None:
-    """Load the draft layers that the configured method needs; None where it needs none.
+def open_draft_weights(config: Config, target: Checkpoint, target_config: DecoderConfig) -> MtpWeights | None:
+    """Find the draft layers that the configured method needs, without reading them; None where it needs none.
 
     Raises:
         ConfigError: there are no such weights, or too few layers for `num_model_steps`.
@@ -31,7 +31,18 @@ def load_draft_layers(config: Config, target: Checkpoint, decoder: Decoder) -> D
     wish = config.speculative
     if wish.method != "mtp":
         return None
-    weights = open_mtp_weights(target, decoder.config, wish.model)
+    weights = open_mtp_weights(target, target_config, wish.model)
+    verify_num_steps(weights, wish.num_model_steps)
+    return weights
+
+
+def load_draft_layers(config: Config, target: Checkpoint, decoder: Decoder, weights: MtpWeights) -> DraftLayers:
+    """Load what `open_draft_weights` found.
+
+    Raises:
+        CheckpointError: a tensor is missing or has another shape.
+    """
+    wish = config.speculative
     quantization = config.model.quantization if wish.quantization is None else wish.quantization
     scheme = QuantScheme.create(config.model.dtype, None if quantization == "none" else quantization)
     model = build_mtp_model(decoder, target, weights, scheme, wish.num_model_steps)

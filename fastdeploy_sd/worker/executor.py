@@ -21,11 +21,11 @@ from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.mtp import MtpTarget
-from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext, create_proposer
+from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext, create_proposer
 from fastdeploy_sd.spec_decode.router import available_methods
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker import kv_tensors
-from fastdeploy_sd.worker.draft_layers import DraftLayers, load_draft_layers
+from fastdeploy_sd.worker.draft_layers import DraftLayers, load_draft_layers, open_draft_weights
 from fastdeploy_sd.worker.request_state import RequestTable
 from fastdeploy_sd.worker.runner import ModelRunner
 
@@ -53,11 +53,11 @@ class LocalExecutor:
         self._runner = None
 
 
-def create_executor(config: Config, proposer: Proposer | None = None) -> LocalExecutor:
+def create_executor(config: Config, make_proposer: MakeProposer = create_proposer) -> LocalExecutor:
     """Load the configured model and allocate its KV cache.
 
     Args:
-        proposer: used instead of the configured method (the tests' doubles).
+        make_proposer: makes what drafts; the tests have others than the configured method.
 
     Raises:
         CheckpointError: the checkpoint or its draft layers are missing, malformed or of an unsupported architecture.
@@ -70,8 +70,10 @@ def create_executor(config: Config, proposer: Proposer | None = None) -> LocalEx
     decoder_config = read_decoder_config(checkpoint.config)
     max_model_len = _max_model_len(config, decoder_config)
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
+    # Opened first: that there are none must not be found out after the target was packed.
+    draft_weights = open_draft_weights(config, checkpoint, decoder_config)
     decoder = Decoder(checkpoint, decoder_config, scheme)
-    draft = load_draft_layers(config, checkpoint, decoder)
+    draft = None if draft_weights is None else load_draft_layers(config, checkpoint, decoder, draft_weights)
     num_draft_layers = 0 if draft is None else draft.model.num_layers
     dtype, block_size, max_num_seqs = config.model.dtype, config.cache.block_size, config.scheduler.max_num_seqs
     count = kv_tensors.num_blocks(decoder_config, config.cache, dtype, num_draft_layers)
@@ -81,7 +83,7 @@ def create_executor(config: Config, proposer: Proposer | None = None) -> LocalEx
         block_hidden = kv_tensors.allocate_block_hidden(decoder_config, count, dtype, num_draft_layers)
         target = MtpTarget(draft.model, caches[-num_draft_layers:], _rotary(draft, max_model_len), block_hidden)
     context = ProposerContext(max_num_seqs, max_model_len, decoder_config.vocab_size, target)
-    proposer = proposer or create_proposer(config.speculative, context)
+    proposer = make_proposer(config.speculative, context)
     s = config.speculative
     rule = VerifyRule(s.verify_strategy, s.accept_policy, s.max_candidate_len, s.verify_window)
     speculation = SpeculationInfo(

@@ -6,7 +6,7 @@ tables whose rows the batch ops gather from, so a step costs no Python per token
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,32 +22,49 @@ class SlotRules:
     Attributes:
         num_prompt_tokens: output token i is at position num_prompt_tokens + i.
         bias_token_ids, bias_values: i32[B], f32[B].
-        bad_words: sequences that may not be completed.
+        bad_tokens: bad words of one token, forbidden everywhere.
+        bad_words: longer sequences that may not be completed, by their last token but one: what came last picks the few
+            that a row may complete.
+        num_bad_prefix: tokens before its last that the longest bad word has.
         min_tokens, end_token_ids: the ids forbidden while fewer than min_tokens tokens were produced.
     """
 
     num_prompt_tokens: int
     bias_token_ids: I32
     bias_values: F32
-    bad_words: tuple[tuple[int, ...], ...]
+    bad_tokens: frozenset[int]
+    bad_words: Mapping[int, Sequence[tuple[int, ...]]]
+    num_bad_prefix: int
     min_tokens: int
     end_token_ids: tuple[int, ...]
 
     @property
+    def has_bad_words(self) -> bool:
+        """Whether some token may be forbidden at any row."""
+        return bool(self.bad_tokens or self.bad_words)
+
+    @property
     def has_mask(self) -> bool:
         """Whether some token may be forbidden at some row."""
-        return bool(self.bad_words) or (self.min_tokens > 0 and bool(self.end_token_ids))
+        return self.has_bad_words or (self.min_tokens > 0 and bool(self.end_token_ids))
 
     @staticmethod
     def of(request: Request, num_prompt_tokens: int) -> SlotRules:
         """Collect a request's rules."""
         s = request.sampling
         ends = (() if s.ignore_eos else request.eos_token_ids) + s.stop_token_ids
+        bad = request.bad_words_token_ids
+        bad_words: dict[int, list[tuple[int, ...]]] = {}
+        for words in bad:
+            if len(words) > 1:
+                bad_words.setdefault(words[-2], []).append(words)
         return SlotRules(
             num_prompt_tokens,
             np.fromiter(s.logit_bias.keys(), np.int32, len(s.logit_bias)),
             np.fromiter(s.logit_bias.values(), np.float32, len(s.logit_bias)),
-            request.bad_words_token_ids,
+            frozenset(words[0] for words in bad if len(words) == 1),
+            bad_words,
+            max((len(words) - 1 for words in bad), default=0),
             s.min_tokens,
             tuple(dict.fromkeys(ends)),
         )
@@ -58,6 +75,7 @@ class RequestTable:
 
     Attributes:
         tokens: i32[max_num_seqs, max_model_len]; num_tokens: i32[max_num_seqs] committed.
+        max_total: i32[max_num_seqs], prompt + max_tokens, at most max_model_len: no more tokens are ever committed.
         blocks: i32[max_num_seqs, max_blocks], -1 past the request's own.
         temperature .. num_logprobs, penalty_slot: one value per slot; see SamplingArrays.
         num_draft_logprobs: alternatives reported with every draft, -1 = none wanted.
@@ -68,6 +86,7 @@ class RequestTable:
         max_blocks = -(-max_model_len // block_size)
         self.tokens = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int32)
+        self.max_total = np.zeros(max_num_seqs, np.int32)
         self.blocks = np.full((max_num_seqs, max_blocks), -1, np.int32)
         self.num_blocks = np.zeros(max_num_seqs, np.int32)
         self.temperature, self.top_p, self.min_p = (np.zeros(max_num_seqs, np.float32) for _ in range(3))
@@ -80,9 +99,6 @@ class RequestTable:
         self.num_draft_logprobs = np.full(max_num_seqs, -1, np.int32)
         self._slot_of: dict[RequestId, int] = {}
         self._free = list(range(max_num_seqs))[::-1]
-
-    def __len__(self) -> int:
-        return len(self._slot_of)
 
     def apply(self, plan: SchedulerOutput) -> tuple[I32, I32]:
         """Drop what ended or was preempted, add what is new, append new blocks.
@@ -109,8 +125,10 @@ class RequestTable:
         columns = np.repeat(self.num_tokens[slots], lengths) + within
         self.tokens[rows, columns] = verified.token_ids
         self.num_tokens[slots] += lengths
-        for r in np.flatnonzero((self.penalty_slot[slots] >= 0) & (lengths > 0)):
-            self.counts.add_output(int(self.penalty_slot[slots[r]]), verified.row(int(r)))
+        count_rows = np.repeat(self.penalty_slot[slots], lengths)
+        is_counted = count_rows >= 0
+        if is_counted.any():
+            self.counts.add_output(count_rows[is_counted], verified.token_ids[is_counted])
 
     def drop(self, request_ids: Iterable[RequestId]) -> I32:
         """Forget requests and return their slots; unknown ids are ignored (a request may end before it ever ran)."""
@@ -134,6 +152,7 @@ class RequestTable:
         n = len(new.token_ids)
         self.tokens[slot, :n] = new.token_ids
         self.num_tokens[slot] = n
+        self.max_total[slot] = new.num_prompt_tokens + request.max_tokens
         self.num_blocks[slot] = 0
         self._append_blocks(slot, new.block_ids)
         self.temperature[slot], self.top_p[slot], self.min_p[slot] = s.temperature, s.top_p, s.min_p

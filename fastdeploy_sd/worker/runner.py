@@ -58,8 +58,9 @@ class ModelRunner:
         batch = build_batch(plan, self._table, slots, self._block_size)
         clock.append(time.perf_counter())
         hidden = self._forward(batch)
+        logits = self._logits(batch, hidden)
         clock.append(time.perf_counter())
-        verified, failed_rows = self._verify(batch, hidden)
+        verified, failed_rows = self._verify(batch, logits)
         clock.append(time.perf_counter())
         self._table.commit(slots, verified)
         drafts = self._propose(plan, slots, batch, verified, hidden)
@@ -85,12 +86,17 @@ class ModelRunner:
         )
         return self._decoder.forward(batch.input_ids, self._caches, inputs)
 
-    def _verify(self, batch: Batch, hidden: Tensor) -> tuple[VerifyResult, tuple[int, ...]]:
+    def _logits(self, batch: Batch, hidden: Tensor) -> Tensor | None:
+        """f32[L, V], None when every row's prompt is unfinished."""
         if len(batch.logits_indices) == 0:
+            return None
+        return self._decoder.logits(gather_output_rows(hidden, batch.logits_indices))
+
+    def _verify(self, batch: Batch, logits: Tensor | None) -> tuple[VerifyResult, tuple[int, ...]]:
+        if logits is None:
             none = np.zeros(len(batch.request_ids) + 1, np.int32)
             return VerifyResult(none[:0], none, none[1:].copy()), ()
-        rows = gather_output_rows(hidden, batch.logits_indices)
-        return verify(self._decoder.logits(rows), batch, self._rule)
+        return verify(logits, batch, self._rule)
 
     def _begin(self, plan: SchedulerOutput, slots: I32) -> None:
         if not plan.new:
@@ -106,6 +112,8 @@ class ModelRunner:
                     num_computed_tokens=int(plan.num_computed_tokens[row_of[new.request.request_id]]),
                     cache_salt=new.request.cache_salt,
                     method=self._speculation.method_of(new.request.speculation),
+                    end_token_ids=self._table.rules[int(slot)].end_token_ids,
+                    min_tokens=self._table.rules[int(slot)].min_tokens,
                 )
                 for new, slot in zip(plan.new, slots, strict=True)
             ]
@@ -121,19 +129,24 @@ class ModelRunner:
         computed = plan.num_computed_tokens
         unfinished = np.diff(batch.cu_num_logits) == 0
         num_valid = np.where(produced, num_tokens - 1, computed + np.where(unfinished, plan.num_new_tokens, 0))
+        # The plan was made before it was known how many drafts would be accepted. What follows must leave room for the
+        # token that verification adds.
+        room = (table.max_total[slots] - num_tokens - 1).clip(0)
+        # The last block may reach past the model's length, where the rotary table ends.
+        num_kv_slots = np.minimum(table.num_blocks[slots] * self._block_size, table.tokens.shape[1])
         x = ProposeInput(
             request_ids=plan.request_ids,
             slots=slots,
             token_table=table.tokens,
             num_tokens=num_tokens,
-            max_draft_len=np.where(produced, plan.max_draft_len, 0).astype(np.int32),
+            max_draft_len=np.where(produced, np.minimum(plan.max_draft_len, room), 0).astype(np.int32),
             num_draft_logprobs=table.num_draft_logprobs[slots],
             target=TargetStep(
                 query_start_loc=batch.query_start_loc,
                 num_computed_tokens=computed,
                 num_valid=num_valid.astype(np.int32),
                 block_table=table.blocks,
-                num_kv_slots=table.num_blocks[slots] * self._block_size,
+                num_kv_slots=num_kv_slots,
                 hidden=hidden,
             ),
         )

@@ -31,12 +31,13 @@ class TokenCounts:
         row = self._free.pop()
         self.table[row] = 0
         self.table[row, token_ids[:num_prompt_tokens]] = IN_PROMPT
-        self.add_output(row, token_ids[num_prompt_tokens:])
+        output = token_ids[num_prompt_tokens:]
+        self.add_output(np.full(len(output), row, np.int32), output)
         return row
 
-    def add_output(self, row: int, token_ids: I32) -> None:
-        """Count output tokens; a repeated one counts each time."""
-        np.add.at(self.table[row], token_ids, 1)
+    def add_output(self, rows: I32, token_ids: I32) -> None:
+        """Count output tokens i32[n], each in its row of i32[n]; a repeated one counts each time."""
+        np.add.at(self.table, (rows, token_ids), 1)
 
     def free(self, row: int) -> None:
         """Give a row back."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.cli import main
+from fastdeploy_sd.cli import main, verify
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.conformance import Method, Reference, Way, make_reference, run_alone, run_matrix
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import DraftTokens
 from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer
+from tests.models.mtp_models import make_model
 
 WAY = Way("batch of 7", max_num_seqs=7, arrivals_per_step=2)
 DRAFTING = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
@@ -31,7 +34,7 @@ def continuations(reference: Reference) -> dict[str, list[int]]:
 
 def double(name: str, kind: type, reference: Reference, speculative: SpeculativeConfig = DRAFTING) -> Method:
     vocab_size = 4096
-    return Method(name, speculative, lambda: kind(continuations(reference), vocab_size))
+    return Method(name, speculative, lambda *_: kind(continuations(reference), vocab_size))
 
 
 def test_the_reference_is_each_request_by_itself(reference: Reference) -> None:
@@ -96,10 +99,65 @@ def test_the_command_proves_a_model(golden_dir: Path, capsys: pytest.CaptureFixt
     assert "DIFFERS" not in text
 
 
-def test_what_was_asked_for_must_load(golden_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def _no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running anything before what was asked for is known to load is a waste of hours."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the requests were run")
+
+    monkeypatch.setattr(verify, "make_reference", refuse)
+    monkeypatch.setattr(verify, "run_matrix", refuse)
+
+
+@pytest.mark.usefixtures("_no_matrix")
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--methods", "ngram", "mtp"], "methods: expected what the model can load, got mtp k=3: "),
+        (["--methods", "mtp-suffix"], "methods: expected what the model can load, got mtp-suffix k=3: "),
+        (
+            ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}'],
+            "speculative_config: expected what the model can load, got configured: ",
+        ),
+    ],
+)
+def test_what_was_asked_for_must_load(
+    golden_dir: Path, capsys: pytest.CaptureFixture[str], options: list[str], text: str
+) -> None:
     model = str(golden_dir / "llama-tiny")
-    assert main(["verify", "--model", model, "--methods", "mtp", "--quick"]) == 2
-    assert capsys.readouterr().err.startswith("fastdeploy-sd: ")
+    assert main(["verify", "--model", model, "--quick", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"fastdeploy-sd: {text}")
+    assert error.count("\n") == 1
+
+
+def columns(config: Config, *options: str) -> tuple[list[Method], list[str]]:
+    """The columns of a command, and those that cannot be loaded."""
+    methods, reasons = verify._methods(verify._parser().parse_args(options), config)
+    return methods, list(reasons)
+
+
+def test_requests_of_a_mixed_batch_draft_as_far_as_the_mtp_layers_reach(tmp_path: Path) -> None:
+    model = make_model(tmp_path, "qwen3-tiny", "numbered", num_layers=2)
+    config = Config(ModelConfig(str(model.path)))
+    methods, missing = columns(config, "--methods", "mtp", "mixed")
+    assert [m.name for m in methods] == ["mtp k=1", "mixed k=1"]
+    assert (methods[-1].speculative.method, missing) == ("mtp", ["mtp k=3", "mtp k=5"])
+    with pytest.raises(ConfigError, match="methods: expected what the model can load, got mtp k=3: "):
+        columns(config, "--methods", "mtp", "--num-speculative-tokens", "1", "3")
+    [*_, mixed], _ = columns(config, "--methods", "ngram", "mixed", "--num-speculative-tokens", "4")
+    assert (mixed.name, mixed.speculative.method) == ("mixed k=4", "suffix")
+
+
+def test_the_suffix_cache_file_of_a_server_is_left_alone(golden_dir: Path, tmp_path: Path) -> None:
+    """It is no such file, so reading it would fail too."""
+    path = tmp_path / "cache"
+    path.write_bytes(b"what a server keeps")
+    keys = {"method": "suffix", "num_speculative_tokens": 2, "suffix_decoding_cache_file": str(path)}
+    options = ["--methods", "naive", "--quick", "--speculative-config", json.dumps(keys)]
+    assert main(["verify", "--model", str(golden_dir / "llama-tiny"), *options]) == 0
+    assert path.read_bytes() == b"what a server keeps"
 
 
 def test_a_lossy_configuration_cannot_be_proved(golden_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import I8, I32, DraftSource, DraftTokens, LogprobArrays, RequestId
 from tests.doubles.toy_logprobs import toy_logprobs
 
@@ -96,3 +96,36 @@ class RandomLengthProposer(_HabitProposer):
             token_id if i < first_wrong else (token_id + 1) % self._vocab_size
             for i, token_id in enumerate(right[:length])
         ]
+
+
+class ReplacedDrafts:
+    """Lets a real method work, and hands out another one's drafts in place of its own.
+
+    The real method's state, draft KV first of all, then goes through acceptances and rejections that its own drafts
+    would rarely bring.
+    """
+
+    def __init__(self, real: Proposer, drafts: Proposer) -> None:
+        self._real, self._drafts = real, drafts
+
+    @property
+    def num_lookahead_slots(self) -> int:
+        return self._real.num_lookahead_slots
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        self._real.begin(requests)
+        self._drafts.begin(requests)
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        max_tokens, is_drafting = x.token_table.shape[1], x.max_draft_len > 0
+        assert ((x.num_tokens + x.max_draft_len)[is_drafting] < max_tokens).all(), "drafts past the model's length"
+        self._real.propose(x)
+        return self._drafts.propose(x)
+
+    def forget(self, slots: I32) -> None:
+        self._real.forget(slots)
+        self._drafts.forget(slots)
+
+    def close(self) -> None:
+        self._real.close()
+        self._drafts.close()

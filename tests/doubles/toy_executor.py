@@ -244,6 +244,8 @@ class ToyExecutor:
             return 0
         assert planned == 0 or num_output, f"{request.request_id}: drafts behind an unfinished prompt"
         num_tokens, num_computed = len(row.token_ids), int(plan.num_computed_tokens[r])
+        # After accepted drafts there may be less room than the plan saw.
+        planned = max(min(planned, row.num_prompt_tokens + request.max_tokens - num_tokens - 1), 0)
         num_valid = num_tokens - 1 if num_output else num_computed + int(plan.num_new_tokens[r])
         row.prefix_after(num_tokens)
         return self.draft_layers.run(

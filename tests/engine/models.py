@@ -10,7 +10,15 @@ from typing import Any
 
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.conformance import Method, Reference, make_reference, run_alone
-from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer
+from fastdeploy_sd.spec_decode.proposer import create_proposer
+from fastdeploy_sd.types import Request
+from tests.doubles.proposers import (
+    Continuations,
+    OracleProposer,
+    RandomLengthProposer,
+    ReplacedDrafts,
+    WrongProposer,
+)
 from tests.models import golden
 from tests.models.mtp_models import make_model
 
@@ -26,8 +34,11 @@ CHECKPOINTS = {
     "float32": "qwen3-tiny", "wint8": "ernie4_5_moe-tiny", "wint4": "qwen3_moe-tiny", "two MTP layers": "qwen3-tiny",
 }  # fmt: skip
 DOUBLES = {"oracle": OracleProposer, "wrong": WrongProposer, "random": RandomLengthProposer}
+# The same drafts on a server whose method runs a model: it fills its KV all the same, and what it drafted is replaced.
+DOUBLES_WITH_DRAFT_KV = [f"{name} after MTP" for name in DOUBLES]
 _NUM_REQUESTS = 36
 _NUM_PASSES = 2
+_VOCAB_SIZE = 4096
 _EXTRA_TOKENS = 10
 
 
@@ -58,16 +69,42 @@ class References:
         return str(make_model(folder, name, layout, num_layers).path)
 
     def _continue(self, model: str) -> dict[str, Sequence[int]]:
-        """Prompt and output of every request, some tokens past its limit: what an oracle knows."""
+        """Prompt and output of every request, some tokens past its end or limit: what an oracle knows."""
         reference = self.get(model)
-        longer = [replace(r, max_tokens=r.max_tokens + _EXTRA_TOKENS) for r in reference.requests]
+        longer = [_endless(r) for r in reference.requests]
         answers = run_alone(reference.base, longer)
         texts = {r.request_id: [*r.prompt_token_ids.tolist(), *answers[r.request_id].token_ids] for r in longer}
         again = {f"{i}-again-{n}": text for i, text in texts.items() for n in range(1, _NUM_PASSES)}
         return {**texts, **again}
 
     def double(self, model: str, name: str, num_drafts: int) -> Method:
-        """A column whose drafts have a habit."""
-        known, vocab_size = self.known(model), 4096
-        speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts)
-        return Method(f"{name} k={num_drafts}", speculative, lambda: DOUBLES[name](known, vocab_size))
+        """A column whose drafts have a habit; `name` is one of DOUBLES or DOUBLES_WITH_DRAFT_KV."""
+        known = self.known(model)
+        if name in DOUBLES:
+            return double(name, num_drafts, known)
+        return double_with_draft_kv(name, num_drafts, known)
+
+
+def double(name: str, num_drafts: int, known: Continuations) -> Method:
+    """A column of one of DOUBLES, which knows these texts."""
+    speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts)
+    return Method(f"{name} k={num_drafts}", speculative, lambda *_: DOUBLES[name](known, _VOCAB_SIZE))
+
+
+def double_with_draft_kv(name: str, num_drafts: int, known: Continuations) -> Method:
+    """A column of one of DOUBLES_WITH_DRAFT_KV."""
+    kind = DOUBLES[name.split(maxsplit=1)[0]]
+    speculative = SpeculativeConfig(method="mtp", num_speculative_tokens=num_drafts, num_model_steps=num_drafts)
+    return Method(
+        f"{name} k={num_drafts}",
+        speculative,
+        lambda config, context: ReplacedDrafts(create_proposer(config, context), kind(known, _VOCAB_SIZE)),
+    )
+
+
+def _endless(request: Request) -> Request:
+    """The request with a later limit, and without an end where that changes none of its tokens."""
+    sampling = request.sampling
+    if sampling.min_tokens == 0:  # otherwise the ends are forbidden for a while, which shows in the tokens
+        sampling = replace(sampling, ignore_eos=True, stop_token_ids=())
+    return replace(request, max_tokens=request.max_tokens + _EXTRA_TOKENS, sampling=sampling)

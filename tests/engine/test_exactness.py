@@ -18,7 +18,7 @@ from fastdeploy_sd.conformance import (
     standard_methods,
 )
 from fastdeploy_sd.ops import library
-from tests.engine.models import DOUBLES, MODELS, References
+from tests.engine.models import DOUBLES, DOUBLES_WITH_DRAFT_KV, MODELS, References
 from tests.models import golden
 from tests.ops.backends import isa
 
@@ -60,8 +60,15 @@ def test_same_tokens_whatever_the_way(references: References, model: str) -> Non
 
 @pytest.mark.parametrize(("model", "method"), COLUMNS)
 def test_same_tokens_whatever_the_method(references: References, model: str, method: str) -> None:
-    k = 2 if model == "two MTP layers" else 4
-    check(run_matrix(references.get(model), quick_ways(), standard_methods([method], [k], has_mtp=True)))
+    # Each of two layers makes one step; a hybrid leaves them half of the drafts.
+    k = 2 if model == "two MTP layers" and method == "mixed" else 4
+    [column] = standard_methods([method], [k], has_mtp=True)
+    assert model != "two MTP layers" or column.speculative.num_model_steps == 2
+    matrix = run_matrix(references.get(model), quick_ways(), [column])
+    check(matrix)
+    # What random weights say is hardly ever guessed; there the doubles stand in for right drafts.
+    may_miss = set() if model == "demo" else {f"{column.name}: no draft was accepted in any way"}
+    assert set(matrix.warnings) <= may_miss
 
 
 @pytest.mark.parametrize("double", DOUBLES)
@@ -75,11 +82,25 @@ def test_same_tokens_whatever_is_drafted(references: References, model: str, dou
         assert (cell.num_accepted > 0) == (double != "wrong")
 
 
+@pytest.mark.parametrize("double", DOUBLES_WITH_DRAFT_KV)
+@pytest.mark.parametrize("model", ["qwen3-tiny", "ernie4_5_moe-tiny", "two MTP layers", "demo"])
+def test_same_tokens_whatever_is_drafted_beside_draft_kv(references: References, model: str, double: str) -> None:
+    reference, k = references.get(model), 2 if model == "two MTP layers" else 4
+    for way in TIGHT_WAYS:
+        method = references.double(model, double, k)
+        cell = run_cell(reference.base, way, method, reference.requests, reference.answers)
+        assert (cell.difference, cell.missing) == (None, None)
+        assert cell.num_drafts > 0
+        assert (cell.num_accepted > 0) == ("wrong" not in double)
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 @pytest.mark.parametrize("model", ["ernie4_5-tiny", "qwen3_moe-tiny", "demo"])
 def test_same_tokens_whatever_the_draft_length(references: References, model: str, k: int) -> None:
     methods = standard_methods(["ngram", "suffix", "mtp", "mtp-suffix"], [k])
-    check(run_matrix(references.get(model), FEW_WAYS, methods))
+    matrix = run_matrix(references.get(model), FEW_WAYS, methods)
+    check(matrix)
+    assert model != "demo" or matrix.warnings == []
 
 
 def test_same_tokens_in_every_combination_of_ways(references: References) -> None:

@@ -69,7 +69,7 @@ class Recorder:
         for r, request_id in enumerate(x.request_ids):
             if x.max_draft_len[r] > 0:
                 num_slots = int(x.target.num_kv_slots[r] - x.num_tokens[r] + 1)
-                text = x.committed(r).copy()
+                text = x.token_table[x.slots[r], : x.num_tokens[r]].copy()
                 self.events.append(Event(request_id, text, drafts.row(r).copy(), int(x.max_draft_len[r]), num_slots))
         return self._replaced(x) if self.habit else drafts
 

@@ -10,12 +10,13 @@ import numpy as np
 import paddle
 import pytest
 
-from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.mtp import MtpModel
 from fastdeploy_sd.spec_decode.mtp import MtpProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, TargetStep
 from fastdeploy_sd.types import DraftSource, DraftTokens, Speculation
+from fastdeploy_sd.worker.executor import create_executor
 from tests.models.mtp_models import MtpReference, make_model
 from tests.models.mtp_runs import BLOCK_SIZE, make_engine, make_requests, run
 
@@ -29,8 +30,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> MtpReference:
 
 @pytest.fixture
 def proposer(reference: MtpReference) -> MtpProposer:
+    return make_proposer(reference)
+
+
+def make_proposer(reference: MtpReference, num_steps: int = NUM_STEPS) -> MtpProposer:
     """As a server has it, without the engine."""
-    _, recorder = make_engine(str(reference.path), NUM_STEPS)
+    _, recorder = make_engine(str(reference.path), num_steps)
     made = recorder.proposer._method(recorder.proposer._configured)  # type: ignore[attr-defined]
     assert isinstance(made, MtpProposer)
     return made
@@ -68,7 +73,7 @@ def begin(proposer: MtpProposer, *slots: int) -> None:
 
 
 def wanted_drafts(reference: MtpReference, x: ProposeInput, r: int) -> list[int]:
-    text = x.committed(r)
+    text = x.token_table[x.slots[r], : x.num_tokens[r]]
     return reference.drafts(text, NUM_STEPS, reference.hidden(text[:-1])).token_ids.tolist()
 
 
@@ -100,9 +105,13 @@ def test_limits_are_kept_and_drafted_rows_not_extended(reference: MtpReference, 
     assert drafts.row(0).tolist() == wanted_drafts(reference, x, 0)[:2]
 
 
+@pytest.mark.parametrize("num_layers", [1, NUM_STEPS])
 def test_a_draft_without_a_largest_logit_ends_its_row(
-    reference: MtpReference, proposer: MtpProposer, monkeypatch: pytest.MonkeyPatch
+    num_layers: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The step after a failed draft runs something in its place, in the same layer or in the next."""
+    reference = make_model(tmp_path, NAME, "ernie-folder", num_layers)
+    proposer = make_proposer(reference)
     x = step(reference, 3, [2, 2, 2])
     begin(proposer, 0, 1, 2)
     sound, calls = MtpModel.logits, []
@@ -124,6 +133,48 @@ def test_a_draft_without_a_largest_logit_ends_its_row(
     assert len(drafts.logprobs.ranks) == len(drafts.sources) == 7  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_the_last_layer_only_stores_kv_where_nobody_may_draft(
+    num_layers: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = make_model(tmp_path, NAME, "ernie-folder", num_layers)
+    proposer = make_proposer(reference, num_layers)
+    x = step(reference, 2)
+    begin(proposer, 0, 1)
+    run_layers, sound = [], MtpModel.forward
+
+    def noted(self: MtpModel, layer: int, *args: Any) -> Any:
+        run_layers.append(layer)
+        return sound(self, layer, *args)
+
+    monkeypatch.setattr(MtpModel, "forward", noted)
+    assert len(proposer.propose(replace(x, max_draft_len=np.zeros(2, np.int32))).token_ids) == 0
+    assert run_layers == list(range(num_layers - 1))
+
+
+def test_drafts_end_with_the_rotary_table(reference: MtpReference, proposer: MtpProposer) -> None:
+    x = step(reference, 2)
+    begin(proposer, 0, 1)
+    drafts = proposer.propose(replace(x, token_table=np.ascontiguousarray(x.token_table[:, :7])))
+    assert np.diff(drafts.cu_num_draft).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(("options", "message"), [({"model": "missing"}, "model: "), ({}, "num_model_steps: ")])
+def test_draft_layers_that_cannot_serve_are_found_before_the_target_is_read(
+    options: dict[str, str], message: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_model(tmp_path, NAME, "ernie-folder", 2).path
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the target was read")
+
+    monkeypatch.setattr("fastdeploy_sd.worker.executor.Decoder", fail)
+    speculative = SpeculativeConfig(method="mtp", num_model_steps=3, **options)  # type: ignore[arg-type]
+    config = Config(model=ModelConfig(model=str(path)), speculative=speculative)
+    with pytest.raises(ConfigError, match=rf"speculative_config\.{message}expected"):
+        create_executor(config)
+
+
 def test_logprobs_are_the_draft_layers(reference: MtpReference, proposer: MtpProposer) -> None:
     x = step(reference, 3, [1, -1, 4])
     begin(proposer, 0, 1, 2)
@@ -134,7 +185,7 @@ def test_logprobs_are_the_draft_layers(reference: MtpReference, proposer: MtpPro
     assert found.ranks.tolist() == [1, 1, 1, 0, 0, 0, 1, 1, 1]
     assert np.isnan(found.logprobs[3:6]).all()
     for r in (0, 2):
-        text = x.committed(r)
+        text = x.token_table[x.slots[r], : x.num_tokens[r]]
         for i, want in enumerate(reference.logprobs(text, NUM_STEPS, reference.hidden(text[:-1]))):
             at = int(drafts.cu_num_draft[r]) + i
             np.testing.assert_allclose(found.logprobs[at], want[drafts.token_ids[at]], atol=1e-3)

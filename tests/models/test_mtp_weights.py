@@ -46,7 +46,7 @@ def test_error_says_where_weights_were_looked_for(tmp_path: pathlib.Path) -> Non
         open_weights(plain)
     with pytest.raises(ConfigError, match=rf"tensors like ernie\.mtp_emb_norm.* in {plain}, found none"):
         open_weights(plain, str(plain))
-    with pytest.raises(CheckpointError, match="expected a checkpoint directory"):
+    with pytest.raises(ConfigError, match=r"^speculative_config\.model: expected a checkpoint directory.*missing"):
         open_weights(plain, str(tmp_path / "missing"))
 
 

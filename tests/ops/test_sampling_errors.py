@@ -14,6 +14,7 @@ from fastdeploy_sd.ops import sampling as ops
 from fastdeploy_sd.ops.native import batch as native_batch
 from fastdeploy_sd.ops.native import sampling as native
 from fastdeploy_sd.ops.native.batch import BatchRows
+from fastdeploy_sd.ops.processed_logits import ProcessedLogits
 from fastdeploy_sd.types import DraftTokens
 from tests.ops.sampling_arrays import build_sampling_arrays
 
@@ -102,7 +103,7 @@ def test_top_p_candidates_refuses(
 def test_process_logits_refuses_columns(run: Any, columns: dict[str, Any], message: str) -> None:
     sampling = build_sampling_arrays(1, 2, vocab=10, **columns)
     with pytest.raises(ValueError, match=message):
-        run(LOGITS, i32(0, 2), DraftTokens(i32(3), i32(0, 1)), sampling)
+        run(LOGITS, i32(0, 1), i32(0, 2), DraftTokens(i32(3), i32(0, 1)), sampling)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,33 @@ def test_process_logits_refuses_columns(run: Any, columns: dict[str, Any], messa
 )
 def test_process_logits_refuses_rows(cu_num_logits: np.ndarray, draft: DraftTokens, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        native.process_logits(LOGITS, cu_num_logits, draft, build_sampling_arrays(1, 2, vocab=10))
+        native.process_logits(LOGITS, i32(0, 1), cu_num_logits, draft, build_sampling_arrays(1, 2, vocab=10))
+
+
+@pytest.mark.parametrize("row", [-1, 2])
+def test_process_logits_refuses_rows_outside(row: int) -> None:
+    sampling = build_sampling_arrays(2, 2, vocab=10)
+    for run in (native.process_logits, lambda x, *rest: ops.process_logits(paddle.to_tensor(x), *rest)):
+        with pytest.raises(ValueError, match="rows: expected rows of logits"):
+            run(LOGITS, i32(0, row), i32(0, 1, 2), DraftTokens.none(2), sampling)
+
+
+@pytest.mark.parametrize(
+    ("shape", "row_of", "message"),
+    [
+        ((1, 10), i32(0, 1), "processed_row: expected rows of processed or -1"),
+        ((1, 10), i32(0, -2), "processed_row: expected rows of processed or -1"),
+        ((1, 10), i32(0), "processed_row: expected"),
+        ((1, 9), i32(0, -1), "processed: expected"),
+    ],
+)
+def test_sample_refuses_processed_rows(shape: tuple[int, int], row_of: np.ndarray, message: str) -> None:
+    sampling, logits = build_sampling_arrays(2, 2), np.zeros(shape, np.float32)
+    with pytest.raises(ValueError, match=message):
+        native.sample(LOGITS, i32(0, 1), i32(5, 6), sampling, ProcessedLogits(logits, row_of))
+    in_paddle = ProcessedLogits(paddle.to_tensor(logits), row_of)
+    with pytest.raises(ValueError, match=message):
+        ops.top_p_candidates(paddle.to_tensor(LOGITS), i32(0, 1), i32(5, 6), sampling, 2, in_paddle)
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,7 @@ def test_process_logits(level: str) -> None:
             penalty_slot=rows,
             token_counts=counts,
         )
-        return (
-            native.process_logits(
-                logits[rows], offsets(np.ones(len(rows), int)), DraftTokens.none(len(rows)), sampling
-            ),
-        )
+        every, one_each = np.arange(len(rows), dtype=np.int32), offsets(np.ones(len(rows), int))
+        return (native.process_logits(logits[rows], every, one_each, DraftTokens.none(len(rows)), sampling),)
 
     assert_rows_are_their_own(level, run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -91,7 +91,8 @@ async def test_metrics_of_an_answer_that_a_stop_string_ends(served: Served) -> N
     stop = TOKENIZER.decode(TOKENS[10:12], skip_hidden=True)
     [choice] = (await post(served, COMPLETION, ASK | {"stop": stop}))["choices"]
     assert choice["finish_reason"] == "stop"
-    assert choice["speculate_metrics"]["accepted_tokens"] >= 6
+    # One token from the prompt, then steps of four: the stop is in the third, and a fourth may run before it is known.
+    assert choice["speculate_metrics"]["accepted_tokens"] in (3 * K, 4 * K)
     assert served.client.aborted == [], "its end was awaited"
 
 
@@ -177,6 +178,7 @@ async def test_a_plain_server_refuses_what_it_cannot_do() -> None:
         }  # fmt: skip
 
 
+# By accept_all, under the default strategy.
 LOSSY = replace(SPECULATION, lossy=True)
 
 
@@ -191,8 +193,9 @@ async def test_lossy_answers_say_so(stream: bool) -> None:
         assert "lossy" not in response.text
 
 
-async def test_the_greedy_strategy_changes_plain_answers_too() -> None:
-    config = replace(server_config(), speculative=SpeculativeConfig(verify_strategy="greedy"))
+@pytest.mark.parametrize("strategy", ["greedy", "topp"])
+async def test_a_strategy_of_the_server_changes_plain_answers_too(strategy: Literal["greedy", "topp"]) -> None:
+    config = replace(server_config(), speculative=SpeculativeConfig(verify_strategy=strategy))
     async with serve(config, executor(OracleProposer, LOSSY)) as s:
         response = await s.http.post(COMPLETION, json=ASK | {"speculation": {"enabled": False}})
         assert response.headers["X-Speculation-Lossy"] == "true"

@@ -27,7 +27,7 @@ struct Penalty {
   }
 };
 
-// The requests' parameters, by row of logits.
+// The requests' parameters, by processed row.
 class Rows {
  public:
   explicit Rows(const ProcessLogitsParams& p) : p_(p), request_of_(ScratchArray<int32_t>(Scratch::kRows, p.num_rows)) {
@@ -35,8 +35,10 @@ class Rows {
       for (int32_t row = p.cu_num_logits[r]; row < p.cu_num_logits[r + 1]; ++row) request_of_[row] = r;
   }
 
-  int32_t request(int64_t row) const { return request_of_[row]; }
-  const float* logits(int64_t row) const { return p_.logits + row * p_.vocab_size; }
+  // The row of logits.
+  int64_t source(int64_t row) const { return p_.rows[row]; }
+  int32_t request(int64_t row) const { return request_of_[source(row)]; }
+  const float* logits(int64_t row) const { return p_.logits + source(row) * p_.vocab_size; }
   float* y(int64_t row) const { return p_.y + row * p_.vocab_size; }
 
   // Counts of the tokens seen before this step, or nullptr when no penalty applies.
@@ -50,7 +52,7 @@ class Rows {
   }
   // The drafts before this row: as many as there are rows of its request before it.
   const int32_t* drafts(int64_t row) const { return p_.draft_token_ids + p_.cu_num_draft[request(row)]; }
-  int32_t num_drafts_before(int64_t row) const { return static_cast<int32_t>(row - p_.cu_num_logits[request(row)]); }
+  int32_t num_drafts_before(int64_t row) const { return p_.rows[row] - p_.cu_num_logits[request(row)]; }
 
  private:
   const ProcessLogitsParams& p_;
@@ -93,13 +95,14 @@ void BiasAndMask(const ProcessLogitsParams& p, const Rows& rows, int64_t row) {
   float* y = rows.y(row);
   const int32_t r = rows.request(row);
   for (int32_t b = p.bias.cu[r]; b < p.bias.cu[r + 1]; ++b) y[p.bias.token_ids[b]] += p.bias.values[b];
-  for (int32_t m = p.mask.cu[row]; m < p.mask.cu[row + 1]; ++m)
+  const int64_t source = rows.source(row);
+  for (int32_t m = p.mask.cu[source]; m < p.mask.cu[source + 1]; ++m)
     y[p.mask.token_ids[m]] = -std::numeric_limits<float>::infinity();
 }
 
-bool AreTokenIds(const int32_t* token_ids, int32_t count, int32_t vocab_size) {
+bool AreBelow(int32_t limit, const int32_t* values, int32_t count) {
   for (int32_t i = 0; i < count; ++i)
-    if (token_ids[i] < 0 || token_ids[i] >= vocab_size) return false;
+    if (values[i] < 0 || values[i] >= limit) return false;
   return true;
 }
 
@@ -122,11 +125,12 @@ Error CheckAll(const ProcessLogitsParams& p) {
   if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
   if (!AreOffsets(p.bias.cu, p.num_requests)) return "cu_bias: expected 0 and rising offsets, got a decrease";
   if (!AreOffsets(p.mask.cu, p.num_rows)) return "cu_mask: expected 0 and rising offsets, got a decrease";
-  if (!AreTokenIds(p.draft_token_ids, p.cu_num_draft[p.num_requests], p.vocab_size))
+  if (!AreBelow(p.num_rows, p.rows, p.num_processed)) return "rows: expected rows of logits, got one outside";
+  if (!AreBelow(p.vocab_size, p.draft_token_ids, p.cu_num_draft[p.num_requests]))
     return "draft_token_ids: expected ids of the vocabulary, got one outside";
-  if (!AreTokenIds(p.bias.token_ids, p.bias.cu[p.num_requests], p.vocab_size))
+  if (!AreBelow(p.vocab_size, p.bias.token_ids, p.bias.cu[p.num_requests]))
     return "bias_token_ids: expected ids of the vocabulary, got one outside";
-  if (!AreTokenIds(p.mask.token_ids, p.mask.cu[p.num_rows], p.vocab_size))
+  if (!AreBelow(p.vocab_size, p.mask.token_ids, p.mask.cu[p.num_rows]))
     return "mask_token_ids: expected ids of the vocabulary, got one outside";
   for (int32_t r = 0; r < p.num_requests; ++r)
     if (Error error = CheckRequest(p, r)) return error;
@@ -139,11 +143,11 @@ Error ProcessLogits(const ProcessLogitsParams& p) {
   if (Error error = CheckAll(p)) return error;
   const Rows rows(p);
   const int64_t tasks_per_row = (p.vocab_size + kTaskTokens - 1) / kTaskTokens;
-  ParallelFor(p.num_rows * tasks_per_row, [&](int64_t task) {
+  ParallelFor(p.num_processed * tasks_per_row, [&](int64_t task) {
     const int begin = static_cast<int>(task % tasks_per_row) * kTaskTokens;
     CopyPenalised(rows, task / tasks_per_row, begin, std::min(begin + kTaskTokens, p.vocab_size));
   });
-  for (int64_t row = 0; row < p.num_rows; ++row) {
+  for (int64_t row = 0; row < p.num_processed; ++row) {
     CountDrafts(rows, row);
     BiasAndMask(p, rows, row);
   }

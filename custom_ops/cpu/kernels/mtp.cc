@@ -47,9 +47,11 @@ class MtpRow {
   int32_t end() const { return p_.end[r_]; }
   int32_t num_draft() const { return p_.cu_num_draft[r_ + 1] - p_.cu_num_draft[r_]; }
 
+  // A draft that could not be made is run as token 0.
   int32_t TokenAt(int32_t slot) const {
     const int32_t committed = p_.num_committed[r_];
-    return slot < committed ? tokens_[slot] : p_.draft_token_ids[p_.cu_num_draft[r_] + slot - committed];
+    if (slot < committed) return tokens_[slot];
+    return std::max(p_.draft_token_ids[p_.cu_num_draft[r_] + slot - committed], 0);
   }
 
   int64_t KvSlot(int32_t slot) const {

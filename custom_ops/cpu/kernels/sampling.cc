@@ -143,7 +143,7 @@ int32_t SampleAll(const LogitsScan& scan, int64_t row, const RowPlan& plan, doub
 Error Sample(const SampleParams& p) {
   if (Error error = CheckSampleParams(p)) return error;
   if (p.num_rows <= 0) return nullptr;
-  const LogitsScan scan(p.logits, p.num_rows, p.vocab_size);
+  const LogitsScan scan = ScanOf(p);
   const RowPlan* plans = PlanRows(p, scan);
   ParallelFor(p.num_rows, [&](int64_t row) {
     const RowPlan& plan = plans[row];

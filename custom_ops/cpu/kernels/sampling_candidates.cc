@@ -61,7 +61,7 @@ Error CheckAll(const TopPCandidatesParams& p) {
 Error TopPCandidates(const TopPCandidatesParams& p) {
   if (Error error = CheckAll(p)) return error;
   if (p.rows.num_rows <= 0) return nullptr;
-  const LogitsScan scan(p.rows.logits, p.rows.num_rows, p.rows.vocab_size);
+  const LogitsScan scan = ScanOf(p.rows);
   const RowPlan* plans = PlanRows(p.rows, scan);
   ParallelFor(p.rows.num_rows, [&](int64_t row) {
     const RowPlan& plan = plans[row];

@@ -58,10 +58,12 @@ int32_t CountPlausible(const VerifyDraftTokensParams& p, const Drafted& x) {
   return i;
 }
 
+// The drafts that equal what was drawn in their rows. Where the row after them has no token, the last of them is left
+// to be emitted as one that was drawn: what plain decoding emits before it fails.
 int32_t CountEqual(const Drafted& x) {
   int32_t i = 0;
   while (i < x.num_drafts && x.drafts[i] == x.sampled[i]) ++i;
-  return i;
+  return i > 0 && x.sampled[i] < 0 ? i - 1 : i;
 }
 
 int32_t CountAccepted(const VerifyDraftTokensParams& p, const Drafted& x) {
@@ -95,7 +97,12 @@ Error CheckRequest(const VerifyDraftTokensParams& p, int32_t r) {
 
 Error CheckCandidates(const VerifyDraftTokensParams& p) {
   if (p.max_candidate_len < 0) return "max_candidate_len: expected >= 0, got a negative number";
-  if (p.max_candidate_len == 0) return nullptr;
+  const bool has_candidates = p.candidate_token_ids != nullptr || p.candidate_lens != nullptr;
+  if (p.max_candidate_len == 0)
+    return has_candidates ? "max_candidate_len: expected >= 1 with candidates, got 0" : nullptr;
+  const bool has_all = p.candidate_token_ids != nullptr && p.candidate_lens != nullptr;
+  if (p.cu_num_logits[p.num_requests] > 0 && !has_all)
+    return "candidate_token_ids: expected candidates and their lengths where max_candidate_len says so, got none";
   if (p.verify_window < 0) return "verify_window: expected >= 0, got a negative number";
   for (int32_t row = 0; row < p.cu_num_logits[p.num_requests]; ++row)
     if (p.candidate_lens[row] < 0 || p.candidate_lens[row] > p.max_candidate_len)

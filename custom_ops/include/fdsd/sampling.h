@@ -7,10 +7,12 @@ namespace fdsd {
 // drafts before it as if they were output, so a drafted position gets the logits that plain decoding would give it.
 struct ProcessLogitsParams {
   int32_t num_rows;                // L
+  int32_t num_processed;           // P
   int32_t num_requests;            // R
   int32_t vocab_size;              // V
   int32_t num_slots;               // rows of token_counts
   const float* logits;             // [L, V]
+  const int32_t* rows;             // [P] those to process, of the L
   const int32_t* cu_num_logits;    // [R + 1] rows of each request
   const int32_t* draft_token_ids;  // [D]
   const int32_t* cu_num_draft;     // [R + 1]
@@ -30,7 +32,7 @@ struct ProcessLogitsParams {
     const int32_t* cu;         // [L + 1]
     const int32_t* token_ids;  // [cu[L]] forbidden: the logit becomes -inf
   } mask;
-  float* y;  // [L, V]
+  float* y;  // [P, V]
 };
 Error ProcessLogits(const ProcessLogitsParams& p);
 
@@ -41,7 +43,10 @@ struct SampleParams {
   int32_t num_rows;                    // L
   int32_t num_requests;                // R
   int32_t vocab_size;                  // V
+  int32_t num_processed;               // P
   const float* logits;                 // [L, V]
+  const float* processed;              // [P, V], nullptr if P is 0
+  const int32_t* processed_row;        // [L] the row of processed that replaces one of logits, -1 = none; or nullptr
   const int32_t* batch_id_per_output;  // [L] request of each row
   const int32_t* positions;            // [L] absolute position of the token to draw
   const float* temperature;            // [R]
@@ -90,7 +95,10 @@ enum class AcceptPolicy : int32_t { kNormal = 0, kAcceptAll = 1, kRejectAll = 2 
 // Drafts are judged by equality with the sampled token of their row or, with candidates, by being a usable one; a draft
 // that is not is still kept when it is its row's second candidate and each of the verify_window drafts after it is the
 // first candidate of its own row, and then these are kept too. Under kAcceptAll and kRejectAll nothing is judged.
-// A request of which a row up to the emitted one has no sampled token (-1) fails: it accepts and emits nothing.
+// A request of which a row up to the emitted one has no sampled token (-1) fails: it accepts and emits nothing. Judging
+// by equality gives what plain decoding gives before it fails: if the row after the equal drafts has no token, the last
+// of them is not accepted but emitted as the sampled token that it equals, and only a request whose row 0 has none
+// fails.
 struct VerifyDraftTokensParams {
   int32_t num_requests;  // R
   AcceptPolicy accept_policy;

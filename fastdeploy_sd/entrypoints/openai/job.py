@@ -16,7 +16,7 @@ from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder, RequestOptions
-from fastdeploy_sd.entrypoints.text.speculation import NAIVE, verify_has_draft_logprobs
+from fastdeploy_sd.entrypoints.text.speculation import NAIVE, may_change_tokens, verify_has_draft_logprobs
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import ModelInfo, Request
 
@@ -74,8 +74,7 @@ class JobBuilder:
         self._requests = RequestBuilder(encoder, model_info, config.model.seed)
         self._speculation = model_info.speculation
         self._model = config.model.served_name
-        # The other strategies touch nothing but drafts; this one also takes the temperature from plain requests.
-        self._is_always_lossy = self._speculation.lossy and config.speculative.verify_strategy == "greedy"
+        self._verify_strategy = config.speculative.verify_strategy
 
     def build_chat(self, body: ChatCompletionBody) -> Job:
         """Return the job of a chat completion.
@@ -120,7 +119,7 @@ class JobBuilder:
             request_id = job_id if len(prompts) == 1 else f"{job_id}-{i}"
             options = RequestOptions(request_id, body.priority or 0, body.cache_salt or "", wish)
             requests += self._requests.build(token_ids, params, options)
-        method = self._speculation.method_of(requests[0].speculation)
+        granted = requests[0].speculation  # the same for all
         return Job(
             job_id=job_id,
             created=int(time.time()),
@@ -128,8 +127,8 @@ class JobBuilder:
             prompt_texts=tuple(texts),
             requests=tuple(requests),
             num_choices_per_prompt=params.n,
-            method=method,
-            is_lossy=self._is_always_lossy or (self._speculation.lossy and method != NAIVE),
+            method=self._speculation.method_of(granted),
+            is_lossy=may_change_tokens(granted, self._speculation, self._verify_strategy),
             collects_metrics=bool(body.collect_metrics),
         )
 

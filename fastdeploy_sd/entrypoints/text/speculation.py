@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from fastdeploy_sd.config.speculative import METHODS, canonical_method
 from fastdeploy_sd.errors import BadRequest, suggest
 from fastdeploy_sd.sampling_params import MAX_LOGPROBS
 from fastdeploy_sd.types import Speculation, SpeculationInfo
@@ -23,11 +24,12 @@ def resolve_speculation(wish: SpeculationWish, info: SpeculationInfo) -> Specula
     """Return the wish as the engine takes it.
 
     A wish for no drafts (`enabled` false or method "naive") is granted by every server whatever else it says, so that
-    a client may send one body everywhere; only the types of the rest are checked. Any other wish needs a server that
-    speculates.
+    a client may send one body everywhere; the rest must only be what some server could honour: a known method, a
+    number of at least 1. Any other wish needs a server that speculates.
 
     Args:
         wish: fields of Speculation by name, None counting as not given; or a Speculation, whose defaults do not either.
+            A method may be written as in the configuration: in any case, `ngram_match` for `ngram`.
         info: of the loaded model.
 
     Raises:
@@ -40,6 +42,7 @@ def resolve_speculation(wish: SpeculationWish, info: SpeculationInfo) -> Specula
     if num_draft_logprobs is not None:
         verify_has_draft_logprobs(info, "speculation.num_draft_logprobs")
     if not given.get("enabled", True) or given.get("method") == NAIVE:
+        _verify_known_method(given.get("method", NAIVE))
         return Speculation(enabled=False, num_draft_logprobs=num_draft_logprobs)
     if info.max_draft_tokens == 0:
         _verify_asks_for_nothing(given)
@@ -51,6 +54,18 @@ def resolve_speculation(wish: SpeculationWish, info: SpeculationInfo) -> Specula
         wanted = f"an integer in 1..{limit} (this server's limit)"
         raise _unexpected("num_speculative_tokens", wanted, given["num_speculative_tokens"])
     return Speculation(**given)
+
+
+def may_change_tokens(granted: Speculation, info: SpeculationInfo, verify_strategy: str) -> bool:
+    """Return whether verification may give a request tokens that plain decoding would not.
+
+    A strategy draws every token of every request, with drafts or without; `accept_all` touches nothing but drafts.
+
+    Args:
+        granted: of the request, resolved.
+        verify_strategy: the server's.
+    """
+    return info.lossy and (verify_strategy != "target_match" or info.method_of(granted) != NAIVE)
 
 
 def verify_has_draft_logprobs(info: SpeculationInfo, field: str) -> None:
@@ -71,13 +86,16 @@ def _given_fields(wish: SpeculationWish) -> dict[str, Any]:
     if wish is None:
         return {}
     if isinstance(wish, Speculation):
-        return {name: value for name, default in _DEFAULTS.items() if (value := getattr(wish, name)) != default}
+        wish = {name: value for name, default in _DEFAULTS.items() if (value := getattr(wish, name)) != default}
     if not isinstance(wish, Mapping):
         raise BadRequest(f"speculation: expected a map, got {wish!r}", param="speculation")
     for name in wish:
         if name not in _DEFAULTS:
             raise BadRequest(f"speculation.{name}: unknown field{suggest(str(name), _DEFAULTS)}", param="speculation")
-    return {name: value for name, value in wish.items() if value is not None}
+    given = {name: value for name, value in wish.items() if value is not None}
+    if isinstance(given.get("method"), str):
+        given["method"] = canonical_method(given["method"])
+    return given
 
 
 def _is_integer(value: object, low: int, high: int | None = None) -> bool:
@@ -98,6 +116,12 @@ def _verify_type(name: str, value: object) -> None:
     wanted, is_right = _TYPES[name]
     if not is_right(value):
         raise _unexpected(name, wanted, repr(value))
+
+
+def _verify_known_method(name: str) -> None:
+    """Refuse what no server has: it is a slip of the pen, also beside `enabled: false`."""
+    if name not in METHODS:
+        raise _unexpected("method", f"one of {', '.join(METHODS)}", f"{name!r}{suggest(name, METHODS)}")
 
 
 def _verify_asks_for_nothing(given: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fastdeploy_sd.ops.library import CParams, call, library
 from fastdeploy_sd.ops.native.arrays import pointer
+from fastdeploy_sd.ops.processed_logits import ProcessedLogits
 from fastdeploy_sd.types import F32, I32, DraftTokens, SamplingArrays
 
 
@@ -20,10 +21,11 @@ class ProcessLogitsParams(CParams):
 
     _fields_ = (
         ("num_rows", ctypes.c_int32),
+        ("num_processed", ctypes.c_int32),
         ("num_requests", ctypes.c_int32),
         ("vocab_size", ctypes.c_int32),
         ("num_slots", ctypes.c_int32),
-        *_columns("logits", "cu_num_logits", "draft_token_ids", "cu_num_draft"),
+        *_columns("logits", "rows", "cu_num_logits", "draft_token_ids", "cu_num_draft"),
         *_columns("repetition", "presence", "frequency", "slot", "token_counts"),
         *_columns("cu_bias", "bias_token_ids", "bias_values"),
         *_columns("cu_mask", "mask_token_ids"),
@@ -38,7 +40,8 @@ class SampleParams(CParams):
         ("num_rows", ctypes.c_int32),
         ("num_requests", ctypes.c_int32),
         ("vocab_size", ctypes.c_int32),
-        *_columns("logits", "batch_id_per_output", "positions"),
+        ("num_processed", ctypes.c_int32),
+        *_columns("logits", "processed", "processed_row", "batch_id_per_output", "positions"),
         *_columns("temperature", "top_k", "top_p", "min_p", "seed"),
         *_columns("token_ids"),
     )
@@ -66,23 +69,25 @@ class TokenLogprobsParams(CParams):
     )
 
 
-def process_logits(logits: F32, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays) -> F32:
+def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays) -> F32:
     """See `reference.sampling.process_logits`.
 
     Raises:
-        ValueError: a shape, dtype or offset disagrees, or a token id is outside the vocabulary.
+        ValueError: a shape, dtype or offset disagrees, a row is none, or a token id is outside the vocabulary.
     """
     num_rows, vocab_size = logits.shape
     num_requests, num_slots = len(sampling.seed), len(sampling.token_counts)
     num_bias, num_mask = int(sampling.cu_bias[-1]), int(sampling.cu_mask[-1])
     per_request = (num_requests,)
-    y = np.empty_like(logits)
+    y = np.empty((len(rows), vocab_size), np.float32)
     params = ProcessLogitsParams(
         num_rows,
+        len(rows),
         num_requests,
         vocab_size,
         num_slots,
         pointer("logits", logits, (num_rows, vocab_size), np.float32),
+        pointer("rows", rows, (len(rows),), np.int32),
         pointer("cu_num_logits", cu_num_logits, (num_requests + 1,), np.int32),
         pointer("draft_token_ids", draft.token_ids, (int(draft.cu_num_draft[-1]),), np.int32),
         pointer("cu_num_draft", draft.cu_num_draft, (num_requests + 1,), np.int32),
@@ -102,19 +107,30 @@ def process_logits(logits: F32, cu_num_logits: I32, draft: DraftTokens, sampling
     return y
 
 
-def sample(logits: F32, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays) -> I32:
+def sample(
+    logits: F32,
+    batch_id_per_output: I32,
+    positions: I32,
+    sampling: SamplingArrays,
+    processed: ProcessedLogits[F32] | None = None,
+) -> I32:
     """See `reference.sampling.sample`.
 
     Raises:
         ValueError: a shape or dtype disagrees, or a parameter is out of its range.
     """
     token_ids = np.empty(len(logits), np.int32)
-    call("sample", _sample_params(logits, batch_id_per_output, positions, sampling, token_ids))
+    call("sample", _sample_params(logits, batch_id_per_output, positions, sampling, token_ids, processed))
     return token_ids
 
 
 def top_p_candidates(
-    logits: F32, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays, max_candidate_len: int
+    logits: F32,
+    batch_id_per_output: I32,
+    positions: I32,
+    sampling: SamplingArrays,
+    max_candidate_len: int,
+    processed: ProcessedLogits[F32] | None = None,
 ) -> tuple[I32, I32, I32]:
     """See `reference.sampling.top_p_candidates`.
 
@@ -125,7 +141,7 @@ def top_p_candidates(
     token_ids, candidate_lens = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
     candidate_token_ids = np.empty((num_rows, max(max_candidate_len, 0)), np.int32)
     params = TopPCandidatesParams(
-        _sample_params(logits, batch_id_per_output, positions, sampling, token_ids),
+        _sample_params(logits, batch_id_per_output, positions, sampling, token_ids, processed),
         max_candidate_len,
         candidate_token_ids.ctypes.data,
         candidate_lens.ctypes.data,
@@ -135,15 +151,25 @@ def top_p_candidates(
 
 
 def _sample_params(
-    logits: F32, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays, token_ids: I32
+    logits: F32,
+    batch_id_per_output: I32,
+    positions: I32,
+    sampling: SamplingArrays,
+    token_ids: I32,
+    processed: ProcessedLogits[F32] | None,
 ) -> SampleParams:
     num_rows, vocab_size = logits.shape
     per_request = (len(sampling.seed),)
+    num_processed = 0 if processed is None else len(processed.logits)
+    replacing, row_of = (None, None) if processed is None else (processed.logits, processed.row_of)
     return SampleParams(
         num_rows,
         len(sampling.seed),
         vocab_size,
+        num_processed,
         pointer("logits", logits, (num_rows, vocab_size), np.float32),
+        pointer("processed", replacing, (num_processed, vocab_size), np.float32),
+        pointer("processed_row", row_of, (num_rows,), np.int32),
         pointer("batch_id_per_output", batch_id_per_output, (num_rows,), np.int32),
         pointer("positions", positions, (num_rows,), np.int32),
         pointer("temperature", sampling.temperature, per_request, np.float32),

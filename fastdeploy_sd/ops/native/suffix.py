@@ -45,12 +45,28 @@ class SuffixLimits:
     """What the shared cache may hold; 0 of either = nothing.
 
     Attributes:
-        max_sequences: outputs, -1 = any number.
+        max_outputs: -1 = any number.
         max_bytes: memory.
     """
 
-    max_sequences: int
+    max_outputs: int
     max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixEnd:
+    """Where a text ends, though the table may go on: at the first of some tokens that is not too early.
+
+    Attributes:
+        token_ids: any of these ends it.
+        first: index of the first token that may.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    first: int = 0
+
+
+NO_END = SuffixEnd()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +88,7 @@ class SuffixRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SuffixSequences:
-    """Outputs as they were cached, the oldest first.
+    """Pieces of outputs as they were cached, the oldest first; most outputs are one piece.
 
     Attributes:
         salt_digests: u8[Q, 16].
@@ -106,7 +122,7 @@ class SuffixDrafter:
             rule.max_context,
             rule.max_factor,
             rule.min_token_prob,
-            limits.max_sequences,
+            limits.max_outputs,
             limits.max_bytes,
             ctypes.addressof(handle),
         )
@@ -114,19 +130,24 @@ class SuffixDrafter:
         self._handle = handle
         weakref.finalize(self, library().fdsd_suffix_destroy, handle)
 
-    def begin(self, slot: int, num_private: int, salt_digest: bytes) -> None:
+    def begin(self, slot: int, num_private: int, salt_digest: bytes, end: SuffixEnd = NO_END) -> None:
         """Start a slot, whatever it held; its text is read in its first step.
 
         Args:
             num_private: leading tokens that are not to be shared: the prompt, and output that was shared before.
             salt_digest: 16 bytes that stand for the salt.
+            end: the token that ends the text is the last one to be shared.
 
         Raises:
             ValueError: the slot or a length is out of range, or memory is exhausted.
         """
         if len(salt_digest) != SALT_DIGEST_BYTES:
             raise ValueError(f"salt_digest: expected {SALT_DIGEST_BYTES} bytes, got {len(salt_digest)}")
-        call("suffix_begin", SuffixBeginParams(self._handle, slot, num_private, salt_digest))
+        ends = np.array(end.token_ids, np.int32)
+        call(
+            "suffix_begin",
+            SuffixBeginParams(self._handle, slot, num_private, salt_digest, end.first, len(ends), ends.ctypes.data),
+        )
 
     def forget(self, slots: I32) -> None:
         """Free what these slots, i32[n], matched; what they shared stays. One that was not begun is ignored.
@@ -202,7 +223,7 @@ class SuffixDrafter:
         return sequences
 
     def import_sequences(self, sequences: SuffixSequences) -> None:
-        """Add outputs to the shared cache in their order, within its limits: of too many the first ones go.
+        """Add every piece as an output to the shared cache, in order, within its limits: of too many the first ones go.
 
         Raises:
             ValueError: a shape or dtype disagrees, offsets or tokens are out of range, or memory is exhausted.

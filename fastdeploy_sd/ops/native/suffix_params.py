@@ -16,7 +16,7 @@ class SuffixCreateParams(CParams):
         ("max_context", ctypes.c_int32),
         ("max_factor", ctypes.c_double),
         ("min_token_prob", ctypes.c_double),
-        ("max_cached_sequences", ctypes.c_int64),
+        ("max_cached_outputs", ctypes.c_int64),
         ("max_cached_bytes", ctypes.c_int64),
         ("drafter", ctypes.c_void_p),
     )
@@ -30,6 +30,9 @@ class SuffixBeginParams(CParams):
         ("slot", ctypes.c_int32),
         ("num_tokens", ctypes.c_int32),
         ("salt_digest", ctypes.c_char_p),
+        ("first_end", ctypes.c_int32),
+        ("num_end_token_ids", ctypes.c_int32),
+        ("end_token_ids", ctypes.c_void_p),
     )
 
 
@@ -91,14 +94,15 @@ class SuffixStats(CParams):
 
     Attributes:
         num_bytes: of everything kept, memory that was dropped and not yet given back included.
-        num_tokens, num_shards, num_salts: now in the cache.
-        num_sequences: now in the cache; an output that was continued in a younger shard counts in both.
+        num_tokens, num_outputs, num_shards, num_salts: now in the cache.
+        num_sequences: pieces of outputs in the cache; one that was continued in a younger shard counts in both.
         num_steps: elementary steps of all appends ever.
         num_cut_counts: appends that left the counts of their shortest strings alone.
     """
 
     num_bytes: int
     num_tokens: int
+    num_outputs: int
     num_sequences: int
     num_shards: int
     num_salts: int
@@ -108,6 +112,7 @@ class SuffixStats(CParams):
     _fields_ = (
         ("num_bytes", ctypes.c_int64),
         ("num_tokens", ctypes.c_int64),
+        ("num_outputs", ctypes.c_int64),
         ("num_sequences", ctypes.c_int64),
         ("num_shards", ctypes.c_int64),
         ("num_salts", ctypes.c_int64),

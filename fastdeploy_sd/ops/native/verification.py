@@ -43,10 +43,12 @@ def verify_draft_tokens(
 
     Raises:
         ValueError: a shape or dtype disagrees, a request has neither drafts + 1 logits rows nor none of both, a draft
-            is negative, or a length or the window of the candidates is out of its range.
+            is negative, there is no candidate per row, or a length or the window of the candidates is out of its range.
     """
     num_requests, num_rows = len(cu_num_logits) - 1, int(cu_num_logits[-1])
     max_candidate_len = 0 if candidates is None else candidates.token_ids.shape[1]
+    if candidates is not None and max_candidate_len == 0:
+        raise ValueError("candidate_token_ids: expected at least one candidate per row, got [L, 0]")
     candidate_ids, lens = (None, None) if candidates is None else (candidates.token_ids, candidates.lens)
     token_ids = np.empty(len(sampled_token_ids), np.int32)
     cu_num_output, num_accepted = np.empty(num_requests + 1, np.int32), np.empty(num_requests, np.int32)

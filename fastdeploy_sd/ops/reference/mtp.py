@@ -35,9 +35,10 @@ def _hidden_at(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array], r: i
 def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array]) -> MtpInputs:
     """Lay out one pass of a draft layer and keep the hidden rows that later steps need, in place.
 
-    The row at KV slot q combines the token at q, committed or drafted, with the source layer's output at q - 1. That
-    comes from this step where the step computed it, and else from what was kept: the row of the block that ends there,
-    or the request's own. Layer l has no output before position l: what would need it gets zeros.
+    The row at KV slot q combines the token at q, committed or drafted, with the source layer's output at q - 1. A draft
+    of -1, which could not be made, is run as token 0. The output comes from this step where the step computed it, and
+    else from what was kept: the row of the block that ends there, or the request's own. Layer l has no output before
+    position l: what would need it gets zeros.
 
     Of the positions [hidden_begin, hidden_end) the rows that end a block and the last one are kept.
 
@@ -52,7 +53,7 @@ def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array])
         np.concatenate(
             [
                 batch.token_table[batch.slots[r], : batch.num_committed[r]],
-                batch.draft_token_ids[batch.cu_num_draft[r] : batch.cu_num_draft[r + 1]],
+                batch.draft_token_ids[batch.cu_num_draft[r] : batch.cu_num_draft[r + 1]].clip(0),
             ]
         )
         for r in range(num_requests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.ops.processed_logits import ProcessedLogits
 from fastdeploy_sd.ops.reference.philox import philox_uniform
 from fastdeploy_sd.types import F32, I32, DraftTokens, SamplingArrays
 
@@ -13,7 +14,7 @@ I64 = npt.NDArray[np.int64]
 IN_PROMPT = 1 << 30
 
 
-def process_logits(logits: F32, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays) -> F32:
+def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays) -> F32:
     """Apply penalties, then logit_bias, then forbid tokens, as if each row's drafts before it were output.
 
     Row j of request r sees the first j drafts of r as output. Repetition: the logit of a token in the prompt or the
@@ -22,10 +23,11 @@ def process_logits(logits: F32, cu_num_logits: I32, draft: DraftTokens, sampling
 
     Args:
         logits: f32[L, V].
+        rows: i32[P], those to process.
         cu_num_logits: i32[R+1].
 
     Returns:
-        f32[L, V].
+        f32[P, V].
 
     Source: arXiv:1909.05858 section 4.1 (repetition), OpenAI API reference (frequency, presence).
     """
@@ -38,6 +40,14 @@ def process_logits(logits: F32, cu_num_logits: I32, draft: DraftTokens, sampling
             biases = slice(sampling.cu_bias[r], sampling.cu_bias[r + 1])
             np.add.at(y[row], sampling.bias_token_ids[biases], sampling.bias_values[biases])
             y[row, sampling.mask_token_ids[sampling.cu_mask[row] : sampling.cu_mask[row + 1]]] = -np.inf
+    return y[rows]
+
+
+def _replace_rows(logits: F32, processed: ProcessedLogits[F32] | None) -> F32:
+    if processed is None:
+        return logits
+    y, is_replaced = logits.copy(), processed.row_of >= 0
+    y[is_replaced] = processed.logits[processed.row_of[is_replaced]]
     return y
 
 
@@ -51,20 +61,27 @@ def _penalise(logits: F32, sampling: SamplingArrays, r: int, drafts: I32) -> F32
     return np.where(count > 0, penalised, y).astype(np.float32)
 
 
-def sample(logits: F32, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays) -> I32:
+def sample(
+    logits: F32,
+    batch_id_per_output: I32,
+    positions: I32,
+    sampling: SamplingArrays,
+    processed: ProcessedLogits[F32] | None = None,
+) -> I32:
     """Draw one token per row with the uniform of (seed, position).
 
     Args:
         logits: f32[L, V]; -inf forbids a token.
         batch_id_per_output: i32[L], the request of each row.
         positions: i32[L], absolute position of the token to draw.
+        processed: rows to draw from in place of the raw ones.
 
     Returns:
         i32[L]; -1 for a row with NaN or +inf or without any finite logit.
     """
     out = [
         _sample_row(row.astype(np.float64), int(position), sampling, int(r))
-        for row, r, position in zip(logits, batch_id_per_output, positions, strict=True)
+        for row, r, position in zip(_replace_rows(logits, processed), batch_id_per_output, positions, strict=True)
     ]
     return np.array(out, np.int32)
 
@@ -109,7 +126,12 @@ def _before_top_p(logits: F64, sampling: SamplingArrays, r: int) -> tuple[F64, I
 
 
 def top_p_candidates(
-    logits: F32, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays, max_candidate_len: int
+    logits: F32,
+    batch_id_per_output: I32,
+    positions: I32,
+    sampling: SamplingArrays,
+    max_candidate_len: int,
+    processed: ProcessedLogits[F32] | None = None,
 ) -> tuple[I32, I32, I32]:
     """List the tokens that are plausible at each row, and draw one of them with the uniform u of (seed, position).
 
@@ -123,6 +145,7 @@ def top_p_candidates(
         batch_id_per_output: i32[L], the request of each row.
         positions: i32[L], absolute position of the token to draw.
         max_candidate_len: C >= 1.
+        processed: rows to draw from in place of the raw ones.
 
     Returns:
         token_ids i32[L]; candidate_token_ids i32[L, C], -1 past the last candidate; candidate_lens i32[L], n. A row
@@ -130,6 +153,7 @@ def top_p_candidates(
 
     Source: FastDeploy, ops top_p_candidates and verify_draft_tokens; min_p, top_k, temperature 0 and the seed are ours.
     """
+    logits = _replace_rows(logits, processed)
     token_ids, lens = np.full(len(logits), -1, np.int32), np.zeros(len(logits), np.int32)
     candidate_token_ids = np.full((len(logits), max_candidate_len), -1, np.int32)
     for row, r in enumerate(batch_id_per_output):

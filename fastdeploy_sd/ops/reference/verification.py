@@ -23,7 +23,9 @@ def verify_draft_tokens(
     it, and judging goes on at the row after them. With fewer drafts left than the window it is not kept. ACCEPT_ALL
     keeps all drafts and REJECT_ALL none, unseen.
 
-    A request of which a row up to the emitted one has no sampled token (-1) has failed.
+    A request of which a row up to the emitted one has no sampled token (-1) has failed. Without candidates the output
+    is what plain decoding gives before it fails: if the row after the kept drafts has no token, the last of them is not
+    kept, but emitted as the sampled token that it equals, and the next step fails.
 
     Args:
         sampled_token_ids: i32[L].
@@ -45,6 +47,7 @@ def verify_draft_tokens(
             keep = len(drafts)
         elif candidates is None:
             keep = int(np.cumprod(sampled[: len(drafts)] == drafts).sum())
+            keep -= keep > 0 and sampled[keep] < 0
         else:
             keep = _count_plausible(drafts, candidates.token_ids[rows], candidates.lens[rows], candidates.verify_window)
         failed = len(rows) == 0 or bool((sampled[: keep + 1] < 0).any())

@@ -33,7 +33,7 @@ STEPS: dict[str, list[Kind]] = {
 
 
 def make_batch(rng: np.random.Generator, kinds: Sequence[Kind], block_size: int) -> DraftBatch:
-    """Tokens and scattered blocks, enough for all drafts, of the requests of a step."""
+    """Tokens and scattered blocks, enough for all drafts, of the requests of a step; a fifth of the drafts failed."""
     committed, num_drafts = np.array(kinds, np.int32).reshape(-1, 6).T[4:]
     num_slots, max_blocks = len(kinds) + 2, -(-(MAX_TOKENS + 8) // block_size)
     slots = rng.permutation(num_slots)[: len(kinds)].astype(np.int32)
@@ -47,7 +47,7 @@ def make_batch(rng: np.random.Generator, kinds: Sequence[Kind], block_size: int)
         slots=slots,
         num_committed=committed.copy(),
         cu_num_draft=cu_num_draft,
-        draft_token_ids=rng.integers(0, VOCAB_SIZE, cu_num_draft[-1]).astype(np.int32),
+        draft_token_ids=np.maximum(rng.integers(-VOCAB_SIZE // 4, VOCAB_SIZE, cu_num_draft[-1]), -1).astype(np.int32),
         token_table=rng.integers(0, VOCAB_SIZE, (num_slots, MAX_TOKENS)).astype(np.int32),
         block_table=block_table,
         block_size=block_size,

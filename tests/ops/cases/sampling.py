@@ -9,8 +9,9 @@ import numpy as np
 
 from fastdeploy_sd.ops import sampling as ops
 from fastdeploy_sd.ops.native import sampling as native
+from fastdeploy_sd.ops.processed_logits import ProcessedLogits
 from fastdeploy_sd.ops.reference import sampling as reference
-from fastdeploy_sd.types import DraftTokens, LogprobArrays, SamplingArrays
+from fastdeploy_sd.types import DraftTokens, LogprobArrays
 from tests.ops.backends import to_paddle
 from tests.ops.cases.case import OpCases
 from tests.ops.sampling_arrays import build_sampling_arrays
@@ -57,6 +58,7 @@ def draws() -> dict[str, dict[str, Any]]:
                 "batch_id_per_output": rng.permutation(np.arange(rows) % num_requests).astype(np.int32),
                 "positions": rng.integers(0, 2**31, rows).astype(np.int32),
                 "sampling": sampling,
+                "processed": replacement(rng, kind, rows, vocab) if kind in ("flat", "forbidden") else None,
             }
     found["broken-rows"] = broken_rows(rng)
     found["no-row"] = {
@@ -66,6 +68,12 @@ def draws() -> dict[str, dict[str, Any]]:
         "sampling": build_sampling_arrays(2, 0),
     }
     return found
+
+
+def replacement(rng: np.random.Generator, kind: str, rows: int, vocab: int) -> ProcessedLogits[np.ndarray]:
+    """Other logits for a third of the rows, in no order."""
+    replaced = rng.permutation(rows)[: rows // 3].astype(np.int32)
+    return ProcessedLogits.of(logits_of(rng, kind, len(replaced), vocab), replaced, rows)
 
 
 def listings() -> dict[str, dict[str, Any]]:
@@ -104,14 +112,22 @@ def broken_rows(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def processed() -> dict[str, dict[str, Any]]:
-    """Each penalty alone and all together, with drafts that repeat; bias and mask on penalised tokens; no request."""
+    """Each penalty alone and all together, with drafts that repeat; bias and mask on penalised tokens; no request.
+
+    All rows, some of them in no order, and none.
+    """
     rng = np.random.default_rng(4)
     found = {}
     for vocab in (1, 37, 20001):
         for parts in ("none", "repetition", "presence", "frequency", "bias", "mask", "all"):
-            found[f"{parts}-{vocab}"] = processed_step(rng, parts, vocab)
+            step = processed_step(rng, parts, vocab)
+            rows = np.arange(len(step["logits"]), dtype=np.int32)
+            found[f"{parts}-{vocab}"] = step | {"rows": rows}
+            found[f"{parts}-{vocab}-some"] = step | {"rows": rng.permutation(rows)[: len(rows) // 2]}
+    found["none"] = step | {"rows": rows[:0]}
     found["empty"] = {
         "logits": np.zeros((0, 5), np.float32),
+        "rows": np.zeros(0, np.int32),
         "cu_num_logits": np.zeros(1, np.int32),
         "draft": DraftTokens.none(0),
         "sampling": build_sampling_arrays(0, 0, vocab=5),
@@ -172,26 +188,24 @@ def logprobs() -> dict[str, dict[str, Any]]:
     return found
 
 
-def process_through_paddle(
-    logits: np.ndarray, cu_num_logits: np.ndarray, draft: DraftTokens, sampling: SamplingArrays
-) -> np.ndarray:
-    return ops.process_logits(to_paddle(logits), cu_num_logits, draft, sampling).numpy()
+def process_through_paddle(logits: np.ndarray, **rest: Any) -> np.ndarray:
+    return ops.process_logits(to_paddle(logits), **rest).numpy()
+
+
+def replaced_in_paddle(processed: ProcessedLogits[np.ndarray] | None) -> ProcessedLogits[Any] | None:
+    return None if processed is None else ProcessedLogits(to_paddle(processed.logits), processed.row_of)
 
 
 def sample_through_paddle(
-    logits: np.ndarray, batch_id_per_output: np.ndarray, positions: np.ndarray, sampling: SamplingArrays
+    logits: np.ndarray, processed: ProcessedLogits[np.ndarray] | None = None, **rest: Any
 ) -> np.ndarray:
-    return ops.sample(to_paddle(logits), batch_id_per_output, positions, sampling)
+    return ops.sample(to_paddle(logits), processed=replaced_in_paddle(processed), **rest)
 
 
 def candidates_through_paddle(
-    logits: np.ndarray,
-    batch_id_per_output: np.ndarray,
-    positions: np.ndarray,
-    sampling: SamplingArrays,
-    max_candidate_len: int,
+    logits: np.ndarray, processed: ProcessedLogits[np.ndarray] | None = None, **rest: Any
 ) -> tuple[np.ndarray, ...]:
-    return ops.top_p_candidates(to_paddle(logits), batch_id_per_output, positions, sampling, max_candidate_len)
+    return ops.top_p_candidates(to_paddle(logits), processed=replaced_in_paddle(processed), **rest)
 
 
 def logprobs_through_paddle(logits: np.ndarray, token_ids: np.ndarray, num_top: int) -> tuple[np.ndarray, ...]:

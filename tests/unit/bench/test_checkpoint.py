@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,20 @@ def test_wrong_arguments(tmp_path: Path, tokenizer: Path) -> None:
     with pytest.raises(ConfigError, match=r"out: expected a directory to create, got .*, which exists"):
         make_checkpoint("qwen3-0.6b", tmp_path, tokenizer=tokenizer)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [[], ["--mtp"]])
+def test_the_script_writes_the_mtp_folder_when_asked(
+    options: list[str], tiny_shape: str, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(__file__).resolve().parents[3] / "scripts" / "make_checkpoint.py"
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", [str(path), tiny_shape, str(out), "--tokenizer", str(tokenizer), *options])
+    assert runpy.run_path(str(path))["main"]() == 0
+    assert (out / "mtp").is_dir() is bool(options)
+    if options:
+        checkpoint, config = open_checkpoint(out)
+        assert open_mtp_weights(checkpoint, config, None).path == out / "mtp"
 
 
 def test_an_mtp_layer_is_what_the_model_reads(tiny_shape: str, tmp_path: Path, tokenizer: Path) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from fastdeploy_sd.bench import offline
+from fastdeploy_sd.bench.__main__ import main
 from fastdeploy_sd.bench.checkpoint import SHAPES
 from fastdeploy_sd.bench.hardware import MemorySpeed
 from fastdeploy_sd.bench.offline import CHECKPOINT_DIR, ensure_checkpoint
 from fastdeploy_sd.bench.offline_run import Sample, Workload
 from fastdeploy_sd.bench.suite import FORMATS, METHODS, offline_arguments
-from fastdeploy_sd.config import load_config
+from fastdeploy_sd.config import Config, load_config
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.errors import ConfigError
@@ -49,7 +52,7 @@ def test_metrics_are_rates_and_percentiles() -> None:
         (Workload(0, 8, 8), "workload: expected batch"),
         (Workload(1, 8, 1), "workload: expected batch"),
         (Workload(1, 8, 8, seed=-1), "seed: expected at least 0"),
-        (Workload(5, 8, 8), r"max_num_seqs: expected at least the batch \(5\)"),
+        (Workload(5, 8, 8), r"max_num_seqs: expected at least the batch \(5\), got 4"),
         (Workload(1, 60, 41), r"max_model_len: expected at least 101 \(prompt \+ output\), got 100"),
         (Workload(4, 60, 40), "kv_cache_memory_gb: expected room for 100 blocks, got 32"),
     ],
@@ -59,6 +62,47 @@ def test_batch_must_run_as_a_whole(workload: Workload, message: str) -> None:
     engine = Engine(config, ToyExecutor(toy_info(max_model_len=100)))
     with pytest.raises(ConfigError, match=message):
         offline._verify_room(workload, engine, config)
+
+
+@pytest.fixture
+def _toy_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Runs the toy engine, in a folder of its own; the module that would import Paddle is replaced."""
+    module = ModuleType("fastdeploy_sd.worker.executor")
+
+    def create_executor(config: Config) -> ToyExecutor:
+        assert config.speculative.suffix_decoding_cache_file is None
+        return ToyExecutor(toy_info(num_blocks=64))
+
+    module.create_executor = create_executor  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastdeploy_sd.worker.executor", module)
+    monkeypatch.setattr(offline, "measure_memory", lambda: MemorySpeed(40.0, 100.0))
+    monkeypatch.setattr(offline, "describe_hardware", dict)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_toy_machine")
+@pytest.mark.parametrize(
+    ("speculative", "methods"),
+    [
+        ("{method: naive}", ["naive"]),
+        (
+            "{method: mtp, mtp_strategy: with_suffix, num_speculative_tokens: 2, suffix_decoding_cache_file: cache}",
+            ["naive", "mtp-suffix"],
+        ),
+    ],
+)
+def test_a_drafting_configuration_is_measured_beside_plain_decoding(
+    speculative: str, methods: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(f"model: demo\nspeculative_config: {speculative}\n", encoding="utf-8")
+    sizes = ["--batch", "2", "--prompt-len", "8", "--output-len", "6", "--repeats", "1"]
+    assert main([str(path), *sizes, "--output", "records"]) == 0
+    rows = [[cell.strip() for cell in row.split("|")] for row in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[4] for row in rows] == methods
+    assert all(row[6].endswith("x") for row in rows), "each is compared with plain decoding"
+    names = sorted(p.stem for p in (tmp_path / "records").iterdir())
+    assert names == sorted(f"demo-bfloat16-{method}-b2" for method in methods)
 
 
 def test_only_missing_random_checkpoints_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fastdeploy_sd.bench import speculation_run
 from fastdeploy_sd.bench.__main__ import main
 from fastdeploy_sd.bench.contenders import METHODS, contenders_by_name, contenders_from_files, with_brackets
 from fastdeploy_sd.bench.hardware import MemorySpeed
+from fastdeploy_sd.bench.plot import save_plot
 from fastdeploy_sd.bench.prompts import MAX_PROMPT_LEN, WORKLOADS, make_prompts
 from fastdeploy_sd.bench.record import Record, config_json
 from fastdeploy_sd.bench.speculation_report import speculation_table
@@ -133,9 +135,6 @@ def test_a_speed_up_of_other_tokens_says_so() -> None:
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from fastdeploy_sd.bench.plot import save_plot
-
     records = [record(m, s, w) for m, s in (("ngram", 0.7), ("mtp", 1.4)) for w in ("completion", "free-text")]
     save_plot(records, tmp_path / "plot.png", "demo")
     data = (tmp_path / "plot.png").read_bytes()
@@ -161,6 +160,31 @@ def test_contenders_from_files() -> None:
     assert [(c.name, c.config.scheduler.max_num_seqs) for c in found] == [("mtp-suffix", 5), ("ngram", 5)]
     with pytest.raises(ConfigError, match="config: expected a method that drafts, got naive in "):
         contenders_from_files([str(folder / "demo-naive-cpu.yaml")], [], "bench")
+
+
+def write_yaml(path: Path, **keys: object) -> str:
+    """A configuration of the demo model with n-gram drafts unless `keys` say otherwise."""
+    values = {"method": "ngram", "num_speculative_tokens": 3} | keys
+    path.write_text(f"model: demo\nspeculative_config: {json.dumps(values)}\n", encoding="utf-8")
+    return str(path)
+
+
+def test_contenders_of_one_method_are_told_apart(tmp_path: Path) -> None:
+    short, long = (write_yaml(tmp_path / f"{k}.yaml", num_speculative_tokens=k) for k in (3, 5))
+    suffix = write_yaml(tmp_path / "suffix.yaml", method="suffix")
+    found = contenders_from_files([short, long, suffix], [], "bench")
+    assert [c.name for c in found] == ["ngram k=3", "ngram k=5", "suffix"]
+    other = write_yaml(tmp_path / "other.yaml", max_ngram_size=4)
+    with pytest.raises(ConfigError, match=r"config: expected files that differ .*, got ngram k=3 in both .* and .*"):
+        contenders_from_files([short, other], [], "bench")
+    with pytest.raises(ConfigError, match="methods: expected each method once, got mtp, mtp"):
+        contenders_by_name(["mtp", "mtp"], ["--model", "demo"], "bench")
+
+
+def test_a_benchmark_leaves_the_suffix_cache_file_alone(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path / "suffix.yaml", method="suffix", suffix_decoding_cache_file=str(tmp_path / "cache"))
+    [contender] = contenders_from_files([path], [], "bench")
+    assert contender.config.speculative == SpeculativeConfig("suffix", 3)
 
 
 def test_brackets_do_not_look_at_the_drafts() -> None:
@@ -202,6 +226,11 @@ def test_prompts_are_different_and_repeatable(workload: str) -> None:
         (["--repeats", "0"], "repeats: expected at least 1, got 0"),
         (["--output-len", "1"], "output_len: expected at least 8, got 1"),
         (["--methods", "naive"], "methods: expected some of ngram, suffix, mtp, mtp-ngram, mtp-suffix, got 'naive'"),
+        (["--config", "a.yaml", "--model", "demo"], "model: expected without --config, whose files say it, got both"),
+        (
+            ["--config", "a.yaml", "--methods", "mtp"],
+            "methods: expected without --config, whose files say it, got both",
+        ),
         (["--quantisation", "wint4"], "quantisation: unknown option"),
     ],
 )

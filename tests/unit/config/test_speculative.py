@@ -129,7 +129,7 @@ def test_a_drafting_method_makes_one_draft_by_default(method: str) -> None:
     [
         ({"num_speculative_tokens": 3}, (3, 3)),
         ({"num_model_steps": 3}, (3, 3)),
-        ({"num_speculative_tokens": 3, "num_model_steps": 2}, (3, 2)),
+        ({"num_speculative_tokens": 3, "num_model_steps": 3}, (3, 3)),
         ({"num_speculative_tokens": 7, "mtp_strategy": "default"}, (7, 7)),
         ({"num_speculative_tokens": 3, "mtp_strategy": "with_ngram"}, (3, 1)),
         ({"num_speculative_tokens": 5, "num_model_steps": 2, "mtp_strategy": "with_suffix"}, (5, 2)),

@@ -47,7 +47,11 @@ def refusal(value: object) -> str:
             {"suffix_decoding_max_cached_requests": -2},
             "suffix_decoding_max_cached_requests: expected an integer of at least -1",
         ),
-        ({"suffix_decoding_max_cache_mb": 0}, "suffix_decoding_max_cache_mb: expected an integer of at least 1"),
+        ({"suffix_decoding_max_cache_mb": 0}, "suffix_decoding_max_cache_mb: expected an integer in 1..1048576"),
+        (
+            {"suffix_decoding_max_cache_mb": (1 << 20) + 1},
+            "suffix_decoding_max_cache_mb: expected an integer in 1..1048576",
+        ),
         (
             {"suffix_decoding_max_spec_factor": 0},
             "suffix_decoding_max_spec_factor: expected a number of at least 0.001",
@@ -83,6 +87,7 @@ def test_a_wrong_choice_gets_a_suggestion() -> None:
         ("suffix", {"suffix_decoding_max_tree_depth": 2, "suffix_decoding_max_cached_requests": -1}),
         ("suffix", {"suffix_decoding_max_tree_depth": 4096, "suffix_decoding_max_cached_requests": 0}),
         ("suffix", {"suffix_decoding_max_cache_mb": 1, "suffix_decoding_max_spec_factor": 0.001}),
+        ("suffix", {"suffix_decoding_max_cache_mb": 1 << 20}),
         ("suffix", {"suffix_decoding_min_token_prob": 0.0, "suffix_decoding_cache_file": "cache.bin"}),
         ("suffix", {"suffix_decoding_min_token_prob": 1.0, "accept_policy": "accept_all"}),
         ("mtp", {"mtp_strategy": "with_ngram", "num_speculative_tokens": 4, "max_ngram_size": 7}),
@@ -164,7 +169,15 @@ def test_every_key_is_accepted_with_its_default(method: str, key: str) -> None:
         ({"method": "mtp", "num_speculative_tokens": 0}, "at least 1 with method mtp, got 0"),
         (
             {"method": "mtp", "num_speculative_tokens": 2, "num_model_steps": 3},
-            "at least num_model_steps (3), got 2",
+            "num_model_steps (3), as nothing extends the drafts of mtp_strategy default, got 2",
+        ),
+        (
+            {"method": "mtp", "num_speculative_tokens": 5, "num_model_steps": 2},
+            "num_model_steps (2), as nothing extends the drafts of mtp_strategy default, got 5",
+        ),
+        (
+            {"method": "mtp", "mtp_strategy": "with_ngram"},
+            "more than num_model_steps (1), as mtp_strategy with_ngram extends the drafts, got 1 (the default)",
         ),
         (
             {"method": "mtp", "mtp_strategy": "with_ngram", "num_speculative_tokens": 2, "num_model_steps": 2},
@@ -172,11 +185,11 @@ def test_every_key_is_accepted_with_its_default(method: str, key: str) -> None:
         ),
         (
             {"method": "mtp", "suffix_decoding_max_tree_depth": 64},
-            "more than num_model_steps (1), as mtp_strategy with_suffix extends the drafts, got 1",
+            "more than num_model_steps (1), as mtp_strategy with_suffix extends the drafts, got 1 (the default)",
         ),
     ],
 )
-def test_too_few_drafts_are_refused(keys: Keys, text: str) -> None:
+def test_a_number_of_drafts_that_cannot_be_made_is_refused(keys: Keys, text: str) -> None:
     assert refusal(keys) == f".num_speculative_tokens: expected {text}"
 
 

@@ -215,6 +215,25 @@ def test_what_was_not_exercised_is_no_proof() -> None:
     ]
 
 
+@pytest.mark.parametrize(("num_accepted", "fate"), [(0, "accepted"), (10, "rejected")])
+def test_drafts_with_one_fate_only_are_a_warning(num_accepted: int, fate: str) -> None:
+    counts = {"num_drafts": 10, "num_verifications": 5, "num_emitted": 5 + num_accepted}
+    cell = Cell("way 1", "mtp k=2", num_accepted=num_accepted, **counts)
+    column = Matrix(("way 1",), ("naive", "mtp k=2"), {("way 1", "mtp k=2"): cell})
+    assert column.warnings == [f"mtp k=2: no draft was {fate} in any way"]
+    assert column.is_proof
+    assert findings(column, {}) == [
+        f"WARNING: mtp k=2: no draft was {fate} in any way: equality was shown for the other kind only"
+    ]
+    assert matrix_json(column, {})["warnings"] == column.warnings
+
+
+def test_both_fates_in_different_ways_are_no_warning() -> None:
+    assert matrix().warnings == []
+    half = matrix(num_drafts=2, num_accepted=2, num_emitted=3)
+    assert half.warnings == []
+
+
 def test_a_method_says_whether_it_may_draft() -> None:
     assert not NAIVE.is_drafting
     assert Method("m", SpeculativeConfig(method="ngram", num_speculative_tokens=2)).is_drafting

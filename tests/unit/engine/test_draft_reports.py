@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from fastdeploy_sd.engine.pending_drafts import collect_drafts
 from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.stats import SourceCounts
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import (
     DraftCounts,
@@ -98,16 +100,47 @@ def test_a_request_is_told_how_its_drafts_came_out() -> None:
     assert metrics.drafts == DraftCounts(3, 11, drafted=(3, 3, 2), reached=(3, 3, 2), accepted=(3, 3, 2))
 
 
-def test_accepted_drafts_past_a_stop_were_right_but_are_not_emitted() -> None:
+def test_drafts_past_a_stop_count_nowhere() -> None:
     plain = ToyModel(VOCAB).generate(toy_request("a", range(2, 7), 12))
     assert plain[2] not in plain[:2]
-    request = toy_request("a", range(2, 7), 12, sampling=SamplingParams(temperature=0.0, stop_token_ids=(plain[2],)))
+    sampling = SamplingParams(temperature=0.0, stop_token_ids=(plain[2],))
+    request = toy_request("a", range(2, 7), 12, sampling=sampling, speculation=wanting(0))
     bench = Bench(info={"max_draft_tokens": 3}, proposer=oracle([request]))
     bench.submit(request)
     last = bench.finish().last["a"]
     assert last.finish_reason is FinishReason.STOP
     assert last.metrics is not None
-    assert last.metrics.drafts == DraftCounts(1, 2, drafted=(1, 1, 1), reached=(1, 1, 1), accepted=(1, 1, 1))
+    # Drafts plain[1], plain[2] and plain[3] were all right; the second ended the request.
+    assert last.metrics.drafts == DraftCounts(1, 2, drafted=(1, 1), reached=(1, 1), accepted=(1, 1))
+    stats = bench.engine.stats()
+    assert stats.drafts["mtp"] == SourceCounts((1, 1), (1, 1), (1, 1))
+    assert "ngram" not in stats.drafts
+    assert last.token_ids == tuple(plain[1:3])
+
+
+@pytest.mark.parametrize("end", [1, 2])
+def test_a_draft_is_called_accepted_if_it_became_output(end: int) -> None:
+    plain = ToyModel(VOCAB).generate(toy_request("a", range(2, 7), 12))
+    sampling = SamplingParams(temperature=0.0, stop_token_ids=(plain[end],))
+    request = toy_request("a", range(2, 7), 12, sampling=sampling, speculation=wanting(0))
+    bench = Bench(info={"max_draft_tokens": 2}, proposer=oracle([request]))
+    bench.submit(request)
+    reported = bench.finish().last["a"].draft_logprobs
+    assert reported is not None
+    assert [(d.draft.token_id, d.accepted) for d in reported] == [(plain[1], True), (plain[2], end == 2)]
+
+
+def test_a_rejected_draft_in_the_place_of_the_last_token_counts() -> None:
+    plain = ToyModel(VOCAB).generate(toy_request("a", range(2, 7), 12))
+    sampling = SamplingParams(temperature=0.0, stop_token_ids=(plain[1],))
+    request = toy_request("a", range(2, 7), 12, sampling=sampling)
+    wrong = WrongProposer(continuations(ToyModel(VOCAB), [request]), VOCAB)
+    bench = Bench(info={"max_draft_tokens": 3}, proposer=wrong)
+    bench.submit(request)
+    last = bench.finish().last["a"]
+    assert last.metrics is not None
+    assert last.metrics.drafts == DraftCounts(1, 1, drafted=(1,), reached=(1,), accepted=(0,))
+    assert bench.engine.stats().drafts == {"mtp": SourceCounts((1,), (1,), (0,))}
 
 
 def test_statistics_are_by_source_and_by_method() -> None:

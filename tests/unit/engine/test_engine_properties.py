@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
@@ -53,7 +53,7 @@ def build_scenario(seed: int, proposer_name: str) -> Scenario:
     max_num_seqs = rng.randint(1, 6)
     max_draft_tokens = min(rng.choice([1, 3, 7]), max(0, budget // max_num_seqs - 1))
     num_lookahead_slots = rng.choice([0, 1, max_draft_tokens]) if max_draft_tokens else 0
-    requests = _requests(rng, min(40, num_blocks * block_size))
+    requests = _requests(rng, min(40, num_blocks * block_size), max_draft_tokens)
     threshold = rng.choice([0, 1, 5, 12]) if chunked else 0
     failing = {request.request_id: rng.randint(0, 3) for request in requests if rng.random() < 0.05}
     known, plans = continuations(model, requests), list[SchedulerOutput]()
@@ -87,7 +87,7 @@ def build_scenario(seed: int, proposer_name: str) -> Scenario:
     return Scenario(Engine(config, executor), executor, model, requests, known, failing, plans)
 
 
-def _requests(rng: random.Random, max_total: int) -> list[Request]:
+def _requests(rng: random.Random, max_total: int, max_draft_tokens: int) -> list[Request]:
     """Prompts that share prefixes, some sampled, some with stop tokens or min_tokens."""
     stems = [[rng.randrange(2, VOCAB) for _ in range(20)] for _ in range(3)]
     requests = []
@@ -108,6 +108,10 @@ def _requests(rng: random.Random, max_total: int) -> list[Request]:
             num_speculative_tokens=rng.choice([None, None, 1, 2]),
             num_draft_logprobs=rng.choice([None, 0, 2]),
         )
+        if max_draft_tokens == 0:
+            wish = Speculation()  # all that such a server takes
+        elif wish.num_speculative_tokens is not None:
+            wish = replace(wish, num_speculative_tokens=min(wish.num_speculative_tokens, max_draft_tokens))
         salt = rng.choice(["", "", "tenant"])
         requests.append(
             toy_request(
@@ -150,12 +154,15 @@ class Recount:
                 drafts = []
             begin = len(request.prompt_token_ids) + len(transcript.token_ids.get(name, ()))
             right = self._scenario.known[name][begin : begin + len(drafts)]
-            num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafts, right, strict=True)))
+            num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafts, right, strict=True)))
+            num_accepted = min(num_right, len(output.token_ids))
+            # What lies behind the end of a request counts nowhere.
+            num_counted = len(drafts) if output.finish_reason is None else min(len(drafts), len(output.token_ids))
             if drafts:
-                self.by_request[name].add(len(drafts), num_accepted, len(output.token_ids))
+                self.by_request[name].add(num_counted, num_accepted, len(output.token_ids))
             first = plan.draft.cu_num_draft[row]
             sources = [] if plan.draft.sources is None else plan.draft.sources[first:].tolist()
-            for i, source in enumerate(sources[: len(drafts)]):
+            for i, source in enumerate(sources[:num_counted]):
                 for fate, counts in (("drafted", True), ("reached", i <= num_accepted), ("accepted", i < num_accepted)):
                     self.by_source[DraftSource(source).name.lower(), i, fate] += counts
             self._check_logprobs(output, drafts, sources, num_accepted)

@@ -24,6 +24,8 @@ PLAN = SchedulerOutput(
     draft=DraftTokens(i32(7, 8), i32(0, 2, 2)),
     max_draft_len=i32(2, 0),
 )
+# All of a's tokens run, b's prompt goes on.
+NUM_TOKENS = i32(6, 9)
 RESULT = StepResult(
     4, ("a", "b"), VerifyResult(i32(7, 9), i32(0, 2, 2), i32(1, 0)), DraftTokens(i32(3, 4), i32(0, 2, 2))
 )
@@ -43,8 +45,10 @@ def with_drafts(*, token_ids: np.ndarray | None = None, sources: list[int] | Non
 
 
 def test_an_answer_to_the_plan_passes() -> None:
-    check_result(PLAN, RESULT)
-    check_result(PLAN, with_drafts(sources=[0, 3]))
+    check_result(PLAN, RESULT, NUM_TOKENS)
+    check_result(PLAN, with_drafts(sources=[0, 3]), NUM_TOKENS)
+    no_output = with_verified(cu=i32(0, 0, 0), accepted=i32(0, 0))
+    check_result(PLAN, dataclasses.replace(no_output, failed={"a": "why"}), NUM_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,11 @@ def test_an_answer_to_the_plan_passes() -> None:
         (with_verified(cu=i32(0, 2), accepted=i32(1)), "expected 2 rows, got 1"),
         (with_verified(cu=i32(0, 3, 3), accepted=i32(1, 0)), "num_accepted [+] 1 outputs"),
         (with_verified(cu=i32(0, 4, 4), accepted=i32(3, 0)), "no more accepted than drafted"),
+        (with_verified(cu=i32(0, 0, 0), accepted=i32(0, 0)), "the contrary for a$"),
+        (with_verified(cu=i32(0, 2, 3), accepted=i32(1, 0)), "the contrary for b$"),
+        (with_verified(cu=i32(0, 0, 1), accepted=i32(0, 0)), "the contrary for a, b$"),
+        (dataclasses.replace(RESULT, failed={"a": "why"}), "the contrary for a$"),
+        (dataclasses.replace(RESULT, failed={"c": "why"}), r"failures among \('a', 'b'\), got \['c'\]"),
         (dataclasses.replace(RESULT, drafts=DraftTokens(i32(1, 2, 3), i32(0, 3, 3))), "at most .2, 0. drafts"),
         (dataclasses.replace(RESULT, drafts=DraftTokens(i32(1), i32(0, 0, 1))), "at most .2, 0. drafts"),
         (with_drafts(sources=[1]), r"a source in 0..3 for each of 2 drafts, got \[1\]"),
@@ -65,4 +74,4 @@ def test_an_answer_to_the_plan_passes() -> None:
 )
 def test_anything_else_is_refused(result: StepResult, message: str) -> None:
     with pytest.raises(InternalError, match=message):
-        check_result(PLAN, result)
+        check_result(PLAN, result, NUM_TOKENS)

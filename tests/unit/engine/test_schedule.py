@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from fastdeploy_sd.kvcache.manager import BlockTable, KVCacheManager, PrefixMatch
+from fastdeploy_sd.types import I32
 from tests.doubles.bench import Bench, oracle
 from tests.doubles.engines import toy_request
 
@@ -32,6 +36,23 @@ def test_the_head_of_the_queue_is_not_overtaken() -> None:
     bench.submit(toy_request("a", range(2, 22), 4), toy_request("big", range(30, 46), 4), toy_request("c", [2], 1))
     assert bench.step() == {"a": 20}
     assert bench.step() == {"a": 1}, "c would fit, but big came first"
+
+
+def test_the_head_of_the_queue_is_looked_up_again_only_when_that_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[str] = []
+    match_prefix = KVCacheManager.match_prefix
+
+    def counted(kv: KVCacheManager, table: BlockTable, token_ids: I32, num_tokens: int) -> PrefixMatch:
+        looked_up.append(table.request_id)
+        return match_prefix(kv, table, token_ids, num_tokens)
+
+    monkeypatch.setattr(KVCacheManager, "match_prefix", counted)
+    bench = Bench(info={"num_blocks": 8}, max_num_batched_tokens=100)
+    bench.submit(toy_request("a", range(2, 22), 9), toy_request("big", range(30, 46), 4))
+    while "a" not in bench.transcript.last:
+        bench.step()
+    assert looked_up == ["a", "big"]
+    assert bench.step() == {"big": 16}
 
 
 def test_no_more_requests_run_than_there_are_seats() -> None:

@@ -57,6 +57,23 @@ def test_a_missing_block_shortens_the_draft_and_preempts_nobody() -> None:
     assert bench.plans[-1].preempted_ids == ()
 
 
+def test_drafts_get_as_many_blocks_as_there_are() -> None:
+    requests = [toy_request("a", range(2, 9), 10), toy_request("b", [20, 21], 2)]
+    bench = Bench(info={"num_blocks": 4, "max_draft_tokens": 7}, proposer=oracle(requests), max_num_batched_tokens=40)
+    bench.submit(*requests)
+    assert bench.step() == {"a": 7, "b": 2}
+    # a has 8 tokens in 2 blocks of 4, and 7 drafts need 2 more; there is one.
+    assert bench.step() == {"a": 5, "b": 1}
+
+
+def test_slots_ahead_get_as_many_blocks_as_there_are() -> None:
+    info = {"num_blocks": 4, "max_draft_tokens": 7, "num_lookahead_slots": 7}
+    bench = Bench(info=info, max_num_batched_tokens=40)
+    bench.submit(toy_request("a", range(2, 9), 10), toy_request("b", [20, 21], 2, speculation=OFF))
+    bench.step()
+    assert bench.num_blocks() == {"a": 3, "b": 1}
+
+
 def test_drafts_take_no_block_that_another_row_needs_for_its_own_tokens() -> None:
     requests = [toy_request("a", range(2, 7), 12), toy_request("b", range(20, 28), 4)]
     bench = Bench(info={"num_blocks": 5, "max_draft_tokens": 3}, proposer=oracle(requests))

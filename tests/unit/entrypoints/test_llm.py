@@ -159,6 +159,27 @@ def test_drafts_of_a_completion_that_a_stop_string_ends_are_counted(load: Load) 
     assert output.metrics.drafts.num_verifications == 2
 
 
+@pytest.mark.parametrize(
+    ("strategy", "wish", "expected"),
+    [
+        ("target_match", None, True),
+        ("target_match", {"enabled": False}, False),
+        ("greedy", {"enabled": False}, True),
+        ("topp", {"enabled": False}, True),
+    ],
+)
+def test_outputs_say_that_verification_may_have_changed_them(
+    load: Load, strategy: str, wish: Any, expected: bool
+) -> None:
+    [plain] = load()[0].generate("x", GREEDY)
+    assert not plain.lossy
+    info = replace(INFO, speculation=SpeculationInfo("ngram", ("naive", "ngram"), 3, lossy=True))
+    keys = {"method": "ngram", "verify_strategy": strategy, "accept_policy": "accept_all"}
+    llm, _ = load(ToyExecutor(info), speculative_config=keys)
+    [output] = llm.generate("x", GREEDY, speculation=wish)
+    assert output.lossy is expected
+
+
 def test_speculation_of_a_chat(load: Load) -> None:
     conversation = [{"role": "user", "content": "hi"}]
     [plain] = load()[0].chat(conversation, GREEDY)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_sd.entrypoints.text.speculation import resolve_speculation
+from fastdeploy_sd.entrypoints.text.speculation import may_change_tokens, resolve_speculation
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.types import Speculation, SpeculationInfo
 
@@ -28,6 +28,10 @@ OFF = Speculation(enabled=False)
         ({"method": "naive"}, OFF),
         ({"enabled": True, "method": "ngram", "num_speculative_tokens": 4}, Speculation(True, "ngram", 4)),
         (Speculation(True, "mtp", 1, 20), Speculation(True, "mtp", 1, 20)),
+        ({"method": "NGram"}, Speculation(method="ngram")),
+        ({"method": "ngram_match"}, Speculation(method="ngram")),
+        (Speculation(method=" MTP "), Speculation(method="mtp")),
+        ({"method": "NAIVE"}, OFF),
         ({"num_draft_logprobs": 0}, Speculation(num_draft_logprobs=0)),
     ],
 )
@@ -37,10 +41,41 @@ def test_what_can_be_granted_is(wish: Any, expected: Speculation) -> None:
 
 @pytest.mark.parametrize("info", [SERVER, PLAIN])
 def test_no_drafts_can_be_had_everywhere_whatever_else_is_asked(info: SpeculationInfo) -> None:
-    for wish in ({"enabled": False, "method": "suffix", "num_speculative_tokens": 99}, {"method": "naive"}):
+    for wish in (
+        {"enabled": False, "method": "suffix", "num_speculative_tokens": 99},
+        {"enabled": False, "method": "MTP"},
+        {"method": "naive"},
+    ):
         resolved = resolve_speculation(wish, info)
         assert resolved == OFF
         assert info.method_of(resolved) == "naive"
+
+
+@pytest.mark.parametrize("info", [SERVER, PLAIN])
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"method": "ngrm"}, "speculation.method: expected one of naive, ngram, suffix, mtp, got 'ngrm' (did you mean"),
+        ({"num_speculative_tokens": 0}, "speculation.num_speculative_tokens: expected an integer >= 1, got 0"),
+    ],
+)
+def test_what_no_server_could_honour_is_refused_beside_no_drafts_too(
+    info: SpeculationInfo, other: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        resolve_speculation({"enabled": False, **other}, info)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("strategy", "drafting", "plain"),
+    [("target_match", True, False), ("greedy", True, True), ("topp", True, True)],
+)
+def test_a_strategy_draws_every_token_and_a_policy_judges_drafts(strategy: str, drafting: bool, plain: bool) -> None:
+    lossy = replace(SERVER, lossy=True)  # under target_match by accept_all
+    assert may_change_tokens(Speculation(), lossy, strategy) is drafting
+    assert may_change_tokens(OFF, lossy, strategy) is plain
+    assert not may_change_tokens(Speculation(), SERVER, "target_match")
 
 
 def test_nothing_asked_is_fine_on_a_plain_server() -> None:

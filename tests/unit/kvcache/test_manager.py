@@ -36,6 +36,20 @@ def num_matched(kv: KVCacheManager, token_ids: I32, salt: str = "") -> int:
     return kv.match_prefix(BlockTable("probe", salt), token_ids, len(token_ids)).num_tokens
 
 
+def test_a_table_grows_as_far_as_there_are_blocks() -> None:
+    kv = make(4)
+    table = admit(kv, "a", COUNTING[:5], computed=0)
+    kv.extend_as_far_as_possible(table, 7)
+    assert table.num_slots == 8
+    kv.extend_as_far_as_possible(table, 11)
+    assert table.num_slots == 12
+    kv.extend_as_far_as_possible(table, 100)
+    assert table.num_slots == 16
+    kv.extend_as_far_as_possible(table, 100)
+    assert table.num_slots == 16
+    kv.check_integrity()
+
+
 def test_a_request_gets_blocks_for_its_tokens_and_grows_by_whole_blocks() -> None:
     kv = make()
     table = admit(kv, "a", COUNTING[:5])
@@ -112,6 +126,51 @@ def test_a_match_is_not_evicted_by_its_own_admission() -> None:
     assert kv.admit(table, match, 16)
     assert table.block_ids[:3] == list(match.block_ids)
     kv.check_integrity()
+
+
+def test_a_refusal_lasts_until_a_block_is_released_or_the_prefix_grows() -> None:
+    kv = make(5)
+    running, waiting = admit(kv, "a", COUNTING[:11], computed=4), BlockTable("b")
+    assert not kv.is_still_refused(waiting), "never tried"
+    assert not kv.admit(waiting, kv.match_prefix(waiting, COUNTING, 16), 16)
+    assert kv.is_still_refused(waiting)
+    assert kv.extend(running, 13)
+    assert kv.is_still_refused(waiting)
+    kv.publish(running, COUNTING, 8)
+    assert not kv.is_still_refused(waiting), "its second block is cached now"
+    assert not kv.admit(waiting, kv.match_prefix(waiting, COUNTING, 16), 16)
+    assert kv.is_still_refused(waiting)
+    kv.free(running)
+    assert not kv.is_still_refused(waiting)
+    assert kv.admit(waiting, kv.match_prefix(waiting, COUNTING, 16), 16)
+    assert not kv.is_still_refused(waiting)
+
+
+def test_whoever_is_still_refused_would_be_refused_again() -> None:
+    num_skipped = 0
+    for seed in range(60):
+        rng, kv = random.Random(seed), make(10)
+        texts = [np.array([rng.randrange(2) for _ in range(4)], np.int32).repeat(8) for _ in range(3)]
+        running: list[tuple[BlockTable, I32, int]] = []
+        waiting, text, length = BlockTable("waits"), texts[0], rng.randint(8, 30)
+        for number in range(80):
+            if running and rng.random() < 0.3:
+                kv.free(running.pop(rng.randrange(len(running)))[0])
+            elif running and rng.random() < 0.5:
+                table, tokens_of_it, n = rng.choice(running)
+                kv.extend_as_far_as_possible(table, n + 4)
+                kv.publish(table, tokens_of_it, min(n + 4, table.num_slots, len(tokens_of_it)))
+            else:
+                table, tokens_of_it, n = BlockTable(f"r{number}"), rng.choice(texts), rng.randint(1, 24)
+                if kv.admit(table, kv.match_prefix(table, tokens_of_it, n), n):
+                    running.append((table, tokens_of_it, n))
+            is_refused = kv.is_still_refused(waiting)
+            num_skipped += is_refused
+            if kv.admit(waiting, kv.match_prefix(waiting, text, length), length):
+                assert not is_refused
+                kv.free(waiting)
+            kv.check_integrity()
+    assert num_skipped > 100
 
 
 def test_discarded_blocks_are_not_found_even_while_shared() -> None:

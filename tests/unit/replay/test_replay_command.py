@@ -34,10 +34,10 @@ def test_a_row_per_method_and_length(recording: str, capsys: pytest.CaptureFixtu
     assert long["peak_memory_bytes"] > 0
     assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:3] for line in lines] == [
-        ["method", "k", "tokens/step"],
-        ["ngram", "2", f"{short['tokens_per_verify_step']:.2f}"],
-        ["ngram", "5", f"{long['tokens_per_verify_step']:.2f}"],
+    assert lines[0].split()[:5] == ["method", "k", "shared", "cache", "tokens/step"]
+    assert [line.split()[:4] for line in lines[1:]] == [
+        ["ngram", "2", "-", f"{short['tokens_per_verify_step']:.2f}"],
+        ["ngram", "5", "-", f"{long['tokens_per_verify_step']:.2f}"],
     ]
 
 
@@ -50,6 +50,26 @@ def test_tuning_reaches_the_method(recording: str, capsys: pytest.CaptureFixture
         num_verify_steps.append(result["num_verify_steps"])
     # Forty tokens must be plain decoding's before the longer end is found.
     assert num_verify_steps[1] > num_verify_steps[0] + 20
+
+
+@pytest.mark.parametrize(
+    ("options", "is_shared", "text"),
+    [
+        ([], True, "yes"),
+        (["--no-shared-cache"], False, "no"),
+        (["--suffix-decoding-max-cached-requests", "0"], False, "no"),
+    ],
+)
+def test_rows_say_whether_answers_were_shared(
+    recording: str, capsys: pytest.CaptureFixture[str], options: list[str], is_shared: bool, text: str
+) -> None:
+    arguments = ["replay", recording, "--tokenizer", "words", *options]
+    assert main([*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["method"], row["shared_cache"]) for row in rows] == [("ngram", None), ("suffix", is_shared)]
+    assert main(arguments) == 0
+    _, ngram, suffix = capsys.readouterr().out.splitlines()
+    assert (ngram.split()[2], suffix.split()[2]) == ("-", text)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +87,7 @@ def test_tuning_reaches_the_method(recording: str, capsys: pytest.CaptureFixture
             ["--no-shared-cache", "--suffix-decoding-max-cached-requests", "3"],
             "no_shared_cache: expected without suffix_decoding_max_cached_requests, got both",
         ),
+        (["--no-shared-cache", "--method", "ngram"], "no_shared_cache: expected method suffix, got ngram"),
         (["--tokenizer", "nowhere"], "expected a tokenizer.json, got none"),
     ],
 )
@@ -83,6 +104,6 @@ def test_table_of_known_counts() -> None:
         num_responses=2, num_output_tokens=32, num_verify_steps=20, num_drafting_steps=10,
         num_calls=4, num_rows=8, propose_ns=16_000, peak_memory_bytes=3 << 19,
     )  # fmt: skip
-    head, row = replay_table([ReplayResult("suffix", 2, counts)]).splitlines()
-    assert row.split() == ["suffix", "2", "1.50", "18", "6", "12", "4.0", "2.0", "1.5", "50%", "20%"]
+    head, row = replay_table([ReplayResult("suffix", 2, counts, has_shared_cache=True)]).splitlines()
+    assert row.split() == ["suffix", "2", "yes", "1.50", "18", "6", "12", "4.0", "2.0", "1.5", "50%", "20%"]
     assert head.index("tokens/step") + len("tokens/step") == row.index("1.50") + len("1.50")

@@ -88,7 +88,7 @@ class Witness:
         assert [self.open[slot] for slot in x.slots.tolist()] == list(x.request_ids)
         for r, request_id in enumerate(x.request_ids):
             text = self.texts[request_id.partition("/")[0]]
-            assert x.committed(r).tolist() == text[: x.num_tokens[r]]
+            assert x.token_table[x.slots[r], : x.num_tokens[r]].tolist() == text[: x.num_tokens[r]]
         assert (x.max_draft_len == 4).all()
         self.num_at_once.append(len(x.request_ids))
         return DraftTokens.none(len(x.request_ids))

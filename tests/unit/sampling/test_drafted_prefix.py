@@ -88,7 +88,8 @@ def processed_rows(batch: Batch, logits: np.ndarray) -> np.ndarray:
     begin, end = batch.cu_num_logits[1:3]
     raw = np.zeros((batch.cu_num_logits[-1], VOCAB), np.float32)
     raw[begin:end] = logits[: end - begin]
-    return process_logits(raw, batch.cu_num_logits, batch.draft, batch.sampling)[begin:end]
+    rows = np.arange(begin, end, dtype=np.int32)
+    return process_logits(raw, rows, batch.cu_num_logits, batch.draft, batch.sampling)
 
 
 @pytest.mark.parametrize("bad_words", [(), BAD_WORDS, (*BAD_WORDS, LONGER_THAN_ANY_HISTORY)])

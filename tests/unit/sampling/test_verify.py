@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -10,6 +11,7 @@ import pytest
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.reference import sampling as reference
+from fastdeploy_sd.sampling import verify as product
 from fastdeploy_sd.sampling.verify import VerifyRule, verify
 from fastdeploy_sd.types import DraftTokens
 from tests.unit.sampling.decoding import VOCAB, Decoding, Drafter, logits_after
@@ -43,7 +45,8 @@ def plain_decoding() -> list[list[int]]:
         alone = Decoding([prompt], columns)
         for _ in range(NUM_TOKENS):
             sampling = alone.sampling(1)
-            logits = reference.process_logits(alone.logits([[]]), np.array([0, 1]), DraftTokens.none(1), sampling)
+            raw, none = alone.logits([[]]), DraftTokens.none(1)
+            logits = reference.process_logits(raw, np.array([0]), np.array([0, 1]), none, sampling)
             alone.tokens[0] += reference.sample(
                 logits, np.array([0]), np.array([len(alone.tokens[0])]), sampling
             ).tolist()
@@ -83,6 +86,30 @@ def mixed(plain: list[list[int]], length: int) -> Drafter:
         return drafts[:keep] + [int(rng.choice(tokens)) for _ in drafts[keep:]]
 
     return draft
+
+
+def test_only_rows_with_a_penalty_a_bias_or_a_mask_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = (
+        COLUMNS
+        | BIAS
+        | {
+            "penalty_slot": np.array([-1, 1, -1, -1, -1]),
+            "cu_bias": np.array([0, 0, 0, 0, 0, 2]),
+            "cu_mask": np.array([0, 0, 0, 0, 0, 0, 1, 1, 1]),  # row 5, request 2's second
+            "mask_token_ids": np.array([3]),
+        }
+    )
+    copied, sound = [], product.process_logits
+
+    def noted(logits: paddle.Tensor, rows: np.ndarray, *rest: object) -> paddle.Tensor:
+        copied.append(rows.tolist())
+        return sound(logits, rows, *rest)
+
+    monkeypatch.setattr(product, "process_logits", noted)
+    Decoding(PROMPTS, columns).step([[1], [2], [3], [], []])
+    assert copied == [[2, 3, 5, 7]]
+    Decoding(PROMPTS, {name: value for name, value in COLUMNS.items() if name != "penalty_slot"}).step([[]] * 5)
+    assert len(copied) == 1, "there is nothing to do"
 
 
 def test_without_drafts_the_output_is_plain_decoding(plain: list[list[int]]) -> None:
@@ -174,16 +201,20 @@ def break_after(broken: tuple[int, ...]) -> object:
     return logits_of
 
 
-def test_a_broken_used_row_fails_its_request_only(plain: list[list[int]]) -> None:
+def test_a_request_fails_alone_and_after_the_output_of_plain_decoding(plain: list[list[int]]) -> None:
     prompts = PROMPTS[:3]
     columns = {name: COLUMNS[name][:3] for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
     drafts = [output[:2] for output in plain[:3]]
     broken_history = (*prompts[1], *drafts[1])
-    result, failed = Decoding(prompts, columns, logits_of=break_after(broken_history)).step(drafts)
+    decoding = Decoding(prompts, columns, logits_of=break_after(broken_history))
+    result, failed = decoding.step(drafts)
+    assert failed == ()
+    assert result.num_accepted.tolist() == [2, 1, 2]
+    assert [result.row(r).tolist() for r in range(3)] == [plain[0][:3], plain[1][:2], plain[2][:3]]
+    result, failed = decoding.step([[], [3], []])
     assert failed == (1,)
-    assert result.num_accepted.tolist() == [2, 0, 2]
-    assert result.cu_num_output.tolist() == [0, 3, 3, 6]
-    assert result.token_ids.tolist() == [*plain[0][:3], *plain[2][:3]]
+    assert result.num_accepted.tolist() == [0, 0, 0]
+    assert [result.row(r).tolist() for r in range(3)] == [plain[0][3:4], [], plain[2][3:4]]
 
 
 @pytest.mark.parametrize("strategy", ["target_match", "greedy", "topp"])
@@ -192,7 +223,10 @@ def test_a_broken_used_row_fails_its_request_only(plain: list[list[int]]) -> Non
 def test_a_broken_row_fails_its_request_where_it_is_used(
     strategy: str, policy: str, num_used: int, broken: int
 ) -> None:
-    """Greedy requests with drafts right, right, wrong: rows 0, 1 and 2 are used, or all or one without a judgement."""
+    """Greedy requests with drafts right, right, wrong: rows 0, 1 and 2 are used, or all or one without a judgement.
+
+    Judged by equality, the rows from the broken one on are not used, unless it is the first.
+    """
     prompts, zero = [[1, 2], [5], [9]], {"temperature": np.zeros(3)}
     right = Decoding(prompts, zero).run(4, lambda tokens: [])
     drafts = [[a, b, (c + 1) % VOCAB] for a, b, c, _ in right]
@@ -200,10 +234,12 @@ def test_a_broken_row_fails_its_request_where_it_is_used(
     whole, _ = Decoding(prompts, zero, rule=rule).step(drafts)
     history = (*prompts[1], *drafts[1][:broken])
     result, failed = Decoding(prompts, zero, rule=rule, logits_of=break_after(history)).step(drafts)
-    is_used = broken < num_used
-    assert failed == ((1,) if is_used else ())
+    num_output = len(whole.row(1))
+    if broken < num_used:
+        num_output = broken if strategy != "topp" and policy == "normal" else 0
+    assert failed == (() if num_output else (1,))
     for r in range(3):
-        expected = [] if is_used and r == 1 else whole.row(r).tolist()
+        expected = whole.row(r).tolist()[: num_output if r == 1 else None]
         assert result.row(r).tolist() == expected
         assert result.num_accepted[r] == max(0, len(expected) - 1)
 
@@ -257,6 +293,7 @@ def test_an_unfinished_prompt_has_no_output() -> None:
         "cu_num_logits": np.array([0, 0, 1], np.int32),
     }
     fields = {name: getattr(batch, name) for name in batch.__slots__} | unfinished
+    fields["sampling"] = replace(batch.sampling, cu_mask=np.zeros(2, np.int32))
     result, failed = verify(paddle.to_tensor(logits_after([2])[None]), type(batch)(**fields), VerifyRule())
     assert result.cu_num_output.tolist() == [0, 0, 1]
     assert failed == ()

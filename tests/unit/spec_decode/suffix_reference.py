@@ -65,6 +65,15 @@ class Text:
 class Shard:
     salt: int
     text: Text = field(default_factory=Text)
+    num_begun: int = 0
+
+
+@dataclass(eq=False)
+class Output:
+    """Where the newest piece of a shared output is."""
+
+    shard: Shard | None = None
+    sequence: int = 0
 
 
 @dataclass(eq=False)
@@ -73,11 +82,13 @@ class Own:
 
     salt: int
     num_private: int
+    end_token_ids: tuple[int, ...]
+    first_end: int
     text: Text = field(default_factory=Text)
     match: Tokens = ()
     matches: dict[int, Tokens] = field(default_factory=dict)  # by id of the shard
-    shard: Shard | None = None
-    sequence: int = 0
+    output: Output = field(default_factory=Output)
+    has_ended: bool = False
 
 
 @dataclass(eq=False)
@@ -85,15 +96,19 @@ class Reference:
     max_context: int
     max_factor: float
     min_token_prob: float
-    max_sequences: int
+    max_outputs: int
     shards: list[Shard] = field(default_factory=list)  # by last append
+    outputs: list[Output] = field(default_factory=list)  # that ever began
     own: dict[int, Own] = field(default_factory=dict)  # by slot
 
     def of_salt(self, salt: int) -> list[Shard]:
         return [shard for shard in self.shards if shard.salt == salt]
 
-    def begin(self, slot: int, num_private: int, salt: int) -> None:
-        self.own[slot] = Own(salt, num_private)
+    def num_outputs(self) -> int:
+        return sum(output.shard in self.shards for output in self.outputs)
+
+    def begin(self, slot: int, num_private: int, salt: int, end: tuple[tuple[int, ...], int]) -> None:
+        self.own[slot] = Own(salt, num_private, *end)
         self.own[slot].text.start()
 
     def read(self, slot: int, tokens: list[int]) -> None:
@@ -105,32 +120,42 @@ class Reference:
             for shard in self.of_salt(own.salt):
                 match = own.matches.get(id(shard), ())
                 own.matches[id(shard)] = shard.text.advance(match, token, self.max_context)
-            if own.text.num_tokens > own.num_private and self.max_sequences != 0:
-                own.shard, own.sequence = self.share(own.salt, token, own.shard, own.sequence)
+            if own.text.num_tokens > own.num_private and not own.has_ended:
+                self.share(own.salt, token, own.output)
+                own.has_ended = own.text.num_tokens > own.first_end and token in own.end_token_ids
 
-    def share(self, salt: int, token: int, shard: Shard | None, sequence: int) -> tuple[Shard, int]:
-        """Append an output token, in the salt's youngest shard; returns where."""
+    def share(self, salt: int, token: int, output: Output) -> None:
+        """Append an output token, in the salt's youngest shard."""
+        if self.max_outputs == 0:
+            return
         mine = self.of_salt(salt)
-        if shard is None or not mine or mine[-1] is not shard:
-            while 0 < self.max_sequences <= sum(len(s.text.sequences) for s in self.shards):
+        if output.shard is None:
+            while 0 < self.max_outputs <= self.num_outputs():
                 del self.shards[0]
             mine = self.of_salt(salt)
-            share = max(1, self.max_sequences // NUM_SHARES)
-            if not mine or (self.max_sequences > 0 and len(mine[-1].text.sequences) >= share):
-                self.shards.append(Shard(salt))
-                mine = self.of_salt(salt)
-            shard = mine[-1]
-            sequence = shard.text.start()
-        shard.text.append(sequence, token)
+            share = max(1, self.max_outputs // NUM_SHARES)
+            if not mine or (self.max_outputs > 0 and mine[-1].num_begun >= share):
+                mine = [Shard(salt)]
+                self.shards += mine
+            mine[-1].num_begun += 1
+            self.outputs.append(output)
+        elif output.shard not in self.shards and 0 < self.max_outputs <= self.num_outputs():
+            return
+        elif not mine:
+            mine = [Shard(salt)]
+            self.shards += mine
+        shard = mine[-1]
+        if output.shard is not shard:
+            output.shard, output.sequence = shard, shard.text.start()
+        shard.text.append(output.sequence, token)
         self.shards.remove(shard)
         self.shards.append(shard)
-        return shard, sequence
 
     def draft(self, slot: int, budget: int, prefix: list[int]) -> list[int]:
         own = self.own[slot]
         found = [(own.text, own.match, own.text.sequences[0])]
         for shard in reversed(self.of_salt(own.salt)):
-            tail = shard.text.sequences[own.sequence] if shard is own.shard else None
+            tail = shard.text.sequences[own.output.sequence] if shard is own.output.shard else None
             found.append((shard.text, own.matches.get(id(shard), ()), tail))
         for token in prefix:
             found = [(text, text.advance(match, token, self.max_context), tail) for text, match, tail in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,11 +32,13 @@ class Server:
         self.table = np.zeros((NUM_SLOTS, MAX_LEN), np.int32)
         self.lengths = [0] * NUM_SLOTS
 
-    def begin(self, slot: int, tokens: Sequence[int], *, num_prompt_tokens: int | None = None, salt: str = "") -> None:
+    def begin(
+        self, slot: int, tokens: Sequence[int], *, num_prompt_tokens: int | None = None, salt: str = "", **ends: Any
+    ) -> None:
         self.lengths[slot] = 0
         self.commit(slot, tokens)
         prompt = len(tokens) if num_prompt_tokens is None else num_prompt_tokens
-        self.proposer.begin([DraftRequest(f"r{slot}", slot, prompt, len(tokens), cache_salt=salt)])
+        self.proposer.begin([DraftRequest(f"r{slot}", slot, prompt, len(tokens), cache_salt=salt, **ends)])
 
     def commit(self, slot: int, tokens: Sequence[int]) -> None:
         start = self.lengths[slot]
@@ -159,6 +162,87 @@ def test_a_preempted_request_shares_its_output_once() -> None:
     assert server.proposer.stats().num_tokens == 12
 
 
+EOS = 2
+BEHIND = [700, 701, 702]
+
+
+def test_what_was_accepted_behind_an_end_is_not_shared() -> None:
+    """The step that ends a request may commit more; a request that repeats it drafts up to the end."""
+    server = Server()
+    for _ in range(2):
+        server.begin(0, [900, 901, 902], end_token_ids=(EOS,))
+        assert BEHIND[0] not in server.draft(0)
+        server.commit(0, PHRASE)
+        drafts = server.draft(0)
+        server.commit(0, [EOS, *BEHIND])
+        server.draft(0)
+        server.commit(0, BEHIND)
+        server.draft(0)
+        server.proposer.forget(np.array([0], np.int32))
+    assert drafts == [EOS]
+    assert server.proposer.stats().num_tokens == 2 * (len(PHRASE) + 1)
+
+
+@pytest.mark.parametrize(("min_tokens", "num_shared"), [(0, 1), (1, 1), (2, 3), (3, 3), (4, 4)])
+def test_an_end_before_the_least_number_of_tokens_is_none(min_tokens: int, num_shared: int) -> None:
+    """Only the output counts: the prompt has both end tokens too."""
+    server = Server()
+    server.begin(0, [EOS, 3, 900], end_token_ids=(EOS, 3), min_tokens=min_tokens)
+    server.commit(0, [EOS, 50, 3, 60])
+    server.draft(0)
+    assert server.proposer.stats().num_tokens == num_shared
+
+
+def test_output_after_a_preemption_ends_too() -> None:
+    server = Server()
+    server.begin(0, [900, 50, 51], num_prompt_tokens=1, end_token_ids=(EOS,), min_tokens=4)
+    server.commit(0, [EOS, EOS, *BEHIND])
+    server.draft(0)
+    assert server.proposer.stats().num_tokens == 2
+
+
+@pytest.mark.parametrize(("num_writers", "max_requests"), [(2, 8), (32, 100), (32, 32), (32, 8)])
+def test_outputs_written_together_do_not_push_each_other_out(num_writers: int, max_requests: int) -> None:
+    drafter = SuffixDrafter(num_writers, VOCAB, SuffixRule(), SuffixLimits(max_requests, 1 << 22))
+    table = np.random.default_rng(6).integers(0, VOCAB, (num_writers, 100)).astype(np.int32)
+    for slot in range(num_writers):
+        drafter.begin(slot, 0, bytes(16))
+    slots, none = np.arange(num_writers, dtype=np.int32), np.zeros(num_writers, np.int32)
+    for n in range(1, 101):
+        drafter.propose(table, SuffixRows(slots, np.full(num_writers, n, np.int32), none))
+    drafter.check_integrity()
+    stats = drafter.stats()
+    num_kept = min(num_writers, max_requests)
+    assert stats.num_outputs == num_kept
+    # All were whole when they began, and only tokens of the first step may be lost.
+    assert stats.num_tokens >= num_kept * 99
+    assert stats.num_sequences <= 3 * num_kept
+    tails = [drafter.count(slot, table[slot, -6:]) for slot in range(num_writers)]
+    assert sum(any(counts[1:]) for counts in tails) == num_kept
+
+
+def test_an_output_that_moves_to_a_younger_part_counts_once() -> None:
+    server = Server(max_cached_requests=16)
+    server.begin(0, [900])
+    for i in range(12):
+        server.commit(0, [i])
+        server.draft(0)
+        server.serve(1, [901], [100 + i])
+    stats = server.proposer.stats()
+    assert stats.num_outputs == 13
+    assert stats.num_sequences > stats.num_outputs
+    server.proposer.check_integrity()
+
+
+def test_a_slot_twice_in_a_step_is_refused() -> None:
+    server = Server()
+    server.begin(0, PHRASE)
+    columns = np.zeros(2, np.int32), np.full(2, len(PHRASE), np.int32), np.ones(2, np.int32)
+    with pytest.raises(ValueError, match="slots: expected none twice"):
+        server.proposer.propose(ProposeInput(("a", "b"), columns[0], server.table, *columns[1:]))
+    assert server.draft(0) == []
+
+
 def test_drafts_of_another_method_are_continued() -> None:
     server = Server()
     server.serve(0, [900], PHRASE)
@@ -205,7 +289,7 @@ def test_the_oldest_outputs_go_first() -> None:
     outputs = [list(range(start, start + 12)) for start in range(100, 900, 40)]
     for output in outputs:
         server.serve(0, [900], output)
-    assert server.proposer.stats().num_sequences == 8
+    assert server.proposer.stats().num_outputs == 8
     found = []
     for output in outputs:
         server.begin(1, output[:6])

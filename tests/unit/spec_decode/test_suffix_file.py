@@ -99,8 +99,24 @@ def test_closing_twice_saves_once(saved: Path) -> None:
     assert not saved.exists()
 
 
-def test_a_folder_that_cannot_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    proposer = make(tmp_path / "missing" / "suffix.cache")
+@pytest.mark.parametrize("place", ["missing/suffix.cache", "file/suffix.cache"])
+def test_a_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"suffix_decoding_cache_file: .*expected a folder that can be written"):
+        make(tmp_path / place)
+
+
+def test_a_file_without_a_cache_is_refused_and_kept(saved: Path) -> None:
+    before = saved.read_bytes()
+    with pytest.raises(ConfigError, match=r"suffix_decoding_cache_file: .*expected no file where the limits let no"):
+        make(saved, max_cached_requests=0)
+    assert saved.read_bytes() == before
+
+
+def test_a_folder_that_is_gone_at_the_end_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "folder").mkdir()
+    proposer = make(tmp_path / "folder" / "suffix.cache")
+    (tmp_path / "folder").rmdir()
     with caplog.at_level(logging.ERROR):
         proposer.close()
     assert "suffix_decoding_cache_file: expected to write" in caplog.text

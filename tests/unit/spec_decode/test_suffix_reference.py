@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
-from fastdeploy_sd.ops.native.suffix import SuffixDrafter, SuffixLimits, SuffixRows, SuffixRule
+from fastdeploy_sd.ops.native.suffix import SuffixDrafter, SuffixEnd, SuffixLimits, SuffixRows, SuffixRule
 from fastdeploy_sd.types import DraftTokens
-from tests.unit.spec_decode.suffix_reference import Reference, Shard
+from tests.unit.spec_decode.suffix_reference import Output, Reference
 
 NUM_SLOTS = 3
 MAX_LEN = 40
@@ -29,10 +29,10 @@ class Pair:
             max_factor=float(rng.choice([0.5, 1.0, 2.5])),
             min_token_prob=float(rng.choice([0.0, 0.1, 0.5, 1.0])),
         )
-        self.limits = SuffixLimits(int(rng.choice([-1, 0, 1, 2, 17])), 1 << 20)
+        self.limits = SuffixLimits(int(rng.choice([-1, 0, 1, 2, 3, 17])), 1 << 20)
         self.drafter = self._make()
         self.reference = Reference(
-            self.rule.max_context, self.rule.max_factor, self.rule.min_token_prob, self.limits.max_sequences
+            self.rule.max_context, self.rule.max_factor, self.rule.min_token_prob, self.limits.max_outputs
         )
         self.table = np.full((NUM_SLOTS, MAX_LEN), -1, np.int32)
         self.num_tokens = [0] * NUM_SLOTS
@@ -45,8 +45,10 @@ class Pair:
         self.num_tokens[slot] = 0
         num_private, salt = int(self.rng.integers(0, 6)), int(self.rng.integers(0, 2))
         self.append(slot, num_private)
-        self.drafter.begin(slot, num_private, SALTS[salt])
-        self.reference.begin(slot, num_private, salt)
+        ends = tuple(self.rng.integers(0, self.num_tokens_known, int(self.rng.integers(0, 3))).tolist())
+        first_end = int(self.rng.integers(0, 25))
+        self.drafter.begin(slot, num_private, SALTS[salt], SuffixEnd(ends, first_end))
+        self.reference.begin(slot, num_private, salt, (ends, first_end))
 
     def forget(self) -> None:
         slots = self.rng.integers(0, NUM_SLOTS, 2).astype(np.int32)
@@ -85,20 +87,21 @@ class Pair:
         self.drafter.import_sequences(sequences)
         exported = [(s.salt, tokens) for s in old.shards for tokens in s.text.sequences]
         assert len(exported) == len(sequences.salt_digests)
-        self.reference = Reference(old.max_context, old.max_factor, old.min_token_prob, old.max_sequences)
+        self.reference = Reference(old.max_context, old.max_factor, old.min_token_prob, old.max_outputs)
         for q, (salt, tokens) in enumerate(exported):
             assert sequences.salt_digests[q].tobytes() == SALTS[salt]
             begin, end = sequences.cu_tokens[q : q + 2]
             assert sequences.token_ids[begin:end].tolist() == tokens
-            writer: tuple[Shard | None, int] = (None, 0)
+            output = Output()
             for token in tokens:
-                writer = self.reference.share(salt, token, *writer)
+                self.reference.share(salt, token, output)
 
     def check(self) -> None:
         self.drafter.check_integrity()
         stats = self.drafter.stats()
         shards = self.reference.shards
         assert stats.num_tokens == sum(s.text.num_tokens for s in shards)
+        assert stats.num_outputs == self.reference.num_outputs()
         assert stats.num_sequences == sum(len(s.text.sequences) for s in shards)
         assert stats.num_shards == len(shards)
         string = tuple(self.rng.integers(0, self.num_tokens_known, int(self.rng.integers(1, 4))).tolist())

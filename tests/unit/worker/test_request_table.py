@@ -1,0 +1,59 @@
+"""The worker's columns of the running requests, driven by plans without a model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.types import DraftTokens, NewRequest, Request, SchedulerOutput, VerifyResult
+from fastdeploy_sd.worker.request_state import RequestTable, SlotRules
+
+VOCAB = 11
+PENALISED = SamplingParams(frequency_penalty=0.5)
+
+
+def new(name: str, token_ids: list[int], num_prompt: int, sampling: SamplingParams, max_tokens: int = 8) -> NewRequest:
+    tokens = np.array(token_ids, np.int32)
+    return NewRequest(Request(name, tokens[:num_prompt], sampling, max_tokens, seed=1), tokens, num_prompt, (0,))
+
+
+def table_of(*requests: NewRequest) -> RequestTable:
+    table, rows = RequestTable(4, 32, 16, VOCAB), np.ones(len(requests), np.int32)
+    names = tuple(r.request.request_id for r in requests)
+    table.apply(SchedulerOutput(0, names, requests, (), rows, rows, DraftTokens.none(len(rows)), rows))
+    return table
+
+
+def output_counts(table: RequestTable, name: str) -> dict[int, int]:
+    """Token -> times in the output, as the kernels read them."""
+    [slot] = table.slots([name])
+    counts = table.counts.table[table.penalty_slot[slot]] & ((1 << 30) - 1)
+    return {int(token): int(counts[token]) for token in np.flatnonzero(counts)}
+
+
+def test_every_output_token_of_a_step_is_counted_in_its_own_row() -> None:
+    table = table_of(
+        new("a", [1, 2], 2, PENALISED), new("plain", [3], 1, SamplingParams()), new("b", [4, 5, 5], 1, PENALISED),
+        new("prompt", [6], 1, PENALISED),
+    )  # fmt: skip
+    assert output_counts(table, "b") == {5: 2}, "it came back after preemption"
+    outputs = np.array([7, 7, 1, 9, 9, 5, 7, 5], np.int32)
+    verified = VerifyResult(outputs, np.array([0, 3, 5, 8, 8], np.int32), np.array([2, 1, 2, 0], np.int32))
+    table.commit(table.slots(["a", "plain", "b", "prompt"]), verified)
+    assert output_counts(table, "a") == {7: 2, 1: 1}
+    assert output_counts(table, "b") == {5: 4, 7: 1}
+    assert output_counts(table, "prompt") == {}
+
+
+def test_a_request_that_comes_back_has_the_same_limit() -> None:
+    table = table_of(new("a", [1, 2, 3], 3, PENALISED, 8), new("back", [1, 2, 3, 4, 5], 3, PENALISED, 8))
+    assert table.max_total[table.slots(["a", "back"])].tolist() == [11, 11]
+
+
+def test_bad_words_are_found_by_the_token_before_their_last() -> None:
+    words = ((6,), (1, 2), (3, 1, 4), (2, 5), (8,))
+    request = Request("a", np.array([1], np.int32), SamplingParams(), 8, seed=1, bad_words_token_ids=words)
+    rules = SlotRules.of(request, 1)
+    assert rules.bad_tokens == {6, 8}
+    assert rules.bad_words == {1: [(1, 2), (3, 1, 4)], 2: [(2, 5)]}
+    assert rules.num_bad_prefix == 2

@@ -1,8 +1,8 @@
 // C functions over the same params structs: ctypes, tests and tools need no framework.
+#include "c_api.h"
+
 #include "bandwidth.h"
 #include "fdsd/fdsd.h"
-
-#define FDSD_EXPORT extern "C" __attribute__((visibility("default")))
 
 #define FDSD_OP(Name, snake) \
   FDSD_EXPORT fdsd::Error fdsd_##snake(const fdsd::Name##Params* p) { return fdsd::Name(*p); }

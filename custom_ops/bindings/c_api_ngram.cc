@@ -1,22 +1,10 @@
 // C functions of the n-gram index, for ctypes. Nothing is thrown across them.
-#include <new>
-
+#include "c_api.h"
 #include "ngram_index.h"
-
-#define FDSD_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
 constexpr fdsd::Error kOutOfMemory = "memory: expected room for the n-gram index, got none";
-
-template <typename Body>
-fdsd::Error WithinMemory(Body body) {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return kOutOfMemory;
-  }
-}
 
 }  // namespace
 
@@ -27,12 +15,6 @@ struct NgramCreateParams {
   int32_t min_n;
   int32_t max_n;
   NgramIndex** index;  // [1], to be destroyed with fdsd_ngram_destroy
-};
-
-struct NgramSlotsParams {
-  NgramIndex* index;
-  int32_t count;
-  const int32_t* slots;  // [count]
 };
 
 struct NgramCheckParams {
@@ -47,7 +29,7 @@ struct NgramCheckParams {
 FDSD_EXPORT fdsd::Error fdsd_ngram_create(const fdsd::NgramCreateParams* p) {
   if (p->num_slots < 0) return "num_slots: expected >= 0, got a negative number";
   if (p->min_n < 1 || p->max_n < p->min_n) return "min_n: expected 1 <= min_n <= max_n, got another order";
-  return WithinMemory([&]() -> fdsd::Error {
+  return fdsd::WithinMemory(kOutOfMemory, [&]() -> fdsd::Error {
     *p->index = new fdsd::NgramIndex(p->num_slots, p->min_n, p->max_n);
     return nullptr;
   });
@@ -56,15 +38,15 @@ FDSD_EXPORT fdsd::Error fdsd_ngram_create(const fdsd::NgramCreateParams* p) {
 FDSD_EXPORT void fdsd_ngram_destroy(fdsd::NgramIndex* index) { delete index; }
 
 FDSD_EXPORT fdsd::Error fdsd_ngram_begin(const fdsd::NgramSlotsParams* p) {
-  return WithinMemory([&] { return p->index->Begin(p->slots, p->count); });
+  return fdsd::WithinMemory(kOutOfMemory, [&] { return p->drafter->Begin(p->slots, p->count); });
 }
 
 FDSD_EXPORT fdsd::Error fdsd_ngram_forget(const fdsd::NgramSlotsParams* p) {
-  return p->index->Forget(p->slots, p->count);
+  return p->drafter->Forget(p->slots, p->count);
 }
 
 FDSD_EXPORT fdsd::Error fdsd_ngram_propose(const fdsd::NgramProposeParams* p) {
-  return WithinMemory([&] { return p->index->Propose(*p); });
+  return fdsd::WithinMemory(kOutOfMemory, [&] { return p->drafter->Propose(*p); });
 }
 
 FDSD_EXPORT fdsd::Error fdsd_ngram_check_integrity(const fdsd::NgramCheckParams* p) {

@@ -1,28 +1,16 @@
 // C functions of suffix decoding, for ctypes. Nothing is thrown across them.
-#include <new>
-
+#include "c_api.h"
 #include "suffix_drafter.h"
-
-#define FDSD_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
 constexpr fdsd::Error kOutOfMemory = "memory: expected room for the suffix automata, got none";
 
-template <typename Body>
-fdsd::Error WithinMemory(Body body) {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return kOutOfMemory;
-  }
-}
-
 }  // namespace
 
 FDSD_EXPORT fdsd::Error fdsd_suffix_create(const fdsd::SuffixCreateParams* p) {
   if (fdsd::Error error = fdsd::SuffixDrafter::CheckCreate(*p)) return error;
-  return WithinMemory([&]() -> fdsd::Error {
+  return fdsd::WithinMemory(kOutOfMemory, [&]() -> fdsd::Error {
     *p->drafter = new fdsd::SuffixDrafter(*p);
     return nullptr;
   });
@@ -31,7 +19,7 @@ FDSD_EXPORT fdsd::Error fdsd_suffix_create(const fdsd::SuffixCreateParams* p) {
 FDSD_EXPORT void fdsd_suffix_destroy(fdsd::SuffixDrafter* drafter) { delete drafter; }
 
 FDSD_EXPORT fdsd::Error fdsd_suffix_begin(const fdsd::SuffixBeginParams* p) {
-  return WithinMemory([&] { return p->drafter->Begin(*p); });
+  return fdsd::WithinMemory(kOutOfMemory, [&] { return p->drafter->Begin(*p); });
 }
 
 FDSD_EXPORT fdsd::Error fdsd_suffix_forget(const fdsd::SuffixSlotsParams* p) {
@@ -39,7 +27,7 @@ FDSD_EXPORT fdsd::Error fdsd_suffix_forget(const fdsd::SuffixSlotsParams* p) {
 }
 
 FDSD_EXPORT fdsd::Error fdsd_suffix_propose(const fdsd::SuffixProposeParams* p) {
-  return WithinMemory([&] { return p->drafter->Propose(*p); });
+  return fdsd::WithinMemory(kOutOfMemory, [&] { return p->drafter->Propose(*p); });
 }
 
 FDSD_EXPORT void fdsd_suffix_stats(const fdsd::SuffixDrafter* drafter, fdsd::SuffixStats* stats) {
@@ -49,11 +37,11 @@ FDSD_EXPORT void fdsd_suffix_stats(const fdsd::SuffixDrafter* drafter, fdsd::Suf
 FDSD_EXPORT fdsd::Error fdsd_suffix_export(const fdsd::SuffixSequencesParams* p) { return p->drafter->Export(*p); }
 
 FDSD_EXPORT fdsd::Error fdsd_suffix_import(const fdsd::SuffixSequencesParams* p) {
-  return WithinMemory([&] { return p->drafter->Import(*p); });
+  return fdsd::WithinMemory(kOutOfMemory, [&] { return p->drafter->Import(*p); });
 }
 
 FDSD_EXPORT fdsd::Error fdsd_suffix_count(const fdsd::SuffixCountParams* p) { return p->drafter->Count(*p); }
 
 FDSD_EXPORT fdsd::Error fdsd_suffix_check_integrity(const fdsd::SuffixDrafter* drafter) {
-  return WithinMemory([&] { return drafter->CheckIntegrity(); });
+  return fdsd::WithinMemory(kOutOfMemory, [&] { return drafter->CheckIntegrity(); });
 }

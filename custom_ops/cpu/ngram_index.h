@@ -5,28 +5,16 @@
 #include <cstdint>
 #include <vector>
 
+#include "draft_params.h"
 #include "fdsd/status.h"
 
 namespace fdsd {
 
 class NgramIndex;
 
-// Draft for the rows of a step. Row r's text is its committed tokens, then its prefix.
-struct NgramProposeParams {
-  NgramIndex* index;
-  int32_t num_rows;                 // R
-  int32_t num_slots;                // rows of token_table
-  int32_t max_tokens_per_row;       // columns of token_table
-  int32_t max_num_drafts;           // room in draft_token_ids, at least the sum of max_draft_len
-  const int32_t* token_table;       // [num_slots, max_tokens_per_row] committed tokens of each slot
-  const int32_t* slots;             // [R] row of token_table; a slot that was begun
-  const int32_t* num_tokens;        // [R] committed tokens, never fewer than in the slot's last step
-  const int32_t* max_draft_len;     // [R] the prefix not counted
-  const int32_t* prefix_token_ids;  // [cu_num_prefix[R]], nullptr = nobody has one
-  const int32_t* cu_num_prefix;     // [R + 1], nullptr = nobody has one
-  int32_t* draft_token_ids;         // [max_num_drafts], the first cu_num_draft[R] are written
-  int32_t* cu_num_draft;            // [R + 1]
-};
+// Every slot was begun.
+using NgramProposeParams = DraftProposeParams<NgramIndex>;
+using NgramSlotsParams = DraftSlotsParams<NgramIndex>;
 
 // The latest end of every n-gram of one length in a growing text: a hash table of ends with open addressing. The n-gram
 // itself is read from the text, so that a collision of hashes costs time and never gives a wrong match.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "draft_params.h"
 #include "fdsd/status.h"
 #include "suffix_cache.h"
 #include "suffix_draft.h"
@@ -58,28 +59,9 @@ struct SuffixBeginParams {
   const int32_t* end_token_ids;  // [num_end_token_ids] any of these ends the text; what follows is not shared
 };
 
-struct SuffixSlotsParams {
-  SuffixDrafter* drafter;
-  int32_t count;
-  const int32_t* slots;  // [count]
-};
-
-// Read what is new in the rows of a step, and draft for them. Row r's text is its committed tokens, then its prefix.
-struct SuffixProposeParams {
-  SuffixDrafter* drafter;
-  int32_t num_rows;                 // R
-  int32_t num_slots;                // rows of token_table
-  int32_t max_tokens_per_row;       // columns of token_table
-  int32_t max_num_drafts;           // room in draft_token_ids, at least the sum of max_draft_len
-  const int32_t* token_table;       // [num_slots, max_tokens_per_row] committed tokens of each slot
-  const int32_t* slots;             // [R] row of token_table, none twice
-  const int32_t* num_tokens;        // [R] committed tokens, never fewer than in the slot's last step
-  const int32_t* max_draft_len;     // [R] the prefix not counted; 0 for a slot that was not begun
-  const int32_t* prefix_token_ids;  // [cu_num_prefix[R]], nullptr = nobody has one
-  const int32_t* cu_num_prefix;     // [R + 1], nullptr = nobody has one
-  int32_t* draft_token_ids;         // [max_num_drafts], the first cu_num_draft[R] are written
-  int32_t* cu_num_draft;            // [R + 1]
-};
+// A slot that was not begun has max_draft_len 0 and is left alone.
+using SuffixProposeParams = DraftProposeParams<SuffixDrafter>;
+using SuffixSlotsParams = DraftSlotsParams<SuffixDrafter>;
 
 // The shared sequences, oldest shard first.
 struct SuffixSequencesParams {

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastdeploy_sd.ops.native.ngram import NgramIndex, NgramRows
+from fastdeploy_sd.ops.native.draft_rows import DraftRows
+from fastdeploy_sd.ops.native.ngram import NgramIndex
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens
 
@@ -38,7 +39,7 @@ class NgramProposer:
         Raises:
             ValueError: a slot was not begun, or the arrays contradict each other.
         """
-        drafts = self._index.propose(x.token_table, NgramRows(x.slots, x.num_tokens, x.max_draft_len, x.prefix))
+        drafts = self._index.propose(x.token_table, DraftRows(x.slots, x.num_tokens, x.max_draft_len, x.prefix))
         return replace(drafts, sources=np.full(len(drafts.token_ids), DraftSource.NGRAM, np.int8))
 
     def forget(self, slots: I32) -> None:

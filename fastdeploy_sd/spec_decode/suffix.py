@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastdeploy_sd.ops.native.draft_rows import DraftRows
 from fastdeploy_sd.ops.native.suffix import (
     SALT_DIGEST_BYTES,
     SuffixDrafter,
     SuffixEnd,
     SuffixLimits,
-    SuffixRows,
     SuffixRule,
 )
 from fastdeploy_sd.ops.native.suffix_params import SuffixStats
@@ -80,7 +80,7 @@ class SuffixProposer:
         Raises:
             ValueError: a slot to draft for was not begun, or the arrays contradict each other.
         """
-        drafts = self._drafter.propose(x.token_table, SuffixRows(x.slots, x.num_tokens, x.max_draft_len, x.prefix))
+        drafts = self._drafter.propose(x.token_table, DraftRows(x.slots, x.num_tokens, x.max_draft_len, x.prefix))
         return replace(drafts, sources=np.full(len(drafts.token_ids), DraftSource.SUFFIX, np.int8))
 
     def forget(self, slots: I32) -> None:

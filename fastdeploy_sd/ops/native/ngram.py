@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from dataclasses import dataclass
 
 import numpy as np
 
 from fastdeploy_sd.ops.library import CParams, call, library
 from fastdeploy_sd.ops.native.arrays import pointer
+from fastdeploy_sd.ops.native.draft_rows import DraftRows, DraftSlotsParams, propose
 from fastdeploy_sd.types import I32, DraftTokens
 
 
@@ -24,12 +24,6 @@ class NgramCreateParams(CParams):
     )
 
 
-class NgramSlotsParams(CParams):
-    """Twin of fdsd::NgramSlotsParams."""
-
-    _fields_ = (("index", ctypes.c_void_p), ("count", ctypes.c_int32), ("slots", ctypes.c_void_p))
-
-
 class NgramCheckParams(CParams):
     """Twin of fdsd::NgramCheckParams."""
 
@@ -39,43 +33,6 @@ class NgramCheckParams(CParams):
         ("max_tokens_per_row", ctypes.c_int32),
         ("token_table", ctypes.c_void_p),
     )
-
-
-class NgramProposeParams(CParams):
-    """Twin of fdsd::NgramProposeParams."""
-
-    _fields_ = (
-        ("index", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int32),
-        ("num_slots", ctypes.c_int32),
-        ("max_tokens_per_row", ctypes.c_int32),
-        ("max_num_drafts", ctypes.c_int32),
-        ("token_table", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
-        ("num_tokens", ctypes.c_void_p),
-        ("max_draft_len", ctypes.c_void_p),
-        ("prefix_token_ids", ctypes.c_void_p),
-        ("cu_num_prefix", ctypes.c_void_p),
-        ("draft_token_ids", ctypes.c_void_p),
-        ("cu_num_draft", ctypes.c_void_p),
-    )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NgramRows:
-    """The rows to draft for, as columns.
-
-    Attributes:
-        slots: i32[R], row of the token table; slots that were begun.
-        num_tokens: i32[R], committed tokens, never fewer than in the slot's last step.
-        max_draft_len: i32[R] >= 0, `prefix` not counted.
-        prefix: drafts of another method, which belong to the text but not to what is indexed; None = nobody has any.
-    """
-
-    slots: I32
-    num_tokens: I32
-    max_draft_len: I32
-    prefix: DraftTokens | None = None
 
 
 class NgramIndex:
@@ -104,7 +61,7 @@ class NgramIndex:
         Raises:
             ValueError: a slot is out of range, or memory is exhausted.
         """
-        call("ngram_begin", self._slots(slots))
+        call("ngram_begin", DraftSlotsParams.of(self._handle, slots))
 
     def forget(self, slots: I32) -> None:
         """Free what these slots, i32[n], hold; one that was not begun is ignored.
@@ -112,9 +69,9 @@ class NgramIndex:
         Raises:
             ValueError: a slot is out of range.
         """
-        call("ngram_forget", self._slots(slots))
+        call("ngram_forget", DraftSlotsParams.of(self._handle, slots))
 
-    def propose(self, token_table: I32, rows: NgramRows) -> DraftTokens:
+    def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
         """Index what was committed since the slot's last step, then copy what followed the text's end before.
 
         The longest end of committed tokens + prefix, of max_n down to min_n tokens, that occurred earlier among the
@@ -135,30 +92,7 @@ class NgramIndex:
 
         Source: arXiv:2304.04487 (drafts from the text itself), with the copy of LZ77.
         """
-        num_rows = len(rows.slots)
-        num_slots, max_tokens_per_row = token_table.shape
-        max_num_drafts = max(0, int(rows.max_draft_len.sum(dtype=np.int64)))
-        token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
-        prefix_ids = None if rows.prefix is None else rows.prefix.token_ids
-        cu_num_prefix = None if rows.prefix is None else rows.prefix.cu_num_draft
-        num_prefix = 0 if cu_num_prefix is None else int(cu_num_prefix[-1])
-        params = NgramProposeParams(
-            self._handle,
-            num_rows,
-            num_slots,
-            max_tokens_per_row,
-            max_num_drafts,
-            pointer("token_table", token_table, (num_slots, max_tokens_per_row), np.int32),
-            pointer("slots", rows.slots, (num_rows,), np.int32),
-            pointer("num_tokens", rows.num_tokens, (num_rows,), np.int32),
-            pointer("max_draft_len", rows.max_draft_len, (num_rows,), np.int32),
-            pointer("prefix", prefix_ids, (num_prefix,), np.int32),
-            pointer("cu_num_prefix", cu_num_prefix, (num_rows + 1,), np.int32),
-            token_ids.ctypes.data,
-            cu_num_draft.ctypes.data,
-        )
-        call("ngram_propose", params)
-        return DraftTokens(token_ids[: cu_num_draft[-1]], cu_num_draft)
+        return propose("ngram_propose", self._handle, token_table, rows)
 
     def check_integrity(self, token_table: I32) -> None:
         """Check every table against the text it stands for, in time proportional to all texts.
@@ -175,6 +109,3 @@ class NgramIndex:
         function = library().fdsd_ngram_num_bytes
         function.restype = ctypes.c_int64
         return int(function(self._handle))
-
-    def _slots(self, slots: I32) -> NgramSlotsParams:
-        return NgramSlotsParams(self._handle, len(slots), pointer("slots", slots, (len(slots),), np.int32))

@@ -11,13 +11,12 @@ import numpy.typing as npt
 
 from fastdeploy_sd.ops.library import call, library
 from fastdeploy_sd.ops.native.arrays import pointer
+from fastdeploy_sd.ops.native.draft_rows import DraftRows, DraftSlotsParams, propose
 from fastdeploy_sd.ops.native.suffix_params import (
     SuffixBeginParams,
     SuffixCountParams,
     SuffixCreateParams,
-    SuffixProposeParams,
     SuffixSequencesParams,
-    SuffixSlotsParams,
     SuffixStats,
 )
 from fastdeploy_sd.types import I32, I64, DraftTokens
@@ -67,23 +66,6 @@ class SuffixEnd:
 
 
 NO_END = SuffixEnd()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SuffixRows:
-    """The rows of a step, as columns.
-
-    Attributes:
-        slots: i32[R], rows of the token table, none twice.
-        num_tokens: i32[R], committed tokens, never fewer than in the slot's last step.
-        max_draft_len: i32[R] >= 0, `prefix` not counted; 0 for a slot that was not begun, which is left alone.
-        prefix: drafts of another method, which belong to the context but not to what is kept; None = nobody has any.
-    """
-
-    slots: I32
-    num_tokens: I32
-    max_draft_len: I32
-    prefix: DraftTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,10 +137,9 @@ class SuffixDrafter:
         Raises:
             ValueError: a slot is out of range.
         """
-        slots_pointer = pointer("slots", slots, (len(slots),), np.int32)
-        call("suffix_forget", SuffixSlotsParams(self._handle, len(slots), slots_pointer))
+        call("suffix_forget", DraftSlotsParams.of(self._handle, slots))
 
-    def propose(self, token_table: I32, rows: SuffixRows) -> DraftTokens:
+    def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
         """Read what was committed since each slot's last step, share its output, and draft for all rows.
 
         The context, cut to its last `max_context` tokens, is matched in the row's own text and in every shard of what
@@ -180,30 +161,7 @@ class SuffixDrafter:
 
         Source: arXiv:2411.04975 (SuffixDecoding).
         """
-        num_rows = len(rows.slots)
-        num_slots, max_tokens_per_row = token_table.shape
-        max_num_drafts = max(0, int(rows.max_draft_len.sum(dtype=np.int64)))
-        token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
-        prefix_ids = None if rows.prefix is None else rows.prefix.token_ids
-        cu_num_prefix = None if rows.prefix is None else rows.prefix.cu_num_draft
-        num_prefix = 0 if cu_num_prefix is None else int(cu_num_prefix[-1])
-        params = SuffixProposeParams(
-            self._handle,
-            num_rows,
-            num_slots,
-            max_tokens_per_row,
-            max_num_drafts,
-            pointer("token_table", token_table, (num_slots, max_tokens_per_row), np.int32),
-            pointer("slots", rows.slots, (num_rows,), np.int32),
-            pointer("num_tokens", rows.num_tokens, (num_rows,), np.int32),
-            pointer("max_draft_len", rows.max_draft_len, (num_rows,), np.int32),
-            pointer("prefix", prefix_ids, (num_prefix,), np.int32),
-            pointer("cu_num_prefix", cu_num_prefix, (num_rows + 1,), np.int32),
-            token_ids.ctypes.data,
-            cu_num_draft.ctypes.data,
-        )
-        call("suffix_propose", params)
-        return DraftTokens(token_ids[: cu_num_draft[-1]], cu_num_draft)
+        return propose("suffix_propose", self._handle, token_table, rows)
 
     def stats(self) -> SuffixStats:
         """Return what the shared cache holds."""

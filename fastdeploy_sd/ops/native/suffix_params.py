@@ -36,32 +36,6 @@ class SuffixBeginParams(CParams):
     )
 
 
-class SuffixSlotsParams(CParams):
-    """Twin of fdsd::SuffixSlotsParams."""
-
-    _fields_ = (("drafter", ctypes.c_void_p), ("count", ctypes.c_int32), ("slots", ctypes.c_void_p))
-
-
-class SuffixProposeParams(CParams):
-    """Twin of fdsd::SuffixProposeParams."""
-
-    _fields_ = (
-        ("drafter", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int32),
-        ("num_slots", ctypes.c_int32),
-        ("max_tokens_per_row", ctypes.c_int32),
-        ("max_num_drafts", ctypes.c_int32),
-        ("token_table", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
-        ("num_tokens", ctypes.c_void_p),
-        ("max_draft_len", ctypes.c_void_p),
-        ("prefix_token_ids", ctypes.c_void_p),
-        ("cu_num_prefix", ctypes.c_void_p),
-        ("draft_token_ids", ctypes.c_void_p),
-        ("cu_num_draft", ctypes.c_void_p),
-    )
-
-
 class SuffixSequencesParams(CParams):
     """Twin of fdsd::SuffixSequencesParams."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import time
 
-from paddle import Tensor
-
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
@@ -15,9 +13,6 @@ from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops import library
-from fastdeploy_sd.ops.kv_cache import Rotary
-from fastdeploy_sd.ops.rope_table import rope_table
-from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.mtp import MtpTarget
@@ -25,8 +20,9 @@ from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext, cr
 from fastdeploy_sd.spec_decode.router import available_methods
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker import kv_tensors
-from fastdeploy_sd.worker.draft_layers import DraftLayers, load_draft_layers, open_draft_weights
+from fastdeploy_sd.worker.draft_layers import load_draft_layers, open_draft_weights
 from fastdeploy_sd.worker.request_state import RequestTable
+from fastdeploy_sd.worker.rotary import make_rotary
 from fastdeploy_sd.worker.runner import ModelRunner
 
 _log = logging.getLogger(__name__)
@@ -81,7 +77,9 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
     target = None
     if draft is not None:
         block_hidden = kv_tensors.allocate_block_hidden(decoder_config, count, dtype, num_draft_layers)
-        target = MtpTarget(draft.model, caches[-num_draft_layers:], _rotary(draft, max_model_len), block_hidden)
+        target = MtpTarget(
+            draft.model, caches[-num_draft_layers:], make_rotary(draft.config, max_model_len), block_hidden
+        )
     context = ProposerContext(max_num_seqs, max_model_len, decoder_config.vocab_size, target)
     proposer = make_proposer(config.speculative, context)
     s = config.speculative
@@ -122,8 +120,3 @@ def _max_model_len(config: Config, decoder_config: DecoderConfig) -> int:
             param="max_model_len",
         )
     return max_model_len
-
-
-def _rotary(draft: DraftLayers, max_model_len: int) -> Rotary[Tensor]:
-    c = draft.config
-    return Rotary(from_numpy(rope_table(max_model_len, c.head_dim, c.rope_theta, c.rope_scaling)), c.rope_interleaved)

@@ -11,14 +11,14 @@ from paddle import Tensor
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
-from fastdeploy_sd.ops.rope_table import rope_table
+from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.sampling.verify import VerifyRule, verify
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, TargetStep
 from fastdeploy_sd.types import I32, Batch, DraftTokens, SchedulerOutput, SpeculationInfo, StepResult, VerifyResult
 from fastdeploy_sd.worker.batch import build_batch
 from fastdeploy_sd.worker.request_state import RequestTable
+from fastdeploy_sd.worker.rotary import make_rotary
 
 _NOT_FINITE = "the model produced non-finite logits for this request"
 
@@ -44,9 +44,7 @@ class ModelRunner:
         self._decoder, self._caches, self._table = decoder, caches, table
         self._proposer, self._block_size = proposer, caches[0].block_size
         self._speculation, self._rule = speculation, rule
-        c = decoder.config
-        rope = rope_table(table.tokens.shape[1], c.head_dim, c.rope_theta, c.rope_scaling)
-        self._rotary = Rotary(from_numpy(rope), c.rope_interleaved)
+        self._rotary = make_rotary(decoder.config, table.tokens.shape[1])
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Run one step; see Executor.execute."""

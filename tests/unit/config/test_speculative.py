@@ -9,21 +9,10 @@ import pytest
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig, config_from_kwargs, explain, load_config
 from fastdeploy_sd.config.speculative_map import read_speculative
 from fastdeploy_sd.errors import ConfigError
+from tests.unit.config.speculative_maps import read, refusal
 
 WriteYaml = Callable[[str], str]
 Keys = Mapping[str, object]
-
-
-def read(**keys: object) -> SpeculativeConfig:
-    return read_speculative(keys).config
-
-
-def refusal(value: object) -> str:
-    """The error's text after the option's name."""
-    with pytest.raises(ConfigError) as caught:
-        read_speculative(value)
-    assert caught.value.param == "speculative_config"
-    return caught.value.message.removeprefix("speculative_config")
 
 
 def speculation(config: Config) -> dict[str, tuple[object, str]]:

@@ -2,6 +2,7 @@
 #include "c_api.h"
 
 #include "bandwidth.h"
+#include "dot_peak.h"
 #include "fdsd/fdsd.h"
 
 #define FDSD_OP(Name, snake) \
@@ -22,6 +23,9 @@ FDSD_EXPORT int64_t fdsd_packed_linear_bytes(int32_t in_features, int32_t out_fe
 }
 FDSD_EXPORT double fdsd_read_bandwidth(int64_t num_bytes, int32_t num_passes) {
   return fdsd::ReadBandwidth(num_bytes, num_passes);
+}
+FDSD_EXPORT double fdsd_dot_peak(int32_t format, int32_t num_passes) {
+  return fdsd::DotPeak(static_cast<fdsd::LinearFormat>(format), num_passes);
 }
 FDSD_EXPORT double fdsd_core_latency(int32_t num_passes) { return fdsd::CoreLatency(num_passes); }
 FDSD_EXPORT double fdsd_philox_uniform(uint64_t seed, uint32_t position) { return fdsd::PhiloxUniform(seed, position); }

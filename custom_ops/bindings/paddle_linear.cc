@@ -4,26 +4,6 @@
 namespace {
 using namespace fdsd_paddle;  // NOLINT: a binding file is all bindings
 
-std::vector<Tensor> PackLinear(const Tensor& weight, int format) {
-  constexpr const char* kOp = "pack_linear";
-  const Shape shape = weight.shape();
-  if (shape.size() != 2) Fail(kOp, "weight: expected [N, K], got " + ShapeText(shape));
-  const int32_t in_features = static_cast<int32_t>(shape[1]);
-  const int32_t out_features = static_cast<int32_t>(shape[0]);
-  const int64_t num_bytes = fdsd_packed_linear_bytes(in_features, out_features, format);
-  Tensor packed = paddle::experimental::empty({num_bytes}, DataType::UINT8, weight.place());
-  const fdsd::PackLinearParams p{
-      in_features,
-      out_features,
-      static_cast<fdsd::LinearFormat>(format),
-      ToDType(kOp, "weight", weight.dtype()),
-      Data<void>(kOp, "weight", weight, weight.dtype(), shape),
-      packed.data(),
-  };
-  Check(kOp, fdsd_pack_linear(&p));
-  return {packed};
-}
-
 std::vector<Tensor> Linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bias, int out_features,
                            int format, bool float32_out) {
   constexpr const char* kOp = "linear";
@@ -49,12 +29,6 @@ std::vector<Tensor> Linear(const Tensor& x, const Tensor& packed, const Optional
   return {y};
 }
 }  // namespace
-
-PD_BUILD_OP(fdsd_pack_linear)
-    .Inputs({"weight"})
-    .Outputs({"packed"})
-    .Attrs({"format: int"})
-    .SetKernelFn(PD_KERNEL(PackLinear));
 
 PD_BUILD_OP(fdsd_linear)
     .Inputs({"x", "packed", paddle::Optional("bias")})

@@ -24,6 +24,27 @@ std::vector<Tensor> RmsNorm(const Tensor& x, const Tensor& weight, const Optiona
   Check(kOp, fdsd_rms_norm(&p));
   return {y, h};
 }
+
+std::vector<Tensor> ConcatRmsNorm(const Tensor& first, const Tensor& second, const Tensor& first_weight,
+                                  const Tensor& second_weight, float eps) {
+  constexpr const char* kOp = "concat_rms_norm";
+  const Shape shape = first.shape();
+  if (shape.size() != 2) Fail(kOp, "first: expected [T, H], got " + ShapeText(shape));
+  Tensor y = paddle::experimental::empty({shape[0], 2 * shape[1]}, first.dtype(), first.place());
+  const fdsd::ConcatRmsNormParams p{
+      static_cast<int32_t>(shape[0]),
+      static_cast<int32_t>(shape[1]),
+      ToDType(kOp, "first", first.dtype()),
+      eps,
+      Data<void>(kOp, "first", first, first.dtype(), shape),
+      Data<void>(kOp, "second", second, first.dtype(), shape),
+      Data<float>(kOp, "first_weight", first_weight, DataType::FLOAT32, {shape[1]}),
+      Data<float>(kOp, "second_weight", second_weight, DataType::FLOAT32, {shape[1]}),
+      y.data(),
+  };
+  Check(kOp, fdsd_concat_rms_norm(&p));
+  return {y};
+}
 }  // namespace
 
 PD_BUILD_OP(fdsd_rms_norm)
@@ -31,3 +52,9 @@ PD_BUILD_OP(fdsd_rms_norm)
     .Outputs({"y", "residual_out"})
     .Attrs({"eps: float"})
     .SetKernelFn(PD_KERNEL(RmsNorm));
+
+PD_BUILD_OP(fdsd_concat_rms_norm)
+    .Inputs({"first", "second", "first_weight", "second_weight"})
+    .Outputs({"y"})
+    .Attrs({"eps: float"})
+    .SetKernelFn(PD_KERNEL(ConcatRmsNorm));

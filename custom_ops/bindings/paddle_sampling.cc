@@ -79,16 +79,28 @@ fdsd::SampleParams SampleParamsOf(const char* op, const Tensor& logits, const Te
       Data<float>(op, "min_p", min_p, kFloat32, {num_requests}),
       Data<uint64_t>(op, "seed", seed, DataType::UINT64, {num_requests}),
       static_cast<int32_t*>(token_ids->data()),
+      {},
   };
 }
 
 std::vector<Tensor> Sample(const Tensor& logits, const Tensor& batch_id_per_output, const Tensor& positions,
                            const Tensor& temperature, const Tensor& top_k, const Tensor& top_p, const Tensor& min_p,
-                           const Tensor& seed, const OptionalTensor& processed, const OptionalTensor& processed_row) {
+                           const Tensor& seed, const OptionalTensor& processed, const OptionalTensor& processed_row,
+                           const OptionalTensor& cu_num_logits, const OptionalTensor& draft_token_ids,
+                           const OptionalTensor& cu_num_draft) {
   constexpr const char* kOp = "sample";
   Tensor token_ids;
-  const fdsd::SampleParams p = SampleParamsOf(kOp, logits, batch_id_per_output, positions, temperature, top_k, top_p,
-                                              min_p, seed, processed, processed_row, &token_ids);
+  fdsd::SampleParams p = SampleParamsOf(kOp, logits, batch_id_per_output, positions, temperature, top_k, top_p, min_p,
+                                        seed, processed, processed_row, &token_ids);
+  if (!cu_num_logits != !cu_num_draft)
+    Fail(kOp, "cu_num_logits: expected it with cu_num_draft, or neither; got one of the two");
+  if (cu_num_logits) {
+    // A tensor without elements arrives as an absent one.
+    const int64_t num_drafts = draft_token_ids ? draft_token_ids->numel() : 0;
+    p.drafts = {OffsetsData(kOp, "cu_num_logits", *cu_num_logits, p.num_requests, p.num_rows),
+                OptionalData<int32_t>(kOp, "draft_token_ids", draft_token_ids, kInt32, {num_drafts}),
+                OffsetsData(kOp, "cu_num_draft", *cu_num_draft, p.num_requests, num_drafts)};
+  }
   Check(kOp, fdsd_sample(&p));
   return {token_ids};
 }
@@ -149,7 +161,8 @@ PD_BUILD_OP(fdsd_process_logits)
 
 PD_BUILD_OP(fdsd_sample)
     .Inputs({"logits", "batch_id_per_output", "positions", "temperature", "top_k", "top_p", "min_p", "seed",
-             paddle::Optional("processed"), paddle::Optional("processed_row")})
+             paddle::Optional("processed"), paddle::Optional("processed_row"), paddle::Optional("cu_num_logits"),
+             paddle::Optional("draft_token_ids"), paddle::Optional("cu_num_draft")})
     .Outputs({"token_ids"})
     .SetKernelFn(PD_KERNEL(Sample));
 

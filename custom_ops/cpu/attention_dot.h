@@ -1,9 +1,9 @@
 #pragma once
 // The two products of attention on register tiles: scores of query vectors with 64 keys, and weights with their values.
 //
-// Each score is one chain of additions over the head dimension and each output element one chain over the keys, in
+// Each score is one chain of dot products over the head dimension and each output element one chain over the keys, in
 // order, whatever the size of the register tile: instruction-level parallelism comes from neighbouring vectors and
-// keys.
+// keys. What depends on the element type of the cache is in KvDot<T>, below and in attention_dot_int8.h.
 #include "attention_layout.h"
 #include "attention_plan.h"
 #include "simd.h"
@@ -32,132 +32,171 @@ template <typename T>
 struct KvBlock {
   const T* k[kBlockPanels];
   const T* v[kBlockPanels];
-  const T* next_k[kBlockPanels];  // fetched meanwhile, or nobody would ask memory for anything during the arithmetic
+  // Fetched meanwhile, or nobody would ask memory for anything during the arithmetic.
+  const T* next_k[kBlockPanels];
   const T* next_v[kBlockPanels];
-  int64_t k_stride;  // elements between the pairs of a key
+  const float* k_scale[kBlockPanels];  // int8: of the 16 keys of a panel; else nullptr
+  int64_t k_stride;                    // elements between the packs of a key
   int head_dim;
 };
 
+// A query vector in the form its products are computed in.
+template <typename Element>
+struct QueryVector {
+  const Element* elements;  // [head_dim]
+  float factor;             // a sum of products times this is a score
+  int32_t offset;           // int8: what moving the keys adds to the sum of products
+};
+
+// Arithmetic on a cache of element type T. A pack is 4 bytes: neighbouring elements of a key, or the elements of
+// neighbouring keys in a column of V. Each specialisation defines:
+//
+//   Query, Weight   element types of query vectors and of softmax weights
+//   Packs           16 packs of the cache, ready to be multiplied
+//   Sum             16 running sums of products
+//   kPreparesQuery  whether query vectors are converted, or used where they are
+//   kSkipsHidden    values of keys that a vector does not see may be infinite or NaN and are left out; otherwise their
+//                   weights of 0 do that, and all vectors take all keys of a block
+//   PrepareQuery(q, head_dim, factor, prepared)  the QueryVector of q, converted ones at `prepared`
+//   LoadPacks(p)                16 packs from memory
+//   LoadSome(p, begin, end)     the same with 0 for elements of a pack outside [begin, end); only if kSkipsHidden
+//   Dot(x, packs, sum)          sum + products of the pack of Query or Weight elements at `x` with each of 16 packs
+//   StartScore(query)           a sum before the first product of a score
+//   FinishScore(sum, query, k_scale)  16 scores
+//   StartValue(y), FinishValue(sum, factor, y)  16 output elements at `y`, before the first and after the last product
+//   RoundWeights(x, v_scale, weights, factor)   store x[64], 0 for hidden keys, as Weights; returns 16 lanes whose
+//   total
+//                   is the weight of the keys: the sum of what their values are going to be multiplied with
+template <typename T>
+struct KvDot;
+
 FDSD_INLINE void Prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// acc + the products of one query pair (float32: one element) with that of 16 keys.
-FDSD_INLINE F32x16 DotPair(const float* q, const float* k, F32x16 acc) { return Fma(Set1(*q), Load(k), acc); }
-
-#if defined(FDSD_SIMD_AVX512)
-FDSD_INLINE F32x16 DotPair(const bf16* q, const bf16* k, F32x16 acc) {
-  int32_t pair;
-  std::memcpy(&pair, q, sizeof(pair));
-  return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)_mm512_loadu_si512(k))};
-}
-#elif defined(FDSD_SIMD_AVX2)
-// The first and second elements of eight pairs, as floats.
-FDSD_INLINE __m256 FirstOfPairs(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
-FDSD_INLINE __m256 SecondOfPairs(__m256i pairs) {
-  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
-}
-FDSD_INLINE __m256 DotPairHalf(__m256i q, const bf16* k, __m256 acc) {
-  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(k));
-  acc = _mm256_fmadd_ps(FirstOfPairs(q), FirstOfPairs(pairs), acc);
-  return _mm256_fmadd_ps(SecondOfPairs(q), SecondOfPairs(pairs), acc);
-}
-FDSD_INLINE F32x16 DotPair(const bf16* q, const bf16* k, F32x16 acc) {
-  int32_t pair;
-  std::memcpy(&pair, q, sizeof(pair));
-  const __m256i q8 = _mm256_set1_epi32(pair);
-  return {DotPairHalf(q8, k, acc.lo), DotPairHalf(q8, k + kLanes, acc.hi)};
-}
-#else
-FDSD_INLINE F32x16 DotPair(const bf16* q, const bf16* k, F32x16 acc) {
-  const float q0 = ToFloat(q[0]);
-  const float q1 = ToFloat(q[1]);
-  for (int i = 0; i < kLanes; ++i) {
-    acc.v[i] += q0 * ToFloat(k[2 * i]);
-    acc.v[i] += q1 * ToFloat(k[2 * i + 1]);
-  }
-  return acc;
-}
-#endif
-
-// scores[v][64] = scale * q[v] . keys for kVectors query vectors.
+// scores[v][64] of kVectors query vectors with the keys of a block.
 template <typename T, int kVectors>
-void ScoreTile(const T* const* q, const KvBlock<T>& block, float scale, float* scores) {
+void ScoreTile(const QueryVector<typename KvDot<T>::Query>* q, const KvBlock<T>& block, float* scores) {
+  using Kv = KvDot<T>;
   constexpr int kPanels = ScorePanels(kVectors);
   for (int first = 0; first < kBlockPanels; first += kPanels) {
-    F32x16 acc[kVectors][kPanels];
+    typename Kv::Sum sum[kVectors][kPanels];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 8
-      for (int i = 0; i < kPanels; ++i) acc[v][i] = Set1(0.0f);
-    for (int d = 0; d < block.head_dim; d += kPairSize<T>) {
-      const int64_t offset = d / kPairSize<T> * block.k_stride;
+      for (int i = 0; i < kPanels; ++i) sum[v][i] = Kv::StartScore(q[v]);
+    for (int d = 0; d < block.head_dim; d += kPackSize<T>) {
+      const int64_t offset = d / kPackSize<T> * block.k_stride;
 #pragma GCC unroll 8
-      for (int i = 0; i < kPanels; ++i) Prefetch(block.next_k[first + i] + offset);
+      for (int i = 0; i < kPanels; ++i) {
+        Prefetch(block.next_k[first + i] + offset);
+        const typename Kv::Packs keys = Kv::LoadPacks(block.k[first + i] + offset);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v)
-#pragma GCC unroll 8
-        for (int i = 0; i < kPanels; ++i) acc[v][i] = DotPair(q[v] + d, block.k[first + i] + offset, acc[v][i]);
-    }
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v)
-#pragma GCC unroll 8
-      for (int i = 0; i < kPanels; ++i)
-        Store(Mul(acc[v][i], Set1(scale)), scores + v * kBlockKeys + (first + i) * kPanelKeys);
-  }
-}
-
-// acc[v][d..] += weights[v][key] * values[key][d..] for keys [begin, end), kLanes * kWidth elements at a time, then the
-// rest in narrower steps.
-template <typename T, int kVectors, int kWidth>
-FDSD_INLINE void ValueColumns(const float* weights, const KvBlock<T>& block, int begin, int end, int64_t acc_stride,
-                              float* acc, int d) {
-  for (; d + kWidth * kLanes <= block.head_dim; d += kWidth * kLanes) {
-    F32x16 sum[kVectors][kWidth];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v)
-#pragma GCC unroll 8
-      for (int i = 0; i < kWidth; ++i) sum[v][i] = Load(acc + v * acc_stride + d + i * kLanes);
-    for (int key = begin; key < end; ++key) {
-      const int offset = key % kPanelKeys * block.head_dim + d;
-      const T* value = block.v[key / kPanelKeys] + offset;
-      const T* next = block.next_v[key / kPanelKeys] + offset;
-#pragma GCC unroll 8
-      for (int i = 0; i < kWidth; ++i) {
-        if (i * kLanes * sizeof(T) % 64 == 0) Prefetch(next + i * kLanes);
-        const F32x16 x = Load(value + i * kLanes);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) sum[v][i] = Fma(Set1(weights[v * kBlockKeys + key]), x, sum[v][i]);
+        for (int v = 0; v < kVectors; ++v) sum[v][i] = Kv::Dot(q[v].elements + d, keys, sum[v][i]);
       }
     }
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 8
-      for (int i = 0; i < kWidth; ++i) Store(sum[v][i], acc + v * acc_stride + d + i * kLanes);
+      for (int i = 0; i < kPanels; ++i)
+        Store(Kv::FinishScore(sum[v][i], q[v], block.k_scale[first + i]),
+              scores + v * kBlockKeys + (first + i) * kPanelKeys);
   }
-  if constexpr (kWidth > 1) ValueColumns<T, kVectors, kWidth / 2>(weights, block, begin, end, acc_stride, acc, d);
 }
 
 // The same for `num_vectors` query vectors in 1..kVectors.
 template <typename T, int kVectors = kTileVectors>
-void Scores(int num_vectors, const T* const* q, const KvBlock<T>& block, float scale, float* scores) {
+void Scores(int num_vectors, const QueryVector<typename KvDot<T>::Query>* q, const KvBlock<T>& block, float* scores) {
   if (num_vectors == kVectors) {
-    ScoreTile<T, kVectors>(q, block, scale, scores);
+    ScoreTile<T, kVectors>(q, block, scores);
   } else if constexpr (kVectors > 1) {
-    Scores<T, kVectors - 1>(num_vectors, q, block, scale, scores);
+    Scores<T, kVectors - 1>(num_vectors, q, block, scores);
   }
 }
 
-template <typename T, int kVectors>
-void ValueTile(const float* weights, const KvBlock<T>& block, int begin, int end, int64_t acc_stride, float* acc) {
-  ValueColumns<T, kVectors, ValueLanes(kVectors)>(weights, block, begin, end, acc_stride, acc, 0);
+// Softmax weights of some query vectors over the keys of a block, and the running sums of values they belong to.
+template <typename T>
+struct WeightedRows {
+  const typename KvDot<T>::Weight* weights;  // [vectors][64]
+  const float* factors;                      // [vectors], see KvDot
+  float* sums;                               // [vectors][sums_stride]
+  int64_t sums_stride;
+};
+
+// Keys [begin, end) of a block of which whole packs are used, or, kIsPart, keys within one pack.
+struct KeyRange {
+  int begin;
+  int end;
+};
+
+// The packs of 16 columns of V; kIsPart: with 0 for keys that are not in `keys`, counted from the first of the pack.
+template <typename T, bool kIsPart>
+FDSD_INLINE typename KvDot<T>::Packs LoadValues(const T* p, KeyRange keys) {
+  if constexpr (kIsPart) {
+    return KvDot<T>::LoadSome(p, keys.begin, keys.end);
+  } else {
+    return KvDot<T>::LoadPacks(p);
+  }
 }
 
+// sums[v][d..] += weights[v][key] * values[key][d..], kLanes * kWidth elements at a time, then the rest in narrower
+// steps.
+template <typename T, int kVectors, int kWidth, bool kIsPart>
+FDSD_INLINE void ValueColumns(const WeightedRows<T>& rows, const KvBlock<T>& block, KeyRange keys, int d) {
+  using Kv = KvDot<T>;
+  constexpr int kPack = kPackSize<T>;
+  for (; d + kWidth * kLanes <= block.head_dim; d += kWidth * kLanes) {
+    typename Kv::Sum sum[kVectors][kWidth];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 8
+      for (int i = 0; i < kWidth; ++i) sum[v][i] = Kv::StartValue(rows.sums + v * rows.sums_stride + d + i * kLanes);
+    for (int key = keys.begin / kPack * kPack; key < keys.end; key += kPack) {
+      const int offset = key % kPanelKeys * block.head_dim + d * kPack;
+      const T* value = block.v[key / kPanelKeys] + offset;
+      const T* next = block.next_v[key / kPanelKeys] + offset;
+#pragma GCC unroll 8
+      for (int i = 0; i < kWidth; ++i) {
+        if constexpr (!kIsPart) Prefetch(next + i * kLanes * kPack);
+        const typename Kv::Packs x =
+            LoadValues<T, kIsPart>(value + i * kLanes * kPack, {keys.begin - key, keys.end - key});
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) sum[v][i] = Kv::Dot(rows.weights + v * kBlockKeys + key, x, sum[v][i]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 8
+      for (int i = 0; i < kWidth; ++i)
+        Kv::FinishValue(sum[v][i], rows.factors[v], rows.sums + v * rows.sums_stride + d + i * kLanes);
+  }
+  if constexpr (kWidth > 1) ValueColumns<T, kVectors, kWidth / 2, kIsPart>(rows, block, keys, d);
+}
+
+template <typename T, int kVectors>
+void ValueTile(const WeightedRows<T>& rows, const KvBlock<T>& block, KeyRange keys) {
+  constexpr int kPack = kPackSize<T>;
+  constexpr int kWidth = ValueLanes(kVectors);
+  if constexpr (!KvDot<T>::kSkipsHidden) {
+    ValueColumns<T, kVectors, kWidth, false>(rows, block, keys, 0);
+  } else {
+    if (keys.begin % kPack != 0) {
+      const int end = std::min(keys.end, (keys.begin / kPack + 1) * kPack);
+      ValueColumns<T, kVectors, kWidth, true>(rows, block, {keys.begin, end}, 0);
+      keys.begin = end;
+    }
+    const int whole_end = keys.end / kPack * kPack;
+    if (keys.begin < whole_end) ValueColumns<T, kVectors, kWidth, false>(rows, block, {keys.begin, whole_end}, 0);
+    const int part_begin = std::max(keys.begin, whole_end);
+    if (part_begin < keys.end) ValueColumns<T, kVectors, kWidth, true>(rows, block, {part_begin, keys.end}, 0);
+  }
+}
+
+// Add the values of `keys`, all of them seen by all of `num_vectors` query vectors in 1..kVectors.
 template <typename T, int kVectors = kTileVectors>
-void AddValues(int num_vectors, const float* weights, const KvBlock<T>& block, int begin, int end, int64_t acc_stride,
-               float* acc) {
+void AddValues(int num_vectors, const WeightedRows<T>& rows, const KvBlock<T>& block, KeyRange keys) {
   if (num_vectors == kVectors) {
-    ValueTile<T, kVectors>(weights, block, begin, end, acc_stride, acc);
+    ValueTile<T, kVectors>(rows, block, keys);
   } else if constexpr (kVectors > 1) {
-    AddValues<T, kVectors - 1>(num_vectors, weights, block, begin, end, acc_stride, acc);
+    AddValues<T, kVectors - 1>(num_vectors, rows, block, keys);
   }
 }
 

@@ -6,23 +6,29 @@
 namespace fdsd {
 namespace FDSD_ISA {
 
-// Elements of a head that lie next to each other in K: s in kv_cache.h.
+// Elements of 4 bytes, which lie next to each other: s in kv_cache.h.
 template <typename T>
-constexpr int kPairSize = 4 / static_cast<int>(sizeof(T));
+constexpr int kPackSize = 4 / static_cast<int>(sizeof(T));
 
-// First element of head `head` of token `offset` of block `block`. Element d of the head is
-// (d / s) * block_size * s + d % s further on.
+// First element of head `head` of token `offset` of block `block` in K. Element d of the head is
+// d / s * block_size * s + d % s further on.
 template <typename T>
 FDSD_INLINE T* KeyAddress(const KvCache& cache, int64_t block, int64_t head, int64_t offset) {
   const int64_t panel = (block * cache.num_kv_heads + head) * cache.head_dim * cache.block_size;
-  return static_cast<T*>(cache.k) + panel + offset * kPairSize<T>;
+  return static_cast<T*>(cache.k) + panel + offset * kPackSize<T>;
 }
 
-// First of the head_dim neighbouring elements of a token's value.
+// The same in V, where element d of the head is d * s further on.
 template <typename T>
 FDSD_INLINE T* ValueAddress(const KvCache& cache, int64_t block, int64_t head, int64_t offset) {
-  const int64_t row = (block * cache.num_kv_heads + head) * cache.block_size + offset;
-  return static_cast<T*>(cache.v) + row * cache.head_dim;
+  const int64_t panel = (block * cache.num_kv_heads + head) * cache.head_dim * cache.block_size;
+  const int64_t row = offset / kPackSize<T> * kPackSize<T>;
+  return static_cast<T*>(cache.v) + panel + row * cache.head_dim + offset % kPackSize<T>;
+}
+
+// Index of a token's scale in k_scale and v_scale.
+FDSD_INLINE int64_t ScaleIndex(const KvCache& cache, int64_t block, int64_t head, int64_t offset) {
+  return (block * cache.num_kv_heads + head) * cache.block_size + offset;
 }
 
 }  // namespace FDSD_ISA

@@ -13,6 +13,9 @@
 
 namespace fdsd {
 
+// Raised whenever PackLinear would write other bytes for the same matrix: files of packed weights carry it.
+constexpr int32_t kPackedLayoutVersion = 1;
+
 constexpr int kPanelColumns = 32;
 constexpr int kWint8ZeroPoint = 128;
 constexpr int kWint4ZeroPoint = 8;

@@ -18,8 +18,8 @@ namespace FDSD_ISA {
 constexpr int kMaxSums = 24;
 constexpr int kMaxTileRows = 12;
 #else
-constexpr int kMaxSums = 4;
-constexpr int kMaxTileRows = 4;
+constexpr int kMaxSums = 2;
+constexpr int kMaxTileRows = 5;
 #endif
 constexpr int kPanelVectors = kPanelColumns / kLanes;
 template <int kRows>
@@ -32,25 +32,33 @@ constexpr int kBf16StepBytes = 4;
 constexpr int kBf16StepBytes = 8;
 #endif
 
-// Bytes of one row of x for one group of an int format: 128 int8, their scale and the accumulator's start value.
-constexpr int kRowGroupBytes = kQuantGroup + 4 + 4;
+// Bytes of one row of x for one group of an int format: 128 int8, their scale and the accumulators' start values.
+constexpr int kRowGroupBytes = kQuantGroup + 4 + 4 * kPanelVectors;
 
 // Bytes of one row of x per unit (see NumUnits).
 FDSD_INLINE constexpr int RowUnitBytes(LinearFormat format) {
   return IsQuantized(format) ? kRowGroupBytes : format == LinearFormat::kBFloat16 ? kBf16StepBytes : kStepBytes;
 }
 
-// Rewrite units [unit_begin, unit_end) of `num_rows` rows of x as `tile` (the start of the whole tile), rows
-// interleaved:
-//   float32 float [K][rows], bf16 [K / 2][rows] steps,
-//   int     [K / 128]{ int8 [32][rows][4], float scale [rows], int32 start [rows] }
-// start = -zero point of the weights * sum of the int8 values.
+// Rows of x as an op got them.
 struct XRows {
   LinearFormat format;
   DType dtype;
   int32_t in_features;
-  const void* x;  // [num_rows, in_features]
+  const void* x;           // [., in_features]
+  const int32_t* indices;  // of the rows in x, or nullptr: rows 0, 1, ..
+
+  template <typename T>
+  FDSD_INLINE const T* Row(int64_t r) const {
+    return static_cast<const T*>(x) + (indices == nullptr ? r : indices[r]) * in_features;
+  }
 };
+
+// Rewrite units [unit_begin, unit_end) of `num_rows` rows of x as `tile` (the start of the whole tile), rows
+// interleaved:
+//   float32 float [K][rows], bf16 [K / 2][rows] steps,
+//   int     [K / 128]{ int8 [32][rows][4], float scale [rows], int32 start [2][rows] }
+// start = -zero point of the weights * sum of the int8 values, for the accumulators of each vector of columns.
 void PackTile(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_end, uint8_t* tile);
 
 // sums[r][j] = dot product of row r of the tile and column j of the panel; `of[r - 1]` multiplies r rows.
@@ -63,8 +71,10 @@ extern const TileFunctions kBf16Tiles;
 extern const TileFunctions kWint8Tiles;
 extern const TileFunctions kWint4Tiles;
 
-// Far enough ahead to cover the latency of memory at a core's full bandwidth.
-constexpr int kPrefetchBytes = 8192;
+// Ask for the weights of a later step, far enough ahead to cover the latency of memory. Only where multiplying a step
+// takes longer than reading it: a tile bound by memory reads fastest when left to the processor's own prefetcher, which
+// these requests throw out of step.
+constexpr int kPrefetchBytes = 4096;
 template <int kBytes>
 FDSD_INLINE void PrefetchStep(const uint8_t* weights) {
   for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(weights + kPrefetchBytes + line);

@@ -205,13 +205,24 @@ FDSD_INLINE F32x16 Exp2Int(F32x16 n) {
 #endif
 
 // Fixed tree: lanes 8 apart, then 4, 2, 1.
+#if defined(FDSD_SIMD_AVX512) || defined(FDSD_SIMD_AVX2)
 FDSD_INLINE float ReduceAdd(F32x16 a) {
-  alignas(64) float v[kLanes];
-  Store(a, v);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) v[i] += v[i + half];
-  return v[0];
+#if defined(FDSD_SIMD_AVX512)
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+#else
+  const __m256 eight = _mm256_add_ps(a.lo, a.hi);
+#endif
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
+#else
+FDSD_INLINE float ReduceAdd(F32x16 a) {
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) a.v[i] += a.v[i + half];
+  return a.v[0];
+}
+#endif
 FDSD_INLINE float ReduceMax(F32x16 a) {
   alignas(64) float v[kLanes];
   Store(a, v);

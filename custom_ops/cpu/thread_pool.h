@@ -18,9 +18,24 @@ void ParallelFor(int64_t num_tasks, Body&& body) {
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
+// Bytes of rows that a thread takes at a time: less would cost more to hand out than to do.
+constexpr int64_t kRowTaskBytes = 16 << 10;
+
+// Call body(row) for row in [0, num_rows), some neighbouring ones at a time. Few small rows stay on the calling thread.
+//   row_bytes    what a row reads and writes, or costs in such bytes
+template <typename Body>
+void ParallelForRows(int64_t num_rows, int64_t row_bytes, Body&& body) {
+  const int64_t rows_per_task = row_bytes >= kRowTaskBytes ? 1 : kRowTaskBytes / (row_bytes > 0 ? row_bytes : 1);
+  ParallelFor((num_rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
+    const int64_t begin = task * rows_per_task;
+    const int64_t end = begin + rows_per_task < num_rows ? begin + rows_per_task : num_rows;
+    for (int64_t row = begin; row < end; ++row) body(row);
+  });
+}
+
 // Scratch memory of the calling thread, 64-byte aligned, grown on demand and kept; valid until the thread's next call
 // with the same slot. Slots let an op and the op it calls (moe_ffn -> linear) hold buffers at the same time.
-enum class Scratch : int { kOp, kRows, kTask, kInner, kInnerTask, kCount };
+enum class Scratch : int { kOp, kRows, kTask, kInner, kInnerTask, kRanges, kCount };
 void* ScratchBytes(Scratch slot, int64_t num_bytes);
 
 template <typename T>

@@ -1,4 +1,5 @@
-"""`python -m fastdeploy_sd.bench COMMAND`: offline, http, suite (the default), speculation, drafters, table, compare.
+"""`python -m fastdeploy_sd.bench COMMAND`: offline, http, suite (the default), forward, host, speculation, drafters,
+sampling, kernels, table, compare.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -53,6 +54,18 @@ def _suite(argv: Sequence[str]) -> int:
     return suite.main(argv)
 
 
+def _forward(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.bench import forward
+
+    return forward.main(argv)
+
+
+def _host(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.bench import host
+
+    return host.main(argv)
+
+
 def _speculation(argv: Sequence[str]) -> int:
     from fastdeploy_sd.bench import speculation
 
@@ -63,6 +76,18 @@ def _drafters(argv: Sequence[str]) -> int:
     from fastdeploy_sd.bench import drafters
 
     return drafters.main(argv)
+
+
+def _kernels(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.bench import kernels
+
+    return kernels.main(argv)
+
+
+def _sampling(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.bench import sampling
+
+    return sampling.main(argv)
 
 
 def _table(argv: Sequence[str]) -> int:
@@ -81,8 +106,12 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "offline": _offline,
     "http": _http,
     "suite": _suite,
+    "forward": _forward,
+    "host": _host,
     "speculation": _speculation,
     "drafters": _drafters,
+    "sampling": _sampling,
+    "kernels": _kernels,
     "table": _table,
     "compare": _compare,
 }

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.ops import library
+from fastdeploy_sd.ops.native.linear import format_code
+from fastdeploy_sd.ops.reference.linear import LinearFormat
 
 # Larger than any last-level cache two threads share.
 STREAM_BYTES = 512 << 20
@@ -40,6 +42,16 @@ def measure_memory() -> MemorySpeed:
     lib.fdsd_core_latency.restype = ctypes.c_double
     bytes_per_s = lib.fdsd_read_bandwidth(ctypes.c_int64(STREAM_BYTES), NUM_PASSES)
     return MemorySpeed(bytes_per_s / 1e9, lib.fdsd_core_latency(NUM_PING_PONGS) * 1e9)
+
+
+def dot_peak(fmt: LinearFormat) -> float:
+    """Return the operations per second of the instruction that multiplies a weight format, fed from registers.
+
+    A multiplication and an addition count as one each. 0 on the scalar level, which has no such instruction.
+    """
+    lib = library.library()
+    lib.fdsd_dot_peak.restype = ctypes.c_double
+    return float(lib.fdsd_dot_peak(format_code(fmt), NUM_PASSES))
 
 
 def describe_hardware() -> dict[str, Any]:

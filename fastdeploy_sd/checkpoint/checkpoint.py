@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
+import operator
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +16,7 @@ import numpy.typing as npt
 from fastdeploy_sd.checkpoint.safetensors import SafetensorsFile
 from fastdeploy_sd.errors import CheckpointError, suggest
 
-Weights = npt.NDArray[np.generic]  # float32, or bfloat16 as u16 bits
+Weights = npt.NDArray[np.generic]  # float32, float16, or bfloat16 as u16 bits
 
 
 class Checkpoint:
@@ -31,12 +35,13 @@ class Checkpoint:
         if not path.is_dir():
             raise CheckpointError(f"model: expected a checkpoint directory, got {str(path)!r}", param="model")
         self.config = read_json(path / "config.json")
+        self._open_files = [SafetensorsFile(path / name) for name in self._file_names()]
         self._files: dict[str, SafetensorsFile] = {}
-        for name in self._file_names():
-            file = SafetensorsFile(path / name)
+        for file in self._open_files:
             for tensor in file.entries:
                 if tensor in self._files:
-                    raise CheckpointError(f"{path}: tensor {tensor!r} is in {self._files[tensor].path.name} and {name}")
+                    names = f"{self._files[tensor].path.name} and {file.path.name}"
+                    raise CheckpointError(f"{path}: tensor {tensor!r} is in {names}")
                 self._files[tensor] = file
         self._is_ernie = any(name.startswith("ernie.") for name in self._files)
 
@@ -69,7 +74,9 @@ class Checkpoint:
         return self._is_ernie and self._files[name].metadata.get("format") != "pt"
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Weights:
-        """Return a tensor of exactly this shape as float32 or bfloat16 bits (u16); float16 is widened.
+        """Return a tensor of exactly this shape as it lies in the file: float32, float16, bfloat16 bits (u16).
+
+        float64 is narrowed to float32.
 
         Raises:
             CheckpointError: missing, of another shape, or not a floating-point tensor.
@@ -80,11 +87,29 @@ class Checkpoint:
         entry = file.entries[name]
         if entry.shape != shape:
             raise CheckpointError(f"{file.path}: tensor {name!r}: expected shape {shape}, got {entry.shape}")
-        if entry.dtype in ("BF16", "F32"):
+        if entry.dtype in ("BF16", "F16", "F32"):
             return file.tensor(name)
-        if entry.dtype in ("F16", "F64"):
+        if entry.dtype == "F64":
             return file.tensor(name).astype(np.float32)
         raise CheckpointError(f"{file.path}: tensor {name!r}: expected a floating-point dtype, got {entry.dtype}")
+
+    def identity(self) -> dict[str, Any]:
+        """Return JSON values that change when a byte of a tensor may have changed, without reading the tensors."""
+        files = {file.path.name: file.identity() for file in self._open_files}
+        return {"config": hashlib.blake2b(json.dumps(self.config).encode(), digest_size=16).hexdigest(), "files": files}
+
+    def is_unchanged(self) -> bool:
+        """Whether the files of the tensors are still those that were opened."""
+        return all(file.is_unchanged() for file in self._open_files)
+
+    def mode(self) -> int:
+        """Return the permissions that all files of the tensors have in common."""
+        return functools.reduce(operator.and_, (file.mode for file in self._open_files), 0o666)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Give the memory of tensors that were read back to the system; reading them again maps the file again."""
+        for name in names:
+            self._files[name].release(name)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -7,9 +7,11 @@ Source: the safetensors format description, https://github.com/huggingface/safet
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import mmap
+import os
 import pathlib
 import struct
 from collections.abc import Mapping
@@ -41,7 +43,12 @@ class TensorEntry:
 
 
 class SafetensorsFile:
-    """One open file; `entries` names its tensors, `metadata` is its `__metadata__` map.
+    """One open file.
+
+    Attributes:
+        entries: its tensors by name.
+        metadata: its `__metadata__` map.
+        mode: type and permissions, as os.stat has them.
 
     Raises (on construction):
         CheckpointError: missing or truncated file, or a header that does not describe it exactly.
@@ -51,9 +58,12 @@ class SafetensorsFile:
         self.path = path
         try:
             with open(path, "rb") as file:
+                status = os.fstat(file.fileno())
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: expected a readable safetensors file: {error}") from error
+        self.mode = status.st_mode
+        self._status = (status.st_size, status.st_mtime_ns)
         header, self._data_start = self._read_header()
         metadata = header.pop("__metadata__", {})
         self.metadata: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
@@ -72,6 +82,31 @@ class SafetensorsFile:
         data = memoryview(self._map)[self._data_start + entry.begin : self._data_start + entry.end]
         array = np.frombuffer(data, np.dtype(DTYPES[entry.dtype]).newbyteorder("<")).reshape(entry.shape)
         return array if array.flags.aligned else array.copy()
+
+    def identity(self) -> dict[str, Any]:
+        """Return what changes when the file does: size, time of the last write, and a digest of the header."""
+        size, mtime_ns = self._status
+        digest = hashlib.blake2b(self._map[: self._data_start], digest_size=16).hexdigest()
+        return {"size": size, "mtime_ns": mtime_ns, "header": digest}
+
+    def is_unchanged(self) -> bool:
+        """Whether its path still leads to a file of the size and time that this one was opened with."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return False
+        return (status.st_size, status.st_mtime_ns) == self._status
+
+    def release(self, name: str) -> None:
+        """Let the process forget the pages that lie within one tensor; the system keeps them as long as it likes.
+
+        Views stay valid: touching them maps the file again.
+        """
+        entry = self.entries[name]
+        begin = -(-(self._data_start + entry.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (self._data_start + entry.end) // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end:
+            self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def _fail(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: not a valid safetensors file: {what}")

@@ -12,6 +12,7 @@ _log = logging.getLogger(__name__)
 UNREAD_VARIABLES: Mapping[str, str] = {
     "SPECULATE_VERIFY_USE_TOPK": "use speculative_config.verify_strategy: greedy",
     "SPECULATE_VERIFY_USE_TARGET_SAMPLING": "speculative_config.verify_strategy is target_match by default",
+    "FD_ENABLE_MODEL_LOAD_CACHE": "use packed_weights_cache",
     "SPEC_TOKENUM_THRESHOLD": _BUDGET,
     "INFER_WITH_REFERENCE_TOKENUM_THRESHOLD": _BUDGET,
 }

@@ -33,13 +33,25 @@ class ModelConfig:
         "auto", Spec("Tokenizer implementation; auto is `tokenizers`. `paddlenlp` needs the extra of that name.")
     )
     dtype: Literal["float32", "bfloat16"] = option(
-        "bfloat16", Spec("Type of weights, activations between layers and KV cache.")
+        "bfloat16",
+        Spec("Type of weights, activations between layers and, unless `kv_cache_dtype` says otherwise, KV cache."),
     )
     quantization: Literal["wint8", "wint4"] | None = option(
         None, Spec("Quantise the linear layers at load; activations are then int8 per row and group of 128.")
     )
+    packed_weights_cache: str | None = option(
+        None,
+        Spec("Folder that keeps the packed weights, so that the next start maps them; none: pack at every start."),
+    )
     max_model_len: int | None = option(
         None, Spec("Longest prompt plus output of a request, in tokens; none: the checkpoint's limit.", minimum=2)
+    )
+    enforce_eager: bool = option(
+        False,
+        Spec(
+            "Run the model's ops one by one, as its Python calls them, instead of replaying a recording of them in one"
+            " native call. The same tokens, more slowly; for debugging."
+        ),
     )
     seed: int | None = option(
         None,
@@ -53,6 +65,11 @@ class ModelConfig:
     def path(self) -> Path:
         """Directory of the checkpoint; 'demo' is the one inside the package. It may not exist."""
         return _DEMO_MODEL_DIR if self.model == DEMO_MODEL else Path(self.model)
+
+    @property
+    def packed_weights_folder(self) -> Path | None:
+        """Where packed weights are kept; None = nowhere. It may not exist."""
+        return None if self.packed_weights_cache is None else Path(self.packed_weights_cache)
 
     @property
     def tokenizer_path(self) -> Path:
@@ -80,6 +97,13 @@ class CacheConfig:
         ),
     )
     kv_cache_memory_gb: float = option(2.0, Spec("Memory for KV blocks, in GiB.", minimum=0.001))
+    kv_cache_dtype: Literal["auto", "int8"] = option(
+        "auto",
+        Spec(
+            "How keys and values are stored: auto is `dtype`; int8 has one scale per token and KV head, and about half"
+            " the bytes of bfloat16. Draft layers alike."
+        ),
+    )
     enable_prefix_caching: bool = option(True, Spec("Reuse the KV blocks of prompts that start alike."))
 
     def __post_init__(self) -> None:

@@ -34,7 +34,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "load_choices": ("default", "default_v1"),
     "rsync_config": (None,),
     "device": ("cpu",),
-    "graph_optimization_config": (None,),
+    "graph_optimization_config": (None, {"use_cudagraph": True}, '{"use_cudagraph": true}'),
     "plas_attention_config": (None,),
     "guided_decoding_backend": ("off",),
     "guided_decoding_disable_any_whitespace": (False,),
@@ -115,6 +115,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 INSTEAD: Mapping[str, str] = {
     "gpu_memory_utilization": "use kv_cache_memory_gb, an absolute size, for the KV cache on a CPU",
     "kv_cache_ratio": "prompts and outputs share all blocks; use kv_cache_memory_gb for their total",
+    "graph_optimization_config": "the forward pass is recorded and replayed unless enforce_eager is set",
     "metrics_port": "metrics are at /metrics on the server's port",
     "enable_logprob": "log-probabilities are always available to requests that ask",
     "max_waiting_time": "use max_num_queued_requests to bound the queue",

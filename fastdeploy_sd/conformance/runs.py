@@ -39,6 +39,7 @@ def engine_config(base: Config, way: Way, method: Method) -> Config:
     needed = way.max_num_seqs * (method.num_speculative_tokens + 1)
     return replace(
         base,
+        model=replace(base.model, enforce_eager=base.model.enforce_eager or way.enforce_eager),
         cache=replace(
             base.cache,
             block_size=way.block_size,

@@ -1,4 +1,4 @@
-"""The rows of the matrix: batch sizes, prompt chunks, prefix cache, preemption, block size, threads."""
+"""The rows of the matrix: batch sizes, prompt chunks, prefix cache, preemption, block size, threads, eager."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Way:
         max_num_batched_tokens: tokens in one step; raised to what max_num_seqs requests and their drafts need.
         long_prefill_token_threshold: prompt tokens of a request in one step, 0 = as many as fit.
         num_threads: of the kernels, None = as configured.
+        enforce_eager: run the model's ops one by one, True = also where the configuration does not.
         arrivals_per_step: requests submitted before each step.
         num_requests: how many of the matrix's requests run, from the first on; None = all.
         num_passes: times the requests are submitted; from the second on a prefix cache knows their prompts, and
@@ -35,6 +36,7 @@ class Way:
     block_size: int = _BLOCK_SIZE
     enable_prefix_caching: bool = False
     num_threads: int | None = None
+    enforce_eager: bool = False
     arrivals_per_step: int = _ALL_AT_ONCE
     num_requests: int | None = None
     num_passes: int = 1
@@ -48,7 +50,7 @@ ALONE = Way("alone", max_num_seqs=1, num_blocks=64)
 
 def all_ways() -> list[Way]:
     """The product of batch 1, 7, 64, chunks of 16, 64 and whole prompts, prefix cache on and off, blocks for all and
-    for few; then block size and threads by themselves. A batch of one has nobody to preempt.
+    for few; then block size, threads and eager execution by themselves. A batch of one has nobody to preempt.
     """
     ways = [
         way
@@ -102,4 +104,5 @@ _OTHERS = (
     Way("blocks of 128, prefix cache", 7, block_size=128, enable_prefix_caching=True, num_passes=2),
     Way("one thread", num_threads=1),
     Way("three threads", num_threads=3),
+    Way("eager", enforce_eager=True),
 )

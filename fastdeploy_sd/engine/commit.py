@@ -1,19 +1,24 @@
-"""What a step's result does to each of its requests. Knows no planning, text or executor."""
+"""What a step's result does to each of its requests. Knows no planning, text or executor.
+
+Numbers of all rows change together, as columns. Row by row goes only what is a value of its own: token ids, outputs,
+and what few rows of a step have: an end, a block that became full, log-probabilities.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from fastdeploy_sd.engine.logprobs import slice_draft_logprobs, slice_logprobs
-from fastdeploy_sd.engine.request_state import RequestState
 from fastdeploy_sd.engine.result_check import check_result
 from fastdeploy_sd.engine.roster import Roster
-from fastdeploy_sd.engine.stopping import find_stop
+from fastdeploy_sd.engine.stopping import Stop, find_stop
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.types import FinishReason, RequestOutput, SchedulerOutput, StepResult
+from fastdeploy_sd.types import I32, FinishReason, RequestOutput, SchedulerOutput, StepResult
 
 
 def commit_result(roster: Roster, plan: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
@@ -25,92 +30,122 @@ def commit_result(roster: Roster, plan: SchedulerOutput, result: StepResult) -> 
     Raises:
         InternalError: the result does not answer the plan; the books are unusable from here on.
     """
-    states = roster.states
-    num_tokens = np.fromiter([states[i].num_tokens for i in plan.request_ids], np.int32, len(plan.request_ids))
-    check_result(plan, result, num_tokens)
-    commit = _Commit(roster, plan, result)
-    outputs = commit.run()
-    roster.stats.record_step(result.timings_ms)
-    if len(plan.draft.token_ids):
-        num_counted = np.array(commit.num_counted, np.int32)
-        roster.stats.record_drafts(plan.draft, num_counted, np.minimum(result.verified.num_accepted, num_counted))
-    if commit.has_ends:
-        roster.sweep()
-    return outputs
+    return _Commit(roster, plan, result).run()
 
 
 class _Commit:
-    """One step's rows on their way into the books; arrays as lists, since every row is read once.
-
-    Attributes:
-        num_counted: drafts of each row that count in statistics: those judged, up to the token that ended the request,
-            and none where the computation failed.
-        has_ends: whether a request was closed.
-    """
+    """One step's rows on their way into the books. Arrays and lists have an entry per row of the plan."""
 
     def __init__(self, roster: Roster, plan: SchedulerOutput, result: StepResult) -> None:
         self._roster, self._plan, self._result = roster, plan, result
+        self._states, self._rows = roster.find(plan.request_ids)
+        self._stops: dict[int, Stop] = {}
+        self._ended: list[tuple[int, int]] = []  # index of the output, row; stopped or failed
         self._now = time.time()
-        self.num_counted: list[int] = np.diff(plan.draft.cu_num_draft).tolist()
-        self._cu_draft = result.drafts.cu_num_draft.tolist()
-        self.has_ends = False
 
     def run(self) -> list[RequestOutput]:
         """Commit every row; returns the outputs there are."""
-        states, kv, failed = self._roster.states, self._roster.kv, self._result.failed
-        token_ids, cu_output = self._result.verified.token_ids.tolist(), self._result.verified.cu_num_output.tolist()
-        outputs: list[RequestOutput] = []
-        begin = 0
-        for row, (request_id, end) in enumerate(zip(self._plan.request_ids, cu_output[1:], strict=True)):
-            state = states[request_id]
-            if request_id in failed:
-                outputs.append(self._fail(row, state, failed[request_id]))
-            elif begin == end:
-                state.num_computed_tokens += int(self._plan.num_new_tokens[row])
-                kv.publish(state.table, state.token_ids, state.num_computed_tokens)
-            else:
-                outputs.append(self._append(row, state, begin, token_ids[begin:end]))
-            begin = end
+        roster, result = self._roster, self._result
+        num_tokens: I32 = roster.columns.num_tokens.take(self._rows)
+        check_result(self._plan, result, num_tokens)
+        outputs = self._append()
+        num_output: I32 = result.verified.cu_num_output[1:] - result.verified.cu_num_output[:-1]
+        for r, stop in self._stops.items():
+            num_output[r] = stop.num_tokens
+        self._advance(num_tokens + num_output, num_output > 0)
+        self._count(num_output)
+        roster.drafts.keep(self._rows, result.drafts)
+        for i, r in self._ended:
+            outputs[i] = self._close(outputs[i], r)
+        if self._ended:
+            roster.sweep()
+        roster.drafts.forget_unwanted(roster.running_rows)
         return outputs
 
-    def _append(self, row: int, state: RequestState, begin: int, token_ids: list[int]) -> RequestOutput:
-        """Commit a row's output, which starts at `begin` of the step's tokens."""
-        stats, num_accepted = self._roster.stats, len(token_ids) - 1
-        num_counted = self.num_counted[row]
-        stop = find_stop(token_ids, state.num_tokens - state.num_prompt_tokens, state.stop_rule)
-        if stop is not None:
-            del token_ids[stop.num_tokens :]
-            # Draft i became output token i or was in its place: what lies behind the last one had no say.
-            num_counted = self.num_counted[row] = min(num_counted, stop.num_tokens)
-            num_accepted = min(num_accepted, stop.num_tokens)
-        if not state.first_token_time:
-            state.first_token_time = self._now
-            stats.num_prompt_tokens += state.num_prompt_tokens
-        stats.num_generated_tokens += len(token_ids)
-        state.append(token_ids)
-        # The last output has no KV yet. Accepted drafts have theirs; that of rejected ones lies past num_tokens - 1 and
-        # is overwritten before anyone reads it.
-        state.num_computed_tokens = state.num_tokens - 1
-        self._roster.kv.publish(state.table, state.token_ids, state.num_computed_tokens)
-        if num_counted:
-            state.tally.add(num_counted, num_accepted, len(token_ids))
+    def _append(self) -> list[RequestOutput]:
+        """Append every row's output, up to the token that ends its request, and note the ends."""
+        verified, failed, stats = self._result.verified, self._result.failed, self._roster.stats
+        token_ids, outputs = verified.token_ids.tolist(), list[RequestOutput]()
+        for r, (state, (begin, end)) in enumerate(
+            zip(self._states, pairwise(verified.cu_num_output.tolist()), strict=True)
+        ):
+            row = token_ids[begin:end]
+            if not row:
+                if state.request_id in failed:
+                    self._ended.append((len(outputs), r))
+                    outputs.append(state.empty_output())
+                continue
+            num_before = len(state.token_ids)
+            if num_before + len(row) >= state.max_total_tokens or not state.end_token_ids.isdisjoint(row):
+                stop = find_stop(row, num_before - state.num_prompt_tokens, state.stop_rule)
+                if stop is not None:
+                    self._stops[r] = stop
+                    self._ended.append((len(outputs), r))
+                    del row[stop.num_tokens :]
+            state.token_ids.extend(row)
+            if not state.first_token_time:
+                state.first_token_time = self._now
+                stats.num_prompt_tokens += state.num_prompt_tokens
+            output = RequestOutput(state.request_id, tuple(row), num_cached_tokens=state.num_cached_tokens)
+            outputs.append(self._report(output, r) if state.has_reports else output)
+        return outputs
+
+    def _advance(self, num_tokens: I32, has_output: npt.NDArray[np.bool_]) -> None:
+        """Move the counters, and publish the blocks that have become full.
+
+        The last output has no KV yet. Accepted drafts have theirs; that of rejected ones lies past num_tokens - 1 and
+        is overwritten before anyone reads it. A row without output has run a part of its prompt, or failed.
+        """
+        roster, block_size = self._roster, self._roster.kv.block_size
+        before = self._plan.num_computed_tokens
+        num_computed: I32 = np.where(has_output, num_tokens - 1, before + self._plan.num_new_tokens)
+        for name in self._result.failed:
+            row = self._plan.request_ids.index(name)
+            num_computed[row] = before[row]  # nothing that failed is published
+        roster.columns.num_tokens[self._rows] = num_tokens
+        roster.columns.num_computed_tokens[self._rows] = num_computed
+        is_full = num_computed // block_size > before // block_size
+        if np.count_nonzero(is_full):
+            for r in np.flatnonzero(is_full).tolist():
+                roster.kv.publish(self._states[r].table, self._states[r].token_ids, int(num_computed[r]))
+
+    def _count(self, num_output: I32) -> None:
+        """Count the step and what became of its drafts.
+
+        Draft i became output token i or was in its place: what lies behind the last one had no say and does not count,
+        nor does anything of a row that failed.
+        """
+        stats, draft = self._roster.stats, self._plan.draft
+        stats.record_step(self._result.timings_ms)
+        stats.num_generated_tokens += int(np.add.reduce(num_output))
+        if len(draft.token_ids):
+            num_counted = draft.cu_num_draft[1:] - draft.cu_num_draft[:-1]
+            for _, r in self._ended:
+                num_counted[r] = min(num_counted[r], num_output[r])
+            num_accepted: I32 = np.minimum(self._result.verified.num_accepted, num_counted)
+            stats.record_drafts(draft, num_counted, num_accepted)
+            self._roster.columns.count_outcomes(self._rows, num_counted, num_accepted, num_output)
+
+    def _report(self, output: RequestOutput, r: int) -> RequestOutput:
+        """Add the log-probabilities that the request asked for."""
+        state, verified = self._states[r], self._result.verified
         logprobs, draft_logprobs = None, None
-        if state.request.sampling.logprobs is not None and self._result.verified.logprobs is not None:
-            logprobs = slice_logprobs(self._result.verified.logprobs, begin, token_ids, state.request.sampling.logprobs)
-        if state.request.speculation.num_draft_logprobs is not None:
-            num_alternatives = state.request.speculation.num_draft_logprobs
-            draft_logprobs = slice_draft_logprobs(self._plan.draft, row, num_accepted, num_alternatives)
-        output = state.output(token_ids, logprobs, draft_logprobs)
+        num_top = state.request.sampling.logprobs
+        if num_top is not None and verified.logprobs is not None:
+            begin = int(verified.cu_num_output[r])
+            logprobs = slice_logprobs(verified.logprobs, begin, output.token_ids, num_top)
+        num_alternatives = state.request.speculation.num_draft_logprobs
+        if num_alternatives is not None:
+            num_accepted = min(int(verified.num_accepted[r]), len(output.token_ids))
+            draft_logprobs = slice_draft_logprobs(self._plan.draft, r, num_accepted, num_alternatives)
+        return replace(output, logprobs=logprobs, draft_logprobs=draft_logprobs)
+
+    def _close(self, output: RequestOutput, r: int) -> RequestOutput:
+        """End a request; returns its output with what the last one carries."""
+        state, stop = self._states[r], self._stops.get(r)
         if stop is None:
-            state.keep_drafts(self._result.drafts, self._cu_draft[row], self._cu_draft[row + 1])
-            return output
-        self.has_ends = True
+            metrics = self._roster.close(state, FinishReason.ERROR, self._now)
+            error = (InternalError.__name__, self._result.failed[state.request_id])
+            return replace(output, finish_reason=FinishReason.ERROR, error=error, metrics=metrics)
         metrics = self._roster.close(state, stop.reason, self._now)
         return replace(output, finish_reason=stop.reason, stop_reason=stop.stop_reason, metrics=metrics)
-
-    def _fail(self, row: int, state: RequestState, reason: str) -> RequestOutput:
-        self.has_ends = True
-        self.num_counted[row] = 0
-        metrics = self._roster.close(state, FinishReason.ERROR, self._now)
-        error = (InternalError.__name__, reason)
-        return replace(state.empty_output(), finish_reason=FinishReason.ERROR, error=error, metrics=metrics)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.types import DraftCounts
+import math
+
+import numpy as np
+
+from fastdeploy_sd.types import I32, DraftCounts
 
 
 class DraftTally:
@@ -22,6 +26,14 @@ class DraftTally:
     def __init__(self) -> None:
         self._num_emitted = 0
         self._num_of_outcome: dict[tuple[int, int], int] = {}
+
+    @staticmethod
+    def of(outcomes: I32, num_emitted: int) -> DraftTally:
+        """A tally of verifications that were counted in a row of `RequestColumns.outcomes`, i32[(k + 1) ** 2]."""
+        tally, num_columns = DraftTally(), math.isqrt(len(outcomes))
+        tally._num_emitted = num_emitted
+        tally._num_of_outcome = {divmod(i, num_columns): int(outcomes[i]) for i in np.flatnonzero(outcomes).tolist()}
+        return tally
 
     def add(self, num_drafts: int, num_accepted: int, num_emitted: int) -> None:
         """Count one verification of at least one draft, as far as `DraftCounts` counts it.

@@ -2,8 +2,8 @@
 
 A step's result brings the drafts of all its rows in one `DraftTokens`. A request keeps a span of it, not a copy:
 
-    result of step s    [a a a a | b b | c c c]          one DraftTokens, sources and log-probabilities with it
-    request b           origin = that result, begin = 4, num_drafts = 2
+    result number 7     [a a a a | b b | c c c]          one DraftTokens, sources and log-probabilities with it
+    request b           draft_result = 7, draft_begin = 4, num_drafts = 2
 """
 
 from __future__ import annotations
@@ -12,31 +12,65 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastdeploy_sd.engine.request_state import RequestState
-from fastdeploy_sd.types import I8, I32, DraftTokens, LogprobArrays
+from fastdeploy_sd.engine.columns import RequestColumns, Rows
+from fastdeploy_sd.types import EMPTY_I32, I8, I32, DraftTokens, LogprobArrays
+
+_NUM_NUMBERS = 1 << 31  # results are numbered in i32, a server's steps may be more
 
 
-def collect_drafts(states: Sequence[RequestState], num_draft: Sequence[int]) -> DraftTokens:
-    """Put the first `num_draft[r]` drafts of every request behind each other, with their sources and logprobs."""
-    if not any(num_draft):
-        return DraftTokens.none(len(states))
-    lengths = np.array(num_draft, np.int32)
-    cu_num_draft = np.zeros(len(states) + 1, np.int32)
-    np.cumsum(lengths, out=cu_num_draft[1:])
-    # A row that a step left out keeps what an earlier result brought, so there may be several of them.
-    origins = {id(state.draft_origin): state.draft_origin for state in states}
-    begins = np.array([state.draft_begin for state in states], np.int32)
-    if len(origins) > 1:
-        first = dict(zip(origins, _starts(list(origins.values())), strict=True))
-        begins += np.array([first[id(state.draft_origin)] for state in states], np.int32)
-    all_drafts = _concatenate(list(origins.values()))
-    index = np.arange(cu_num_draft[-1], dtype=np.int32) + np.repeat(begins - cu_num_draft[:-1], lengths)
-    return DraftTokens(
-        all_drafts.token_ids[index],
-        cu_num_draft,
-        None if all_drafts.sources is None else all_drafts.sources[index],
-        None if all_drafts.logprobs is None else _take(all_drafts.logprobs, index),
-    )
+class PendingDrafts:
+    """The results whose drafts somebody may still want. A row that a step left out keeps an earlier step's drafts."""
+
+    def __init__(self, columns: RequestColumns) -> None:
+        """Start without drafts; `columns` says who has which."""
+        self._columns = columns
+        self._results: dict[int, DraftTokens] = {}
+        self._last = 0
+
+    def keep(self, rows: Rows, drafts: DraftTokens) -> None:
+        """Have a step's rows keep its drafts, cut so that one more token fits behind them, in place of older ones.
+
+        Args:
+            rows: intp[R], the rows of the step; they have their new tokens already.
+            drafts: of the same rows.
+        """
+        c, cu_num_draft = self._columns, drafts.cu_num_draft
+        if len(drafts.token_ids) == 0:
+            c.num_drafts[rows] = 0
+            return
+        room = np.maximum(c.max_total_tokens.take(rows) - c.num_tokens.take(rows) - 1, 0)
+        c.num_drafts[rows] = np.minimum(cu_num_draft[1:] - cu_num_draft[:-1], room)
+        c.draft_begin[rows] = cu_num_draft[:-1]
+        self._last = (self._last + 1) % _NUM_NUMBERS
+        c.draft_result[rows] = self._last
+        self._results[self._last] = drafts
+
+    def forget_unwanted(self, rows: Rows) -> None:
+        """Let go of results from which none of these rows, intp[n], keeps anything."""
+        if len(self._results) > 1:
+            wanted = set(self._columns.draft_result.take(rows).tolist())
+            self._results = {number: drafts for number, drafts in self._results.items() if number in wanted}
+
+    def collect(self, rows: Rows, num_draft: I32) -> DraftTokens:
+        """Put the first `num_draft[r]` drafts of every row behind each other, with their sources and logprobs."""
+        cu_num_draft = np.zeros(len(rows) + 1, np.int32)
+        if not np.count_nonzero(num_draft):
+            return DraftTokens(EMPTY_I32, cu_num_draft)
+        np.add.accumulate(num_draft, out=cu_num_draft[1:])
+        begins = self._columns.draft_begin.take(rows)
+        origins = list(self._results.values())
+        if len(origins) > 1:
+            first = dict(zip(self._results, _starts(origins), strict=True))
+            results = self._columns.draft_result.take(rows).tolist()
+            begins += np.array([first.get(number, 0) for number in results], np.int32)
+        all_drafts = _concatenate(origins)
+        index = np.arange(cu_num_draft[-1], dtype=np.int32) + (begins - cu_num_draft[:-1]).repeat(num_draft)
+        return DraftTokens(
+            all_drafts.token_ids[index],
+            cu_num_draft,
+            None if all_drafts.sources is None else all_drafts.sources[index],
+            None if all_drafts.logprobs is None else _take(all_drafts.logprobs, index),
+        )
 
 
 def _starts(origins: Sequence[DraftTokens]) -> list[int]:

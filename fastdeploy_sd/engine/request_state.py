@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import enum
+from array import array
 
 import numpy as np
 
+from fastdeploy_sd.engine.columns import RequestColumns
 from fastdeploy_sd.engine.draft_tally import DraftTally
 from fastdeploy_sd.engine.stopping import StopRule
 from fastdeploy_sd.kvcache.manager import BlockTable
-from fastdeploy_sd.types import (
-    DraftLogprob,
-    DraftTokens,
-    Request,
-    RequestMetrics,
-    RequestOutput,
-    SpeculationInfo,
-    TokenLogprob,
-)
-
-_GROWTH_TOKENS = 256
-_NO_DRAFTS = DraftTokens.none(0)
+from fastdeploy_sd.types import Request, RequestMetrics, RequestOutput, SpeculationInfo
 
 
 class RequestStatus(enum.Enum):
@@ -32,7 +23,7 @@ class RequestStatus(enum.Enum):
 
 
 class RequestState:
-    """One request's tokens and progress; the scheduler changes it.
+    """One request's tokens and progress; the scheduler changes it. Its counters are a row of `RequestColumns`.
 
     A request in its decode loop, with two drafts that are judged next:
 
@@ -42,137 +33,145 @@ class RequestState:
         next step                   [8 ... 11)        the last output and the drafts
 
     Attributes:
+        row: of the columns, its own until `release`.
         key: (priority or 0, order of arrival); lower runs first, higher is preempted first.
-        token_ids: i32[capacity], committed tokens in the first num_tokens entries.
-        num_computed_tokens: committed tokens whose KV is in the request's blocks.
-        max_total_tokens: prompt + max_tokens.
+        token_ids: the committed tokens; as many as the column `num_tokens` says.
+        end_token_ids: tokens that may end it; whether they do is for its stop rule to say.
         method: who drafts for it, resolved.
-        max_draft_tokens: drafts per step at most, 0 = none are wanted.
-        num_lookahead_slots: KV slots from the newest token on that drafting writes; 0 = its method keeps no KV.
-        num_drafts: drafts to judge in the next step, never past max_total_tokens - 1: those of `draft_origin`, the
-            drafts of the whole step they were made in, from `draft_begin` on.
-        tally: how its verifications came out.
+        has_reports: whether its outputs carry log-probabilities, of tokens or of drafts.
+        max_total_tokens: prompt + max_tokens.
         num_sent_blocks: leading blocks of the table that the executor knows.
         num_cached_tokens: prompt tokens that came from the prefix cache at the first admission.
         arrival_time, first_scheduled_time, first_token_time: seconds since the epoch, 0.0 = has not happened.
     """
 
     __slots__ = (
+        "_columns",
         "arrival_time",
-        "draft_begin",
-        "draft_origin",
+        "end_token_ids",
         "first_scheduled_time",
         "first_token_time",
+        "has_reports",
         "key",
-        "max_draft_tokens",
         "max_total_tokens",
         "method",
         "num_cached_tokens",
-        "num_computed_tokens",
-        "num_drafts",
-        "num_lookahead_slots",
         "num_preemptions",
         "num_prompt_tokens",
         "num_sent_blocks",
-        "num_tokens",
         "request",
         "request_id",
+        "row",
         "status",
         "stop_rule",
         "table",
-        "tally",
         "token_ids",
     )
 
-    def __init__(self, request: Request, key: tuple[int, int], now: float, speculation: SpeculationInfo) -> None:
+    def __init__(
+        self,
+        request: Request,
+        key: tuple[int, int],
+        now: float,
+        speculation: SpeculationInfo,
+        columns: RequestColumns,
+    ) -> None:
         """Start a request that has just been submitted.
 
         Args:
             key: see the class.
             now: seconds since the epoch; the arrival, if the request does not say.
             speculation: what the server offers; the request's wish was validated against it.
+            columns: a row of which it takes.
         """
         self.request = request
         self.request_id = request.request_id
         self.key = key
         self.status = RequestStatus.WAITING
         self.stop_rule = StopRule.of(request)
+        self.end_token_ids = self.stop_rule.end_token_ids
         self.method = speculation.method_of(request.speculation)
-        self.max_draft_tokens = _max_draft_tokens(request, self.method, speculation)
-        self.num_lookahead_slots = speculation.num_lookahead_slots if self.method == speculation.method else 0
+        num_lookahead_slots = speculation.num_lookahead_slots if self.method == speculation.method else 0
         # Draft layers have KV only in the blocks of requests they draft for, so the two kinds share none. Both prefixes
         # differ in their first letter: no salt of a user turns one kind into the other.
-        kind = "with draft KV: " if self.num_lookahead_slots else "target KV only: "
+        kind = "with draft KV: " if num_lookahead_slots else "target KV only: "
         self.table = BlockTable(request.request_id, kind + request.cache_salt)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_total_tokens = self.num_prompt_tokens + request.max_tokens
-        self.token_ids = np.array(request.prompt_token_ids, np.int32)
-        self.num_tokens = self.num_prompt_tokens
-        self.num_computed_tokens = 0
-        self.drop_drafts()
-        self.tally = DraftTally()
+        self.token_ids = array("i", np.ascontiguousarray(request.prompt_token_ids, np.intc).tobytes())
+        self.has_reports = request.sampling.logprobs is not None or request.speculation.num_draft_logprobs is not None
         self.num_sent_blocks = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.arrival_time = request.arrival_time or now
         self.first_scheduled_time = 0.0
         self.first_token_time = 0.0
+        self._columns = columns
+        self.row = columns.allocate()
+        columns.num_tokens[self.row] = self.num_prompt_tokens
+        columns.max_total_tokens[self.row] = self.max_total_tokens
+        columns.max_draft_tokens[self.row] = _max_draft_tokens(request, self.method, speculation)
+        columns.num_lookahead_slots[self.row] = num_lookahead_slots
+
+    @property
+    def num_tokens(self) -> int:
+        """Committed tokens."""
+        return int(self._columns.num_tokens[self.row])
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Committed tokens whose KV is in the request's blocks."""
+        return int(self._columns.num_computed_tokens[self.row])
 
     @property
     def num_output_tokens(self) -> int:
+        """Committed tokens behind the prompt."""
         return self.num_tokens - self.num_prompt_tokens
 
-    def append(self, token_ids: list[int]) -> None:
-        """Commit output tokens."""
-        end = self.num_tokens + len(token_ids)
-        if end > len(self.token_ids):
-            capacity = min(self.max_total_tokens, max(2 * len(self.token_ids), end + _GROWTH_TOKENS))
-            grown = np.empty(capacity, np.int32)
-            grown[: self.num_tokens] = self.token_ids[: self.num_tokens]
-            self.token_ids = grown
-        if len(token_ids) == 1:  # three times as fast as a slice, and most rows of most steps
-            self.token_ids[self.num_tokens] = token_ids[0]
-        else:
-            self.token_ids[self.num_tokens : end] = token_ids
-        self.num_tokens = end
+    @property
+    def tally(self) -> DraftTally:
+        """How its verifications came out, a copy."""
+        return DraftTally.of(self._columns.outcomes[self.row], int(self._columns.num_emitted[self.row]))
 
-    def keep_drafts(self, origin: DraftTokens, begin: int, end: int) -> None:
-        """Keep drafts [begin, end) of a step, cut so that one more token fits behind them."""
-        self.draft_origin, self.draft_begin = origin, begin
-        room = self.max_total_tokens - self.num_tokens - 1
-        self.num_drafts = end - begin if end - begin <= room else room
+    def start(self, num_computed_tokens: int) -> None:
+        """Run, with the KV of that many tokens."""
+        self.status = RequestStatus.RUNNING
+        self._columns.num_computed_tokens[self.row] = num_computed_tokens
 
-    def drop_drafts(self) -> None:
-        """Have nothing judged in the next step."""
-        self.draft_origin, self.draft_begin, self.num_drafts = _NO_DRAFTS, 0, 0
-
-    def reset_progress(self) -> None:
-        """Go back to the queue without KV: every committed token will be computed again."""
+    def go_back(self) -> None:
+        """Go back to the queue without blocks, drafts or KV: every committed token will be computed again."""
         self.status = RequestStatus.WAITING
-        self.num_computed_tokens = 0
+        self._columns.num_computed_tokens[self.row] = self._columns.num_drafts[self.row] = 0
         self.num_sent_blocks = 0
-        self.drop_drafts()
         self.num_preemptions += 1
 
-    def check_running(self) -> None:
+    def finish(self) -> None:
+        """Have ended; the counters are gone."""
+        self.status = RequestStatus.FINISHED
+        self._columns.free(self.row)
+
+    def check_running(self, block_size: int) -> None:
         """Verify what holds between steps for a request with blocks.
 
         Raises:
             AssertionError: naming the request and the broken rule.
         """
-        name = f"request {self.request_id}"
+        name, c, row = f"request {self.request_id}", self._columns, self.row
+        num_tokens, num_computed, num_drafts = self.num_tokens, self.num_computed_tokens, int(c.num_drafts[row])
+        max_total = self.max_total_tokens
         assert self.status is RequestStatus.RUNNING, f"{name} is {self.status} among the running"
-        assert 0 <= self.num_computed_tokens < self.num_tokens, f"{name}: nothing left to compute"
-        if self.num_tokens > self.num_prompt_tokens and self.num_preemptions == 0:
-            assert self.num_computed_tokens == self.num_tokens - 1, f"{name}: decoding, but not caught up"
-        assert self.num_computed_tokens <= self.table.num_slots, f"{name}: computed tokens without a block"
-        assert self.num_tokens < self.max_total_tokens, f"{name}: should have ended"
-        assert self.num_tokens + self.num_drafts < self.max_total_tokens, f"{name}: drafts past max_tokens"
-        assert not self.num_drafts or self.num_computed_tokens == self.num_tokens - 1, f"{name}: drafts in a prompt"
-        assert 0 <= self.num_drafts <= self.max_draft_tokens, f"{name}: {self.num_drafts} drafts, not wanted"
-        block_size = self.table.num_slots // len(self.table.block_ids)
+        assert len(self.token_ids) == num_tokens, f"{name}: {len(self.token_ids)} tokens, counted {num_tokens}"
+        assert 0 <= num_computed < num_tokens, f"{name}: nothing left to compute"
+        if num_tokens > self.num_prompt_tokens and self.num_preemptions == 0:
+            assert num_computed == num_tokens - 1, f"{name}: decoding, but not caught up"
+        assert c.num_slots[row] == self.table.num_slots, f"{name}: {c.num_slots[row]} slots, its table says otherwise"
+        assert num_computed <= self.table.num_slots, f"{name}: computed tokens without a block"
+        assert num_tokens < max_total, f"{name}: should have ended"
+        assert num_tokens + num_drafts < max_total, f"{name}: drafts past max_tokens"
+        assert not num_drafts or num_computed == num_tokens - 1, f"{name}: drafts in a prompt"
+        assert 0 <= num_drafts <= c.max_draft_tokens[row], f"{name}: {num_drafts} drafts, not wanted"
         # The last token has no KV.
-        assert self.table.num_slots - block_size < self.max_total_tokens - 1, f"{name}: a block that no token needs"
+        assert self.table.num_slots - block_size < max_total - 1, f"{name}: a block that no token needs"
 
     def check_waiting(self) -> None:
         """Verify what holds between steps for a request in the queue.
@@ -180,11 +179,14 @@ class RequestState:
         Raises:
             AssertionError: naming the request and the broken rule.
         """
-        name = f"request {self.request_id}"
+        name, c, row = f"request {self.request_id}", self._columns, self.row
         assert self.status is RequestStatus.WAITING, f"{name} is {self.status} among the waiting"
+        assert len(self.token_ids) == self.num_tokens, f"{name}: tokens miscounted"
         assert not self.table.block_ids, f"{name} waits and holds blocks"
         assert self.num_computed_tokens == 0, f"{name} waits with computed tokens"
-        assert not self.num_drafts, f"{name} waits with drafts"
+        assert not c.num_drafts[row], f"{name} waits with drafts"
+        assert not c.num_slots[row], f"{name} waits with slots"
+        assert not self.num_sent_blocks, f"{name} waits and has blocks that the executor knows"
 
     def metrics(self, now: float) -> RequestMetrics:
         """Times and counts of a request that ends now (seconds since the epoch)."""
@@ -197,25 +199,12 @@ class RequestState:
             self.tally.counts(),
         )
 
-    def output(
-        self,
-        token_ids: list[int],
-        logprobs: tuple[TokenLogprob, ...] | None,
-        draft_logprobs: tuple[DraftLogprob, ...] | None,
-    ) -> RequestOutput:
-        """An output after which the request goes on."""
-        return RequestOutput(
-            self.request_id,
-            tuple(token_ids),
-            logprobs,
-            num_cached_tokens=self.num_cached_tokens,
-            draft_logprobs=draft_logprobs,
-        )
-
     def empty_output(self) -> RequestOutput:
         """An output without tokens, for ends that come between steps or instead of tokens."""
         wanted = self.request.speculation.num_draft_logprobs is not None
-        return self.output([], None, () if wanted else None)
+        return RequestOutput(
+            self.request_id, (), num_cached_tokens=self.num_cached_tokens, draft_logprobs=() if wanted else None
+        )
 
 
 def _max_draft_tokens(request: Request, method: str, speculation: SpeculationInfo) -> int:

@@ -22,46 +22,51 @@ def check_result(plan: SchedulerOutput, result: StepResult, num_tokens: I32) -> 
     Raises:
         InternalError: naming the rule and the numbers.
     """
+    num_rows, verified = len(plan.request_ids), result.verified
     if result.step_id != plan.step_id or result.request_ids != plan.request_ids:
         raise InternalError(f"step result: expected the rows of step {plan.step_id}, got step {result.step_id}")
-    num_output = np.diff(result.verified.cu_num_output)
-    num_accepted = result.verified.num_accepted
-    if len(num_output) != len(plan.request_ids) or len(num_accepted) != len(num_output):
-        raise InternalError(f"step result: expected {len(plan.request_ids)} rows, got {len(num_output)}")
-    has_output = num_output > 0
-    _check_answered(plan, result, num_tokens, has_output)
-    if ((num_output - 1 != num_accepted) & has_output).any() or (num_accepted > np.diff(plan.draft.cu_num_draft)).any():
-        raise InternalError(
-            f"step result: expected num_accepted + 1 outputs or none, and no more accepted than drafted, got outputs "
-            f"{num_output.tolist()}, accepted {num_accepted.tolist()}"
-        )
-    _check_drafts(plan, result.drafts)
-
-
-def _check_answered(
-    plan: SchedulerOutput, result: StepResult, num_tokens: I32, has_output: npt.NDArray[np.bool_]
-) -> None:
-    end = plan.num_computed_tokens + plan.num_new_tokens - np.diff(plan.draft.cu_num_draft)
-    is_due = end == num_tokens
+    for column in (verified.cu_num_output[1:], verified.num_accepted, result.drafts.cu_num_draft[1:]):
+        if len(column) != num_rows:
+            raise InternalError(f"step result: expected {num_rows} rows, got {len(column)}")
+    num_drafts = plan.draft.cu_num_draft[1:] - plan.draft.cu_num_draft[:-1]
+    is_due = plan.num_computed_tokens + plan.num_new_tokens - num_drafts == num_tokens
     if result.failed:
-        is_failed = np.array([request_id in result.failed for request_id in plan.request_ids])
-        if is_failed.sum() != len(result.failed):
-            raise InternalError(f"step result: expected failures among {plan.request_ids}, got {list(result.failed)}")
-        is_due &= ~is_failed
-    if (has_output != is_due).any():
-        names = [plan.request_ids[r] for r in np.flatnonzero(has_output != is_due)]
-        raise InternalError(
+        is_due &= ~_failed_rows(plan, result)
+    num_output = verified.cu_num_output[1:] - verified.cu_num_output[:-1]
+    num_next = result.drafts.cu_num_draft[1:] - result.drafts.cu_num_draft[:-1]
+    is_right = (num_output == (verified.num_accepted + 1) * is_due) & (verified.num_accepted <= num_drafts)
+    if np.count_nonzero(is_right & (num_next <= plan.max_draft_len)) < num_rows:
+        raise _disagreement(plan, verified.num_accepted, num_output, is_due, num_next)
+    _check_drafts(result.drafts)
+
+
+def _failed_rows(plan: SchedulerOutput, result: StepResult) -> npt.NDArray[np.bool_]:
+    is_failed = np.array([request_id in result.failed for request_id in plan.request_ids])
+    if is_failed.sum() != len(result.failed):
+        raise InternalError(f"step result: expected failures among {plan.request_ids}, got {list(result.failed)}")
+    return is_failed
+
+
+def _disagreement(
+    plan: SchedulerOutput, num_accepted: I32, num_output: I32, is_due: npt.NDArray[np.bool_], num_next: I32
+) -> InternalError:
+    """Say which of the rules about numbers was broken first."""
+    if len(wrong := np.flatnonzero((num_output > 0) != is_due)):
+        return InternalError(
             "step result: expected output from exactly the rows whose tokens were all run and that did not fail, got "
-            f"the contrary for {', '.join(names)}"
+            f"the contrary for {', '.join(plan.request_ids[r] for r in wrong)}"
         )
+    if (num_next > plan.max_draft_len).any():
+        return InternalError(
+            f"step result: expected at most {plan.max_draft_len.tolist()} drafts, got {num_next.tolist()}"
+        )
+    return InternalError(
+        f"step result: expected num_accepted + 1 outputs or none, and no more accepted than drafted, got outputs "
+        f"{num_output.tolist()}, accepted {num_accepted.tolist()}"
+    )
 
 
-def _check_drafts(plan: SchedulerOutput, drafts: DraftTokens) -> None:
-    num_draft = np.diff(drafts.cu_num_draft)
-    if len(num_draft) != len(plan.request_ids) or (num_draft > plan.max_draft_len).any():
-        raise InternalError(
-            f"step result: expected at most {plan.max_draft_len.tolist()} drafts, got {num_draft.tolist()}"
-        )
+def _check_drafts(drafts: DraftTokens) -> None:
     if len(drafts.token_ids) != drafts.cu_num_draft[-1]:
         raise InternalError(f"step result: expected {drafts.cu_num_draft[-1]} drafts, got {len(drafts.token_ids)}")
     sources = drafts.sources

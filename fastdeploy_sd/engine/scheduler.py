@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.admission import AdmissionRules
 from fastdeploy_sd.engine.commit import commit_result
@@ -95,7 +97,7 @@ class Scheduler:
         self._rules.check_queue(len(waiting), waiting.num_prompt_tokens, len(request.prompt_token_ids))
         key = (request.priority if self._order_by_priority else 0, self._num_arrived)
         self._num_arrived += 1
-        self._roster.enter(RequestState(request, key, time.time(), self._speculation))
+        self._roster.enter(RequestState(request, key, time.time(), self._speculation, self._roster.columns))
 
     def abort(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
         """End requests wherever they are; returns their last outputs. Unknown (or ended) ids are ignored."""
@@ -115,16 +117,32 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. With no request to run the plan has no rows, and must not be executed."""
-        plan = StepPlan(self._max_num_batched_tokens)
-        self._plan_running(plan)
+        plan, roster = self._plan_running(), self._roster
         self._plan_waiting(plan)
-        max_draft_lens = plan.max_draft_lens(self._speculation.max_draft_tokens)
-        if not plan.states:
+        finished_ids: tuple[RequestId, ...] = ()
+        if plan.states:
+            self._step_id += 1
+            finished_ids = roster.take_finished_ids()
+        else:
             assert not plan.preempted, "requests were preempted in favour of none"
-            return plan.build(self._step_id, max_draft_lens, ())
-        self._reserve_lookahead(plan, max_draft_lens)
-        self._step_id += 1
-        return plan.build(self._step_id, max_draft_lens, self._roster.take_finished_ids())
+        max_draft_len = np.zeros(len(plan.states), np.int32)
+        if self._speculation.max_draft_tokens:
+            max_draft_len = plan.max_draft_len(roster.columns)
+            self._reserve_lookahead(plan, max_draft_len)
+        new, deltas = roster.take_block_changes()
+        ids = roster.running_ids if plan.states == roster.running else tuple([s.request_id for s in plan.states])
+        return SchedulerOutput(
+            step_id=self._step_id,
+            request_ids=ids,
+            new=new,
+            deltas=deltas,
+            num_computed_tokens=roster.columns.num_computed_tokens.take(plan.rows),
+            num_new_tokens=plan.num_new,
+            draft=roster.drafts.collect(plan.rows, plan.num_draft),
+            max_draft_len=max_draft_len,
+            finished_ids=finished_ids,
+            preempted_ids=tuple([state.request_id for state in plan.preempted]),
+        )
 
     def commit(self, plan: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
         """Apply the result of an executed plan; see `commit_result`."""
@@ -138,43 +156,44 @@ class Scheduler:
         """Verify the books between two steps; see `Roster.check_integrity`."""
         self._roster.check_integrity()
 
-    def _plan_running(self, plan: StepPlan) -> None:
-        running = self._roster.running
-        rows_short_of_slots = []
-        row = 0
-        while row < len(running) and plan.budget > 0:
-            state = running[row]
-            num_uncomputed = state.num_tokens - state.num_computed_tokens
-            num_new = min(num_uncomputed, plan.budget, self._max_chunk_tokens)
-            num_tokens = state.num_computed_tokens + num_new
-            if num_tokens > state.table.num_slots and not self._make_room(state, num_tokens, plan):
-                break  # it was the last one, and preempted itself
-            num_draft = 0
-            if state.num_drafts and num_new == num_uncomputed:
-                num_draft = min(state.num_drafts, plan.budget - num_new)
-                if num_tokens + num_draft > state.table.num_slots:
-                    rows_short_of_slots.append(row)
-            plan.add(state, num_new + num_draft, num_draft)
-            row += 1
-        # Only now that every row has blocks for its own tokens, as drafts must not make anyone be preempted.
-        for row in rows_short_of_slots:
-            self._fit_drafts(plan, row)
+    def _plan_running(self) -> StepPlan:
+        """Plan the running requests in their order, as far as budget and blocks go."""
+        roster, c = self._roster, self._roster.columns
+        rows, num_computed = roster.running_rows, c.num_computed_tokens.take(roster.running_rows)
+        num_own = np.minimum(c.num_tokens.take(rows) - num_computed, self._max_chunk_tokens)
+        num_draft = c.num_drafts.take(rows)  # only behind the last token of a request
+        plan = StepPlan(self._max_num_batched_tokens, list(roster.running), rows, num_own + num_draft, num_draft)
+        if plan.budget < 0:
+            plan.cut_to_budget()
+        is_short = num_computed[: len(plan.rows)] + plan.num_new > c.num_slots.take(plan.rows)
+        if np.count_nonzero(is_short):
+            self._make_room(plan)
+            # Only now that every row has blocks for its own tokens, as drafts must not make anyone be preempted.
+            self._fit_drafts(plan)
+        return plan
 
-    def _make_room(self, state: RequestState, num_tokens: int, plan: StepPlan) -> bool:
-        """Extend a running request's blocks, preempting from the end; False if it had to preempt itself."""
-        while not self._kv.extend(state.table, num_tokens):
-            if self._preempt_last(plan) is state:
-                return False
-        return True
+    def _make_room(self, plan: StepPlan) -> None:
+        """Extend the rows' blocks over their own tokens, preempting from the end; it may hit the row itself."""
+        c = self._roster.columns
+        ends = c.num_computed_tokens.take(plan.rows) + plan.num_new - plan.num_draft
+        for row in np.flatnonzero(ends > c.num_slots.take(plan.rows)).tolist():
+            if row >= len(plan.states):
+                return  # preempted for a row before it
+            state = plan.states[row]
+            while not self._roster.extend(state, int(ends[row])):
+                if self._preempt_last(plan) is state:
+                    return
 
-    def _fit_drafts(self, plan: StepPlan, row: int) -> None:
-        """Give a row blocks for its drafts, and shorten these to the slots it has then."""
-        state, num_draft = plan.states[row], plan.num_draft[row]
-        self._kv.extend_as_far_as_possible(state.table, state.num_tokens + num_draft)
-        if state.table.num_slots < state.num_tokens + num_draft:
-            plan.shorten_drafts(row, state.table.num_slots - state.num_tokens)
+    def _fit_drafts(self, plan: StepPlan) -> None:
+        """Give the rows blocks for their drafts while there are any, and shorten these to the slots there are then."""
+        c = self._roster.columns
+        ends = c.num_computed_tokens.take(plan.rows) + plan.num_new
+        for row in np.flatnonzero(ends > c.num_slots.take(plan.rows)).tolist():
+            num_short = int(ends[row]) - self._roster.extend_as_far_as_possible(plan.states[row], int(ends[row]))
+            if num_short > 0:
+                plan.shorten_drafts(row, int(plan.num_draft[row]) - num_short)
 
-    def _reserve_lookahead(self, plan: StepPlan, max_draft_lens: I32) -> None:
+    def _reserve_lookahead(self, plan: StepPlan, max_draft_len: I32) -> None:
         """Give rows that will be drafted for with a model the slots this writes, while there are blocks.
 
         With c computed tokens and n new ones the newest token may come to position c + n, and d drafts write:
@@ -187,12 +206,13 @@ class Scheduler:
         """
         if self._speculation.num_lookahead_slots == 0:
             return
-        for state, num_new, max_draft_len in zip(plan.states, plan.num_new, max_draft_lens.tolist(), strict=True):
-            num_slots = state.num_computed_tokens + num_new + state.num_lookahead_slots
-            if num_slots > state.table.num_slots:
-                num_spared = max(state.num_lookahead_slots - max_draft_len, 0)
-                num_slots = min(num_slots - num_spared, state.max_total_tokens - 1)
-                self._kv.extend_as_far_as_possible(state.table, num_slots)
+        c, rows = self._roster.columns, plan.rows
+        num_lookahead = c.num_lookahead_slots.take(rows)
+        ends = c.num_computed_tokens.take(rows) + plan.num_new + num_lookahead
+        num_spared = np.maximum(num_lookahead - max_draft_len, 0)
+        num_useful = np.minimum(ends - num_spared, c.max_total_tokens.take(rows) - 1)
+        for row in np.flatnonzero(ends > c.num_slots.take(rows)).tolist():
+            self._roster.extend_as_far_as_possible(plan.states[row], int(num_useful[row]))
 
     def _plan_waiting(self, plan: StepPlan) -> None:
         while plan.budget > 0 and self._roster.has_seat:

@@ -26,17 +26,18 @@ class SourceTally:
                 of the request.
             num_accepted: i32[R], at most num_counted[r].
         """
-        num_drafts = np.diff(drafts.cu_num_draft)
-        position = np.arange(len(drafts.token_ids)) - np.repeat(drafts.cu_num_draft[:-1], num_drafts)
-        accepted = np.repeat(num_accepted, num_drafts)
-        # Positions before num_accepted were accepted, the one at num_accepted was rejected, those behind not reached.
-        fate = (position <= accepted).astype(np.int64) + (position < accepted)
-        longest = int(num_drafts.max())
+        begins = drafts.cu_num_draft[:-1]
+        num_drafts = drafts.cu_num_draft[1:] - begins
+        index = np.arange(len(drafts.token_ids))
+        position = index - begins.repeat(num_drafts)
+        # Drafts before the first rejected one were accepted, those behind it not reached.
+        fate = _REJECTED - np.sign(index - (begins + num_accepted).repeat(num_drafts))
+        longest = int(np.maximum.reduce(num_drafts))
         key = position * 3 + fate
         if drafts.sources is not None:
             key += drafts.sources.astype(np.int64) * (longest * 3)
-        if (num_counted < num_drafts).any():
-            key = key[position < np.repeat(num_counted, num_drafts)]
+        if np.count_nonzero(num_counted < num_drafts):
+            key = key[position < num_counted.repeat(num_drafts)]
         shape = (len(DraftSource), longest, 3)
         counted = np.bincount(key, minlength=len(DraftSource) * longest * 3).reshape(shape)
         missing = longest - self._num_drafts.shape[1]

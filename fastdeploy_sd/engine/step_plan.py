@@ -2,55 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
-from fastdeploy_sd.engine.pending_drafts import collect_drafts
+from fastdeploy_sd.engine.columns import RequestColumns, Rows
 from fastdeploy_sd.engine.request_state import RequestState
-from fastdeploy_sd.types import I32, NewRequest, RequestDelta, RequestId, SchedulerOutput
+from fastdeploy_sd.types import I32
 
 
-@dataclass(slots=True)
 class StepPlan:
-    """Rows of the next step; row r is states[r] in every list.
+    """Rows of the next step: first of running requests, chosen together, then of those that were admitted.
 
     Attributes:
+        states: the requests, one per row. rows: intp[R], theirs of the columns.
+        num_new: i32[R], tokens each row runs, its drafts included. num_draft: i32[R], drafts at its end.
         budget: tokens that may still be added.
-        num_new: tokens each row runs, its drafts included.
-        num_draft: drafts at the end of each row.
         preempted: requests that lost their blocks while this step was planned; they are not admitted again in it.
     """
 
-    budget: int
-    states: list[RequestState] = field(default_factory=list)
-    num_new: list[int] = field(default_factory=list)
-    num_draft: list[int] = field(default_factory=list)
-    preempted: list[RequestState] = field(default_factory=list)
+    def __init__(self, budget: int, states: list[RequestState], rows: Rows, num_new: I32, num_draft: I32) -> None:
+        """Plan what all running requests want; less than no `budget` is left if that is too much."""
+        self.states, self.rows, self.num_new, self.num_draft = states, rows, num_new, num_draft
+        self.budget = budget - int(np.add.reduce(num_new))
+        self.preempted: list[RequestState] = []
 
-    def add(self, state: RequestState, num_new: int, num_draft: int = 0) -> None:
-        """Run `num_new` tokens of a request, the last `num_draft` of them drafts."""
+    def cut_to_budget(self) -> None:
+        """Leave every row what those before it leave, its own tokens before its drafts, and drop rows left without."""
+        ends = np.add.accumulate(self.num_new, dtype=np.int64)
+        left = np.maximum(self.budget + ends[-1] - (ends - self.num_new), 0)
+        num_own = np.minimum(self.num_new - self.num_draft, left)
+        num_draft = np.minimum(self.num_draft, left - num_own)
+        num_rows = int(np.count_nonzero(num_own))
+        self.budget = 0
+        del self.states[num_rows:]
+        self.rows, self.num_draft = self.rows[:num_rows], num_draft[:num_rows].astype(np.int32)
+        self.num_new = num_own[:num_rows].astype(np.int32) + self.num_draft
+
+    def add(self, state: RequestState, num_new: int) -> None:
+        """Add the row of a request that was just admitted; it has no drafts."""
         self.budget -= num_new
         self.states.append(state)
-        self.num_new.append(num_new)
-        self.num_draft.append(num_draft)
+        self.rows = np.append(self.rows, state.row)
+        self.num_new = np.append(self.num_new, np.int32(num_new))
+        self.num_draft = np.append(self.num_draft, np.int32(0))
 
     def remove(self, state: RequestState) -> None:
         """Take a request's row back, if it has one, and its tokens into the budget."""
         if state not in self.states:
             return
         row = self.states.index(state)
-        self.budget += self.num_new[row]
-        del self.states[row], self.num_new[row], self.num_draft[row]
+        self.budget += int(self.num_new[row])
+        del self.states[row]
+        self.rows = np.delete(self.rows, row)
+        self.num_new, self.num_draft = np.delete(self.num_new, row), np.delete(self.num_draft, row)
 
     def shorten_drafts(self, row: int, num_draft: int) -> None:
         """Leave a row `num_draft` of its drafts, and give back the budget of the others."""
-        num_cut = self.num_draft[row] - num_draft
+        num_cut = int(self.num_draft[row]) - num_draft
         self.num_draft[row] = num_draft
         self.num_new[row] -= num_cut
         self.budget += num_cut
 
-    def max_draft_lens(self, max_draft_tokens: int) -> I32:
+    def max_draft_len(self, columns: RequestColumns) -> I32:
         """How many drafts may follow each row's output, i32[R]: 0 while tokens are left to compute.
 
         After this step a request has at least num_tokens + 1 tokens; the drafts that follow leave room for the one
@@ -60,56 +72,9 @@ class StepPlan:
 
         More outputs may be committed than one; the executor then lets fewer drafts follow. The model's length is no
         separate limit, as max_total_tokens respects it.
-
-        Args:
-            max_draft_tokens: no request wants more.
         """
-        if max_draft_tokens == 0:
-            return np.zeros(len(self.states), np.int32)
-        lengths = []
-        for state, num_new, num_draft in zip(self.states, self.num_new, self.num_draft, strict=True):
-            length = state.max_draft_tokens
-            if state.num_computed_tokens + num_new - num_draft < state.num_tokens:
-                length = 0
-            elif state.num_tokens + length + 2 > state.max_total_tokens:
-                length = max(state.max_total_tokens - state.num_tokens - 2, 0)
-            lengths.append(length)
-        return np.array(lengths, np.int32)
-
-    def build(self, step_id: int, max_draft_lens: I32, finished_ids: tuple[RequestId, ...]) -> SchedulerOutput:
-        """Turn the rows into arrays and note in each state which blocks the executor knows from now on.
-
-        Args:
-            max_draft_lens: i32[R], from the method of that name; passed in, as blocks are reserved by it before.
-            finished_ids: requests whose state the executor must drop first.
-        """
-        states = self.states
-        new, deltas = self._block_changes()
-        return SchedulerOutput(
-            step_id=step_id,
-            request_ids=tuple([state.request_id for state in states]),
-            new=tuple(new),
-            deltas=tuple(deltas),
-            num_computed_tokens=np.array([state.num_computed_tokens for state in states], np.int32),
-            num_new_tokens=np.array(self.num_new, np.int32),
-            draft=collect_drafts(states, self.num_draft),
-            max_draft_len=max_draft_lens,
-            finished_ids=finished_ids,
-            preempted_ids=tuple([state.request_id for state in self.preempted]),
-        )
-
-    def _block_changes(self) -> tuple[list[NewRequest], list[RequestDelta]]:
-        new: list[NewRequest] = []
-        deltas: list[RequestDelta] = []
-        for state in self.states:
-            block_ids = state.table.block_ids
-            num_sent = state.num_sent_blocks
-            if len(block_ids) == num_sent:
-                continue
-            state.num_sent_blocks = len(block_ids)
-            if num_sent:
-                deltas.append(RequestDelta(state.request_id, tuple(block_ids[num_sent:])))
-            else:
-                token_ids = state.token_ids[: state.num_tokens].copy()
-                new.append(NewRequest(state.request, token_ids, state.num_prompt_tokens, tuple(block_ids)))
-        return new, deltas
+        rows, num_tokens = self.rows, columns.num_tokens.take(self.rows)
+        room = np.maximum(columns.max_total_tokens.take(rows) - num_tokens - 2, 0)
+        is_caught_up = columns.num_computed_tokens.take(rows) + self.num_new - self.num_draft == num_tokens
+        lengths: I32 = np.minimum(columns.max_draft_tokens.take(rows), room) * is_caught_up
+        return lengths

@@ -24,6 +24,11 @@ class StopRule:
     min_tokens: int
     max_tokens: int
 
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Every token that may end the request."""
+        return self.eos_token_ids | self.stop_token_ids
+
     @staticmethod
     def of(request: Request) -> StopRule:
         """The rule of a validated request."""
@@ -63,10 +68,6 @@ def find_stop(new_token_ids: Sequence[int], num_output_tokens: int, rule: StopRu
     Returns:
         The stop, or None when the request goes on.
     """
-    if num_output_tokens + len(new_token_ids) < rule.max_tokens and (
-        rule.eos_token_ids.isdisjoint(new_token_ids) and rule.stop_token_ids.isdisjoint(new_token_ids)
-    ):
-        return None  # nearly every step of nearly every request
     for i, token_id in enumerate(new_token_ids, 1):
         number = num_output_tokens + i
         if number >= rule.min_tokens:

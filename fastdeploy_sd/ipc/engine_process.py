@@ -6,6 +6,7 @@ Knows no HTTP. The model's framework is imported only here, in the child, by the
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import logging
 import shutil
@@ -73,6 +74,9 @@ def main() -> int:
 
 
 def _serve(engine: Engine, config: Config, address: str) -> int:
+    # What is loaded stays: a full collection between two steps must not walk through the framework's modules.
+    gc.collect()
+    gc.freeze()
     loop = EngineLoop(engine, ServerChannel(address), config.server.shutdown_timeout_s)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain())
     signal.signal(signal.SIGINT, lambda *_: loop.end_now())

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from fastdeploy_sd.kvcache.block_pool import BlockPool
 from fastdeploy_sd.kvcache.prefix_cache import CachedBlock, PrefixCache
 from fastdeploy_sd.types import I32, RequestId
+
+TokenIds: TypeAlias = "I32 | array[int]"
+"""Ids of 4 bytes each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +104,7 @@ class KVCacheManager:
         """Blocks needed to hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def match_prefix(self, table: BlockTable, token_ids: I32, num_tokens: int) -> PrefixMatch:
+    def match_prefix(self, table: BlockTable, token_ids: TokenIds, num_tokens: int) -> PrefixMatch:
         """Find the longest cached prefix, whole blocks only, and never all the tokens.
 
         At least one token is left to compute, since its logits are what the request came for:
@@ -177,7 +182,7 @@ class KVCacheManager:
         if num_new > 0:
             self.extend(table, table.num_slots + num_new * self.block_size)
 
-    def publish(self, table: BlockTable, token_ids: I32, num_computed_tokens: int) -> None:
+    def publish(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
         """Offer the blocks that have become full of committed, computed tokens.
 
         Args:
@@ -239,7 +244,7 @@ class KVCacheManager:
             self._prefix_cache.remove(block_id)
         return block_ids
 
-    def _describe_block(self, table: BlockTable, token_ids: I32, i: int) -> CachedBlock:
+    def _describe_block(self, table: BlockTable, token_ids: TokenIds, i: int) -> CachedBlock:
         """Content of the request's i-th full block; its hash is computed once in the request's life."""
         hashes = table.hashes
         parent = hashes[i - 1] if i else self._prefix_cache.root(table.salt)

@@ -18,11 +18,11 @@ class OutputRows:
     """The rows whose output is wanted, where the others only fill the KV cache: at most the last one of each request.
 
     Attributes:
-        indices: i32[n], n >= 1, rising, among the step's T rows.
+        indices: i32[n], n >= 1, rising, among the step's T rows; on the host or a tensor.
         query_start_loc: i32[R+1], request r owns wanted rows [q[r], q[r+1]).
     """
 
-    indices: I32
+    indices: Tensor | I32
     query_start_loc: Tensor
 
 

@@ -6,15 +6,14 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Weights
-from fastdeploy_sd.ops.linear import linear, pack_linear
-from fastdeploy_sd.ops.reference.linear import LinearFormat
+from fastdeploy_sd.ops.linear import PackedLinear, linear
 
 
 class Linear:
-    """y = x . weight^T (+ bias), the weight packed for the kernel in the given format."""
+    """y = x . weight^T (+ bias)."""
 
-    def __init__(self, weight: Weights, bias: Weights | None, weight_format: LinearFormat) -> None:
-        self._packed = pack_linear(weight, weight_format)
+    def __init__(self, packed: PackedLinear, bias: Weights | None) -> None:
+        self._packed = packed
         self._bias = None if bias is None else paddle.to_tensor(bias)
 
     def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None) -> Tensor:

@@ -6,7 +6,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Weights
-from fastdeploy_sd.ops.norm import rms_norm
+from fastdeploy_sd.ops.norm import concat_rms_norm, rms_norm
 
 
 class RmsNorm:
@@ -17,3 +17,14 @@ class RmsNorm:
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return rms_norm(x, self._weight, self._eps, residual)
+
+
+class ConcatRmsNorm:
+    """Two matrices [T, H], each normalised and scaled with weights of its own, side by side: [T, 2 * H]."""
+
+    def __init__(self, first_weight: Weights, second_weight: Weights, eps: float) -> None:
+        self._first, self._second = paddle.to_tensor(first_weight), paddle.to_tensor(second_weight)
+        self._eps = eps
+
+    def __call__(self, first: Tensor, second: Tensor) -> Tensor:
+        return concat_rms_norm(first, second, self._first, self._second, self._eps)

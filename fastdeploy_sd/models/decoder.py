@@ -14,14 +14,18 @@ from fastdeploy_sd.layers.linear import Linear
 from fastdeploy_sd.layers.mlp import FeedForward, MoeMlp, Router, SwigluMlp
 from fastdeploy_sd.layers.norm import RmsNorm
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
+from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights, LayerWeights
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm
-from fastdeploy_sd.ops.moe import PackedExperts, pack_experts
+from fastdeploy_sd.ops.moe import PackedExperts
 from fastdeploy_sd.ops.tensors import from_numpy
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.types import I32
+
+_ROWS_AT_ONCE = 1024
 
 
 class DecoderLayer:
@@ -59,11 +63,20 @@ class Embedding:
     def __init__(self, table: Weights, scheme: QuantScheme) -> None:
         dtype = np.dtype(np.float32 if scheme.dtype == "float32" else np.uint16)
         # In the checkpoint's own type it stays in the mapped file: a step touches a few rows of it.
-        self._table = from_numpy(table if table.dtype == dtype else narrow(widen(table), dtype))
+        self._table = from_numpy(table if table.dtype == dtype else _convert(table, dtype))
 
-    def __call__(self, input_ids: I32) -> Tensor:
+    def __call__(self, input_ids: Tensor | I32) -> Tensor:
         """i32[T] -> [T, H]."""
         return gather_output_rows(self._table, input_ids)
+
+
+def _convert(table: Weights, dtype: np.dtype[np.generic]) -> Weights:
+    """Return a table in another type; some rows at a time, as converting makes several copies of what it is given."""
+    converted = np.empty(table.shape, dtype)
+    for begin in range(0, len(table), _ROWS_AT_ONCE):
+        rows = slice(begin, begin + _ROWS_AT_ONCE)
+        converted[rows] = narrow(widen(table[rows]), dtype)
+    return converted
 
 
 class Decoder:
@@ -74,16 +87,20 @@ class Decoder:
         final_norm: before the head; draft layers may share it.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, scheme: QuantScheme) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, config: DecoderConfig, scheme: QuantScheme, packer: WeightPacker | None = None
+    ) -> None:
+        """Load; `packer` is the checkpoint's, None = one that packs everything."""
         self.config = config
         weights = DecoderWeights(checkpoint, config)
-        builder = LayerBuilder(weights, config, scheme)
+        packer = WeightPacker(checkpoint) if packer is None else packer
+        builder = LayerBuilder(weights, config, scheme, packer)
         self._embedding = Embedding(weights.embedding(), scheme)
         self._layers = [builder.layer(i) for i in range(config.num_layers)]
         self.final_norm = RmsNorm(weights.final_norm(), config.norm_eps)
-        self._lm_head = Linear(weights.lm_head(), None, scheme.lm_head)
+        self._lm_head = Linear(packer.linear(weights.lm_head(), scheme.lm_head), None)
 
-    def forward(self, input_ids: I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs) -> Tensor:
+    def forward(self, input_ids: Tensor | I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs) -> Tensor:
         """Run the step's tokens and store their KV.
 
         Args:
@@ -99,7 +116,7 @@ class Decoder:
         hidden, _ = self.final_norm(x, residual)
         return hidden
 
-    def embed(self, input_ids: I32) -> Tensor:
+    def embed(self, input_ids: Tensor | I32) -> Tensor:
         """i32[T] -> [T, H] in the model's dtype."""
         return self._embedding(input_ids)
 
@@ -111,21 +128,25 @@ class Decoder:
 class LayerBuilder:
     """Turns checkpoint weights into layers."""
 
-    def __init__(self, weights: LayerWeights, config: DecoderConfig, scheme: QuantScheme) -> None:
-        self._weights, self._config, self._scheme = weights, config, scheme
+    def __init__(self, weights: LayerWeights, config: DecoderConfig, scheme: QuantScheme, packer: WeightPacker) -> None:
+        self._weights, self._config, self._format, self._packer = weights, config, scheme.linear, packer
 
     def layer(self, i: int) -> DecoderLayer:
         """Build layer i; raises CheckpointError as the weights do."""
         w, eps = self._weights, self._config.norm_eps
-        linear = self._scheme.linear
         norms = w.qk_norms(i)
         qk_norm = None
         if norms is not None:
             qk_norm = QkNorm(paddle.to_tensor(norms[0]), paddle.to_tensor(norms[1]), eps)
-        attention = Attention(Linear(*w.qkv(i), linear), Linear(*w.output(i), linear), self._config.head_dim, qk_norm)
+        attention = Attention(self.linear(w.qkv(i)), self.linear(w.output(i)), self._config.head_dim, qk_norm)
         return DecoderLayer(
             RmsNorm(w.input_norm(i), eps), attention, RmsNorm(w.post_attention_norm(i), eps), self._feed_forward(i)
         )
+
+    def linear(self, weight_and_bias: tuple[WeightMatrix, Weights | None]) -> Linear:
+        """Build a linear layer in the format of attention and feed-forward layers."""
+        weight, bias = weight_and_bias
+        return Linear(self._packer.linear(weight, self._format), bias)
 
     def _feed_forward(self, i: int) -> FeedForward:
         moe = self._config.moe
@@ -140,12 +161,11 @@ class LayerBuilder:
         return MoeMlp(router, *self._experts(i, moe), shared)
 
     def _dense(self, i: int, part: str, size: int) -> SwigluMlp:
-        linear = self._scheme.linear
-        gate_up = Linear(*self._weights.gate_up(i, part, size), linear)
-        return SwigluMlp(gate_up, Linear(*self._weights.down(i, part, size), linear))
+        gate_up = self.linear(self._weights.gate_up(i, part, size))
+        return SwigluMlp(gate_up, self.linear(self._weights.down(i, part, size)))
 
     def _experts(self, i: int, moe: MoeConfig) -> tuple[PackedExperts, PackedExperts]:
         parts = [f"mlp.experts.{e}" for e in range(moe.num_experts)]
         gate_up = [self._weights.gate_up(i, part, moe.intermediate_size)[0] for part in parts]
         down = [self._weights.down(i, part, moe.intermediate_size)[0] for part in parts]
-        return pack_experts(gate_up, self._scheme.linear), pack_experts(down, self._scheme.linear)
+        return self._packer.experts(gate_up, self._format), self._packer.experts(down, self._format)

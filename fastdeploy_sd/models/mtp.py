@@ -19,11 +19,14 @@ from fastdeploy_sd.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.layers.linear import Linear
-from fastdeploy_sd.layers.norm import RmsNorm
+from fastdeploy_sd.layers.norm import ConcatRmsNorm, RmsNorm
 from fastdeploy_sd.models.decoder import Decoder, DecoderLayer, Embedding, LayerBuilder
 from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.ops.cast import cast
 from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.types import I32
 
@@ -31,7 +34,7 @@ from fastdeploy_sd.types import I32
 class Embed(Protocol):
     """Maps i32[T] token ids to [T, H]."""
 
-    def __call__(self, input_ids: I32) -> Tensor: ...
+    def __call__(self, input_ids: Tensor | I32) -> Tensor: ...
 
 
 class Head(Protocol):
@@ -57,8 +60,7 @@ class MtpLayer:
     """One draft layer; parts may be the target's."""
 
     embed: Embed
-    embedding_norm: RmsNorm
-    hidden_norm: RmsNorm
+    input_norm: ConcatRmsNorm
     projection: Linear
     block: DecoderLayer
     output_norm: RmsNorm
@@ -83,7 +85,7 @@ class MtpModel:
     def forward(
         self,
         layer: int,
-        input_ids: I32,
+        input_ids: Tensor | I32,
         hidden: Tensor,
         cache: KvCache[Tensor],
         inputs: AttentionInputs,
@@ -91,25 +93,23 @@ class MtpModel:
         """Run one draft layer and store its KV.
 
         Args:
-            input_ids: i32[T], the token of every row.
+            input_ids: i32[T], the token of every row; on the host or a tensor.
             hidden: [T, H], the hidden row of the position before it.
             inputs: may ask for some rows' output only.
         """
         x, residual = self._layers[layer].block(self._combine(layer, input_ids, hidden), None, cache, inputs)
         normed, total = self._layers[layer].output_norm(x, residual)
-        return MtpOutput(normed, normed if self._feeds_normed else total.astype(normed.dtype))
+        return MtpOutput(normed, normed if self._feeds_normed else cast(total, normed.dtype))
 
     def store_kv(
-        self, layer: int, input_ids: I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
+        self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
     ) -> None:
         """Only store one draft layer's KV; arguments as `forward`."""
         self._layers[layer].block.store_kv(self._combine(layer, input_ids, hidden), cache, inputs)
 
-    def _combine(self, layer: int, input_ids: I32, hidden: Tensor) -> Tensor:
+    def _combine(self, layer: int, input_ids: Tensor | I32, hidden: Tensor) -> Tensor:
         part = self._layers[layer]
-        embedded, _ = part.embedding_norm(part.embed(input_ids))
-        normed_hidden, _ = part.hidden_norm(hidden)
-        return part.projection(paddle.concat([embedded, normed_hidden], axis=1))
+        return part.projection(part.input_norm(part.embed(input_ids), hidden))
 
     def logits(self, layer: int, normed: Tensor) -> Tensor:
         """normed [A, H] -> f32[A, V]."""
@@ -131,19 +131,20 @@ def verify_num_steps(weights: MtpWeights, num_steps: int) -> None:
 
 
 def build_mtp_model(
-    decoder: Decoder, target: Checkpoint, weights: MtpWeights, scheme: QuantScheme, num_steps: int
+    decoder: Decoder, target: Checkpoint, weights: MtpWeights, scheme: QuantScheme, packer: WeightPacker, num_steps: int
 ) -> MtpModel:
     """Build the draft layers that `num_steps` steps use, sharing with the target what is the same.
 
     Args:
         scheme: of the draft layers' own linear weights.
+        packer: of the checkpoint that holds them.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
         ConfigError: as verify_num_steps.
     """
     verify_num_steps(weights, num_steps)
-    builder = _MtpBuilder(decoder, DecoderWeights(target, decoder.config), weights, scheme)
+    builder = _MtpBuilder(decoder, DecoderWeights(target, decoder.config), weights, scheme, packer)
     return MtpModel(
         [builder.layer(j) for j in range(min(num_steps, weights.num_layers))], feeds_normed=weights.feeds_normed
     )
@@ -152,18 +153,20 @@ def build_mtp_model(
 class _MtpBuilder:
     """Turns MTP weights into layers."""
 
-    def __init__(self, decoder: Decoder, shared: DecoderWeights, weights: MtpWeights, scheme: QuantScheme) -> None:
-        self._decoder, self._shared, self._weights, self._scheme = decoder, shared, weights, scheme
-        self._blocks = LayerBuilder(weights, weights.config, scheme)
+    def __init__(
+        self, decoder: Decoder, shared: DecoderWeights, weights: MtpWeights, scheme: QuantScheme, packer: WeightPacker
+    ) -> None:
+        self._decoder, self._shared, self._weights = decoder, shared, weights
+        self._scheme, self._packer = scheme, packer
+        self._blocks = LayerBuilder(weights, weights.config, scheme, packer)
 
     def layer(self, j: int) -> MtpLayer:
         w, eps = self._weights, self._weights.config.norm_eps
         output_norm = w.output_norm(j)
         return MtpLayer(
             embed=self._embed(w.embedding(j)),
-            embedding_norm=RmsNorm(w.embedding_norm(j), eps),
-            hidden_norm=RmsNorm(w.hidden_norm(j), eps),
-            projection=Linear(*w.projection(j), self._scheme.linear),
+            input_norm=ConcatRmsNorm(w.embedding_norm(j), w.hidden_norm(j), eps),
+            projection=self._blocks.linear(w.projection(j)),
             block=self._blocks.layer(j),
             output_norm=self._decoder.final_norm if output_norm is None else RmsNorm(output_norm, eps),
             head=self._head(w.head(j)),
@@ -174,10 +177,10 @@ class _MtpBuilder:
             return self._decoder.embed
         return Embedding(own, self._scheme)
 
-    def _head(self, own: Weights | None) -> Head:
-        if own is None or _is_same(own, self._shared.lm_head()):
+    def _head(self, own: WeightMatrix | None) -> Head:
+        if own is None or _is_same(own.to_array(), self._shared.lm_head().to_array()):
             return self._decoder.logits
-        linear = Linear(own, None, self._scheme.lm_head)
+        linear = Linear(self._packer.linear(own, self._scheme.lm_head), None)
         return lambda hidden: linear(hidden, paddle.float32)
 
 

@@ -19,6 +19,7 @@ from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_draft_config
 from fastdeploy_sd.models.weights import LayerWeights
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 
 _PARAM = "speculative_config"
 _ERNIE_NAME = re.compile(r"(model|ernie)\.mtp_emb_norm\.(\d+)\.weight")
@@ -87,7 +88,7 @@ class MtpWeights(LayerWeights):
     """Weights of MTP layers by role; layer j is the j-th of them, from 0.
 
     Attributes:
-        path: the directory they come from.
+        checkpoint, path: where they come from.
         config: of their decoder layers.
         num_layers: how many there are.
         feeds_normed: the next step reads a layer's output after the final norm (ERNIE), not before it (GLM, DeepSeek).
@@ -98,7 +99,8 @@ class MtpWeights(LayerWeights):
 
     def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, names: MtpNames) -> None:
         super().__init__(checkpoint, config, names.block)
-        self.path, self.num_layers, self._names = checkpoint.path, len(names.numbers), names
+        self.checkpoint, self.path = checkpoint, checkpoint.path
+        self.num_layers, self._names = len(names.numbers), names
         self.feeds_normed = names.output_norm is None
         has_router = frozenset(j for j in range(self.num_layers) if self.has_router(j))
         if has_router and config.moe is None:
@@ -113,7 +115,7 @@ class MtpWeights(LayerWeights):
         """Return f32[H]."""
         return self._vector(f"{self._name(self._names.hidden_norm, j)}.weight", self.config.hidden_size)
 
-    def projection(self, j: int) -> tuple[Weights, Weights | None]:
+    def projection(self, j: int) -> tuple[WeightMatrix, Weights | None]:
         """Return [H, 2 * H] over normed embedding | normed hidden row, and its bias f32[H] or None."""
         name, hidden = self._name(self._names.projection, j), self.config.hidden_size
         bias = f"{name}.bias"
@@ -134,7 +136,7 @@ class MtpWeights(LayerWeights):
             return None
         return self._checkpoint.tensor(name, (self.config.vocab_size, self.config.hidden_size))
 
-    def head(self, j: int) -> Weights | None:
+    def head(self, j: int) -> WeightMatrix | None:
         """Return [V, H], or None for the target's head."""
         name = None if self._names.head is None else self._name(self._names.head, j)
         if name is None or f"{name}.weight" not in self._checkpoint:

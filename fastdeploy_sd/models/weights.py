@@ -1,7 +1,8 @@
 """Finds a decoder's weights in a checkpoint under either naming: Hugging Face (`model.`) or Paddle (`ernie.`).
 
-Paddle's ERNIE checkpoints store matrices [in, out] and may hold q, k, v and gate, up fused; what comes out of here is
-always [out, in] and fused: q | k | v, gate | up. Knows names and shapes, not layers.
+Paddle's ERNIE checkpoints store matrices [in, out] and may hold q, k, v and gate, up fused; what comes out of here are
+matrices [out, in] of q | k | v and gate | up, made of parts that lie where the file is mapped. Knows names and shapes,
+not layers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from fastdeploy_sd.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.ops.bf16 import widen
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
 
 
 class LayerWeights:
@@ -35,14 +37,14 @@ class LayerWeights:
         """Return f32[H]: the norm before the feed-forward network."""
         return self._vector(f"{self._layer(layer)}.post_attention_layernorm.weight", self._config.hidden_size)
 
-    def qkv(self, layer: int) -> tuple[Weights, Weights | None]:
+    def qkv(self, layer: int) -> tuple[WeightMatrix, Weights | None]:
         """Return [(Hq + 2 * Hkv) * D, H] and its bias f32[(Hq + 2 * Hkv) * D] or None."""
         c, name = self._config, f"{self._layer(layer)}.self_attn"
         sizes = {"q_proj": c.num_heads * c.head_dim, "k_proj": c.num_kv_heads * c.head_dim}
         sizes["v_proj"] = sizes["k_proj"]
         return self._fused(name, "qkv_proj", sizes, c.qkv_bias)
 
-    def output(self, layer: int) -> tuple[Weights, Weights | None]:
+    def output(self, layer: int) -> tuple[WeightMatrix, Weights | None]:
         """Return the attention output projection [H, Hq * D] and its bias or None."""
         c, name = self._config, f"{self._layer(layer)}.self_attn.o_proj"
         weight = self._matrix(name, c.hidden_size, c.num_heads * c.head_dim)
@@ -55,7 +57,7 @@ class LayerWeights:
         name, dim = f"{self._layer(layer)}.self_attn", self._config.head_dim
         return self._vector(f"{name}.q_norm.weight", dim), self._vector(f"{name}.k_norm.weight", dim)
 
-    def gate_up(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[Weights, Weights | None]:
+    def gate_up(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[WeightMatrix, Weights | None]:
         """Return gate | up, [2 * I, H], and its bias or None, of a feed-forward network inside the layer.
 
         Args:
@@ -66,7 +68,7 @@ class LayerWeights:
         sizes = {"gate_proj": size, "up_proj": size}
         return self._fused(f"{self._layer(layer)}.{part}", "up_gate_proj", sizes, self._config.mlp_bias)
 
-    def down(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[Weights, Weights | None]:
+    def down(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[WeightMatrix, Weights | None]:
         """Return the down projection [H, I] and its bias or None; arguments as gate_up."""
         size = self._config.intermediate_size if size is None else size
         name, hidden = f"{self._layer(layer)}.{part}.down_proj", self._config.hidden_size
@@ -76,7 +78,7 @@ class LayerWeights:
     def router(self, layer: int, moe: MoeConfig) -> tuple[Weights, Weights | None]:
         """Return the router f32[E, H] and the selection bias f32[E] or None."""
         name, experts = f"{self._layer(layer)}.mlp", moe.num_experts
-        weight = widen(self._matrix(f"{name}.gate", experts, self._config.hidden_size))
+        weight = widen(self._matrix(f"{name}.gate", experts, self._config.hidden_size).to_array())
         bias_name = f"{name}.moe_statics.e_score_correction_bias"
         if not moe.selection_bias or bias_name not in self._checkpoint:
             return weight, None
@@ -92,20 +94,25 @@ class LayerWeights:
     def _vector(self, name: str, size: int) -> Weights:
         return widen(self._checkpoint.tensor(name, (size,)))
 
-    def _matrix(self, name: str, rows: int, columns: int) -> Weights:
-        name = f"{name}.weight"
-        if name in self._checkpoint and self._checkpoint.is_paddle_layout(name):
-            return np.ascontiguousarray(self._checkpoint.tensor(name, (columns, rows)).T)
-        return self._checkpoint.tensor(name, (rows, columns))
+    def _matrix(self, name: str, rows: int, columns: int) -> WeightMatrix:
+        return WeightMatrix((self._part(name, rows, columns),))
 
-    def _fused(self, name: str, fused: str, sizes: dict[str, int], has_bias: bool) -> tuple[Weights, Weights | None]:
+    def _part(self, name: str, rows: int, columns: int) -> WeightPart:
+        name = f"{name}.weight"
+        is_transposed = name in self._checkpoint and self._checkpoint.is_paddle_layout(name)
+        shape = (columns, rows) if is_transposed else (rows, columns)
+        return WeightPart(name, self._checkpoint.tensor(name, shape), is_transposed)
+
+    def _fused(
+        self, name: str, fused: str, sizes: dict[str, int], has_bias: bool
+    ) -> tuple[WeightMatrix, Weights | None]:
         rows, hidden = sum(sizes.values()), self._config.hidden_size
         if f"{name}.{fused}.weight" in self._checkpoint:
             bias = self._vector(f"{name}.{fused}.bias", rows) if has_bias else None
             return self._matrix(f"{name}.{fused}", rows, hidden), bias
-        weights = [self._matrix(f"{name}.{part}", size, hidden) for part, size in sizes.items()]
+        weight = WeightMatrix(tuple(self._part(f"{name}.{part}", size, hidden) for part, size in sizes.items()))
         biases = [self._vector(f"{name}.{part}.bias", size) for part, size in sizes.items()] if has_bias else None
-        return np.concatenate(weights), None if biases is None else np.concatenate(biases)
+        return weight, None if biases is None else np.concatenate(biases)
 
 
 class DecoderWeights(LayerWeights):
@@ -123,16 +130,17 @@ class DecoderWeights(LayerWeights):
             )
         super().__init__(checkpoint, config, f"{roots[0]}.layers")
         self._root = roots[0]
+        self._embedding_name = f"{self._root}.embed_tokens.weight"
 
     def embedding(self) -> Weights:
         """Return [V, H]."""
         shape = (self._config.vocab_size, self._config.hidden_size)
-        return self._checkpoint.tensor(f"{self._root}.embed_tokens.weight", shape)
+        return self._checkpoint.tensor(self._embedding_name, shape)
 
-    def lm_head(self) -> Weights:
+    def lm_head(self) -> WeightMatrix:
         """Return [V, H]; the embedding when the model ties them."""
         if self._config.tie_word_embeddings:
-            return self.embedding()
+            return WeightMatrix.whole(self.embedding(), self._embedding_name)
         return self._matrix("lm_head", self._config.vocab_size, self._config.hidden_size)
 
     def final_norm(self) -> Weights:

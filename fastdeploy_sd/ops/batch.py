@@ -5,6 +5,7 @@ An engine that keeps its token table on the host calls `native.batch.prepare_bat
 
 from __future__ import annotations
 
+import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.ops import shim
@@ -32,12 +33,12 @@ def prepare_batch(rows: BatchRows, token_table: Tensor, block_size: int) -> tupl
     return tuple(shim.run("prepare_batch", *inputs, block_size, rows.num_tokens(), rows.num_logits()))
 
 
-def gather_output_rows(x: Tensor, indices: I32) -> Tensor:
+def gather_output_rows(x: Tensor, indices: Tensor | I32) -> Tensor:
     """Return the rows of x that need logits.
 
     Args:
         x: [T, H], any dtype.
-        indices: i32[L], rows of x.
+        indices: i32[L], rows of x, on the host or a tensor.
 
     Returns:
         [L, H] in x's dtype.
@@ -45,5 +46,5 @@ def gather_output_rows(x: Tensor, indices: I32) -> Tensor:
     Raises:
         ValueError: a shape or dtype disagrees, or an index is outside x.
     """
-    (y,) = shim.run("gather_output_rows", x, from_numpy(indices))
+    (y,) = shim.run("gather_output_rows", x, from_numpy(indices) if isinstance(indices, np.ndarray) else indices)
     return y

@@ -1,11 +1,13 @@
-"""What verify_draft_tokens is told beside the tokens; shared by its implementations. NumPy only."""
+"""What sample and verify_draft_tokens are told about drafts; shared by their implementations. NumPy only."""
 
 from __future__ import annotations
 
 import enum
 from typing import NamedTuple
 
-from fastdeploy_sd.types import I32
+from fastdeploy_sd.types import I32, DraftTokens
+
+NOT_DRAWN = -2  # the token of a row that a wrong draft before it has made useless
 
 
 class AcceptPolicy(enum.IntEnum):
@@ -29,3 +31,14 @@ class Candidates(NamedTuple):
     token_ids: I32
     lens: I32
     verify_window: int
+
+
+class DraftedRows(NamedTuple):
+    """The drafts that a step's logits rows follow, for an op that stops at a request's first wrong one.
+
+    Attributes:
+        cu_num_logits: i32[R+1], rows of each request, at most its drafts + 1; row j follows the first j drafts.
+    """
+
+    cu_num_logits: I32
+    draft: DraftTokens

@@ -1,7 +1,7 @@
 """What the attention ops take besides activations: one layer's paged KV cache, the rotary table, the q and k norms.
 
 The classes hold NumPy arrays or Paddle tensors alike and load neither. The layout is that of
-custom_ops/include/fdsd/kv_cache.h, with s = 4 / element size: 1 for float32, 2 for bfloat16.
+custom_ops/include/fdsd/kv_cache.h, with s = 4 / element size: 1 for float32, 2 for bfloat16, 4 for int8.
 """
 
 from __future__ import annotations
@@ -20,10 +20,17 @@ def kv_cache_shapes(
     Args:
         block_size: tokens per block, a multiple of 16.
         head_dim: a multiple of 16, at most 256.
-        element_bytes: 4 for float32, 2 for bfloat16.
+        element_bytes: 4 for float32, 2 for bfloat16, 1 for int8.
     """
     s = 4 // element_bytes
-    return (num_blocks, num_kv_heads, head_dim // s, block_size, s), (num_blocks, num_kv_heads, block_size, head_dim)
+    k_shape = (num_blocks, num_kv_heads, head_dim // s, block_size, s)
+    v_shape = (num_blocks, num_kv_heads, block_size // s, head_dim, s)
+    return k_shape, v_shape
+
+
+def kv_scale_shape(num_blocks: int, block_size: int, num_kv_heads: int) -> tuple[int, ...]:
+    """Return the shape of k_scale and of v_scale of one layer's int8 cache."""
+    return (num_blocks, num_kv_heads, block_size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,35 +38,39 @@ class KvCache(Generic[A]):
     """One layer's paged cache; slot `block * block_size + offset` holds one token.
 
     Attributes:
-        k: f32 or bf16 [num_blocks, Hkv, D / s, block_size, s].
-        v: same dtype [num_blocks, Hkv, block_size, D].
+        k: f32, bf16 or i8 [num_blocks, Hkv, D / s, block_size, s].
+        v: same dtype [num_blocks, Hkv, block_size / s, D, s].
         first_key: 0..63: no request's tokens before this position have content here, and only they themselves see them.
             0 but for draft layers, which start behind the target's.
+        k_scale, v_scale: f32[num_blocks, Hkv, block_size], one token's int8 elements times this are its values; None
+            unless k and v are int8.
     """
 
     k: A
     v: A
     first_key: int = 0
+    k_scale: A | None = None
+    v_scale: A | None = None
 
     @property
     def num_blocks(self) -> int:
         """Blocks of the cache."""
-        return int(self.v.shape[0])
+        return int(self.k.shape[0])
 
     @property
     def num_kv_heads(self) -> int:
         """KV heads, Hkv."""
-        return int(self.v.shape[1])
+        return int(self.k.shape[1])
 
     @property
     def block_size(self) -> int:
         """Tokens per block."""
-        return int(self.v.shape[2])
+        return int(self.k.shape[3])
 
     @property
     def head_dim(self) -> int:
         """Elements of a head, D."""
-        return int(self.v.shape[3])
+        return int(self.k.shape[2] * self.k.shape[4])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,8 +10,11 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.ops import shim
-from fastdeploy_sd.ops.native.linear import format_code, matrix_shape, pack_into, packed_bytes
+from fastdeploy_sd.ops.native import linear as native
+from fastdeploy_sd.ops.native.linear import format_code
 from fastdeploy_sd.ops.reference.linear import LinearFormat
+from fastdeploy_sd.ops.tensors import from_numpy
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 
 
 @dataclass(frozen=True)
@@ -28,27 +31,19 @@ class PackedLinear:
     format: LinearFormat
 
 
-def pack_linear(weight: Tensor | npt.NDArray[np.generic], fmt: LinearFormat) -> PackedLinear:
+def pack_linear(weight: npt.NDArray[np.generic] | WeightMatrix, fmt: LinearFormat) -> PackedLinear:
     """Quantise and reorder a weight matrix for `linear`.
 
     wint8 and wint4 keep one float32 scale per output and group of 128 inputs; see `reference.linear.stored_weight`.
 
     Args:
-        weight: f32 or bf16 [N, K]. A NumPy array (f32, or u16 as bf16 bits) is read in place, so a memory-mapped
-            checkpoint goes straight into the packed form.
+        weight: f32, f16 or bf16 (u16 bits) [N, K], or parts of it; read in place.
 
     Raises:
-        ValueError: unknown format, or not a matrix of float32 or bfloat16.
+        ValueError: unknown format, or not a matrix of such a type.
     """
-    code = format_code(fmt)
-    if isinstance(weight, np.ndarray):
-        out_features, in_features = matrix_shape(weight)
-        data = paddle.empty([packed_bytes(in_features, out_features, fmt)], dtype="uint8")
-        pack_into(data.data_ptr(), weight, fmt)
-    else:
-        (data,) = shim.run("pack_linear", weight, code)
-        out_features, in_features = weight.shape
-    return PackedLinear(data, in_features, out_features, fmt)
+    packed = native.pack_linear(weight, fmt)
+    return PackedLinear(from_numpy(packed.data), packed.in_features, packed.out_features, fmt)
 
 
 def linear(

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.ops import shim
-from fastdeploy_sd.ops.native.linear import format_code, packed_bytes
-from fastdeploy_sd.ops.native.moe import experts_shape, pack_experts_into
+from fastdeploy_sd.ops.native import moe as native
+from fastdeploy_sd.ops.native.linear import format_code
 from fastdeploy_sd.ops.reference.linear import LinearFormat
+from fastdeploy_sd.ops.tensors import from_numpy
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,18 @@ class PackedExperts:
     format: LinearFormat
 
 
-def pack_experts(weights: Sequence[npt.NDArray[np.generic]], fmt: LinearFormat) -> PackedExperts:
+def pack_experts(weights: Sequence[npt.NDArray[np.generic] | WeightMatrix], fmt: LinearFormat) -> PackedExperts:
     """Quantise and reorder one matrix per expert; see `ops.linear.pack_linear`.
 
     Args:
-        weights: f32 or bf16 (u16 bits) [N, K] each, all of one shape; memory maps are read in place.
+        weights: as for `pack_linear`, each, all of one shape.
 
     Raises:
         ValueError: unknown format, no expert, or a shape or dtype disagrees.
     """
-    out_features, in_features = experts_shape(weights)
-    data = paddle.empty([len(weights) * packed_bytes(in_features, out_features, fmt)], dtype="uint8")
-    pack_experts_into(data.data_ptr(), weights, fmt)
-    return PackedExperts(data, len(weights), in_features, out_features, fmt)
+    packed = native.pack_experts(weights, fmt)
+    shape = (packed.num_experts, packed.in_features, packed.out_features)
+    return PackedExperts(from_numpy(packed.data), *shape, fmt)
 
 
 def moe_ffn(  # noqa: PLR0913

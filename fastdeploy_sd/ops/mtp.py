@@ -1,16 +1,18 @@
 """mtp_preprocess_ and mtp_postprocess_ on Paddle tensors: hidden rows and logits stay on their device.
 
-Per-request columns and the two tables come from the host.
+Per-request columns and the two tables come from the host, or are tensors already.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.ops import shim
 from fastdeploy_sd.ops.native.mtp import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
 from fastdeploy_sd.ops.tensors import from_numpy
-from fastdeploy_sd.types import I32
 
 __all__ = ["DraftBatch", "HiddenRows", "MtpInputs", "MtpPass", "NextInputs", "mtp_postprocess_", "mtp_preprocess_"]
 
@@ -69,10 +71,10 @@ def mtp_postprocess_(batch: DraftBatch, step: int, logits: Tensor, hidden: Tenso
     )
 
 
-def _tensors(columns: tuple[I32, ...]) -> list[Tensor]:
+def _tensors(columns: tuple[Any, ...]) -> list[Tensor]:
     """Arrays as tensors, one tensor for an array that comes twice: Paddle frees memory by address, once."""
     made: dict[int, Tensor] = {}
     for column in columns:
         if id(column) not in made:
-            made[id(column)] = from_numpy(column)
+            made[id(column)] = from_numpy(column) if isinstance(column, np.ndarray) else column
     return [made[id(column)] for column in columns]

@@ -1,4 +1,4 @@
-"""rms_norm on Paddle tensors."""
+"""rms_norm and concat_rms_norm on Paddle tensors."""
 
 from __future__ import annotations
 
@@ -23,3 +23,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     """
     y, residual_out = shim.run("rms_norm", x, weight, residual, eps)
     return y, residual_out
+
+
+def concat_rms_norm(first: Tensor, second: Tensor, first_weight: Tensor, second_weight: Tensor, eps: float) -> Tensor:
+    """Normalise two matrices apart and put them side by side: the input of a draft layer's projection.
+
+    Args:
+        first, second: f32 or bf16 [T, H].
+        first_weight, second_weight: f32[H].
+
+    Returns:
+        The same dtype, [T, 2 * H]; a row is [first | second].
+
+    Raises:
+        ValueError: a shape or dtype disagrees.
+    """
+    return shim.run("concat_rms_norm", first, second, first_weight, second_weight, eps)[0]

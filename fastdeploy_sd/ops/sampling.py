@@ -9,6 +9,7 @@ from __future__ import annotations
 from paddle import Tensor
 
 from fastdeploy_sd.ops import shim
+from fastdeploy_sd.ops.candidates import DraftedRows
 from fastdeploy_sd.ops.processed_logits import ProcessedLogits
 from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.types import I32, DraftTokens, LogprobArrays, SamplingArrays
@@ -56,6 +57,7 @@ def sample(
     positions: I32,
     sampling: SamplingArrays,
     processed: ProcessedLogits[Tensor] | None = None,
+    drafted: DraftedRows | None = None,
 ) -> I32:
     """Draw one token per row with the uniform of (seed, position); see `reference.sampling.sample`.
 
@@ -64,15 +66,16 @@ def sample(
         batch_id_per_output: i32[L], the request of each row.
         positions: i32[L], absolute position of the token to draw.
         processed: rows to draw from in place of the raw ones.
+        drafted: stop at each request's first wrong draft; None = draw every row.
 
     Returns:
-        i32[L]; -1 for a row with NaN or +inf or without any finite logit.
+        i32[L]; -1 for a row with NaN or +inf or without any finite logit, -2 for one behind a wrong draft.
 
     Raises:
-        ValueError: a shape or dtype disagrees, or a parameter is out of its range.
+        ValueError: a shape, dtype or offset disagrees, or a parameter is out of its range.
     """
     columns = _sample_columns(batch_id_per_output, positions, sampling)
-    (token_ids,) = shim.run("sample", logits, *columns, *_replacing(processed))
+    (token_ids,) = shim.run("sample", logits, *columns, *_replacing(processed), *_followed(drafted))
     ids: I32 = token_ids.numpy()
     return ids
 
@@ -122,6 +125,13 @@ def _sample_columns(batch_id_per_output: I32, positions: I32, sampling: Sampling
 
 def _replacing(processed: ProcessedLogits[Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if processed is None else (processed.logits, from_numpy(processed.row_of))
+
+
+def _followed(drafted: DraftedRows | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if drafted is None:
+        return None, None, None
+    draft = drafted.draft
+    return from_numpy(drafted.cu_num_logits), from_numpy(draft.token_ids), from_numpy(draft.cu_num_draft)
 
 
 def token_logprobs(logits: Tensor, token_ids: I32, num_top: int) -> LogprobArrays:

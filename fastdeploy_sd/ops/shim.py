@@ -25,6 +25,7 @@ from paddle.utils.cpp_extension import load_op_meta_info_and_register_op
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops import library
+from fastdeploy_sd.ops.recorder import recorder_of
 
 # -w: Paddle's own headers warn; ours are compiled with -Werror in the kernel library.
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-w")
@@ -114,9 +115,15 @@ def load() -> None:
 def run(name: str, *args: Any) -> list[Any]:
     """Call operator `fdsd_<name>`: input tensors (None for an absent optional one), then attributes.
 
+    With a symbolic tensor among the inputs the call is recorded instead; see ops/recorder.py.
+
     Raises:
         ValueError: the operator refused its arguments.
+        RecordingError: the operator cannot be recorded.
     """
+    recorder = recorder_of(args)
+    if recorder is not None:
+        return recorder.run(name, args)
     load()
     out: list[Any] = _C_ops._run_custom_op(f"fdsd_{name}", *args)
     return out

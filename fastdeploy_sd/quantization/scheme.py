@@ -17,7 +17,7 @@ class QuantScheme:
     embedding table keep their type.
 
     Attributes:
-        dtype: of activations, KV cache and unquantised weights.
+        dtype: of activations and unquantised weights, and of the KV cache unless that is int8.
         linear: format of attention and feed-forward layers, experts included.
         lm_head: format of the output head.
     """

@@ -15,10 +15,12 @@ from paddle import Tensor
 
 from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
+from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates, DraftedRows
+from fastdeploy_sd.ops.native.sampling import sample
 from fastdeploy_sd.ops.native.verification import verify_draft_tokens
 from fastdeploy_sd.ops.processed_logits import ProcessedLogits
-from fastdeploy_sd.ops.sampling import process_logits, sample, token_logprobs, top_p_candidates
+from fastdeploy_sd.ops.sampling import process_logits, token_logprobs, top_p_candidates
+from fastdeploy_sd.ops.tensors import to_numpy
 from fastdeploy_sd.types import I32, Batch, LogprobArrays, SamplingArrays, VerifyResult
 
 VERIFY_STRATEGIES = ("target_match", "greedy", "topp")
@@ -100,29 +102,36 @@ def verify(logits: Tensor, batch: Batch, rule: VerifyRule) -> tuple[VerifyResult
     policy = ACCEPT_POLICIES[rule.accept_policy]
     result = VerifyResult(*verify_draft_tokens(sampled, batch.cu_num_logits, batch.draft, policy, candidates))
     # A row with logits always has output, unless it failed.
-    failed = np.flatnonzero((np.diff(batch.cu_num_logits) > 0) & (np.diff(result.cu_num_output) == 0))
-    if (sampling.num_logprobs >= 0).any():
+    failed = (batch.cu_num_logits[1:] > batch.cu_num_logits[:-1]) & (
+        result.cu_num_output[1:] == result.cu_num_output[:-1]
+    )
+    if sampling.num_logprobs.max() >= 0:
         result = replace(result, logprobs=_logprobs(logits, batch, result))
-    return result, tuple(failed.tolist())
+    return result, tuple(failed.nonzero()[0].tolist())
 
 
 def _draw(logits: Tensor, batch: Batch, sampling: SamplingArrays, rule: VerifyRule) -> tuple[I32, Candidates | None]:
     """The token of every row, i32[L], and the candidates to judge drafts by, None = by equality with it."""
     positions, processed = batch.positions[batch.logits_indices] + 1, _process(logits, batch)
-    if rule.strategy != "topp":
-        return sample(logits, batch.batch_id_per_output, positions, sampling, processed), None
-    max_candidate_len = min(rule.max_candidate_len, int(logits.shape[1]))
-    sampled, token_ids, lens = top_p_candidates(
-        logits, batch.batch_id_per_output, positions, sampling, max_candidate_len, processed
-    )
-    return sampled, Candidates(token_ids, lens, rule.verify_window)
+    if rule.strategy == "topp":
+        max_candidate_len = min(rule.max_candidate_len, int(logits.shape[1]))
+        sampled, token_ids, lens = top_p_candidates(
+            logits, batch.batch_id_per_output, positions, sampling, max_candidate_len, processed
+        )
+        return sampled, Candidates(token_ids, lens, rule.verify_window)
+    # Judging by equality looks at no row behind a wrong draft; a policy that does not judge may look at any.
+    judges = rule.accept_policy == "normal" and len(batch.draft.token_ids) > 0
+    drafted = DraftedRows(batch.cu_num_logits, batch.draft) if judges else None
+    replacing = None if processed is None else ProcessedLogits(to_numpy(processed.logits), processed.row_of)
+    return sample(to_numpy(logits), batch.batch_id_per_output, positions, sampling, replacing, drafted), None
 
 
 def _process(logits: Tensor, batch: Batch) -> ProcessedLogits[Tensor] | None:
     """Apply penalties, biases and masks to the rows that have any, None where none has. The others are not copied."""
     sampling = batch.sampling
-    has_rules = (sampling.penalty_slot >= 0) | (np.diff(sampling.cu_bias) > 0)
-    rows = np.flatnonzero(has_rules[batch.batch_id_per_output] | (np.diff(sampling.cu_mask) > 0)).astype(np.int32)
+    has_rules = (sampling.penalty_slot >= 0) | (sampling.cu_bias[1:] > sampling.cu_bias[:-1])
+    is_masked = sampling.cu_mask[1:] > sampling.cu_mask[:-1]
+    rows = (has_rules[batch.batch_id_per_output] | is_masked).nonzero()[0].astype(np.int32)
     if len(rows) == 0:
         return None
     processed = process_logits(logits, rows, batch.cu_num_logits, batch.draft, sampling)

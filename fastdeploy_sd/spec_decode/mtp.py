@@ -1,7 +1,7 @@
 """Drafts by multi-token prediction: layers of the model's own guess on from its hidden rows.
 
-Owns which KV slots of the draft layers are filled for every request, and runs the layers over what each step added.
-Knows the model only as MtpTarget, and no scheduling.
+Owns which KV slots of the draft layers are filled for every request; spec_decode/mtp_passes.py runs the layers over
+what each step added. Knows no scheduling.
 
 The row at slot q combines token q with the hidden row of position q - 1, so slot 0 stays empty, and what a full block
 holds depends on its own prefix alone. After a step that brought the target's rows of positions up to v - 1:
@@ -10,8 +10,6 @@ holds depends on its own prefix alone. After a step that brought the target's ro
             empty  filled before, filled in this step, filled now if there is a block for it
 
 Token v is the request's newest unless its prompt goes on; then drafting starts from the row at slot v.
-
-One layer makes all steps, each reading the output of the one before; of several layers, each makes one.
 """
 
 from __future__ import annotations
@@ -26,21 +24,17 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.layers.attention import AttentionInputs, OutputRows
-from fastdeploy_sd.models.mtp import MtpModel, MtpOutput
 from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
-from fastdeploy_sd.ops.mtp import (
-    DraftBatch,
-    HiddenRows,
-    MtpInputs,
-    MtpPass,
-    NextInputs,
-    mtp_postprocess_,
-    mtp_preprocess_,
-)
+from fastdeploy_sd.ops.mtp import DraftBatch
 from fastdeploy_sd.ops.sampling import token_logprobs
-from fastdeploy_sd.ops.tensors import from_numpy
+from fastdeploy_sd.spec_decode.mtp_passes import (
+    NOTHING_TO_RUN,
+    DraftPasses,
+    DraftStep,
+    EagerPasses,
+    MtpTarget,
+)
+from fastdeploy_sd.spec_decode.mtp_recorded import RecordedPasses
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, TargetStep
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, LogprobArrays
 
@@ -48,23 +42,6 @@ if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
 
 _NOT_OURS = -1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MtpTarget:
-    """What the worker has loaded for drafting; ProposerContext.target.
-
-    Attributes:
-        caches: one KV cache per draft layer, over the target's blocks; layer j's first_key is j + 1.
-        rotary: its table has max_model_len rows.
-        block_hidden: per hidden source (the target, then every draft layer but the last) [num_blocks, H]: the hidden
-            row of the last token of every full block. Valid as long as the block's KV is.
-    """
-
-    model: MtpModel
-    caches: Sequence[KvCache[Tensor]]
-    rotary: Rotary[Tensor]
-    block_hidden: Sequence[Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,9 +82,14 @@ class MtpProposer:
             )
         self._target, self._num_steps = target, config.num_model_steps
         self._next_slot = np.full(context.max_num_seqs, _NOT_OURS, np.int32)
-        self._request_hidden = [
+        request_hidden = [
             paddle.zeros((context.max_num_seqs, rows.shape[1]), rows.dtype) for rows in target.block_hidden
         ]
+        self._passes: DraftPasses = (
+            EagerPasses(target, request_hidden)
+            if target.enforce_eager
+            else RecordedPasses(target, request_hidden, self._num_steps)
+        )
 
     @property
     def num_lookahead_slots(self) -> int:
@@ -129,20 +111,16 @@ class MtpProposer:
         fill = self._plan(x, x.target)
         if not fill.has_run.any():
             return DraftTokens.none(len(x.slots))
-        cu_num_draft = np.concatenate([[0], np.cumsum(fill.num_drafts)]).astype(np.int32)
-        batch = DraftBatch(
-            slots=x.slots,
-            num_committed=x.num_tokens,
-            cu_num_draft=cu_num_draft,
-            draft_token_ids=np.zeros(cu_num_draft[-1], np.int32),
-            token_table=x.token_table,
-            block_table=x.target.block_table,
-            block_size=self._target.caches[0].block_size,
-        )
-        run = _DraftRun(self._target, batch, fill, _DraftLogprobs.wanted_by(x, cu_num_draft))
-        run.fill_and_draft(x.target, self._request_hidden)
+        target = self._target
+        step = _step_of(x, x.target, fill, target.caches[0].block_size, target.model.num_layers)
+        logprobs = _DraftLogprobs.wanted_by(x, step.batch.cu_num_draft)
+        logits = self._passes.run(step, wants_logits=logprobs is not None)
         self._next_slot[x.slots[fill.has_run]] = fill.end[fill.has_run]
-        return run.drafts()
+        if logprobs is None:
+            return _drafts(step.batch, None)
+        for i, rows in enumerate(logits):
+            logprobs.add(i, rows, step.batch)
+        return _drafts(step.batch, logprobs.arrays)
 
     def _plan(self, x: ProposeInput, step: TargetStep) -> _Fill:
         next_slot, computed = self._next_slot[x.slots], step.num_computed_tokens
@@ -167,98 +145,52 @@ class MtpProposer:
         )
 
 
-class _DraftRun:
-    """The passes of one step."""
+def _step_of(x: ProposeInput, step: TargetStep, fill: _Fill, block_size: int, num_layers: int) -> DraftStep:
+    """What the passes read; the drafts are still to be written."""
+    num_drafts = fill.num_drafts
+    batch = DraftBatch(
+        slots=x.slots,
+        num_committed=x.num_tokens,
+        cu_num_draft=_offsets(num_drafts),
+        draft_token_ids=np.zeros(num_drafts.sum(), np.int32),
+        token_table=x.token_table,
+        block_table=step.block_table,
+        block_size=block_size,
+    )
+    has_slots = (fill.end > fill.begin).any()
+    num_blocks = -(-int((fill.end + num_drafts).max()) // block_size)
+    return DraftStep(
+        batch=batch,
+        begin=fill.begin,
+        ends=(fill.end, *(fill.end + np.int32(layer) * (num_drafts > layer) for layer in range(1, num_layers))),
+        hidden=step.hidden,
+        hidden_begin=step.num_computed_tokens,
+        hidden_end=fill.hidden_end,
+        cu_hidden=step.query_start_loc,
+        block_tables=step.block_table[:, :num_blocks].take(x.slots, axis=0),
+        draft_start_loc=_offsets(num_drafts > num_layers - 1),
+        num_steps=int(num_drafts.max()) if has_slots else NOTHING_TO_RUN,
+    )
 
-    def __init__(self, target: MtpTarget, batch: DraftBatch, fill: _Fill, logprobs: _DraftLogprobs | None) -> None:
-        self._target, self._batch, self._fill, self._logprobs = target, batch, fill, logprobs
-        last_slot = int((fill.end + fill.num_drafts).max())
-        self._block_tables = from_numpy(
-            np.ascontiguousarray(batch.block_table[batch.slots, : -(-last_slot // batch.block_size)])
-        )
 
-    def fill_and_draft(self, step: TargetStep, request_hidden: Sequence[Tensor]) -> None:
-        """Fill the draft layers' KV, and write the drafts into the batch.
+def _offsets(counts: npt.NDArray[np.generic]) -> I32:
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
 
-        Layer l also computes the drafts that layers before it made, as its own step attends to them:
 
-            layer 0   [begin .... N)
-            layer 1   [begin .... N) d0
-            layer 2   [begin .... N) d0 d1
-        """
-        target, fill = self._target, self._fill
-        hidden, hidden_begin, hidden_end = step.hidden, step.num_computed_tokens, fill.hidden_end
-        cu_hidden = step.query_start_loc
-        last = target.model.num_layers - 1
-        for layer in range(last + 1):
-            end = fill.end + np.where(fill.num_drafts > layer, layer, 0).astype(np.int32)
-            todo = MtpPass(fill.begin, end, layer, hidden_begin, hidden_end, cu_hidden)
-            rows = HiddenRows(hidden, target.block_hidden[layer], request_hidden[layer])
-            inputs = mtp_preprocess_(self._batch, todo, rows)
-            if todo.num_tokens() == 0:
-                return
-            draft_rows = inputs.draft_rows.numpy()
-            if layer == last:
-                self._finish(layer, inputs, draft_rows)
-                return
-            output = self._forward(layer, inputs)
-            if len(draft_rows) > 0:
-                normed, chained = (gather_output_rows(part, draft_rows) for part in output)
-                self._draft(layer, layer, MtpOutput(normed, chained))
-            hidden, hidden_begin, hidden_end = output.chained, fill.begin, fill.end
-            cu_hidden = inputs.query_start_loc.numpy()
-
-    def drafts(self) -> DraftTokens:
-        """Return what was drafted; a row ends before a draft that could not be made."""
-        token_ids, cu = self._batch.draft_token_ids, self._batch.cu_num_draft
-        logprobs = None if self._logprobs is None else self._logprobs.arrays
-        is_failed = token_ids < 0
-        if is_failed.any():
-            num_failed = np.concatenate([[0], np.cumsum(is_failed)])
-            kept = num_failed[1:] == np.repeat(num_failed[cu[:-1]], np.diff(cu))
-            cu = np.concatenate([[0], np.cumsum(kept)])[cu].astype(np.int32)
-            token_ids = token_ids[kept]
-            if logprobs is not None:
-                logprobs = LogprobArrays(*(getattr(logprobs, field.name)[kept] for field in fields(logprobs)))
-        return DraftTokens(token_ids, cu, np.full(len(token_ids), DraftSource.MTP, np.int8), logprobs)
-
-    def _finish(self, layer: int, first: MtpInputs, draft_rows: I32) -> None:
-        """Run the last layer, of whose outputs only those at `draft_rows` are looked at; an only layer goes on."""
-        if len(draft_rows) == 0:
-            hidden, cache, model = first.hidden, self._target.caches[layer], self._target.model
-            model.store_kv(layer, first.input_ids.numpy(), hidden, cache, self._attention_inputs(first))
-            return
-        is_drafting = self._fill.num_drafts > layer
-        starts = np.concatenate([[0], np.cumsum(is_drafting)]).astype(np.int32)
-        output = self._forward(layer, first, OutputRows(draft_rows, from_numpy(starts)))
-        # More than one step only if this is the only layer.
-        for step in range(layer, int(self._fill.num_drafts.max())):
-            inputs = self._draft(layer, step, output)
-            if inputs.hidden.shape[0] > 0:
-                output = self._forward(layer, inputs)
-
-    def _draft(self, layer: int, step: int, output: MtpOutput) -> NextInputs:
-        """Write draft `step` of every request that has one; `output` has a row for each of them."""
-        logits = self._target.model.logits(layer, output.normed)
-        inputs = mtp_postprocess_(self._batch, step, logits, output.chained)
-        if self._logprobs is not None:
-            self._logprobs.add(step, logits, self._batch)
-        return inputs
-
-    def _forward(self, layer: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> MtpOutput:
-        maps, cache = self._attention_inputs(inputs, outputs), self._target.caches[layer]
-        return self._target.model.forward(layer, inputs.input_ids.numpy(), inputs.hidden, cache, maps)
-
-    def _attention_inputs(self, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> AttentionInputs:
-        return AttentionInputs(
-            positions=inputs.positions,
-            slot_mapping=inputs.slot_mapping,
-            query_start_loc=inputs.query_start_loc,
-            seq_lens=inputs.seq_lens,
-            block_tables=self._block_tables,
-            rotary=self._target.rotary,
-            outputs=outputs,
-        )
+def _drafts(batch: DraftBatch, logprobs: LogprobArrays | None) -> DraftTokens:
+    """What was drafted; a row ends before a draft that could not be made."""
+    token_ids, cu = batch.draft_token_ids, batch.cu_num_draft
+    is_failed = token_ids < 0
+    if is_failed.any():
+        num_failed = np.concatenate([[0], np.cumsum(is_failed)])
+        kept = num_failed[1:] == np.repeat(num_failed[cu[:-1]], np.diff(cu))
+        cu = np.concatenate([[0], np.cumsum(kept)])[cu].astype(np.int32)
+        token_ids = token_ids[kept]
+        if logprobs is not None:
+            logprobs = LogprobArrays(*(getattr(logprobs, field.name)[kept] for field in fields(logprobs)))
+    return DraftTokens(token_ids, cu, np.full(len(token_ids), DraftSource.MTP, np.int8), logprobs)
 
 
 class _DraftLogprobs:

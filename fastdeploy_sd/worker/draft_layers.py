@@ -10,6 +10,7 @@ from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp import MtpModel, build_mtp_model, verify_num_steps
 from fastdeploy_sd.models.mtp_weights import MtpWeights, open_mtp_weights
+from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.quantization.scheme import QuantScheme
 
 
@@ -36,14 +37,20 @@ def open_draft_weights(config: Config, target: Checkpoint, target_config: Decode
     return weights
 
 
-def load_draft_layers(config: Config, target: Checkpoint, decoder: Decoder, weights: MtpWeights) -> DraftLayers:
-    """Load what `open_draft_weights` found.
+def draft_scheme(config: Config) -> QuantScheme:
+    """Return how the draft layers' own weights are stored."""
+    wish = config.speculative.quantization
+    quantization = config.model.quantization if wish is None else wish
+    return QuantScheme.create(config.model.dtype, None if quantization == "none" else quantization)
+
+
+def load_draft_layers(
+    config: Config, target: Checkpoint, decoder: Decoder, weights: MtpWeights, packer: WeightPacker
+) -> DraftLayers:
+    """Load what `open_draft_weights` found; `packer` is of the checkpoint they are in.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
     """
-    wish = config.speculative
-    quantization = config.model.quantization if wish.quantization is None else wish.quantization
-    scheme = QuantScheme.create(config.model.dtype, None if quantization == "none" else quantization)
-    model = build_mtp_model(decoder, target, weights, scheme, wish.num_model_steps)
+    model = build_mtp_model(decoder, target, weights, draft_scheme(config), packer, config.speculative.num_model_steps)
     return DraftLayers(model, weights.config)

@@ -9,18 +9,18 @@ from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops import library
-from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.sampling.verify import VerifyRule
-from fastdeploy_sd.spec_decode.mtp import MtpTarget
+from fastdeploy_sd.spec_decode.mtp_passes import MtpTarget
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext, create_proposer
 from fastdeploy_sd.spec_decode.router import available_methods
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker import kv_tensors
-from fastdeploy_sd.worker.draft_layers import load_draft_layers, open_draft_weights
+from fastdeploy_sd.worker.draft_layers import open_draft_weights
+from fastdeploy_sd.worker.forward import EagerForward, RecordedForward
+from fastdeploy_sd.worker.model_loading import load_model
 from fastdeploy_sd.worker.request_state import RequestTable
 from fastdeploy_sd.worker.rotary import make_rotary
 from fastdeploy_sd.worker.runner import ModelRunner
@@ -65,20 +65,23 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
     checkpoint = Checkpoint(config.model.path)
     decoder_config = read_decoder_config(checkpoint.config)
     max_model_len = _max_model_len(config, decoder_config)
-    scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
     # Opened first: that there are none must not be found out after the target was packed.
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
-    decoder = Decoder(checkpoint, decoder_config, scheme)
-    draft = None if draft_weights is None else load_draft_layers(config, checkpoint, decoder, draft_weights)
+    model = load_model(config, checkpoint, decoder_config, draft_weights)
+    decoder, draft = model.decoder, model.draft
     num_draft_layers = 0 if draft is None else draft.model.num_layers
-    dtype, block_size, max_num_seqs = config.model.dtype, config.cache.block_size, config.scheduler.max_num_seqs
-    count = kv_tensors.num_blocks(decoder_config, config.cache, dtype, num_draft_layers)
-    caches = kv_tensors.allocate(decoder_config, count, block_size, dtype, num_draft_layers)
+    max_num_seqs, kv_format = config.scheduler.max_num_seqs, kv_tensors.KvCacheFormat.create(config)
+    count = kv_tensors.num_blocks(decoder_config, config.cache, kv_format, num_draft_layers)
+    caches = kv_tensors.allocate(decoder_config, count, kv_format, num_draft_layers)
     target = None
     if draft is not None:
-        block_hidden = kv_tensors.allocate_block_hidden(decoder_config, count, dtype, num_draft_layers)
+        block_hidden = kv_tensors.allocate_block_hidden(decoder_config, count, kv_format, num_draft_layers)
         target = MtpTarget(
-            draft.model, caches[-num_draft_layers:], make_rotary(draft.config, max_model_len), block_hidden
+            draft.model,
+            caches[-num_draft_layers:],
+            make_rotary(draft.config, max_model_len),
+            block_hidden,
+            config.model.enforce_eager,
         )
     context = ProposerContext(max_num_seqs, max_model_len, decoder_config.vocab_size, target)
     proposer = make_proposer(config.speculative, context)
@@ -92,21 +95,23 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
         lossy=rule.is_lossy,
         has_draft_logprobs=s.enable_draft_logprob and draft is not None,
     )
-    table = RequestTable(max_num_seqs, max_model_len, block_size, decoder_config.vocab_size)
-    runner = ModelRunner(decoder, caches[: decoder_config.num_layers], table, proposer, speculation, rule)
+    table = RequestTable(max_num_seqs, max_model_len, kv_format.block_size, decoder_config.vocab_size)
+    forward_type = EagerForward if config.model.enforce_eager else RecordedForward
+    forward = forward_type(decoder, caches[: decoder_config.num_layers], make_rotary(decoder_config, max_model_len))
+    runner = ModelRunner(forward, kv_format.block_size, table, proposer, speculation, rule)
     info = ModelInfo(
         name=config.model.served_name,
         vocab_size=decoder_config.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=read_eos_token_ids(checkpoint),
-        block_size=block_size,
+        block_size=kv_format.block_size,
         num_blocks=count,
         speculation=speculation,
     )
     _log.info(
-        "loaded %s in %.1f s: %s, %d draft layers, %d KV blocks of %d tokens, %s kernels on %d threads",
-        checkpoint.path, time.perf_counter() - start, scheme.linear, num_draft_layers, count, block_size,
-        library.isa(), library.num_threads(),
+        "loaded %s in %.1f s: %s, %d draft layers, %d KV blocks of %d tokens in %s, %s kernels on %d threads",
+        checkpoint.path, time.perf_counter() - start, config.model.quantization or config.model.dtype,
+        num_draft_layers, count, kv_format.block_size, kv_format.kv_dtype, library.isa(), library.num_threads(),
     )  # fmt: skip
     return LocalExecutor(runner, info)
 

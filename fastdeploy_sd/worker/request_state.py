@@ -6,68 +6,22 @@ tables whose rows the batch ops gather from, so a step costs no Python per token
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fastdeploy_sd.types import F32, I32, NewRequest, Request, RequestDelta, RequestId, SchedulerOutput, VerifyResult
+from fastdeploy_sd.types import (
+    EMPTY_I32,
+    I32,
+    NewRequest,
+    RequestId,
+    SamplingArrays,
+    SchedulerOutput,
+    VerifyResult,
+)
+from fastdeploy_sd.worker.membership import Membership
+from fastdeploy_sd.worker.slot_rules import SlotRules, gather_biases
 from fastdeploy_sd.worker.token_counts import TokenCounts
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SlotRules:
-    """What only some requests have and is applied per logits row.
-
-    Attributes:
-        num_prompt_tokens: output token i is at position num_prompt_tokens + i.
-        bias_token_ids, bias_values: i32[B], f32[B].
-        bad_tokens: bad words of one token, forbidden everywhere.
-        bad_words: longer sequences that may not be completed, by their last token but one: what came last picks the few
-            that a row may complete.
-        num_bad_prefix: tokens before its last that the longest bad word has.
-        min_tokens, end_token_ids: the ids forbidden while fewer than min_tokens tokens were produced.
-    """
-
-    num_prompt_tokens: int
-    bias_token_ids: I32
-    bias_values: F32
-    bad_tokens: frozenset[int]
-    bad_words: Mapping[int, Sequence[tuple[int, ...]]]
-    num_bad_prefix: int
-    min_tokens: int
-    end_token_ids: tuple[int, ...]
-
-    @property
-    def has_bad_words(self) -> bool:
-        """Whether some token may be forbidden at any row."""
-        return bool(self.bad_tokens or self.bad_words)
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether some token may be forbidden at some row."""
-        return self.has_bad_words or (self.min_tokens > 0 and bool(self.end_token_ids))
-
-    @staticmethod
-    def of(request: Request, num_prompt_tokens: int) -> SlotRules:
-        """Collect a request's rules."""
-        s = request.sampling
-        ends = (() if s.ignore_eos else request.eos_token_ids) + s.stop_token_ids
-        bad = request.bad_words_token_ids
-        bad_words: dict[int, list[tuple[int, ...]]] = {}
-        for words in bad:
-            if len(words) > 1:
-                bad_words.setdefault(words[-2], []).append(words)
-        return SlotRules(
-            num_prompt_tokens,
-            np.fromiter(s.logit_bias.keys(), np.int32, len(s.logit_bias)),
-            np.fromiter(s.logit_bias.values(), np.float32, len(s.logit_bias)),
-            frozenset(words[0] for words in bad if len(words) == 1),
-            bad_words,
-            max((len(words) - 1 for words in bad), default=0),
-            s.min_tokens,
-            tuple(dict.fromkeys(ends)),
-        )
 
 
 class RequestTable:
@@ -98,6 +52,7 @@ class RequestTable:
         self.counts = TokenCounts(vocab_size)
         self.num_draft_logprobs = np.full(max_num_seqs, -1, np.int32)
         self._slot_of: dict[RequestId, int] = {}
+        self._members: Membership | None = None
         self._free = list(range(max_num_seqs))[::-1]
 
     def apply(self, plan: SchedulerOutput) -> tuple[I32, I32]:
@@ -109,25 +64,42 @@ class RequestTable:
         dropped = self.drop((*plan.finished_ids, *plan.preempted_ids))
         added = np.array([self._add(new) for new in plan.new], np.int32)
         for delta in plan.deltas:
-            self._extend(delta)
+            self._append_blocks(self._slot_of[delta.request_id], delta.new_block_ids)
+        if plan.deltas and self._members is not None:
+            self._members.block_tables = None
         return dropped, added
 
     def slots(self, request_ids: Sequence[RequestId]) -> I32:
         """Return i32[R], the slot of each request."""
-        return np.fromiter((self._slot_of[i] for i in request_ids), np.int32, len(request_ids))
+        return np.fromiter([self._slot_of[i] for i in request_ids], np.int32, len(request_ids))
 
-    def commit(self, slots: I32, verified: VerifyResult) -> None:
+    def members(self, request_ids: tuple[RequestId, ...]) -> Membership:
+        """Return what stays the same as long as steps run exactly these requests; gathered once for such steps."""
+        if self._members is None or self._members.request_ids != request_ids:
+            self._members = self._gather(request_ids)
+        return self._members
+
+    def block_tables(self, members: Membership) -> I32:
+        """Return i32[R, n], n the blocks of the member that has most; gathered again only after a table grew."""
+        if members.block_tables is None:
+            num_columns = int(self.num_blocks.take(members.slots).max())
+            members.block_tables = self.blocks[:, :num_columns].take(members.slots, axis=0)
+        return members.block_tables
+
+    def commit(self, members: Membership, verified: VerifyResult) -> None:
         """Append every row's output tokens."""
-        lengths = np.diff(verified.cu_num_output)
-        rows = np.repeat(slots, lengths)
-        first = verified.cu_num_output[:-1]
-        within = np.arange(len(rows), dtype=np.int32) - np.repeat(first, lengths)
-        columns = np.repeat(self.num_tokens[slots], lengths) + within
+        slots, cu_output = members.slots, verified.cu_num_output
+        lengths = cu_output[1:] - cu_output[:-1]
+        num_tokens = self.num_tokens.take(slots)
+        # Output i of the step goes to column num_tokens[r] + (i - cu_output[r]) of its row.
+        rows = slots.repeat(lengths)
+        columns = (num_tokens - cu_output[:-1]).repeat(lengths)
+        columns += np.arange(len(columns), dtype=np.int32)
         self.tokens[rows, columns] = verified.token_ids
-        self.num_tokens[slots] += lengths
-        count_rows = np.repeat(self.penalty_slot[slots], lengths)
-        is_counted = count_rows >= 0
-        if is_counted.any():
+        self.num_tokens[slots] = num_tokens + lengths
+        if members.is_penalised:
+            count_rows = self.penalty_slot.take(rows)
+            is_counted = count_rows >= 0
             self.counts.add_output(count_rows[is_counted], verified.token_ids[is_counted])
 
     def drop(self, request_ids: Iterable[RequestId]) -> I32:
@@ -143,6 +115,7 @@ class RequestTable:
             del self.rules[slot]
             self._free.append(slot)
             dropped.append(slot)
+            self._members = None  # its id may soon stand for another request
         return np.array(dropped, np.int32)
 
     def _add(self, new: NewRequest) -> int:
@@ -167,10 +140,39 @@ class RequestTable:
         self.num_draft_logprobs[slot] = -1 if wanted is None else wanted
         return slot
 
-    def _extend(self, delta: RequestDelta) -> None:
-        self._append_blocks(self._slot_of[delta.request_id], delta.new_block_ids)
-
     def _append_blocks(self, slot: int, block_ids: tuple[int, ...]) -> None:
         begin = int(self.num_blocks[slot])
         self.blocks[slot, begin : begin + len(block_ids)] = block_ids
         self.num_blocks[slot] = begin + len(block_ids)
+
+    def _gather(self, request_ids: tuple[RequestId, ...]) -> Membership:
+        slots = self.slots(request_ids)
+        rules = [self.rules[slot] for slot in slots.tolist()]
+        cu_bias, bias_token_ids, bias_values = gather_biases(rules)
+        num_draft_logprobs = self.num_draft_logprobs.take(slots)
+        sampling = SamplingArrays(
+            temperature=self.temperature.take(slots),
+            top_k=self.top_k.take(slots),
+            top_p=self.top_p.take(slots),
+            min_p=self.min_p.take(slots),
+            repetition_penalty=self.repetition.take(slots),
+            presence_penalty=self.presence.take(slots),
+            frequency_penalty=self.frequency.take(slots),
+            seed=self.seed.take(slots),
+            num_logprobs=self.num_logprobs.take(slots),
+            penalty_slot=self.penalty_slot.take(slots),
+            token_counts=self.counts.table,
+            cu_bias=cu_bias,
+            bias_token_ids=bias_token_ids,
+            bias_values=bias_values,
+            cu_mask=np.zeros(1, np.int32),
+            mask_token_ids=EMPTY_I32,
+        )
+        return Membership(
+            request_ids,
+            slots,
+            self.max_total.take(slots),
+            num_draft_logprobs if (num_draft_logprobs >= 0).any() else None,
+            sampling,
+            rules,
+        )

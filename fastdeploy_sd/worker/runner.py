@@ -3,102 +3,76 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import numpy as np
 from paddle import Tensor
 
-from fastdeploy_sd.layers.attention import AttentionInputs
-from fastdeploy_sd.models.decoder import Decoder
-from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.sampling.verify import VerifyRule, verify
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, TargetStep
 from fastdeploy_sd.types import I32, Batch, DraftTokens, SchedulerOutput, SpeculationInfo, StepResult, VerifyResult
 from fastdeploy_sd.worker.batch import build_batch
+from fastdeploy_sd.worker.forward import Forward
+from fastdeploy_sd.worker.membership import Membership
 from fastdeploy_sd.worker.request_state import RequestTable
-from fastdeploy_sd.worker.rotary import make_rotary
 
 _NOT_FINITE = "the model produced non-finite logits for this request"
 
 
 class ModelRunner:
-    """Owns the KV cache and the request table, and runs the decoder over them.
+    """Owns the request table, and runs the decoder over its requests' KV.
 
     Args:
-        caches: one KV cache per decoder layer.
+        forward: runs the decoder over its KV caches.
         speculation: what requests may ask for.
         rule: how drafts are judged.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
-        caches: Sequence[KvCache[Tensor]],
+        forward: Forward,
+        block_size: int,
         table: RequestTable,
         proposer: Proposer,
         speculation: SpeculationInfo,
         rule: VerifyRule,
     ) -> None:
-        self._decoder, self._caches, self._table = decoder, caches, table
-        self._proposer, self._block_size = proposer, caches[0].block_size
-        self._speculation, self._rule = speculation, rule
-        self._rotary = make_rotary(decoder.config, table.tokens.shape[1])
+        self._forward, self._table, self._proposer = forward, table, proposer
+        self._block_size, self._speculation, self._rule = block_size, speculation, rule
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Run one step; see Executor.execute."""
-        clock = [time.perf_counter()]
+        phases = _Phases()
         dropped, added = self._table.apply(plan)
-        self._proposer.forget(dropped)
-        self._begin(plan, added)
-        slots = self._table.slots(plan.request_ids)
-        batch = build_batch(plan, self._table, slots, self._block_size)
-        clock.append(time.perf_counter())
-        hidden = self._forward(batch)
-        logits = self._logits(batch, hidden)
-        clock.append(time.perf_counter())
+        if len(dropped):
+            self._proposer.forget(dropped)
+        if plan.new:
+            self._begin(plan, added)
+        members = self._table.members(plan.request_ids)
+        batch = build_batch(plan, self._table, members, self._block_size)
+        phases.end("batch")
+        hidden, logits = self._forward(batch)
+        phases.end("forward")
         verified, failed_rows = self._verify(batch, logits)
-        clock.append(time.perf_counter())
-        self._table.commit(slots, verified)
-        drafts = self._propose(plan, slots, batch, verified, hidden)
-        clock.append(time.perf_counter())
-        spans = np.diff(np.array(clock)) * 1e3
+        phases.end("verify")
+        self._table.commit(members, verified)
+        drafts = self._propose(plan, members, batch, verified, hidden)
+        phases.end("draft")
         return StepResult(
             step_id=plan.step_id,
             request_ids=plan.request_ids,
             verified=verified,
             drafts=drafts,
             failed={plan.request_ids[r]: _NOT_FINITE for r in failed_rows},
-            timings_ms=dict(zip(("batch", "forward", "verify", "draft"), spans.tolist(), strict=True)),
+            timings_ms=phases.ms,
         )
 
-    def _forward(self, batch: Batch) -> Tensor:
-        inputs = AttentionInputs(
-            positions=from_numpy(batch.positions),
-            slot_mapping=from_numpy(batch.slot_mapping),
-            query_start_loc=from_numpy(batch.query_start_loc),
-            seq_lens=from_numpy(batch.seq_lens),
-            block_tables=from_numpy(batch.block_tables),
-            rotary=self._rotary,
-        )
-        return self._decoder.forward(batch.input_ids, self._caches, inputs)
-
-    def _logits(self, batch: Batch, hidden: Tensor) -> Tensor | None:
-        """f32[L, V], None when every row's prompt is unfinished."""
+    def _verify(self, batch: Batch, logits: Tensor) -> tuple[VerifyResult, tuple[int, ...]]:
         if len(batch.logits_indices) == 0:
-            return None
-        return self._decoder.logits(gather_output_rows(hidden, batch.logits_indices))
-
-    def _verify(self, batch: Batch, logits: Tensor | None) -> tuple[VerifyResult, tuple[int, ...]]:
-        if logits is None:
             none = np.zeros(len(batch.request_ids) + 1, np.int32)
             return VerifyResult(none[:0], none, none[1:].copy()), ()
         return verify(logits, batch, self._rule)
 
     def _begin(self, plan: SchedulerOutput, slots: I32) -> None:
-        if not plan.new:
-            return
         row_of = {request_id: row for row, request_id in enumerate(plan.request_ids)}
         self._proposer.begin(
             [
@@ -118,31 +92,32 @@ class ModelRunner:
         )
 
     def _propose(
-        self, plan: SchedulerOutput, slots: I32, batch: Batch, verified: VerifyResult, hidden: Tensor
+        self, plan: SchedulerOutput, members: Membership, batch: Batch, verified: VerifyResult, hidden: Tensor
     ) -> DraftTokens:
-        table = self._table
-        produced = np.diff(verified.cu_num_output) > 0
-        num_tokens = table.num_tokens[slots]
+        if self._speculation.max_draft_tokens == 0:  # so no method keeps a state that this would bring up to date
+            return DraftTokens.none(len(plan.request_ids))
+        table, slots, computed = self._table, members.slots, plan.num_computed_tokens
+        produced = verified.cu_num_output[1:] > verified.cu_num_output[:-1]
+        unfinished = batch.cu_num_logits[1:] == batch.cu_num_logits[:-1]
+        num_tokens = table.num_tokens.take(slots)
         # A row whose tokens were all run and that has no output nevertheless has failed.
-        computed = plan.num_computed_tokens
-        unfinished = np.diff(batch.cu_num_logits) == 0
-        num_valid = np.where(produced, num_tokens - 1, computed + np.where(unfinished, plan.num_new_tokens, 0))
+        num_valid = np.where(produced, num_tokens - 1, computed + plan.num_new_tokens * unfinished)
         # The plan was made before it was known how many drafts would be accepted. What follows must leave room for the
         # token that verification adds.
-        room = (table.max_total[slots] - num_tokens - 1).clip(0)
+        room = np.maximum(members.max_total - num_tokens - 1, 0)
         # The last block may reach past the model's length, where the rotary table ends.
-        num_kv_slots = np.minimum(table.num_blocks[slots] * self._block_size, table.tokens.shape[1])
+        num_kv_slots = np.minimum(table.num_blocks.take(slots) * self._block_size, table.tokens.shape[1])
         x = ProposeInput(
             request_ids=plan.request_ids,
             slots=slots,
             token_table=table.tokens,
             num_tokens=num_tokens,
-            max_draft_len=np.where(produced, np.minimum(plan.max_draft_len, room), 0).astype(np.int32),
-            num_draft_logprobs=table.num_draft_logprobs[slots],
+            max_draft_len=np.minimum(plan.max_draft_len, room) * produced,
+            num_draft_logprobs=members.num_draft_logprobs,
             target=TargetStep(
                 query_start_loc=batch.query_start_loc,
                 num_computed_tokens=computed,
-                num_valid=num_valid.astype(np.int32),
+                num_valid=num_valid,
                 block_table=table.blocks,
                 num_kv_slots=num_kv_slots,
                 hidden=hidden,
@@ -153,3 +128,16 @@ class ModelRunner:
     def close(self) -> None:
         """Let the drafting method save what should outlive it."""
         self._proposer.close()
+
+
+class _Phases:
+    """Milliseconds of the phases of a step, each from the end of the one before it."""
+
+    def __init__(self) -> None:
+        self.ms: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def end(self, name: str) -> None:
+        now = time.perf_counter()
+        self.ms[name] = (now - self._last) * 1e3
+        self._last = now

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.conformance import Method, Reference, make_reference, run_alone
 from fastdeploy_sd.spec_decode.proposer import create_proposer
 from fastdeploy_sd.types import Request
@@ -28,11 +28,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "wint8": {"dtype": "bfloat16", "quantization": "wint8"},
     "wint4": {"dtype": "bfloat16", "quantization": "wint4"},
     "two MTP layers": {"dtype": "bfloat16"},
+    "int8 KV": {"dtype": "bfloat16"},
     "demo": {"dtype": "bfloat16"},
 }
 CHECKPOINTS = {
     "float32": "qwen3-tiny", "wint8": "ernie4_5_moe-tiny", "wint4": "qwen3_moe-tiny", "two MTP layers": "qwen3-tiny",
+    "int8 KV": "ernie4_5-tiny",
 }  # fmt: skip
+CACHES = {"int8 KV": CacheConfig(kv_cache_dtype="int8")}
 DOUBLES = {"oracle": OracleProposer, "wrong": WrongProposer, "random": RandomLengthProposer}
 # The same drafts on a server whose method runs a model: it fills its KV all the same, and what it drafted is replaced.
 DOUBLES_WITH_DRAFT_KV = [f"{name} after MTP" for name in DOUBLES]
@@ -56,7 +59,8 @@ class References:
 
     def _make(self, model: str) -> Reference:
         count = _NUM_REQUESTS if model != "demo" else 24
-        return make_reference(Config(ModelConfig(model=self._path(model), **MODELS[model])), seed=3, count=count)
+        config = Config(ModelConfig(model=self._path(model), **MODELS[model]), CACHES.get(model, CacheConfig()))
+        return make_reference(config, seed=3, count=count)
 
     def _path(self, model: str) -> str:
         if model == "demo":

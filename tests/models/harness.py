@@ -34,7 +34,7 @@ class SingleSequence:
         """Return f32[T, V], the logits after every token of the sequence, computed in one call."""
         n, c = len(token_ids), self.config
         blocks = -(-n // BLOCK_SIZE)
-        caches = kv_tensors.allocate(c, blocks, BLOCK_SIZE, self.dtype)
+        caches = kv_tensors.allocate(c, blocks, kv_tensors.KvCacheFormat(BLOCK_SIZE, self.dtype))
         inputs = AttentionInputs(
             positions=from_numpy(np.arange(n, dtype=np.int32)),
             slot_mapping=from_numpy(np.arange(n, dtype=np.int64)),

@@ -155,7 +155,7 @@ class MtpReference:
         self._blocks = NumpyDecoder(blocks, "float32", "float32")
         self._eps = float(str(config["rms_norm_eps"]))
         weights = self._target.weights
-        self._embedding, self._head = widen(weights.embedding()), widen(weights.lm_head())
+        self._embedding, self._head = widen(weights.embedding()), widen(weights.lm_head().to_array())
         self._final_norm = widen(weights.final_norm())
 
     def hidden(self, token_ids: I32) -> F32:

@@ -98,6 +98,8 @@ def make_engine(
     cache = {"block_size": BLOCK_SIZE, "num_blocks": 128, "enable_prefix_caching": False}
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
     arithmetic = {"dtype": "float32", "max_model_len": 512}
+    if "enforce_eager" in options:
+        arithmetic["enforce_eager"] = options.pop("enforce_eager")
     if "target_quantization" in options:
         arithmetic["quantization"] = options.pop("target_quantization")
     drafting = {"method": "mtp", "num_speculative_tokens": num_steps, "num_model_steps": max(num_steps, 1)}

@@ -6,6 +6,7 @@ float32 activations, one sequence, the whole of it at once. Shares the checkpoin
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from fastdeploy_sd.ops.reference.linear import LinearFormat, linear
 from fastdeploy_sd.ops.reference.moe import moe_ffn
 from fastdeploy_sd.ops.reference.norm import rms_norm
 from fastdeploy_sd.ops.rope_table import rope_table
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import F32, I32
 from tests.models import golden
 
@@ -35,7 +37,7 @@ class NumpyDecoder:
 
     def logits(self, token_ids: I32) -> F32:
         """Return f32[T, V]."""
-        return linear(self.hidden(token_ids), self.weights.lm_head(), self._head_format)
+        return linear(self.hidden(token_ids), self.weights.lm_head().to_array(), self._head_format)
 
     def hidden(self, token_ids: I32) -> F32:
         """Return f32[T, H], the rows after the final norm."""
@@ -52,9 +54,9 @@ class NumpyDecoder:
         normed, x = rms_norm(self._attention(normed, i), w.post_attention_norm(i), c.norm_eps, x)
         return x + self._feed_forward(normed, i)
 
-    def _linear(self, x: F32, weight_and_bias: tuple[np.ndarray, F32 | None]) -> F32:
+    def _linear(self, x: F32, weight_and_bias: tuple[WeightMatrix, Any]) -> F32:
         weight, bias = weight_and_bias
-        return linear(x, weight, self._format, bias)
+        return linear(x, weight.to_array(), self._format, bias)
 
     def _attention(self, x: F32, i: int) -> F32:
         c, n = self._config, len(x)
@@ -83,8 +85,8 @@ class NumpyDecoder:
             return self._dense(x, i, "mlp", self._config.intermediate_size)
         router, selection_bias = w.router(i, moe)
         parts = [f"mlp.experts.{e}" for e in range(moe.num_experts)]
-        gate_up = np.stack([w.gate_up(i, part, moe.intermediate_size)[0] for part in parts])
-        down = np.stack([w.down(i, part, moe.intermediate_size)[0] for part in parts])
+        gate_up = np.stack([w.gate_up(i, part, moe.intermediate_size)[0].to_array() for part in parts])
+        down = np.stack([w.down(i, part, moe.intermediate_size)[0].to_array() for part in parts])
         shared = None
         if moe.shared_intermediate_size > 0:
             shared = self._dense(x, i, "mlp.shared_experts", moe.shared_intermediate_size)

@@ -33,9 +33,9 @@ def proposer(reference: MtpReference) -> MtpProposer:
     return make_proposer(reference)
 
 
-def make_proposer(reference: MtpReference, num_steps: int = NUM_STEPS) -> MtpProposer:
+def make_proposer(reference: MtpReference, num_steps: int = NUM_STEPS, **options: bool) -> MtpProposer:
     """As a server has it, without the engine."""
-    _, recorder = make_engine(str(reference.path), num_steps)
+    _, recorder = make_engine(str(reference.path), num_steps, **options)
     made = recorder.proposer._method(recorder.proposer._configured)  # type: ignore[attr-defined]
     assert isinstance(made, MtpProposer)
     return made
@@ -111,7 +111,7 @@ def test_a_draft_without_a_largest_logit_ends_its_row(
 ) -> None:
     """The step after a failed draft runs something in its place, in the same layer or in the next."""
     reference = make_model(tmp_path, NAME, "ernie-folder", num_layers)
-    proposer = make_proposer(reference)
+    proposer = make_proposer(reference, enforce_eager=True)
     x = step(reference, 3, [2, 2, 2])
     begin(proposer, 0, 1, 2)
     sound, calls = MtpModel.logits, []
@@ -138,7 +138,7 @@ def test_the_last_layer_only_stores_kv_where_nobody_may_draft(
     num_layers: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = make_model(tmp_path, NAME, "ernie-folder", num_layers)
-    proposer = make_proposer(reference, num_layers)
+    proposer = make_proposer(reference, num_layers, enforce_eager=True)
     x = step(reference, 2)
     begin(proposer, 0, 1)
     run_layers, sound = [], MtpModel.forward

@@ -17,6 +17,7 @@ from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.mtp import build_mtp_model
 from fastdeploy_sd.models.mtp_weights import MtpWeights, find_names, open_mtp_weights
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.worker import kv_tensors
 from tests.models import golden, rewrite
@@ -94,7 +95,8 @@ def test_paddle_names_and_layout_give_the_same_weights(tmp_path: pathlib.Path) -
     rewrite.write_file(other / "model.safetensors", rewrite.to_paddle_names(tensors, fused=True))
     ours, theirs = open_weights(path), open_weights(path, str(other))
     for role in ("projection", "qkv", "output", "gate_up", "down"):
-        np.testing.assert_array_equal(getattr(ours, role)(0)[0], getattr(theirs, role)(0)[0], err_msg=role)
+        matrices = [getattr(weights, role)(0)[0].to_array() for weights in (ours, theirs)]
+        np.testing.assert_array_equal(*matrices, err_msg=role)
     np.testing.assert_array_equal(ours.embedding_norm(0), theirs.embedding_norm(0))
 
 
@@ -102,7 +104,8 @@ def build(path: pathlib.Path, num_steps: int) -> Any:
     target = Checkpoint(path)
     config = read_decoder_config(target.config)
     decoder = Decoder(target, config, FLOAT32)
-    return build_mtp_model(decoder, target, open_mtp_weights(target, config, None), FLOAT32, num_steps)
+    weights = open_mtp_weights(target, config, None)
+    return build_mtp_model(decoder, target, weights, FLOAT32, WeightPacker(weights.checkpoint), num_steps)
 
 
 def test_several_layers_make_one_step_each_and_one_makes_all(tmp_path: pathlib.Path) -> None:
@@ -125,11 +128,12 @@ def test_only_what_differs_from_the_target_is_kept_twice(tmp_path: pathlib.Path)
 
 def test_blocks_count_the_draft_layers() -> None:
     config = read_decoder_config(Checkpoint(golden.ROOT / NAME).config)
-    one = kv_tensors.block_bytes(config, 16, "bfloat16")
+    fmt = kv_tensors.KvCacheFormat(16, "bfloat16")
+    one = kv_tensors.block_bytes(config, fmt)
     per_layer = one // config.num_layers
-    assert kv_tensors.block_bytes(config, 16, "bfloat16", 2) == one + 2 * (per_layer + 2 * config.hidden_size)
+    assert kv_tensors.block_bytes(config, fmt, 2) == one + 2 * (per_layer + 2 * config.hidden_size)
     cache = CacheConfig(block_size=16, kv_cache_memory_gb=0.01)
     fitting = int(0.01 * 2**30) // (one + per_layer + 2 * config.hidden_size)
-    assert kv_tensors.num_blocks(config, cache, "bfloat16", 1) == fitting
-    caches = kv_tensors.allocate(config, 3, 16, "bfloat16", 2)
+    assert kv_tensors.num_blocks(config, cache, fmt, 1) == fitting
+    caches = kv_tensors.allocate(config, 3, fmt, 2)
     assert [c.first_key for c in caches] == [0] * config.num_layers + [1, 2]

@@ -45,7 +45,7 @@ def test_attention_refuses_geometries() -> None:
     for first_key in (-1, 64):
         with pytest.raises(ValueError, match=r"first_key: expected 0\.\.63"):
             native.cascade_append_attention(**{**args, "cache": replace(args["cache"], first_key=first_key)})
-    wide = KvCache(np.zeros((4, 1, 272, 16, 1), np.float32), np.zeros((4, 1, 16, 272), np.float32))
+    wide = KvCache(np.zeros((4, 1, 272, 16, 1), np.float32), np.zeros((4, 1, 16, 272, 1), np.float32))
     with pytest.raises(ValueError, match=r"head_dim: expected a multiple of 16 in 16\.\.256"):
         native.cascade_append_attention(**{**args, "cache": wide, "q": np.zeros((1, 272), np.float32)})
 
@@ -72,6 +72,8 @@ def test_layout_round_trip() -> None:
     for case in CASCADE_APPEND_ATTENTION.inputs.values():
         k = case["cache"].k
         np.testing.assert_array_equal(reference.pack_k(reference.unpack_k(k)), k)
+        v = case["cache"].v
+        np.testing.assert_array_equal(reference.pack_v(reference.unpack_v(v)), v)
 
 
 def test_rope_table_default_is_exact_at_known_angles() -> None:

@@ -39,9 +39,8 @@ def assert_same(got: Any, want: Any, op: OpCases, where: str) -> None:
             np.testing.assert_allclose(g, w, rtol=op.rtol, atol=op.atol, err_msg=f"{where} output {i}")
         elif w.dtype == np.uint16:
             rtol = op.bf16_ulps * 2.0**-7
-            np.testing.assert_allclose(
-                from_bf16(g), from_bf16(w), rtol=rtol, atol=op.atol, err_msg=f"{where} output {i}"
-            )
+            atol = op.atol if op.bf16_atol is None else op.bf16_atol
+            np.testing.assert_allclose(from_bf16(g), from_bf16(w), rtol=rtol, atol=atol, err_msg=f"{where} output {i}")
         else:
             np.testing.assert_array_equal(g, w, err_msg=f"{where} output {i}")
 

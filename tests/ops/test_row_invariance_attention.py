@@ -17,7 +17,7 @@ from fastdeploy_sd.ops import library
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.native import attention as native
 from tests.ops.backends import isa, threads
-from tests.ops.cases.attention import batch
+from tests.ops.cases.attention import batch, shared_batches
 from tests.ops.cases.rope import ROPE_STORE_KV
 
 LENGTH = 1100
@@ -74,26 +74,47 @@ def test_attention_rows_behind_hidden_keys_do_not_depend_on_chunks(level: str, d
             np.testing.assert_array_equal(run_chunks(sequence, [0, *cuts.tolist(), 140]), alone)
 
 
+def select(together: dict[str, Any], requests: Sequence[int]) -> dict[str, Any]:
+    """Arguments for running some of a batch's requests, in this order."""
+    starts = together["query_start_loc"]
+    rows = [np.arange(starts[r], starts[r + 1]) for r in requests]
+    return {
+        **together,
+        "q": together["q"][np.concatenate(rows)],
+        "query_start_loc": np.cumsum([0, *map(len, rows)]).astype(np.int32),
+        "seq_lens": together["seq_lens"][list(requests)],
+        "block_tables": together["block_tables"][list(requests)],
+    }
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize("level", library.available_isas())
 def test_attention_rows_do_not_depend_on_other_requests(level: str, dtype: Any) -> None:
-    requests = [(700, 1), (0, 33), (511, 6), (64, 64), (3, 1), (1200, 5)]
-    together = batch(requests, 6, 2, 32, 16, dtype)
+    together = batch([(700, 1), (0, 33), (511, 6), (64, 64), (3, 1), (1200, 5)], 6, 2, 32, 16, dtype)
     with isa(level), threads(2):
         y = native.cascade_append_attention(**together)
-        for r, (begin, end) in enumerate(
-            zip(together["query_start_loc"], together["query_start_loc"][1:], strict=False)
-        ):
-            alone = native.cascade_append_attention(
-                **{
-                    **together,
-                    "q": together["q"][begin:end],
-                    "query_start_loc": np.array([0, end - begin], np.int32),
-                    "seq_lens": together["seq_lens"][r : r + 1],
-                    "block_tables": together["block_tables"][r : r + 1],
-                }
-            )
-            np.testing.assert_array_equal(alone, y[begin:end], err_msg=f"request {r}")
+        for r, rows in enumerate(np.split(y, together["query_start_loc"][1:-1])):
+            alone = native.cascade_append_attention(**select(together, [r]))
+            np.testing.assert_array_equal(alone, rows, err_msg=f"request {r}")
+
+
+@pytest.mark.parametrize("first_key", [0, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("level", library.available_isas())
+def test_attention_rows_do_not_depend_on_who_shares_their_blocks(level: str, dtype: Any, first_key: int) -> None:
+    """Alone, all together, and in random parts of the batch, of which some share less or nothing."""
+    rng = np.random.default_rng(first_key)
+    for name, together in shared_batches(dtype).items():
+        together["cache"] = replace(together["cache"], first_key=first_key)
+        num_requests = len(together["seq_lens"])
+        with isa(level), threads(1):
+            alone = [native.cascade_append_attention(**select(together, [r])) for r in range(num_requests)]
+        for count in (1, 2, 3, 8):
+            for size in (num_requests, num_requests - 1, 3, 2):
+                some = rng.permutation(num_requests)[:size].tolist()
+                with isa(level), threads(count):
+                    y = native.cascade_append_attention(**select(together, some))
+                np.testing.assert_array_equal(y, np.concatenate([alone[r] for r in some]), err_msg=f"{name} {some}")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
@@ -107,7 +128,8 @@ def test_attention_rows_never_touch_later_keys(level: str, dtype: Any) -> None:
     for position in range(first_bad, stop):
         block, offset = sequence["block_tables"][0, position // block_size], position % block_size
         cache.k[block, :, :, offset] = poison
-        cache.v[block, :, offset] = poison
+        s = cache.v.shape[4]
+        cache.v[block, :, offset // s, :, offset % s] = poison
     with isa(level):
         good = native.cascade_append_attention(**verify)
         y = native.cascade_append_attention(**{**verify, "cache": cache})

@@ -14,8 +14,9 @@ from fastdeploy_sd.ops.native.linear import PackedLinear
 from fastdeploy_sd.ops.reference.linear import LINEAR_FORMATS, LinearFormat
 from tests.ops.backends import isa, threads
 
-# More rows than one tile at any level, and not a multiple of any tile; 700 also spans several row blocks.
-ROW_COUNTS = [2, 3, 4, 5, 8, 12, 13, 16, 25, 31]
+# Every size of a tile at any level (up to 12 rows), and numbers that several tiles share evenly or not; 700 also spans
+# several row blocks.
+ROW_COUNTS = [*range(2, 14), 16, 23, 24, 25, 31, 37]
 IN_FEATURES, OUT_FEATURES = 390, 100
 
 
@@ -102,5 +103,5 @@ def test_bad_arguments_are_named() -> None:
         native.pack_into(packed.data.ctypes.data + 4, np.zeros((1, 4), np.float32), "float32")
     with pytest.raises(ValueError, match=r"weight: expected \[N, K\], got shape \[4\]"):
         native.pack_linear(np.zeros(4, np.float32), "float32")
-    with pytest.raises(ValueError, match="weight: expected float32 or bfloat16"):
+    with pytest.raises(ValueError, match="weight: expected float32, float16 or bfloat16"):
         native.pack_linear(np.zeros((3, 4), np.float64), "float32")

@@ -46,6 +46,28 @@ def test_a_token_is_the_same_alone_and_in_any_batch(fmt: LinearFormat, dtype: st
             np.testing.assert_array_equal(run(np.ascontiguousarray(x[::-1]))[::-1], alone, err_msg="reversed")
 
 
+@pytest.mark.parametrize("fmt", ["bfloat16", "wint4"])
+@pytest.mark.parametrize("one_expert", [False, True])
+@pytest.mark.usefixtures("level")
+def test_a_token_is_the_same_among_more_tokens_than_go_through_at_once(fmt: LinearFormat, one_expert: bool) -> None:
+    rng = np.random.default_rng(2)
+    gate_up = pack_experts(rng.standard_normal((NUM_EXPERTS, 2 * INNER, HIDDEN), np.float32), fmt)
+    down = pack_experts(rng.standard_normal((NUM_EXPERTS, HIDDEN, INNER), np.float32), fmt)
+    router = rng.standard_normal((NUM_EXPERTS, HIDDEN), np.float32) / np.float32(np.sqrt(HIDDEN))
+    bias = np.zeros(NUM_EXPERTS, np.float32)
+    bias[7] = 2 * one_expert  # every token then chooses expert 7, which alone has more rows than a wave
+    x = to_bf16(rng.standard_normal((600, HIDDEN), np.float32))
+
+    def run(rows: np.ndarray) -> np.ndarray:
+        return moe_ffn(rows, router, gate_up, down, selection_bias=bias, **OPTIONS)
+
+    for num_threads in (1, 3):
+        with threads(num_threads):
+            together = run(x)
+        for i in (0, 299, 599):
+            np.testing.assert_array_equal(together[i : i + 1], run(x[i : i + 1]), err_msg=f"token {i}")
+
+
 def test_a_token_with_nan_does_not_touch_the_others() -> None:
     rng = np.random.default_rng(1)
     gate_up = pack_experts(rng.standard_normal((4, 16, 32), np.float32), "float32")

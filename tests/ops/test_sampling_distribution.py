@@ -109,3 +109,8 @@ def test_the_ends_of_the_unit_interval_draw_the_first_and_last_kept_token(
 def test_a_tiny_temperature_is_greedy_but_for_exact_ties(level: str) -> None:
     assert set(draw(level, [1.0, 2.0, 2.0, -1.0], temperature=1e-9)) == {1, 2}
     assert set(draw(level, [3e38, -3e38, 1.0], temperature=1e-9)) == {0}
+
+
+@pytest.mark.parametrize("level", library.available_isas())
+def test_a_token_further_below_the_maximum_than_floats_reach_is_never_drawn(level: str) -> None:
+    assert set(draw(level, [3e38, -3e38, 1.0], temperature=1e38)) == {0, 2}

@@ -14,7 +14,8 @@ from fastdeploy_sd.ops import library
 from fastdeploy_sd.ops.native import sampling as native
 from fastdeploy_sd.types import DraftTokens, SamplingArrays
 from tests.ops.backends import isa, threads
-from tests.ops.cases.sampling import logits_of, offsets
+from tests.ops.cases.sampling import offsets
+from tests.ops.cases.sampling_rows import logits_of
 from tests.ops.sampling_arrays import build_sampling_arrays
 
 VOCAB = 20001

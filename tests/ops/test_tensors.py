@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
-from fastdeploy_sd.ops.tensors import aligned_zeros, from_numpy
+from fastdeploy_sd.ops.tensors import aligned_zeros, from_numpy, to_numpy
 
 
 def test_the_tensor_shares_the_arrays_memory() -> None:
@@ -69,3 +69,22 @@ def test_aligned_zeros_start_at_a_cache_line() -> None:
         assert array.ctypes.data % 64 == 0
         assert array.shape == (size, 3)
         assert not array.any()
+
+
+def test_an_array_shares_the_tensors_memory_and_outlives_it() -> None:
+    tensor = paddle.arange(12, dtype="float32").reshape([3, 4])
+    array = to_numpy(tensor)
+    tensor[1, 2] = -7.0
+    assert array[1, 2] == -7.0
+    del tensor
+    gc.collect()
+    np.testing.assert_array_equal(array[2], [8.0, 9.0, 10.0, 11.0])
+
+
+def test_a_tensor_that_is_no_plain_array_is_refused() -> None:
+    wants_gradient = paddle.ones([2])
+    wants_gradient.stop_gradient = False
+    with pytest.raises(BufferError):
+        to_numpy(wants_gradient)
+    with pytest.raises(RuntimeError, match="dtype"):
+        to_numpy(paddle.ones([2], dtype="bfloat16"))

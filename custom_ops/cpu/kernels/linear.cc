@@ -2,7 +2,8 @@
 #include "fdsd/linear.h"
 
 #include "fdsd/runtime.h"
-#include "linear_tile.h"
+#include "linear_panel.h"
+#include "parallel_ranges.h"
 #include "thread_pool.h"
 
 namespace fdsd {
@@ -13,135 +14,72 @@ namespace {
 // enough that a pass is bound by arithmetic and not by reading the weights.
 constexpr int64_t kBlockBytes = 512 * 1024;
 constexpr int32_t kMinBlockRows = 96;
-// Weights a task streams through, at least; a smaller task costs more to hand out than it balances.
-constexpr int64_t kMinTaskBytes = 64 * 1024;
-// Tasks per thread when there is enough work: the last ones to finish then leave little idle time.
-constexpr int64_t kTasksPerThread = 8;
+// Units of work per thread, if there are as many: the last ones to finish then leave little idle time.
+constexpr int64_t kUnitsPerThread = 16;
 // Inputs one thread packs faster than two can share.
-constexpr int64_t kSerialPackInputs = 8192;
+constexpr int64_t kSerialPackInputs = 16384;
 constexpr int32_t kPackInputs = 2048;
 
-// `num_rows` rows cut into tiles whose sizes differ by at most one.
-struct Tiling {
-  int32_t num_rows;
-  int32_t num_tiles;
+int64_t ElementBytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
-  explicit Tiling(int32_t rows) : num_rows(rows), num_tiles(static_cast<int32_t>(DivideUp(rows, kMaxTileRows))) {}
-  int32_t Begin(int64_t tile) const { return static_cast<int32_t>(num_rows * tile / num_tiles); }
-  int32_t Size(int64_t tile) const { return Begin(tile + 1) - Begin(tile); }
-};
-
-const TileFunctions& TilesOf(LinearFormat format) {
-  switch (format) {
-    case LinearFormat::kFloat32:
-      return kFloat32Tiles;
-    case LinearFormat::kBFloat16:
-      return kBf16Tiles;
-    case LinearFormat::kWint8:
-      return kWint8Tiles;
-    case LinearFormat::kWint4:
-      break;
-  }
-  return kWint4Tiles;
-}
-
-template <typename T>
-void StoreSums(const LinearParams& p, const float* sums, int32_t num_rows, int64_t row, int32_t column) {
-  const int count = std::min(kPanelColumns, p.out_features - column);
-  for (int32_t r = 0; r < num_rows; ++r) {
-    T* y = static_cast<T*>(p.y) + (row + r) * p.out_features + column;
-    for (int i = 0; i < count; i += kLanes) {
-      const int n = std::min(kLanes, count - i);
-      F32x16 v = Load(sums + r * kPanelColumns + i);
-      if (p.bias != nullptr) v = Add(v, LoadPartial(p.bias + column + i, n));
-      StorePartial(v, y + i, n);
-    }
-  }
-}
-
-// Rows [first_row, first_row + tiling.num_rows) of one call.
+// The rows of one pass.
 class Block {
  public:
   Block(const LinearParams& p, int32_t first_row, int32_t num_rows)
       : p_(p),
         first_row_(first_row),
-        tiling_(num_rows),
-        num_units_(NumUnits(p.in_features, p.format)),
-        row_bytes_(static_cast<int64_t>(num_units_) * RowUnitBytes(p.format)),
-        panel_bytes_(PanelBytes(p.in_features, p.format)),
-        num_panels_(DivideUp(p.out_features, kPanelColumns)),
-        // The op may be called by another op, which owns the other slots.
-        packed_x_(ScratchArray<uint8_t>(Scratch::kInner, num_rows * row_bytes_)) {}
+        rows_(p.in_features, p.format, num_rows,
+              ScratchArray<uint8_t>(Scratch::kInner, num_rows * PackedRows::RowBytes(p.in_features, p.format))) {}
 
   void Pack() const {
     const int32_t unit_inputs = IsQuantized(p_.format) ? kQuantGroup : p_.format == LinearFormat::kBFloat16 ? 2 : 1;
-    const int64_t inputs = static_cast<int64_t>(tiling_.num_rows) * p_.in_features;
-    const int32_t part_units = inputs <= kSerialPackInputs ? std::max(num_units_, 1) : kPackInputs / unit_inputs;
-    const int64_t num_parts = DivideUp(num_units_, part_units);
+    const int64_t inputs = static_cast<int64_t>(rows_.num_rows) * p_.in_features;
+    const bool is_serial = inputs <= kSerialPackInputs;
+    const int32_t part_units = is_serial ? std::max(rows_.num_units, 1) : kPackInputs / unit_inputs;
+    const int64_t num_parts = DivideUp(rows_.num_units, part_units);
     const auto pack = [&](int64_t task) {
       const int64_t tile = task / num_parts;
       const int32_t begin = static_cast<int32_t>(task % num_parts) * part_units;
-      PackTile(Rows(tile), tiling_.Size(tile), begin, std::min(num_units_, begin + part_units), TileAt(tile));
+      PackTile(TileX(tile), rows_.Size(tile), begin, std::min(rows_.num_units, begin + part_units), rows_.Tile(tile));
     };
-    const int64_t num_tasks = tiling_.num_tiles * num_parts;
-    if (inputs <= kSerialPackInputs) {
+    const int64_t num_tasks = rows_.num_tiles * num_parts;
+    if (is_serial) {
       for (int64_t task = 0; task < num_tasks; ++task) pack(task);
     } else {
       ParallelFor(num_tasks, pack);
     }
   }
 
-  // A task is a range of panels, for few panels also a range of tiles.
+  // The unit of work is a panel, for few panels a part of its tiles.
   void Multiply() const {
-    const int64_t wanted = NumThreads() * kTasksPerThread;
-    const int64_t fewest = DivideUp(kMinTaskBytes, std::max<int64_t>(panel_bytes_ * tiling_.num_tiles, 1));
-    const int64_t panels = std::max(num_panels_ / wanted, std::min(fewest, num_panels_ / NumThreads()));
-    const int64_t panels_per_task = std::max<int64_t>(panels, 1);
-    const int64_t num_ranges = DivideUp(num_panels_, panels_per_task);
-    const int64_t num_splits = std::clamp<int64_t>(wanted / std::max<int64_t>(num_ranges, 1), 1, tiling_.num_tiles);
-    ParallelFor(num_ranges * num_splits, [&](int64_t task) {
-      const int64_t range = task / num_splits;
-      const int64_t split = task % num_splits;
-      const int64_t end = std::min(num_panels_, (range + 1) * panels_per_task);
-      for (int64_t panel = range * panels_per_task; panel < end; ++panel) {
-        MultiplyPanel(panel, tiling_.num_tiles * split / num_splits, tiling_.num_tiles * (split + 1) / num_splits);
+    const int64_t panel_bytes = PanelBytes(p_.in_features, p_.format);
+    const int64_t num_panels = DivideUp(p_.out_features, kPanelColumns);
+    const int64_t num_tiles = rows_.num_tiles;
+    const int64_t wanted = NumThreads() * kUnitsPerThread;
+    const int64_t num_splits = std::clamp<int64_t>(wanted / std::max<int64_t>(num_panels, 1), 1, num_tiles);
+    const int64_t unit_bytes = std::max<int64_t>(panel_bytes * num_tiles / num_splits, 1);
+    const LinearOutput out{p_.y_dtype, p_.out_features, p_.bias,
+                           static_cast<char*>(p_.y) + first_row_ * p_.out_features * ElementBytes(p_.y_dtype)};
+    ParallelRanges(num_panels * num_splits, DivideUp(kMinPieceBytes, unit_bytes), [&](int64_t begin, int64_t end) {
+      for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t panel = unit / num_splits;
+        const int64_t split = unit % num_splits;
+        MultiplyPanel(rows_, num_tiles * split / num_splits, num_tiles * (split + 1) / num_splits,
+                      static_cast<const uint8_t*>(p_.packed) + panel * panel_bytes, panel, out);
       }
     });
   }
 
  private:
-  uint8_t* TileAt(int64_t tile) const { return packed_x_ + tiling_.Begin(tile) * row_bytes_; }
-
-  XRows Rows(int64_t tile) const {
-    const int64_t element = p_.x_dtype == DType::kFloat32 ? 4 : 2;
-    const int64_t row = first_row_ + tiling_.Begin(tile);
-    return {p_.format, p_.x_dtype, p_.in_features, static_cast<const char*>(p_.x) + row * p_.in_features * element};
-  }
-
-  void MultiplyPanel(int64_t panel, int64_t tile_begin, int64_t tile_end) const {
-    const uint8_t* weights = static_cast<const uint8_t*>(p_.packed) + panel * panel_bytes_;
-    const int32_t column = static_cast<int32_t>(panel * kPanelColumns);
-    const TileFunctions& tiles = TilesOf(p_.format);
-    for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-      alignas(64) float sums[kMaxTileRows * kPanelColumns];
-      const int32_t size = tiling_.Size(tile);
-      tiles.of[size - 1](weights, TileAt(tile), num_units_, sums);
-      if (p_.y_dtype == DType::kFloat32) {
-        StoreSums<float>(p_, sums, size, first_row_ + tiling_.Begin(tile), column);
-      } else {
-        StoreSums<bf16>(p_, sums, size, first_row_ + tiling_.Begin(tile), column);
-      }
-    }
+  XRows TileX(int64_t tile) const {
+    const int64_t row = first_row_ + rows_.Begin(tile);
+    const void* x = static_cast<const char*>(p_.x) + row * p_.in_features * ElementBytes(p_.x_dtype);
+    return {p_.format, p_.x_dtype, p_.in_features, x, nullptr};
   }
 
   const LinearParams& p_;
   const int64_t first_row_;
-  const Tiling tiling_;
-  const int32_t num_units_;
-  const int64_t row_bytes_;
-  const int64_t panel_bytes_;
-  const int64_t num_panels_;
-  uint8_t* const packed_x_;
+  const PackedRows rows_;
 };
 
 }  // namespace
@@ -149,8 +87,7 @@ class Block {
 Error Linear(const LinearParams& p) {
   if (p.num_rows < 0) return "num_rows: expected 0 or more, got a negative number";
   if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.packed)) return error;
-  const int64_t row_bytes =
-      std::max<int64_t>(static_cast<int64_t>(NumUnits(p.in_features, p.format)) * RowUnitBytes(p.format), 1);
+  const int64_t row_bytes = std::max<int64_t>(PackedRows::RowBytes(p.in_features, p.format), 1);
   const int32_t block_rows = static_cast<int32_t>(std::max<int64_t>(kBlockBytes / row_bytes, kMinBlockRows));
   const int32_t num_blocks = static_cast<int32_t>(DivideUp(p.num_rows, block_rows));
   for (int64_t b = 0; b < num_blocks; ++b) {

@@ -82,7 +82,6 @@ void MultiplyTile(const uint8_t* panel, const uint8_t* tile, int32_t num_units, 
     const uint8_t* weights = panel;
     const uint8_t* x = tile;
     for (int32_t k = 0; k < num_units; ++k) {
-      PrefetchStep<kPanelVectors * kVectorBytes>(weights);
       typename Step::Weights w[kVectors];
       for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights + (first + v) * kVectorBytes);
 #pragma GCC unroll 16

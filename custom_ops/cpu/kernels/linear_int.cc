@@ -14,6 +14,8 @@ struct Wint8Step {
   using Sum = __m512i;
   using X = __m512i;
   static constexpr int kBytes = kPanelColumns * 4;
+  static constexpr int kPrefetchRows = 8;
+  static constexpr int kPartialSteps = 0;  // no sums narrower than Sum
 
   static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) { return _mm512_loadu_si512(p + vector * 64); }
   static FDSD_INLINE Sum Start(int32_t start) { return _mm512_set1_epi32(start); }
@@ -23,15 +25,21 @@ struct Wint8Step {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
     return sum;
   }
-  static FDSD_INLINE F32x16 ToFloats(Sum sum) { return {_mm512_cvtepi32_ps(sum)}; }
+  static FDSD_INLINE F32x16 ToFloats(const Sum* sums, int vector) { return {_mm512_cvtepi32_ps(sums[vector])}; }
 };
 
+// Bytes are multiplied as they are: low nibble + 16 * high nibble for the first vector of columns, 16 * high nibble for
+// the second. The nibbles' own products are taken apart once per group.
 struct Wint4Step : Wint8Step {
   static constexpr int kBytes = kPanelColumns * 2;
+  static constexpr int kPrefetchRows = 4;
 
   static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) {
     const __m512i pairs = _mm512_loadu_si512(p);
-    return _mm512_and_si512(vector == 0 ? pairs : _mm512_srli_epi16(pairs, 4), _mm512_set1_epi8(15));
+    return vector == 0 ? pairs : _mm512_and_si512(pairs, _mm512_set1_epi8(static_cast<char>(0xf0)));
+  }
+  static FDSD_INLINE F32x16 ToFloats(const Sum* sums, int vector) {
+    return {_mm512_cvtepi32_ps(vector == 0 ? _mm512_sub_epi32(sums[0], sums[1]) : _mm512_srai_epi32(sums[1], 4))};
   }
 };
 
@@ -48,6 +56,8 @@ struct Wint8Step {
   using Sum = Int32x16;
   using X = __m256i;
   static constexpr int kBytes = kPanelColumns * 4;
+  static constexpr int kPrefetchRows = 8;
+  static constexpr int kPartialSteps = 0;  // no sums narrower than Sum
 
   static FDSD_INLINE __m256i Signed(const uint8_t* p) {
     const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -67,14 +77,16 @@ struct Wint8Step {
   static FDSD_INLINE Sum Dot(Sum sum, const Weights& w, X x) {
     return {DotHalf(sum.lo, w.lo, x), DotHalf(sum.hi, w.hi, x)};
   }
-  static FDSD_INLINE F32x16 ToFloats(const Sum& sum) {
-    return {_mm256_cvtepi32_ps(sum.lo), _mm256_cvtepi32_ps(sum.hi)};
+  static FDSD_INLINE F32x16 ToFloats(const Sum* sums, int vector) {
+    return {_mm256_cvtepi32_ps(sums[vector].lo), _mm256_cvtepi32_ps(sums[vector].hi)};
   }
 };
 
-// Nibbles are at most 15: maddubs takes them unsigned.
+// Nibbles are at most 15: maddubs takes them unsigned, and eight of its sums of two products fit 16 bits.
 struct Wint4Step : Wint8Step {
   static constexpr int kBytes = kPanelColumns * 2;
+  static constexpr int kPrefetchRows = 4;
+  static constexpr int kPartialSteps = 8;
 
   static FDSD_INLINE __m256i Nibbles(const uint8_t* p, int vector) {
     const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -84,8 +96,12 @@ struct Wint4Step : Wint8Step {
     return {Nibbles(p, vector), Nibbles(p + 32, vector)};
   }
   static FDSD_INLINE Sum Start(int32_t start) { return {_mm256_set1_epi32(start), _mm256_set1_epi32(start)}; }
-  static FDSD_INLINE Sum Dot(const Sum& sum, const Weights& w, X x) {
-    return {Add4(sum.lo, _mm256_maddubs_epi16(w.lo, x)), Add4(sum.hi, _mm256_maddubs_epi16(w.hi, x))};
+  static FDSD_INLINE Sum Dot(const Sum& partial, const Weights& w, X x) {
+    return {_mm256_add_epi16(partial.lo, _mm256_maddubs_epi16(w.lo, x)),
+            _mm256_add_epi16(partial.hi, _mm256_maddubs_epi16(w.hi, x))};
+  }
+  static FDSD_INLINE Sum AddPartial(const Sum& sum, const Sum& partial) {
+    return {Add4(sum.lo, partial.lo), Add4(sum.hi, partial.hi)};
   }
 };
 
@@ -102,6 +118,8 @@ struct Wint8Step {
     int8_t v[4];
   };
   static constexpr int kBytes = kPanelColumns * 4;
+  static constexpr int kPrefetchRows = 8;
+  static constexpr int kPartialSteps = 0;  // no sums narrower than Sum
 
   static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) {
     Weights w;
@@ -123,15 +141,16 @@ struct Wint8Step {
       for (int b = 0; b < 4; ++b) sum.v[i] += w.v[4 * i + b] * x.v[b];
     return sum;
   }
-  static FDSD_INLINE F32x16 ToFloats(const Sum& sum) {
+  static FDSD_INLINE F32x16 ToFloats(const Sum* sums, int vector) {
     F32x16 f;
-    for (int i = 0; i < kLanes; ++i) f.v[i] = static_cast<float>(sum.v[i]);
+    for (int i = 0; i < kLanes; ++i) f.v[i] = static_cast<float>(sums[vector].v[i]);
     return f;
   }
 };
 
 struct Wint4Step : Wint8Step {
   static constexpr int kBytes = kPanelColumns * 2;
+  static constexpr int kPrefetchRows = 4;
 
   static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) {
     Weights w;
@@ -142,16 +161,15 @@ struct Wint4Step : Wint8Step {
 
 #endif
 
-// One group's integer dot products, for vectors [first, first + kVectors) of the panel's columns.
-template <class Step, int kRows, int kVectors>
-FDSD_INLINE void MultiplyGroup(const uint8_t* weights, const uint8_t* x, const int32_t* starts, int first,
+// Dot products over `kSteps` steps, added to `dots`.
+template <class Step, int kRows, int kVectors, int kSteps>
+FDSD_INLINE void MultiplySteps(const uint8_t* weights, const uint8_t* x, int first,
                                typename Step::Sum (*dots)[kVectors]) {
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVectors; ++v) dots[r][v] = Step::Start(starts[r]);
-  for (int s = 0; s < kGroupSteps; ++s) {
+#pragma GCC unroll 1
+  for (int s = 0; s < kSteps; ++s) {
     typename Step::Weights w[kVectors];
     for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights, first + v);
-    PrefetchStep<Step::kBytes>(weights);
+    if constexpr (kRows >= Step::kPrefetchRows) PrefetchStep<Step::kBytes>(weights);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const typename Step::X step = Step::LoadX(x + r * 4);
@@ -163,29 +181,93 @@ FDSD_INLINE void MultiplyGroup(const uint8_t* weights, const uint8_t* x, const i
   }
 }
 
+// One group's integer dot products, for vectors [first, first + kVectors) of the panel's columns.
+template <class Step, int kRows, int kVectors>
+FDSD_INLINE void MultiplyGroup(const uint8_t* weights, const uint8_t* x, const int32_t* starts, int first,
+                               typename Step::Sum (*dots)[kVectors]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) dots[r][v] = Step::Start(starts[(first + v) * kRows + r]);
+  if constexpr (Step::kPartialSteps == 0) {
+    MultiplySteps<Step, kRows, kVectors, kGroupSteps>(weights, x, first, dots);
+  } else {
+    for (int s = 0; s < kGroupSteps; s += Step::kPartialSteps) {
+      typename Step::Sum partial[kRows][kVectors];
+      for (auto& row : partial)
+        for (auto& v : row) v = Step::Start(0);
+      MultiplySteps<Step, kRows, kVectors, Step::kPartialSteps>(weights + s * Step::kBytes, x + s * kRows * 4, first,
+                                                                partial);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) dots[r][v] = Step::AddPartial(dots[r][v], partial[r][v]);
+    }
+  }
+}
+
+// The float sums of a tile: in registers where they fit beside the dot products, else in memory.
+template <int kRows, int kVectors, bool kInRegisters>
+class TileSums {
+ public:
+  explicit TileSums(float* sums) : sums_(sums) {
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v) sum_[r][v] = Set1(0.0f);
+  }
+  FDSD_INLINE void Add(int r, int v, F32x16 dots, F32x16 scale) { sum_[r][v] = Fma(dots, scale, sum_[r][v]); }
+  FDSD_INLINE void NextGroup() {}
+  ~TileSums() {
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v) Store(sum_[r][v], sums_ + r * kPanelColumns + v * kLanes);
+  }
+
+ private:
+  float* sums_;
+  F32x16 sum_[kRows][kVectors];
+};
+
+template <int kRows, int kVectors>
+class TileSums<kRows, kVectors, false> {
+ public:
+  explicit TileSums(float* sums) : sums_(sums) {
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v) Store(Set1(0.0f), sums_ + r * kPanelColumns + v * kLanes);
+  }
+  FDSD_INLINE void Add(int r, int v, F32x16 dots, F32x16 scale) {
+    float* sum = sums_ + r * kPanelColumns + v * kLanes;
+    Store(Fma(dots, scale, Load(sum)), sum);
+  }
+  // Else gcc keeps a second copy of the sums on the stack.
+  FDSD_INLINE void NextGroup() { asm volatile("" ::: "memory"); }
+
+ private:
+  float* sums_;
+};
+
 template <class Step, int kRows>
 void MultiplyTile(const uint8_t* panel, const uint8_t* tile, int32_t num_units, float* sums) {
   constexpr int kVectors = kVectorsAtOnce<kRows>;
-  std::memset(sums, 0, sizeof(float) * kRows * kPanelColumns);
-  for (int32_t g = 0; g < num_units; ++g) {
-    const float* w_scales = reinterpret_cast<const float*>(panel + kGroupSteps * Step::kBytes);
-    const float* x_scales = reinterpret_cast<const float*>(tile + kRows * kQuantGroup);
-    const int32_t* starts = reinterpret_cast<const int32_t*>(x_scales + kRows);
-    for (int first = 0; first < kPanelVectors; first += kVectors) {
+  for (int first = 0; first < kPanelVectors; first += kVectors) {
+    const uint8_t* weights = panel;
+    const uint8_t* x = tile;
+    TileSums<kRows, kVectors, (2 * kRows * kVectors <= kMaxSums)> tile_sums(sums + first * kLanes);
+    for (int32_t g = 0; g < num_units; ++g) {
+      const float* w_scales = reinterpret_cast<const float*>(weights + kGroupSteps * Step::kBytes);
+      const float* x_scales = reinterpret_cast<const float*>(x + kRows * kQuantGroup);
       typename Step::Sum dots[kRows][kVectors];
-      MultiplyGroup<Step, kRows, kVectors>(panel, tile, starts, first, dots);
+      MultiplyGroup<Step, kRows, kVectors>(weights, x, reinterpret_cast<const int32_t*>(x_scales + kRows), first, dots);
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
         const F32x16 w_scale = Load(w_scales + (first + v) * kLanes);
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
-          float* sum = sums + r * kPanelColumns + (first + v) * kLanes;
-          Store(Fma(Step::ToFloats(dots[r][v]), Mul(w_scale, Set1(x_scales[r])), Load(sum)), sum);
+          tile_sums.Add(r, v, Step::ToFloats(dots[r], v), Mul(w_scale, Set1(x_scales[r])));
         }
       }
+      tile_sums.NextGroup();
+      weights += kGroupSteps * Step::kBytes + kScaleBytes;
+      x += kRows * kRowGroupBytes;
     }
-    panel += kGroupSteps * Step::kBytes + kScaleBytes;
-    tile += kRows * kRowGroupBytes;
   }
 }
 

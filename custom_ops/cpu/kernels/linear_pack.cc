@@ -1,5 +1,6 @@
 // Quantises and reorders a weight matrix into panels.
 #include "fdsd/linear.h"
+#include "float16.h"
 #include "linear_quantize.h"
 #include "thread_pool.h"
 
@@ -7,96 +8,148 @@ namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
-// Inputs [k, k + 128) of output `column`, zero padded on both sides of the matrix.
+// What is packed at a time: up to 128 inputs of the 32 columns of a panel, zero where the matrix ends.
+using Tile = float[kPanelColumns][kQuantGroup];
+
 template <typename T>
-void ReadWeights(const PackLinearParams& p, int64_t column, int64_t k, float* values) {
-  const int count = column < p.out_features ? static_cast<int>(std::min<int64_t>(kQuantGroup, p.in_features - k)) : 0;
-  const T* from = static_cast<const T*>(p.weight) + column * p.in_features + k;
-  for (int i = 0; i < kQuantGroup; i += kLanes) {
-    const int n = std::clamp(count - i, 0, kLanes);
-    Store(n == kLanes ? Load(from + i) : n == 0 ? Set1(0.0f) : LoadPartial(from + i, n), values + i);
+void ReadRow(const T* from, int count, float* values) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) Store(Load(from + i), values + i);
+  if (i < count) Store(LoadPartial(from + i, count - i), values + i);
+}
+
+void ReadRow(const f16* from, int count, float* values) {
+  for (int i = 0; i < count; ++i) values[i] = ToFloat(from[i]);
+}
+
+// Inputs [k, k + count) of `num_columns` rows of a part, from `row` on.
+template <typename T>
+void ReadPart(const WeightRows& part, int64_t in_features, int64_t row, int num_columns, int64_t k, int count,
+              float (*tile)[kQuantGroup]) {
+  const T* data = static_cast<const T*>(part.data);
+  if (part.is_transposed != 0) {
+    for (int i = 0; i < count; ++i) {
+      const T* from = data + (k + i) * part.num_rows + row;
+      for (int j = 0; j < num_columns; ++j) tile[j][i] = ToFloat(from[j]);
+    }
+    return;
+  }
+  for (int j = 0; j < num_columns; ++j) ReadRow(data + (row + j) * in_features + k, count, tile[j]);
+}
+
+void ReadTile(const PackLinearParams& p, int64_t first_column, int64_t k, int count, Tile tile) {
+  if (count < kQuantGroup || first_column + kPanelColumns > p.out_features) std::memset(tile, 0, sizeof(Tile));
+  int64_t part_begin = 0;
+  for (int32_t i = 0; i < p.num_parts; ++i) {
+    const WeightRows& part = p.parts[i];
+    const int64_t begin = std::max(first_column, part_begin);
+    const int64_t end = std::min(first_column + kPanelColumns, part_begin + part.num_rows);
+    if (begin < end) {
+      const auto read = part.dtype == WeightDType::kFloat32    ? ReadPart<float>
+                        : part.dtype == WeightDType::kBFloat16 ? ReadPart<bf16>
+                                                               : ReadPart<f16>;
+      read(part, p.in_features, begin - part_begin, static_cast<int>(end - begin), k, count,
+           tile + (begin - first_column));
+    }
+    part_begin += part.num_rows;
   }
 }
 
-// Each of the following writes inputs [k, k + 128) of column j of a panel; `values` holds them.
-
-void WriteFloat32(const PackLinearParams& p, const float* values, int64_t k, int j, uint8_t* panel) {
-  float* out = reinterpret_cast<float*>(panel) + k * kPanelColumns + j;
-  const int count = static_cast<int>(std::min<int64_t>(kQuantGroup, p.in_features - k));
-  for (int i = 0; i < count; ++i) out[i * kPanelColumns] = values[i];
-}
-
-void WriteBf16(const PackLinearParams& p, const float* values, int64_t k, int j, uint8_t* panel) {
-  bf16* out = reinterpret_cast<bf16*>(panel) + k * kPanelColumns + 2 * j;
-  const int count = static_cast<int>(std::min<int64_t>(kQuantGroup, (p.in_features + 1) / 2 * 2 - k));
-  for (int i = 0; i < count; i += 2) {
-    out[i * kPanelColumns] = RoundToBf16(values[i]);
-    out[i * kPanelColumns + 1] = RoundToBf16(values[i + 1]);
+// out[step][column] of what lies as columns of kSteps steps; only the first num_steps are wanted.
+template <int kSteps>
+void StoreSteps(const void* columns, int num_steps, uint8_t* out) {
+  static_assert(kStepBytes == sizeof(uint32_t));
+  const uint32_t* from = static_cast<const uint32_t*>(columns);
+  uint32_t* to = reinterpret_cast<uint32_t*>(out);
+  for (int step = 0; step < num_steps; ++step) {
+    for (int j = 0; j < kPanelColumns; ++j) to[step * kPanelColumns + j] = from[j * kSteps + step];
   }
 }
 
-void WriteWint8(const float* values, int j, uint8_t* group) {
-  alignas(64) int8_t q[kQuantGroup];
-  const float scale = QuantizeInt8(values, q);
-  uint8_t* out = group + 4 * j;
-  for (int i = 0; i < kQuantGroup; ++i) {
-    out[i / 4 * kPanelColumns * 4 + i % 4] = static_cast<uint8_t>(q[i] + kWint8ZeroPoint);
+void PackBf16(const Tile tile, int count, uint8_t* out) {
+  alignas(64) bf16 rounded[kPanelColumns][kQuantGroup];
+  for (int j = 0; j < kPanelColumns; ++j) {
+    for (int i = 0; i < kQuantGroup; i += kLanes) Store(Load(tile[j] + i), rounded[j] + i);
   }
-  std::memcpy(group + kWint8Bytes + 4 * j, &scale, sizeof(scale));
+  StoreSteps<kQuantGroup / 2>(rounded, static_cast<int>(DivideUp(count, 2)), out);
 }
 
-// Columns j and j + 16 share bytes, so the panel must be zero before and both write with "or".
-void WriteWint4(const float* values, int j, uint8_t* group) {
-  alignas(64) int8_t q[kQuantGroup];
-  const float scale = QuantizeInt4(values, q);
+void PackWint8(const Tile tile, uint8_t* out) {
+  alignas(64) int8_t q[kPanelColumns][kQuantGroup];
+  float scales[kPanelColumns];
+  for (int j = 0; j < kPanelColumns; ++j) scales[j] = QuantizeInt8(tile[j], q[j]);
+  for (int j = 0; j < kPanelColumns; ++j) {
+    for (int i = 0; i < kQuantGroup; ++i) q[j][i] = static_cast<int8_t>(q[j][i] ^ -kWint8ZeroPoint);
+  }
+  StoreSteps<kGroupSteps>(q, kGroupSteps, out);
+  std::memcpy(out + kWint8Bytes, scales, sizeof(scales));
+}
+
+void PackWint4(const Tile tile, uint8_t* out) {
   constexpr int kHalf = kPanelColumns / 2;
-  uint8_t* out = group + 4 * (j % kHalf);
-  const int shift = j < kHalf ? 0 : 4;
-  for (int i = 0; i < kQuantGroup; ++i) {
-    out[i / 4 * kHalf * 4 + i % 4] |= static_cast<uint8_t>((q[i] + kWint4ZeroPoint) << shift);
-  }
-  std::memcpy(group + kWint4Bytes + 4 * j, &scale, sizeof(scale));
-}
-
-template <typename T>
-void PackPanel(const PackLinearParams& p, int64_t index) {
-  const int64_t panel_bytes = PanelBytes(p.in_features, p.format);
-  uint8_t* panel = static_cast<uint8_t*>(p.packed) + index * panel_bytes;
-  std::memset(panel, 0, static_cast<size_t>(panel_bytes));
-  for (int64_t k = 0; k < p.in_features; k += kQuantGroup) {
-    const int64_t group = k / kQuantGroup;
-    for (int j = 0; j < kPanelColumns; ++j) {
-      alignas(64) float values[kQuantGroup];
-      ReadWeights<T>(p, index * kPanelColumns + j, k, values);
-      switch (p.format) {
-        case LinearFormat::kFloat32:
-          WriteFloat32(p, values, k, j, panel);
-          break;
-        case LinearFormat::kBFloat16:
-          WriteBf16(p, values, k, j, panel);
-          break;
-        case LinearFormat::kWint8:
-          WriteWint8(values, j, panel + group * (kWint8Bytes + kScaleBytes));
-          break;
-        case LinearFormat::kWint4:
-          WriteWint4(values, j, panel + group * (kWint4Bytes + kScaleBytes));
-          break;
-      }
+  alignas(64) int8_t q[kPanelColumns][kQuantGroup];
+  float scales[kPanelColumns];
+  for (int j = 0; j < kPanelColumns; ++j) scales[j] = QuantizeInt4(tile[j], q[j]);
+  // Columns j and j + 16 share bytes.
+  for (int j = 0; j < kHalf; ++j) {
+    for (int i = 0; i < kQuantGroup; ++i) {
+      const int low = q[j][i] + kWint4ZeroPoint, high = q[j + kHalf][i] + kWint4ZeroPoint;
+      q[j][i] = static_cast<int8_t>(low | high << 4);
     }
   }
+  const uint32_t* from = reinterpret_cast<const uint32_t*>(q);
+  uint32_t* to = reinterpret_cast<uint32_t*>(out);
+  for (int step = 0; step < kGroupSteps; ++step) {
+    for (int j = 0; j < kHalf; ++j) to[step * kHalf + j] = from[j * kGroupSteps + step];
+  }
+  std::memcpy(out + kWint4Bytes, scales, sizeof(scales));
+}
+
+void PackPanel(const PackLinearParams& p, int64_t index) {
+  uint8_t* panel = static_cast<uint8_t*>(p.packed) + index * PanelBytes(p.in_features, p.format);
+  for (int64_t k = 0; k < p.in_features; k += kQuantGroup) {
+    const int count = static_cast<int>(std::min<int64_t>(kQuantGroup, p.in_features - k));
+    alignas(64) Tile tile;
+    ReadTile(p, index * kPanelColumns, k, count, tile);
+    const int64_t group = k / kQuantGroup;
+    switch (p.format) {
+      case LinearFormat::kFloat32:
+        StoreSteps<kQuantGroup>(tile, count, panel + k * kPanelColumns * kStepBytes);
+        break;
+      case LinearFormat::kBFloat16:
+        PackBf16(tile, count, panel + k / 2 * kPanelColumns * kStepBytes);
+        break;
+      case LinearFormat::kWint8:
+        PackWint8(tile, panel + group * (kWint8Bytes + kScaleBytes));
+        break;
+      case LinearFormat::kWint4:
+        PackWint4(tile, panel + group * (kWint4Bytes + kScaleBytes));
+        break;
+    }
+  }
+}
+
+Error CheckParts(const PackLinearParams& p) {
+  int64_t num_rows = 0;
+  for (int32_t i = 0; i < p.num_parts; ++i) {
+    const WeightRows& part = p.parts[i];
+    if (part.num_rows < 0) return "parts: expected num_rows of 0 or more, got a negative number";
+    if (static_cast<int32_t>(part.dtype) < 0 || part.dtype > WeightDType::kFloat16) {
+      return "parts: expected dtype float32 (0), bfloat16 (1) or float16 (2), "
+             "got another number";
+    }
+    num_rows += part.num_rows;
+  }
+  if (num_rows != p.out_features) return "parts: expected out_features rows in all, got another number";
+  return nullptr;
 }
 
 }  // namespace
 
 Error PackLinear(const PackLinearParams& p) {
   if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.packed)) return error;
-  ParallelFor(DivideUp(p.out_features, kPanelColumns), [&](int64_t panel) {
-    if (p.weight_dtype == DType::kFloat32) {
-      PackPanel<float>(p, panel);
-    } else {
-      PackPanel<bf16>(p, panel);
-    }
-  });
+  if (const Error error = CheckParts(p)) return error;
+  ParallelFor(DivideUp(p.out_features, kPanelColumns), [&](int64_t panel) { PackPanel(p, panel); });
   return nullptr;
 }
 

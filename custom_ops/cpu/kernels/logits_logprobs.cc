@@ -1,37 +1,39 @@
 #include "fdsd/sampling.h"
-#include "logits_row.h"
+#include "logits_top.h"
 
 namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
-// Tokens of [begin, end) that come before the chosen one in the order.
-int32_t CountBefore(const float* logits, int begin, int end, int32_t chosen) {
-  const float logit = logits[chosen];
-  const int border = std::clamp(static_cast<int>(chosen), begin, end);
-  int32_t count = 0;
-  for (int id = begin; id < border; ++id) count += logits[id] >= logit;
-  for (int id = border; id < end; ++id) count += logits[id] > logit;
-  return count;
-}
-
 // The maximum is taken off first: their sum with the logarithm would lose it to a maximum of large magnitude.
-float Logprob(float logit, const Chunk& whole) {
-  return static_cast<float>(static_cast<double>(logit) - whole.max - std::log(whole.weight));
+float Logprob(float logit, float max, double log_total) {
+  return static_cast<float>(static_cast<double>(logit) - max - log_total);
 }
 
-// The num_top first tokens in the order. Only tokens that reach the floor of the top can be among them.
-void WriteTop(const TokenLogprobsParams& p, const LogitsScan& scan, int64_t row, const Chunk& whole) {
+// Tokens that come before the chosen one in the order.
+int32_t CountBefore(const LogitsRow& row, int32_t chosen) {
+  const float logit = row.logits()[chosen];
+  row.ForChunks([&](int begin, int end, Chunk* chunk) {
+    const float* logits = row.logits();
+    const int border = std::clamp(static_cast<int>(chosen), begin, end);
+    int32_t count = 0;
+    for (int id = begin; id < border; ++id) count += logits[id] >= logit;
+    for (int id = border; id < end; ++id) count += logits[id] > logit;
+    chunk->count = count;
+  });
+  return row.Whole().count;
+}
+
+// The num_top first tokens in the order; those without a probability follow the others by id.
+void WriteTop(const TokenLogprobsParams& p, const LogitsRow& row, int64_t index, double log_total) {
   if (p.num_top == 0) return;
-  Candidate* candidates = ScratchArray<Candidate>(Scratch::kTask, 2 * static_cast<int64_t>(p.vocab_size));
-  float* scratch = reinterpret_cast<float*>(candidates + p.vocab_size);
-  const float floor = FloorOfTop(scan.group_max(row), scan.num_groups(), p.num_top, scratch);
-  const int count = Collect(scan, row, floor, candidates);
-  if (count > p.num_top) std::nth_element(candidates, candidates + (p.num_top - 1), candidates + count, IsBefore());
-  std::sort(candidates, candidates + p.num_top, IsBefore());
+  Candidate* tokens = ScratchArray<Candidate>(Scratch::kInnerTask, p.num_top);
+  int count = CollectSorted(row, KeepFirst(row, Kept{kLowest, kAllTied}, p.num_top), tokens);
+  for (int32_t id = 0; count < p.num_top; ++id)
+    if (row.logits()[id] == -kInf) tokens[count++] = Candidate{-kInf, id, 0.0f};
   for (int i = 0; i < p.num_top; ++i) {
-    p.top_token_ids[row * p.num_top + i] = candidates[i].id;
-    p.top_logprobs[row * p.num_top + i] = Logprob(candidates[i].logit, whole);
+    p.top_token_ids[index * p.num_top + i] = tokens[i].id;
+    p.top_logprobs[index * p.num_top + i] = Logprob(tokens[i].logit, row.max(), log_total);
   }
 }
 
@@ -46,6 +48,17 @@ void WriteInvalid(const TokenLogprobsParams& p, int64_t row) {
   }
 }
 
+void WriteRow(const TokenLogprobsParams& p, int64_t index) {
+  const LogitsRow row(p.logits + index * p.vocab_size, p.vocab_size);
+  if (row.argmax() < 0) return WriteInvalid(p, index);
+  const int32_t id = p.token_ids[index];
+  const Kept with_weight{LightestLogit(row.max(), 1.0f), kAllTied};
+  const double log_total = std::log(WeighRow(row, WeightingOf(row.max(), 1.0f), with_weight));
+  p.logprobs[index] = Logprob(row.logits()[id], row.max(), log_total);
+  p.ranks[index] = 1 + CountBefore(row, id);
+  WriteTop(p, row, index, log_total);
+}
+
 }  // namespace
 
 Error TokenLogprobs(const TokenLogprobsParams& p) {
@@ -54,22 +67,7 @@ Error TokenLogprobs(const TokenLogprobsParams& p) {
   for (int32_t i = 0; i < p.num_rows; ++i)
     if (p.token_ids[i] < 0 || p.token_ids[i] >= p.vocab_size)
       return "token_ids: expected ids of the vocabulary, got one outside";
-  if (p.num_rows <= 0) return nullptr;
-  const LogitsScan scan(p.logits, p.num_rows, p.vocab_size);
-  float* max = ScratchArray<float>(Scratch::kRows, p.num_rows);
-  for (int64_t row = 0; row < p.num_rows; ++row) max[row] = scan.Whole(row).max;
-  scan.ForChunks([&](int64_t row, int begin, int end, Chunk* chunk) {
-    const float* logits = scan.row(row);
-    chunk->num_before = CountBefore(logits, begin, end, p.token_ids[row]);
-    chunk->weight = SumWeights(logits + begin, end - begin, Weighting{max[row], 1.0f, -kInf});
-  });
-  ParallelFor(p.num_rows, [&](int64_t row) {
-    const Chunk whole = scan.Whole(row);
-    if (!whole.is_valid || whole.max == -kInf) return WriteInvalid(p, row);
-    p.logprobs[row] = Logprob(scan.row(row)[p.token_ids[row]], whole);
-    p.ranks[row] = 1 + whole.num_before;
-    WriteTop(p, scan, row, whole);
-  });
+  ForEach(p.num_rows, [&](int64_t row) { WriteRow(p, row); });
   return nullptr;
 }
 

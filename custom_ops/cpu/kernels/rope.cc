@@ -1,5 +1,6 @@
 #include "attention_layout.h"
 #include "attention_plan.h"
+#include "attention_quantize.h"
 #include "fdsd/attention.h"
 #include "fdsd/runtime.h"
 #include "simd.h"
@@ -54,13 +55,46 @@ void RotateHead(const RopeStoreKvParams& p, int32_t position, float* head) {
 }
 
 template <typename T>
-void StoreKey(const KvCache& cache, int64_t slot, int64_t head_index, const float* head) {
-  constexpr int kPair = kPairSize<T>;
+void PutKey(const KvCache& cache, int64_t slot, int64_t head_index, const T* x) {
+  constexpr int kPack = kPackSize<T>;
   T* k = KeyAddress<T>(cache, slot / cache.block_size, head_index, slot % cache.block_size);
-  alignas(64) T rounded[kMaxHeadDim];
-  StoreHead(head, cache.head_dim, rounded);
-  for (int d = 0; d < cache.head_dim; d += kPair) {
-    std::memcpy(k + static_cast<int64_t>(d) * cache.block_size, rounded + d, kPair * sizeof(T));
+  for (int d = 0; d < cache.head_dim; d += kPack) {
+    std::memcpy(k + static_cast<int64_t>(d) * cache.block_size, x + d, kPack * sizeof(T));
+  }
+}
+
+// Only this token's elements are written: its neighbour's lie between them and may be written at the same time.
+template <typename T>
+void PutValue(const KvCache& cache, int64_t slot, int64_t head_index, const T* x) {
+  T* v = ValueAddress<T>(cache, slot / cache.block_size, head_index, slot % cache.block_size);
+  for (int d = 0; d < cache.head_dim; ++d) v[d * kPackSize<T>] = x[d];
+}
+
+template <typename T>
+void StoreKey(const KvCache& cache, int64_t slot, int64_t head_index, const float* head) {
+  if (cache.kv_dtype == KvDType::kInt8) {
+    alignas(64) int8_t integers[kMaxHeadDim];
+    const int64_t scale = ScaleIndex(cache, slot / cache.block_size, head_index, slot % cache.block_size);
+    cache.k_scale[scale] = QuantizeVector(head, cache.head_dim, integers);
+    PutKey(cache, slot, head_index, integers);
+  } else {
+    alignas(64) T rounded[kMaxHeadDim];
+    StoreHead(head, cache.head_dim, rounded);
+    PutKey(cache, slot, head_index, rounded);
+  }
+}
+
+template <typename T>
+void StoreValue(const KvCache& cache, int64_t slot, int64_t head_index, const T* x) {
+  if (cache.kv_dtype == KvDType::kInt8) {
+    alignas(64) float head[kMaxHeadDim];
+    alignas(64) int8_t integers[kMaxHeadDim];
+    LoadHead(x, cache.head_dim, head);
+    const int64_t scale = ScaleIndex(cache, slot / cache.block_size, head_index, slot % cache.block_size);
+    cache.v_scale[scale] = QuantizeVector(head, cache.head_dim, integers);
+    PutValue(cache, slot, head_index, integers);
+  } else {
+    PutValue(cache, slot, head_index, x);
   }
 }
 
@@ -86,10 +120,7 @@ void ProcessToken(const RopeStoreKvParams& p, int64_t token) {
     RotateHead(p, position, head);
     StoreKey<T>(p.cache, slot, h, head);
   }
-  for (int h = 0; h < num_kv_heads; ++h, x += head_dim) {
-    T* v = ValueAddress<T>(p.cache, slot / p.cache.block_size, h, slot % p.cache.block_size);
-    std::memcpy(v, x, static_cast<size_t>(head_dim) * sizeof(T));
-  }
+  for (int h = 0; h < num_kv_heads; ++h, x += head_dim) StoreValue<T>(p.cache, slot, h, x);
 }
 
 Error CheckRope(const RopeStoreKvParams& p) {

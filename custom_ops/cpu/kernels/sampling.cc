@@ -1,156 +1,135 @@
+#include "offsets.h"
 #include "sampling_filter.h"
 
 namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
-// Up to this many tokens the end of the nucleus is found by sorting.
-constexpr int kSortTokens = 32;
-// Tokens are told apart by (max - logit) / temperature in steps of 1/32 down to 32; deeper ones count as equally deep.
-constexpr int kDepths = 1024;
-constexpr float kDepthsPerUnit = 32.0f;
-// Weights carry the rounding of an exponent of up to 87, a relative error below 2^-16; a bound on one is widened by
-// this much in its logarithm.
-constexpr double kWeightSlack = 2e-5;
+// Find where a sum exceeds a target: Feed weights in order; the last one with any is the answer where none does, which
+// rounding may bring about.
+class Search {
+ public:
+  Search(double before, double target) : before_(before), target_(target) {}
 
-// Last token of the shortest prefix, in the order, that makes `before` reach `target`. Halves the interval that holds
-// the prefix's end, sorting none of what lies outside it. Reorders the candidates.
-Candidate EndOfPrefix(Candidate* candidates, int count, double before, double target) {
-  int begin = 0;
-  int end = count;
-  while (end - begin > kSortTokens) {
-    const int middle = begin + (end - begin) / 2;
-    std::nth_element(candidates + begin, candidates + middle, candidates + end, IsBefore());
-    const double half = SumOf(candidates, begin, middle);
-    if (before + half >= target) {
-      end = middle;
-    } else {
-      before += half;
-      begin = middle;
+  // Whether the sum exceeds the target with the weight of `place`, or did before.
+  FDSD_INLINE bool Ends(int place, double weight) {
+    if (has_ended_ || weight == 0.0) return has_ended_;
+    before_ += last_;
+    last_ = weight;
+    place_ = place;
+    has_ended_ = before_ + last_ > target_;
+    return has_ended_;
+  }
+
+  int place() const { return place_; }       // -1 = nothing had any weight
+  double before() const { return before_; }  // the sum up to it
+
+ private:
+  double before_;
+  double target_;
+  double last_ = 0.0;
+  int place_ = -1;
+  bool has_ended_ = false;
+};
+
+// First kept token of a group at which the weights exceed the target.
+int32_t DrawFromGroup(const LogitsRow& row, const Weighting& weighting, const Kept& kept, int begin, int end,
+                      Search search) {
+  ForSides(kept, begin, end, [&](auto bound, int from, int to) {
+    for (int i = from; i < to; i += kLanes) {
+      alignas(64) float weights[kLanes];
+      const F32x16 logits = LoadLogits(row.logits() + i, to - i);
+      Store(Weights<decltype(bound)::value>(logits, weighting, Set1(kept.floor)), weights);
+      for (int lane = 0; lane < kLanes; ++lane)
+        if (search.Ends(i + lane, weights[lane])) return;
     }
-  }
-  std::sort(candidates + begin, candidates + end, IsBefore());
-  for (int i = begin; i < end; ++i) {
-    before += candidates[i].weight;
-    if (before >= target) return candidates[i];
-  }
-  return candidates[end - 1];
+  });
+  return search.place();
 }
 
-// How far a token lies below the maximum, in steps; never smaller for a token later in the order.
-FDSD_INLINE int DepthOf(const Weighting& weighting, const Candidate& candidate) {
-  const float depth = (weighting.max - candidate.logit) / weighting.temperature * kDepthsPerUnit;
-  return static_cast<int>(std::min(depth, static_cast<float>(kDepths - 1)));
+// First kept token, by id, whose running weight exceeds u times the whole: the chunk by the weights of the chunks, the
+// group in it, the token in that. `total` and the chunks' weights are those of the kept tokens.
+int32_t Draw(const LogitsRow& row, const Weighting& weighting, const Kept& kept, double u, double total) {
+  const double target = u * total;
+  Search chunk(0.0, target);
+  for (int c = 0; c < row.num_chunks() && !chunk.Ends(c, row.chunk(c).weight); ++c) {
+  }
+  const int begin = chunk.place() * kChunkTokens;
+  const int end = std::min(begin + kChunkTokens, row.vocab_size());
+  Search group(chunk.before(), target);
+  for (int g = begin; g < end; g += kGroupTokens)
+    if (group.Ends(g, WeighTokens(row, weighting, kept, g, std::min(g + kGroupTokens, end)))) break;
+  const int first = group.place();
+  return DrawFromGroup(row, weighting, kept, first, std::min(first + kGroupTokens, end),
+                       Search(group.before(), target));
 }
 
-// Last token of the nucleus: the shortest prefix, in the order, that weighs `target` or more. Weights are added up by
-// depth first, so that only the tokens of the depth where the prefix ends need to be put in order.
-Candidate EndOfNucleus(const Weighting& weighting, const Candidate* candidates, int count, double target,
-                       Candidate* scratch) {
-  double weights[kDepths] = {};
-  for (int i = 0; i < count; ++i) weights[DepthOf(weighting, candidates[i])] += candidates[i].weight;
-  double before = 0.0;  // weight above `depth`, the last one seen with any
-  int depth = 0;
-  for (int d = 0; d < kDepths && before + weights[depth] < target; ++d) {
-    if (d == depth || weights[d] == 0.0) continue;
-    before += weights[depth];
-    depth = d;
-  }
-  int num_there = 0;
-  for (int i = 0; i < count; ++i) {
-    scratch[num_there] = candidates[i];
-    num_there += DepthOf(weighting, candidates[i]) == depth;
-  }
-  return EndOfPrefix(scratch, num_there, before, target);
-}
-
-// First token whose running weight exceeds u times the whole; a token without weight is never drawn. Where rounding
-// lets no token exceed it, the last one with weight.
-int32_t Draw(const Candidate* candidates, int count, double u) {
-  const double target = u * SumOf(candidates, 0, count);
-  double running = 0.0;
-  int32_t drawn = -1;
-  for (int i = 0; i < count && running <= target; ++i) {
-    running += candidates[i].weight;
-    if (candidates[i].weight > 0.0f) drawn = candidates[i].id;
-  }
-  return drawn;
-}
-
-// The tokens that top_k or, where it is off, top_p may keep; `total` is the weight of the row.
-// A token t lighter than (1 - top_p) / V of the total is outside the nucleus: t and all after it are at most V tokens,
-// none heavier than t, so together they weigh less than 1 - top_p of the total; the tokens before t therefore already
-// weigh more than top_p of it, and the shortest prefix that does ends before t.
-int CollectKept(const LogitsScan& scan, int64_t row, const RowPlan& plan, double total, Candidate* candidates) {
-  const Weighting& weighting = plan.weighting;
-  float floor = weighting.floor;
-  if (plan.top_k > 0) {
-    // Room for the group maxima after the candidates of the whole vocabulary.
-    float* scratch = reinterpret_cast<float*>(candidates + scan.vocab_size());
-    floor = std::max(floor, FloorOfTop(scan.group_max(row), scan.num_groups(), plan.top_k, scratch));
-  } else {
-    const double log_bound = std::log((1.0 - plan.top_p) * total / scan.vocab_size()) - kWeightSlack;
-    floor = std::max(floor, LogitFloor(weighting.max, weighting.temperature, log_bound));
-  }
-  const int count = Collect(scan, row, floor, candidates);
-  WeighCandidates(weighting, candidates, count);
-  return count;
-}
-
-// Draw from what top_k and top_p keep. `total` is the weight of the row, used when top_k is off.
-int32_t SampleKept(const LogitsScan& scan, int64_t row, const RowPlan& plan, double total) {
-  Candidate* candidates = ScratchArray<Candidate>(Scratch::kTask, 2 * static_cast<int64_t>(scan.vocab_size()));
-  Candidate* scratch = candidates + scan.vocab_size();
-  int count = CollectKept(scan, row, plan, total, candidates);
-  if (plan.top_k > 0) {
-    count = KeepTopK(plan.top_k, candidates, count, scratch);
-    total = SumOf(candidates, 0, count);
-  }
+int32_t SampleRow(const SampleParams& p, int64_t index) {
+  const LogitsRow row(LogitsOf(p, index), p.vocab_size);
+  if (row.argmax() < 0 || IsGreedy(p, index)) return row.argmax();
+  const RowPlan plan = PlanOf(p, index, row.max());
+  Kept kept = RaiseFloor(plan.kept, plan.lightest);
+  if (plan.top_k > 0) kept = KeepFirst(row, kept, plan.top_k);
+  double total = WeighRow(row, plan.weighting, kept);
   if (plan.top_p < 1.0) {
-    const Candidate last = EndOfNucleus(plan.weighting, candidates, count, plan.top_p * total, scratch);
-    count = KeepUpTo(last, candidates, count);
+    kept = KeepNucleus(row, plan.weighting, plan.temperature, kept, plan.top_p, total);
+    total = WeighRow(row, plan.weighting, kept);
   }
-  return Draw(candidates, count, plan.u);
+  return Draw(row, plan.weighting, kept, plan.u, total);
 }
 
-// Draw from all tokens that min_p keeps: find the chunk by the weights of the chunks, then the token in it.
-int32_t SampleAll(const LogitsScan& scan, int64_t row, const RowPlan& plan, double total) {
-  const double target = plan.u * total;
-  const Chunk* chunks = scan.chunks(row);
-  double running = 0.0;  // weight before `chosen`, the last chunk with any weight seen
-  int chosen = 0;
-  for (int c = 0; c < scan.num_chunks() && running + chunks[chosen].weight <= target; ++c) {
-    if (c == chosen || chunks[c].weight == 0.0) continue;
-    running += chunks[chosen].weight;
-    chosen = c;
+// Rows that are drawn one after the other, up to the first whose token is not its draft.
+struct Chain {
+  int32_t begin;
+  int32_t end;
+  const int32_t* drafts;
+  int32_t num_drafts;
+};
+
+int32_t NumChains(const SampleParams& p) { return p.drafts.cu_num_logits == nullptr ? p.num_rows : p.num_requests; }
+
+// The rows of a request or, without drafts, a single row.
+Chain ChainOf(const SampleParams& p, int32_t i) {
+  const SampleParams::Drafts& drafts = p.drafts;
+  if (drafts.cu_num_logits == nullptr) return Chain{i, i + 1, nullptr, 0};
+  const int32_t first = drafts.cu_num_draft[i];
+  return Chain{drafts.cu_num_logits[i], drafts.cu_num_logits[i + 1], drafts.token_ids + first,
+               drafts.cu_num_draft[i + 1] - first};
+}
+
+void SampleChain(const SampleParams& p, const Chain& chain) {
+  constexpr int32_t kNotDrawn = -2;
+  std::fill(p.token_ids + chain.begin, p.token_ids + chain.end, kNotDrawn);
+  for (int32_t row = chain.begin; row < chain.end; ++row) {
+    p.token_ids[row] = SampleRow(p, row);
+    const int32_t j = row - chain.begin;
+    if (j < chain.num_drafts && p.token_ids[row] != chain.drafts[j]) return;
   }
-  const float* logits = scan.row(row);
-  const int end = std::min((chosen + 1) * kChunkTokens, scan.vocab_size());
-  int32_t drawn = -1;
-  for (int i = chosen * kChunkTokens; i < end && running <= target; i += kLanes) {
-    alignas(64) float weights[kLanes];
-    Weigh(logits + i, end - i, plan.weighting, weights);
-    for (int lane = 0; lane < kLanes && running <= target; ++lane) {
-      running += weights[lane];
-      if (weights[lane] > 0.0f) drawn = i + lane;
-    }
+}
+
+Error CheckDrafts(const SampleParams& p) {
+  const SampleParams::Drafts& drafts = p.drafts;
+  if (drafts.cu_num_logits == nullptr) return nullptr;
+  if (!AreOffsets(drafts.cu_num_logits, p.num_requests))
+    return "cu_num_logits: expected 0 and rising offsets, got a decrease";
+  if (drafts.cu_num_logits[p.num_requests] != p.num_rows)
+    return "cu_num_logits: expected the rows of logits last, got another";
+  if (!AreOffsets(drafts.cu_num_draft, p.num_requests))
+    return "cu_num_draft: expected 0 and rising offsets, got a decrease";
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    const Chain chain = ChainOf(p, r);
+    if (chain.end - chain.begin > chain.num_drafts + 1)
+      return "cu_num_logits: expected at most drafts + 1 rows per request, got more";
   }
-  return drawn;
+  return nullptr;
 }
 
 }  // namespace
 
 Error Sample(const SampleParams& p) {
   if (Error error = CheckSampleParams(p)) return error;
-  if (p.num_rows <= 0) return nullptr;
-  const LogitsScan scan = ScanOf(p);
-  const RowPlan* plans = PlanRows(p, scan);
-  ParallelFor(p.num_rows, [&](int64_t row) {
-    const RowPlan& plan = plans[row];
-    if (plan.is_settled) return;
-    const double total = scan.Whole(row).weight;
-    p.token_ids[row] = plan.draws_from_all() ? SampleAll(scan, row, plan, total) : SampleKept(scan, row, plan, total);
-  });
+  if (Error error = CheckDrafts(p)) return error;
+  ForEach(NumChains(p), [&](int64_t i) { SampleChain(p, ChainOf(p, static_cast<int32_t>(i))); });
   return nullptr;
 }
 

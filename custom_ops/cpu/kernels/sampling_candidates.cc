@@ -1,3 +1,4 @@
+#include "logits_top.h"
 #include "sampling_filter.h"
 
 namespace fdsd {
@@ -11,24 +12,14 @@ struct Candidates {
   double total;  // weight of all tokens that min_p and top_k leave
 };
 
-// `total` is the weight of the row, used when top_k is off.
-Candidates BestCandidates(const LogitsScan& scan, int64_t row, const RowPlan& plan, double total,
-                          int max_candidate_len) {
-  Candidate* tokens = ScratchArray<Candidate>(Scratch::kTask, 2 * static_cast<int64_t>(scan.vocab_size()));
-  Candidate* scratch = tokens + scan.vocab_size();
-  const int num_wanted = plan.top_k > 0 ? plan.top_k : max_candidate_len;
-  const float reached =
-      FloorOfTop(scan.group_max(row), scan.num_groups(), num_wanted, reinterpret_cast<float*>(scratch));
-  int count = Collect(scan, row, std::max(plan.weighting.floor, reached), tokens);
-  if (plan.top_k > 0) {
-    count = KeepTopK(plan.top_k, tokens, count, scratch);
-    WeighCandidates(plan.weighting, tokens, count);
-    total = SumOf(tokens, 0, count);
-  }
-  const int num_best = std::min(count, max_candidate_len);
-  std::partial_sort(tokens, tokens + num_best, tokens + count, IsBefore());
-  WeighCandidates(plan.weighting, tokens, num_best);
-  return Candidates{tokens, num_best, total};
+Candidates BestCandidates(const LogitsRow& row, const RowPlan& plan, int max_candidate_len) {
+  const Kept kept = plan.top_k > 0 ? KeepFirst(row, plan.kept, plan.top_k) : plan.kept;
+  const double total = WeighRow(row, plan.weighting, RaiseFloor(kept, plan.lightest));
+  const Kept best = KeepFirst(row, kept, max_candidate_len);
+  Candidate* tokens = ScratchArray<Candidate>(Scratch::kInnerTask, std::min(max_candidate_len, row.vocab_size()));
+  const int count = CollectSorted(row, best, tokens);
+  WeighCandidates(plan.weighting, plan.lightest, tokens, count);
+  return Candidates{tokens, count, total};
 }
 
 // Length of the usable prefix. A sum of probabilities counts as a float does: what is lost in it is no probability.
@@ -51,8 +42,25 @@ int32_t DrawUsable(const Candidates& candidates, int length, double u_top_p) {
   return candidates.tokens[0].id;
 }
 
+void ListRow(const TopPCandidatesParams& p, int64_t index) {
+  int32_t* token_ids = p.candidate_token_ids + index * p.max_candidate_len;
+  std::fill(token_ids, token_ids + p.max_candidate_len, -1);
+  const LogitsRow row(LogitsOf(p.rows, index), p.rows.vocab_size);
+  if (row.argmax() < 0 || IsGreedy(p.rows, index)) {
+    token_ids[0] = p.rows.token_ids[index] = row.argmax();
+    p.candidate_lens[index] = token_ids[0] >= 0;
+    return;
+  }
+  const RowPlan plan = PlanOf(p.rows, index, row.max());
+  const Candidates found = BestCandidates(row, plan, p.max_candidate_len);
+  for (int i = 0; i < found.count; ++i) token_ids[i] = found.tokens[i].id;
+  p.candidate_lens[index] = UsableLength(found, plan.top_p);
+  p.rows.token_ids[index] = DrawUsable(found, p.candidate_lens[index], plan.u * plan.top_p);
+}
+
 Error CheckAll(const TopPCandidatesParams& p) {
   if (p.max_candidate_len <= 0) return "max_candidate_len: expected a positive number, got less";
+  if (p.rows.drafts.cu_num_logits != nullptr) return "drafts: expected none where candidates are listed, got some";
   return CheckSampleParams(p.rows);
 }
 
@@ -60,23 +68,7 @@ Error CheckAll(const TopPCandidatesParams& p) {
 
 Error TopPCandidates(const TopPCandidatesParams& p) {
   if (Error error = CheckAll(p)) return error;
-  if (p.rows.num_rows <= 0) return nullptr;
-  const LogitsScan scan = ScanOf(p.rows);
-  const RowPlan* plans = PlanRows(p.rows, scan);
-  ParallelFor(p.rows.num_rows, [&](int64_t row) {
-    const RowPlan& plan = plans[row];
-    int32_t* token_ids = p.candidate_token_ids + row * p.max_candidate_len;
-    std::fill(token_ids, token_ids + p.max_candidate_len, -1);
-    if (plan.is_settled) {
-      token_ids[0] = p.rows.token_ids[row];
-      p.candidate_lens[row] = token_ids[0] >= 0;
-      return;
-    }
-    const Candidates found = BestCandidates(scan, row, plan, scan.Whole(row).weight, p.max_candidate_len);
-    for (int i = 0; i < found.count; ++i) token_ids[i] = found.tokens[i].id;
-    p.candidate_lens[row] = UsableLength(found, plan.top_p);
-    p.rows.token_ids[row] = DrawUsable(found, p.candidate_lens[row], plan.u * plan.top_p);
-  });
+  ForEach(p.rows.num_rows, [&](int64_t row) { ListRow(p, row); });
   return nullptr;
 }
 

@@ -3,6 +3,7 @@
 #include "fdsd/activation.h"
 #include "fdsd/attention.h"
 #include "fdsd/batch.h"
+#include "fdsd/cast.h"
 #include "fdsd/linear.h"
 #include "fdsd/moe.h"
 #include "fdsd/mtp.h"

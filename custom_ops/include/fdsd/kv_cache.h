@@ -4,17 +4,24 @@
 
 namespace fdsd {
 
-// K is stored so that one vector load fetches the same 4 bytes of the head dimension for 16 neighbouring tokens: a
-// query row meets 16 keys per instruction and each score is summed over the head dimension in one fixed order. V keeps
-// one token's head dimension contiguous. s = 4 / sizeof(element): 1 for float32, 2 for bfloat16.
+// Type of the elements of k and v: that of the activations, or int8 with a scale per token and KV head.
+enum class KvDType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
+
+// Both are stored so that one vector load fetches the operands of 16 dot products of s elements, 4 bytes each: in K the
+// same s elements of the head dimension for 16 neighbouring tokens, each score being summed over the head dimension; in
+// V the same s neighbouring tokens for 16 elements of the head dimension, each output element being summed over the
+// tokens. s = 4 / sizeof(element): 1 for float32, 2 for bfloat16, 4 for int8.
 struct KvCache {
   int32_t num_blocks;
   int32_t block_size;    // tokens per block, a multiple of 16
   int32_t num_kv_heads;  // Hkv
   int32_t head_dim;      // D, a multiple of 16
-  DType dtype;
-  void* k;  // [num_blocks, Hkv, D / s, block_size, s]
-  void* v;  // [num_blocks, Hkv, block_size, D]
+  DType dtype;           // of qkv, q and y
+  KvDType kv_dtype;      // of k and v
+  void* k;               // [num_blocks, Hkv, D / s, block_size, s]
+  void* v;               // [num_blocks, Hkv, block_size / s, D, s]
+  float* k_scale;        // [num_blocks, Hkv, block_size], an int8 element times this is its value; else nullptr
+  float* v_scale;        // likewise
 };
 
 }  // namespace fdsd

@@ -15,14 +15,27 @@ constexpr int32_t kQuantGroup = 128;
 // Bytes of the packed form of a [out_features, in_features] matrix, a multiple of 64.
 int64_t PackedLinearBytes(int32_t in_features, int32_t out_features, LinearFormat format);
 
-// Quantise and reorder a row-major matrix into the layout `Linear` streams; the same on every instruction-set level.
+// Element types that a weight matrix may have before it is packed; the first two are DType's.
+enum class WeightDType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+// Some rows of a weight matrix, wherever they lie.
+struct WeightRows {
+  const void* data;  // [num_rows, K], or [K, num_rows] if transposed
+  int32_t num_rows;
+  WeightDType dtype;
+  int32_t is_transposed;
+};
+
+// Quantise and reorder a matrix into the layout `Linear` streams; the same on every instruction-set level. The matrix
+// is given as parts that follow one another along N (q, k and v; gate and up), so nobody has to copy them together
+// first.
 struct PackLinearParams {
   int32_t in_features;   // K
-  int32_t out_features;  // N
+  int32_t out_features;  // N = sum of parts[i].num_rows
   LinearFormat format;
-  DType weight_dtype;
-  const void* weight;  // [N, K]
-  void* packed;        // PackedLinearBytes(K, N, format) bytes, 64-byte aligned
+  int32_t num_parts;
+  const WeightRows* parts;  // [num_parts]
+  void* packed;             // PackedLinearBytes(K, N, format) bytes, 64-byte aligned
 };
 Error PackLinear(const PackLinearParams& p);
 

@@ -17,4 +17,18 @@ struct RmsNormParams {
 };
 Error RmsNorm(const RmsNormParams& p);
 
+// The input of a draft layer's projection: two matrices normalised apart and put side by side, row by row.
+struct ConcatRmsNormParams {
+  int32_t num_rows;     // T
+  int32_t hidden_size;  // H
+  DType dtype;          // of first, second and y
+  float eps;
+  const void* first;           // [T, H]
+  const void* second;          // [T, H]
+  const float* first_weight;   // [H]
+  const float* second_weight;  // [H]
+  void* y;                     // [T, 2 * H], a row is [first | second]
+};
+Error ConcatRmsNorm(const ConcatRmsNormParams& p);
+
 }  // namespace fdsd

@@ -38,7 +38,7 @@ Error ProcessLogits(const ProcessLogitsParams& p);
 
 // Draw one token per row: temperature -> min_p -> top_k -> top_p -> inverse CDF at u = philox(seed, position).
 // Temperature 0 takes the highest logit. Ties go to the lowest token id. A row with NaN or +inf, or without any finite
-// logit, yields -1.
+// logit, yields -1. A row that does not matter any more, because a draft before it is not its row's token, yields -2.
 struct SampleParams {
   int32_t num_rows;                    // L
   int32_t num_requests;                // R
@@ -55,6 +55,13 @@ struct SampleParams {
   const float* min_p;                  // [R], 0 = off
   const uint64_t* seed;                // [R]
   int32_t* token_ids;                  // [L]
+  // The drafts that the rows follow: of each request's rows, those after the first whose token is not its draft are not
+  // looked at. All nullptr = every row is drawn.
+  struct Drafts {
+    const int32_t* cu_num_logits;  // [R + 1] rows of each request, at most drafts + 1
+    const int32_t* token_ids;      // [D] draft i of a request is a guess at the token of its row i
+    const int32_t* cu_num_draft;   // [R + 1]
+  } drafts;
 };
 Error Sample(const SampleParams& p);
 
@@ -82,7 +89,7 @@ Error TokenLogprobs(const TokenLogprobsParams& p);
 // prefix does, none are, or all if top_p is 1. The token is the first usable one whose running probability reaches u *
 // top_p with u = philox(seed, position), else the most likely one.
 struct TopPCandidatesParams {
-  SampleParams rows;             // token_ids: the token of each row, -1 for a row that Sample refuses
+  SampleParams rows;             // token_ids: the token of each row, -1 for a row that Sample refuses; no drafts
   int32_t max_candidate_len;     // C
   int32_t* candidate_token_ids;  // [L, C], -1 past the last candidate
   int32_t* candidate_lens;       // [L] how many candidates are usable

@@ -6,10 +6,14 @@ import ctypes
 
 import numpy as np
 
-from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary, kv_cache_shapes
+from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary, kv_cache_shapes, kv_scale_shape
 from fastdeploy_sd.ops.library import CParams, call
 from fastdeploy_sd.ops.native.arrays import Array, dtype_code, pointer
 from fastdeploy_sd.types import F32, I32, I64
+
+NUM_KEY_DIMS = 5
+# Codes of fdsd::KvDType.
+KV_DTYPE_CODES = {np.dtype(np.float32): 0, np.dtype(np.uint16): 1, np.dtype(np.int8): 2}
 
 
 class KvCacheParams(ctypes.Structure):
@@ -21,8 +25,11 @@ class KvCacheParams(ctypes.Structure):
         ("num_kv_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
+        ("kv_dtype", ctypes.c_int32),
         ("k", ctypes.c_void_p),
         ("v", ctypes.c_void_p),
+        ("k_scale", ctypes.c_void_p),
+        ("v_scale", ctypes.c_void_p),
     )
 
 
@@ -66,14 +73,26 @@ class CascadeAppendAttentionParams(CParams):
     )
 
 
-def _cache_params(cache: KvCache[Array], dtype: np.dtype[np.generic]) -> KvCacheParams:
+def _cache_params(cache: KvCache[Array], activations: Array) -> KvCacheParams:
+    kv_dtype = cache.k.dtype
+    if kv_dtype not in KV_DTYPE_CODES:
+        raise ValueError(f"cache.k: expected float32, bfloat16 bits (uint16) or int8, got {kv_dtype}")
+    if cache.k.ndim != NUM_KEY_DIMS:
+        raise ValueError(f"cache.k: expected {NUM_KEY_DIMS} dimensions, got {list(cache.k.shape)}")
     geometry = (cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_dim)
-    k_shape, v_shape = kv_cache_shapes(*geometry, dtype.itemsize)
+    k_shape, v_shape = kv_cache_shapes(*geometry, kv_dtype.itemsize)
+    scale_shape = kv_scale_shape(*geometry[:3])
+    has_scales = kv_dtype == np.int8
+    if (cache.k_scale is not None, cache.v_scale is not None) != (has_scales, has_scales):
+        raise ValueError(f"cache.k_scale, cache.v_scale: expected both for int8 and neither else, got {kv_dtype}")
     return KvCacheParams(
         *geometry,
-        dtype_code("cache.v", cache.v),
-        pointer("cache.k", cache.k, k_shape, dtype),
-        pointer("cache.v", cache.v, v_shape, dtype),
+        dtype_code("activations", activations),
+        KV_DTYPE_CODES[kv_dtype],
+        pointer("cache.k", cache.k, k_shape, kv_dtype),
+        pointer("cache.v", cache.v, v_shape, kv_dtype),
+        pointer("cache.k_scale", cache.k_scale, scale_shape, np.float32),
+        pointer("cache.v_scale", cache.v_scale, scale_shape, np.float32),
     )
 
 
@@ -105,7 +124,7 @@ def rope_store_kv_(
     heads = _num_heads("qkv", width - 2 * kv_heads * head_dim, kv_heads, head_dim)
     q = np.empty((tokens, heads * head_dim), qkv.dtype)
     params = RopeStoreKvParams(
-        _cache_params(cache, qkv.dtype),
+        _cache_params(cache, qkv),
         tokens,
         heads,
         rotary_dim,
@@ -137,7 +156,7 @@ def cascade_append_attention(
     requests, max_blocks = block_tables.shape
     y = np.empty_like(q)
     params = CascadeAppendAttentionParams(
-        _cache_params(cache, q.dtype),
+        _cache_params(cache, q),
         requests,
         tokens,
         _num_heads("q", width, cache.num_kv_heads, cache.head_dim),

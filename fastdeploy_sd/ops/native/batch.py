@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fastdeploy_sd.ops.library import CParams, call
-from fastdeploy_sd.ops.native.arrays import Array, pointer
+from fastdeploy_sd.ops.native.arrays import Array, address, pointer
 from fastdeploy_sd.types import I32, I64, DraftTokens
 
 
@@ -35,13 +35,13 @@ class BatchRows:
 
     def num_tokens(self) -> int:
         """Return T, the tokens to run."""
-        return max(0, int(self.num_new.sum(dtype=np.int64)))
+        return max(0, int(np.add.reduce(self.num_new, dtype=np.int64)))
 
     def num_logits(self) -> int:
         """Return L: drafts + 1 for every row that finishes."""
         finishes = self.num_computed + self.num_new == self.num_known
-        wanted = np.diff(self.draft.cu_num_draft).astype(np.int64) + 1
-        return max(0, int(wanted[finishes].sum()))
+        num_draft = self.draft.cu_num_draft[1:] - self.draft.cu_num_draft[:-1]
+        return max(0, int(np.add.reduce((num_draft + 1) * finishes, dtype=np.int64)))
 
 
 class BatchMaps(NamedTuple):
@@ -132,7 +132,7 @@ def prepare_batch(rows: BatchRows, token_table: I32, block_size: int) -> BatchMa
         pointer("draft_token_ids", rows.draft.token_ids, (int(rows.draft.cu_num_draft[-1]),), np.int32),
         pointer("cu_num_draft", rows.draft.cu_num_draft, (num_requests + 1,), np.int32),
         pointer("block_tables", rows.block_tables, (num_requests, max_blocks), np.int32),
-        *(array.ctypes.data for array in maps),
+        *(address(array) for array in maps),
     )
     call("prepare_batch", params)
     return maps
@@ -152,7 +152,7 @@ def gather_output_rows(x: Array, indices: I32) -> Array:
         width * x.itemsize,
         pointer("x", x, (num_rows, width), x.dtype),
         pointer("indices", indices, (len(indices),), np.int32),
-        y.ctypes.data,
+        address(y),
     )
     call("gather_output_rows", params)
     return y

@@ -10,10 +10,24 @@ import numpy.typing as npt
 
 from fastdeploy_sd.ops.library import CParams, call, library
 from fastdeploy_sd.ops.native.arrays import DTYPE_CODES, Array, dtype_code, pointer
+from fastdeploy_sd.ops.native.memory import WeightMemory
 from fastdeploy_sd.ops.reference.linear import LINEAR_FORMATS, LinearFormat
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
 from fastdeploy_sd.types import F32
 
-ALIGNMENT = 64
+# fdsd::WeightDType.
+_WEIGHT_DTYPE_CODES = {np.dtype(np.float32): 0, np.dtype(np.uint16): 1, np.dtype(np.float16): 2}
+
+
+class WeightRows(CParams):
+    """Twin of fdsd::WeightRows."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("is_transposed", ctypes.c_int32),
+    )
 
 
 class PackLinearParams(CParams):
@@ -23,8 +37,8 @@ class PackLinearParams(CParams):
         ("in_features", ctypes.c_int32),
         ("out_features", ctypes.c_int32),
         ("format", ctypes.c_int32),
-        ("weight_dtype", ctypes.c_int32),
-        ("weight", ctypes.c_void_p),
+        ("num_parts", ctypes.c_int32),
+        ("parts", ctypes.POINTER(WeightRows)),
         ("packed", ctypes.c_void_p),
     )
 
@@ -71,17 +85,6 @@ def format_code(fmt: str) -> int:
     return LINEAR_FORMATS.index(fmt)
 
 
-def matrix_shape(weight: Array) -> tuple[int, int]:
-    """Return (out_features, in_features).
-
-    Raises:
-        ValueError: not a matrix.
-    """
-    if weight.ndim != 2:  # noqa: PLR2004
-        raise ValueError(f"weight: expected [N, K], got shape {list(weight.shape)}")
-    return weight.shape[0], weight.shape[1]
-
-
 def packed_bytes(in_features: int, out_features: int, fmt: LinearFormat) -> int:
     """Return the size of a packed [out_features, in_features] matrix; a multiple of 64."""
     function = library().fdsd_packed_linear_bytes
@@ -89,46 +92,50 @@ def packed_bytes(in_features: int, out_features: int, fmt: LinearFormat) -> int:
     return int(function(in_features, out_features, format_code(fmt)))
 
 
-def aligned_bytes(count: int) -> npt.NDArray[np.uint8]:
-    """Return an uninitialised u8[count] whose address is a multiple of 64."""
-    raw = np.empty(count + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + count]
-
-
-def pack_into(address: int, weight: Array, fmt: LinearFormat) -> None:
+def pack_into(address: int, weight: Array | WeightMatrix, fmt: LinearFormat) -> None:
     """Pack a matrix into `packed_bytes` bytes of memory at a 64-byte aligned address.
 
     Args:
-        weight: f32 or bf16 [N, K], C-contiguous; may be a read-only memory map.
+        weight: f32, f16 or bf16 [N, K], or parts of it; C-contiguous; may be read-only memory maps.
 
     Raises:
         ValueError: a shape, dtype or the alignment disagrees.
     """
-    out_features, in_features = matrix_shape(weight)
+    matrix = as_matrix(weight)
+    out_features, in_features = matrix.shape
+    parts = (WeightRows * len(matrix.parts))(*map(_weight_rows, matrix.parts))
     params = PackLinearParams(
-        in_features,
-        out_features,
-        format_code(fmt),
-        dtype_code("weight", weight),
-        pointer("weight", weight, weight.shape, weight.dtype),
-        ctypes.c_void_p(address),
+        in_features, out_features, format_code(fmt), len(matrix.parts), parts, ctypes.c_void_p(address)
     )
     call("pack_linear", params)
 
 
-def pack_linear(weight: Array, fmt: LinearFormat) -> PackedLinear:
+def as_matrix(weight: Array | WeightMatrix) -> WeightMatrix:
+    """Return an array as a matrix of one part."""
+    return weight if isinstance(weight, WeightMatrix) else WeightMatrix.whole(weight)
+
+
+def _weight_rows(part: WeightPart) -> WeightRows:
+    data = part.data
+    if data.dtype not in _WEIGHT_DTYPE_CODES:
+        raise ValueError(f"weight: expected float32, float16 or bfloat16 (as uint16), got {data.dtype}")
+    address = pointer("weight", data, data.shape, data.dtype)
+    return WeightRows(address, part.shape[0], _WEIGHT_DTYPE_CODES[data.dtype], part.is_transposed)
+
+
+def pack_linear(weight: Array | WeightMatrix, fmt: LinearFormat) -> PackedLinear:
     """Quantise and reorder a weight matrix; see `reference.linear.stored_weight` for its values.
 
     Args:
-        weight: f32 or bf16 [N, K].
+        weight: f32, f16 or bf16 [N, K], or parts of it.
 
     Raises:
         ValueError: unknown format, or a shape or dtype disagrees.
     """
-    out_features, in_features = matrix_shape(weight)
-    data = aligned_bytes(packed_bytes(in_features, out_features, fmt))
-    pack_into(data.ctypes.data, weight, fmt)
+    matrix = as_matrix(weight)
+    out_features, in_features = matrix.shape
+    data = WeightMemory().take(packed_bytes(in_features, out_features, fmt))
+    pack_into(data.ctypes.data, matrix, fmt)
     return PackedLinear(data, in_features, out_features, fmt)
 
 

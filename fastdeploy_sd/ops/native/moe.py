@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from fastdeploy_sd.ops.library import CParams, call
 from fastdeploy_sd.ops.native.arrays import Array, dtype_code, pointer
-from fastdeploy_sd.ops.native.linear import aligned_bytes, format_code, matrix_shape, pack_into, packed_bytes
+from fastdeploy_sd.ops.native.linear import as_matrix, format_code, pack_into, packed_bytes
+from fastdeploy_sd.ops.native.memory import WeightMemory
 from fastdeploy_sd.ops.reference.linear import LinearFormat
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import F32
 
 
@@ -54,19 +56,22 @@ class PackedExperts:
     format: LinearFormat
 
 
-def experts_shape(weights: Sequence[Array] | Array) -> tuple[int, int]:
+Experts = Sequence[Array | WeightMatrix] | Array
+
+
+def experts_shape(weights: Experts) -> tuple[int, int]:
     """Return the (out_features, in_features) that all experts share.
 
     Raises:
         ValueError: no expert, or shapes that differ.
     """
-    shapes = {tuple(weight.shape) for weight in weights}
+    shapes = {as_matrix(weight).shape for weight in weights}
     if len(shapes) != 1:
         raise ValueError(f"weights: expected experts of one shape [N, K], got shapes {sorted(shapes)}")
-    return matrix_shape(weights[0])
+    return shapes.pop()
 
 
-def pack_experts_into(address: int, weights: Sequence[Array] | Array, fmt: LinearFormat) -> None:
+def pack_experts_into(address: int, weights: Experts, fmt: LinearFormat) -> None:
     """Pack matrices one after another into memory at a 64-byte aligned address.
 
     Raises:
@@ -78,17 +83,17 @@ def pack_experts_into(address: int, weights: Sequence[Array] | Array, fmt: Linea
         pack_into(address + i * size, weight, fmt)
 
 
-def pack_experts(weights: Sequence[Array] | Array, fmt: LinearFormat) -> PackedExperts:
+def pack_experts(weights: Experts, fmt: LinearFormat) -> PackedExperts:
     """Pack one matrix per expert, all of one shape.
 
     Args:
-        weights: f32 or bf16 [N, K] each; an array [E, N, K] will do.
+        weights: as for `pack_linear`, each; an array [E, N, K] will do.
 
     Raises:
         ValueError: unknown format, no expert, or a shape or dtype disagrees.
     """
     out_features, in_features = experts_shape(weights)
-    data = aligned_bytes(len(weights) * packed_bytes(in_features, out_features, fmt))
+    data = WeightMemory().take(len(weights) * packed_bytes(in_features, out_features, fmt))
     pack_experts_into(data.ctypes.data, weights, fmt)
     return PackedExperts(data, len(weights), in_features, out_features, fmt)
 

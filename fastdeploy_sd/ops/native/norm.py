@@ -1,4 +1,4 @@
-"""rms_norm on NumPy arrays."""
+"""rms_norm and concat_rms_norm on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -27,6 +27,22 @@ class RmsNormParams(CParams):
     )
 
 
+class ConcatRmsNormParams(CParams):
+    """Twin of fdsd::ConcatRmsNormParams."""
+
+    _fields_ = (
+        ("num_rows", ctypes.c_int32),
+        ("hidden_size", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("eps", ctypes.c_float),
+        ("first", ctypes.c_void_p),
+        ("second", ctypes.c_void_p),
+        ("first_weight", ctypes.c_void_p),
+        ("second_weight", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+    )
+
+
 def rms_norm(x: Array, weight: F32, eps: float, residual: F32 | None = None) -> tuple[Array, F32]:
     """See `reference.norm.rms_norm`.
 
@@ -48,3 +64,26 @@ def rms_norm(x: Array, weight: F32, eps: float, residual: F32 | None = None) -> 
     )
     call("rms_norm", params)
     return y, residual_out
+
+
+def concat_rms_norm(first: Array, second: Array, first_weight: F32, second_weight: F32, eps: float) -> Array:
+    """See `reference.norm.concat_rms_norm`.
+
+    Raises:
+        ValueError: a shape or dtype disagrees.
+    """
+    rows, hidden = first.shape
+    y = np.empty((rows, 2 * hidden), first.dtype)
+    params = ConcatRmsNormParams(
+        rows,
+        hidden,
+        dtype_code("first", first),
+        eps,
+        pointer("first", first, (rows, hidden), first.dtype),
+        pointer("second", second, (rows, hidden), first.dtype),
+        pointer("first_weight", first_weight, (hidden,), np.float32),
+        pointer("second_weight", second_weight, (hidden,), np.float32),
+        pointer("y", y, y.shape, first.dtype),
+    )
+    call("concat_rms_norm", params)
+    return y

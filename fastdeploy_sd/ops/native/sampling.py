@@ -6,8 +6,9 @@ import ctypes
 
 import numpy as np
 
+from fastdeploy_sd.ops.candidates import DraftedRows
 from fastdeploy_sd.ops.library import CParams, call, library
-from fastdeploy_sd.ops.native.arrays import pointer
+from fastdeploy_sd.ops.native.arrays import address, pointer
 from fastdeploy_sd.ops.processed_logits import ProcessedLogits
 from fastdeploy_sd.types import F32, I32, DraftTokens, SamplingArrays
 
@@ -34,7 +35,7 @@ class ProcessLogitsParams(CParams):
 
 
 class SampleParams(CParams):
-    """Twin of fdsd::SampleParams."""
+    """Twin of fdsd::SampleParams; the fields of its Drafts in their order."""
 
     _fields_ = (
         ("num_rows", ctypes.c_int32),
@@ -44,6 +45,7 @@ class SampleParams(CParams):
         *_columns("logits", "processed", "processed_row", "batch_id_per_output", "positions"),
         *_columns("temperature", "top_k", "top_p", "min_p", "seed"),
         *_columns("token_ids"),
+        *_columns("cu_num_logits", "draft_token_ids", "cu_num_draft"),
     )
 
 
@@ -101,7 +103,7 @@ def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftToken
         pointer("bias_values", sampling.bias_values, (num_bias,), np.float32),
         pointer("cu_mask", sampling.cu_mask, (num_rows + 1,), np.int32),
         pointer("mask_token_ids", sampling.mask_token_ids, (num_mask,), np.int32),
-        y.ctypes.data,
+        address(y),
     )
     call("process_logits", params)
     return y
@@ -113,14 +115,22 @@ def sample(
     positions: I32,
     sampling: SamplingArrays,
     processed: ProcessedLogits[F32] | None = None,
+    drafted: DraftedRows | None = None,
 ) -> I32:
     """See `reference.sampling.sample`.
 
     Raises:
-        ValueError: a shape or dtype disagrees, or a parameter is out of its range.
+        ValueError: a shape, dtype or offset disagrees, or a parameter is out of its range.
     """
     token_ids = np.empty(len(logits), np.int32)
-    call("sample", _sample_params(logits, batch_id_per_output, positions, sampling, token_ids, processed))
+    params = _sample_params(logits, batch_id_per_output, positions, sampling, token_ids, processed)
+    if drafted is not None:
+        draft, per_request = drafted.draft, (len(sampling.seed) + 1,)
+        params.cu_num_logits = pointer("cu_num_logits", drafted.cu_num_logits, per_request, np.int32)
+        params.cu_num_draft = pointer("cu_num_draft", draft.cu_num_draft, per_request, np.int32)
+        num_draft = (int(draft.cu_num_draft[-1]),)
+        params.draft_token_ids = pointer("draft_token_ids", draft.token_ids, num_draft, np.int32)
+    call("sample", params)
     return token_ids
 
 
@@ -143,8 +153,8 @@ def top_p_candidates(
     params = TopPCandidatesParams(
         _sample_params(logits, batch_id_per_output, positions, sampling, token_ids, processed),
         max_candidate_len,
-        candidate_token_ids.ctypes.data,
-        candidate_lens.ctypes.data,
+        address(candidate_token_ids),
+        address(candidate_lens),
     )
     call("top_p_candidates", params)
     return token_ids, candidate_token_ids, candidate_lens
@@ -177,7 +187,7 @@ def _sample_params(
         pointer("top_p", sampling.top_p, per_request, np.float32),
         pointer("min_p", sampling.min_p, per_request, np.float32),
         pointer("seed", sampling.seed, per_request, np.uint64),
-        token_ids.ctypes.data,
+        address(token_ids),
     )
 
 
@@ -197,7 +207,7 @@ def token_logprobs(logits: F32, token_ids: I32, num_top: int) -> tuple[F32, I32,
         num_top,
         pointer("logits", logits, (num_rows, vocab_size), np.float32),
         pointer("token_ids", token_ids, (num_rows,), np.int32),
-        *(array.ctypes.data for array in (logprobs, ranks, top_token_ids, top_logprobs)),
+        *(address(array) for array in (logprobs, ranks, top_token_ids, top_logprobs)),
     )
     call("token_logprobs", params)
     return logprobs, ranks, top_token_ids, top_logprobs

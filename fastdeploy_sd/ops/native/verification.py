@@ -8,7 +8,7 @@ import numpy as np
 
 from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
 from fastdeploy_sd.ops.library import CParams, call
-from fastdeploy_sd.ops.native.arrays import pointer
+from fastdeploy_sd.ops.native.arrays import address, pointer
 from fastdeploy_sd.types import I32, DraftTokens
 
 
@@ -63,7 +63,7 @@ def verify_draft_tokens(
         pointer("cu_num_draft", draft.cu_num_draft, (num_requests + 1,), np.int32),
         pointer("candidate_token_ids", candidate_ids, (num_rows, max_candidate_len), np.int32),
         pointer("candidate_lens", lens, (num_rows,), np.int32),
-        *(array.ctypes.data for array in (token_ids, cu_num_output, num_accepted)),
+        *(address(array) for array in (token_ids, cu_num_output, num_accepted)),
     )
     call("verify_draft_tokens", params)
     return token_ids[: cu_num_output[-1]], cu_num_output, num_accepted

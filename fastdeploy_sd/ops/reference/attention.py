@@ -7,6 +7,7 @@ import numpy as np
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary
 from fastdeploy_sd.ops.native.arrays import Array
+from fastdeploy_sd.ops.reference.kv_quantize import dequantize_heads, quantize_heads
 from fastdeploy_sd.types import F32, I32, I64
 
 
@@ -24,9 +25,18 @@ def unpack_k(k_cache: Array) -> Array:
     return k_cache.transpose(0, 3, 1, 2, 4).reshape(num_blocks, block_size, heads, num_pairs * s)
 
 
+def pack_v(values: Array) -> Array:
+    """Return the cache layout of values given as [num_blocks, block_size, Hkv, D]."""
+    num_blocks, block_size, heads, head_dim = values.shape
+    s = 4 // values.dtype.itemsize
+    split = values.reshape(num_blocks, block_size // s, s, heads, head_dim)
+    return np.ascontiguousarray(split.transpose(0, 3, 1, 4, 2))
+
+
 def unpack_v(v_cache: Array) -> Array:
-    """Return values as [num_blocks, block_size, Hkv, D]."""
-    return v_cache.transpose(0, 2, 1, 3)
+    """Inverse of pack_v."""
+    num_blocks, heads, num_pairs, head_dim, s = v_cache.shape
+    return v_cache.transpose(0, 2, 4, 1, 3).reshape(num_blocks, num_pairs * s, heads, head_dim)
 
 
 def rotate(x: F32, positions: I32, rotary: Rotary[F32]) -> F32:
@@ -58,26 +68,36 @@ def rope_store_kv_(
 
     Args:
         qkv: f32 or bf16 [T, (Hq + 2 * Hkv) * D], a row is [q heads | k heads | v heads].
-        cache: of the same dtype; written.
+        cache: of the same dtype, or int8; written.
         positions: i32[T], absolute.
         slot_mapping: i64[T]; -1 = do not write.
 
     Returns:
         q, the same dtype, [T, Hq * D].
     """
-    tokens, (block_size, head_dim) = len(qkv), (cache.block_size, cache.head_dim)
+    tokens, head_dim = len(qkv), cache.head_dim
     heads = widen(qkv).reshape(tokens, qkv.shape[1] // head_dim, head_dim)
     q, k, v = np.split(heads, [heads.shape[1] - 2 * cache.num_kv_heads, heads.shape[1] - cache.num_kv_heads], axis=1)
     if qk_norm is not None:
         q, k = (_norm_heads(x, w, qk_norm.eps) for x, w in ((q, qk_norm.q), (k, qk_norm.k)))
-    new_q, new_k = (narrow(rotate(x, positions, rotary), qkv.dtype) for x in (q, k))
-    s = 4 // qkv.dtype.itemsize
+    _store(rotate(k, positions, rotary), v, slot_mapping, cache)
+    return narrow(rotate(q, positions, rotary), qkv.dtype).reshape(tokens, q.shape[1] * head_dim)
+
+
+def _store(k: F32, v: F32, slot_mapping: I64, cache: KvCache[Array]) -> None:
+    """Write f32[T, Hkv, D] keys and values, rounded to the cache's type, to their slots."""
+    s = 4 // cache.k.dtype.itemsize
     for token, slot in enumerate(slot_mapping):
-        if slot >= 0:
-            block, offset = divmod(int(slot), block_size)
-            cache.k[block, :, :, offset] = new_k[token].reshape(cache.num_kv_heads, head_dim // s, s)
-            cache.v[block, :, offset] = narrow(v[token], qkv.dtype)
-    return new_q.reshape(tokens, q.shape[1] * head_dim)
+        if slot < 0:
+            continue
+        block, offset = divmod(int(slot), cache.block_size)
+        if cache.k_scale is None or cache.v_scale is None:
+            new_k, new_v = (narrow(x[token], cache.k.dtype) for x in (k, v))
+        else:
+            new_k, cache.k_scale[block, :, offset] = quantize_heads(k[token])
+            new_v, cache.v_scale[block, :, offset] = quantize_heads(v[token])
+        cache.k[block, :, :, offset] = new_k.reshape(cache.num_kv_heads, -1, s)
+        cache.v[block, :, offset // s, :, offset % s] = new_v
 
 
 def _norm_heads(x: F32, weight: F32, eps: float) -> F32:
@@ -95,7 +115,7 @@ def cascade_append_attention(
 
     Args:
         q: f32 or bf16 [T, Hq * D].
-        cache: of the same dtype, the new tokens' k and v included.
+        cache: of the same dtype, or int8, the new tokens' k and v included.
         query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
         seq_lens: i32[R], lengths including the new tokens.
         block_tables: i32[R, max_blocks], padded with -1.
@@ -105,14 +125,12 @@ def cascade_append_attention(
     """
     heads_of_q = widen(q).reshape(len(q), q.shape[1] // cache.head_dim, cache.head_dim).astype(np.float64)
     y = np.zeros(heads_of_q.shape, np.float32)
-    keys, values = unpack_k(cache.k), unpack_v(cache.v)
+    keys, values = _unpacked(cache)
     for r, length in enumerate(seq_lens):
         rows = range(query_start_loc[r], query_start_loc[r + 1])
         blocks = block_tables[r, : -(-int(length) // cache.block_size)]
         k, v = (
-            widen(x[blocks].reshape(-1, *x.shape[2:])[:length]).repeat(
-                heads_of_q.shape[1] // cache.num_kv_heads, axis=1
-            )
+            x[blocks].reshape(-1, *x.shape[2:])[:length].repeat(heads_of_q.shape[1] // cache.num_kv_heads, axis=1)
             for x in (keys, values)
         )
         for i, row in enumerate(rows):
@@ -123,3 +141,14 @@ def cascade_append_attention(
             weights /= weights.sum(axis=1, keepdims=True)
             y[row] = np.einsum("hk,khd->hd", weights, v[first:num_keys])
     return narrow(y.reshape(q.shape), q.dtype)
+
+
+def _unpacked(cache: KvCache[Array]) -> tuple[F32, F32]:
+    """Return keys and values as f32[num_blocks, block_size, Hkv, D]."""
+    keys, values = unpack_k(cache.k), unpack_v(cache.v)
+    if cache.k_scale is None or cache.v_scale is None:
+        return widen(keys), widen(values)
+    return (
+        dequantize_heads(keys, cache.k_scale.transpose(0, 2, 1)),
+        dequantize_heads(values, cache.v_scale.transpose(0, 2, 1)),
+    )

@@ -1,4 +1,4 @@
-"""Meaning of rms_norm."""
+"""Meaning of rms_norm and concat_rms_norm."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ def rms_norm(x: Array, weight: F32, eps: float, residual: F32 | None = None) -> 
     h = widen(x) if residual is None else widen(x) + residual
     scale = 1.0 / np.sqrt(np.mean(np.square(h, dtype=np.float64), axis=-1, keepdims=True) + eps)
     return narrow((h * scale * weight).astype(np.float32), x.dtype), h
+
+
+def concat_rms_norm(first: Array, second: Array, first_weight: F32, second_weight: F32, eps: float) -> Array:
+    """Normalise two matrices and put them side by side: [T, H] and [T, H] -> [T, 2 * H], all of one dtype.
+
+    Source: arXiv:2412.19437, section 2.2 (the input of a multi-token-prediction module's projection).
+    """
+    parts = [rms_norm(x, weight, eps)[0] for x, weight in ((first, first_weight), (second, second_weight))]
+    return np.concatenate(parts, axis=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.ops.candidates import NOT_DRAWN, DraftedRows
 from fastdeploy_sd.ops.processed_logits import ProcessedLogits
 from fastdeploy_sd.ops.reference.philox import philox_uniform
 from fastdeploy_sd.types import F32, I32, DraftTokens, SamplingArrays
@@ -67,6 +68,7 @@ def sample(
     positions: I32,
     sampling: SamplingArrays,
     processed: ProcessedLogits[F32] | None = None,
+    drafted: DraftedRows | None = None,
 ) -> I32:
     """Draw one token per row with the uniform of (seed, position).
 
@@ -75,15 +77,28 @@ def sample(
         batch_id_per_output: i32[L], the request of each row.
         positions: i32[L], absolute position of the token to draw.
         processed: rows to draw from in place of the raw ones.
+        drafted: the drafts that rows follow; None = no row follows one.
 
     Returns:
-        i32[L]; -1 for a row with NaN or +inf or without any finite logit.
+        i32[L]; -1 for a row with NaN or +inf or without any finite logit; -2 for a row behind a wrong draft: those of a
+        request that follow the first one whose token is not its draft.
     """
     out = [
         _sample_row(row.astype(np.float64), int(position), sampling, int(r))
         for row, r, position in zip(_replace_rows(logits, processed), batch_id_per_output, positions, strict=True)
     ]
-    return np.array(out, np.int32)
+    token_ids = np.array(out, np.int32)
+    return token_ids if drafted is None else _up_to_wrong_drafts(token_ids, drafted)
+
+
+def _up_to_wrong_drafts(token_ids: I32, drafted: DraftedRows) -> I32:
+    for r in range(len(drafted.cu_num_logits) - 1):
+        rows = slice(drafted.cu_num_logits[r], drafted.cu_num_logits[r + 1])
+        guesses = drafted.draft.row(r)
+        wrong = np.flatnonzero(token_ids[rows][: len(guesses)] != guesses[: len(token_ids[rows])])
+        if len(wrong) > 0:
+            token_ids[rows][wrong[0] + 1 :] = NOT_DRAWN
+    return token_ids
 
 
 def _sample_row(logits: F64, position: int, sampling: SamplingArrays, r: int) -> int:

@@ -16,6 +16,7 @@ class OpCases:
         paddle: the same over Paddle tensors: takes and returns NumPy arrays (bfloat16 as u16 bits).
         inputs: case name -> keyword arguments.
         rtol, atol: for float32 outputs; bfloat16 outputs may differ by bf16_ulps units in the last place.
+        bf16_atol: in place of atol for bfloat16 outputs of an op that rounds on its way; None: atol.
     """
 
     name: str
@@ -26,3 +27,4 @@ class OpCases:
     rtol: float = 1e-5
     atol: float = 1e-6
     bf16_ulps: float = 1.0
+    bf16_atol: float | None = None

@@ -64,7 +64,7 @@ def through_native(x: np.ndarray, weight: np.ndarray, fmt: Any, bias: Any, out_d
 
 def through_paddle(x: np.ndarray, weight: np.ndarray, fmt: Any, bias: Any, out_dtype: Any) -> Any:
     dtype = {None: None, np.float32: paddle.float32, np.uint16: paddle.bfloat16}[out_dtype]
-    packed = linear.pack_linear(to_paddle(weight), fmt)
+    packed = linear.pack_linear(weight, fmt)
     return from_paddle(linear.linear(to_paddle(x), packed, to_paddle(bias), dtype))
 
 

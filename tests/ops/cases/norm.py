@@ -1,4 +1,4 @@
-"""Cases of rms_norm."""
+"""Cases of rms_norm and concat_rms_norm."""
 
 from __future__ import annotations
 
@@ -40,3 +40,32 @@ def through_paddle(x: np.ndarray, weight: np.ndarray, eps: float, residual: np.n
 
 
 RMS_NORM = OpCases("rms_norm", native.rms_norm, reference.rms_norm, through_paddle, inputs())
+
+
+def pairs() -> dict[str, dict[str, Any]]:
+    """Two matrices of every size and dtype of the plain cases, the second with rows of another scale."""
+    rng = np.random.default_rng(1)
+    found = {}
+    for name, case in inputs().items():
+        if case["residual"] is None:
+            second = (100 * rng.standard_normal(case["x"].shape)).astype(np.float32)
+            found[name] = {
+                "first": case["x"],
+                "second": to_bf16(second) if case["x"].dtype == np.uint16 else second,
+                "first_weight": case["weight"],
+                "second_weight": rng.standard_normal(len(case["weight"])).astype(np.float32),
+                "eps": 1e-5,
+            }
+    return found
+
+
+def pairs_through_paddle(
+    first: np.ndarray, second: np.ndarray, first_weight: np.ndarray, second_weight: np.ndarray, eps: float
+) -> np.ndarray:
+    tensors = [to_paddle(array) for array in (first, second, first_weight, second_weight)]
+    return from_paddle(norm.concat_rms_norm(*tensors, eps))
+
+
+CONCAT_RMS_NORM = OpCases(
+    "concat_rms_norm", native.concat_rms_norm, reference.concat_rms_norm, pairs_through_paddle, pairs()
+)

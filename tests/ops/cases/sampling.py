@@ -8,32 +8,19 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.ops import sampling as ops
+from fastdeploy_sd.ops.candidates import DraftedRows
 from fastdeploy_sd.ops.native import sampling as native
 from fastdeploy_sd.ops.processed_logits import ProcessedLogits
 from fastdeploy_sd.ops.reference import sampling as reference
 from fastdeploy_sd.types import DraftTokens, LogprobArrays
 from tests.ops.backends import to_paddle
 from tests.ops.cases.case import OpCases
+from tests.ops.cases.sampling_rows import INF, broken_rows, far_apart_rows, logits_of, wide_rows
 from tests.ops.sampling_arrays import build_sampling_arrays
-
-INF = np.inf
 
 
 def offsets(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-
-
-def logits_of(rng: np.random.Generator, kind: str, rows: int, vocab: int) -> np.ndarray:
-    """Rows like a model's (steep), near uniform, with ties (few distinct values), and with most tokens forbidden."""
-    x = rng.standard_normal((rows, vocab))
-    if kind == "steep":
-        x = 4.0 * x - 0.5 * np.log1p(np.arange(vocab))
-    elif kind == "ties":
-        x = np.round(x)
-    elif kind == "forbidden":
-        x[rng.random((rows, vocab)) < 0.9] = -INF
-        x[np.arange(rows), rng.integers(0, vocab, rows)] = 1.0
-    return x.astype(np.float32)
 
 
 def draws() -> dict[str, dict[str, Any]]:
@@ -61,6 +48,8 @@ def draws() -> dict[str, dict[str, Any]]:
                 "processed": replacement(rng, kind, rows, vocab) if kind in ("flat", "forbidden") else None,
             }
     found["broken-rows"] = broken_rows(rng)
+    found |= {f"wide-{kind}": wide_rows(rng, kind) for kind in ("steep", "flat", "ties")}
+    found["far-apart"] = far_apart_rows(rng)
     found["no-row"] = {
         "logits": np.zeros((0, 40), np.float32),
         "batch_id_per_output": np.zeros(0, np.int32),
@@ -91,24 +80,41 @@ def listings() -> dict[str, dict[str, Any]]:
     return found
 
 
-def broken_rows(rng: np.random.Generator) -> dict[str, Any]:
-    """NaN and +inf at the first, an inner and the last token; all -inf; only -inf and one token; huge finite values."""
-    vocab = 9000
-    rows = [rng.standard_normal(vocab) for _ in range(9)]
-    for row, (place, value) in zip(rows, [(p, v) for p in (0, 4500, vocab - 1) for v in (np.nan, INF)], strict=False):
-        row[place] = value
-    rows[6][:] = -INF
-    rows[7][:] = -INF
-    rows[7][8999] = -3e38
-    rows[8][:3] = (3e38, -3e38, 3e38)
-    num_rows = 2 * len(rows)
-    sampling = build_sampling_arrays(2, num_rows, temperature=np.array([0.0, 1.0]), top_p=np.array([1.0, 0.5]))
-    return {
-        "logits": np.repeat(rows, 2, axis=0).astype(np.float32),
-        "batch_id_per_output": (np.arange(num_rows) % 2).astype(np.int32),
-        "positions": np.arange(num_rows, dtype=np.int32),
-        "sampling": sampling,
-    }
+def drafted_steps() -> dict[str, dict[str, Any]]:
+    """Requests with right and wrong drafts, with none, with an unfinished prompt, and with a row that is broken."""
+    rng = np.random.default_rng(7)
+    found = {}
+    for vocab in (40, 20001):
+        num_draft = np.array([0, 5, 3, 0, 5, 4, 5, 1, 2, 5])
+        num_logits = (num_draft + 1) * (np.arange(len(num_draft)) != 3)
+        rows, num_requests = num_logits.sum(), len(num_draft)
+        case = {
+            "logits": logits_of(rng, "steep", rows, vocab),
+            "batch_id_per_output": np.repeat(np.arange(num_requests), num_logits).astype(np.int32),
+            "positions": rng.integers(0, 2**31, rows).astype(np.int32),
+            "sampling": build_sampling_arrays(
+                num_requests,
+                rows,
+                temperature=rng.choice([0.0, 1.0], num_requests),
+                top_k=rng.choice([0, 3], num_requests),
+                seed=rng.integers(0, 2**63, num_requests),
+            ),
+        }
+        for row in (2, 9, 20):
+            case["logits"][row, 7] = np.nan
+        drafts = right_drafts(reference.sample(**case), num_logits, num_draft)
+        for name, share in (("right", 0.0), ("mixed", 0.3), ("wrong", 1.0)):
+            guesses = np.where(rng.random(len(drafts)) < share, drafts + 1, drafts).astype(np.int32)
+            drafted = DraftedRows(offsets(num_logits), DraftTokens(guesses, offsets(num_draft)))
+            found[f"drafts-{name}-{vocab}"] = case | {"drafted": drafted}
+    return found
+
+
+def right_drafts(token_ids: np.ndarray, num_logits: np.ndarray, num_draft: np.ndarray) -> np.ndarray:
+    """The tokens of the rows, without each request's last one; where a row is broken, any."""
+    rows = np.split(token_ids, np.cumsum(num_logits)[:-1])
+    drafts = [row[:n] for row, n in zip(rows, num_draft, strict=True)]
+    return np.maximum(np.concatenate(drafts), 0)
 
 
 def processed() -> dict[str, dict[str, Any]]:
@@ -223,7 +229,7 @@ PROCESS_LOGITS = OpCases(
     rtol=0.0,
     atol=0.0,
 )
-SAMPLE = OpCases("sample", native.sample, reference.sample, sample_through_paddle, draws())
+SAMPLE = OpCases("sample", native.sample, reference.sample, sample_through_paddle, draws() | drafted_steps())
 TOP_P_CANDIDATES = OpCases(
     "top_p_candidates", native.top_p_candidates, reference.top_p_candidates, candidates_through_paddle, listings()
 )

@@ -50,7 +50,12 @@ def test_any_other_value_is_not_supported_yet(model: str, flags: str, text: str)
 
 def test_maps_are_not_supported_either(model: str) -> None:
     with pytest.raises(ConfigError, match=r"graph_optimization_config: .* is not supported yet"):
-        config_from_kwargs(model=model, graph_optimization_config={"use_cudagraph": True})
+        config_from_kwargs(model=model, graph_optimization_config={"use_cudagraph": False})
+
+
+@pytest.mark.parametrize("value", [{"use_cudagraph": True}, '{"use_cudagraph": true}'])
+def test_a_map_that_asks_for_what_happens_anyway_is_accepted(model: str, value: object) -> None:
+    assert config_from_kwargs(model=model, graph_optimization_config=value) == config_from_kwargs(model=model)
 
 
 def test_no_option_is_both_supported_and_not() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.engine.pending_drafts import collect_drafts
-from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.columns import RequestColumns
+from fastdeploy_sd.engine.pending_drafts import PendingDrafts
 from fastdeploy_sd.engine.stats import SourceCounts
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import (
@@ -15,9 +15,7 @@ from fastdeploy_sd.types import (
     DraftSource,
     DraftTokens,
     FinishReason,
-    Request,
     Speculation,
-    SpeculationInfo,
     TokenLogprob,
 )
 from tests.doubles.bench import VOCAB, Bench, continuations, oracle
@@ -163,47 +161,69 @@ def test_statistics_are_by_source_and_by_method() -> None:
     assert (stats.num_draft_tokens, stats.num_accepted_tokens, stats.num_emitted_tokens) == (6, 6, 8)
 
 
-def pending(request: Request, origin: DraftTokens, begin: int, end: int) -> RequestState:
-    state = RequestState(request, (0, 0), 1.0, SpeculationInfo())
-    state.keep_drafts(origin, begin, end)
-    return state
+def result_of(first: int, count: int, width: int | None, sources: bool) -> DraftTokens:
+    """One row of drafts; log-probabilities with `width` alternatives."""
+    token_ids = np.arange(first, first + count, dtype=np.int32)
+    return DraftTokens(
+        token_ids,
+        np.array([0, count], np.int32),
+        np.full(count, DraftSource.MTP, np.int8) if sources else None,
+        None if width is None else toy_logprobs(token_ids, width, VOCAB),
+    )
+
+
+def rows_of(columns: RequestColumns, num_rows: int, max_total_tokens: int = 20) -> np.ndarray:
+    """Rows of requests that have a token each."""
+    rows = np.array([columns.allocate() for _ in range(num_rows)])
+    columns.num_tokens[rows], columns.max_total_tokens[rows] = 1, max_total_tokens
+    return rows
 
 
 def test_drafts_of_different_steps_are_put_together() -> None:
     """A row that the last step left out still has the drafts of the step before."""
-
-    def origin(first: int, count: int, width: int | None, sources: bool) -> DraftTokens:
-        token_ids = np.arange(first, first + count, dtype=np.int32)
-        return DraftTokens(
-            token_ids,
-            np.array([0, count], np.int32),
-            np.full(count, DraftSource.MTP, np.int8) if sources else None,
-            None if width is None else toy_logprobs(token_ids, width, VOCAB),
-        )
-
-    old, new, custom = origin(10, 4, 1, True), origin(20, 3, 2, True), origin(30, 2, None, False)
-    long = toy_request("a", range(2, 7), 20)
-    states = [pending(long, old, 1, 4), pending(long, new, 0, 3), pending(long, custom, 0, 1), pending(long, old, 0, 1)]
-    drafts = collect_drafts(states, [2, 3, 1, 0])
-    assert drafts.token_ids.tolist() == [11, 12, 20, 21, 22, 30]
+    columns = RequestColumns(4)
+    pending, rows = PendingDrafts(columns), rows_of(columns, 4)
+    for row, result in (
+        (0, result_of(10, 4, 1, True)),
+        (1, result_of(20, 3, 2, True)),
+        (2, result_of(30, 2, None, False)),
+    ):
+        pending.keep(rows[row : row + 1], result)
+    pending.forget_unwanted(rows)
+    drafts = pending.collect(rows, np.array([2, 3, 1, 0], np.int32))
+    assert drafts.token_ids.tolist() == [10, 11, 20, 21, 22, 30]
     assert drafts.cu_num_draft.tolist() == [0, 2, 5, 6, 6]
     assert drafts.sources is not None
     assert drafts.sources.tolist() == [DraftSource.MTP] * 5 + [DraftSource.CUSTOM]
     assert drafts.logprobs is not None
-    expected = [*(toy_logprob(token_id) for token_id in (11, 12, 20, 21, 22)), np.nan]
+    expected = [*(toy_logprob(token_id) for token_id in (10, 11, 20, 21, 22)), np.nan]
     np.testing.assert_array_equal(drafts.logprobs.logprobs, np.array(expected, np.float32))
-    assert drafts.logprobs.top_token_ids[:, 0].tolist() == [11, 12, 20, 21, 22, 0]
+    assert drafts.logprobs.top_token_ids[:, 0].tolist() == [10, 11, 20, 21, 22, 0]
     assert drafts.logprobs.top_token_ids[2:5, 1].tolist() == [21, 22, 23]
     assert drafts.logprobs.ranks.tolist() == [1, 1, 1, 1, 1, 0]
 
 
+def test_a_row_keeps_its_own_span_of_a_result() -> None:
+    columns = RequestColumns(4)
+    pending, rows = PendingDrafts(columns), rows_of(columns, 3)
+    drafts = DraftTokens(np.arange(6, dtype=np.int32), np.array([0, 1, 3, 6], np.int32))
+    pending.keep(rows, drafts)
+    collected = pending.collect(rows[::-1], np.array([2, 2, 0], np.int32))
+    assert collected.token_ids.tolist() == [3, 4, 1, 2]
+    assert collected.cu_num_draft.tolist() == [0, 2, 4, 4]
+
+
 def test_drafts_without_sources_and_logprobs_have_none() -> None:
-    origin = DraftTokens(np.array([5, 6, 7], np.int32), np.array([0, 3], np.int32))
-    drafts = collect_drafts([pending(toy_request("a", [2], 20), origin, 0, 3)], [2])
+    columns = RequestColumns(4)
+    pending, rows = PendingDrafts(columns), rows_of(columns, 1)
+    pending.keep(rows, result_of(5, 3, None, False))
+    drafts = pending.collect(rows, np.array([2], np.int32))
     assert drafts.token_ids.tolist() == [5, 6]
     assert (drafts.sources, drafts.logprobs) == (None, None)
 
 
 def test_drafts_are_cut_where_no_token_would_fit_behind_them() -> None:
-    origin = DraftTokens(np.arange(9, dtype=np.int32), np.array([0, 9], np.int32))
-    assert pending(toy_request("a", range(2, 7), 4), origin, 0, 9).num_drafts == 3
+    columns = RequestColumns(9)
+    rows = rows_of(columns, 1, max_total_tokens=5)
+    PendingDrafts(columns).keep(rows, result_of(0, 9, None, False))
+    assert columns.num_drafts[rows[0]] == 3

@@ -121,6 +121,21 @@ def test_a_failure_ends_one_request_and_its_blocks_are_not_reused() -> None:
     assert run_to_end(engine).last["again"].num_cached_tokens == 0
 
 
+def test_a_failure_does_not_take_the_same_block_from_a_request_that_did_not_fail() -> None:
+    """Both fill their first block in the step in which one of them fails."""
+    engine = make_engine(ToyExecutor(toy_info(), failures={"bad": 1}))
+    engine.submit(toy_request("bad", [2, 3, 4], 8))
+    engine.submit(toy_request("good", [2, 3, 4], 8))
+    transcript = Transcript()
+    for _ in range(2):
+        transcript.add(engine.step())
+        engine.check_integrity()
+    assert transcript.last["bad"].finish_reason is FinishReason.ERROR
+    engine.submit(toy_request("next", [2, 3, 4, *transcript.token_ids["good"]], 2))
+    run_to_end(engine, transcript)
+    assert transcript.last["next"].num_cached_tokens == 4
+
+
 def test_each_request_gets_the_logprobs_it_asked_for() -> None:
     engine = make_engine()
     for name, count in (("none", None), ("chosen", 0), ("two", 2)):

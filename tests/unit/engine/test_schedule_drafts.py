@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fastdeploy_sd.engine.columns import RequestColumns
 from fastdeploy_sd.engine.request_state import RequestState
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.engine.step_plan import StepPlan
@@ -143,10 +144,11 @@ def test_slots_ahead_follow_the_drafts_that_may_be_accepted() -> None:
 
 
 def test_drafts_that_were_cut_give_their_budget_back() -> None:
-    plan = StepPlan(budget=9)
-    plan.add(RequestState(toy_request("a", [2], 20), (0, 0), 1.0, SpeculationInfo()), 5, 4)
+    state = RequestState(toy_request("a", [2], 20), (0, 0), 1.0, SpeculationInfo(), RequestColumns(4))
+    plan = StepPlan(9, [state], np.array([state.row]), np.array([5], np.int32), np.array([4], np.int32))
+    assert plan.budget == 4
     plan.shorten_drafts(0, 1)
-    assert (plan.budget, plan.num_new, plan.num_draft) == (7, [2], [1])
+    assert (plan.budget, plan.num_new.tolist(), plan.num_draft.tolist()) == (7, [2], [1])
 
 
 def test_slots_ahead_end_before_the_last_token_of_a_request() -> None:
@@ -194,10 +196,10 @@ def test_only_draft_kv_keeps_prefixes_apart() -> None:
 
 def test_no_salt_turns_one_kind_of_block_into_the_other() -> None:
     info = SpeculationInfo("mtp", ("naive", "mtp"), 2, 2)
-    plain = RequestState(toy_request("a", [2], speculation=OFF), (0, 0), 1.0, info).table.salt
+    plain = RequestState(toy_request("a", [2], speculation=OFF), (0, 0), 1.0, info, RequestColumns(2)).table.salt
     salts = set()
     for salt in ("", "x", plain, "with draft KV: ", "target KV only: x"):
         for wish in (Speculation(), OFF):
             request = toy_request("a", [2], cache_salt=salt, speculation=wish)
-            salts.add(RequestState(request, (0, 0), 1.0, info).table.salt)
+            salts.add(RequestState(request, (0, 0), 1.0, info, RequestColumns(2)).table.salt)
     assert len(salts) == 2 * 5

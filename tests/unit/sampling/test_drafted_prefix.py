@@ -75,12 +75,12 @@ class Worker:
         )
 
     def batch(self, drafts: list[tuple[int, ...]]) -> Batch:
-        return build_batch(self._plan(drafts), self._table, self._table.slots(self._ids), BLOCK_SIZE)
+        return build_batch(self._plan(drafts), self._table, self._table.members(self._ids), BLOCK_SIZE)
 
     def commit(self, token: int) -> None:
         """One output token for the request under test."""
         verified = VerifyResult(np.array([token], np.int32), np.array([0, 0, 1, 1], np.int32), np.zeros(3, np.int32))
-        self._table.commit(self._table.slots(self._ids), verified)
+        self._table.commit(self._table.members(self._ids), verified)
 
 
 def processed_rows(batch: Batch, logits: np.ndarray) -> np.ndarray:

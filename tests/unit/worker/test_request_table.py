@@ -6,7 +6,8 @@ import numpy as np
 
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import DraftTokens, NewRequest, Request, SchedulerOutput, VerifyResult
-from fastdeploy_sd.worker.request_state import RequestTable, SlotRules
+from fastdeploy_sd.worker.request_state import RequestTable
+from fastdeploy_sd.worker.slot_rules import SlotRules
 
 VOCAB = 11
 PENALISED = SamplingParams(frequency_penalty=0.5)
@@ -39,7 +40,7 @@ def test_every_output_token_of_a_step_is_counted_in_its_own_row() -> None:
     assert output_counts(table, "b") == {5: 2}, "it came back after preemption"
     outputs = np.array([7, 7, 1, 9, 9, 5, 7, 5], np.int32)
     verified = VerifyResult(outputs, np.array([0, 3, 5, 8, 8], np.int32), np.array([2, 1, 2, 0], np.int32))
-    table.commit(table.slots(["a", "plain", "b", "prompt"]), verified)
+    table.commit(table.members(("a", "plain", "b", "prompt")), verified)
     assert output_counts(table, "a") == {7: 2, 1: 1}
     assert output_counts(table, "b") == {5: 4, 7: 1}
     assert output_counts(table, "prompt") == {}

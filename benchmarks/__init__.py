@@ -1,0 +1,1 @@
+"""Benchmarks that are run from a checkout; nothing here is installed."""

@@ -1,0 +1,183 @@
+"""Markdown tables of a comparison: speeds at equal bits, and this server's against the best peer's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.peers.catalogue import BITS, OURS, PEERS
+from benchmarks.peers.plan import METRICS
+from benchmarks.peers.plot import save_plot
+from benchmarks.peers.results import Case, Group, load_groups, speed_ratios
+from fastdeploy_sd.errors import ConfigError
+
+_TITLES = {
+    "decode": "Decoding, tokens per second of all sequences together, by number of sequences",
+    "prefill": "Prompt, tokens per second until the first token, by length",
+    "forward": "Forward pass over M rows, ms (against M = 1), by M",
+    "http": "Over HTTP, output tokens per second from the first request to the last token, by requests in flight",
+    "speculation": "Speculation over a text to be copied with edits, one request at a time, tokens per second",
+}
+_NONE = "-"
+# Other programs' load that hardly changes a figure.
+_QUIET_CPUS = 0.2
+_TEXT_NAME, _PLOT_NAME = "results.md", "results.png"
+
+Cell = Callable[[Group, Case], str]
+
+
+def write_report(folder: Path) -> str:
+    """Write results.md and, where matplotlib is installed, results.png into the folder of records; the tables.
+
+    Raises:
+        ConfigError: there are no records.
+    """
+    groups = load_groups(folder)
+    text = tables(groups)
+    (folder / _TEXT_NAME).write_text(text + "\n", encoding="utf-8")
+    try:
+        save_plot(groups, folder / _PLOT_NAME)
+    except ConfigError as error:
+        text += f"\n\n{error.message}"
+    return text
+
+
+def tables(groups: Sequence[Group]) -> str:
+    """All tables, with what they were measured on and why cells are empty."""
+    parts = [_machine(groups)]
+    for metric in METRICS:
+        of_metric = sorted((g for g in groups if g.metric == metric), key=lambda g: BITS.index(g.bits))
+        if of_metric:
+            parts += _metric_tables(metric, of_metric)
+    return "\n\n".join([*parts, *_failures(groups)])
+
+
+def _metric_tables(metric: str, groups: Sequence[Group]) -> list[str]:
+    title = _TITLES[metric]
+    if metric == "speculation":
+        return [f"**{title}**", _speculation_table(groups)]
+    if metric != "forward":
+        names = list(dict.fromkeys(name for g in groups for name in g.case_names()))
+        return [f"**{title}**", _table(groups, {name: name for name in names}, _rate_cell)]
+    parts = []
+    for context in dict.fromkeys(name.partition("@")[2] for g in groups for name in g.case_names()):
+        rows = dict.fromkeys(n.partition("@")[0] for g in groups for n in g.case_names() if n.endswith(f"@{context}"))
+        columns = {row: f"{row}@{context}" for row in rows}
+        parts += [f"**{title}, behind {context} tokens**", _table(groups, columns, _forward_cell)]
+    return parts
+
+
+def _table(groups: Sequence[Group], columns: dict[str, str], cell: Cell) -> str:
+    """A table of `columns`: heading -> case; a row per peer, and one for the ratio to the best of them."""
+    lines = [_line(["Weights", "", *columns]), "|---|---|" + "---|" * len(columns)]
+    for group in groups:
+        for peer in _peers(group):
+            found = [group.find(case, peer) for case in columns.values()]
+            cells = [_NONE if case is None else cell(group, case) for case in found]
+            lines.append(_line([group.bits, _peer_text(group, peer), *cells]))
+        ratios = [_ratio_cell(group.find(case, OURS), _best_peer(group, case)) for case in columns.values()]
+        lines.append(_line([group.bits, "**ours / best peer**", *ratios]))
+    return "\n".join(lines)
+
+
+def _speculation_table(groups: Sequence[Group]) -> str:
+    """Each peer with its best way of drafting."""
+    lines = [_line(["Weights", "", "Drafting", "tokens/s"]), "|---|---|---|---|"]
+    for group in groups:
+        best = {}
+        for peer in _peers(group):
+            tried = [case for name in group.case_names() if (case := group.find(name, peer)) is not None]
+            if not tried:
+                lines.append(_line([group.bits, _peer_text(group, peer), _NONE, _NONE]))
+                continue
+            best[peer] = max(tried, key=Case.tokens_per_s)
+            case = best[peer]
+            lines.append(_line([group.bits, _peer_text(group, peer), case.case, f"{case.tokens_per_s():.1f}"]))
+        others = [case for peer, case in best.items() if peer != OURS]
+        ratio = _ratio_cell(best.get(OURS), max(others, key=Case.tokens_per_s, default=None))
+        lines.append(_line([group.bits, "**ours / best peer**", "", ratio]))
+    return "\n".join(lines)
+
+
+def _rate_cell(group: Group, case: Case) -> str:
+    del group
+    return f"{case.tokens_per_s():.1f}"
+
+
+def _forward_cell(group: Group, case: Case) -> str:
+    """Milliseconds, and against one row of the same round."""
+    one = group.find(f"1@{case.case.partition('@')[2]}", case.peer)
+    text = f"{case.median_seconds() * 1e3:.1f}"
+    if one is None:
+        return text
+    times = zip(case.round_seconds(), one.round_seconds(), strict=True)
+    return f"{text} ({median(many / single for many, single in times):.2f})"
+
+
+def _best_peer(group: Group, case: str) -> Case | None:
+    found = [c for peer in _peers(group) if peer != OURS and (c := group.find(case, peer)) is not None]
+    return max(found, key=Case.tokens_per_s, default=None)
+
+
+def _ratio_cell(ours: Case | None, best: Case | None) -> str:
+    """Median of the ratios within a round, and their range."""
+    if ours is None or best is None:
+        return _NONE
+    ratios = speed_ratios(ours, best)
+    return f"**{median(ratios):.2f}x** {min(ratios):.2f}-{max(ratios):.2f} ({PEERS[best.peer].title})"
+
+
+def _peers(group: Group) -> list[str]:
+    """Of the group, in the catalogue's order."""
+    return [peer for peer in PEERS if peer in group.peers]
+
+
+def _peer_text(group: Group, peer: str) -> str:
+    info = group.peers[peer]
+    parts = [info["format"], f"KV {info['kv_type']}" if info["kv_type"] else None]
+    detail = ", ".join(part for part in parts if part)
+    return PEERS[peer].title + (f" ({detail})" if detail else "")
+
+
+def _machine(groups: Sequence[Group]) -> str:
+    machine, threads = groups[0].machine, groups[0].settings["threads"]
+    states = [state for group in groups for state in group.rounds]
+    versions = {name: v for g in groups for info in g.peers.values() for name, v in info["versions"].items()}
+    lines = [
+        f"{machine['cpu']}, {machine['num_cpus']} CPUs, {threads} threads each; measured {groups[0].created},"
+        f" revision {groups[0].git_sha or 'unknown'}.",
+        f"Before the rounds: read bandwidth {_span(states, 'read_gb_per_s')} GB/s, float32 products"
+        f" {_span(states, 'matmul_gflops')} GFLOP/s, other programs {_span(states, 'foreign_cpus')} CPUs.",
+        "Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".",
+    ]
+    busy = [state["foreign_cpus"] for state in states if state["foreign_cpus"] > _QUIET_CPUS]
+    if busy:
+        lines.append(
+            f"**The machine was not quiet: before {len(busy)} of {len(states)} rounds other programs used more than"
+            f" {_QUIET_CPUS} CPUs. Peers that wait by spinning suffer most; do not quote figures of such a run.**"
+        )
+    return "\n".join(lines)
+
+
+def _span(states: Sequence[dict[str, float]], name: str) -> str:
+    values = [state[name] for state in states]
+    return f"{min(values):.2f} to {max(values):.2f} (median {median(values):.2f})" if values else _NONE
+
+
+def _failures(groups: Sequence[Group]) -> list[str]:
+    """Why cells are empty: a line per peer and reason, with the places."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for group in groups:
+        for peer, info in group.peers.items():
+            if info["failed"]:
+                places.setdefault((peer, info["failed"]), []).append(group.name)
+        for case in group.cases:
+            if case.failed:
+                places.setdefault((case.peer, case.failed), []).append(f"{group.name} {case.case}")
+    lines = [f"- {PEERS[peer].title}: {reason} ({', '.join(names)})" for (peer, reason), names in places.items()]
+    return ["Empty cells:\n\n" + "\n".join(lines)] if lines else []
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

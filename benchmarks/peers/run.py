@@ -1,0 +1,224 @@
+"""Loads the peers of each weight size, measures every metric and writes a record for each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import launch
+from benchmarks.peers.catalogue import PEERS
+from benchmarks.peers.in_process import CALL_TIMEOUT_S, InProcess
+from benchmarks.peers.machine import Machine, state_line
+from benchmarks.peers.over_http import Drafter, measure_http, measure_speculation
+from benchmarks.peers.paths import PEERS_DIR, ROOT, model_path
+from benchmarks.peers.plan import IN_PROCESS, Plan
+from benchmarks.peers.process import PeerError, Worker
+from benchmarks.peers.protocol import Settings
+from benchmarks.peers.results import Case, Group, load_group
+from benchmarks.peers.servers import Server
+from fastdeploy_sd.bench.progress import Progress
+from fastdeploy_sd.errors import ConfigError
+
+_SERVER_MAX_LEN = 1024
+_LOGS = PEERS_DIR / "logs"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is compared.
+
+    Attributes:
+        peers, bits, metrics: by name.
+        threads: of computation, the same for all.
+        kv_cache_dtype: of our own server.
+        output: folder of the records; a metric that has one for the same scope is not measured again.
+    """
+
+    peers: Sequence[str]
+    bits: Sequence[str]
+    metrics: Sequence[str]
+    threads: int
+    kv_cache_dtype: str
+    plan: Plan
+    output: Path
+
+    def settings(self) -> dict[str, Any]:
+        """As in a record: what decides whether a record still answers the question."""
+        values = {
+            "peers": list(self.peers),
+            "threads": self.threads,
+            "kv_cache_dtype": self.kv_cache_dtype,
+            "plan": asdict(self.plan),
+        }
+        settings: dict[str, Any] = json.loads(json.dumps(values))
+        return settings
+
+    def engine_settings(self, max_seqs: int, max_len: int) -> Settings:
+        """What every worker and server is loaded with."""
+        return Settings(threads=self.threads, max_seqs=max_seqs, max_len=max_len, kv_cache_dtype=self.kv_cache_dtype)
+
+
+class Comparison:
+    """One run over everything in scope.
+
+    Raises:
+        ConfigError: a peer is not set up.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        for bits in scope.bits:
+            for peer in self._peers(bits):
+                launch.verify_ready(peer, bits)
+        self._machine = Machine(scope.threads)
+        self._todo = [
+            (bits, metric) for bits in scope.bits for metric in scope.metrics if not self._is_done(metric, bits)
+        ]
+        num_rounds = sum(scope.plan.num_rounds(metric) for _, metric in self._todo)
+        self._progress = Progress(max(1, num_rounds), "peers")
+
+    def run(self) -> None:
+        """Measure what has no record yet."""
+        for bits in self._scope.bits:
+            metrics = [metric for todo, metric in self._todo if todo == bits]
+            in_process = [metric for metric in metrics if metric in IN_PROCESS]
+            if in_process:
+                self._with_workers(bits, in_process)
+            if "http" in metrics:
+                self._with_servers(bits)
+            if "speculation" in metrics:
+                self._with_drafters(bits)
+
+    def _peers(self, bits: str) -> list[str]:
+        return [peer for peer in self._scope.peers if bits in PEERS[peer].formats]
+
+    def _with_workers(self, bits: str, metrics: Sequence[str]) -> None:
+        plan = self._scope.plan
+        groups = [self._group(metric, bits) for metric in metrics]
+        with ExitStack() as stack:
+            workers = {}
+            settings = self._scope.engine_settings(max(plan.batches), plan.max_len)
+            for peer in self._peers(bits):
+                info, worker = self._load(stack, peer, bits, settings)
+                for group in groups:
+                    group.peers[peer] = info
+                if worker is not None:
+                    workers[peer] = worker
+            for group in groups:
+                runner = InProcess(workers, plan, self._on_round(group))
+                self._finish(group, runner.measure(group.metric))
+
+    def _with_servers(self, bits: str) -> None:
+        plan, group = self._scope.plan, self._group("http", bits)
+        settings = self._scope.engine_settings(max(plan.concurrency), _SERVER_MAX_LEN)
+        with ExitStack() as stack:
+            servers = {}
+            for peer in self._peers(bits):
+                if not PEERS[peer].has_server:
+                    group.peers[peer] = _info(peer, bits, failed="it has no server with OpenAI's API here")
+                    continue
+                group.peers[peer], server = self._serve(stack, peer, bits, settings, [])
+                if server is not None:
+                    servers[peer] = server
+            self._finish(group, measure_http(servers, plan, self._on_round(group)))
+
+    def _with_drafters(self, bits: str) -> None:
+        plan, group = self._scope.plan, self._group("speculation", bits)
+        settings = self._scope.engine_settings(1, _SERVER_MAX_LEN)
+        with ExitStack() as stack:
+            drafters: list[Drafter] = []
+            for peer in self._peers(bits):
+                drafters += self._drafters(stack, peer, group, settings)
+            self._finish(group, measure_speculation(drafters, plan, self._on_round(group)))
+
+    def _drafters(self, stack: ExitStack, peer: str, group: Group, settings: Settings) -> list[Drafter]:
+        """Every way of drafting of one peer; those that do not start appear as failed cases."""
+        drafting = dict(islice(PEERS[peer].drafting.items(), self._scope.plan.max_drafters))
+        if not PEERS[peer].has_server:
+            group.peers[peer], worker = self._load(stack, peer, group.bits, settings)
+            return [] if worker is None else [Drafter(peer, name, worker, option) for name, option in drafting.items()]
+        drafters = []
+        for name, arguments in drafting.items():
+            group.peers[peer], server = self._serve(stack, peer, group.bits, settings, arguments)
+            if server is None:
+                group.cases.append(Case(name, peer, 1, failed=group.peers[peer]["failed"]))
+            else:
+                drafters.append(Drafter(peer, name, server, {}))
+        return drafters
+
+    def _load(self, stack: ExitStack, peer: str, bits: str, settings: Settings) -> tuple[dict[str, Any], Worker | None]:
+        worker = Worker(launch.worker(peer, settings["threads"]), _LOGS / f"{peer}-{bits}-worker.log")
+        stack.callback(worker.close)
+        fmt = PEERS[peer].formats[bits]
+        try:
+            loaded = worker.call("load", CALL_TIMEOUT_S, model=str(model_path(peer, fmt)), fmt=fmt, settings=settings)
+        except PeerError as error:
+            return _info(peer, bits, failed=error.message), None
+        worker.pause()
+        return _info(peer, bits) | loaded, worker
+
+    def _serve(
+        self, stack: ExitStack, peer: str, bits: str, settings: Settings, drafting: Sequence[str]
+    ) -> tuple[dict[str, Any], Server | None]:
+        log = _LOGS / f"{peer}-{bits}-server.log"
+        server = Server(lambda port: launch.server(peer, bits, port, settings, drafting), log)
+        stack.callback(server.close)
+        try:
+            server.wait()
+        except PeerError as error:
+            return _info(peer, bits, failed=error.message), None
+        server.pause()
+        return _info(peer, bits), server
+
+    def _group(self, metric: str, bits: str) -> Group:
+        return Group(
+            metric=metric,
+            bits=bits,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            git_sha=_git_sha(),
+            settings=self._scope.settings(),
+            machine=self._machine.describe(),
+            peers={
+                peer: _info(peer, bits, failed=f"it runs in {', '.join(PEERS[peer].formats)} only here")
+                for peer in self._scope.peers
+                if bits not in PEERS[peer].formats
+            },
+        )
+
+    def _on_round(self, group: Group) -> Callable[[], None]:
+        def measure() -> None:
+            group.rounds.append(self._machine.measure())
+            self._progress.advance(f"{group.name}: {state_line(group.rounds[-1])}")
+
+        return measure
+
+    def _finish(self, group: Group, cases: Sequence[Case]) -> None:
+        group.cases += cases
+        group.save(self._scope.output)
+
+    def _is_done(self, metric: str, bits: str) -> bool:
+        path = self._scope.output / f"{metric}-{bits}.json"
+        try:
+            return path.exists() and load_group(path).settings == self._scope.settings()
+        except ConfigError:
+            return False  # of an older version: measured again
+
+
+def _info(peer: str, bits: str, failed: str | None = None) -> dict[str, Any]:
+    """What a record says about a peer; a worker adds to it what it tells when it has loaded."""
+    return {"format": PEERS[peer].formats.get(bits), "versions": {}, "kv_type": None, "notes": "", "failed": failed}
+
+
+def _git_sha() -> str | None:
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,1 @@
+"""One program per peer that answers the driver's commands; each runs in its peer's own environment."""

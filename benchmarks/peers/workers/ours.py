@@ -1,0 +1,133 @@
+"""This server's engine, driven step by step as the server drives it."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+import fastdeploy_sd
+from benchmarks.peers.protocol import CannotError, Settings, TimedCalls, TokenIds, serve
+from fastdeploy_sd.bench.step_cost import FixedDrafts
+from fastdeploy_sd.config import SpeculativeConfig, config_from_kwargs
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.errors import InternalError
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.spec_decode.proposer import ProposerContext
+from fastdeploy_sd.types import FinishReason, Request
+from fastdeploy_sd.worker.executor import create_executor
+
+# Forward passes over up to this many rows: one token and its drafts.
+_MAX_ROWS = 32
+_MAX_BATCHED_TOKENS = 8192
+
+
+class Ours:
+    """One model in an engine whose drafts are always wrong, and none at all except in `forward`."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+        self._drafts: Any = None
+        self._max_len = 0
+        self._ids = count()
+        self._rows: list[str] = []
+
+    def load(self, model: str, fmt: str, settings: Settings) -> dict[str, Any]:
+        """See Peer.load; formats are bfloat16, wint8 and wint4."""
+        self._max_len = settings["max_len"]
+        config = config_from_kwargs(
+            model=model,
+            quantization=None if fmt == "bfloat16" else fmt,
+            kv_cache_dtype=settings["kv_cache_dtype"],
+            max_model_len=self._max_len,
+            max_num_seqs=settings["max_seqs"],
+            max_num_batched_tokens=_MAX_BATCHED_TOKENS,
+            num_threads=settings["threads"],
+            speculative_config={"method": "ngram", "num_speculative_tokens": _MAX_ROWS - 1},
+        )
+        self._engine = Engine(config, create_executor(config, self._make_drafts))
+        kv_type = "bf16" if settings["kv_cache_dtype"] == "auto" else settings["kv_cache_dtype"]
+        return {"versions": {"fastdeploy_sd": fastdeploy_sd.__version__}, "kv_type": kv_type, "notes": ""}
+
+    def prefill(self, prompt: TokenIds) -> dict[str, Any]:
+        """See Peer.prefill."""
+        self._submit(prompt, 1)
+        calls = TimedCalls()
+        tokens: dict[str, int] = {}
+        while self._engine.has_work():
+            tokens |= calls.run(self._step)
+        return {"seconds": sum(calls.seconds), "tokens": list(tokens.values())}
+
+    def start(self, prompts: list[TokenIds]) -> dict[str, Any]:
+        """See Peer.start."""
+        self._rows = [self._submit(prompt, self._max_len - len(prompt)) for prompt in prompts]
+        first: dict[str, int] = {}
+        while len(first) < len(self._rows):
+            first = self._step() | first
+        return {"tokens": [first[request_id] for request_id in self._rows]}
+
+    def decode(self, steps: int) -> dict[str, Any]:
+        """See Peer.decode."""
+        calls = TimedCalls()
+        new = [calls.run(self._step) for _ in range(steps)]
+        return {"seconds": calls.seconds, "tokens": [[step[row] for row in self._rows] for step in new]}
+
+    def stop(self) -> dict[str, Any]:
+        """See Peer.stop."""
+        self._engine.abort(self._rows)
+        self._rows = []
+        self._drafts.num_drafts = 0
+        return {}
+
+    def context(self, prompt: TokenIds) -> dict[str, Any]:
+        """See Peer.context."""
+        self.stop()
+        self.start([prompt])
+        return {}
+
+    def forward(self, rows: int, repeats: int) -> dict[str, Any]:
+        """See Peer.forward: whole engine steps that judge rows - 1 wrong drafts, so the context grows by one each."""
+        self._drafts.num_drafts = rows - 1
+        self._step()  # the one that makes the first drafts
+        calls = TimedCalls()
+        for _ in range(repeats):
+            calls.run(self._step)
+        return {"seconds": calls.seconds}
+
+    def generate(self, prompt: TokenIds, max_tokens: int, option: dict[str, Any]) -> dict[str, Any]:
+        """Drafting is chosen when an engine is made."""
+        del prompt, max_tokens, option
+        raise CannotError("this server is measured over HTTP")
+
+    def _make_drafts(self, config: SpeculativeConfig, context: ProposerContext) -> FixedDrafts:
+        drafts = FixedDrafts(config, context)
+        self._drafts = drafts
+        return drafts
+
+    def _submit(self, prompt: TokenIds, max_tokens: int) -> str:
+        request_id = str(next(self._ids))
+        self._engine.submit(
+            Request(
+                request_id=request_id,
+                prompt_token_ids=np.array(prompt, np.int32),
+                sampling=SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens),
+                max_tokens=max_tokens,
+                seed=0,
+                arrival_time=time.time(),
+            )
+        )
+        return request_id
+
+    def _step(self) -> dict[str, int]:
+        """One engine step: the newest token of every request that got one."""
+        outputs = self._engine.step()
+        for output in outputs:
+            if output.finish_reason is FinishReason.ERROR:
+                raise InternalError(f"request: {output.error}")
+        return {output.request_id: output.token_ids[-1] for output in outputs if output.token_ids}
+
+
+if __name__ == "__main__":
+    serve(Ours())

@@ -1,0 +1,47 @@
+// C functions of recorded programs, for ctypes. Nothing is thrown across them.
+#include <memory>
+
+#include "c_api.h"
+#include "program.h"
+
+namespace {
+
+constexpr fdsd::Error kOutOfMemory = "memory: expected room for the program, got none";
+
+}  // namespace
+
+namespace fdsd {
+
+struct ProgramCreateParams {
+  int32_t num_calls;
+  int32_t num_patches;
+  int32_t num_symbols;
+  const ProgramCall* calls;     // [num_calls]
+  const ProgramPatch* patches;  // [num_patches]
+  Program** program;            // [1], to be destroyed with fdsd_program_destroy
+};
+
+struct ProgramRunParams {
+  Program* program;
+  int32_t num_symbols;
+  const int64_t* symbols;  // [num_symbols]
+  int64_t* nanoseconds;    // [num_calls], may be nullptr
+};
+
+}  // namespace fdsd
+
+FDSD_EXPORT fdsd::Error fdsd_program_create(const fdsd::ProgramCreateParams* p) {
+  return fdsd::WithinMemory(kOutOfMemory, [&]() -> fdsd::Error {
+    auto program = std::make_unique<fdsd::Program>();
+    if (fdsd::Error error = program->Build(p->calls, p->num_calls, p->patches, p->num_patches, p->num_symbols))
+      return error;
+    *p->program = program.release();
+    return nullptr;
+  });
+}
+
+FDSD_EXPORT void fdsd_program_destroy(fdsd::Program* program) { delete program; }
+
+FDSD_EXPORT fdsd::Error fdsd_program_run(const fdsd::ProgramRunParams* p) {
+  return p->program->Run(p->symbols, p->num_symbols, p->nanoseconds);
+}

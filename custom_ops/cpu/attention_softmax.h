@@ -1,0 +1,112 @@
+#pragma once
+// The running softmax of attention: partial results over some keys of a row, brought to a common base and merged.
+//
+// Scores are in units of log 2: the query's factor contains log2(e), so that e^x is 2^x here.
+#include "attention_dot.h"
+
+namespace fdsd {
+namespace FDSD_ISA {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.44269504f;
+
+// 2^r for |r| <= 1/2 with 2^0 = 1 exactly: the minimax polynomial, by Lawson's iteration. Relative error 1e-7.
+FDSD_INLINE F32x16 Exp2Fraction(F32x16 r) {
+  F32x16 y = Fma(Set1(0.00132647273f), r, Set1(0.00967151299f));
+  y = Fma(y, r, Set1(0.0555073358f));
+  y = Fma(y, r, Set1(0.240222424f));
+  y = Fma(y, r, Set1(0.693147004f));
+  return Fma(y, r, Set1(1.0f));
+}
+
+// 2^x for x <= 0: exactly 0 for -infinity, and NaN for NaN.
+FDSD_INLINE F32x16 Exp2(F32x16 x) {
+  // Max returns the second operand where one is NaN. 2^-160 is 0, and where Exp2Int is used so is its 2^-127.
+#if defined(FDSD_SIMD_AVX512)
+  const F32x16 clamped = Max(Set1(-160.0f), x);
+#else
+  const F32x16 clamped = Max(Set1(-127.0f), x);
+#endif
+  const F32x16 n = RoundNearest(clamped);
+  const F32x16 y = Exp2Fraction(Sub(clamped, n));
+#if defined(FDSD_SIMD_AVX512)
+  return {_mm512_scalef_ps(y.v, n.v)};
+#elif defined(FDSD_SIMD_AVX2)
+  return Mul(y, Exp2Int(n));
+#else
+  F32x16 z = Mul(y, Exp2Int(n));
+  for (int i = 0; i < kLanes; ++i)
+    if (n.v[i] <= -127.0f) z.v[i] = 0.0f;
+  return z;
+#endif
+}
+
+// The largest lane, whichever order they are compared in.
+FDSD_INLINE float MaxLane(F32x16 a) {
+#if defined(FDSD_SIMD_AVX512)
+  return _mm512_reduce_max_ps(a.v);
+#else
+  return ReduceMax(a);
+#endif
+}
+
+// Partial result of one query vector over some keys: sums[head_dim] = sum of 2^(score - max) * value, then weights[16]
+// whose total is the sum of 2^(score - max), then max. In float32, one after another in memory.
+struct Partial {
+  float* sums;
+  float* weights;
+  float* max;
+};
+constexpr int64_t PartialSize(int head_dim) { return head_dim + 2 * kLanes; }
+FDSD_INLINE Partial PartialAt(float* base, int64_t index, int head_dim) {
+  float* start = base + index * PartialSize(head_dim);
+  return {start, start + head_dim, start + head_dim + kLanes};
+}
+
+FDSD_INLINE void Clear(const Partial& partial, int head_dim) {
+  for (int d = 0; d < head_dim; d += kLanes) Store(Set1(0.0f), partial.sums + d);
+  Store(Set1(0.0f), partial.weights);
+  *partial.max = kMinusInfinity;
+}
+
+FDSD_INLINE void Scale(F32x16 factor, const Partial& partial, int head_dim) {
+  for (int d = 0; d < head_dim; d += kLanes) Store(Mul(Load(partial.sums + d), factor), partial.sums + d);
+  Store(Mul(Load(partial.weights), factor), partial.weights);
+}
+
+// total = total and then `next`, by log-sum-exp.
+FDSD_INLINE void Merge(const Partial& next, int head_dim, const Partial& total) {
+  const float max = std::max(*total.max, *next.max);
+  const F32x16 scale = Exp2(Set1(*total.max - max));
+  const F32x16 next_scale = Exp2(Set1(*next.max - max));
+  for (int d = 0; d < head_dim; d += kLanes) {
+    Store(Fma(Load(next.sums + d), next_scale, Mul(Load(total.sums + d), scale)), total.sums + d);
+  }
+  Store(Fma(Load(next.weights), next_scale, Mul(Load(total.weights), scale)), total.weights);
+  *total.max = max;
+}
+
+// One step of the running softmax: turn a query vector's scores of 64 keys, of which it sees `seen`, into weights
+// relative to the largest score so far, and bring `partial` to the same base.
+template <typename T>
+FDSD_INLINE void Reweigh(KeyRange seen, int head_dim, const float* const* v_scale, float* scores,
+                         typename KvDot<T>::Weight* weights, float* factor, const Partial& partial) {
+  // What lies before holds nothing, what lies behind belongs to later positions or to nobody: both may be anything.
+  for (int key = 0; key < seen.begin; ++key) scores[key] = kMinusInfinity;
+  for (int key = seen.end; key < kBlockKeys; ++key) scores[key] = kMinusInfinity;
+  F32x16 x[kBlockPanels];
+  for (int i = 0; i < kBlockPanels; ++i) x[i] = Load(scores + i * kPanelKeys);
+  const float block_max = MaxLane(Max(Max(x[0], x[1]), Max(x[2], x[3])));
+  const float old_max = *partial.max;
+  if (block_max > old_max) {
+    Scale(Exp2(Set1(old_max - block_max)), partial, head_dim);
+    *partial.max = block_max;
+  }
+  const F32x16 max = Set1(*partial.max);
+  for (int i = 0; i < kBlockPanels; ++i) x[i] = Exp2(Sub(x[i], max));
+  const F32x16 total = KvDot<T>::RoundWeights(x, v_scale, weights, factor);
+  Store(Add(Load(partial.weights), total), partial.weights);
+}
+
+}  // namespace FDSD_ISA
+}  // namespace fdsd

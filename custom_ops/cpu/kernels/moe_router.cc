@@ -1,0 +1,174 @@
+// The router: scores of all experts, softmax, the best top_k of each token.
+#include "moe_router.h"
+
+#include "linear_layout.h"
+#include "thread_pool.h"
+
+namespace fdsd {
+namespace FDSD_ISA {
+namespace {
+
+// The logits of a token are padded to whole vectors.
+int64_t PaddedExperts(const MoeFfnParams& p) { return DivideUp(p.num_experts, kLanes) * kLanes; }
+
+struct RouterBuffers {
+  float* logits;        // [T, padded E]
+  int32_t* expert_ids;  // [T, top_k]
+  float* weights;       // [T, top_k]
+  int32_t* next_pair;   // [E]
+  int32_t* num_pairs;   // [T]
+
+  RouterBuffers(const MoeFfnParams& p, Arena* arena) {
+    const int64_t tokens = p.num_tokens;
+    logits = arena->Take<float>(tokens * PaddedExperts(p));
+    expert_ids = arena->Take<int32_t>(tokens * p.top_k);
+    weights = arena->Take<float>(tokens * p.top_k);
+    next_pair = arena->Take<int32_t>(p.num_experts);
+    num_pairs = arena->Take<int32_t>(tokens);
+  }
+};
+
+// Experts scored side by side: one alone would wait for its own sum at every step.
+constexpr int kExpertsAtOnce = 4;
+
+// Logits of experts [expert, expert + kExperts) for one token.
+template <typename T, int kExperts>
+FDSD_INLINE void ScoreExperts(const MoeFfnParams& p, const T* x, int64_t expert, float* logits) {
+  const float* weight = p.router_weight + expert * p.hidden_size;
+  F32x16 sum[kExperts];
+  for (F32x16& s : sum) s = Set1(0.0f);
+  int32_t i = 0;
+  for (; i + kLanes <= p.hidden_size; i += kLanes) {
+    const F32x16 v = Load(x + i);
+    for (int e = 0; e < kExperts; ++e) {
+      sum[e] = Fma(v, Load(weight + static_cast<int64_t>(e) * p.hidden_size + i), sum[e]);
+    }
+  }
+  const int rest = p.hidden_size - i;
+  for (int e = 0; e < kExperts; ++e) {
+    const float* last = weight + static_cast<int64_t>(e) * p.hidden_size + i;
+    if (rest > 0) sum[e] = Fma(LoadPartial(x + i, rest), LoadPartial(last, rest), sum[e]);
+    logits[expert + e] = ReduceAdd(sum[e]);
+  }
+}
+
+// A task scores 16 experts for every token: their weights are read once.
+template <typename T>
+void ComputeLogits(const MoeFfnParams& p, const RouterBuffers& b) {
+  const int64_t padded = PaddedExperts(p);
+  ParallelFor(padded / kLanes, [&](int64_t task) {
+    const int64_t begin = task * kLanes;
+    const int64_t end = std::min<int64_t>(begin + kLanes, p.num_experts);
+    for (int64_t token = 0; token < p.num_tokens; ++token) {
+      const T* x = static_cast<const T*>(p.x) + token * p.hidden_size;
+      float* logits = b.logits + token * padded;
+      int64_t e = begin;
+      for (; e + kExpertsAtOnce <= end; e += kExpertsAtOnce) ScoreExperts<T, kExpertsAtOnce>(p, x, e, logits);
+      for (; e < end; ++e) ScoreExperts<T, 1>(p, x, e, logits);
+      for (; e < begin + kLanes; ++e) logits[e] = -std::numeric_limits<float>::infinity();
+    }
+  });
+}
+
+// Logits become probabilities in place.
+void Softmax(float* logits, int64_t count) {
+  F32x16 max = Set1(-std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i < count; i += kLanes) max = Max(max, Load(logits + i));
+  const F32x16 shift = Set1(ReduceMax(max));
+  F32x16 total = Set1(0.0f);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const F32x16 e = Exp(Sub(Load(logits + i), shift));
+    Store(e, logits + i);
+    total = Add(total, e);
+  }
+  const F32x16 sum = Set1(ReduceAdd(total));
+  for (int64_t i = 0; i < count; i += kLanes) Store(Div(Load(logits + i), sum), logits + i);
+}
+
+// The best expert not chosen yet, the lowest id among equals. NaN scores lose to every other; one expert is always
+// found.
+int32_t BestExpert(const MoeFfnParams& p, const float* probs, const int32_t* chosen, int32_t num_chosen) {
+  int32_t best = -1;
+  float best_score = 0.0f;
+  for (int32_t e = 0; e < p.num_experts; ++e) {
+    bool is_taken = false;
+    for (int32_t i = 0; i < num_chosen; ++i) is_taken |= chosen[i] == e;
+    if (is_taken) continue;
+    const float score = p.selection_bias == nullptr ? probs[e] : probs[e] + p.selection_bias[e];
+    if (best < 0 || score > best_score || (std::isnan(best_score) && !std::isnan(score))) {
+      best = e;
+      best_score = score;
+    }
+  }
+  return best;
+}
+
+void RouteToken(const MoeFfnParams& p, const RouterBuffers& b, int64_t token) {
+  const int64_t padded = PaddedExperts(p);
+  float* probs = b.logits + token * padded;
+  Softmax(probs, padded);
+  int32_t* ids = b.expert_ids + token * p.top_k;
+  float* weights = b.weights + token * p.top_k;
+  float sum = 0.0f;
+  for (int32_t i = 0; i < p.top_k; ++i) {
+    ids[i] = BestExpert(p, probs, ids, i);
+    weights[i] = probs[ids[i]];
+    sum += weights[i];
+  }
+  if (p.normalize == 0) return;
+  const float divisor = sum > p.norm_min || std::isnan(sum) ? sum : p.norm_min;
+  for (int32_t i = 0; i < p.top_k; ++i) weights[i] /= divisor;
+}
+
+// Number the pairs by expert.
+void NumberPairs(const MoeFfnParams& p, const RouterBuffers& b, const MoePairs& pairs) {
+  const int64_t num_pairs = static_cast<int64_t>(p.num_tokens) * p.top_k;
+  std::memset(b.next_pair, 0, sizeof(int32_t) * static_cast<size_t>(p.num_experts));
+  for (int64_t i = 0; i < num_pairs; ++i) ++b.next_pair[b.expert_ids[i]];
+  pairs.first[0] = 0;
+  for (int32_t e = 0; e < p.num_experts; ++e) {
+    pairs.first[e + 1] = pairs.first[e] + b.next_pair[e];
+    b.next_pair[e] = pairs.first[e];
+  }
+  for (int64_t i = 0; i < num_pairs; ++i) {
+    const int32_t pair = b.next_pair[b.expert_ids[i]]++;
+    pairs.tokens[pair] = static_cast<int32_t>(i / p.top_k);
+    pairs.weights[pair] = b.weights[i];
+  }
+  std::memset(b.num_pairs, 0, sizeof(int32_t) * static_cast<size_t>(p.num_tokens));
+  for (int32_t pair = 0; pair < num_pairs; ++pair) {
+    const int64_t token = pairs.tokens[pair];
+    pairs.token_pairs[token * p.top_k + b.num_pairs[token]++] = pair;
+  }
+}
+
+}  // namespace
+
+MoePairs::MoePairs(const MoeFfnParams& p, Arena* arena) {
+  const int64_t num_pairs = static_cast<int64_t>(p.num_tokens) * p.top_k;
+  first = arena->Take<int32_t>(p.num_experts + 1);
+  tokens = arena->Take<int32_t>(num_pairs);
+  weights = arena->Take<float>(num_pairs);
+  token_pairs = arena->Take<int32_t>(num_pairs);
+}
+
+int64_t MoeRouterBytes(const MoeFfnParams& p) {
+  Arena sizes(nullptr);
+  RouterBuffers(p, &sizes);
+  return sizes.size();
+}
+
+void RouteTokens(const MoeFfnParams& p, const MoePairs& pairs, char* memory) {
+  Arena arena(memory);
+  const RouterBuffers b(p, &arena);
+  if (p.dtype == DType::kFloat32) {
+    ComputeLogits<float>(p, b);
+  } else {
+    ComputeLogits<bf16>(p, b);
+  }
+  ParallelFor(p.num_tokens, [&](int64_t token) { RouteToken(p, b, token); });
+  NumberPairs(p, b, pairs);
+}
+
+}  // namespace FDSD_ISA
+}  // namespace fdsd

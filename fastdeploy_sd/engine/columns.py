@@ -1,0 +1,99 @@
+"""RequestColumns: the counters of all requests in the engine, so that a step's arithmetic is done on whole columns.
+
+Owns the numbers; knows no request, no blocks and no rule about them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.types import I32
+
+Rows = npt.NDArray[np.intp]
+_FIRST_NUM_ROWS = 64
+
+
+class RequestColumns:
+    """One row per request, from its arrival to its end; rows of ended requests are given away again.
+
+    The columns, i32[num_rows] each. Growth replaces them: nobody may hold one across `allocate`.
+
+    Attributes:
+        num_tokens: committed tokens, prompt included.
+        num_computed_tokens: committed tokens whose KV is in the request's blocks.
+        num_slots: tokens that fit into its blocks.
+        max_total_tokens: prompt + max_tokens.
+        max_draft_tokens: drafts per step at most, 0 = none are wanted.
+        num_lookahead_slots: KV slots from the newest token on that drafting writes; 0 = its method keeps no KV.
+        num_drafts, draft_result, draft_begin: drafts to judge next, and where they are; see `PendingDrafts`.
+        num_emitted: output tokens of the steps that judged drafts of the request.
+        outcomes: i32[num_rows, (k + 1) ** 2], entry d * (k + 1) + a = steps that judged d drafts and accepted a.
+    """
+
+    num_tokens: I32
+    num_computed_tokens: I32
+    num_slots: I32
+    max_total_tokens: I32
+    max_draft_tokens: I32
+    num_lookahead_slots: I32
+    num_drafts: I32
+    draft_result: I32
+    draft_begin: I32
+    num_emitted: I32
+
+    _COLUMNS = (
+        "num_tokens",
+        "num_computed_tokens",
+        "num_slots",
+        "max_total_tokens",
+        "max_draft_tokens",
+        "num_lookahead_slots",
+        "num_drafts",
+        "draft_result",
+        "draft_begin",
+        "num_emitted",
+    )
+
+    def __init__(self, max_draft_tokens: int) -> None:
+        """Make empty columns; no step judges more than `max_draft_tokens` (k) drafts of a request."""
+        self.num_outcomes = max_draft_tokens + 1
+        self._data = np.zeros((len(self._COLUMNS), 0), np.int32)
+        self.outcomes = np.zeros((0, self.num_outcomes**2), np.int32)
+        self._free: list[int] = []
+        self._grow(_FIRST_NUM_ROWS)
+
+    def allocate(self) -> int:
+        """Return a row of zeros."""
+        if not self._free:
+            self._grow(2 * self._data.shape[1])
+        row = self._free.pop()
+        self._data[:, row] = 0
+        self.outcomes[row] = 0
+        return row
+
+    def free(self, row: int) -> None:
+        """Give a row back."""
+        self._free.append(row)
+
+    def count_outcomes(self, rows: Rows, num_drafts: I32, num_accepted: I32, num_emitted: I32) -> None:
+        """Count one verification per row.
+
+        Args:
+            rows: intp[n], each at most once.
+            num_drafts: i32[n], the drafts that count, 0 = the row had none. num_accepted, num_emitted: i32[n].
+        """
+        judged = np.flatnonzero(num_drafts)
+        rows = rows.take(judged)
+        outcome = num_drafts.take(judged) * self.num_outcomes + num_accepted.take(judged)
+        self.outcomes[rows, outcome] += 1
+        self.num_emitted[rows] += num_emitted.take(judged)
+
+    def _grow(self, num_rows: int) -> None:
+        num_known = self._data.shape[1]
+        added = num_rows - num_known
+        self._data = np.pad(self._data, ((0, 0), (0, added)))
+        self.outcomes = np.pad(self.outcomes, ((0, added), (0, 0)))
+        self._free = list(range(num_rows - 1, num_known - 1, -1))
+        for name, column in zip(self._COLUMNS, self._data, strict=True):
+            setattr(self, name, column)

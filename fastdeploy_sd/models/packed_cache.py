@@ -1,0 +1,139 @@
+"""Keeps packed weights between starts: which file belongs to a checkpoint, when it may be used, and who writes it.
+
+What cannot be used is never used: a warning says why, the weights are packed from the checkpoint, and the file is
+written anew. Knows no layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import fastdeploy_sd
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.packed_file import Bytes, Key, PackedFile, PackedFileError, write_packed_file
+from fastdeploy_sd.ops.native.checksum import packed_layout_version
+from fastdeploy_sd.quantization.scheme import QuantScheme
+
+_OPTION = "packed_weights_cache"
+_log = logging.getLogger(__name__)
+
+
+class PackedMatrices:
+    """A PackedStore over what a file holds, which remembers what it lacked."""
+
+    def __init__(self, file: PackedFile | None) -> None:
+        self._matrices = {} if file is None else dict(file.matrices)
+        self.has_new = False
+
+    @property
+    def matrices(self) -> dict[str, Bytes]:
+        """Name -> u8[n]: what the file held, and what was added."""
+        return self._matrices
+
+    def find(self, name: str, num_bytes: int) -> Bytes | None:
+        data = self._matrices.get(name)
+        return data if data is not None and data.nbytes == num_bytes else None
+
+    def add(self, name: str, data: Bytes) -> None:
+        self._matrices[name] = data
+        self.has_new = True
+
+
+@contextlib.contextmanager
+def packed_matrices(
+    folder: Path | None, checkpoint: Checkpoint, scheme: QuantScheme, part: str
+) -> Iterator[PackedMatrices | None]:
+    """Give the packed matrices that a folder holds for a checkpoint; what the body adds is written when it ends well.
+
+    Processes that find no usable file take turns, so that one packs and the others read what it wrote. A folder that
+    cannot be written is read like any other; then every process packs what is not there.
+
+    Args:
+        folder: created if missing; None = nothing is kept and None is given.
+        part: which layers of the checkpoint; each has a file of its own.
+
+    Raises:
+        ConfigError: the folder cannot be created.
+    """
+    if folder is None:
+        yield None
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{_OPTION}: expected a folder or a place for one: {error}", param=_OPTION) from error
+    key, path = cache_key(checkpoint, scheme, part), folder / file_name(checkpoint, scheme, part)
+    with contextlib.ExitStack() as stack:
+        file = _open(path, key, logging.DEBUG)
+        if file is None:
+            stack.enter_context(_turn(path))
+            file = _open(path, key, logging.WARNING)
+        found = PackedMatrices(file)
+        yield found
+        if found.has_new:
+            _save(path, key, found, checkpoint)
+
+
+def file_name(checkpoint: Checkpoint, scheme: QuantScheme, part: str) -> str:
+    """Return the name of a checkpoint's file: the same when the checkpoint or the library changes, so that a new file
+    takes an old one's place instead of lying beside it."""
+    place = checkpoint.path.resolve()
+    digest = hashlib.blake2b(f"{place}\0{asdict(scheme)}".encode(), digest_size=6).hexdigest()
+    return f"{place.name}-{part}-{scheme.linear}-{digest}.packed"
+
+
+def cache_key(checkpoint: Checkpoint, scheme: QuantScheme, part: str) -> Key:
+    """Return everything that decides the packed bytes: what was packed, how, and by which version of what.
+
+    The instruction-set level is not among it: every level packs the same bytes.
+    """
+    return {
+        "checkpoint": checkpoint.identity(),
+        "part": part,
+        "scheme": asdict(scheme),
+        "layout_version": packed_layout_version(),
+        "library_version": fastdeploy_sd.__version__,
+    }
+
+
+def _open(path: Path, key: Key, level: int) -> PackedFile | None:
+    try:
+        return PackedFile(path, key)
+    except FileNotFoundError:
+        return None
+    except PackedFileError as error:
+        _log.log(level, "%s: %s: not used, packing from the checkpoint: %s", _OPTION, path, error)
+        return None
+
+
+@contextlib.contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Wait for whoever packs the same weights; without waiting where there can be no lock file."""
+    try:
+        lock = open(path.with_suffix(".lock"), "a", encoding="utf-8")  # noqa: SIM115 (closed below)
+    except OSError:
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _save(path: Path, key: Key, found: PackedMatrices, checkpoint: Checkpoint) -> None:
+    if not checkpoint.is_unchanged():
+        _log.warning("%s: %s: not written: the checkpoint changed while it was read", _OPTION, path)
+        return
+    try:
+        write_packed_file(path, key, found.matrices, checkpoint.mode())
+    except OSError as error:
+        _log.warning("%s: %s: not written, the next start packs again: %s", _OPTION, path, error)
+        return
+    num_bytes = sum(data.nbytes for data in found.matrices.values())
+    _log.info("%s: wrote %s, %.2f GB", _OPTION, path, num_bytes / 1e9)

@@ -1,0 +1,172 @@
+"""The file that packed matrices are kept in. Knows names and bytes; knows no checkpoint and no format of weights.
+
+Little-endian: magic, u32 version, u64 size and u64 checksum of the header; the header, JSON with the key and, for every
+matrix, its place and the checksums of its chunks; then the matrices, each at a multiple of 4096. A file appears whole
+under its name or not at all, and is never written again. Checksums are XXH64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.ops.native.checksum import chunk_checksums
+
+Bytes = npt.NDArray[np.uint8]
+Key = Mapping[str, Any]
+
+MAGIC = b"FDSDPACK"
+VERSION = 1
+ALIGNMENT = 4096
+CHUNK_BYTES = 1 << 20
+_START = struct.Struct("<8sIQQ")
+
+
+class PackedFileError(Exception):
+    """The file cannot be used; the text says why."""
+
+
+class PackedFile:
+    """A file of packed matrices, mapped read-only. Every byte that is handed out was checked when it was opened.
+
+    Raises (on construction):
+        FileNotFoundError: there is none.
+        PackedFileError: it cannot be read, is no such file, is damaged, or has another key.
+    """
+
+    def __init__(self, path: Path, key: Key) -> None:
+        try:
+            with open(path, "rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            raise PackedFileError(f"expected a readable file: {error}") from error
+        # The kernels stream it like memory, where the system can map huge pages of a file.
+        with contextlib.suppress(OSError):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._data = np.frombuffer(self._map, np.uint8)
+        try:
+            self._matrices = self._read(json.loads(json.dumps(key)))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PackedFileError(f"expected a header that describes matrices, got another: {error!r}") from error
+
+    @property
+    def matrices(self) -> Mapping[str, Bytes]:
+        """Name -> u8[n], read-only."""
+        return self._matrices
+
+    def _read(self, key: Key) -> dict[str, Bytes]:
+        header = self._read_header()
+        if header["key"] != key:
+            raise PackedFileError(f"expected the key {json.dumps(key)}, got {json.dumps(header['key'])}")
+        return {name: self._verified(name, *place) for name, place in header["matrices"].items()}
+
+    def _read_header(self) -> dict[str, Any]:
+        if len(self._data) < _START.size or self._map[: len(MAGIC)] != MAGIC:
+            raise PackedFileError("expected a file of packed weights, got another kind")
+        _, version, size, checksum = _START.unpack_from(self._map)
+        if version != VERSION:
+            raise PackedFileError(f"expected version {VERSION}, got {version}")
+        text = self._data[_START.size : _START.size + size]
+        if len(text) != size or _checksum(text) != checksum:
+            raise PackedFileError("expected a header with its checksum, got another; the file is damaged")
+        header: dict[str, Any] = json.loads(text.tobytes())
+        return header
+
+    def _verified(self, name: str, begin: int, num_bytes: int, checksums: list[int]) -> Bytes:
+        data = self._data[begin : begin + num_bytes]
+        if len(data) != num_bytes:
+            raise PackedFileError(f"{name}: expected bytes up to {begin + num_bytes}, got {len(self._data)} in all")
+        if chunk_checksums(data, CHUNK_BYTES).tolist() != checksums:
+            raise PackedFileError(f"{name}: expected the checksums of its bytes, got others; the file is damaged")
+        return data
+
+
+def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode: int) -> None:
+    """Write a file in place of the old one, if any; a crash leaves one of the two, whole.
+
+    Args:
+        key: of JSON values.
+        mode: permissions of the file, before the umask.
+
+    Raises:
+        OSError: the folder is missing, cannot be written, or is full.
+    """
+    begins, header = _header(key, matrices)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            os.fchmod(file.fileno(), mode & ~_umask())
+            file.write(_START.pack(MAGIC, VERSION, len(header), _checksum(np.frombuffer(header, np.uint8))) + header)
+            for begin, data in zip(begins, matrices.values(), strict=True):
+                _pad_to(file, begin)
+                file.write(data.data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+            raise
+    _sync_folder(path.parent)
+
+
+def _header(key: Key, matrices: Mapping[str, Bytes]) -> tuple[list[int], bytes]:
+    """Return where each matrix begins, and the header, which says so; its own size decides where the first one does."""
+    checksums = [chunk_checksums(data, CHUNK_BYTES).tolist() for data in matrices.values()]
+    first = 0
+    while True:
+        begins = _begins(first, matrices)
+        places = zip(begins, matrices.values(), checksums, strict=True)
+        entries = [(begin, data.nbytes, sums) for begin, data, sums in places]
+        document = {"key": key, "matrices": dict(zip(matrices, entries, strict=True))}
+        header = json.dumps(document).encode()
+        if _START.size + len(header) <= first:
+            return begins, header
+        first = _aligned(_START.size + len(header))
+
+
+def _begins(first: int, matrices: Mapping[str, Bytes]) -> list[int]:
+    begins, begin = [], first
+    for data in matrices.values():
+        begins.append(begin)
+        begin = _aligned(begin + data.nbytes)
+    return begins
+
+
+def _aligned(position: int) -> int:
+    return -(-position // ALIGNMENT) * ALIGNMENT
+
+
+def _pad_to(file: BinaryIO | Any, position: int) -> None:
+    file.write(bytes(position - file.tell()))
+
+
+def _checksum(data: Bytes) -> int:
+    return int(chunk_checksums(data, max(data.nbytes, 1))[0]) if data.nbytes else 0
+
+
+def _umask() -> int:
+    """Return the process's umask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,84 @@
+"""Turns a checkpoint's matrices into packed ones: from the mapped file straight into the form that the kernels stream.
+
+Knows names, formats and bytes; knows no layers, and not whether packed matrices are kept anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.ops.linear import PackedLinear
+from fastdeploy_sd.ops.moe import PackedExperts
+from fastdeploy_sd.ops.native.linear import pack_into, packed_bytes
+from fastdeploy_sd.ops.native.memory import WeightMemory
+from fastdeploy_sd.ops.native.moe import experts_shape, pack_experts_into
+from fastdeploy_sd.ops.reference.linear import LinearFormat
+from fastdeploy_sd.ops.tensors import from_numpy
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class PackedStore(Protocol):
+    """Where packed matrices may already be."""
+
+    def find(self, name: str, num_bytes: int) -> Bytes | None:
+        """Return a packed matrix, 64-byte aligned, or None where there is none of this name and size."""
+        ...
+
+    def add(self, name: str, data: Bytes) -> None:
+        """Take a freshly packed matrix, which nobody changes any more."""
+        ...
+
+
+class WeightPacker:
+    """Packs matrices of one checkpoint on all kernel threads, one matrix after the other.
+
+    A matrix exists once: parts are read where the file is mapped, and its pages are given back when they were read. So
+    loading needs the packed size and little more.
+
+    Args:
+        store: None = every matrix is packed.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, store: PackedStore | None = None) -> None:
+        self._checkpoint, self._store, self._memory = checkpoint, store, WeightMemory()
+
+    def linear(self, matrix: WeightMatrix, fmt: LinearFormat) -> PackedLinear:
+        """Return one packed matrix."""
+        out_features, in_features = matrix.shape
+        num_bytes = packed_bytes(in_features, out_features, fmt)
+        data = self._packed(f"{fmt}: {matrix.name}", num_bytes, lambda address: pack_into(address, matrix, fmt))
+        self._release([matrix])
+        return PackedLinear(from_numpy(data), in_features, out_features, fmt)
+
+    def experts(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat) -> PackedExperts:
+        """Return one packed matrix per expert, all of one shape.
+
+        Raises:
+            ValueError: no expert, or shapes that differ.
+        """
+        out_features, in_features = experts_shape(matrices)
+        num_bytes = len(matrices) * packed_bytes(in_features, out_features, fmt)
+        name = f"{fmt}: {len(matrices)} experts from {matrices[0].name}"
+        data = self._packed(name, num_bytes, lambda address: pack_experts_into(address, matrices, fmt))
+        self._release(matrices)
+        return PackedExperts(from_numpy(data), len(matrices), in_features, out_features, fmt)
+
+    def _packed(self, name: str, num_bytes: int, pack_to: Callable[[int], None]) -> Bytes:
+        found = None if self._store is None else self._store.find(name, num_bytes)
+        if found is not None:
+            return found
+        data = self._memory.take(num_bytes)
+        pack_to(data.ctypes.data)
+        if self._store is not None:
+            self._store.add(name, data)
+        return data
+
+    def _release(self, matrices: Sequence[WeightMatrix]) -> None:
+        self._checkpoint.release(part.name for matrix in matrices for part in matrix.parts)

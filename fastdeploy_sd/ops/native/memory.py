@@ -1,0 +1,46 @@
+"""Large pieces of memory: packed weights, KV cache, arenas. Knows nothing of what is in it."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+HUGE_PAGE_BYTES = 2 << 20
+CHUNK_BYTES = 64 << 20
+_ALIGNMENT = 4096
+
+
+class WeightMemory:
+    """Hands out zeros that lie close together, in huge pages where the system has them.
+
+    A step reads every weight once. With pages of 4 KiB the processor spends a quarter of that time on their addresses.
+    The system provides a page when it is first written, so by the thread that packs it; nothing is given back before
+    the last array over a chunk is gone.
+    """
+
+    def __init__(self) -> None:
+        self._rest: Bytes = np.zeros(0, np.uint8)
+
+    def take(self, num_bytes: int) -> Bytes:
+        """Return u8[num_bytes] at a multiple of 4096."""
+        size = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        if size > len(self._rest):
+            self._rest = huge_pages(max(size, CHUNK_BYTES))
+        taken, self._rest = self._rest[:num_bytes], self._rest[size:]
+        return taken
+
+
+def huge_pages(num_bytes: int) -> Bytes:
+    """Return zeros u8[num_bytes] at a multiple of 2 MiB, in huge pages where the system has them.
+
+    The system provides a page when it is first touched.
+    """
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(memory, np.uint8)
+    begin = -whole.ctypes.data % HUGE_PAGE_BYTES
+    return whole[begin : begin + num_bytes]

@@ -1,0 +1,226 @@
+"""A recorded pass as one native call: memory for its tensors, and what differs from run to run.
+
+The tensors of a pass live in an arena with room for so many rows. It grows when a run brings more: the recording is
+laid out again. Does not know what the ops do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+from fastdeploy_sd.ops.arena import Lifetime, place
+from fastdeploy_sd.ops.native.arrays import Array, address
+from fastdeploy_sd.ops.native.program import NativeProgram, Patch
+from fastdeploy_sd.ops.recorder import ELEMENT_BYTES, Dim, Recorder, Size, SymbolicTensor
+from fastdeploy_sd.ops.tensors import aligned_zeros, from_numpy
+from fastdeploy_sd.types import I64
+
+_ARRAY_DTYPES: Mapping[paddle.dtype, np.dtype[Any]] = {
+    paddle.float32: np.dtype(np.float32),
+    paddle.bfloat16: np.dtype(np.uint16),  # bit patterns
+    paddle.int32: np.dtype(np.int32),
+    paddle.int64: np.dtype(np.int64),
+}
+_MIN_CAPACITY = 8
+
+Counts = Mapping[str, int]
+Inputs = Mapping[str, "Array | Tensor"]
+
+
+class Program:
+    """A recorded pass, ready to run.
+
+    What it returns lies in its arena: the next run overwrites it.
+
+    Args:
+        recorder: holds the recording; nothing is recorded afterwards.
+        outputs: the tensors a run returns.
+    """
+
+    def __init__(self, recorder: Recorder, outputs: Sequence[SymbolicTensor]) -> None:
+        self._recorder, self._outputs = recorder, tuple(outputs)
+        self._symbols = _Symbols(recorder)
+        self._values: I64 = np.zeros(self._symbols.count, np.int64)
+        dims = (dim for t in self._symbols.buffers for dim in t.shape)
+        self._capacity = {dim.name: _MIN_CAPACITY for dim in dims if isinstance(dim, Size)}
+        self._layout = _Layout(recorder, self._symbols, self._capacity, self._outputs)
+
+    def run(self, inputs: Inputs, sizes: Counts | None = None) -> tuple[Tensor, ...]:
+        """Run the pass.
+
+        Args:
+            inputs: an array or tensor for every declared input; their shapes say how large most sizes are.
+            sizes: the sizes that are in no input's shape.
+
+        Returns:
+            The outputs.
+
+        Raises:
+            ValueError: an input is missing, unknown, of another dtype or shape, a size is unknown, or an op refused its
+                arguments.
+        """
+        known = self._prepare(inputs, sizes)
+        self._layout.native.run(self._values)
+        return self._layout.results(known)
+
+    def timed_run(self, inputs: Inputs, sizes: Counts | None = None) -> tuple[tuple[str, ...], I64]:
+        """Run as `run` and return the name and the nanoseconds of every call."""
+        self._prepare(inputs, sizes)
+        return tuple(call.op for call in self._recorder.calls), self._layout.native.timed_run(self._values)
+
+    def _prepare(self, inputs: Inputs, sizes: Counts | None) -> Counts:
+        """Set the symbols and make room; returns the sizes."""
+        known = self._symbols.read(inputs, sizes, self._values)
+        grown = {name: known[name] for name, capacity in self._capacity.items() if known[name] > capacity}
+        if grown:
+            # Powers of two: few layouts, whatever the steps bring.
+            self._capacity |= {name: 1 << (need - 1).bit_length() for name, need in grown.items()}
+            self._layout = _Layout(self._recorder, self._symbols, self._capacity, self._outputs)
+        return known
+
+
+class _Symbols:
+    """What a run fills in: first every size that a call has in a field, then the address of every input.
+
+    Most runs have the shapes of the run before: then only addresses are read.
+
+    Attributes:
+        count: how many there are.
+        buffers: the tensors that are no inputs.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._inputs = recorder.inputs
+        self._sizes = tuple(dict.fromkeys(size for call in recorder.calls for _, size in call.sizes))
+        self._number_of_size = {size: i for i, size in enumerate(self._sizes)}
+        self._number_of_input = {t.index: len(self._sizes) + i for i, t in enumerate(recorder.inputs.values())}
+        self.count = len(self._sizes) + len(recorder.inputs)
+        self.buffers = [t for t in recorder.tensors if t.index not in self._number_of_input]
+        self._dtypes = [(name, (t.dtype, _ARRAY_DTYPES[t.dtype])) for name, t in recorder.inputs.items()]
+        self._last: tuple[list[Any], Counts | None] | None = None
+        self._known: Counts = {}
+
+    def of_size(self, size: Size) -> int:
+        """The symbol of a size."""
+        return self._number_of_size[size]
+
+    def of_input(self, tensor: SymbolicTensor) -> int | None:
+        """The symbol of an input's address; None when the tensor is no input."""
+        return self._number_of_input.get(tensor.index)
+
+    def read(self, inputs: Inputs, sizes: Counts | None, values: I64) -> Counts:
+        """Write the symbols' values; returns the sizes, those that are given and those that the inputs' shapes tell."""
+        if inputs.keys() != self._inputs.keys():
+            raise ValueError(f"inputs: expected {', '.join(self._inputs)}, got {', '.join(inputs)}")
+        shapes = [inputs[name].shape for name in self._inputs]
+        if (shapes, sizes) != self._last:
+            known = dict(sizes or ())
+            for shape, (name, declared) in zip(shapes, self._inputs.items(), strict=True):
+                _read_sizes(name, shape, declared, known)
+            values[: len(self._sizes)] = [_size_value(size, known) for size in self._sizes]
+            self._last, self._known = (shapes, sizes), known
+        values[len(self._sizes) :] = [_address(name, inputs[name], *dtypes) for name, dtypes in self._dtypes]
+        return self._known
+
+
+class _Layout:
+    """The recording with a place for every tensor.
+
+    Attributes:
+        native: the calls with the addresses of these places.
+    """
+
+    def __init__(
+        self, recorder: Recorder, symbols: _Symbols, capacity: Counts, outputs: tuple[SymbolicTensor, ...]
+    ) -> None:
+        num_bytes = {t.index: _num_bytes(t, capacity) for t in symbols.buffers}
+        uses: dict[int, list[int]] = {}
+        for c, call in enumerate(recorder.calls):
+            for _, tensor in call.pointers:
+                uses.setdefault(tensor.index, []).append(c)
+        for output in outputs:
+            uses[output.index].append(len(recorder.calls))
+        lifetimes = [Lifetime(num_bytes[t.index], uses[t.index][0], uses[t.index][-1]) for t in symbols.buffers]
+        placement = place(lifetimes)
+        self._arena = aligned_zeros((placement.num_bytes,), np.uint8)
+        offset_of = {t.index: offset for t, offset in zip(symbols.buffers, placement.offsets, strict=True)}
+        patches = _fill_in(recorder, symbols, {i: self._arena.ctypes.data + offset for i, offset in offset_of.items()})
+        self.native = NativeProgram([(call.op, call.params) for call in recorder.calls], patches, symbols.count)
+        self._wholes = [
+            _wrap(output, self._arena[offset_of[output.index] :][: num_bytes[output.index]], capacity)
+            for output in outputs
+        ]
+        self._rows = [output.shape[0] for output in outputs]
+        self._results: tuple[tuple[int, ...], tuple[Tensor, ...]] = (), ()
+
+    def results(self, known: Counts) -> tuple[Tensor, ...]:
+        """The outputs' rows of a run; the tensors of the run before where it had as many."""
+        counts = tuple(_value(dim, known) for dim in self._rows)
+        if counts != self._results[0]:
+            self._results = counts, tuple(w[:n] for w, n in zip(self._wholes, counts, strict=True))
+        return self._results[1]
+
+
+def _fill_in(recorder: Recorder, symbols: _Symbols, addresses: Mapping[int, int]) -> list[Patch]:
+    """Write the addresses of buffers into the calls' params; return the fields that a run fills."""
+    patches = []
+    for c, call in enumerate(recorder.calls):
+        patches += [Patch(c, offset, 4, symbols.of_size(size)) for offset, size in call.sizes]
+        for offset, tensor in call.pointers:
+            symbol = symbols.of_input(tensor)
+            if symbol is None:
+                call.set_pointer(offset, addresses[tensor.index])
+            else:
+                patches.append(Patch(c, offset, 8, symbol))
+    return patches
+
+
+def _wrap(tensor: SymbolicTensor, memory: Array, capacity: Counts) -> Tensor:
+    shape = [_value(dim, capacity) for dim in tensor.shape]
+    return from_numpy(memory.view(_ARRAY_DTYPES[tensor.dtype]).reshape(shape))
+
+
+def _num_bytes(tensor: SymbolicTensor, capacity: Counts) -> int:
+    return math.prod(_value(dim, capacity) for dim in tensor.shape) * ELEMENT_BYTES[tensor.dtype]
+
+
+def _value(dim: Dim, sizes: Counts) -> int:
+    return sizes[dim.name] + dim.extra if isinstance(dim, Size) else dim
+
+
+def _size_value(size: Size, known: Counts) -> int:
+    if size.name not in known:
+        raise ValueError(f"sizes: expected one for {size.name}, got {', '.join(known)}")
+    return _value(size, known)
+
+
+def _read_sizes(name: str, shape: Sequence[int], declared: SymbolicTensor, known: dict[str, int]) -> None:
+    """Check an input's shape; sizes seen for the first time become known."""
+    if len(shape) != len(declared.shape) or not all(
+        _fits(dim, got, known) for dim, got in zip(declared.shape, shape, strict=True)
+    ):
+        sizes = ", ".join(f"{size} = {value}" for size, value in known.items())
+        raise ValueError(f"{name}: expected shape {list(declared.shape)} with {sizes or 'any size'}, got {list(shape)}")
+
+
+def _fits(dim: Dim, got: int, known: dict[str, int]) -> bool:
+    """Whether a dimension can be `got`; a size seen for the first time becomes known."""
+    if not isinstance(dim, Size):
+        return dim == got
+    return got >= dim.extra and known.setdefault(dim.name, got - dim.extra) == got - dim.extra
+
+
+def _address(name: str, given: Any, dtype: paddle.dtype, array_dtype: np.dtype[Any]) -> int:
+    """Return where an input is, an array or a tensor; raises ValueError when its memory is not as declared."""
+    if isinstance(given, np.ndarray):
+        if given.dtype == array_dtype and given.flags.c_contiguous:
+            return address(given)
+    elif given.dtype == dtype and given.is_contiguous() and given.place.is_cpu_place():
+        return int(given.data_ptr())
+    raise ValueError(f"{name}: expected contiguous {dtype}, got {given.dtype} with strides {given.strides}")

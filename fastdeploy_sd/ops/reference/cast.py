@@ -1,0 +1,13 @@
+"""Meaning of cast."""
+
+from __future__ import annotations
+
+import numpy.typing as npt
+
+from fastdeploy_sd.ops.bf16 import narrow, widen
+from fastdeploy_sd.ops.native.arrays import Array
+
+
+def cast(x: Array, dtype: npt.DTypeLike) -> Array:
+    """Return x [T, N] in float32 or bfloat16; the latter is rounded to nearest, ties to even."""
+    return narrow(widen(x), dtype)

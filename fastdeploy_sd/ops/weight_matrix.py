@@ -1,0 +1,74 @@
+"""A weight matrix as a checkpoint holds it: parts, some transposed, that packing reads in place. Knows no framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.ops.bf16 import widen
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightPart:
+    """Some outputs of a weight matrix.
+
+    Attributes:
+        name: of the tensor in its checkpoint.
+        data: f32, f16 or bf16 (u16 bits) [N, K], or [K, N] if transposed; may be a read-only memory map.
+    """
+
+    name: str
+    data: Array
+    is_transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K); raises ValueError when `data` is no matrix."""
+        if self.data.ndim != 2:  # noqa: PLR2004
+            raise ValueError(f"weight: expected [N, K], got shape {list(self.data.shape)}")
+        rows, columns = self.data.shape
+        return (columns, rows) if self.is_transposed else (rows, columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightMatrix:
+    """A weight matrix [N, K] as parts that follow one another along N: q, k and v, or gate and up.
+
+    Attributes:
+        parts: at least one, all with the same K.
+    """
+
+    parts: tuple[WeightPart, ...]
+
+    @classmethod
+    def whole(cls, data: Array, name: str = "weight") -> WeightMatrix:
+        """Return a matrix of one part [N, K]."""
+        return cls((WeightPart(name, data),))
+
+    @property
+    def name(self) -> str:
+        """The names of the parts: two matrices of one checkpoint with the same name hold the same values."""
+        return " | ".join(part.name for part in self.parts)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K).
+
+        Raises:
+            ValueError: a part is no matrix, or their K differ.
+        """
+        shapes = [part.shape for part in self.parts]
+        if len({columns for _, columns in shapes}) != 1:
+            raise ValueError(f"weight: expected parts [N, K] of one K, got shapes {shapes}")
+        return sum(rows for rows, _ in shapes), shapes[0][1]
+
+    def to_array(self) -> Array:
+        """Return the matrix as one array f32 or bf16 (u16 bits) [N, K]; a copy unless it is that already."""
+        rows = [part.data.T if part.is_transposed else part.data for part in self.parts]
+        is_narrow = all(part.dtype == np.uint16 for part in rows)
+        arrays = rows if is_narrow else [part if part.dtype == np.float32 else widen(part) for part in rows]
+        return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))

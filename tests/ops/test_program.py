@@ -1,0 +1,230 @@
+"""Recorded passes: what can be recorded, what a run checks, and what the native program refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from fastdeploy_sd.ops import shim
+from fastdeploy_sd.ops.activation import swiglu
+from fastdeploy_sd.ops.batch import gather_output_rows
+from fastdeploy_sd.ops.library import CParams
+from fastdeploy_sd.ops.lowering import LOWERINGS
+from fastdeploy_sd.ops.native.activation import SwigluParams
+from fastdeploy_sd.ops.native.norm import RmsNormParams
+from fastdeploy_sd.ops.native.program import NativeProgram, Patch
+from fastdeploy_sd.ops.norm import rms_norm
+from fastdeploy_sd.ops.program import Program
+from fastdeploy_sd.ops.recorder import Recorder, RecordingError, Size
+from fastdeploy_sd.types import F32
+
+WIDTH = 64
+WEIGHT = np.linspace(0.5, 2.0, WIDTH, dtype=np.float32)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder(LOWERINGS)
+
+
+def matrix(recorder: Recorder, name: str = "x", width: int = WIDTH) -> Any:
+    return recorder.add_input(name, paddle.float32, (Size("num_tokens"), width))
+
+
+def chosen_rows(x: Any, indices: Any) -> tuple[Any, Any]:
+    """A small pass with a choice of rows, a residual and two outputs."""
+    h, total = rms_norm(x, paddle.to_tensor(WEIGHT), 1e-5)
+    for _ in range(3):
+        h, total = rms_norm(h, paddle.to_tensor(WEIGHT), 1e-5, total)
+    return total, swiglu(gather_output_rows(h, indices))
+
+
+def record_chosen_rows(recorder: Recorder) -> Program:
+    indices = recorder.add_input("indices", paddle.int32, (Size("num_rows"),))
+    return Program(recorder, chosen_rows(matrix(recorder), indices))
+
+
+def rows(count: int, seed: int = 0) -> F32:
+    return np.random.default_rng(seed).standard_normal((count, WIDTH)).astype(np.float32)
+
+
+def test_a_program_does_what_the_ops_do_whatever_the_sizes(recorder: Recorder) -> None:
+    """Also when it grows in between, for more tokens, for more rows, and for none."""
+    program = record_chosen_rows(recorder)
+    for num_tokens, num_rows in [(3, 2), (1, 1), (200, 5), (3, 300), (7, 0), (1000, 1000), (2, 2)]:
+        x = rows(num_tokens, seed=num_tokens)
+        indices = np.random.default_rng(num_rows).integers(0, num_tokens, num_rows).astype(np.int32)
+        wanted = chosen_rows(paddle.to_tensor(x), indices)
+        got = program.run({"x": x, "indices": indices})
+        for g, w in zip(got, wanted, strict=True):
+            assert g.shape == w.shape
+            np.testing.assert_array_equal(g.numpy(), w.numpy())
+
+
+def test_an_output_stays_what_it_is_when_the_program_has_moved(recorder: Recorder) -> None:
+    """A larger run gets other memory; what the run before returned is not torn away."""
+    program = record_chosen_rows(recorder)
+    none = np.zeros(0, np.int32)
+    first = program.run({"x": rows(2), "indices": none})[0]
+    wanted = first.numpy().copy()
+    program.run({"x": rows(5000, seed=1), "indices": none})
+    np.testing.assert_array_equal(first.numpy(), wanted)
+
+
+def test_a_timed_run_names_every_call(recorder: Recorder) -> None:
+    program = record_chosen_rows(recorder)
+    names, nanoseconds = program.timed_run({"x": rows(2), "indices": np.zeros(1, np.int32)})
+    assert names == (*["rms_norm"] * 4, "gather_output_rows", "swiglu")
+    assert len(nanoseconds) == len(names)
+    assert (nanoseconds > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ({"x": rows(2)}, r"inputs: expected indices, x, got x"),
+        (
+            {"x": rows(2).astype(np.float64), "indices": np.zeros(1, np.int32)},
+            r"x: expected contiguous .*float32, got float64",
+        ),
+        (
+            {"x": rows(2)[:, :60], "indices": np.zeros(1, np.int32)},
+            r"x: expected shape \[num_tokens, 64\] .*got \[2, 60\]",
+        ),
+        ({"x": rows(2)[0], "indices": np.zeros(1, np.int32)}, r"x: expected shape .*got \[64\]"),
+        ({"x": rows(4)[::2], "indices": np.zeros(1, np.int32)}, r"x: expected contiguous"),
+        ({"x": rows(2), "indices": np.zeros(1, np.int64)}, r"indices: expected contiguous .*int32, got int64"),
+    ],
+)
+def test_an_input_must_be_as_declared(recorder: Recorder, inputs: dict[str, Any], text: str) -> None:
+    program = record_chosen_rows(recorder)
+    with pytest.raises(ValueError, match=text):
+        program.run(inputs)
+
+
+def test_inputs_must_agree_on_their_sizes(recorder: Recorder) -> None:
+    count = Size("n")
+    offsets = recorder.add_input("offsets", paddle.int32, (count + 1,))
+    x = recorder.add_input("x", paddle.float32, (count, WIDTH))
+    program = Program(recorder, [gather_output_rows(x, offsets)])
+    zeros = np.zeros(4, np.int32)
+    assert program.run({"offsets": zeros, "x": rows(3)})[0].shape == [4, WIDTH]
+    with pytest.raises(ValueError, match=r"x: expected shape \[n, 64\] with n = 3, got \[4, 64\]"):
+        program.run({"offsets": zeros, "x": rows(4)})
+
+
+def test_an_op_that_refuses_its_arguments_is_named(recorder: Recorder) -> None:
+    program = record_chosen_rows(recorder)
+    with pytest.raises(
+        ValueError, match=r"call 4 \(gather_output_rows\): indices: expected rows of x, got one outside"
+    ):
+        program.run({"x": rows(2), "indices": np.array([2], np.int32)})
+    program.run({"x": rows(3), "indices": np.array([2], np.int32)})
+
+
+# ---- what cannot be recorded ----------------------------------------------------------------------------------------
+
+
+def test_an_op_without_lowering_is_refused_by_name(recorder: Recorder) -> None:
+    with pytest.raises(RecordingError, match=r"op sample: expected one of rms_norm, .* while a pass is recorded"):
+        shim.run("sample", matrix(recorder))
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        bool,
+        lambda x: x == 0,
+        np.asarray,
+        lambda x: x + 1,
+        len,
+        lambda x: x[0],
+        lambda x: paddle.concat([x, x]),
+        lambda x: x.shape[0] == 1,
+        lambda x: x.shape[0] > 1,
+        lambda x: range(x.shape[0]),
+        lambda x: bool(x.shape[0]),
+    ],
+)
+def test_looking_at_content_or_sizes_is_refused(recorder: Recorder, look: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        look(matrix(recorder))
+
+
+@pytest.mark.parametrize("name", ["numpy", "astype", "item", "reshape"])
+def test_tensor_methods_are_refused_by_name(recorder: Recorder, name: str) -> None:
+    with pytest.raises(
+        AttributeError, match=rf"expected only ops of fastdeploy_sd.ops on a recorded tensor, got \.{name}"
+    ):
+        getattr(matrix(recorder), name)
+
+
+def test_shapes_and_dtypes_are_checked_when_recording(recorder: Recorder) -> None:
+    x = matrix(recorder)
+    with pytest.raises(ValueError, match=r"rms_norm: weight: expected shape \[64\], got \[32\]"):
+        rms_norm(x, paddle.ones([32]), 1e-5)
+    with pytest.raises(ValueError, match=r"rms_norm: weight: expected .*float32, got .*bfloat16"):
+        rms_norm(x, paddle.ones([WIDTH], dtype="bfloat16"), 1e-5)
+    with pytest.raises(ValueError, match=r"rms_norm: residual: expected shape \[num_tokens, 64\], got \[rows, 64\]"):
+        rms_norm(x, paddle.ones([WIDTH]), 1e-5, recorder.add_tensor(paddle.float32, (Size("rows"), WIDTH)))
+    with pytest.raises(ValueError, match=r"swiglu: gate_up: expected \[T, 2 \* I\], got"):
+        swiglu(matrix(recorder, "odd", 63))
+
+
+def test_tensors_of_two_recordings_do_not_mix(recorder: Recorder) -> None:
+    other = matrix(Recorder(LOWERINGS))
+    with pytest.raises(
+        ValueError, match="residual: expected a tensor of the pass that is recorded, got one of another"
+    ):
+        rms_norm(matrix(recorder), paddle.ones([WIDTH]), 1e-5, other)
+
+
+# ---- the native program ---------------------------------------------------------------------------------------------
+
+
+def swiglu_params(x: F32, y: F32) -> SwigluParams:
+    return SwigluParams(0, y.shape[1], 0, x.ctypes.data, y.ctypes.data)
+
+
+@pytest.mark.parametrize(
+    ("op", "params", "patches", "text"),
+    [
+        ("no_such_op", SwigluParams(), [], r"call 0 \(no_such_op\): expected an op of the library"),
+        ("swiglu", RmsNormParams(), [], r"call 0 \(swiglu\): num_bytes: expected the size of the op's params"),
+        ("swiglu", SwigluParams(), [Patch(1, 0, 4, 0)], r"patch\.call: expected a call of the program"),
+        ("swiglu", SwigluParams(), [Patch(0, 0, 2, 0)], r"call 0 \(swiglu\): patch\.num_bytes: expected 4 or 8"),
+        ("swiglu", SwigluParams(), [Patch(0, 2, 4, 0)], r"call 0 \(swiglu\): patch\.offset: expected an aligned field"),
+        ("swiglu", SwigluParams(), [Patch(0, -8, 8, 0)], r"call 0 \(swiglu\): patch\.offset"),
+        ("swiglu", SwigluParams(), [Patch(0, 32, 8, 0)], r"call 0 \(swiglu\): patch\.offset"),
+        ("swiglu", SwigluParams(), [Patch(0, 0, 4, 1)], r"call 0 \(swiglu\): patch\.symbol: expected a symbol"),
+    ],
+)
+def test_a_contradictory_program_is_refused(op: str, params: CParams, patches: list[Patch], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        NativeProgram([(op, params)], patches, num_symbols=1)
+
+
+def test_symbols_fill_their_fields_before_every_run() -> None:
+    x, y = rows(6), np.zeros((6, WIDTH // 2), np.float32)
+    program = NativeProgram([("swiglu", swiglu_params(x, y))], [Patch(0, 0, 4, 0)], num_symbols=1)
+    program.run(np.array([2], np.int64))
+    assert (y[:2] != 0).all()
+    assert (y[2:] == 0).all()
+    program.run(np.array([6], np.int64))
+    np.testing.assert_array_equal(y, swiglu(paddle.to_tensor(x)).numpy())
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 31])
+def test_a_count_must_fit_its_field(value: int) -> None:
+    program = NativeProgram([("swiglu", SwigluParams())], [Patch(0, 0, 4, 0)], num_symbols=1)
+    with pytest.raises(ValueError, match=r"symbols: expected 0\.\.2\^31 - 1 for a 4-byte field"):
+        program.run(np.array([value], np.int64))
+
+
+def test_the_number_of_symbols_must_be_right() -> None:
+    program = NativeProgram([("swiglu", SwigluParams())], [Patch(0, 0, 4, 0)], num_symbols=1)
+    with pytest.raises(ValueError, match=r"symbols: expected contiguous int64\[1\], got int64\[2\]"):
+        program.run(np.zeros(2, np.int64))

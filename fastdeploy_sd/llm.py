@@ -54,7 +54,8 @@ class GenerationOutput:
 class LLM:
     """A loaded model that completes prompts. Not for use by several threads at once.
 
-    Frees the model when it is dropped, when `close` is called, or at the end of a `with` block.
+    Frees the model when it is dropped, when `close` is called, or at the end of a `with` block. After a step of the
+    model raised, it refuses all calls but `close`.
 
     Example:
         >>> with LLM(model="demo") as llm:  # doctest: +SKIP
@@ -76,6 +77,7 @@ class LLM:
         self._encoder = PromptEncoder(self._tokenizer)
         self._engine: Engine | None
         self._engine, self._free = _start(self, config)
+        self._failure: str | None = None
         self._builder = RequestBuilder(self._encoder, self._engine.model_info, config.model.seed)
         self._speculation = self._engine.model_info.speculation
         self._verify_strategy = config.speculative.verify_strategy
@@ -108,7 +110,8 @@ class LLM:
                 the cache.
             InternalError: a computation failed; the other prompts are aborted.
             KeyboardInterrupt: after the current step; the prompts are aborted and the LLM stays usable.
-            Unavailable: the LLM is closed.
+            Unavailable: the LLM is closed, or a step of an earlier call raised.
+            Exception: what a step raised, also KeyboardInterrupt by a second Ctrl-C; the LLM is then unusable.
         """
         if (prompts is None) == (prompt_token_ids is None):
             got = "neither" if prompts is None else "both"
@@ -143,7 +146,7 @@ class LLM:
 
         Raises:
             BadRequest: a message or a parameter is wrong, or as generate.
-            InternalError, KeyboardInterrupt, Unavailable: as generate.
+            InternalError, KeyboardInterrupt, Unavailable, Exception: as generate.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         kwargs = chat_template_kwargs or {}
@@ -177,6 +180,8 @@ class LLM:
     ) -> list[GenerationOutput]:
         if self._engine is None:
             raise Unavailable("this LLM is closed")
+        if self._failure is not None:
+            raise Unavailable(f"this LLM is unusable, make another: a step of an earlier call raised {self._failure}")
         params = params_per_prompt(sampling_params, len(prompts))
         options = [RequestOptions(f"llm-{next(self._serials)}", speculation=speculation) for _ in prompts]
         groups = [
@@ -184,7 +189,10 @@ class LLM:
             for prompt, sampling, option in zip(prompts, params, options, strict=True)
         ]
         batch = _Batch(self._engine, self._tokenizer, [request for group in groups for request in group])
-        batch.run(use_tqdm)
+        try:
+            batch.run(use_tqdm)
+        finally:
+            self._failure = batch.failure
         return [
             self._result(option.request_id, prompt, group, batch.completions_of(group))
             for option, prompt, group in zip(options, prompts, groups, strict=True)
@@ -222,7 +230,7 @@ class _Sequence:
 
 
 class _Batch:
-    """Drives the engine until all requests have ended."""
+    """Drives the engine until all requests have ended. `failure` tells what a step raised, if one did."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, requests: Iterable[Request]) -> None:
         self._engine = engine
@@ -232,6 +240,7 @@ class _Batch:
         }
         self._waiting = deque(self._sequences.values())
         self._running: set[str] = set()
+        self.failure: str | None = None
 
     def run(self, use_tqdm: bool) -> None:
         """Submit as the queue takes them and step; abort everything when interrupted or when a request fails."""
@@ -241,11 +250,19 @@ class _Batch:
             with DeferredInterrupt() as interrupt, bar:
                 while self._waiting or self._running:
                     self._submit()
-                    for output in self._engine.step():
+                    for output in self._step():
                         bar.update(int(self._take(output)))
                     interrupt.raise_pending()
         finally:
-            self._engine.abort(self._running)
+            if self.failure is None:
+                self._engine.abort(self._running)
+
+    def _step(self) -> list[RequestOutput]:
+        try:
+            return self._engine.step()
+        except BaseException as error:  # an interrupt, too, leaves the engine half updated
+            self.failure = repr(error)
+            raise
 
     def completions_of(self, requests: Iterable[Request]) -> list[Completion]:
         """Return what became of some of the requests; only valid after `run`."""

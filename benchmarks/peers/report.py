@@ -141,12 +141,13 @@ def _peer_text(group: Group, peer: str) -> str:
 
 
 def _machine(groups: Sequence[Group]) -> str:
-    machine, threads = groups[0].machine, groups[0].settings["threads"]
+    machines = dict.fromkeys(
+        f"{g.machine['cpu']}, {g.machine['num_cpus']} CPUs, {g.settings['threads']} threads each" for g in groups
+    )
     states = [state for group in groups for state in group.rounds]
     versions = {name: v for g in groups for info in g.peers.values() for name, v in info["versions"].items()}
     lines = [
-        f"{machine['cpu']}, {machine['num_cpus']} CPUs, {threads} threads each; measured {groups[0].created},"
-        f" revision {groups[0].git_sha or 'unknown'}.",
+        f"{' and '.join(machines)}; measured {_provenance(groups)}.",
         f"Before the rounds: read bandwidth {_span(states, 'read_gb_per_s')} GB/s, float32 products"
         f" {_span(states, 'matmul_gflops')} GFLOP/s, other programs {_span(states, 'foreign_cpus')} CPUs.",
         "Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".",
@@ -158,6 +159,19 @@ def _machine(groups: Sequence[Group]) -> str:
             f" {_QUIET_CPUS} CPUs. Peers that wait by spinning suffer most; do not quote figures of such a run.**"
         )
     return "\n".join(lines)
+
+
+def _provenance(groups: Sequence[Group]) -> str:
+    """When and at which revision; of several revisions, which records are of each."""
+    of_revision: dict[str, list[Group]] = {}
+    for group in groups:
+        of_revision.setdefault(group.git_sha or "unknown", []).append(group)
+    parts = []
+    for name, measured in of_revision.items():
+        dates = sorted({group.created for group in measured})
+        text = " to ".join(dict.fromkeys([dates[0], dates[-1]])) + f", revision {name}"
+        parts.append(text if len(of_revision) == 1 else f"{text} ({', '.join(g.name for g in measured)})")
+    return "; ".join(parts)
 
 
 def _span(states: Sequence[dict[str, float]], name: str) -> str:

@@ -1,7 +1,8 @@
 """The records of a comparison: one JSON file per metric and bits, written when all peers of it are measured.
 
 Schema version 1:
-    schema_version, metric, bits, created (UTC), git_sha, settings: what was asked for,
+    schema_version, metric, bits, created (UTC), settings: what was asked for,
+    git_sha: the commit, with "-dirty-" and a digest where it had changes, null outside of a checkout,
     machine: {cpu, num_cpus},
     rounds: [{read_gb_per_s, core_latency_ns, matmul_gflops, foreign_cpus}], measured before each round,
     peers: peer -> {format, versions, kv_type, notes, failed: reason or null},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -17,11 +16,12 @@ from benchmarks.peers.catalogue import PEERS
 from benchmarks.peers.in_process import CALL_TIMEOUT_S, InProcess
 from benchmarks.peers.machine import Machine, state_line
 from benchmarks.peers.over_http import Drafter, measure_http, measure_speculation
-from benchmarks.peers.paths import PEERS_DIR, ROOT, model_path
+from benchmarks.peers.paths import PEERS_DIR, model_path
 from benchmarks.peers.plan import IN_PROCESS, Plan
 from benchmarks.peers.process import PeerError, Worker
 from benchmarks.peers.protocol import Settings
 from benchmarks.peers.results import Case, Group, load_group
+from benchmarks.peers.revision import revision
 from benchmarks.peers.servers import Server
 from fastdeploy_sd.bench.progress import Progress
 from fastdeploy_sd.errors import ConfigError
@@ -38,7 +38,8 @@ class Scope:
         peers, bits, metrics: by name.
         threads: of computation, the same for all.
         kv_cache_dtype: of our own server.
-        output: folder of the records; a metric that has one for the same scope is not measured again.
+        output: folder of the records; a metric that has a whole one of the same scope and revision is not measured
+            again.
     """
 
     peers: Sequence[str]
@@ -78,6 +79,7 @@ class Comparison:
             for peer in self._peers(bits):
                 launch.verify_ready(peer, bits)
         self._machine = Machine(scope.threads)
+        self._revision = revision()
         self._todo = [
             (bits, metric) for bits in scope.bits for metric in scope.metrics if not self._is_done(metric, bits)
         ]
@@ -85,7 +87,7 @@ class Comparison:
         self._progress = Progress(max(1, num_rounds), "peers")
 
     def run(self) -> None:
-        """Measure what has no record yet."""
+        """Measure what has no whole record of this revision yet."""
         for bits in self._scope.bits:
             metrics = [metric for todo, metric in self._todo if todo == bits]
             in_process = [metric for metric in metrics if metric in IN_PROCESS]
@@ -121,10 +123,9 @@ class Comparison:
         with ExitStack() as stack:
             servers = {}
             for peer in self._peers(bits):
-                if not PEERS[peer].has_server:
-                    group.peers[peer] = _info(peer, bits, failed="it has no server with OpenAI's API here")
+                if peer in group.peers:  # with the reason why it has no place there
                     continue
-                group.peers[peer], server = self._serve(stack, peer, bits, settings, [])
+                group.peers[peer], server = self._serve(stack, peer, bits, settings)
                 if server is not None:
                     servers[peer] = server
             self._finish(group, measure_http(servers, plan, self._on_round(group)))
@@ -145,8 +146,8 @@ class Comparison:
             group.peers[peer], worker = self._load(stack, peer, group.bits, settings)
             return [] if worker is None else [Drafter(peer, name, worker, option) for name, option in drafting.items()]
         drafters = []
-        for name, arguments in drafting.items():
-            group.peers[peer], server = self._serve(stack, peer, group.bits, settings, arguments)
+        for name in drafting:
+            group.peers[peer], server = self._serve(stack, peer, group.bits, settings, name)
             if server is None:
                 group.cases.append(Case(name, peer, 1, failed=group.peers[peer]["failed"]))
             else:
@@ -165,10 +166,12 @@ class Comparison:
         return _info(peer, bits) | loaded, worker
 
     def _serve(
-        self, stack: ExitStack, peer: str, bits: str, settings: Settings, drafting: Sequence[str]
+        self, stack: ExitStack, peer: str, bits: str, settings: Settings, drafter: str | None = None
     ) -> tuple[dict[str, Any], Server | None]:
-        log = _LOGS / f"{peer}-{bits}-server.log"
-        server = Server(lambda port: launch.server(peer, bits, port, settings, drafting), log)
+        arguments = [] if drafter is None else PEERS[peer].drafting[drafter]
+        # A peer's drafters run at the same time, each with a log of its own.
+        name = "-".join([peer, bits, "server", *(drafter or "").replace(",", "").split()])
+        server = Server(lambda port: launch.server(peer, bits, port, settings, arguments), _LOGS / f"{name}.log")
         stack.callback(server.close)
         try:
             server.wait()
@@ -182,13 +185,13 @@ class Comparison:
             metric=metric,
             bits=bits,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            git_sha=_git_sha(),
+            git_sha=self._revision,
             settings=self._scope.settings(),
             machine=self._machine.describe(),
             peers={
-                peer: _info(peer, bits, failed=f"it runs in {', '.join(PEERS[peer].formats)} only here")
+                peer: _info(peer, bits, failed=lack)
                 for peer in self._scope.peers
-                if bits not in PEERS[peer].formats
+                if (lack := _lack(peer, metric, bits)) is not None
             },
         )
 
@@ -204,21 +207,27 @@ class Comparison:
         group.save(self._scope.output)
 
     def _is_done(self, metric: str, bits: str) -> bool:
+        """Whether there is a record of this scope and revision in which no peer has failed."""
         path = self._scope.output / f"{metric}-{bits}.json"
         try:
-            return path.exists() and load_group(path).settings == self._scope.settings()
+            group = load_group(path) if path.exists() else None
         except ConfigError:
             return False  # of an older version: measured again
+        if group is None or group.settings != self._scope.settings() or group.git_sha != self._revision:
+            return False
+        has_failed = any(info["failed"] != _lack(peer, metric, bits) for peer, info in group.peers.items())
+        return not has_failed and all(case.failed is None for case in group.cases)
+
+
+def _lack(peer: str, metric: str, bits: str) -> str | None:
+    """Why a peer can never have figures in a metric, which is no failure."""
+    if bits not in PEERS[peer].formats:
+        return f"it runs in {', '.join(PEERS[peer].formats)} only here"
+    if metric == "http" and not PEERS[peer].has_server:
+        return "it has no server with OpenAI's API here"
+    return None
 
 
 def _info(peer: str, bits: str, failed: str | None = None) -> dict[str, Any]:
     """What a record says about a peer; a worker adds to it what it tells when it has loaded."""
     return {"format": PEERS[peer].formats.get(bits), "versions": {}, "kv_type": None, "notes": "", "failed": failed}
-
-
-def _git_sha() -> str | None:
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

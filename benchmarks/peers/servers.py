@@ -20,8 +20,10 @@ from benchmarks.peers.protocol import TokenIds
 from fastdeploy_sd.bench.load_client import Load, LoadClient, Timing
 
 _START_TIMEOUT_S = 600.0
+_ANSWER_TIMEOUT_S = 300.0
 _POLL_S = 0.1
 _CHECKED_TOKENS = 16
+_QUOTED_LEN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Server(Process):
         """Wait until it answers, and look whether its answer is right.
 
         Raises:
-            PeerError: it has ended, takes too long, or answers with the wrong text.
+            PeerError: it has ended, takes too long, or answers with an error, the wrong text or none.
         """
         end = time.monotonic() + _START_TIMEOUT_S
         while not self._is_ready():
@@ -68,10 +70,13 @@ class Server(Process):
         """Send a load and return the seconds from its first request to its last token.
 
         Raises:
-            PeerError: a request failed, or got another number of tokens.
+            PeerError: a request failed, or got another number of tokens, or the load was not done in time.
         """
         client = LoadClient(self._url, self._model, None, load)
-        timings = asyncio.run(client.run(lambda: None))
+        try:
+            timings = asyncio.run(asyncio.wait_for(client.run(lambda: None), _ANSWER_TIMEOUT_S))
+        except TimeoutError:
+            raise PeerError(f"load: expected its end within {_ANSWER_TIMEOUT_S:.0f} s, got none") from None
         for timing in timings:
             if timing.error is not None or timing.num_tokens != load.output_len:
                 reason = timing.error or f"expected {load.output_len} tokens, got {timing.num_tokens}"
@@ -86,7 +91,7 @@ class Server(Process):
                 return False
         except httpx.HTTPError:
             return False
-        self._model = answer.json()["data"][0]["id"]
+        self._model = _field(answer, "data", "id")
         return True
 
     def _verify_answer(self, prompt: TokenIds) -> None:
@@ -97,13 +102,32 @@ class Server(Process):
             "temperature": 0,
             "ignore_eos": True,
         }
-        response = httpx.post(f"{self._url}/v1/completions", json=body, timeout=None)
+        try:
+            response = httpx.post(f"{self._url}/v1/completions", json=body, timeout=_ANSWER_TIMEOUT_S)
+        except httpx.HTTPError as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise PeerError(f"request: expected an answer, got {reason}; {self.last_words()}") from None
         if response.is_error:
-            raise PeerError(f"request: HTTP {response.status_code}: {response.text[:200]}")
-        got, expected = response.json()["choices"][0]["text"], _text(answer(prompt, _CHECKED_TOKENS))
+            raise PeerError(f"request: HTTP {response.status_code}: {response.text[:_QUOTED_LEN]}")
+        got, expected = _field(response, "choices", "text"), _text(answer(prompt, _CHECKED_TOKENS))
         # How a text begins depends on the tokenizer's idea of what came before.
         if got.strip() != expected.strip():
             raise PeerError(f"text: expected {expected!r}, got {got!r}")
+
+
+def _field(response: httpx.Response, items: str, name: str) -> str:
+    """The text `name` of the first of an answer's `items`.
+
+    Raises:
+        PeerError: there is none.
+    """
+    try:
+        value = response.json()[items][0][name]
+    except (ValueError, LookupError, TypeError):
+        value = None
+    if not isinstance(value, str):
+        raise PeerError(f"answer: expected a text at {items}[0].{name}, got {response.text[:_QUOTED_LEN]!r}")
+    return value
 
 
 def _span_s(timings: list[Timing]) -> float:

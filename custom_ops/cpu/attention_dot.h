@@ -64,9 +64,9 @@ struct QueryVector {
 //   StartScore(query)           a sum before the first product of a score
 //   FinishScore(sum, query, k_scale)  16 scores
 //   StartValue(y), FinishValue(sum, factor, y)  16 output elements at `y`, before the first and after the last product
-//   RoundWeights(x, v_scale, weights, factor)   store x[64], 0 for hidden keys, as Weights; returns 16 lanes whose
-//   total
-//                   is the weight of the keys: the sum of what their values are going to be multiplied with
+//   RoundWeights(x, v_scale, weights, factor)
+//                   store x[64], 0 for hidden keys, as Weights; returns 16 lanes whose total is the weight of the
+//                   keys: the sum of what their values are going to be multiplied with
 template <typename T>
 struct KvDot;
 

@@ -3,6 +3,7 @@
 //
 // Scores are in units of log 2: the query's factor contains log2(e), so that e^x is 2^x here.
 #include "attention_dot.h"
+#include "simd_select.h"
 
 namespace fdsd {
 namespace FDSD_ISA {
@@ -38,15 +39,6 @@ FDSD_INLINE F32x16 Exp2(F32x16 x) {
   for (int i = 0; i < kLanes; ++i)
     if (n.v[i] <= -127.0f) z.v[i] = 0.0f;
   return z;
-#endif
-}
-
-// The largest lane, whichever order they are compared in.
-FDSD_INLINE float MaxLane(F32x16 a) {
-#if defined(FDSD_SIMD_AVX512)
-  return _mm512_reduce_max_ps(a.v);
-#else
-  return ReduceMax(a);
 #endif
 }
 

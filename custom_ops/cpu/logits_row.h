@@ -176,8 +176,10 @@ class LogitsRow {
 // else one after the other with all threads on each.
 template <typename Body>
 void ForEach(int64_t count, Body&& body) {
-  constexpr int kPerThread = 4;
-  if (count >= static_cast<int64_t>(kPerThread) * NumThreads()) return ParallelFor(count, body);
+  constexpr int64_t kPerThread = 4;
+  // With many threads a row has too few chunks to keep them busy: about as many as this for 152k tokens.
+  constexpr int64_t kEnough = 16;
+  if (count >= std::min(static_cast<int64_t>(kPerThread) * NumThreads(), kEnough)) return ParallelFor(count, body);
   for (int64_t i = 0; i < count; ++i) body(i);
 }
 

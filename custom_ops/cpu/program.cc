@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -98,11 +99,14 @@ Error Program::Build(const ProgramCall* calls, int32_t num_calls, const ProgramP
 
 Error Program::SetSymbol(int32_t symbol, int64_t value) {
   const bool is_count = value >= 0 && value <= std::numeric_limits<int32_t>::max();
-  for (int32_t i = cu_fields_[symbol]; i < cu_fields_[symbol + 1]; ++i) {
-    const Field& field = fields_[i];
-    if (field.num_bytes == 4 && !is_count) return "symbols: expected 0..2^31 - 1 for a 4-byte field, got another value";
+  const auto begin = fields_.begin() + cu_fields_[symbol];
+  const auto end = fields_.begin() + cu_fields_[symbol + 1];
+  // All are looked at before one is written: a refused value changes nothing.
+  if (!is_count && std::any_of(begin, end, [](const Field& field) { return field.num_bytes == 4; }))
+    return "symbols: expected 0..2^31 - 1 for a 4-byte field, got another value";
+  for (auto field = begin; field != end; ++field) {
     // A narrower field takes the low bytes: the processor is little-endian.
-    std::memcpy(memory() + field.offset, &value, static_cast<size_t>(field.num_bytes));
+    std::memcpy(memory() + field->offset, &value, static_cast<size_t>(field->num_bytes));
   }
   symbols_[symbol] = value;
   return nullptr;

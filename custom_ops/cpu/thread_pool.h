@@ -34,8 +34,16 @@ void ParallelForRows(int64_t num_rows, int64_t row_bytes, Body&& body) {
 }
 
 // Scratch memory of the calling thread, 64-byte aligned, grown on demand and kept; valid until the thread's next call
-// with the same slot. Slots let an op and the op it calls (moe_ffn -> linear) hold buffers at the same time.
-enum class Scratch : int { kOp, kRows, kTask, kInner, kInnerTask, kRanges, kCount };
+// with the same slot. What one op holds at the same time lies in different slots:
+enum class Scratch : int {
+  kOp,         // of the calling thread, for the whole op: plans, packed rows, sums
+  kRows,       // likewise, rows beside kOp
+  kTask,       // of a thread, for a task
+  kInner,      // of the calling thread, for what an op hands to a part shared with other ops
+  kInnerTask,  // of a thread, beside kTask
+  kRanges,     // ParallelRanges' own
+  kCount
+};
 void* ScratchBytes(Scratch slot, int64_t num_bytes);
 
 template <typename T>

@@ -17,9 +17,11 @@ from fastdeploy_sd.bench.hardware import MemorySpeed, measure_memory
 from fastdeploy_sd.bench.offline_run import phase_ms
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
-from fastdeploy_sd.types import I32, DraftTokens, Request
+from fastdeploy_sd.types import I32, DraftTokens, Request, RequestOutput
 
 # Steps per round and M: the first carries the drafts that the M before it left, so it is not counted.
 _TIMED_STEPS = 3
@@ -102,7 +104,11 @@ class RowSteps:
             pass
 
     def run(self, rows: Sequence[int], num_rounds: int, on_round: Callable[[Round], object]) -> list[Round]:
-        """Measure `num_rounds` rounds after one that is not counted; rows must contain 1."""
+        """Measure `num_rounds` rounds after one that is not counted; rows must contain 1.
+
+        Raises:
+            InternalError: a step was not one over as many rows as it should have been; see `verify_rows`.
+        """
         self._round(rows)
         rounds = []
         for i in range(num_rounds):
@@ -122,16 +128,38 @@ class RowSteps:
         for num_rows in rows:
             self._drafts.num_drafts = num_rows - 1
             self._engine.step()
-            steps = [self._step() for _ in range(_TIMED_STEPS)]
+            steps = [self._step(num_rows) for _ in range(_TIMED_STEPS)]
             step_ms[num_rows], forward_ms[num_rows] = min(steps)
         return Round(step_ms, forward_ms, memory)
 
-    def _step(self) -> tuple[float, float]:
+    def _step(self, num_rows: int) -> tuple[float, float]:
         before = self._engine.stats()
         begin = time.perf_counter()
-        self._engine.step()
+        outputs = self._engine.step()
         taken = (time.perf_counter() - begin) * 1e3
-        return taken, phase_ms((before, self._engine.stats()))["forward_ms"]
+        window = before, self._engine.stats()
+        verify_rows(num_rows, window, outputs)
+        return taken, phase_ms(window)["forward_ms"]
+
+
+def verify_rows(num_rows: int, window: tuple[EngineStats, EngineStats], outputs: Sequence[RequestOutput]) -> None:
+    """Refuse the time of a step over another number of rows, e.g. where the engine had no room for every draft.
+
+    Args:
+        num_rows: of the only request: its newest token and the drafts behind it.
+        window: snapshots before and after the step.
+        outputs: of the step.
+
+    Raises:
+        InternalError: the step did not judge num_rows - 1 drafts, or gave the request other than one token.
+    """
+    begin, end = window
+    num_drafts = end.num_draft_tokens - begin.num_draft_tokens
+    num_tokens = sum(len(output.token_ids) for output in outputs)
+    if (num_drafts, num_tokens) != (num_rows - 1, 1):
+        raise InternalError(
+            f"step: expected {num_rows - 1} drafts judged and 1 token, got {num_drafts} and {num_tokens}"
+        )
 
 
 def median_ratio(rounds: Sequence[Round], num_rows: int) -> float:

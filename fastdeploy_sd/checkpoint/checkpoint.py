@@ -94,7 +94,7 @@ class Checkpoint:
         raise CheckpointError(f"{file.path}: tensor {name!r}: expected a floating-point dtype, got {entry.dtype}")
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON values that change when a byte of a tensor may have changed, without reading the tensors."""
+        """Return JSON values that tell the checkpoint from others; of the tensors only samples are read."""
         files = {file.path.name: file.identity() for file in self._open_files}
         return {"config": hashlib.blake2b(json.dumps(self.config).encode(), digest_size=16).hexdigest(), "files": files}
 

@@ -6,7 +6,12 @@ works unchanged); any other value is an error that says "not supported yet" and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+
+from fastdeploy_sd.errors import suggest
+
+_GRAPH_OPTION = "graph_optimization_config"
 
 # Name -> the accepted values; () = none is, because any value asks for something that would not happen.
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -34,7 +39,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "load_choices": ("default", "default_v1"),
     "rsync_config": (None,),
     "device": ("cpu",),
-    "graph_optimization_config": (None, {"use_cudagraph": True}, '{"use_cudagraph": true}'),
+    _GRAPH_OPTION: (None,),
     "plas_attention_config": (None,),
     "guided_decoding_backend": ("off",),
     "guided_decoding_disable_any_whitespace": (False,),
@@ -115,7 +120,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 INSTEAD: Mapping[str, str] = {
     "gpu_memory_utilization": "use kv_cache_memory_gb, an absolute size, for the KV cache on a CPU",
     "kv_cache_ratio": "prompts and outputs share all blocks; use kv_cache_memory_gb for their total",
-    "graph_optimization_config": "the forward pass is recorded and replayed unless enforce_eager is set",
+    _GRAPH_OPTION: "the forward pass is recorded and replayed unless enforce_eager is set",
     "metrics_port": "metrics are at /metrics on the server's port",
     "enable_logprob": "log-probabilities are always available to requests that ask",
     "max_waiting_time": "use max_num_queued_requests to bound the queue",
@@ -131,12 +136,46 @@ UNSUPPORTED_SPECULATIVE: Mapping[str, tuple[object, ...]] = {
     "num_extra_cache_layer": (0,),
 }
 
+# Keys of graph_optimization_config; as above. They ask for what recording the forward pass does anyway.
+UNSUPPORTED_GRAPH: Mapping[str, tuple[object, ...]] = {
+    "use_cudagraph": (True,),
+    "draft_model_use_cudagraph": (True,),
+}
+
 
 def rejection(name: str, value: object, accepted: tuple[object, ...]) -> str | None:
     """Return why `value` of a not yet supported option cannot be accepted, or None when it asks for nothing."""
     text = str(value).strip().lower()
     if any(text == str(a).lower() for a in accepted):
         return None
+    if name == _GRAPH_OPTION:
+        return _graph_rejection(value)
     only = f" (only {' or '.join(str(a).lower() for a in accepted)} is)" if accepted else ""
     instead = f"; {INSTEAD[name]}" if name in INSTEAD else ""
     return f"{name}: {value!r} is not supported yet in this version{only}{instead}"
+
+
+def _graph_rejection(value: object) -> str | None:
+    """As `rejection`, of a map or its JSON text, key by key."""
+    pairs = _read_pairs(value)
+    instead = INSTEAD[_GRAPH_OPTION]
+    if pairs is None:
+        return f"{_GRAPH_OPTION}: expected a map or a JSON object, got {value!r}; {instead}"
+    for written, item in pairs:
+        key = str(written).replace("-", "_")
+        accepted = UNSUPPORTED_GRAPH.get(key, ())
+        reason = rejection(f"{_GRAPH_OPTION}.{key}", item, accepted)
+        if reason is not None:
+            return f"{reason}{'' if accepted else suggest(key, UNSUPPORTED_GRAPH)}; {instead}"
+    return None
+
+
+def _read_pairs(value: object) -> tuple[tuple[object, object], ...] | None:
+    """Return the keys and values of a map or a JSON object, repeated ones too; None for anything else."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value, object_pairs_hook=tuple)  # an array is a list, so a tuple is an object
+        except (ValueError, RecursionError):
+            return None
+        return value if isinstance(value, tuple) else None
+    return tuple(value.items()) if isinstance(value, Mapping) else None

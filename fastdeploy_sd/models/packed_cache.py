@@ -13,11 +13,19 @@ import logging
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 import fastdeploy_sd
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.packed_file import Bytes, Key, PackedFile, PackedFileError, write_packed_file
+from fastdeploy_sd.models.packed_file import (
+    Bytes,
+    Key,
+    PackedFile,
+    PackedFileError,
+    remove_unfinished,
+    write_packed_file,
+)
 from fastdeploy_sd.ops.native.checksum import packed_layout_version
 from fastdeploy_sd.quantization.scheme import QuantScheme
 
@@ -52,8 +60,9 @@ def packed_matrices(
 ) -> Iterator[PackedMatrices | None]:
     """Give the packed matrices that a folder holds for a checkpoint; what the body adds is written when it ends well.
 
-    Processes that find no usable file take turns, so that one packs and the others read what it wrote. A folder that
-    cannot be written is read like any other; then every process packs what is not there.
+    Processes that find no usable file take turns, so that one packs and the others read what it wrote; writing what a
+    usable file lacks takes a turn too. A folder without a lock, as one that cannot be written, is used like any other;
+    then every process packs what is not there.
 
     Args:
         folder: created if missing; None = nothing is kept and None is given.
@@ -70,15 +79,19 @@ def packed_matrices(
     except OSError as error:
         raise ConfigError(f"{_OPTION}: expected a folder or a place for one: {error}", param=_OPTION) from error
     key, path = cache_key(checkpoint, scheme, part), folder / file_name(checkpoint, scheme, part)
-    with contextlib.ExitStack() as stack:
-        file = _open(path, key, logging.DEBUG)
-        if file is None:
-            stack.enter_context(_turn(path))
-            file = _open(path, key, logging.WARNING)
+    file = _open(path, key, logging.DEBUG)
+    if file is not None:
         found = PackedMatrices(file)
         yield found
         if found.has_new:
-            _save(path, key, found, checkpoint)
+            with _turn(path) as is_alone:
+                _save(path, key, found, checkpoint, is_alone)
+        return
+    with _turn(path) as is_alone:
+        found = PackedMatrices(_open(path, key, logging.WARNING))
+        yield found
+        if found.has_new:
+            _save(path, key, found, checkpoint, is_alone)
 
 
 def file_name(checkpoint: Checkpoint, scheme: QuantScheme, part: str) -> str:
@@ -114,23 +127,41 @@ def _open(path: Path, key: Key, level: int) -> PackedFile | None:
 
 
 @contextlib.contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """Wait for whoever packs the same weights; without waiting where there can be no lock file."""
+def _turn(path: Path) -> Iterator[bool]:
+    """Wait for whoever packs the same weights. Gives False, at once, where the file system has no lock to offer."""
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = stack.enter_context(open(path.with_suffix(".lock"), "a", encoding="utf-8"))
+            _wait_for(lock)
+        except OSError as error:
+            _log.info("%s: %s: going on without a lock: %s", _OPTION, path, error)
+            is_alone = False
+        else:
+            is_alone = True
+        yield is_alone
+
+
+def _wait_for(lock: IO[str]) -> None:
+    """Lock a file; the log says so when that means to wait.
+
+    Raises:
+        OSError: locks are not possible here.
+    """
     try:
-        lock = open(path.with_suffix(".lock"), "a", encoding="utf-8")  # noqa: SIM115 (closed below)
-    except OSError:
-        yield
-        return
-    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _log.info("%s: waiting for the process that packs the same weights: %s", _OPTION, lock.name)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
-def _save(path: Path, key: Key, found: PackedMatrices, checkpoint: Checkpoint) -> None:
+def _save(path: Path, key: Key, found: PackedMatrices, checkpoint: Checkpoint, is_alone: bool) -> None:
+    """Write the file, if that is possible. `is_alone`: no other process writes it meanwhile."""
     if not checkpoint.is_unchanged():
         _log.warning("%s: %s: not written: the checkpoint changed while it was read", _OPTION, path)
         return
     try:
+        if is_alone:
+            remove_unfinished(path)
         write_packed_file(path, key, found.matrices, checkpoint.mode())
     except OSError as error:
         _log.warning("%s: %s: not written, the next start packs again: %s", _OPTION, path, error)

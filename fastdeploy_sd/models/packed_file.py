@@ -8,6 +8,7 @@ under its name or not at all, and is never written again. Checksums are XXH64.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import mmap
 import os
@@ -96,6 +97,8 @@ class PackedFile:
 def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode: int) -> None:
     """Write a file in place of the old one, if any; a crash leaves one of the two, whole.
 
+    A process that is killed while it writes leaves an unfinished file beside it: see `remove_unfinished`.
+
     Args:
         key: of JSON values.
         mode: permissions of the file, before the umask.
@@ -104,7 +107,7 @@ def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode:
         OSError: the folder is missing, cannot be written, or is full.
     """
     begins, header = _header(key, matrices)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_unfinished_prefix(path), delete=False) as file:
         try:
             os.fchmod(file.fileno(), mode & ~_umask())
             file.write(_START.pack(MAGIC, VERSION, len(header), _checksum(np.frombuffer(header, np.uint8))) + header)
@@ -119,6 +122,20 @@ def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode:
                 os.unlink(file.name)
             raise
     _sync_folder(path.parent)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what killed processes left of attempts to write a file. Nobody else may be writing it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    for unfinished in path.parent.glob(glob.escape(_unfinished_prefix(path)) + "*"):
+        unfinished.unlink(missing_ok=True)
+
+
+def _unfinished_prefix(path: Path) -> str:
+    return f".{path.name}."
 
 
 def _header(key: Key, matrices: Mapping[str, Bytes]) -> tuple[list[int], bytes]:

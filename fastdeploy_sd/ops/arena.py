@@ -1,9 +1,17 @@
-"""Places buffers that live for a while in one piece of memory, reusing what is free. Knows numbers only."""
+"""One piece of memory for buffers that live for a while: where each lies, reusing what is free, and the piece itself.
+
+Knows no tensors of a pass and no ops.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from paddle import Tensor
+
+from fastdeploy_sd.ops.tensors import aligned_zeros, from_numpy
 
 ALIGNMENT = 64
 
@@ -33,6 +41,29 @@ class Placement:
 
     offsets: tuple[int, ...]
     num_bytes: int
+
+
+class Arena:
+    """Memory for passes that never run at the same time, as much as the largest of them needs.
+
+    Attributes:
+        memory: u8[num_bytes]. One tensor, of which all others are views: Paddle frees what lies at an address once.
+        generation: how often the memory has been replaced. Addresses hold within one generation.
+    """
+
+    def __init__(self) -> None:
+        self.memory: Tensor = from_numpy(aligned_zeros((0,), np.uint8))
+        self.generation = 0
+
+    def reserve(self, num_bytes: int) -> None:
+        """Replace the memory if it is smaller. The old one stays while a view of it lives.
+
+        Raises:
+            MemoryError, OSError: the system has no more; the memory stays as it was.
+        """
+        if num_bytes > self.memory.shape[0]:
+            self.memory = from_numpy(aligned_zeros((num_bytes,), np.uint8))
+            self.generation += 1
 
 
 def place(buffers: Sequence[Lifetime]) -> Placement:

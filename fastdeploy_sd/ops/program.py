@@ -1,7 +1,7 @@
 """A recorded pass as one native call: memory for its tensors, and what differs from run to run.
 
 The tensors of a pass live in an arena with room for so many rows. It grows when a run brings more: the recording is
-laid out again. Does not know what the ops do.
+laid out again, as are others that share the arena before they run. Does not know what the ops do.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.ops.arena import Lifetime, place
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.ops.arena import Arena, Lifetime, place
 from fastdeploy_sd.ops.native.arrays import Array, address
 from fastdeploy_sd.ops.native.program import NativeProgram, Patch
-from fastdeploy_sd.ops.recorder import ELEMENT_BYTES, Dim, Recorder, Size, SymbolicTensor
-from fastdeploy_sd.ops.tensors import aligned_zeros, from_numpy
+from fastdeploy_sd.ops.recorder import ELEMENT_BYTES, Dim, Recorder, RecordingError, Size, SymbolicTensor
 from fastdeploy_sd.types import I64
 
 _ARRAY_DTYPES: Mapping[paddle.dtype, np.dtype[Any]] = {
@@ -36,20 +36,29 @@ Inputs = Mapping[str, "Array | Tensor"]
 class Program:
     """A recorded pass, ready to run.
 
-    What it returns lies in its arena: the next run overwrites it.
+    What it returns lies in its arena: the next run overwrites it, of this program or of another with the same arena.
 
     Args:
         recorder: holds the recording; nothing is recorded afterwards.
         outputs: the tensors a run returns.
+        arena: shared by programs that do not run at the same time; None = one of its own.
+
+    Raises:
+        RecordingError: an output is an input, or of another recording.
+        ConfigError: Paddle's slices are set to be copies.
+        MemoryError, OSError: the system has no memory for the arena.
     """
 
-    def __init__(self, recorder: Recorder, outputs: Sequence[SymbolicTensor]) -> None:
+    def __init__(self, recorder: Recorder, outputs: Sequence[SymbolicTensor], arena: Arena | None = None) -> None:
+        for output in outputs:
+            _check_output(recorder, output)
         self._recorder, self._outputs = recorder, tuple(outputs)
+        self._arena = Arena() if arena is None else arena
         self._symbols = _Symbols(recorder)
         self._values: I64 = np.zeros(self._symbols.count, np.int64)
         dims = (dim for t in self._symbols.buffers for dim in t.shape)
         self._capacity = {dim.name: _MIN_CAPACITY for dim in dims if isinstance(dim, Size)}
-        self._layout = _Layout(recorder, self._symbols, self._capacity, self._outputs)
+        self._layout = self._laid_out(self._capacity)
 
     def run(self, inputs: Inputs, sizes: Counts | None = None) -> tuple[Tensor, ...]:
         """Run the pass.
@@ -64,6 +73,7 @@ class Program:
         Raises:
             ValueError: an input is missing, unknown, of another dtype or shape, a size is unknown, or an op refused its
                 arguments.
+            MemoryError, OSError: the system has no memory for so large a run; smaller ones stay possible.
         """
         known = self._prepare(inputs, sizes)
         self._layout.native.run(self._values)
@@ -78,11 +88,16 @@ class Program:
         """Set the symbols and make room; returns the sizes."""
         known = self._symbols.read(inputs, sizes, self._values)
         grown = {name: known[name] for name, capacity in self._capacity.items() if known[name] > capacity}
-        if grown:
+        if grown or self._layout.generation != self._arena.generation:
             # Powers of two: few layouts, whatever the steps bring.
-            self._capacity |= {name: 1 << (need - 1).bit_length() for name, need in grown.items()}
-            self._layout = _Layout(self._recorder, self._symbols, self._capacity, self._outputs)
+            capacity = self._capacity | {name: 1 << (need - 1).bit_length() for name, need in grown.items()}
+            # Only a layout that has its memory makes room: the capacity must not be ahead of it.
+            self._layout = self._laid_out(capacity)
+            self._capacity = capacity
         return known
+
+    def _laid_out(self, capacity: Counts) -> _Layout:
+        return _Layout(self._recorder, self._symbols, capacity, self._outputs, self._arena)
 
 
 class _Symbols:
@@ -130,14 +145,15 @@ class _Symbols:
 
 
 class _Layout:
-    """The recording with a place for every tensor.
+    """The recording with a place for every tensor. Keeps no memory alive but that of its outputs.
 
     Attributes:
         native: the calls with the addresses of these places.
+        generation: of the arena, in which they hold.
     """
 
     def __init__(
-        self, recorder: Recorder, symbols: _Symbols, capacity: Counts, outputs: tuple[SymbolicTensor, ...]
+        self, recorder: Recorder, symbols: _Symbols, capacity: Counts, outputs: tuple[SymbolicTensor, ...], arena: Arena
     ) -> None:
         num_bytes = {t.index: _num_bytes(t, capacity) for t in symbols.buffers}
         uses: dict[int, list[int]] = {}
@@ -148,14 +164,12 @@ class _Layout:
             uses[output.index].append(len(recorder.calls))
         lifetimes = [Lifetime(num_bytes[t.index], uses[t.index][0], uses[t.index][-1]) for t in symbols.buffers]
         placement = place(lifetimes)
-        self._arena = aligned_zeros((placement.num_bytes,), np.uint8)
-        offset_of = {t.index: offset for t, offset in zip(symbols.buffers, placement.offsets, strict=True)}
-        patches = _fill_in(recorder, symbols, {i: self._arena.ctypes.data + offset for i, offset in offset_of.items()})
+        arena.reserve(placement.num_bytes)
+        self.generation, begin = arena.generation, int(arena.memory.data_ptr())
+        address_of = {t.index: begin + offset for t, offset in zip(symbols.buffers, placement.offsets, strict=True)}
+        patches = _fill_in(recorder, symbols, address_of)
         self.native = NativeProgram([(call.op, call.params) for call in recorder.calls], patches, symbols.count)
-        self._wholes = [
-            _wrap(output, self._arena[offset_of[output.index] :][: num_bytes[output.index]], capacity)
-            for output in outputs
-        ]
+        self._wholes = [_view(arena.memory, address_of[output.index] - begin, output, capacity) for output in outputs]
         self._rows = [output.shape[0] for output in outputs]
         self._results: tuple[tuple[int, ...], tuple[Tensor, ...]] = (), ()
 
@@ -181,9 +195,25 @@ def _fill_in(recorder: Recorder, symbols: _Symbols, addresses: Mapping[int, int]
     return patches
 
 
-def _wrap(tensor: SymbolicTensor, memory: Array, capacity: Counts) -> Tensor:
-    shape = [_value(dim, capacity) for dim in tensor.shape]
-    return from_numpy(memory.view(_ARRAY_DTYPES[tensor.dtype]).reshape(shape))
+def _view(memory: Tensor, offset: int, tensor: SymbolicTensor, capacity: Counts) -> Tensor:
+    """The tensor with room for all rows; raises ConfigError when its slices would not see what calls write."""
+    if memory[:1].data_ptr() != memory.data_ptr():
+        raise ConfigError("FLAGS_use_stride_kernel: expected 1, by which Paddle's slices share memory, got copies")
+    size, shape = ELEMENT_BYTES[tensor.dtype], [_value(dim, capacity) for dim in tensor.shape]
+    # First the type: Paddle moves a view that begins at an offset when it gets another.
+    elements = memory.view(tensor.dtype)[offset // size :]
+    whole = elements[: math.prod(shape)].reshape(shape)
+    assert whole.data_ptr() == memory.data_ptr() + offset, "a view is not where the calls write"
+    return whole
+
+
+def _check_output(recorder: Recorder, output: SymbolicTensor) -> None:
+    """Raise RecordingError unless a call of the recording may have written it."""
+    if output.recorder is not recorder:
+        raise RecordingError(f"output {list(output.shape)}: expected a tensor of the recording, got one of another")
+    for name, tensor in recorder.inputs.items():
+        if tensor is output:
+            raise RecordingError(f"output {list(output.shape)}: expected what an op returned, got the input {name}")
 
 
 def _num_bytes(tensor: SymbolicTensor, capacity: Counts) -> int:

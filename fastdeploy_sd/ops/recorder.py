@@ -72,7 +72,11 @@ class SymbolicTensor:
         self.recorder, self.index, self.dtype, self.shape = recorder, index, dtype, shape
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{name}: expected only ops of fastdeploy_sd.ops on a recorded tensor, got .{name}")
+        # Python and NumPy probe for protocols. Any other name is looked up by the pass: as an AttributeError, hasattr
+        # would decide by it in silence.
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(f"{name}: expected an attribute of a recorded tensor, got no such one")
+        raise self._refusal(f".{name}")
 
     def __eq__(self, other: object) -> NoReturn:
         raise self._refusal("==")
@@ -235,8 +239,8 @@ class Recorder:
             ValueError: a shape or dtype disagrees, as when the op runs.
         """
         if name not in self._lowerings:
-            known = ", ".join(self._lowerings)
-            raise RecordingError(f"op {name}: expected one of {known} while a pass is recorded{suggest(name, known)}")
+            known, nearest = ", ".join(self._lowerings), suggest(name, self._lowerings)
+            raise RecordingError(f"op {name}: expected one of {known} while a pass is recorded{nearest}")
         return list(self._lowerings[name](CallBuilder(self, name), *args))
 
 

@@ -14,14 +14,12 @@ import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.errors import ConfigError, suggest
-from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates, DraftedRows
-from fastdeploy_sd.ops.native.sampling import sample
+from fastdeploy_sd.ops.native.sampling import process_logits, sample, token_logprobs, top_p_candidates
 from fastdeploy_sd.ops.native.verification import verify_draft_tokens
 from fastdeploy_sd.ops.processed_logits import ProcessedLogits
-from fastdeploy_sd.ops.sampling import process_logits, token_logprobs, top_p_candidates
 from fastdeploy_sd.ops.tensors import to_numpy
-from fastdeploy_sd.types import I32, Batch, LogprobArrays, SamplingArrays, VerifyResult
+from fastdeploy_sd.types import F32, I32, Batch, LogprobArrays, SamplingArrays, VerifyResult
 
 VERIFY_STRATEGIES = ("target_match", "greedy", "topp")
 ACCEPT_POLICIES = {
@@ -95,26 +93,26 @@ def verify(logits: Tensor, batch: Batch, rule: VerifyRule) -> tuple[VerifyResult
         failed row has no output and no accepted draft. Judging by equality uses the rows before such a row only, so
         that a request fails with the output that plain decoding gives it; the others fail a step with any.
     """
-    sampling = batch.sampling
+    sampling, rows = batch.sampling, to_numpy(logits)
     if rule.strategy == "greedy":
         sampling = replace(sampling, temperature=np.zeros_like(sampling.temperature))
-    sampled, candidates = _draw(logits, batch, sampling, rule)
+    sampled, candidates = _draw(rows, batch, sampling, rule)
     policy = ACCEPT_POLICIES[rule.accept_policy]
     result = VerifyResult(*verify_draft_tokens(sampled, batch.cu_num_logits, batch.draft, policy, candidates))
     # A row with logits always has output, unless it failed.
     failed = (batch.cu_num_logits[1:] > batch.cu_num_logits[:-1]) & (
         result.cu_num_output[1:] == result.cu_num_output[:-1]
     )
-    if sampling.num_logprobs.max() >= 0:
-        result = replace(result, logprobs=_logprobs(logits, batch, result))
+    if sampling.num_logprobs.max(initial=-1) >= 0:
+        result = replace(result, logprobs=_logprobs(rows, batch, result))
     return result, tuple(failed.nonzero()[0].tolist())
 
 
-def _draw(logits: Tensor, batch: Batch, sampling: SamplingArrays, rule: VerifyRule) -> tuple[I32, Candidates | None]:
+def _draw(logits: F32, batch: Batch, sampling: SamplingArrays, rule: VerifyRule) -> tuple[I32, Candidates | None]:
     """The token of every row, i32[L], and the candidates to judge drafts by, None = by equality with it."""
     positions, processed = batch.positions[batch.logits_indices] + 1, _process(logits, batch)
     if rule.strategy == "topp":
-        max_candidate_len = min(rule.max_candidate_len, int(logits.shape[1]))
+        max_candidate_len = min(rule.max_candidate_len, logits.shape[1])
         sampled, token_ids, lens = top_p_candidates(
             logits, batch.batch_id_per_output, positions, sampling, max_candidate_len, processed
         )
@@ -122,11 +120,10 @@ def _draw(logits: Tensor, batch: Batch, sampling: SamplingArrays, rule: VerifyRu
     # Judging by equality looks at no row behind a wrong draft; a policy that does not judge may look at any.
     judges = rule.accept_policy == "normal" and len(batch.draft.token_ids) > 0
     drafted = DraftedRows(batch.cu_num_logits, batch.draft) if judges else None
-    replacing = None if processed is None else ProcessedLogits(to_numpy(processed.logits), processed.row_of)
-    return sample(to_numpy(logits), batch.batch_id_per_output, positions, sampling, replacing, drafted), None
+    return sample(logits, batch.batch_id_per_output, positions, sampling, processed, drafted), None
 
 
-def _process(logits: Tensor, batch: Batch) -> ProcessedLogits[Tensor] | None:
+def _process(logits: F32, batch: Batch) -> ProcessedLogits[F32] | None:
     """Apply penalties, biases and masks to the rows that have any, None where none has. The others are not copied."""
     sampling = batch.sampling
     has_rules = (sampling.penalty_slot >= 0) | (sampling.cu_bias[1:] > sampling.cu_bias[:-1])
@@ -138,7 +135,7 @@ def _process(logits: Tensor, batch: Batch) -> ProcessedLogits[Tensor] | None:
     return ProcessedLogits.of(processed, rows, len(batch.logits_indices))
 
 
-def _logprobs(logits: Tensor, batch: Batch, result: VerifyResult) -> LogprobArrays:
+def _logprobs(logits: F32, batch: Batch, result: VerifyResult) -> LogprobArrays:
     """Log-probabilities of the output tokens of requests that asked; other outputs have NaN and rank 0.
 
     Alternatives are as many as the request that wants most, or the whole vocabulary where that is smaller.
@@ -147,10 +144,10 @@ def _logprobs(logits: Tensor, batch: Batch, result: VerifyResult) -> LogprobArra
     counts = np.diff(result.cu_num_output)
     num_outputs = len(result.token_ids)
     first_rows = batch.cu_num_logits[:-1] - result.cu_num_output[:-1]
-    rows: I32 = (np.repeat(first_rows, counts) + np.arange(num_outputs)).astype(np.int32)
+    rows = np.repeat(first_rows, counts) + np.arange(num_outputs)
     asked = np.flatnonzero(np.repeat(wanted >= 0, counts))
-    num_top = min(int(wanted.max()), int(logits.shape[1]))
-    found = token_logprobs(gather_output_rows(logits, rows[asked]), result.token_ids[asked], num_top)
+    num_top = min(int(wanted.max()), logits.shape[1])
+    found = LogprobArrays(*token_logprobs(logits[rows[asked]], result.token_ids[asked], num_top))
     out = LogprobArrays(
         logprobs=np.full(num_outputs, np.nan, np.float32),
         ranks=np.zeros(num_outputs, np.int32),

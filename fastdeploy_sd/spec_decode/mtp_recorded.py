@@ -1,7 +1,7 @@
 """The passes of a step of MTP drafting as one native call.
 
 `run_passes` is run on symbolic tensors when the model is loaded, once per number of drafts; a step replays the ops
-that it called. The bits are those of EagerPasses.
+that it called. The bits are those of EagerPasses. One step replays one of the recordings, so all share their memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from fastdeploy_sd.ops.arena import Arena
 from fastdeploy_sd.ops.lowering import LOWERINGS
 from fastdeploy_sd.ops.mtp import DraftBatch, MtpPass
 from fastdeploy_sd.ops.program import Program
@@ -21,7 +22,7 @@ from fastdeploy_sd.spec_decode.mtp_passes import NOTHING_TO_RUN, DraftStep, MtpT
 
 
 class RecordedPasses:
-    """Replays the ops as they were recorded; arguments as EagerPasses'.
+    """Replays the ops as they were recorded; arguments as EagerPasses'. What a run returns, the next one overwrites.
 
     Args:
         max_steps: most drafts of a request.
@@ -32,9 +33,11 @@ class RecordedPasses:
 
     def __init__(self, target: MtpTarget, request_hidden: Sequence[Tensor], max_steps: int) -> None:
         self._target, self._request_hidden = target, request_hidden
+        self._arena = Arena()
+        # The most drafts first: the others then fit into their memory.
         self._programs = {
             (num_steps, False): self._record(num_steps, wants_logits=False)
-            for num_steps in range(NOTHING_TO_RUN, max_steps + 1)
+            for num_steps in range(max_steps, NOTHING_TO_RUN - 1, -1)
         }
 
     def run(self, step: DraftStep, *, wants_logits: bool) -> Sequence[Tensor]:
@@ -48,7 +51,7 @@ class RecordedPasses:
         recorder = Recorder(LOWERINGS)
         step = _symbolic_step(recorder, self._target, self._request_hidden[0], num_steps)
         logits: Any = run_passes(self._target, self._request_hidden, step)
-        return Program(recorder, logits if wants_logits else ())
+        return Program(recorder, logits if wants_logits else (), self._arena)
 
 
 class _SymbolicBatch(DraftBatch):

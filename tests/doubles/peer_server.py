@@ -1,12 +1,15 @@
 """A peer's server that counts: OpenAI's completions, streamed or whole, in the demo model's tokenizer.
 
-peer_server.py PORT [FAULT]    FAULT: "text" answers with the wrong text, "length" with a token too few, "dead" ends
+peer_server.py PORT [FAULT]    FAULT: "text" answers with the wrong text, "length" with a token too few, "shape" without
+a text, "names" lists no models, "silent" never answers, "crash" ends when it is asked, "dead" at once
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -24,11 +27,19 @@ class Counting(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Readiness and the name of the model."""
-        self._send(json.dumps({"data": [{"id": "counting"}]}))
+        self._send(json.dumps({"data": [] if self.fault == "names" else [{"id": "counting"}]}))
 
     def do_POST(self) -> None:
         """A completion."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.fault == "silent":
+            time.sleep(60)
+        if self.fault == "crash":
+            print("an illegal instruction", file=sys.stderr, flush=True)
+            os._exit(3)
+        if self.fault == "shape":
+            self._send('{"choices": []}')
+            return
         token_ids = answer(body["prompt"], body["max_tokens"] - (self.fault == "length"))
         text = "nonsense" if self.fault == "text" else self.tokenizer.decode(token_ids)
         whole = {"choices": [{"text": text}], "usage": {"completion_tokens": len(token_ids)}}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.ops.arena import Arena
 from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import DraftTokens, Request
 from tests.models.mtp_models import make_model
@@ -46,6 +47,22 @@ def drafts_of(model: pathlib.Path, num_steps: int, **options: Any) -> tuple[dict
 
     recorder.proposer = Noted()
     return run(engine, requests()), found
+
+
+def test_recordings_for_all_numbers_of_drafts_share_one_memory(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that return logits, made when they are first asked for."""
+    used = set[int]()
+    sound = Arena.reserve
+
+    def noted(self: Arena, num_bytes: int) -> None:
+        used.add(id(self))
+        sound(self, num_bytes)
+
+    monkeypatch.setattr(Arena, "reserve", noted)
+    drafts_of(make_model(tmp_path, "qwen3-tiny", "numbered", 1).path, 3)
+    assert len(used) == 2  # the model's own pass has the other
 
 
 @pytest.mark.parametrize(

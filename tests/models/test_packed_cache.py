@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import logging
 import multiprocessing
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
 
@@ -19,7 +21,7 @@ import pytest
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.llm import LLM
-from fastdeploy_sd.models import packed_file
+from fastdeploy_sd.models import packed_cache, packed_file
 from fastdeploy_sd.models.packed_cache import PackedMatrices, cache_key, file_name, packed_matrices
 from fastdeploy_sd.models.packed_file import PackedFile, PackedFileError, write_packed_file
 from fastdeploy_sd.models.registry import read_decoder_config
@@ -171,7 +173,16 @@ def test_another_version_of_the_library_packs_again(
     only_file(folder)
 
 
-@pytest.mark.parametrize("what", ["bytes", "size", "time", "config"])
+def retrain(weights: pathlib.Path) -> None:
+    """Change every tensor's bytes and keep the header, the size and the time."""
+    data, time_ns = bytearray(weights.read_bytes()), weights.stat().st_mtime_ns
+    header_end = 8 + int.from_bytes(data[:8], "little")
+    data[header_end:] = bytes(byte ^ 1 for byte in data[header_end:])
+    weights.write_bytes(data)
+    os.utime(weights, ns=(time_ns, time_ns))
+
+
+@pytest.mark.parametrize("what", ["bytes", "size", "time", "training", "config"])
 def test_a_changed_checkpoint_packs_again(
     folder: pathlib.Path, model: pathlib.Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
@@ -181,6 +192,8 @@ def test_a_changed_checkpoint_packs_again(
         damage_byte(weights, -1)
     elif what == "size":
         weights.write_bytes(weights.read_bytes() + b"\0")
+    elif what == "training":
+        retrain(weights)
     elif what == "time":
         os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1))
     else:
@@ -214,6 +227,35 @@ def test_what_a_file_lacks_is_added(folder: pathlib.Path, model: pathlib.Path) -
         assert store is not None
         assert {name: set(data.tolist()) for name, data in store.matrices.items()} == {"a": {97}, "b": {98}}
         assert store.find("a", 71) is None
+
+
+def replace_under_lock(source: str, target: pathlib.Path) -> None:
+    """Fail where the lock is free while a file gets its name."""
+    with open(target.with_suffix(".lock"), "a", encoding="utf-8") as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.rename(source, target)
+
+
+def test_every_write_holds_the_lock(folder: pathlib.Path, model: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_file.os, "replace", replace_under_lock)
+    for name in ("a", "b"):
+        with packed_matrices(folder, Checkpoint(model), SCHEME, "draft") as store:
+            assert store is not None
+            store.add(name, np.zeros(70, np.uint8))
+    assert only_file(folder).stat().st_size > 0
+
+
+def test_what_a_killed_process_left_is_removed(folder: pathlib.Path, model: pathlib.Path) -> None:
+    load(folder, model)
+    path = only_file(folder)
+    path.unlink()
+    left, another = folder / f".{path.name}.abcd1234", folder / ".other.packed.abcd1234"
+    left.touch()
+    another.touch()
+    load(folder, model)
+    assert path.exists()
+    assert not left.exists()
+    assert another.exists(), "somebody else may be writing it"
 
 
 def fail_after_packing(store: PackedMatrices | None) -> None:
@@ -273,6 +315,41 @@ def test_a_folder_without_a_place_for_the_lock_is_still_read(folder: pathlib.Pat
     assert load(folder, model) == (want, False)
     only_file(folder).unlink()
     assert load(folder, model) == (want, True)
+
+
+def flock_failing(code: int, failing: int) -> Callable[[object, int], None]:
+    """Return a flock that fails with an error number where all flags of `failing` are given."""
+
+    def flock(file: object, operation: int) -> None:
+        if operation & failing == failing:
+            raise OSError(code, os.strerror(code))
+
+    return flock
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_used_without(
+    folder: pathlib.Path, model: pathlib.Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(packed_cache.fcntl, "flock", flock_failing(code, fcntl.LOCK_EX))
+    want, _ = load(None, model)
+    assert load(folder, model) == (want, True)
+    path = only_file(folder)
+    path.unlink()
+    written_by_another = folder / f".{path.name}.abcd1234"
+    written_by_another.touch()
+    assert load(folder, model) == (want, True)
+    assert load(folder, model) == (want, False)
+    assert written_by_another.exists()
+
+
+def test_who_waits_says_so(
+    folder: pathlib.Path, model: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(packed_cache.fcntl, "flock", flock_failing(errno.EWOULDBLOCK, fcntl.LOCK_NB))
+    assert load(folder, model)[1]
+    assert "waiting for the process that packs the same weights" in caplog.text
 
 
 def load_in_a_process(folder: str, model: str, started: Event, results: SimpleQueue[Loaded]) -> None:

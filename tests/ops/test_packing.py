@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
+import mmap
 from typing import Any
 
 import numpy as np
@@ -130,6 +132,18 @@ def test_memory_is_aligned_apart_and_zero() -> None:
     assert taken[0].ctypes.data % HUGE_PAGE_BYTES == 0
     assert not taken[3].any()
     taken[3][:] = 1
+
+
+def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(mmap.mmap):
+        def madvise(self, *_: object) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Refusing)
+    taken = WeightMemory().take(4097)
+    assert len(taken) == 4097
+    assert not taken.any()
+    taken[:] = 1
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
 
-from fastdeploy_sd.ops import shim
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.ops import arena, shim
 from fastdeploy_sd.ops.activation import swiglu
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.library import CParams
 from fastdeploy_sd.ops.lowering import LOWERINGS
 from fastdeploy_sd.ops.native.activation import SwigluParams
+from fastdeploy_sd.ops.native.batch import GatherOutputRowsParams
 from fastdeploy_sd.ops.native.norm import RmsNormParams
 from fastdeploy_sd.ops.native.program import NativeProgram, Patch
 from fastdeploy_sd.ops.norm import rms_norm
 from fastdeploy_sd.ops.program import Program
 from fastdeploy_sd.ops.recorder import Recorder, RecordingError, Size
+from fastdeploy_sd.ops.tensors import aligned_zeros
 from fastdeploy_sd.types import F32
 
 WIDTH = 64
@@ -42,9 +47,15 @@ def chosen_rows(x: Any, indices: Any) -> tuple[Any, Any]:
     return total, swiglu(gather_output_rows(h, indices))
 
 
-def record_chosen_rows(recorder: Recorder) -> Program:
+def record_chosen_rows(recorder: Recorder, shared: arena.Arena | None = None) -> Program:
     indices = recorder.add_input("indices", paddle.int32, (Size("num_rows"),))
-    return Program(recorder, chosen_rows(matrix(recorder), indices))
+    return Program(recorder, chosen_rows(matrix(recorder), indices), shared)
+
+
+def assert_same(got: Sequence[Any], wanted: Sequence[Any]) -> None:
+    for g, w in zip(got, wanted, strict=True):
+        assert g.shape == w.shape
+        np.testing.assert_array_equal(g.numpy(), w.numpy())
 
 
 def rows(count: int, seed: int = 0) -> F32:
@@ -58,10 +69,7 @@ def test_a_program_does_what_the_ops_do_whatever_the_sizes(recorder: Recorder) -
         x = rows(num_tokens, seed=num_tokens)
         indices = np.random.default_rng(num_rows).integers(0, num_tokens, num_rows).astype(np.int32)
         wanted = chosen_rows(paddle.to_tensor(x), indices)
-        got = program.run({"x": x, "indices": indices})
-        for g, w in zip(got, wanted, strict=True):
-            assert g.shape == w.shape
-            np.testing.assert_array_equal(g.numpy(), w.numpy())
+        assert_same(program.run({"x": x, "indices": indices}), wanted)
 
 
 def test_an_output_stays_what_it_is_when_the_program_has_moved(recorder: Recorder) -> None:
@@ -72,6 +80,55 @@ def test_an_output_stays_what_it_is_when_the_program_has_moved(recorder: Recorde
     wanted = first.numpy().copy()
     program.run({"x": rows(5000, seed=1), "indices": none})
     np.testing.assert_array_equal(first.numpy(), wanted)
+
+
+def test_a_run_without_memory_leaves_the_program_as_it_was(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same run fails again instead of writing past the arena, and smaller ones go on."""
+    program = record_chosen_rows(recorder)
+    large, small = ({"x": rows(n, seed=n), "indices": np.zeros(1, np.int32)} for n in (1000, 5))
+    wanted = {n: chosen_rows(paddle.to_tensor(x["x"]), x["indices"]) for n, x in (("large", large), ("small", small))}
+
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "aligned_zeros", refuse)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                program.run(large)
+        assert_same(program.run(small), wanted["small"])
+    assert_same(program.run(large), wanted["large"])
+
+
+def test_programs_that_share_an_arena_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever makes it grow; outputs of both lie at the same address, and memory without an output is freed."""
+    taken: list[weakref.ref[Any]] = []
+
+    def noted(*args: Any) -> Any:
+        array = aligned_zeros(*args)
+        taken.append(weakref.ref(array.base))
+        return array
+
+    monkeypatch.setattr(arena, "aligned_zeros", noted)
+    shared = arena.Arena()
+    programs = [record_chosen_rows(Recorder(LOWERINGS), shared) for _ in range(2)]
+    for turn, num_tokens in enumerate((3, 200, 3, 1000, 1000, 5000, 2)):
+        x, indices = rows(num_tokens, seed=turn), np.zeros(2, np.int32)
+        got = programs[turn % 2].run({"x": x, "indices": indices})
+        assert_same(got, chosen_rows(paddle.to_tensor(x), indices))
+        assert shared.memory.data_ptr() <= got[0].data_ptr() < shared.memory.data_ptr() + shared.memory.shape[0]
+    assert shared.generation == len(taken) - 1 == 4
+    del got
+    assert [ref() is None for ref in taken] == [True] * 4 + [False]
+
+
+def test_slices_that_are_copies_are_refused_when_a_program_is_made(recorder: Recorder) -> None:
+    paddle.set_flags({"FLAGS_use_stride_kernel": False})
+    try:
+        with pytest.raises(ConfigError, match="FLAGS_use_stride_kernel: expected 1"):
+            record_chosen_rows(recorder)
+    finally:
+        paddle.set_flags({"FLAGS_use_stride_kernel": True})
 
 
 def test_a_timed_run_names_every_call(recorder: Recorder) -> None:
@@ -129,8 +186,11 @@ def test_an_op_that_refuses_its_arguments_is_named(recorder: Recorder) -> None:
 
 
 def test_an_op_without_lowering_is_refused_by_name(recorder: Recorder) -> None:
-    with pytest.raises(RecordingError, match=r"op sample: expected one of rms_norm, .* while a pass is recorded"):
-        shim.run("sample", matrix(recorder))
+    x = matrix(recorder)
+    with pytest.raises(RecordingError, match=r"op sample: expected one of rms_norm, .* while a pass is recorded$"):
+        shim.run("sample", x)
+    with pytest.raises(RecordingError, match=r"op rms_nrom: .* \(did you mean 'rms_norm'\?\)"):
+        shim.run("rms_nrom", x)
 
 
 @pytest.mark.parametrize(
@@ -156,10 +216,23 @@ def test_looking_at_content_or_sizes_is_refused(recorder: Recorder, look: Any) -
 
 @pytest.mark.parametrize("name", ["numpy", "astype", "item", "reshape"])
 def test_tensor_methods_are_refused_by_name(recorder: Recorder, name: str) -> None:
-    with pytest.raises(
-        AttributeError, match=rf"expected only ops of fastdeploy_sd.ops on a recorded tensor, got \.{name}"
-    ):
+    with pytest.raises(RecordingError, match=rf"expected only ops of fastdeploy_sd.ops, got \.{name}"):
         getattr(matrix(recorder), name)
+
+
+@pytest.mark.parametrize("look", [lambda x: hasattr(x, "scale"), lambda x: getattr(x, "scale", None)])
+def test_asking_whether_a_tensor_has_something_is_no_silent_no(recorder: Recorder, look: Any) -> None:
+    with pytest.raises(RecordingError, match=r"got \.scale"):
+        look(matrix(recorder))
+
+
+def test_an_output_must_be_what_an_op_of_the_recording_returned(recorder: Recorder) -> None:
+    x = matrix(recorder)
+    normed, _ = rms_norm(x, paddle.ones([WIDTH]), 1e-5)
+    with pytest.raises(RecordingError, match=r"output \[num_tokens, 64\]: .* got the input x"):
+        Program(recorder, [normed, x])
+    with pytest.raises(RecordingError, match=r"output .*: expected a tensor of the recording, got one of another"):
+        Program(recorder, [matrix(Recorder(LOWERINGS))])
 
 
 def test_shapes_and_dtypes_are_checked_when_recording(recorder: Recorder) -> None:
@@ -222,6 +295,22 @@ def test_a_count_must_fit_its_field(value: int) -> None:
     program = NativeProgram([("swiglu", SwigluParams())], [Patch(0, 0, 4, 0)], num_symbols=1)
     with pytest.raises(ValueError, match=r"symbols: expected 0\.\.2\^31 - 1 for a 4-byte field"):
         program.run(np.array([value], np.int64))
+
+
+def test_a_refused_value_changes_no_field() -> None:
+    """One symbol in an 8-byte and in a 4-byte field: the one may not keep what the other refuses."""
+    x, y = np.arange(16, dtype=np.uint8), np.zeros(4, np.uint8)
+    indices = np.array([1], np.int32)
+    params = GatherOutputRowsParams(0, 1, 0, x.ctypes.data, indices.ctypes.data, y.ctypes.data)
+    fields = (GatherOutputRowsParams.row_bytes, GatherOutputRowsParams.num_rows_in)
+    patches = [Patch(0, field.offset, field.size, 0) for field in fields]
+    program = NativeProgram([("gather_output_rows", params)], patches, num_symbols=1)
+    for _ in range(2):
+        program.run(np.array([4], np.int64))
+        np.testing.assert_array_equal(y, x[4:8])
+        y[:] = 0
+        with pytest.raises(ValueError, match="symbols: expected 0"):
+            program.run(np.array([-1], np.int64))
 
 
 def test_the_number_of_symbols_must_be_right() -> None:

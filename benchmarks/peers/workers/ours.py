@@ -10,13 +10,13 @@ import numpy as np
 
 import fastdeploy_sd
 from benchmarks.peers.protocol import CannotError, Settings, TimedCalls, TokenIds, serve
-from fastdeploy_sd.bench.step_cost import FixedDrafts
+from fastdeploy_sd.bench.step_cost import FixedDrafts, verify_rows
 from fastdeploy_sd.config import SpeculativeConfig, config_from_kwargs
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import ProposerContext
-from fastdeploy_sd.types import FinishReason, Request
+from fastdeploy_sd.types import FinishReason, Request, RequestOutput
 from fastdeploy_sd.worker.executor import create_executor
 
 # Forward passes over up to this many rows: one token and its drafts.
@@ -88,12 +88,18 @@ class Ours:
         return {}
 
     def forward(self, rows: int, repeats: int) -> dict[str, Any]:
-        """See Peer.forward: whole engine steps that judge rows - 1 wrong drafts, so the context grows by one each."""
+        """See Peer.forward: whole engine steps that judge rows - 1 wrong drafts, so the context grows by one each.
+
+        Raises:
+            InternalError: a step was over another number of rows.
+        """
         self._drafts.num_drafts = rows - 1
         self._step()  # the one that makes the first drafts
         calls = TimedCalls()
         for _ in range(repeats):
-            calls.run(self._step)
+            before = self._engine.stats()
+            outputs = calls.run(self._outputs)
+            verify_rows(rows, (before, self._engine.stats()), outputs)
         return {"seconds": calls.seconds}
 
     def generate(self, prompt: TokenIds, max_tokens: int, option: dict[str, Any]) -> dict[str, Any]:
@@ -122,11 +128,15 @@ class Ours:
 
     def _step(self) -> dict[str, int]:
         """One engine step: the newest token of every request that got one."""
-        outputs = self._engine.step()
+        return {output.request_id: output.token_ids[-1] for output in self._outputs() if output.token_ids}
+
+    def _outputs(self) -> list[RequestOutput]:
+        """One engine step, in which no request may fail."""
+        outputs: list[RequestOutput] = self._engine.step()
         for output in outputs:
             if output.finish_reason is FinishReason.ERROR:
                 raise InternalError(f"request: {output.error}")
-        return {output.request_id: output.token_ids[-1] for output in outputs if output.token_ids}
+        return outputs
 
 
 if __name__ == "__main__":

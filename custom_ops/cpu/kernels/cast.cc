@@ -31,7 +31,7 @@ void CastRowFrom(const CastParams& p, int64_t row) {
 Error Cast(const CastParams& p) {
   if (p.num_rows < 0) return "num_rows: expected 0 or more, got a negative number";
   if (p.num_columns < 0) return "num_columns: expected 0 or more, got a negative number";
-  ParallelForRows(p.num_rows, p.num_columns * 6, [&](int64_t row) {
+  ParallelForRows(p.num_rows, p.num_columns * int64_t{6}, [&](int64_t row) {
     if (p.x_dtype == DType::kFloat32) {
       CastRowFrom<float>(p, row);
     } else {

@@ -191,6 +191,8 @@ Error CheckMoe(const MoeFfnParams& p) {
   if (p.intermediate_size <= 0) return "intermediate_size: expected a positive number, got 0 or less";
   if (p.num_experts <= 0) return "num_experts: expected a positive number, got 0 or less";
   if (p.top_k < 1 || p.top_k > p.num_experts) return "top_k: expected 1..num_experts, got a number outside";
+  if (static_cast<int64_t>(p.num_tokens) * p.top_k > std::numeric_limits<int32_t>::max())
+    return "num_tokens: expected at most 2^31 - 1 pairs of a token and an expert, got more";
   if (const Error error = CheckLinear(p.hidden_size, p.intermediate_size, p.format, p.gate_up)) return error;
   return CheckLinear(p.intermediate_size, p.hidden_size, p.format, p.down);
 }

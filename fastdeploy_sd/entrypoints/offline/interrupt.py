@@ -11,8 +11,8 @@ from typing import Self
 class DeferredInterrupt:
     """Within the `with` block SIGINT is only noted; `raise_pending` turns it into KeyboardInterrupt.
 
-    A second SIGINT raises at once, for a step that hangs. Outside the main thread, where Python delivers no signals,
-    and where the program has its own SIGINT handler, it does nothing.
+    A second SIGINT raises at once, for a step that hangs; the engine is to be given up then. Outside the main thread,
+    where Python delivers no signals, and where the program has its own SIGINT handler, it does nothing.
     """
 
     def __init__(self) -> None:

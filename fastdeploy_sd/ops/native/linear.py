@@ -155,7 +155,9 @@ def linear(x: Array, packed: PackedLinear, bias: F32 | None = None, out_dtype: n
         dtype_code("x", x),
         DTYPE_CODES[y.dtype],
         pointer("x", x, (rows, packed.in_features), x.dtype),
-        pointer("packed", packed.data, packed.data.shape, np.uint8),
+        pointer(
+            "packed", packed.data, (packed_bytes(packed.in_features, packed.out_features, packed.format),), np.uint8
+        ),
         pointer("bias", bias, (packed.out_features,), np.float32),
         pointer("y", y, y.shape, y.dtype),
     )

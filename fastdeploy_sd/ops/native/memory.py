@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import numpy as np
@@ -37,10 +38,12 @@ class WeightMemory:
 def huge_pages(num_bytes: int) -> Bytes:
     """Return zeros u8[num_bytes] at a multiple of 2 MiB, in huge pages where the system has them.
 
-    The system provides a page when it is first touched.
+    The system provides a page when it is first touched. A kernel built without huge pages refuses the advice; the
+    memory is the same then, in small pages.
     """
     memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
     begin = -whole.ctypes.data % HUGE_PAGE_BYTES
     return whole[begin : begin + num_bytes]

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from benchmarks.peers.workers.ours import Ours
 from fastdeploy_sd.bench import step_cost
 from fastdeploy_sd.bench.__main__ import main
 from fastdeploy_sd.bench.forward_report import KIND, forward_table
@@ -14,6 +15,7 @@ from fastdeploy_sd.bench.record import Record
 from fastdeploy_sd.bench.step_cost import FixedDrafts, Round, RowSteps, median_ratio
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.spec_decode.proposer import ProposerContext
 from tests.doubles.engines import toy_config, toy_info
 from tests.doubles.toy_executor import ToyExecutor
@@ -40,10 +42,7 @@ def test_every_number_of_rows_is_run_in_every_round(monkeypatch: pytest.MonkeyPa
     ticks = itertools.count()
     monkeypatch.setattr(step_cost.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(step_cost, "measure_memory", lambda: MEMORY)
-    info = toy_info(num_blocks=64, max_draft_tokens=4)
-    drafts = FixedDrafts(SpeculativeConfig(), ProposerContext(4, 100, info.vocab_size))
-    executor = ToyExecutor(info, drafts)
-    engine = Engine(toy_config(max_num_seqs=1), executor)
+    engine, drafts = make_engine()
     steps, seen = RowSteps(engine, drafts, 20, 70), []
     rounds = steps.run((1, 3, 5), 2, seen.append)
     steps.close()
@@ -52,6 +51,49 @@ def test_every_number_of_rows_is_run_in_every_round(monkeypatch: pytest.MonkeyPa
     assert not engine.has_work()
     # Two drafts in four steps of a round, four drafts in four: three rounds, one of them not counted.
     assert engine.stats().num_draft_tokens == pytest.approx(3 * 4 * (2 + 4), abs=4)
+
+
+def make_engine() -> tuple[Engine, FixedDrafts]:
+    """For one request with up to four drafts."""
+    info = toy_info(num_blocks=64, max_draft_tokens=4)
+    drafts = FixedDrafts(SpeculativeConfig(), ProposerContext(4, 100, info.vocab_size))
+    return Engine(toy_config(max_num_seqs=1), ToyExecutor(info, drafts)), drafts
+
+
+def test_a_step_over_another_number_of_rows_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_cost, "measure_memory", lambda: MEMORY)
+    engine, drafts = make_engine()
+    # There is room for the drafts of some steps only.
+    with pytest.raises(InternalError, match=r"step: expected 4 drafts judged and 1 token, got [0-3] and 1"):
+        RowSteps(engine, drafts, 20, 8).run((1, 5), 2, lambda _: None)
+
+
+def test_a_step_with_another_number_of_tokens_has_no_time() -> None:
+    """As when a draft is accepted: the context would grow by more than one."""
+    engine, drafts = make_engine()
+    steps = RowSteps(engine, drafts, 20, 70)
+    before = engine.stats()
+    outputs = engine.step()
+    window = before, engine.stats()
+    step_cost.verify_rows(1, window, outputs)
+    for others in ([], outputs * 2):
+        with pytest.raises(InternalError, match=f"step: expected 0 drafts judged and 1 token, got 0 and {len(others)}"):
+            step_cost.verify_rows(1, window, others)
+    steps.close()
+
+
+def test_the_compared_forward_pass_is_over_its_rows() -> None:
+    """The worker of the comparison with other servers, over the toy model."""
+    worker = Ours()
+    worker._engine, worker._drafts = make_engine()
+    worker._max_len = 60
+    worker.context(list(range(1, 21)))
+    before = worker._engine.stats().num_draft_tokens
+    assert len(worker.forward(5, 3)["seconds"]) == 3
+    assert worker._engine.stats().num_draft_tokens == before + 3 * 4
+    with pytest.raises(InternalError, match="step: expected 5 drafts judged and 1 token, got 4 and 1"):
+        worker.forward(6, 2)  # more than the engine has room for
+    worker.stop()
 
 
 def test_table_is_ordered_and_complete() -> None:

@@ -169,6 +169,20 @@ def test_a_busy_machine_is_said() -> None:
     assert "not quiet: before 1 of 2 rounds" in tables([quiet])
 
 
+def test_every_revision_and_date_is_named() -> None:
+    first = group("decode", "bf16", [Case("1", "ours", 1, [[0.5], [0.5]])])
+    second = group("prefill", "bf16", [Case("512", "ours", 512, [[0.5], [0.5]])])
+    second.created = "2026-01-03T00:00:00+00:00"
+    assert "measured 2026-01-02T03:04:05+00:00 to 2026-01-03T00:00:00+00:00, revision abc.\n" in tables([second, first])
+    second.git_sha = "def-dirty-1"
+    assert (
+        "measured 2026-01-02T03:04:05+00:00, revision abc (decode-bf16); "
+        "2026-01-03T00:00:00+00:00, revision def-dirty-1 (prefill-bf16).\n"
+    ) in tables([first, second])
+    second.machine = first.machine | {"cpu": "another"}
+    assert "a processor, 2 CPUs, 2 threads each and another, 2 CPUs, 2 threads each; " in tables([first, second])
+
+
 def test_speculation_table_shows_each_peers_best() -> None:
     cases = [
         Case("ngram", "ours", 100, [[1.0], [1.0]]),

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.peers import in_process, launch, machine, over_http
+from benchmarks.peers import in_process, launch, machine, over_http, servers
 from benchmarks.peers.in_process import InProcess
 from benchmarks.peers.launch import Launch
 from benchmarks.peers.over_http import Drafter, measure_speculation
 from benchmarks.peers.plan import Plan
 from benchmarks.peers.process import PeerError, Worker
-from benchmarks.peers.results import Case, load_groups
+from benchmarks.peers.results import Case, load_group, load_groups
+from benchmarks.peers.revision import revision
 from benchmarks.peers.run import Comparison, Scope
 from benchmarks.peers.turns import Turns
 from fastdeploy_sd.bench.hardware import MemorySpeed
+from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops import library
 
@@ -183,8 +187,9 @@ def test_texts_to_copy_are_new_in_every_round(start: Start, monkeypatch: pytest.
 @pytest.fixture
 def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scope:
     monkeypatch.setattr(launch, "verify_ready", lambda peer, bits: None)
-    monkeypatch.setattr(launch, "worker", lambda peer, threads: double("load=WRONG" if peer == "llamacpp" else ""))
+    monkeypatch.setattr(launch, "worker", lambda peer, threads: double())
     monkeypatch.setattr("benchmarks.peers.run._LOGS", tmp_path / "logs")
+    monkeypatch.setattr("benchmarks.peers.run.revision", lambda: "abc")
     monkeypatch.setattr(machine, "measure_memory", lambda: MemorySpeed(40.0, 100.0))
     return Scope(("ours", "vllm"), ("bf16", "8-bit"), ("decode", "prefill"), 2, "auto", PLAN, tmp_path / "records")
 
@@ -208,6 +213,94 @@ def test_a_run_writes_a_record_per_metric_and_bits_and_measures_none_twice(
     assert "3/3" in capsys.readouterr().err, "rounds of the missing record only"
     assert (scope.output / "prefill-bf16.json").exists()
     assert (scope.output / "decode-bf16.json").read_bytes() == before
+
+
+def test_a_record_of_another_revision_or_with_a_failure_is_measured_again(
+    scope: Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = replace(scope, peers=("ours", "llamacpp"), bits=("8-bit",), metrics=("prefill",))
+    path = narrow.output / "prefill-8-bit.json"
+    broken = Launch([sys.executable, "-c", "raise SystemExit('no room')"], {})
+    monkeypatch.setattr(launch, "worker", lambda peer, threads: double() if peer == "ours" else broken)
+    Comparison(narrow).run()
+    failed = load_group(path)
+    assert failed.git_sha == "abc"
+    assert failed.peers["llamacpp"]["failed"] == "the worker has ended: no room"
+    assert [metric for _, metric in Comparison(narrow)._todo] == ["prefill"], "a peer did not load"
+    monkeypatch.setattr(launch, "worker", lambda peer, threads: double())
+    Comparison(narrow).run()
+    assert {case.peer for case in load_group(path).cases} == {"ours", "llamacpp"}
+    assert Comparison(narrow)._todo == []
+    measured = load_group(path)
+    measured.cases[0].failed = "out of luck"
+    measured.save(narrow.output)
+    assert [metric for _, metric in Comparison(narrow)._todo] == ["prefill"], "a case failed"
+    measured.cases[0].failed = None
+    measured.save(narrow.output)
+    assert Comparison(narrow)._todo == []
+    monkeypatch.setattr("benchmarks.peers.run.revision", lambda: "abc-dirty-1")
+    Comparison(narrow).run()
+    assert load_group(path).git_sha == "abc-dirty-1"
+
+
+def test_a_peer_without_a_server_has_not_failed_over_http(scope: Scope, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = replace(scope, peers=("openvino",), bits=("8-bit",), metrics=("http",))
+    Comparison(libraries).run()
+    [group] = load_groups(scope.output)
+    assert group.peers["openvino"]["failed"] == "it has no server with OpenAI's API here"
+    assert Comparison(libraries)._todo == []
+
+
+def test_every_drafter_of_a_peer_has_a_log_of_its_own(
+    scope: Scope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "CHECKPOINT", ModelConfig(DEMO_MODEL).path)
+
+    def counting(peer: str, bits: str, port: int, settings: object, drafting: object) -> Launch:
+        return Launch([sys.executable, "-m", "tests.doubles.peer_server", str(port), ""], {})
+
+    monkeypatch.setattr(launch, "server", counting)
+    Comparison(replace(scope, peers=("ours",), bits=("8-bit",), metrics=("speculation",))).run()
+    [group] = load_groups(scope.output)
+    assert [(case.case, case.failed) for case in group.cases] == [
+        ("ngram, 8 drafts", None), ("suffix, 16 drafts", None),
+    ]  # fmt: skip
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
+        "ours-8-bit-server-ngram-8-drafts.log", "ours-8-bit-server-suffix-16-drafts.log",
+    ]  # fmt: skip
+
+
+def test_every_state_of_the_sources_has_a_revision_of_its_own(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    assert revision(tmp_path) is None
+    git("init")
+    assert revision(tmp_path) is None
+    source = tmp_path / "custom_ops" / "a.cc"
+    source.parent.mkdir()
+    source.write_text("1")
+    git("add", ".")
+    git("commit", "-m", "first")
+    clean = revision(tmp_path)
+    assert clean is not None
+    assert clean.isalnum()
+    (tmp_path / "custom_ops" / "record.json").write_text("{}")
+    assert revision(tmp_path) == clean, "a file that is no source"
+    seen = [clean]
+    for text in ("2", "3"):
+        source.write_text(text)
+        seen.append(str(revision(tmp_path)))
+    new = source.with_name("b.cc")
+    for text in ("4", "5"):
+        new.write_text(text)
+        seen.append(str(revision(tmp_path)))
+    assert len(set(seen)) == len(seen)
+    assert all(name.startswith(f"{clean}-dirty-") for name in seen[1:])
+    source.write_text("1")
+    new.unlink()
+    assert revision(tmp_path) == clean
 
 
 def test_a_peer_that_is_not_set_up_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,32 @@ def test_a_server_that_does_not_start_says_why(start: Start) -> None:
         start("dead").wait()
 
 
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("crash", "request: expected an answer, got RemoteProtocolError: .*; an illegal instruction"),
+        ("silent", "request: expected an answer, got ReadTimeout: "),
+        ("shape", r"answer: expected a text at choices\[0\].text, got '{\"choices\": \[\]}'"),
+        ("names", r"answer: expected a text at data\[0\].id, got '{\"data\": \[\]}'"),
+    ],
+)
+def test_a_server_that_fails_when_asked_is_out(
+    start: Start, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
+) -> None:
+    monkeypatch.setattr(servers, "_ANSWER_TIMEOUT_S", 0.5 if fault == "silent" else 60.0)
+    with pytest.raises(PeerError, match=reason):
+        start(fault).wait()
+
+
+def test_a_load_that_does_not_end_is_no_figure(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_ANSWER_TIMEOUT_S", 0.5)
+    server = start("silent")
+    with pytest.raises(PeerError, match="request: expected an answer"):
+        server.wait()
+    with pytest.raises(PeerError, match="load: expected its end within 0 s, got none"):
+        server.run(Texts(num_requests=1, prompt_len=8, output_len=24, concurrency=1))
+
+
 def test_too_few_tokens_are_no_figure(start: Start) -> None:
     server = start("length")
     with pytest.raises(PeerError, match="text: expected"):

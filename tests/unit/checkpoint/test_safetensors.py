@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import pathlib
 import struct
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastdeploy_sd.checkpoint.safetensors import SafetensorsFile
+from fastdeploy_sd.checkpoint.safetensors import SAMPLE_BYTES, SafetensorsFile
 from fastdeploy_sd.errors import CheckpointError
 
 
@@ -47,6 +49,28 @@ def test_a_header_of_odd_length_still_gives_aligned_tensors(tmp_path: pathlib.Pa
         file = SafetensorsFile(write(tmp_path / "m.safetensors", text, np.array([1.0, 2.0], np.float32).tobytes()))
         assert file.tensor("a").flags.aligned
         np.testing.assert_array_equal(file.tensor("a"), [1.0, 2.0])
+
+
+def test_samples_tell_files_of_one_header_size_and_time_apart(tmp_path: pathlib.Path) -> None:
+    """As two trainings of one base in images that give every file the same time."""
+    sizes = {"large": 3 * SAMPLE_BYTES, "norm": 100, "empty": 0}
+    ends = dict(zip(sizes, itertools.accumulate(sizes.values()), strict=True))
+    header = {name: entry("U8", [size], [ends[name] - size, ends[name]]) for name, size in sizes.items()}
+
+    def identity(changed: int | None) -> dict[str, Any]:
+        data = bytearray(sum(sizes.values()))
+        if changed is not None:
+            data[changed] = 1
+        path = write(tmp_path / "m.safetensors", header, bytes(data))
+        os.utime(path, ns=(0, 0))
+        return SafetensorsFile(path).identity()
+
+    large, norm = sizes["large"], sizes["norm"]
+    seen = [None, SAMPLE_BYTES, large // 2, 2 * SAMPLE_BYTES - 1, large, large + norm // 2, large + norm - 1]
+    identities = [identity(changed) for changed in seen]
+    assert len({json.dumps(i) for i in identities}) == len(seen)
+    assert len({i["samples"] for i in identities}) == len(seen)
+    assert identity(None) == identities[0]
 
 
 LIES = {

@@ -251,6 +251,27 @@ def test_ctrl_c_takes_effect_between_steps_and_leaves_the_llm_usable(load: Load)
     assert list(output.outputs[0].token_ids) == toy_tokens(output.prompt_token_ids, 6)
 
 
+@pytest.mark.parametrize("error", [MemoryError("no arena"), KeyboardInterrupt()])
+def test_after_a_step_that_raised_the_llm_refuses_everything_but_close(load: Load, error: BaseException) -> None:
+    """The engine is half updated then, also by a second Ctrl-C in the middle of a step."""
+    errors = [error]
+
+    def fail(plan: SchedulerOutput) -> None:
+        if plan.step_id > 1 and errors:
+            raise errors.pop()
+
+    llm, executor = load(ToyExecutor(INFO, before_step=fail))
+    with pytest.raises(type(error)):
+        llm.generate(["a", "b"], SamplingParams(max_tokens=50))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=rf"unusable, make another: .* raised {type(error).__name__}\("):
+            llm.generate("x", GREEDY)
+    with pytest.raises(Unavailable, match="unusable"):
+        llm.chat([{"role": "user", "content": "x"}], GREEDY)
+    llm.close()
+    assert executor.is_shut_down
+
+
 def test_dropping_the_llm_frees_the_model_at_once(load: Load) -> None:
     llm, executor = load()
     llm.generate("x", GREEDY)

@@ -65,7 +65,6 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "models",
         "quantization",
         "parallel",
-        "sampling",
         "spec_decode/mtp.py",
         "spec_decode/mtp_passes.py",
         "spec_decode/mtp_recorded.py",

@@ -28,8 +28,8 @@ class Program {
   Error Build(const ProgramCall* calls, int32_t num_calls, const ProgramPatch* patches, int32_t num_patches,
               int32_t num_symbols);
 
-  // Set the symbols and run the calls in order, up to the first that fails; the error names it. Allocates nothing of its
-  // own; one run at a time.
+  // Set the symbols and run the calls in order, up to the first that fails; the error names it. Allocates nothing of
+  // its own; one run at a time.
   //   symbols          [num_symbols] as declared; 4-byte fields need values of 0..2^31 - 1
   //   nanoseconds      [num_calls] receives the time of each call, or nullptr
   Error Run(const int64_t* symbols, int32_t num_symbols, int64_t* nanoseconds);

@@ -11,14 +11,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
-from paddle import Tensor
 
 from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates, DraftedRows
 from fastdeploy_sd.ops.native.sampling import process_logits, sample, token_logprobs, top_p_candidates
 from fastdeploy_sd.ops.native.verification import verify_draft_tokens
 from fastdeploy_sd.ops.processed_logits import ProcessedLogits
-from fastdeploy_sd.ops.tensors import to_numpy
 from fastdeploy_sd.types import F32, I32, Batch, LogprobArrays, SamplingArrays, VerifyResult
 
 VERIFY_STRATEGIES = ("target_match", "greedy", "topp")
@@ -73,7 +71,7 @@ def _verify_choice(name: str, value: str, choices: Collection[str]) -> None:
         raise ConfigError(f"{name}: expected {wanted}, got {value!r}{suggest(value, choices)}")
 
 
-def verify(logits: Tensor, batch: Batch, rule: VerifyRule) -> tuple[VerifyResult, tuple[int, ...]]:
+def verify(logits: F32, batch: Batch, rule: VerifyRule) -> tuple[VerifyResult, tuple[int, ...]]:
     """Draw the target's token at every logits row, keep a prefix of the drafts and emit the token after it.
 
     The token at absolute position p of a request is drawn with the uniform of (seed, p), penalties counting the drafts
@@ -93,10 +91,10 @@ def verify(logits: Tensor, batch: Batch, rule: VerifyRule) -> tuple[VerifyResult
         failed row has no output and no accepted draft. Judging by equality uses the rows before such a row only, so
         that a request fails with the output that plain decoding gives it; the others fail a step with any.
     """
-    sampling, rows = batch.sampling, to_numpy(logits)
+    sampling = batch.sampling
     if rule.strategy == "greedy":
         sampling = replace(sampling, temperature=np.zeros_like(sampling.temperature))
-    sampled, candidates = _draw(rows, batch, sampling, rule)
+    sampled, candidates = _draw(logits, batch, sampling, rule)
     policy = ACCEPT_POLICIES[rule.accept_policy]
     result = VerifyResult(*verify_draft_tokens(sampled, batch.cu_num_logits, batch.draft, policy, candidates))
     # A row with logits always has output, unless it failed.
@@ -104,7 +102,7 @@ def verify(logits: Tensor, batch: Batch, rule: VerifyRule) -> tuple[VerifyResult
         result.cu_num_output[1:] == result.cu_num_output[:-1]
     )
     if sampling.num_logprobs.max(initial=-1) >= 0:
-        result = replace(result, logprobs=_logprobs(rows, batch, result))
+        result = replace(result, logprobs=_logprobs(logits, batch, result))
     return result, tuple(failed.nonzero()[0].tolist())
 
 

@@ -9,7 +9,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.sampling.verify import VerifyRule, verify
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, TargetStep
-from fastdeploy_sd.types import I32, Batch, DraftTokens, SchedulerOutput, SpeculationInfo, StepResult, VerifyResult
+from fastdeploy_sd.types import F32, I32, Batch, DraftTokens, SchedulerOutput, SpeculationInfo, StepResult, VerifyResult
 from fastdeploy_sd.worker.batch import build_batch
 from fastdeploy_sd.worker.forward import Forward
 from fastdeploy_sd.worker.membership import Membership
@@ -66,7 +66,7 @@ class ModelRunner:
             timings_ms=phases.ms,
         )
 
-    def _verify(self, batch: Batch, logits: Tensor) -> tuple[VerifyResult, tuple[int, ...]]:
+    def _verify(self, batch: Batch, logits: F32) -> tuple[VerifyResult, tuple[int, ...]]:
         if len(batch.logits_indices) == 0:
             none = np.zeros(len(batch.request_ids) + 1, np.int32)
             return VerifyResult(none[:0], none, none[1:].copy()), ()

@@ -88,7 +88,7 @@ def _batch(rng: np.random.Generator, lengths: Any, tables: Any, counts: list[int
 
 
 def bits(output: ForwardOutput) -> list[np.ndarray]:
-    return [np.asarray(tensor.numpy()).copy() for tensor in output]
+    return [np.asarray(output.hidden.numpy()).copy(), output.logits.copy()]
 
 
 def cache_bits(caches: Sequence[KvCache[Any]]) -> list[np.ndarray]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import paddle
 
 from fastdeploy_sd.ops.native.batch import BatchRows, prepare_batch
 from fastdeploy_sd.sampling.verify import VerifyRule, verify
@@ -105,7 +104,7 @@ class Decoding:
 
     def step(self, drafts: list[list[int]]) -> tuple[VerifyResult, tuple[int, ...]]:
         """Verify the drafts and commit the output."""
-        result, failed = verify(paddle.to_tensor(self.logits(drafts)), self.batch(drafts), self.rule)
+        result, failed = verify(self.logits(drafts), self.batch(drafts), self.rule)
         for r, tokens in enumerate(self.tokens):
             tokens.extend(result.row(r).tolist())
         return result, failed

@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import paddle
 
 from fastdeploy_sd.sampling.verify import VerifyRule, verify
 from fastdeploy_sd.types import EMPTY_I32, Batch, DraftTokens, SamplingArrays
@@ -128,7 +127,7 @@ def _step(
         draft=DraftTokens(draft_ids.astype(np.int32), offsets[1]),
         sampling=_sampling(known, length, len(request), params, seeds),
     )
-    result, failed = verify(paddle.to_tensor(LOGITS[contexts]), batch, rule)
+    result, failed = verify(LOGITS[contexts], batch, rule)
     assert failed == ()
     return result.token_ids, np.diff(result.cu_num_output)
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import paddle
 import pytest
 
 from fastdeploy_sd.errors import ConfigError
@@ -101,7 +100,7 @@ def test_only_rows_with_a_penalty_a_bias_or_a_mask_are_copied(monkeypatch: pytes
     )
     copied, sound = [], product.process_logits
 
-    def noted(logits: paddle.Tensor, rows: np.ndarray, *rest: object) -> paddle.Tensor:
+    def noted(logits: np.ndarray, rows: np.ndarray, *rest: object) -> np.ndarray:
         copied.append(rows.tolist())
         return sound(logits, rows, *rest)
 
@@ -294,6 +293,6 @@ def test_an_unfinished_prompt_has_no_output() -> None:
     }
     fields = {name: getattr(batch, name) for name in batch.__slots__} | unfinished
     fields["sampling"] = replace(batch.sampling, cu_mask=np.zeros(2, np.int32))
-    result, failed = verify(paddle.to_tensor(logits_after([2])[None]), type(batch)(**fields), VerifyRule())
+    result, failed = verify(logits_after([2])[None], type(batch)(**fields), VerifyRule())
     assert result.cu_num_output.tolist() == [0, 0, 1]
     assert failed == ()

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fastdeploy_sd.bench.record import read_fields
 from fastdeploy_sd.errors import ConfigError
 
 SCHEMA_VERSION = 1
@@ -102,15 +103,8 @@ def load_group(path: Path) -> Group:
     Raises:
         ConfigError: not a record, or of another schema version.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"record: expected a readable JSON file, got {path} ({error})") from None
-    version = values.pop("schema_version", None) if isinstance(values, dict) else None
-    if version != SCHEMA_VERSION:
-        raise ConfigError(f"record: expected schema_version {SCHEMA_VERSION}, got {version!r} in {path}")
-    if set(values) != _FIELDS:
-        raise ConfigError(f"record: expected the fields {sorted(_FIELDS)}, got {sorted(values)} in {path}")
+    values = read_fields(path, SCHEMA_VERSION, _FIELDS | {"schema_version"})
+    del values["schema_version"]
     values["cases"] = [Case(**case) for case in values["cases"]]
     return Group(**values)
 

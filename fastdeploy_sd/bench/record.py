@@ -71,23 +71,31 @@ class Record:
         return path
 
 
+def read_fields(path: Path, version: int, names: set[str]) -> dict[str, Any]:
+    """Read the JSON object of a record and check its schema version and field names.
+
+    Raises:
+        ConfigError: not such an object.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"record: expected a readable JSON file, got {path} ({error})") from None
+    found = values.get("schema_version") if isinstance(values, dict) else None
+    if found != version:
+        raise ConfigError(f"record: expected schema_version {version}, got {found!r} in {path}")
+    if set(values) != names:
+        raise ConfigError(f"record: expected the fields {sorted(names)}, got {sorted(values)} in {path}")
+    return dict(values)
+
+
 def load_record(path: Path) -> Record:
     """Read a record.
 
     Raises:
         ConfigError: not a record, or of another schema version.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"record: expected a readable JSON file, got {path} ({error})") from None
-    version = values.get("schema_version") if isinstance(values, dict) else None
-    if version != SCHEMA_VERSION:
-        raise ConfigError(f"record: expected schema_version {SCHEMA_VERSION}, got {version!r} in {path}")
-    names = {f.name for f in fields(Record)}
-    if set(values) != names:
-        raise ConfigError(f"record: expected the fields {sorted(names)}, got {sorted(values)} in {path}")
-    return Record(**values)
+    return Record(**read_fields(path, SCHEMA_VERSION, {f.name for f in fields(Record)}))
 
 
 def load_records(folder: Path) -> list[Record]:

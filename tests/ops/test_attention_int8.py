@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +18,7 @@ from fastdeploy_sd.ops.rope_table import rope_table
 from tests.ops.backends import isa, threads
 from tests.ops.cases.attention import VERIFY, batch
 from tests.ops.cases.attention_int8 import blunt, copied, quantized
+from tests.ops.chunks import chunk, run_chunks
 
 LENGTH = 700
 GEOMETRIES = [(2, 1, 32, 16), (5, 1, 48, 64), (16, 1, 16, 32)]
@@ -131,20 +130,6 @@ def test_stored_heads_are_half_a_step_from_their_values(level: str, dtype: Any) 
         assert (error <= 0.501 * steps[..., None]).all()
         largest = np.abs(unpack(want)).max(axis=-1)
         np.testing.assert_allclose(127 * steps, largest, rtol=1e-5)
-
-
-def chunk(sequence: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    return {
-        **sequence,
-        "q": sequence["q"][start:stop],
-        "query_start_loc": np.array([0, stop - start], np.int32),
-        "seq_lens": np.array([stop], np.int32),
-    }
-
-
-def run_chunks(sequence: dict[str, Any], borders: Sequence[int]) -> np.ndarray:
-    chunks = [chunk(sequence, *ends) for ends in itertools.pairwise(borders)]
-    return np.concatenate([native.cascade_append_attention(**args) for args in chunks])
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)

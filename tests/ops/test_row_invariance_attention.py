@@ -5,7 +5,6 @@ Alone, in a chunk of any size, beside other requests, with any number of threads
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,26 +18,12 @@ from fastdeploy_sd.ops.native import attention as native
 from tests.ops.backends import isa, threads
 from tests.ops.cases.attention import batch, shared_batches
 from tests.ops.cases.rope import ROPE_STORE_KV
+from tests.ops.chunks import chunk, run_chunks
 
 LENGTH = 1100
 # query heads, KV heads, head size, block size: groups of 1, 2, 5 and 16; two sizes at most on the slow scalar level.
 GEOMETRIES = [(2, 1, 32, 16), (5, 1, 48, 64), (3, 3, 16, 48), (16, 1, 16, 32)]
 EDGES = [0, 1, 14, 15, 16, 17, 62, 63, 64, 65, 510, 511, 512, 513, 575, 576, 1023, 1024, 1025, 1098, 1099]
-
-
-def chunk(sequence: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Arguments for running tokens [start, stop) of a one-request batch whose tokens are all in the cache."""
-    return {
-        **sequence,
-        "q": sequence["q"][start:stop],
-        "query_start_loc": np.array([0, stop - start], np.int32),
-        "seq_lens": np.array([stop], np.int32),
-    }
-
-
-def run_chunks(sequence: dict[str, Any], borders: Sequence[int]) -> np.ndarray:
-    chunks = [chunk(sequence, *ends) for ends in itertools.pairwise(borders)]
-    return np.concatenate([native.cascade_append_attention(**args) for args in chunks])
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)

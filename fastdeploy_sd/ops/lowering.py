@@ -6,28 +6,21 @@ and returns the outputs. An op without a function cannot be recorded.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from typing import Any
 
 import paddle
 
-from fastdeploy_sd.ops.library import library
 from fastdeploy_sd.ops.lowering_attention import cascade_append_attention, rope_store_kv
 from fastdeploy_sd.ops.lowering_mtp import mtp_postprocess, mtp_preprocess
 from fastdeploy_sd.ops.native.activation import SwigluParams
 from fastdeploy_sd.ops.native.batch import GatherOutputRowsParams
 from fastdeploy_sd.ops.native.cast import CastParams
-from fastdeploy_sd.ops.native.linear import LinearParams
+from fastdeploy_sd.ops.native.linear import LinearParams, packed_bytes
 from fastdeploy_sd.ops.native.moe import MoeFfnParams
 from fastdeploy_sd.ops.native.norm import ConcatRmsNormParams, RmsNormParams
 from fastdeploy_sd.ops.recorder import ELEMENT_BYTES, CallBuilder, Lowering, Outputs, Size
-
-
-def _packed_bytes(in_features: int, out_features: int, format_code: int) -> int:
-    function = library().fdsd_packed_linear_bytes
-    function.restype = ctypes.c_int64
-    return int(function(in_features, out_features, format_code))
+from fastdeploy_sd.ops.reference.linear import LINEAR_FORMATS
 
 
 def _rms_norm(call: CallBuilder, x: Any, weight: Any, residual: Any, eps: float) -> Outputs:
@@ -108,7 +101,7 @@ def _linear(call: CallBuilder, *args: Any) -> Outputs:
     x, packed, bias, out_features, format_code, float32_out = args
     rows, in_features = call.matrix("x", x)
     y_dtype = paddle.float32 if float32_out else paddle.bfloat16
-    num_bytes = _packed_bytes(in_features, out_features, format_code)
+    num_bytes = packed_bytes(in_features, out_features, LINEAR_FORMATS[format_code])
     y = call.output(y_dtype, (rows, out_features))
     call.emit(
         "linear",
@@ -134,8 +127,8 @@ def _moe_ffn(call: CallBuilder, *args: Any) -> Outputs:
     experts, _ = call.matrix("router_weight", router_weight)
     if isinstance(experts, Size):
         raise call.error("router_weight", "a constant", "a tensor of the pass")
-    gate_up_bytes = experts * _packed_bytes(hidden, 2 * intermediate_size, format_code)
-    down_bytes = experts * _packed_bytes(intermediate_size, hidden, format_code)
+    gate_up_bytes = experts * packed_bytes(hidden, 2 * intermediate_size, LINEAR_FORMATS[format_code])
+    down_bytes = experts * packed_bytes(intermediate_size, hidden, LINEAR_FORMATS[format_code])
     y = call.output(x.dtype, (rows, hidden))
     call.emit(
         "moe_ffn",

@@ -331,6 +331,7 @@ class Batch:
         logits_indices: i32[L], the rows of T that need logits.
         cu_num_logits: i32[R+1], num_draft[r] + 1 logits rows, 0 while the prompt is unfinished.
         batch_id_per_output: i32[L], request row of every logits row.
+        output_positions: i32[L], absolute position of the token that a logits row is for.
     """
 
     request_ids: tuple[RequestId, ...]
@@ -343,6 +344,7 @@ class Batch:
     logits_indices: I32
     cu_num_logits: I32
     batch_id_per_output: I32
+    output_positions: I32
     draft: DraftTokens
     sampling: SamplingArrays
 

@@ -34,11 +34,8 @@ PEERS: Mapping[str, PeerInfo] = {
         {"bf16": "bfloat16", "8-bit": "wint8", "4-bit": "wint4"},
         has_server=True,
         drafting={
-            "ngram, 8 drafts": [
-                "--speculative-config",
-                '{"method": "ngram", "num_speculative_tokens": 8, "min_ngram_size": 1}',
-            ],
-            "suffix, 16 drafts": ["--speculative-config", '{"method": "suffix", "num_speculative_tokens": 16}'],
+            "ngram, 8 drafts": ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}'],
+            "ngram, 11 drafts": ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 11}'],
         },
     ),
     "llamacpp": PeerInfo(
@@ -61,8 +58,8 @@ PEERS: Mapping[str, PeerInfo] = {
         {"bf16": "fp16", "8-bit": "int8", "4-bit": "int4"},
         has_server=False,
         drafting={
-            "prompt lookup, 4 drafts": {"num_assistant_tokens": 4, "max_ngram_size": 3},
             "prompt lookup, 8 drafts": {"num_assistant_tokens": 8, "max_ngram_size": 3},
+            "prompt lookup, 11 drafts": {"num_assistant_tokens": 11, "max_ngram_size": 3},
         },
     ),
     "vllm": PeerInfo(

@@ -6,7 +6,6 @@ import hashlib
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +22,8 @@ _UNWANTED: Mapping[str, Sequence[str]] = {
     "openvino": ("torchvision",),
     "vllm": ("torchvision", "torchaudio", "torchcodec"),
 }
+# Its name up to Debian 12, and since.
+_TCMALLOC_PACKAGES = ("libtcmalloc-minimal4", "libtcmalloc-minimal4t64")
 
 
 def install(peer: str, jobs: int) -> None:
@@ -68,27 +69,46 @@ def run_command(command: Sequence[str], environment: Mapping[str, str] | None = 
 def _build_llama(jobs: int) -> None:
     """Build the llama.cpp that the binding's source distribution carries; repeated builds are incremental."""
     if not LLAMA_SOURCE.exists():
-        pip = [str(venv("llamacpp") / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        name = "llama-cpp-python"
-        download = ["download", "--quiet", "--no-deps", "--no-binary", name, "--dest", str(LLAMA_DIR)]
-        run_command([*pip, *download, f"{name}=={LLAMA_VERSION}"])
-        with tarfile.open(LLAMA_SOURCE.with_name(LLAMA_SOURCE.name + ".tar.gz")) as archive:
-            archive.extractall(LLAMA_DIR, filter="data")
+        _fetch_llama()
     build = LLAMA_DIR / "build"
-    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    is_configured = (build / "CMakeCache.txt").exists()  # and stays with its generator
+    generator = ["-G", "Ninja"] if shutil.which("ninja") and not is_configured else []
     run_command(
         ["cmake", *generator, "-S", str(LLAMA_SOURCE / "vendor" / "llama.cpp"), "-B", str(build), *_LLAMA_OPTIONS]
     )
     run_command(["cmake", "--build", str(build), "--parallel", str(jobs), "--target", *_LLAMA_TARGETS])
 
 
+def _fetch_llama() -> None:
+    """Unpack the source distribution; its folder appears only when complete."""
+    pip = [str(venv("llamacpp") / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    name = "llama-cpp-python"
+    download = ["download", "--quiet", "--no-deps", "--no-binary", name, "--dest", str(LLAMA_DIR)]
+    run_command([*pip, *download, f"{name}=={LLAMA_VERSION}"])
+    partial = LLAMA_DIR / "unpacked"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    archive = LLAMA_SOURCE.with_name(LLAMA_SOURCE.name + ".tar.gz")
+    run_command(["tar", "--extract", "--gzip", "--file", str(archive), "--directory", str(partial)])
+    (partial / LLAMA_SOURCE.name).rename(LLAMA_SOURCE)
+    partial.rmdir()
+
+
 def _fetch_tcmalloc() -> None:
-    """vLLM's documentation asks for tcmalloc; where Debian's packages are not at hand, it runs without."""
+    """Fetch what vLLM's documentation asks for; where Debian's package cannot be had, say that it runs without."""
     folder = PEERS_DIR / "vllm" / "tcmalloc"
     if folder.exists() or not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         return
-    packages = PEERS_DIR / "vllm" / "packages"
-    packages.mkdir(exist_ok=True)
-    run_command(["apt-get", "download", "--quiet", "libtcmalloc-minimal4"], cwd=packages)
-    [package] = packages.glob("libtcmalloc-minimal4_*.deb")
-    run_command(["dpkg-deb", "--extract", str(package), str(folder)])
+    partial = folder.with_name("packages")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for name in _TCMALLOC_PACKAGES:
+        try:
+            run_command(["apt-get", "download", "--quiet", name], cwd=partial)
+        except FdsdError:
+            continue
+        [package] = partial.glob(f"{name}_*.deb")
+        run_command(["dpkg-deb", "--extract", str(package), str(partial / "files")])
+        (partial / "files").rename(folder)
+        return
+    print("setup: no package of tcmalloc can be downloaded; vLLM will run without", file=sys.stderr)

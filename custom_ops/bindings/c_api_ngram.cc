@@ -14,7 +14,9 @@ struct NgramCreateParams {
   int32_t num_slots;
   int32_t min_n;
   int32_t max_n;
-  NgramIndex** index;  // [1], to be destroyed with fdsd_ngram_destroy
+  double max_factor;
+  int32_t follows_copies;  // 0 or 1
+  NgramIndex** index;      // [1], to be destroyed with fdsd_ngram_destroy
 };
 
 struct NgramCheckParams {
@@ -29,8 +31,9 @@ struct NgramCheckParams {
 FDSD_EXPORT fdsd::Error fdsd_ngram_create(const fdsd::NgramCreateParams* p) {
   if (p->num_slots < 0) return "num_slots: expected >= 0, got a negative number";
   if (p->min_n < 1 || p->max_n < p->min_n) return "min_n: expected 1 <= min_n <= max_n, got another order";
+  if (!(p->max_factor > 0)) return "max_factor: expected > 0, got less";
   return fdsd::WithinMemory(kOutOfMemory, [&]() -> fdsd::Error {
-    *p->index = new fdsd::NgramIndex(p->num_slots, p->min_n, p->max_n);
+    *p->index = new fdsd::NgramIndex(p->num_slots, {p->min_n, p->max_n, p->max_factor, p->follows_copies != 0});
     return nullptr;
   });
 }

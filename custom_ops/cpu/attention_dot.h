@@ -16,27 +16,33 @@ constexpr int kBlockPanels = 4;
 constexpr int kBlockKeys = kBlockPanels * kPanelKeys;  // keys that share one step of the running softmax
 static_assert(kPartitionKeys % kBlockKeys == 0);
 
-// Query vectors of a register tile, and what beside them fills the registers: 32 of 64 bytes, or 16 of 32.
+// Query vectors of a register tile, and what beside them fills the registers: 32 of 64 bytes, or 16 of 32. So few as
+// kStreamVectors wait for memory only; their values are read in rows of 8 vectors (a whole head of 128), in order.
 #if defined(FDSD_SIMD_AVX512)
-constexpr int kTileVectors = 6;
+constexpr int kScoreVectors = 6;
+constexpr int kValueVectors = 6;
+constexpr int kStreamVectors = 3;
 constexpr int ScorePanels(int) { return 4; }
-constexpr int ValueLanes(int vectors) { return vectors <= 3 ? 8 : 4; }
+constexpr int ValueLanes(int vectors) { return vectors <= kStreamVectors ? 8 : 4; }
 #else
-constexpr int kTileVectors = 4;
+constexpr int kScoreVectors = 4;
+constexpr int kValueVectors = 4;
+constexpr int kStreamVectors = 1;
 constexpr int ScorePanels(int vectors) { return vectors == 1 ? 4 : vectors == 2 ? 2 : 1; }
 constexpr int ValueLanes(int vectors) { return vectors == 1 ? 4 : vectors == 2 ? 2 : 1; }
 #endif
 
-// The 64 keys and values from one absolute position on; a panel lies within one block of the cache.
+// The 64 keys and values of one head from one absolute position on; a panel lies within one block of the cache.
 template <typename T>
 struct KvBlock {
   const T* k[kBlockPanels];
   const T* v[kBlockPanels];
-  // Fetched meanwhile, or nobody would ask memory for anything during the arithmetic.
-  const T* next_k[kBlockPanels];
-  const T* next_v[kBlockPanels];
   const float* k_scale[kBlockPanels];  // int8: of the 16 keys of a panel; else nullptr
-  int64_t k_stride;                    // elements between the packs of a key
+  const float* v_scale[kBlockPanels];  // likewise
+  // Read next, keys or values. Fetched meanwhile, or nobody would ask memory for anything during the arithmetic;
+  // nullptr: left to the processor's prefetcher.
+  const T* next[kBlockPanels];
+  int64_t k_stride;  // elements between the packs of a key
   int head_dim;
 };
 
@@ -72,8 +78,11 @@ struct KvDot;
 
 FDSD_INLINE void Prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// scores[v][64] of kVectors query vectors with the keys of a block.
-template <typename T, int kVectors>
+// Compilers move no load from one side to the other. The processor's prefetcher follows loads in ascending order only.
+FDSD_INLINE void KeepLoadOrder() { __asm__ volatile("" ::: "memory"); }
+
+// scores[v][..64] of kVectors query vectors with the keys of a block.
+template <typename T, bool kFetches, int kVectors>
 void ScoreTile(const QueryVector<typename KvDot<T>::Query>* q, const KvBlock<T>& block, float* scores) {
   using Kv = KvDot<T>;
   constexpr int kPanels = ScorePanels(kVectors);
@@ -87,8 +96,9 @@ void ScoreTile(const QueryVector<typename KvDot<T>::Query>* q, const KvBlock<T>&
       const int64_t offset = d / kPackSize<T> * block.k_stride;
 #pragma GCC unroll 8
       for (int i = 0; i < kPanels; ++i) {
-        Prefetch(block.next_k[first + i] + offset);
+        if constexpr (kFetches) Prefetch(block.next[first + i] + offset);
         const typename Kv::Packs keys = Kv::LoadPacks(block.k[first + i] + offset);
+        if constexpr (!kFetches) KeepLoadOrder();
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) sum[v][i] = Kv::Dot(q[v].elements + d, keys, sum[v][i]);
       }
@@ -98,15 +108,19 @@ void ScoreTile(const QueryVector<typename KvDot<T>::Query>* q, const KvBlock<T>&
 #pragma GCC unroll 8
       for (int i = 0; i < kPanels; ++i)
         Store(Kv::FinishScore(sum[v][i], q[v], block.k_scale[first + i]),
-              scores + v * kBlockKeys + (first + i) * kPanelKeys);
+              scores + v * kPartitionKeys + (first + i) * kPanelKeys);
   }
 }
 
 // The same for `num_vectors` query vectors in 1..kVectors.
-template <typename T, int kVectors = kTileVectors>
+template <typename T, int kVectors = kScoreVectors>
 void Scores(int num_vectors, const QueryVector<typename KvDot<T>::Query>* q, const KvBlock<T>& block, float* scores) {
   if (num_vectors == kVectors) {
-    ScoreTile<T, kVectors>(q, block, scores);
+    if (block.next[0] == nullptr) {
+      ScoreTile<T, false, kVectors>(q, block, scores);
+    } else {
+      ScoreTile<T, true, kVectors>(q, block, scores);
+    }
   } else if constexpr (kVectors > 1) {
     Scores<T, kVectors - 1>(num_vectors, q, block, scores);
   }
@@ -115,7 +129,7 @@ void Scores(int num_vectors, const QueryVector<typename KvDot<T>::Query>* q, con
 // Softmax weights of some query vectors over the keys of a block, and the running sums of values they belong to.
 template <typename T>
 struct WeightedRows {
-  const typename KvDot<T>::Weight* weights;  // [vectors][64]
+  const typename KvDot<T>::Weight* weights;  // [vectors][kPartitionKeys], from the block's first key on
   const float* factors;                      // [vectors], see KvDot
   float* sums;                               // [vectors][sums_stride]
   int64_t sums_stride;
@@ -139,27 +153,33 @@ FDSD_INLINE typename KvDot<T>::Packs LoadValues(const T* p, KeyRange keys) {
 
 // sums[v][d..] += weights[v][key] * values[key][d..], kLanes * kWidth elements at a time, then the rest in narrower
 // steps.
-template <typename T, int kVectors, int kWidth, bool kIsPart>
+template <typename T, int kVectors, int kWidth, bool kIsPart, bool kFetches>
 FDSD_INLINE void ValueColumns(const WeightedRows<T>& rows, const KvBlock<T>& block, KeyRange keys, int d) {
   using Kv = KvDot<T>;
   constexpr int kPack = kPackSize<T>;
+  const typename Kv::Weight* const weights = rows.weights;
+  const int64_t stride = block.head_dim;
   for (; d + kWidth * kLanes <= block.head_dim; d += kWidth * kLanes) {
     typename Kv::Sum sum[kVectors][kWidth];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 8
       for (int i = 0; i < kWidth; ++i) sum[v][i] = Kv::StartValue(rows.sums + v * rows.sums_stride + d + i * kLanes);
-    for (int key = keys.begin / kPack * kPack; key < keys.end; key += kPack) {
-      const int offset = key % kPanelKeys * block.head_dim + d * kPack;
-      const T* value = block.v[key / kPanelKeys] + offset;
-      const T* next = block.next_v[key / kPanelKeys] + offset;
+    for (int key = keys.begin / kPack * kPack; key < keys.end;) {
+      const int panel = key / kPanelKeys;
+      const int panel_end = std::min(keys.end, (panel + 1) * kPanelKeys);
+      int64_t offset = key % kPanelKeys * stride + d * kPack;
+      for (; key < panel_end; key += kPack, offset += kPack * stride) {
 #pragma GCC unroll 8
-      for (int i = 0; i < kWidth; ++i) {
-        if constexpr (!kIsPart) Prefetch(next + i * kLanes * kPack);
-        const typename Kv::Packs x =
-            LoadValues<T, kIsPart>(value + i * kLanes * kPack, {keys.begin - key, keys.end - key});
+        for (int i = 0; i < kWidth; ++i) {
+          const int64_t column = offset + i * kLanes * kPack;
+          if constexpr (kFetches) Prefetch(block.next[panel] + column);
+          const typename Kv::Packs x =
+              LoadValues<T, kIsPart>(block.v[panel] + column, {keys.begin - key, keys.end - key});
+          if constexpr (!kFetches) KeepLoadOrder();
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) sum[v][i] = Kv::Dot(rows.weights + v * kBlockKeys + key, x, sum[v][i]);
+          for (int v = 0; v < kVectors; ++v) sum[v][i] = Kv::Dot(weights + v * kPartitionKeys + key, x, sum[v][i]);
+        }
       }
     }
 #pragma GCC unroll 8
@@ -168,30 +188,38 @@ FDSD_INLINE void ValueColumns(const WeightedRows<T>& rows, const KvBlock<T>& blo
       for (int i = 0; i < kWidth; ++i)
         Kv::FinishValue(sum[v][i], rows.factors[v], rows.sums + v * rows.sums_stride + d + i * kLanes);
   }
-  if constexpr (kWidth > 1) ValueColumns<T, kVectors, kWidth / 2, kIsPart>(rows, block, keys, d);
+  if constexpr (kWidth > 1) ValueColumns<T, kVectors, kWidth / 2, kIsPart, kFetches>(rows, block, keys, d);
 }
 
 template <typename T, int kVectors>
 void ValueTile(const WeightedRows<T>& rows, const KvBlock<T>& block, KeyRange keys) {
   constexpr int kPack = kPackSize<T>;
   constexpr int kWidth = ValueLanes(kVectors);
+  const auto add_whole = [&](KeyRange whole) {
+    if (block.next[0] == nullptr) {
+      ValueColumns<T, kVectors, kWidth, false, false>(rows, block, whole, 0);
+    } else {
+      ValueColumns<T, kVectors, kWidth, false, true>(rows, block, whole, 0);
+    }
+  };
   if constexpr (!KvDot<T>::kSkipsHidden) {
-    ValueColumns<T, kVectors, kWidth, false>(rows, block, keys, 0);
+    add_whole(keys);
   } else {
+    const auto add_part = [&](KeyRange part) { ValueColumns<T, kVectors, kWidth, true, false>(rows, block, part, 0); };
     if (keys.begin % kPack != 0) {
       const int end = std::min(keys.end, (keys.begin / kPack + 1) * kPack);
-      ValueColumns<T, kVectors, kWidth, true>(rows, block, {keys.begin, end}, 0);
+      add_part({keys.begin, end});
       keys.begin = end;
     }
     const int whole_end = keys.end / kPack * kPack;
-    if (keys.begin < whole_end) ValueColumns<T, kVectors, kWidth, false>(rows, block, {keys.begin, whole_end}, 0);
+    if (keys.begin < whole_end) add_whole({keys.begin, whole_end});
     const int part_begin = std::max(keys.begin, whole_end);
-    if (part_begin < keys.end) ValueColumns<T, kVectors, kWidth, true>(rows, block, {part_begin, keys.end}, 0);
+    if (part_begin < keys.end) add_part({part_begin, keys.end});
   }
 }
 
 // Add the values of `keys`, all of them seen by all of `num_vectors` query vectors in 1..kVectors.
-template <typename T, int kVectors = kTileVectors>
+template <typename T, int kVectors = kValueVectors>
 void AddValues(int num_vectors, const WeightedRows<T>& rows, const KvBlock<T>& block, KeyRange keys) {
   if (num_vectors == kVectors) {
     ValueTile<T, kVectors>(rows, block, keys);

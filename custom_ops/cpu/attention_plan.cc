@@ -1,6 +1,7 @@
 #include "attention_plan.h"
 
 #include <algorithm>
+#include <new>
 #include <vector>
 
 #include "attention_sharing.h"
@@ -12,6 +13,11 @@ namespace {
 
 // Reading a key and its value takes about as long as computing this many query vectors on it.
 constexpr int64_t kReadCost = 6;
+// So few vectors per KV head wait for memory only.
+constexpr int32_t kMaxStreamVectors = 3;
+
+// Length of the line of tasks, without what rounding up adds: less than what a loop over it can count.
+constexpr int64_t kMaxUnits = 1 << 20;
 
 int32_t NumRows(const CascadeAppendAttentionParams& p, int32_t request) {
   return p.query_start_loc[request + 1] - p.query_start_loc[request];
@@ -106,21 +112,27 @@ class Planner {
     }
   }
 
-  int64_t Cost(const AttentionTile& tile) const {
-    const int64_t last = tile.num_keys + (tile.rows == nullptr ? tile.num_rows : 0);
-    return (last - tile.first_partition * kPartitionKeys) * (tile.num_rows * group_ + kReadCost);
+  // Of the tile's keys in partitions from `begin` on, before `end`.
+  int64_t Cost(const AttentionTile& tile, int32_t begin, int32_t end) const {
+    const int64_t num_keys = tile.num_keys + (tile.rows == nullptr ? tile.num_rows - 1 : 0);
+    const int64_t last = std::min<int64_t>(num_keys, int64_t{end} * kPartitionKeys);
+    return (last - int64_t{begin} * kPartitionKeys) * (tile.num_rows * group_ + kReadCost);
   }
+  int64_t Cost(const AttentionTile& tile) const { return Cost(tile, tile.first_partition, tile.end_partition); }
 
-  // A tile is split when it alone would keep one thread busy while the others have run out of work. That is true of few
-  // tiles at a time, which bounds the memory for partial results.
+  // A tile is split when one head of it would keep a thread busy while the others have run out of work. That is true of
+  // few tiles at a time, which bounds the memory for partial results. With few vectors these are small, and all heads
+  // are best read together: such tiles are split earlier, to have all threads busy to the end.
   void SplitTiles() {
     const int64_t threads = NumThreads();
-    if (threads == 1) return;
+    const int64_t num_heads = p_.cache.num_kv_heads;
     int64_t total = 0;
-    for (const AttentionTile& tile : tiles_) total += Cost(tile) * p_.cache.num_kv_heads;
+    for (const AttentionTile& tile : tiles_) total += Cost(tile);
+    unit_ = 1 + total / kMaxUnits;
     for (AttentionTile& tile : tiles_) {
       const int32_t num_parts = tile.end_partition - tile.first_partition;
-      if (num_parts <= 1 || Cost(tile) * 2 * threads <= total) continue;
+      const int64_t task = tile.num_rows * group_ <= kMaxStreamVectors ? 4 * Cost(tile) : Cost(tile) / num_heads;
+      if (threads == 1 || num_parts <= 1 || task * 2 * threads <= total) continue;
       if (tile.kept < 0) {
         tile.kept = static_cast<int32_t>(kept_.size());
         kept_.push_back({0, tile.num_rows * group_, 1});
@@ -129,25 +141,43 @@ class Planner {
     }
   }
 
+  // Lays out the line of tasks.
   AttentionPlan Number() {
-    const int32_t heads = p_.cache.num_kv_heads;
-    AttentionPlan plan{static_cast<int32_t>(tiles_.size()), heads, 0, 0, 0, tiles_.data(), kept_.data()};
+    AttentionPlan plan{};
+    plan.num_tiles = static_cast<int32_t>(tiles_.size());
+    plan.num_kv_heads = p_.cache.num_kv_heads;
+    plan.heads_per_run = plan.num_kv_heads;
+    plan.tiles = tiles_.data();
+    plan.kept = kept_.data();
     for (KeptPartials& kept : kept_) {
       kept.first = plan.num_partials;
-      plan.num_partials += static_cast<int64_t>(heads) * kept.num_parts * kept.num_vectors;
+      plan.num_partials += static_cast<int64_t>(plan.num_kv_heads) * kept.num_parts * kept.num_vectors;
     }
+    int64_t longest = 0;
     for (AttentionTile& tile : tiles_) {
-      tile.first_task = plan.num_tasks;
+      tile.first_unit = plan.num_units;
       tile.first_merge = plan.num_merges;
+      plan.heads_per_run = std::min(plan.heads_per_run, kMaxRunVectors / (tile.num_rows * group_));
       const bool is_merged = tile.rows == nullptr && (tile.before >= 0 || tile.kept >= 0);
-      if (tile.kept >= 0) {
-        plan.num_tasks += static_cast<int64_t>(heads) * kept_[static_cast<size_t>(tile.kept)].num_parts;
-      } else if (!is_merged) {
-        plan.num_tasks += heads;
-      }
-      if (is_merged) plan.num_merges += heads;
+      if (is_merged) plan.num_merges += plan.num_kv_heads;
+      if (is_merged && tile.kept < 0) continue;
+      LayOut(&tile);
+      plan.num_units += plan.num_kv_heads * ((tile.num_parts - 1) * tile.part_units + tile.last_part_units);
+      longest = std::max(longest, tile.part_units);
     }
+    const int64_t threads = NumThreads();
+    plan.units_per_run =
+        std::max<int64_t>(1, std::min(plan.heads_per_run * longest, (plan.num_units + threads - 1) / threads));
+    plan.merges_per_run = (plan.num_merges + threads - 1) / threads;
     return plan;
+  }
+
+  void LayOut(AttentionTile* tile) const {
+    const bool is_split = tile->kept >= 0 && kept_[static_cast<size_t>(tile->kept)].num_parts > 1;
+    const int32_t split_end = is_split ? tile->first_partition + 1 : tile->end_partition;
+    tile->num_parts = is_split ? tile->end_partition - tile->first_partition : 1;
+    tile->part_units = 1 + Cost(*tile, tile->first_partition, split_end) / unit_;
+    tile->last_part_units = 1 + Cost(*tile, tile->first_partition + tile->num_parts - 1, tile->end_partition) / unit_;
   }
 
   // Kept from plan to plan for their memory.
@@ -159,6 +189,7 @@ class Planner {
   const CascadeAppendAttentionParams& p_;
   const int32_t group_;
   const int32_t rows_per_tile_;
+  int64_t unit_ = 1;  // cost that is one unit
 };
 
 thread_local std::vector<AttentionTile> Planner::tiles_;
@@ -198,21 +229,46 @@ Error CheckAttention(const CascadeAppendAttentionParams& p) {
   return nullptr;
 }
 
-AttentionPlan PlanAttention(const CascadeAppendAttentionParams& p) { return Planner(p).Plan(); }
-
-AttentionTask TaskAt(const AttentionPlan& plan, int64_t i) {
-  const auto starts_after = [](int64_t task, const AttentionTile& tile) { return task < tile.first_task; };
-  const AttentionTile* tile = std::upper_bound(plan.tiles, plan.tiles + plan.num_tiles, i, starts_after) - 1;
-  const auto index = static_cast<int32_t>(i - tile->first_task);
-  const int32_t num_parts = tile->kept < 0 ? 1 : plan.kept[tile->kept].num_parts;
-  if (num_parts == 1) return {tile, index, -1};
-  return {tile, index / num_parts, tile->first_partition + index % num_parts};
+Error PlanAttention(const CascadeAppendAttentionParams& p, AttentionPlan* plan) {
+  try {
+    *plan = Planner(p).Plan();
+  } catch (const std::bad_alloc&) {
+    return "memory: expected room for the tasks of the call, got none";
+  }
+  return nullptr;
 }
 
-AttentionTask MergeAt(const AttentionPlan& plan, int64_t i) {
+AttentionRun RunAt(const AttentionPlan& plan, int64_t begin, int64_t end) {
+  const auto starts_after = [](int64_t unit, const AttentionTile& tile) { return unit < tile.first_unit; };
+  const AttentionTile* const tiles_end = plan.tiles + plan.num_tiles;
+  const AttentionTile* tile = std::upper_bound(plan.tiles, tiles_end, begin, starts_after) - 1;
+  const int64_t heads = plan.num_kv_heads;
+  for (; tile != tiles_end; ++tile) {
+    if (tile->num_parts == 0) continue;
+    const int64_t offset = std::max<int64_t>(begin - tile->first_unit, 0);
+    int64_t part = std::min<int64_t>(offset / (heads * tile->part_units), tile->num_parts - 1);
+    const auto units = [&] { return part == tile->num_parts - 1 ? tile->last_part_units : tile->part_units; };
+    int64_t head = (offset - part * heads * tile->part_units + units() - 1) / units();
+    if (head >= heads) {
+      head = 0;
+      if (++part >= tile->num_parts) continue;
+    }
+    const int64_t start = tile->first_unit + part * heads * tile->part_units + head * units();
+    const int64_t begun = (end - start + units() - 1) / units();
+    if (begun <= 0) break;
+    const int64_t num_heads = std::min({begun, heads - head, int64_t{plan.heads_per_run}});
+    return {tile, tile->num_parts == 1 ? -1 : tile->first_partition + static_cast<int32_t>(part),
+            static_cast<int32_t>(head), static_cast<int32_t>(num_heads), start + num_heads * units()};
+  }
+  return {nullptr, -1, 0, 0, end};
+}
+
+AttentionRun MergesAt(const AttentionPlan& plan, int64_t begin, int64_t end) {
   const auto starts_after = [](int64_t merge, const AttentionTile& tile) { return merge < tile.first_merge; };
-  const AttentionTile* tile = std::upper_bound(plan.tiles, plan.tiles + plan.num_tiles, i, starts_after) - 1;
-  return {tile, static_cast<int32_t>(i - tile->first_merge), -1};
+  const AttentionTile* tile = std::upper_bound(plan.tiles, plan.tiles + plan.num_tiles, begin, starts_after) - 1;
+  const int64_t head = begin - tile->first_merge;
+  const int64_t num_heads = std::min({end - begin, plan.num_kv_heads - head, int64_t{plan.heads_per_run}});
+  return {tile, -1, static_cast<int32_t>(head), static_cast<int32_t>(num_heads), begin + num_heads};
 }
 
 }  // namespace fdsd

@@ -42,28 +42,25 @@ FDSD_INLINE F32x16 Exp2(F32x16 x) {
 #endif
 }
 
-// Partial result of one query vector over some keys: sums[head_dim] = sum of 2^(score - max) * value, then weights[16]
-// whose total is the sum of 2^(score - max), then max. In float32, one after another in memory.
+#if defined(FDSD_SIMD_AVX512)
+FDSD_INLINE float FirstLane(F32x16 a) { return _mm512_cvtss_f32(a.v); }
+#elif defined(FDSD_SIMD_AVX2)
+FDSD_INLINE float FirstLane(F32x16 a) { return _mm256_cvtss_f32(a.lo); }
+#else
+FDSD_INLINE float FirstLane(F32x16 a) { return a.v[0]; }
+#endif
+
+// Partial result of one query vector over some keys: sums[head_dim] = sum of 2^(score - max) * value, then weight, the
+// sum of 2^(score - max), then max. In float32, one after another in memory.
 struct Partial {
   float* sums;
-  float* weights;
+  float* weight;
   float* max;
 };
-constexpr int64_t PartialSize(int head_dim) { return head_dim + 2 * kLanes; }
+constexpr int64_t PartialSize(int head_dim) { return head_dim + kLanes; }
 FDSD_INLINE Partial PartialAt(float* base, int64_t index, int head_dim) {
   float* start = base + index * PartialSize(head_dim);
-  return {start, start + head_dim, start + head_dim + kLanes};
-}
-
-FDSD_INLINE void Clear(const Partial& partial, int head_dim) {
-  for (int d = 0; d < head_dim; d += kLanes) Store(Set1(0.0f), partial.sums + d);
-  Store(Set1(0.0f), partial.weights);
-  *partial.max = kMinusInfinity;
-}
-
-FDSD_INLINE void Scale(F32x16 factor, const Partial& partial, int head_dim) {
-  for (int d = 0; d < head_dim; d += kLanes) Store(Mul(Load(partial.sums + d), factor), partial.sums + d);
-  Store(Mul(Load(partial.weights), factor), partial.weights);
+  return {start, start + head_dim, start + head_dim + 1};
 }
 
 // total = total and then `next`, by log-sum-exp.
@@ -74,30 +71,31 @@ FDSD_INLINE void Merge(const Partial& next, int head_dim, const Partial& total) 
   for (int d = 0; d < head_dim; d += kLanes) {
     Store(Fma(Load(next.sums + d), next_scale, Mul(Load(total.sums + d), scale)), total.sums + d);
   }
-  Store(Fma(Load(next.weights), next_scale, Mul(Load(total.weights), scale)), total.weights);
+  *total.weight = *next.weight * FirstLane(next_scale) + *total.weight * FirstLane(scale);
   *total.max = max;
 }
 
-// One step of the running softmax: turn a query vector's scores of 64 keys, of which it sees `seen`, into weights
-// relative to the largest score so far, and bring `partial` to the same base.
-template <typename T>
-FDSD_INLINE void Reweigh(KeyRange seen, int head_dim, const float* const* v_scale, float* scores,
-                         typename KvDot<T>::Weight* weights, float* factor, const Partial& partial) {
+// Largest of a vector's scores of a partition's keys, of which it sees `seen`; the others become -infinity. Written are
+// whole blocks of 64 keys, as far as the vector sees one of them.
+FDSD_INLINE float LargestScore(KeyRange seen, float* scores) {
   // What lies before holds nothing, what lies behind belongs to later positions or to nobody: both may be anything.
   for (int key = 0; key < seen.begin; ++key) scores[key] = kMinusInfinity;
-  for (int key = seen.end; key < kBlockKeys; ++key) scores[key] = kMinusInfinity;
+  const int end = (seen.end + kBlockKeys - 1) / kBlockKeys * kBlockKeys;
+  for (int key = seen.end; key < end; ++key) scores[key] = kMinusInfinity;
+  F32x16 max[kBlockPanels];
+  for (int i = 0; i < kBlockPanels; ++i) max[i] = Load(scores + i * kPanelKeys);
+  for (int key = kBlockKeys; key < end; key += kBlockKeys)
+    for (int i = 0; i < kBlockPanels; ++i) max[i] = Max(max[i], Load(scores + key + i * kPanelKeys));
+  return MaxLane(Max(Max(max[0], max[1]), Max(max[2], max[3])));
+}
+
+// Turn 64 scores into weights relative to `max`. Returns 16 lanes whose total is the weight of the keys.
+template <typename T>
+FDSD_INLINE F32x16 Weigh(float max, const float* const* v_scale, const float* scores,
+                         typename KvDot<T>::Weight* weights, float* factor) {
   F32x16 x[kBlockPanels];
-  for (int i = 0; i < kBlockPanels; ++i) x[i] = Load(scores + i * kPanelKeys);
-  const float block_max = MaxLane(Max(Max(x[0], x[1]), Max(x[2], x[3])));
-  const float old_max = *partial.max;
-  if (block_max > old_max) {
-    Scale(Exp2(Set1(old_max - block_max)), partial, head_dim);
-    *partial.max = block_max;
-  }
-  const F32x16 max = Set1(*partial.max);
-  for (int i = 0; i < kBlockPanels; ++i) x[i] = Exp2(Sub(x[i], max));
-  const F32x16 total = KvDot<T>::RoundWeights(x, v_scale, weights, factor);
-  Store(Add(Load(partial.weights), total), partial.weights);
+  for (int i = 0; i < kBlockPanels; ++i) x[i] = Exp2(Sub(Load(scores + i * kPanelKeys), Set1(max)));
+  return KvDot<T>::RoundWeights(x, v_scale, weights, factor);
 }
 
 }  // namespace FDSD_ISA

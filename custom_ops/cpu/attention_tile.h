@@ -1,182 +1,273 @@
 #pragma once
-// One KV head's share of a tile: query vectors that read the same keys, 64 at a time.
+// Neighbouring KV heads' share of a tile: query vectors that read the same keys, one partition at a time.
+//
+// A block of the cache holds the keys of all heads one behind the other, and so its values. All heads of a run take
+// their scores of 64 keys before the next 64 are read, and likewise the values: memory is read in long stretches, which
+// the processor's prefetcher needs to be of use.
 #include "attention_plan.h"
 #include "attention_softmax.h"
 
 namespace fdsd {
 namespace FDSD_ISA {
 
-// What the vectors of a tile leave to each other on their way through one block of keys.
+constexpr int kPartitionBlocks = kPartitionKeys / kBlockKeys;
+
+// What a run leaves to itself between its three passes over a partition.
 template <typename T>
-struct BlockScratch {
-  alignas(64) float scores[kMaxTileVectors * kBlockKeys];
-  alignas(64) typename KvDot<T>::Weight weights[kMaxTileVectors * kBlockKeys];
-  alignas(64) float factors[kMaxTileVectors];
+struct RunScratch {
+  alignas(64) float scores[kMaxRunVectors * kPartitionKeys];
+  alignas(64) typename KvDot<T>::Weight weights[kMaxRunVectors * kPartitionKeys];
+  alignas(64) float factors[kPartitionBlocks * kMaxRunVectors];
 };
 
-// Query vector i is head i % group of row i / group; vectors are in order of position. Q is the type of q and y, T that
-// of the cache.
+// Partial results of a run: that of vector i of its head h is at h * head_stride + i, in units of one.
+struct RunPartials {
+  float* base;
+  int64_t head_stride;
+};
+
+// Vector i of a head is query head i % group of row i / group; vectors are in order of position. Q is the type of q and
+// y, T that of the cache.
 template <typename Q, typename T>
-class HeadTile {
+class TileRun {
  public:
-  HeadTile(const CascadeAppendAttentionParams& p, const AttentionTile& tile, int32_t kv_head)
+  using Query = QueryVector<typename KvDot<T>::Query>;
+
+  //   prepared   [T * Hq], all query vectors of the call, if they are converted
+  TileRun(const CascadeAppendAttentionParams& p, const AttentionRun& run, const Query* prepared)
       : p_(p),
-        tile_(tile),
-        kv_head_(kv_head),
+        tile_(*run.tile),
+        first_head_(run.first_head),
+        num_heads_(run.num_heads),
         group_(p.num_heads / p.cache.num_kv_heads),
-        num_vectors_(tile.num_rows * group_),
+        num_vectors_(run.tile->num_rows * group_),
         head_dim_(p.cache.head_dim),
-        table_(p.block_tables + static_cast<int64_t>(tile.request) * p.max_blocks) {
-    for (int i = 0; i < num_vectors_; ++i) {
-      const Q* q = static_cast<const Q*>(p.q) + Offset(i);
-      q_[i] = KvDot<T>::PrepareQuery(q, head_dim_, p.scale * kLog2E, prepared_ + i * kPreparedSize);
+        table_(p.block_tables + static_cast<int64_t>(run.tile->request) * p.max_blocks) {
+    for (int h = 0; h < num_heads_; ++h) {
+      for (int i = 0; i < num_vectors_; ++i) q_[h * num_vectors_ + i] = QueryAt(Index(h, i), prepared);
     }
   }
 
+  int num_heads() const { return num_heads_; }
   int num_vectors() const { return num_vectors_; }
 
-  // Vectors before this one see no key of the partition.
+  // Vectors of a head before this one see no key of the partition.
   int FirstVector(int32_t partition) const { return FirstVectorAt(partition * kPartitionKeys); }
 
-  // partials[i] = query vector i over the keys of one partition.
-  void RunPartition(int32_t partition, BlockScratch<T>* scratch, float* partials) const {
-    for (int i = FirstVector(partition); i < num_vectors_; ++i) Clear(PartialAt(partials, i, head_dim_), head_dim_);
+  // partials = the run's vectors over the keys of one partition.
+  void RunPartition(int32_t partition, RunScratch<T>* scratch, const RunPartials& partials) const {
     const int32_t begin = partition * kPartitionKeys;
     const int32_t end = std::min(begin + kPartitionKeys, NumKeys(num_vectors_ - 1));
-    Panels current = Locate(begin);
-    for (int32_t key = begin; key < end; key += kBlockKeys) {
-      // What comes next is known: the first block of the next partition too, unless this is the last key of all.
-      const Panels next = key + kBlockKeys < NumKeys(num_vectors_ - 1) ? Locate(key + kBlockKeys) : current;
-      RunBlock(key, current, next, scratch, partials);
-      current = next;
+    const int num_blocks = (end - begin + kBlockKeys - 1) / kBlockKeys;
+    KvBlock<T> blocks[kPartitionBlocks];  // of the first head
+    for (int b = 0; b < num_blocks; ++b) blocks[b] = Locate(begin + b * kBlockKeys);
+    // Head h of block b, or what comes behind its last head.
+    const auto block_at = [&](int b, int h) {
+      if (h == num_heads_) return blocks[std::min(b + 1, num_blocks - 1)];
+      return At(blocks[b], h);
+    };
+    for (int b = 0; b < num_blocks; ++b) {
+      for (int h = 0; h < num_heads_; ++h) {
+        const KvBlock<T> next = block_at(b, h + 1);
+        ScoreBlock(h, begin + b * kBlockKeys, block_at(b, h), next.k, scratch->scores + b * kBlockKeys);
+      }
+    }
+    for (int h = 0; h < num_heads_; ++h) {
+      const float* v_scale[kPartitionBlocks][kBlockPanels];
+      for (int b = 0; b < num_blocks; ++b) ScalesAt(blocks[b], h, v_scale[b]);
+      for (int i = FirstVectorAt(begin); i < num_vectors_; ++i) {
+        WeighVector(h, i, Seen(i, begin, kPartitionKeys), v_scale, scratch, At(partials, h, i));
+      }
+    }
+    for (int b = 0; b < num_blocks; ++b) {
+      for (int h = 0; h < num_heads_; ++h) {
+        const KvBlock<T> next = block_at(b, h + 1);
+        AddBlock(h, begin + b * kBlockKeys, block_at(b, h), next.v, *scratch, partials);
+      }
     }
   }
 
-  // y of query vector i from its merged result.
-  void Finish(int i, const Partial& total) const {
-    Q* y = static_cast<Q*>(p_.y) + Offset(i);
-    const F32x16 weight = Set1(ReduceAdd(Load(total.weights)));
-    for (int d = 0; d < head_dim_; d += kLanes) Store(Div(Load(total.sums + d), weight), y + d);
+  // partials = partials and then `next`, for the vectors of all heads from vector `first` on.
+  void MergePartials(int first, const RunPartials& next, const RunPartials& partials) const {
+    for (int h = 0; h < num_heads_; ++h) {
+      for (int i = first; i < num_vectors_; ++i) Merge(At(next, h, i), head_dim_, At(partials, h, i));
+    }
+  }
+
+  // y of the run's vectors from their merged results.
+  void Finish(const RunPartials& totals) const {
+    for (int h = 0; h < num_heads_; ++h) {
+      for (int i = 0; i < num_vectors_; ++i) {
+        const Partial total = At(totals, h, i);
+        Q* y = static_cast<Q*>(p_.y) + Index(h, i) * head_dim_;
+        const F32x16 weight = Set1(*total.weight);
+        for (int d = 0; d < head_dim_; d += kLanes) Store(Div(Load(total.sums + d), weight), y + d);
+      }
+    }
   }
 
  private:
   using Kv = KvDot<T>;
-  using Query = QueryVector<typename Kv::Query>;
-  // Elements that a prepared query vector needs room for; most types use q as it is.
-  static constexpr int kPreparedSize = Kv::kPreparesQuery ? kMaxHeadDim : 0;
 
-  // The 64 keys and values from one position on.
-  struct Panels {
-    const T* k[kBlockPanels];
-    const T* v[kBlockPanels];
-    const float* k_scale[kBlockPanels];
-    const float* v_scale[kBlockPanels];
-  };
-
-  // First element of query vector i in q and y.
-  int64_t Offset(int i) const {
+  // Which of the query vectors in q and y vector i of head h is.
+  int64_t Index(int h, int i) const {
     const int64_t row = tile_.rows == nullptr ? tile_.first_row + i / group_ : tile_.rows[i / group_];
-    return (row * p_.num_heads + kv_head_ * group_ + i % group_) * head_dim_;
+    return row * p_.num_heads + (first_head_ + h) * group_ + i % group_;
+  }
+
+  Query QueryAt(int64_t index, const Query* prepared) const {
+    if constexpr (Kv::kPreparesQuery) {
+      return prepared[index];
+    } else {
+      return {static_cast<const Q*>(p_.q) + index * head_dim_, p_.scale * kLog2E, 0};
+    }
+  }
+
+  Partial At(const RunPartials& partials, int h, int i) const {
+    return PartialAt(partials.base, h * partials.head_stride + i, head_dim_);
+  }
+
+  float* ScoresAt(RunScratch<T>* scratch, int h, int i) const {
+    return scratch->scores + (h * num_vectors_ + i) * kPartitionKeys;
+  }
+  template <typename Scratch>
+  auto* WeightsAt(Scratch* scratch, int h, int i) const {
+    return scratch->weights + (h * num_vectors_ + i) * kPartitionKeys;
+  }
+  // Of head h's vectors, for the block that is `offset` keys into the partition.
+  template <typename Scratch>
+  auto* FactorsAt(Scratch* scratch, int h, int offset) const {
+    return scratch->factors + offset / kBlockKeys * kMaxRunVectors + h * num_vectors_;
   }
 
   // Rows of several requests see every key of their tile.
   int32_t NumKeys(int i) const { return tile_.num_keys + (tile_.rows == nullptr ? i / group_ : 0); }
 
-  // Which of the 64 keys from position `key` on query vector i sees: its own one is never hidden from it.
-  KeyRange Seen(int i, int32_t key) const {
-    return {std::max(0, std::min(p_.first_key, NumKeys(i) - 1) - key), std::min(kBlockKeys, NumKeys(i) - key)};
+  // Which of the keys from position `key` on vector i sees: its own one is never hidden from it.
+  KeyRange Seen(int i, int32_t key, int num_keys) const {
+    return {std::max(0, std::min(p_.first_key, NumKeys(i) - 1) - key), std::min(num_keys, NumKeys(i) - key)};
   }
 
   int FirstVectorAt(int32_t key) const {
     return tile_.rows == nullptr ? std::max(0, key + 1 - tile_.num_keys) * group_ : 0;
   }
 
-  void LocatePanel(int32_t position, int i, Panels* panels) const {
-    const int32_t id = table_[position / p_.cache.block_size];
-    const int32_t offset = position % p_.cache.block_size;
-    panels->k[i] = KeyAddress<T>(p_.cache, id, kv_head_, offset);
-    panels->v[i] = ValueAddress<T>(p_.cache, id, kv_head_, offset);
-    if (p_.cache.k_scale == nullptr) return;
-    const int64_t scale = ScaleIndex(p_.cache, id, kv_head_, offset);
-    panels->k_scale[i] = p_.cache.k_scale + scale;
-    panels->v_scale[i] = p_.cache.v_scale + scale;
-  }
-
-  // Panels behind the last key of the tile may have no block: they repeat the first one.
-  Panels Locate(int32_t key) const {
-    Panels panels{};
-    const int32_t last = NumKeys(num_vectors_ - 1) - 1;
-    for (int i = 0; i < kBlockPanels; ++i) {
-      LocatePanel(key + i * kPanelKeys <= last ? key + i * kPanelKeys : key, i, &panels);
-    }
-    return panels;
-  }
-
-  // Each of the register tiles asks for its share of the next block, so that memory is busy all the time.
-  KvBlock<T> BlockOf(const Panels& current, const Panels& next, int tile, int num_tiles) const {
-    KvBlock<T> block;
+  // The keys and values of the run's first head from position `key` on. Panels behind the last key of the tile may have
+  // no block: they repeat the first one.
+  KvBlock<T> Locate(int32_t key) const {
+    KvBlock<T> block{};
     block.k_stride = static_cast<int64_t>(p_.cache.block_size) * kPackSize<T>;
     block.head_dim = head_dim_;
+    const int32_t last = NumKeys(num_vectors_ - 1) - 1;
     for (int i = 0; i < kBlockPanels; ++i) {
-      const Panels& wanted = i % num_tiles == tile ? next : current;
-      block.k[i] = current.k[i];
-      block.v[i] = current.v[i];
-      block.k_scale[i] = current.k_scale[i];
-      block.next_k[i] = wanted.k[i];
-      block.next_v[i] = wanted.v[i];
+      const int32_t position = key + i * kPanelKeys <= last ? key + i * kPanelKeys : key;
+      const int32_t id = table_[position / p_.cache.block_size];
+      const int32_t offset = position % p_.cache.block_size;
+      block.k[i] = KeyAddress<T>(p_.cache, id, first_head_, offset);
+      block.v[i] = ValueAddress<T>(p_.cache, id, first_head_, offset);
+      if (p_.cache.k_scale == nullptr) continue;
+      const int64_t scale = ScaleIndex(p_.cache, id, first_head_, offset);
+      block.k_scale[i] = p_.cache.k_scale + scale;
+      block.v_scale[i] = p_.cache.v_scale + scale;
     }
     return block;
   }
 
-  void RunBlock(int32_t key, const Panels& current, const Panels& next, BlockScratch<T>* scratch,
-                float* partials) const {
-    const int first = FirstVectorAt(key);
-    const int num_tiles = (num_vectors_ - first + kTileVectors - 1) / kTileVectors;
-    for (int i = first, tile = 0; i < num_vectors_; i += kTileVectors, ++tile) {
-      const KvBlock<T> block = BlockOf(current, next, tile, num_tiles);
-      Scores<T>(std::min(kTileVectors, num_vectors_ - i), q_ + i, block, scratch->scores + i * kBlockKeys);
+  // The same keys and values of the run's head h.
+  KvBlock<T> At(KvBlock<T> block, int h) const {
+    const int64_t keys = static_cast<int64_t>(h) * p_.cache.block_size;
+    for (int i = 0; i < kBlockPanels; ++i) {
+      block.k[i] += keys * head_dim_;
+      block.v[i] += keys * head_dim_;
+      if (p_.cache.k_scale == nullptr) continue;
+      block.k_scale[i] += keys;
+      block.v_scale[i] += keys;
     }
-    for (int i = first; i < num_vectors_; ++i) {
-      Reweigh<T>(Seen(i, key), head_dim_, current.v_scale, scratch->scores + i * kBlockKeys,
-                 scratch->weights + i * kBlockKeys, scratch->factors + i, PartialAt(partials, i, head_dim_));
-    }
-    for (int i = first, tile = 0; i < num_vectors_; i += kTileVectors, ++tile) {
-      const KvBlock<T> block = BlockOf(current, next, tile, num_tiles);
-      AddBlockValues(i, std::min(kTileVectors, num_vectors_ - i), key, block, *scratch, partials);
+    return block;
+  }
+
+  // The register tiles each ask for their share of what is read next, so that memory is busy all the time. Where a few
+  // vectors leave it nothing to wait for, the processor's prefetcher does better alone.
+  void SetNext(const T* const* next, const T* const* current, int tile, int num_tiles, KvBlock<T>* block) const {
+    for (int i = 0; i < kBlockPanels; ++i) {
+      block->next[i] = num_vectors_ <= kStreamVectors ? nullptr : i % num_tiles == tile ? next[i] : current[i];
     }
   }
 
-  void AddBlockValues(int first, int count, int32_t key, const KvBlock<T>& block, const BlockScratch<T>& scratch,
-                      float* partials) const {
-    const int64_t stride = PartialSize(head_dim_);
-    const auto rows = [&](int i) -> WeightedRows<T> {
-      return {scratch.weights + i * kBlockKeys, scratch.factors + i, partials + i * stride, stride};
-    };
+  // Scores of head h with the keys from `key` on, to scores[(h * num_vectors + i) * kPartitionKeys..].
+  void ScoreBlock(int h, int32_t key, KvBlock<T> block, const T* const* next, float* scores) const {
+    const int first = FirstVectorAt(key);
+    const int num_tiles = (num_vectors_ - first + kScoreVectors - 1) / kScoreVectors;
+    for (int i = first, tile = 0; i < num_vectors_; i += kScoreVectors, ++tile) {
+      const int vector = h * num_vectors_ + i;
+      SetNext(next, block.k, tile, num_tiles, &block);
+      Scores<T>(std::min(kScoreVectors, num_vectors_ - i), q_ + vector, block, scores + vector * kPartitionKeys);
+    }
+  }
+
+  void ScalesAt(const KvBlock<T>& block, int h, const float** v_scale) const {
+    for (int i = 0; i < kBlockPanels; ++i) {
+      v_scale[i] = block.v_scale[i] == nullptr ? nullptr : block.v_scale[i] + h * int64_t{p_.cache.block_size};
+    }
+  }
+
+  // Turn scores of a partition's keys into weights, and begin a partial result with them.
+  void WeighVector(int h, int i, KeyRange seen, const float* const (*v_scale)[kBlockPanels], RunScratch<T>* scratch,
+                   const Partial& partial) const {
+    float* scores = ScoresAt(scratch, h, i);
+    const float max = LargestScore(seen, scores);
+    F32x16 total = Set1(0.0f);
+    for (int offset = 0; offset < seen.end; offset += kBlockKeys) {
+      total = Add(total, Weigh<T>(max, v_scale[offset / kBlockKeys], scores + offset, WeightsAt(scratch, h, i) + offset,
+                                  FactorsAt(scratch, h, offset) + i));
+    }
+    for (int d = 0; d < head_dim_; d += kLanes) Store(Set1(0.0f), partial.sums + d);
+    *partial.weight = ReduceAdd(total);
+    *partial.max = max;
+  }
+
+  // Add the values of the keys from `key` on to head h's partial results.
+  void AddBlock(int h, int32_t key, KvBlock<T> block, const T* const* next, const RunScratch<T>& scratch,
+                const RunPartials& partials) const {
+    const int offset = key % kPartitionKeys;
+    const int first = FirstVectorAt(key);
+    const int num_tiles = (num_vectors_ - first + kValueVectors - 1) / kValueVectors;
+    for (int i = first, tile = 0; i < num_vectors_; i += kValueVectors, ++tile) {
+      SetNext(next, block.v, tile, num_tiles, &block);
+      const WeightedRows<T> rows{WeightsAt(&scratch, h, i) + offset, FactorsAt(&scratch, h, offset) + i,
+                                 At(partials, h, i).sums, PartialSize(head_dim_)};
+      AddBlockValues(i, std::min(kValueVectors, num_vectors_ - i), key, block, rows);
+    }
+  }
+
+  void AddBlockValues(int first, int count, int32_t key, const KvBlock<T>& block, const WeightedRows<T>& rows) const {
     if constexpr (!Kv::kSkipsHidden) {
-      AddValues<T>(count, rows(first), block, {0, kBlockKeys});
+      AddValues<T>(count, rows, block, {0, kBlockKeys});
       return;
     }
     // Vectors on both sides of first_key have no key in common.
-    const KeyRange seen = Seen(first, key);
-    const bool is_aligned = seen.begin == Seen(first + count - 1, key).begin;
+    const KeyRange seen = Seen(first, key, kBlockKeys);
+    const bool is_aligned = seen.begin == Seen(first + count - 1, key, kBlockKeys).begin;
     const int common = is_aligned ? seen.end / kPackSize<T> * kPackSize<T> : 0;
-    if (common > seen.begin) AddValues<T>(count, rows(first), block, {seen.begin, common});
-    for (int i = first; i < first + count; ++i) {
-      const KeyRange own = Seen(i, key);
+    if (common > seen.begin) AddValues<T>(count, rows, block, {seen.begin, common});
+    for (int i = 0; i < count; ++i) {
+      const KeyRange own = Seen(first + i, key, kBlockKeys);
       const int begin = std::max(common, own.begin);
-      if (own.end > begin) AddValues<T>(1, rows(i), block, {begin, own.end});
+      const WeightedRows<T> row{rows.weights + i * kPartitionKeys, rows.factors + i, rows.sums + i * rows.sums_stride,
+                                rows.sums_stride};
+      if (own.end > begin) AddValues<T>(1, row, block, {begin, own.end});
     }
   }
 
   const CascadeAppendAttentionParams& p_;
   const AttentionTile& tile_;
-  const int32_t kv_head_;
+  const int32_t first_head_;
+  const int num_heads_;
   const int group_;
-  const int num_vectors_;
+  const int num_vectors_;  // of a head
   const int head_dim_;
   const int32_t* table_;
-  Query q_[kMaxTileVectors];
-  alignas(64) typename Kv::Query prepared_[kMaxTileVectors * kPreparedSize + 1];
+  Query q_[kMaxRunVectors];
 };
 
 }  // namespace FDSD_ISA

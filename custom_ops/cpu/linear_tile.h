@@ -2,6 +2,8 @@
 // Seam between the linear op and its inner loops: a tile is up to kMaxTileRows rows times one panel of 32 columns.
 // Every output element is one accumulator summed strictly over k, whatever the number of rows, so a row's bits depend
 // on that row alone; speed comes from the columns and rows of a tile running side by side.
+#include <xmmintrin.h>
+
 #include <cstdint>
 #include <utility>
 
@@ -14,12 +16,18 @@ namespace FDSD_ISA {
 
 // Sums of 16 columns that fit the level's vector registers beside weights and x, and the most rows of a tile. A tile
 // whose two vectors of columns do not fit side by side is multiplied one vector after the other.
+// kPrefetchFromRows: tiles of so many rows ask for weights ahead of their loads (PrefetchStep). Fewer rows are bound by
+// memory and read fastest when left to the processor's own prefetcher, which requests throw out of step. More are
+// multiplied more slowly than that prefetcher wants to be called; and where a tile goes over a panel once per vector of
+// columns, it would find every other line only.
 #if defined(FDSD_SIMD_AVX512)
 constexpr int kMaxSums = 24;
 constexpr int kMaxTileRows = 12;
+constexpr int kPrefetchFromRows = 6;
 #else
 constexpr int kMaxSums = 2;
 constexpr int kMaxTileRows = 5;
+constexpr int kPrefetchFromRows = 2;
 #endif
 constexpr int kPanelVectors = kPanelColumns / kLanes;
 template <int kRows>
@@ -71,13 +79,12 @@ extern const TileFunctions kBf16Tiles;
 extern const TileFunctions kWint8Tiles;
 extern const TileFunctions kWint4Tiles;
 
-// Ask for the weights of a later step, far enough ahead to cover the latency of memory. Only where multiplying a step
-// takes longer than reading it: a tile bound by memory reads fastest when left to the processor's own prefetcher, which
-// these requests throw out of step.
-constexpr int kPrefetchBytes = 4096;
+// Ask for the weights of a later step: into the second-level cache, since requests for the first level wait for each
+// other. They must cover every line: a line left out is found by nobody.
+constexpr int kPrefetchBytes = 8192;
 template <int kBytes>
 FDSD_INLINE void PrefetchStep(const uint8_t* weights) {
-  for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(weights + kPrefetchBytes + line);
+  for (int line = 0; line < kBytes; line += 64) _mm_prefetch(weights + kPrefetchBytes + line, _MM_HINT_T1);
 }
 
 template <template <int> class Tile, int... kIndex>

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "draft_length.h"
+
 namespace fdsd {
 namespace {
 
@@ -50,12 +52,6 @@ class Walk {
   double probability_ = 1.0;
 };
 
-int32_t MaxTokens(const SuffixRule& rule, int32_t match_length, int32_t budget) {
-  // A product that should be whole may come out a little below.
-  constexpr double kRounding = 1e-9;
-  return static_cast<int32_t>(std::min<double>(budget, match_length * rule.max_factor + kRounding));
-}
-
 Draft Try(const SuffixRule& rule, const SuffixSource& source, SuffixMatch anchor, int32_t max_tokens) {
   Draft draft{&source, anchor, 0, 0.0};
   Walk walk(source, anchor);
@@ -75,7 +71,7 @@ void TryAnchors(const SuffixRule& rule, const SuffixSource& source, int32_t budg
   const SuffixAutomaton& a = *source.automaton;
   SuffixMatch anchor = source.match;
   for (int32_t num_tried = 0; anchor.state != SuffixAutomaton::kRoot && num_tried < kMaxAnchors;) {
-    const int32_t max_tokens = MaxTokens(rule, anchor.length, budget);
+    const int32_t max_tokens = MaxDrafts(rule.max_factor, anchor.length, budget);
     // Every probability is at most 1, and shorter anchors allow no more tokens.
     if (!Wins(max_tokens, anchor.length, *best)) return;
     if (a.best(anchor.state) != SuffixAutomaton::kNone) {

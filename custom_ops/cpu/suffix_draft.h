@@ -11,6 +11,7 @@ struct SuffixRule {
   int32_t max_context;    // tokens of the context that are told apart
   double max_factor;      // drafts per token of the matched context, at most
   double min_token_prob;  // the drafts' joint probability, at least
+  bool follows_copies;    // see SuffixCopy; without, a match ends at a replaced token
 };
 
 // Where a request's context was found in one automaton.
@@ -18,7 +19,7 @@ struct SuffixSource {
   const SuffixAutomaton* automaton;
   SuffixMatch match;    // the longest end of the context that occurs
   int32_t tail_state;   // state of the request's own sequence there, kNone without one
-  int32_t tail_length;  // its length if the context ends with it, else 0
+  int32_t tail_length;  // so many of the match's last tokens, at most, are that sequence's too; 0 = not known of any
 };
 
 // Guess what follows and return how many tokens, at most `budget`, are written to token_ids.

@@ -44,7 +44,7 @@ Error SuffixDrafter::CheckCreate(const SuffixCreateParams& p) {
 }
 
 SuffixDrafter::SuffixDrafter(const SuffixCreateParams& p)
-    : rule_{p.max_context, p.max_factor, p.min_token_prob},
+    : rule_{p.max_context, p.max_factor, p.min_token_prob, p.follows_copies != 0},
       vocab_size_(p.vocab_size),
       cache_({p.max_cached_outputs, p.max_cached_bytes}),
       slots_(static_cast<size_t>(p.num_slots)) {}
@@ -181,12 +181,19 @@ Error SuffixDrafter::Propose(const SuffixProposeParams& p) {
   return nullptr;
 }
 
+// Go on with a match of the own text, and with the copy that it may be part of.
+void SuffixDrafter::ReadToken(const SuffixAutomaton& own, int32_t token, SuffixMatch* match, SuffixCopy* copy) const {
+  const SuffixMatch before = *match;
+  *match = own.Advance(before, token, rule_.max_context);
+  if (rule_.follows_copies) copy->Read(own, token, before, *match, rule_.max_context);
+}
+
 // Read the row's new tokens into its own automaton and match them in the closed shards, which nobody writes.
 void SuffixDrafter::ReadOwn(const Row& row) const {
   SuffixRequest& request = *row.request;
   for (int32_t t = row.begin; t < row.end; ++t) {
     // The match first: it must be an earlier occurrence.
-    request.match = request.own.Advance(request.match, row.tokens[t], rule_.max_context);
+    ReadToken(request.own, row.tokens[t], &request.match, &request.copy);
     request.own.Append(row.tokens[t], &request.tail);
   }
   request.num_read = row.end;
@@ -224,6 +231,19 @@ void SuffixDrafter::ReadShared(const Row& row) {
   }
 }
 
+// Put the copy that the row's text and prefix end with before all plain matches, if it says more than they do.
+void SuffixDrafter::AddCopy(const Row& row, std::vector<SuffixSource>* sources) const {
+  const SuffixRequest& request = *row.request;
+  SuffixMatch match = request.match;
+  SuffixCopy copy = request.copy;
+  for (int32_t i = 0; i < row.num_prefix; ++i) ReadToken(request.own, row.prefix[i], &match, &copy);
+  match = copy.Choose(sources->empty() ? SuffixMatch{} : sources->front().match);
+  match = request.own.Settle(match, rule_.max_context);
+  if (match.length == 0) return;
+  const int32_t tail_length = row.num_prefix == 0 ? copy.recent() : 0;
+  sources->insert(sources->begin(), {&request.own, match, request.tail.state, tail_length});
+}
+
 void SuffixDrafter::Draft(Row* row) const {
   if (row->max_drafts == 0) return;
   SuffixRequest& request = *row->request;
@@ -247,6 +267,7 @@ void SuffixDrafter::Draft(Row* row) const {
     const bool is_written = request.writer.shard == request.first_shard + static_cast<int64_t>(i);
     add(request.salt->shards[i]->automaton, request.matches[i], is_written ? &request.writer.tail : nullptr);
   }
+  AddCopy(*row, &sources);
   row->num_drafts = DraftFromSuffixes(rule_, sources, row->max_drafts, row->drafts);
 }
 

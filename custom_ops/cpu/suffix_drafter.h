@@ -8,6 +8,7 @@
 #include "draft_params.h"
 #include "fdsd/status.h"
 #include "suffix_cache.h"
+#include "suffix_copy.h"
 #include "suffix_draft.h"
 
 namespace fdsd {
@@ -31,6 +32,7 @@ struct SuffixRequest {
   SuffixAutomaton own;     // of the whole text
   SuffixTail tail;         // its end in `own`
   SuffixMatch match;       // its longest end that occurred before
+  SuffixCopy copy;         // the same with replaced tokens put back
   int64_t first_shard = 0;
   std::vector<SuffixMatch> matches;  // in the salt's shards first_shard, ..: the longest end of the tokens read since
                                      // the shard began that occurred when the last of them was read
@@ -43,6 +45,7 @@ struct SuffixCreateParams {
   int32_t max_context;         // >= 1
   double max_factor;           // >= 0
   double min_token_prob;       // 0 .. 1
+  int32_t follows_copies;      // 0 or 1
   int64_t max_cached_outputs;  // -1 = any number
   int64_t max_cached_bytes;    // >= 0
   SuffixDrafter** drafter;     // [1], to be destroyed with fdsd_suffix_destroy
@@ -123,8 +126,10 @@ class SuffixDrafter {
   Error CheckRequest(const SuffixRequest& request) const;
   std::vector<Row> MakeRows(const SuffixProposeParams& p) const;
   int32_t FirstMatched(const Row& row) const;
+  void ReadToken(const SuffixAutomaton& own, int32_t token, SuffixMatch* match, SuffixCopy* copy) const;
   void ReadOwn(const Row& row) const;
   void ReadShared(const Row& row);
+  void AddCopy(const Row& row, std::vector<SuffixSource>* sources) const;
   void Draft(Row* row) const;
 
   const SuffixRule rule_;

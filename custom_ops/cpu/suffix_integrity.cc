@@ -108,6 +108,7 @@ Error SuffixDrafter::CheckRequest(const SuffixRequest& request) const {
            match.length <= automaton.length(match.state);
   };
   if (!is_match(request.own, request.match)) return "slot: expected a match of its own text, got another";
+  if (!is_match(request.own, request.copy.match())) return "slot: expected a copy of its own text, got another";
   const std::vector<SuffixMatch>& matches = request.matches;
   for (size_t i = 0; i < matches.size(); ++i) {
     // Shards that were dropped or added since are seen in the next step.

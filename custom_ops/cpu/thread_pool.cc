@@ -121,11 +121,12 @@ class ThreadPool {
   const int32_t num_workers_;
   std::vector<std::thread> workers_;
   std::mutex mutex_;
+  // What a worker needs to start lies in the one line it spins on.
+  alignas(64) std::atomic<uint64_t> claim_{0};
   std::atomic<void (*)(void*, int64_t)> body_{nullptr};
   std::atomic<void*> context_{nullptr};
   std::atomic<int64_t> num_tasks_{0};
-  alignas(64) std::atomic<uint32_t> wake_{0};
-  alignas(64) std::atomic<uint64_t> claim_{0};
+  std::atomic<uint32_t> wake_{0};
   alignas(64) std::atomic<int64_t> num_done_{0};
   alignas(64) std::atomic<int32_t> num_sleeping_{0};
   std::atomic<bool> quit_{false};

@@ -1,5 +1,5 @@
 """`python -m fastdeploy_sd.bench COMMAND`: offline, http, suite (the default), forward, host, speculation, drafters,
-sampling, kernels, table, compare.
+edits, sampling, kernels, table, compare.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -78,6 +78,12 @@ def _drafters(argv: Sequence[str]) -> int:
     return drafters.main(argv)
 
 
+def _edits(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.bench import edits
+
+    return edits.main(argv)
+
+
 def _kernels(argv: Sequence[str]) -> int:
     from fastdeploy_sd.bench import kernels
 
@@ -110,6 +116,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "host": _host,
     "speculation": _speculation,
     "drafters": _drafters,
+    "edits": _edits,
     "sampling": _sampling,
     "kernels": _kernels,
     "table": _table,

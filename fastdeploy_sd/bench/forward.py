@@ -60,13 +60,35 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Every engine option is accepted too (--model, --num-threads, --kv-cache-dtype, ...).",
     )
     parser.add_argument(
-        "--formats", nargs="+", default=list(FORMATS), choices=(*FORMATS, "as-configured"), help="weight formats"
+        "--formats",
+        nargs="+",
+        default=list(FORMATS),
+        choices=(*FORMATS, "as-configured"),
+        help=f"of the weights (default: {' '.join(FORMATS)})",
     )
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), metavar="M", help="1 among them")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 4096], metavar="N", help="tokens before them")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        nargs="+",
+        default=list(ROWS),
+        metavar="M",
+        help=f"1 among them (default: {' '.join(map(str, ROWS))})",
+    )
+    parser.add_argument(
+        "--contexts",
+        type=int,
+        nargs="+",
+        default=[512, 4096],
+        metavar="N",
+        help="tokens before them (default: 512 4096)",
+    )
     parser.add_argument("--rounds", type=int, default=12, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
-        "--output", type=Path, default=OUTPUT_DIR / "forward", metavar="DIR", help="for the JSON records"
+        "--output",
+        type=Path,
+        default=OUTPUT_DIR / "forward",
+        metavar="DIR",
+        help="for the JSON records (default: %(default)s)",
     )
     return parser
 
@@ -103,7 +125,7 @@ def _measure(args: argparse.Namespace, engine_argv: Sequence[str]) -> list[Recor
     executor = create_executor(config, make)
     try:
         engine = Engine(config, executor)
-        progress = Progress(len(args.contexts) * args.rounds, config.model.quantization or config.model.dtype)
+        progress = Progress(len(args.contexts) * args.rounds, str(config.model.quantization or config.model.dtype))
         records = []
         for context_len in args.contexts:
             steps = RowSteps(engine, made[0], context_len, num_tokens)

@@ -24,17 +24,13 @@ def forward_table(records: Sequence[Record]) -> str:
 
 
 def _order(record: Record) -> tuple[int, str]:
-    return -len(_weights(record)), _weights(record) + str(record.config["kv_cache_dtype"])
-
-
-def _weights(record: Record) -> str:
-    return str(record.config["quantization"] or record.config["dtype"])
+    return -len(record.weights), record.weights + str(record.config["kv_cache_dtype"])
 
 
 def _cells(record: Record, sizes: Sequence[int]) -> list[str]:
     m, ratios = record.metrics, record.metrics["ratio"]
     return [
-        _weights(record),
+        record.weights,
         str(record.config["kv_cache_dtype"]),
         str(record.workload["context_len"]),
         f"{m['step_ms']['1']:.2f}",

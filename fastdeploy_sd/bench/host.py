@@ -32,7 +32,7 @@ from fastdeploy_sd.types import (
     StepResult,
     VerifyResult,
 )
-from fastdeploy_sd.worker.batch import build_batch
+from fastdeploy_sd.worker.batch import BatchBuilder
 from fastdeploy_sd.worker.request_state import RequestTable
 
 # In the order of a step. `append`: the worker's table takes the output in. `encode`: one message to one client.
@@ -86,8 +86,18 @@ def main(argv: Sequence[str]) -> int:
         prog="python -m fastdeploy_sd.bench host", allow_abbrev=False, description="Measure a step without its kernels."
     )
     add = functools.partial(parser.add_argument, type=int, metavar="N")
-    add("--batch", nargs="+", default=list(DEFAULT_BATCHES), help="requests (default: %(default)s)")
-    add("--drafts", nargs="+", default=list(DEFAULT_DRAFTS), help="per request and step (default: %(default)s)")
+    add(
+        "--batch",
+        nargs="+",
+        default=list(DEFAULT_BATCHES),
+        help=f"requests (default: {' '.join(map(str, DEFAULT_BATCHES))})",
+    )
+    add(
+        "--drafts",
+        nargs="+",
+        default=list(DEFAULT_DRAFTS),
+        help=f"per request and step (default: {' '.join(map(str, DEFAULT_DRAFTS))})",
+    )
     add("--steps", default=200, help="(default: %(default)s)")
     add("--evict-mib", default=96, help="buffer read in place of a model; 0 = warm caches (default: %(default)s)")
     add("--output-len", default=0, help="tokens per request; 0 = nobody ends (default: %(default)s)")
@@ -157,6 +167,7 @@ class _Steps:
             ModelInfo("stand-in", _VOCAB_SIZE, max_model_len, (), _BLOCK_SIZE, num_blocks, speculation),
         )
         self._table = RequestTable(num_seqs, max_model_len, _BLOCK_SIZE, _VOCAB_SIZE)
+        self._batches = BatchBuilder(self._table, _BLOCK_SIZE)
         for i in range(num_seqs):
             # The first ones end one after the other, as if they had come so.
             self._submit(1 + i * load.output_len // num_seqs if load.output_len else self._output_len)
@@ -169,7 +180,7 @@ class _Steps:
         start = _lap(spans, start)
         self._table.apply(plan)
         members = self._table.members(plan.request_ids)
-        build_batch(plan, self._table, members, _BLOCK_SIZE)
+        self._batches.build(plan, members)
         _lap(spans, start)
         verified, drafts = self._verify(plan), self._draft(plan)
         result = StepResult(plan.step_id, plan.request_ids, verified, drafts, {}, {"forward": 1.0})

@@ -69,7 +69,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS, help="(default: all)")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), metavar="KxN", help="(default: Qwen3-0.6B's)")
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), metavar="M", help="(default: %(default)s)")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=list(ROWS), metavar="M", help=f"(default: {' '.join(map(str, ROWS))})"
+    )
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args(argv)

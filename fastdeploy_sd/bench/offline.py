@@ -84,7 +84,7 @@ def ensure_checkpoint(engine_argv: Sequence[str]) -> None:
     Raises:
         ConfigError: the configuration cannot be read.
     """
-    setting = read_command_line(engine_argv, _PROG).get("model")
+    setting = read_command_line(engine_argv, _PROG, "").get("model")
     path = Path(str(setting.value)) if setting is not None else Path()
     if path.parent != CHECKPOINT_DIR or path.name not in SHAPES:
         return
@@ -106,7 +106,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure prefill and decode speed in this process; of a method that drafts, beside plain decoding.",
         epilog="Every engine option is accepted too (--model, --quantization, --config FILE, ...).",
     )
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="requests at once")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="requests at once (default: 1 8 32)"
+    )
     parser.add_argument("--prompt-len", type=int, default=128, metavar="N", help="tokens (default: %(default)s)")
     parser.add_argument("--output-len", type=int, default=128, metavar="N", help="tokens (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="(default: %(default)s)")

@@ -1,7 +1,7 @@
 """The benchmark record: one JSON file per run, with everything needed to judge and repeat it.
 
 Schema version 1:
-    schema_version, kind ("offline" | "http" | "speculation"), name, created (UTC), git_sha, dirty,
+    schema_version, kind ("offline" | "http" | "speculation" | "forward"), name, created (UTC), git_sha, dirty,
     config: option name -> effective value,
     hardware: {cpu, isa, num_threads, gpu, driver},
     workload: what was asked for,
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.config import Config, explain
+from fastdeploy_sd.config.quantization import read_quantization
 from fastdeploy_sd.errors import ConfigError
 
 SCHEMA_VERSION = 1
@@ -62,6 +63,14 @@ class Record:
     dirty: bool | None = field(default_factory=_is_dirty)
     created: str = field(default_factory=_now)
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def weights(self) -> str:
+        """How the weights are stored, in tables: a name, or the formats of a map."""
+        quantization = self.config["quantization"]
+        if isinstance(quantization, dict):
+            quantization = read_quantization(quantization)
+        return str(quantization or self.config["dtype"])
 
     def save(self, folder: Path) -> Path:
         """Write `folder`/`name`.json, replacing an older one, and return its path."""

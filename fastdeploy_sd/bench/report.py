@@ -36,7 +36,9 @@ def table_command(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: no records, or the document has no place for the table.
     """
-    parser = argparse.ArgumentParser(prog="python -m fastdeploy_sd.bench table", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m fastdeploy_sd.bench table", allow_abbrev=False, description="Print records as a Markdown table."
+    )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of JSON records")
     parser.add_argument("--update", type=Path, metavar="FILE", help=f"replace what is between {BEGIN} and {END}")
     args = parser.parse_args(argv)
@@ -54,9 +56,13 @@ def compare_command(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: a file is no record.
     """
-    parser = argparse.ArgumentParser(prog="python -m fastdeploy_sd.bench compare", allow_abbrev=False)
-    parser.add_argument("before", type=Path, help="JSON record")
-    parser.add_argument("after", type=Path, help="JSON record")
+    parser = argparse.ArgumentParser(
+        prog="python -m fastdeploy_sd.bench compare",
+        allow_abbrev=False,
+        description="Print the change of every metric between two records, against the noise of their repeats.",
+    )
+    parser.add_argument("before", type=Path, metavar="BEFORE", help="JSON record")
+    parser.add_argument("after", type=Path, metavar="AFTER", help="JSON record")
     args = parser.parse_args(argv)
     print(comparison(load_record(args.before), load_record(args.after)))
     return 0
@@ -116,19 +122,16 @@ def _model(record: Record) -> str:
     return Path(record.config["model"]).name
 
 
-def _weights(record: Record) -> str:
-    return str(record.config["quantization"] or record.config["dtype"])
-
-
 def _order(record: Record) -> tuple[object, ...]:
     formats = ("float32", "bfloat16", "wint8", "wint4")
     method = _method(record)
-    return _model(record), formats.index(_weights(record)), record.workload["batch"], method != _NAIVE, method
+    rank = formats.index(record.weights) if record.weights in formats else len(formats)
+    return _model(record), rank, record.weights, record.workload["batch"], method != _NAIVE, method
 
 
 def _same_but_method(record: Record) -> tuple[object, ...]:
     work = record.workload
-    return _model(record), _weights(record), work["batch"], work["prompt_len"], work["output_len"]
+    return _model(record), record.weights, work["batch"], work["prompt_len"], work["output_len"]
 
 
 def _cells(record: Record, naive: Record | None) -> list[str]:
@@ -137,7 +140,7 @@ def _cells(record: Record, naive: Record | None) -> list[str]:
     streamed, readable = m["weights_gb_per_s"], m["read_gb_per_s"]
     return [
         _model(record),
-        _weights(record),
+        record.weights,
         str(record.workload["batch"]),
         _method(record),
         f"{rate:.1f}",

@@ -109,10 +109,10 @@ def measure_sampling(
 
 def _time(case: str, logits: F32, batch: int, rows: int) -> float:
     request_ids = np.repeat(np.arange(batch, dtype=np.int32), rows)
-    positions, sampling = np.arange(len(logits), dtype=np.int32), _columns(batch, CASES[case])
+    positions, sampling = np.arange(len(logits), dtype=np.int32), _columns(batch, rows, CASES[case])
     drafted = _all_wrong(batch, rows) if "wrong" in case else None
     begin = time.perf_counter()
-    sample(logits, request_ids, positions, sampling, None, drafted)
+    sample(logits, request_ids, positions, sampling, drafted)
     return time.perf_counter() - begin
 
 
@@ -147,7 +147,7 @@ def _logits(num_rows: int, vocab_size: int) -> tuple[F32, F32]:
     return peaked, flat
 
 
-def _columns(num_requests: int, settings: Mapping[str, float]) -> SamplingArrays:
+def _columns(num_requests: int, num_rows: int, settings: Mapping[str, float]) -> SamplingArrays:
     def full(value: float, dtype: type = np.float32) -> np.ndarray:
         return np.full(num_requests, value, dtype)
 
@@ -167,7 +167,7 @@ def _columns(num_requests: int, settings: Mapping[str, float]) -> SamplingArrays
         cu_bias=no_offsets,
         bias_token_ids=EMPTY_I32,
         bias_values=np.zeros(0, np.float32),
-        cu_mask=np.zeros(1, np.int32),
+        cu_mask=np.zeros(num_requests * num_rows + 1, np.int32),
         mask_token_ids=EMPTY_I32,
     )
     columns = {name: full(value, np.int32 if name == "top_k" else np.float32) for name, value in settings.items()}

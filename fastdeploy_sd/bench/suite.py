@@ -36,9 +36,19 @@ def main(argv: Sequence[str]) -> int:
         description="Measure the bundled model and a random checkpoint of a real shape in every weight format.",
         epilog="Other arguments go to each `bench offline` run (--batch, --repeats, --num-threads, ...).",
     )
-    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL", help="(default: %(default)s)")
-    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS, help="weight formats")
-    parser.add_argument("--output", type=Path, default=OUTPUT_DIR / "suite", metavar="DIR", help="for the records")
+    parser.add_argument(
+        "--models", nargs="+", default=list(MODELS), metavar="MODEL", help=f"(default: {' '.join(MODELS)})"
+    )
+    parser.add_argument(
+        "--formats", nargs="+", default=list(FORMATS), choices=FORMATS, help="of the weights (default: all)"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=OUTPUT_DIR / "suite",
+        metavar="DIR",
+        help="for the records (default: %(default)s)",
+    )
     args, rest = parser.parse_known_args(argv)
     runs = [(model, fmt, method) for model in args.models for fmt in args.formats for method in METHODS]
     progress = Progress(len(runs), "suite")

@@ -40,7 +40,8 @@ def explain_config(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: as load_config.
     """
-    rows = explain(load_config(argv, prog="fastdeploy-sd explain-config"))
+    description = "Print every option's effective value and where it came from."
+    rows = explain(load_config(argv, "fastdeploy-sd explain-config", description))
     cells = [(row.name, json.dumps(row.value), row.origin) for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in (0, 1)]
     for name, value, origin in cells:

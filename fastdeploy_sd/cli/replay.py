@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from fastdeploy_sd.cli.name_lists import read_names
 from fastdeploy_sd.config import DEMO_MODEL, SpeculativeConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS
 from fastdeploy_sd.config.speculative_map import read_speculative
@@ -23,12 +24,15 @@ from fastdeploy_sd.spec_decode.proposer import ProposerContext, create_method
 
 METHODS = ("ngram", "suffix")
 _CACHE_SIZE = "suffix_decoding_max_cached_requests"
+_SUFFIX_PREFIX = "suffix_decoding_"
+_SHARED_KEYS = ("follow_copies",)
 # What changes the drafts of these methods and of nothing else. No cache file: one row must not warm the next.
 _TUNING = [
     opt
     for opt in SPECULATIVE_FIELDS
-    if opt.name.endswith("_ngram_size")
-    or (opt.name.startswith("suffix_decoding_") and not opt.name.endswith("_cache_file"))
+    if "ngram" in opt.name
+    or opt.name in _SHARED_KEYS
+    or (opt.name.startswith(_SUFFIX_PREFIX) and not opt.name.endswith("_cache_file"))
 ]
 
 
@@ -39,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         ConfigError: an option is wrong, or a line of the file is (the text names line and field).
     """
     args = _parser().parse_args(argv)
-    methods = _methods(args.method)
+    methods = _verified(args.methods)
     if args.concurrency < 1:
         raise ConfigError(f"concurrency: expected at least 1, got {args.concurrency}", param="concurrency")
     configs = _configs(methods, args.num_speculative_tokens, _tuning(args, methods))
@@ -62,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     text = 'JSON lines {"id", "messages": [{"role", "content"}]}; every assistant message is a response'
     parser.add_argument("file", type=Path, metavar="FILE", help=text)
-    text = f"one of {', '.join(METHODS)}, or several with commas (default: all)"
-    parser.add_argument("--method", default=",".join(METHODS), metavar="NAME", help=text)
+    text = f"some of {','.join(METHODS)} (default: all)"
+    parser.add_argument("--methods", type=read_names, default=list(METHODS), metavar="A,B", help=text)
     text = "drafts per step at most; several give a row each (default: 5)"
     parser.add_argument("--num-speculative-tokens", type=int, nargs="+", default=[5], metavar="K", help=text)
     text = f"directory with tokenizer.json, or '{WORDS}': words cut at six letters (default: %(default)s)"
@@ -78,12 +82,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _methods(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
+def _verified(methods: list[str]) -> list[str]:
+    for name in methods:
         if name not in METHODS:
-            raise ConfigError(f"method: expected some of {', '.join(METHODS)}, got {name!r}{suggest(name, METHODS)}")
-    return list(dict.fromkeys(names))
+            raise ConfigError(f"methods: expected some of {', '.join(METHODS)}, got {name!r}{suggest(name, METHODS)}")
+    return methods
 
 
 def _tuning(args: argparse.Namespace, methods: Sequence[str]) -> dict[str, Any]:
@@ -103,9 +106,9 @@ def _tuning(args: argparse.Namespace, methods: Sequence[str]) -> dict[str, Any]:
 def _configs(methods: Sequence[str], lengths: Sequence[int], tuning: dict[str, Any]) -> list[SpeculativeConfig]:
     """One for each method and length, with the keys that are the method's own; each key must be somebody's."""
     for key in tuning:
-        if _method_of(key) not in methods:
-            raise ConfigError(f"{key}: expected method {_method_of(key)}, got {', '.join(methods)}", param=key)
-    own = {method: {key: tuning[key] for key in tuning if _method_of(key) == method} for method in methods}
+        if not set(_methods_of(key)) & set(methods):
+            raise ConfigError(f"{key}: expected method {_methods_of(key)[0]}, got {', '.join(methods)}", param=key)
+    own = {method: {key: tuning[key] for key in tuning if method in _methods_of(key)} for method in methods}
     return [
         read_speculative({"method": method, "num_speculative_tokens": k} | own[method]).config
         for method in methods
@@ -113,8 +116,10 @@ def _configs(methods: Sequence[str], lengths: Sequence[int], tuning: dict[str, A
     ]
 
 
-def _method_of(key: str) -> str:
-    return "suffix" if key.startswith("suffix_decoding_") else "ngram"
+def _methods_of(key: str) -> tuple[str, ...]:
+    if key in _SHARED_KEYS:
+        return METHODS
+    return ("suffix",) if key.startswith(_SUFFIX_PREFIX) else ("ngram",)
 
 
 def _read(path: Path, tokenizer: str) -> list[Conversation]:

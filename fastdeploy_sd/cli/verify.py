@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tqdm import tqdm
 
+from fastdeploy_sd.cli.name_lists import read_names
 from fastdeploy_sd.config import Config, load_config
 from fastdeploy_sd.conformance import (
     METHOD_NAMES,
@@ -68,8 +69,8 @@ def _parser() -> argparse.ArgumentParser:
         "suffix_decoding_cache_file, and says where the MTP weights are. Exit status: 0 all equal, 1 a difference or "
         "something that was not exercised, 2 wrong options.",
     )
-    text = f"columns, some of {', '.join(METHOD_NAMES)} (default: all that the model can load)"
-    parser.add_argument("--methods", nargs="+", metavar="NAME", help=text)
+    text = f"columns, some of {','.join(METHOD_NAMES)} (default: all that the model can load)"
+    parser.add_argument("--methods", type=read_names, metavar="A,B", help=text)
     text = f"drafts per step, each in a column of its own (default: {' '.join(map(str, _LENGTHS))})"
     parser.add_argument("--num-speculative-tokens", type=int, nargs="+", metavar="K", help=text)
     parser.add_argument("--quick", action="store_true", help="five ways and one K instead of the whole matrix")

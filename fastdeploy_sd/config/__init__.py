@@ -15,6 +15,7 @@ from fastdeploy_sd.config.build import (
     to_json,
     verify_offline,
 )
+from fastdeploy_sd.config.quantization import Quantization, QuantizationFormats, formats_of
 from fastdeploy_sd.config.rules import verify_rules
 from fastdeploy_sd.config.sections import (
     DEMO_MODEL,
@@ -32,11 +33,14 @@ __all__ = [
     "Config",
     "Effective",
     "ModelConfig",
+    "Quantization",
+    "QuantizationFormats",
     "SchedulerConfig",
     "ServerConfig",
     "SpeculativeConfig",
     "config_from_kwargs",
     "explain",
+    "formats_of",
     "from_json",
     "load_config",
     "to_json",

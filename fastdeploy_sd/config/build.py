@@ -14,6 +14,7 @@ from typing import Any
 from fastdeploy_sd.config.catalogue import BY_NAME, OPTIONS, SECTIONS
 from fastdeploy_sd.config.environment import warn_of_unread_variables
 from fastdeploy_sd.config.option import Option
+from fastdeploy_sd.config.quantization import QuantizationFormats
 from fastdeploy_sd.config.rules import verify_rules
 from fastdeploy_sd.config.sections import DEMO_MODEL, Config
 from fastdeploy_sd.config.sources import Setting, Settings, read_command_line, read_kwargs
@@ -34,15 +35,20 @@ class Effective:
     origin: str
 
 
-def load_config(argv: Sequence[str], prog: str = "fastdeploy-sd serve") -> Config:
+def load_config(
+    argv: Sequence[str], prog: str = "fastdeploy-sd serve", description: str = "Serve a model over the OpenAI API."
+) -> Config:
     """Return the configuration of a command line: explicit flags > YAML (--config FILE) > defaults.
+
+    Args:
+        argv: the arguments. prog, description: what --help shows.
 
     Raises:
         ConfigError: anything that cannot be honoured exactly; the text names the option, its origin and, for a name
             that does not exist, the nearest one.
         SystemExit: --help was given (0).
     """
-    return _build(read_command_line(argv, prog))
+    return _build(read_command_line(argv, prog, description))
 
 
 def config_from_kwargs(**kwargs: object) -> Config:
@@ -178,7 +184,9 @@ def _verify_checkpoint(config: Config) -> None:
 
 
 def _value(config: Config, opt: Option) -> Any:
-    return getattr(getattr(config, opt.section) if opt.section else config, opt.field_name)
+    """Return the option's value as JSON has it."""
+    value = getattr(getattr(config, opt.section) if opt.section else config, opt.field_name)
+    return value.to_map() if isinstance(value, QuantizationFormats) else value
 
 
 def _public_value(config: Config, opt: Option) -> object:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from fastdeploy_sd.config.option import Option, options_of
 from fastdeploy_sd.config.sections import CacheConfig, Config, ModelConfig, SchedulerConfig, ServerConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, scope_of
-from fastdeploy_sd.config.unsupported import UNSUPPORTED, UNSUPPORTED_GRAPH, UNSUPPORTED_SPECULATIVE
+from fastdeploy_sd.config.unsupported import (
+    UNSUPPORTED,
+    UNSUPPORTED_GRAPH,
+    UNSUPPORTED_QUANTIZATION,
+    UNSUPPORTED_SPECULATIVE,
+)
 
 # Attribute of Config -> its class, in the order in which people read about them.
 SECTIONS: dict[str, type] = {
@@ -53,7 +58,11 @@ def speculative_markdown() -> str:
 def unsupported_markdown() -> str:
     """Return the options that are known but not supported yet as a Markdown table."""
     rows = ["| Option | Accepted value |", "|---|---|"]
-    maps = {"graph_optimization_config": UNSUPPORTED_GRAPH, SPECULATIVE_OPTION: UNSUPPORTED_SPECULATIVE}
+    maps = {
+        "quantization": UNSUPPORTED_QUANTIZATION,
+        "graph_optimization_config": UNSUPPORTED_GRAPH,
+        SPECULATIVE_OPTION: UNSUPPORTED_SPECULATIVE,
+    }
     keys = {f"{name}.{key}": accepted for name, keys in maps.items() for key, accepted in keys.items()}
     rows += [f"| `{n}` | {' or '.join(f'`{v}`'.lower() for v in a)} |" for n, a in {**UNSUPPORTED, **keys}.items()]
     return "\n".join(rows) + "\n"

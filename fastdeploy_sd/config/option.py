@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import math
 import typing
-from collections.abc import Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any
 
@@ -34,6 +34,8 @@ class Spec:
         choices: the only accepted values; taken from the field's type when that is a Literal.
         minimum, maximum: inclusive limits of a number.
         secret: never printed, logged or serialised unless asked for.
+        read_map: makes the value of a map, of its JSON text and of what an earlier reading made of one; None = the
+            option is no map.
         default_text: what the documentation shows as the default, where that depends on other options.
     """
 
@@ -45,6 +47,7 @@ class Spec:
     maximum: float | None = None
     secret: bool = False
     default_text: str = ""
+    read_map: Callable[[object], Any] | None = None
 
 
 def option(default: object, spec: Spec) -> Any:
@@ -98,6 +101,8 @@ class Option:
             text = "a non-empty string or a list of them"
         else:
             text = _KIND_TEXT[self.kind] + _limits_text(self.spec)
+        if self.spec.read_map is not None:
+            text += ", a map"
         if not self.is_optional:
             return text
         return f"{text}, or {'null' if 'none' in self.choices else 'none'}"
@@ -110,6 +115,8 @@ class Option:
         """
         if self.is_optional and (value is None or self._means_none(value)):
             return None
+        if self.spec.read_map is not None and _is_map(value):
+            return self.spec.read_map(value)
         try:
             result = _PARSERS[self.kind](value)
         except (ValueError, OverflowError):
@@ -169,6 +176,11 @@ def _resolve(declared: Field[Any], hint: Any, section: str, group: str) -> Optio
         spec=spec,
         group=group,
     )
+
+
+def _is_map(value: object) -> bool:
+    is_json = isinstance(value, str) and value.lstrip().startswith("{")
+    return is_json or isinstance(value, Mapping) or is_dataclass(value)
 
 
 def _limits_text(spec: Spec) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from fastdeploy_sd.config.option import Spec, option, verify_fields
+from fastdeploy_sd.config.quantization import QuantizationFormats, read_quantization
 from fastdeploy_sd.config.speculative import SpeculativeConfig
 
 DEMO_MODEL = "demo"
@@ -36,8 +37,13 @@ class ModelConfig:
         "bfloat16",
         Spec("Type of weights, activations between layers and, unless `kv_cache_dtype` says otherwise, KV cache."),
     )
-    quantization: Literal["wint8", "wint4"] | None = option(
-        None, Spec("Quantise the linear layers at load; activations are then int8 per row and group of 128.")
+    quantization: Literal["wint8", "wint4"] | QuantizationFormats | None = option(  # noqa: RUF009 (makes a field)
+        None,
+        Spec(
+            "Quantise the linear layers at load; activations are then int8 per row and group of 128. A map says it"
+            " apart for dense layers, experts and the output head.",
+            read_map=read_quantization,
+        ),
     )
     packed_weights_cache: str | None = option(
         None,

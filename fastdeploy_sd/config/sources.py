@@ -35,7 +35,7 @@ class Setting:
 Settings = dict[str, Setting]
 
 
-def read_command_line(argv: Sequence[str], prog: str) -> Settings:
+def read_command_line(argv: Sequence[str], prog: str, description: str) -> Settings:
     """Return the settings of `argv` over those of the YAML file it names with --config.
 
     Dashes and underscores are the same in a flag; `--flag value` and `--flag=value` too.
@@ -44,7 +44,7 @@ def read_command_line(argv: Sequence[str], prog: str) -> Settings:
         ConfigError: an unknown or unsupported flag, a missing value, a bad YAML file.
         SystemExit: --help was given (0).
     """
-    parsed, rest = _build_parser(prog).parse_known_args([_dashed(arg) for arg in argv])
+    parsed, rest = _build_parser(prog, description).parse_known_args([_dashed(arg) for arg in argv])
     given = vars(parsed)
     config_file = given.pop("config", None)
     settings = {} if config_file is None else read_yaml(Path(config_file))
@@ -140,9 +140,9 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{COMMAND_LINE}: {message}")
 
 
-def _build_parser(prog: str) -> argparse.ArgumentParser:
+def _build_parser(prog: str, description: str) -> argparse.ArgumentParser:
     epilog = "Underscores and dashes are the same in flags. Every option is also a YAML key."
-    parser = _Parser(prog, allow_abbrev=False, description="Serve a model over the OpenAI API.", epilog=epilog)
+    parser = _Parser(prog, allow_abbrev=False, description=description, epilog=epilog)
     text = "YAML file of options; the command line overrides it."
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=text)
     groups = {s: parser.add_argument_group(s or "process") for s in dict.fromkeys(o.section for o in OPTIONS)}

@@ -34,7 +34,10 @@ class SpeculativeConfig:
         num_model_steps: drafts of those that MTP itself makes, at most: k where it drafts alone, fewer in a hybrid.
         model: directory of the MTP weights; None = where a checkpoint keeps them.
         quantization: of the MTP layer's linear weights; None = the target's, "none" = unquantised.
+        draft_head_quantization: of the output head that drafts are chosen with; "target" = no copy of the target's.
         max_ngram_size, min_ngram_size: lengths of the text's end that n-gram looks up, longest first.
+        ngram_max_spec_factor: drafts at most this many times as long as what n-gram matched.
+        follow_copies: n-gram and suffix go on with a long copy of earlier text, also behind changed tokens.
         suffix_decoding_max_tree_depth: longest context that suffix decoding tells apart, in tokens.
         suffix_decoding_max_cached_requests: outputs kept for other requests; -1 = only the bytes bound, 0 = none kept.
         suffix_decoding_max_cache_mb: their memory at most, in MiB.
@@ -88,8 +91,25 @@ class SpeculativeConfig:
         None,
         Spec("Format of the MTP layer's linear weights; `none`: unquantised.", default_text="the model's"),
     )
+    draft_head_quantization: Literal["auto", "target", "wint8", "wint4"] = option(
+        "auto",
+        Spec(
+            "Format of the output head that MTP chooses drafts with, a copy of the model's; auto: wint4; target: the"
+            " model's own head, without a copy. Changes which drafts are made, and so how many are accepted."
+        ),
+    )
     max_ngram_size: int = option(5, Spec("Longest end of the text to look up, in tokens.", minimum=1, maximum=64))
     min_ngram_size: int = option(2, Spec("Shortest end of the text to look up, in tokens.", minimum=1, maximum=64))
+    ngram_max_spec_factor: float = option(
+        2.0, Spec("Drafts at most this many times as long as the matched end of the text.", minimum=0.001)
+    )
+    follow_copies: bool = option(
+        True,
+        Spec(
+            "Where the text copies itself at length, n-gram and suffix go on with that copy behind changed tokens, and"
+            " n-gram prefers it to later places that look the same; false: the text's end alone decides."
+        ),
+    )
     suffix_decoding_max_tree_depth: int = option(
         64, Spec("Longest context that is told apart, in tokens.", minimum=2, maximum=4096)
     )
@@ -182,8 +202,11 @@ _SCOPES: Mapping[str, Scope] = {
     "num_model_steps": _MTP,
     "model": _MTP,
     "quantization": _MTP,
+    "draft_head_quantization": _MTP,
     "max_ngram_size": _DRAFTING,
     "min_ngram_size": _DRAFTING,
+    "ngram_max_spec_factor": _DRAFTING,
+    "follow_copies": _DRAFTING,
     "verify_strategy": _DRAFTING,
     "accept_policy": _DRAFTING,
     "benchmark_mode": _DRAFTING,

@@ -5,11 +5,11 @@ Owns the rules between its keys and the defaults that depend on other keys. Does
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastdeploy_sd.config.maps import has_meaning, read_map
 from fastdeploy_sd.config.speculative import (
     SPECULATIVE_KEYS,
     SPECULATIVE_OPTION,
@@ -17,8 +17,8 @@ from fastdeploy_sd.config.speculative import (
     canonical_method,
     scope_of,
 )
-from fastdeploy_sd.config.unsupported import UNSUPPORTED_SPECULATIVE, rejection
-from fastdeploy_sd.errors import ConfigError, suggest
+from fastdeploy_sd.config.unsupported import UNSUPPORTED_SPECULATIVE
+from fastdeploy_sd.errors import ConfigError
 
 _SUFFIX_PREFIX = "suffix_decoding_"
 
@@ -48,7 +48,11 @@ def read_speculative(value: object) -> SpeculativeMap:
     """
     if value is None:
         return SpeculativeMap(SpeculativeConfig(), {})
-    written = {key: _convert(key, item) for key, item in _read_map(value).items() if _verify_key(key, item)}
+    written = {
+        key: _convert(key, item)
+        for key, item in read_map(SPECULATIVE_OPTION, value).items()
+        if has_meaning(SPECULATIVE_OPTION, key, item, SPECULATIVE_KEYS, UNSUPPORTED_SPECULATIVE)
+    }
     if "method" not in written:
         raise _error("method", SPECULATIVE_KEYS["method"].expected, "nothing")
     values, origins = dict(written), dict.fromkeys(written, "")
@@ -58,42 +62,6 @@ def read_speculative(value: object) -> SpeculativeMap:
     _verify_scopes(config, written)
     _verify_lengths(config, written)
     return SpeculativeMap(config, origins)
-
-
-# ---- one key --------------------------------------------------------------------------------------------------------
-
-
-def _read_map(value: object) -> dict[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value, object_pairs_hook=_unique)
-        except json.JSONDecodeError as error:
-            text = f"{SPECULATIVE_OPTION}: expected a JSON object, got text that is none: {error}"
-            raise ConfigError(text, param=SPECULATIVE_OPTION) from None
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{SPECULATIVE_OPTION}: expected a map, got {value!r}", param=SPECULATIVE_OPTION)
-    return _unique([(str(key).replace("-", "_"), item) for key, item in value.items()])
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        text = f"{SPECULATIVE_OPTION}: expected every key once, got {[key for key, _ in pairs]}"
-        raise ConfigError(text, param=SPECULATIVE_OPTION)
-    return result
-
-
-def _verify_key(key: str, value: object) -> bool:
-    """Return whether `key` has a meaning; False for an unsupported one with a value that asks for nothing."""
-    if key in SPECULATIVE_KEYS:
-        return True
-    if key not in UNSUPPORTED_SPECULATIVE:
-        hint = suggest(key, [*SPECULATIVE_KEYS, *UNSUPPORTED_SPECULATIVE])
-        raise ConfigError(f"{SPECULATIVE_OPTION}.{key}: unknown key{hint}", param=SPECULATIVE_OPTION)
-    reason = rejection(key, value, UNSUPPORTED_SPECULATIVE[key])
-    if reason is not None:
-        raise ConfigError(f"{SPECULATIVE_OPTION}.{reason}", param=SPECULATIVE_OPTION)
-    return False
 
 
 def _convert(key: str, value: object) -> Any:

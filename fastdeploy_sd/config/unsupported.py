@@ -121,6 +121,7 @@ INSTEAD: Mapping[str, str] = {
     "gpu_memory_utilization": "use kv_cache_memory_gb, an absolute size, for the KV cache on a CPU",
     "kv_cache_ratio": "prompts and outputs share all blocks; use kv_cache_memory_gb for their total",
     _GRAPH_OPTION: "the forward pass is recorded and replayed unless enforce_eager is set",
+    "kv_cache_quant_type": "use kv_cache_dtype: int8",
     "metrics_port": "metrics are at /metrics on the server's port",
     "enable_logprob": "log-probabilities are always available to requests that ask",
     "max_waiting_time": "use max_num_queued_requests to bound the queue",
@@ -134,6 +135,18 @@ UNSUPPORTED_SPECULATIVE: Mapping[str, tuple[object, ...]] = {
     "model_type": ("main",),
     "sharing_model": (None,),
     "num_extra_cache_layer": (0,),
+}
+
+# Keys of quantization's map; as above.
+UNSUPPORTED_QUANTIZATION: Mapping[str, tuple[object, ...]] = {
+    "kv_cache_quant_type": (None,),
+    "image_moe_quant_type": (None,),
+    "is_channel_wise": (False,),
+    "has_zero_point": (False,),
+    "is_permuted": (True,),
+    "is_quantized": (False,),
+    "is_moe_quantized": (False,),
+    "hadamard_block_size": (128,),
 }
 
 # Keys of graph_optimization_config; as above. They ask for what recording the forward pass does anyway.

@@ -16,7 +16,11 @@ _HYBRIDS = {"mtp-ngram": "with_ngram", "mtp-suffix": "with_suffix"}
 _MIN_HYBRID_TOKENS = 2
 # Drafts on the slightest ground: more of them are judged, and wrong ones are as good a test as right ones.
 _EAGER = SpeculativeConfig(
-    min_ngram_size=1, max_ngram_size=3, suffix_decoding_max_spec_factor=8.0, suffix_decoding_min_token_prob=0.0
+    min_ngram_size=1,
+    max_ngram_size=3,
+    ngram_max_spec_factor=8.0,
+    suffix_decoding_max_spec_factor=8.0,
+    suffix_decoding_min_token_prob=0.0,
 )
 
 
@@ -69,7 +73,7 @@ def standard_methods(
             largest number, which is also MTP's number of steps there: the checkpoint must have layers for it.
         num_speculative_tokens: every method that drafts gets a column for each; a hybrid, which needs two drafts, for
             those of at least 2.
-        mtp: says where the MTP weights are and in which format; None = the defaults.
+        mtp: says where the MTP weights are and in which formats they and their head are; None = the defaults.
         has_mtp: whether "mixed" has MTP among its methods; it does too if one of the names uses it.
 
     Raises:
@@ -82,7 +86,12 @@ def standard_methods(
     if min(num_speculative_tokens, default=1) < 1:
         raise ConfigError(f"num_speculative_tokens: expected at least 1, got {min(num_speculative_tokens)}")
     weights = mtp or SpeculativeConfig()
-    base = replace(_EAGER, model=weights.model, quantization=weights.quantization)
+    base = replace(
+        _EAGER,
+        model=weights.model,
+        quantization=weights.quantization,
+        draft_head_quantization=weights.draft_head_quantization,
+    )
     methods = []
     for name in dict.fromkeys(names):
         if name == "naive":

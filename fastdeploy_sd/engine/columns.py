@@ -12,6 +12,7 @@ from fastdeploy_sd.types import I32
 
 Rows = npt.NDArray[np.intp]
 _FIRST_NUM_ROWS = 64
+_NUM_READ = 4  # the columns that `read` returns are the first ones
 
 
 class RequestColumns:
@@ -46,10 +47,10 @@ class RequestColumns:
         "num_tokens",
         "num_computed_tokens",
         "num_slots",
+        "num_drafts",
         "max_total_tokens",
         "max_draft_tokens",
         "num_lookahead_slots",
-        "num_drafts",
         "draft_result",
         "draft_begin",
         "num_emitted",
@@ -75,6 +76,11 @@ class RequestColumns:
     def free(self, row: int) -> None:
         """Give a row back."""
         self._free.append(row)
+
+    def read(self, rows: Rows) -> list[list[int]]:
+        """What planning needs of these rows: their num_tokens, num_computed_tokens, num_slots and num_drafts."""
+        values: list[list[int]] = self._data[:_NUM_READ].take(rows, axis=1).tolist()
+        return values
 
     def count_outcomes(self, rows: Rows, num_drafts: I32, num_accepted: I32, num_emitted: I32) -> None:
         """Count one verification per row.

@@ -1,7 +1,6 @@
 """What a step's result does to each of its requests. Knows no planning, text or executor.
 
-Numbers of all rows change together, as columns. Row by row goes only what is a value of its own: token ids, outputs,
-and what few rows of a step have: an end, a block that became full, log-probabilities.
+The rows' numbers are plain lists until they go into the columns; see `result_check`.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import pairwise
+from operator import add
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.engine.logprobs import slice_draft_logprobs, slice_logprobs
-from fastdeploy_sd.engine.result_check import check_result
+from fastdeploy_sd.engine.result_check import ResultRows, check_result
 from fastdeploy_sd.engine.roster import Roster
 from fastdeploy_sd.engine.stopping import Stop, find_stop
 from fastdeploy_sd.errors import InternalError
@@ -46,14 +45,13 @@ class _Commit:
     def run(self) -> list[RequestOutput]:
         """Commit every row; returns the outputs there are."""
         roster, result = self._roster, self._result
-        num_tokens: I32 = roster.columns.num_tokens.take(self._rows)
-        check_result(self._plan, result, num_tokens)
+        num_tokens = [len(state.token_ids) for state in self._states]
+        rows = check_result(self._plan, result, num_tokens)
         outputs = self._append()
-        num_output: I32 = result.verified.cu_num_output[1:] - result.verified.cu_num_output[:-1]
         for r, stop in self._stops.items():
-            num_output[r] = stop.num_tokens
-        self._advance(num_tokens + num_output, num_output > 0)
-        self._count(num_output)
+            rows.num_output[r] = stop.num_tokens
+        self._advance(list(map(add, num_tokens, rows.num_output)), rows)
+        self._count(rows)
         roster.drafts.keep(self._rows, result.drafts)
         for i, r in self._ended:
             outputs[i] = self._close(outputs[i], r)
@@ -90,26 +88,28 @@ class _Commit:
             outputs.append(self._report(output, r) if state.has_reports else output)
         return outputs
 
-    def _advance(self, num_tokens: I32, has_output: npt.NDArray[np.bool_]) -> None:
+    def _advance(self, num_tokens: list[int], rows: ResultRows) -> None:
         """Move the counters, and publish the blocks that have become full.
 
         The last output has no KV yet. Accepted drafts have theirs; that of rejected ones lies past num_tokens - 1 and
         is overwritten before anyone reads it. A row without output has run a part of its prompt, or failed.
         """
         roster, block_size = self._roster, self._roster.kv.block_size
-        before = self._plan.num_computed_tokens
-        num_computed: I32 = np.where(has_output, num_tokens - 1, before + self._plan.num_new_tokens)
+        before = self._plan.num_computed_tokens.tolist()
+        num_computed = [
+            known - 1 if output else end
+            for known, output, end in zip(num_tokens, rows.num_output, rows.ends, strict=True)
+        ]
         for name in self._result.failed:
             row = self._plan.request_ids.index(name)
             num_computed[row] = before[row]  # nothing that failed is published
         roster.columns.num_tokens[self._rows] = num_tokens
         roster.columns.num_computed_tokens[self._rows] = num_computed
-        is_full = num_computed // block_size > before // block_size
-        if np.count_nonzero(is_full):
-            for r in np.flatnonzero(is_full).tolist():
-                roster.kv.publish(self._states[r].table, self._states[r].token_ids, int(num_computed[r]))
+        for r, (now, then) in enumerate(zip(num_computed, before, strict=True)):
+            if now // block_size > then // block_size:
+                roster.kv.publish(self._states[r].table, self._states[r].token_ids, now)
 
-    def _count(self, num_output: I32) -> None:
+    def _count(self, rows: ResultRows) -> None:
         """Count the step and what became of its drafts.
 
         Draft i became output token i or was in its place: what lies behind the last one had no say and does not count,
@@ -117,13 +117,14 @@ class _Commit:
         """
         stats, draft = self._roster.stats, self._plan.draft
         stats.record_step(self._result.timings_ms)
-        stats.num_generated_tokens += int(np.add.reduce(num_output))
+        stats.num_generated_tokens += sum(rows.num_output)
         if len(draft.token_ids):
-            num_counted = draft.cu_num_draft[1:] - draft.cu_num_draft[:-1]
             for _, r in self._ended:
-                num_counted[r] = min(num_counted[r], num_output[r])
+                rows.num_draft[r] = min(rows.num_draft[r], rows.num_output[r])
+            num_counted = np.array(rows.num_draft, np.int32)
             num_accepted: I32 = np.minimum(self._result.verified.num_accepted, num_counted)
             stats.record_drafts(draft, num_counted, num_accepted)
+            num_output = np.array(rows.num_output, np.int32)
             self._roster.columns.count_outcomes(self._rows, num_counted, num_accepted, num_output)
 
     def _report(self, output: RequestOutput, r: int) -> RequestOutput:

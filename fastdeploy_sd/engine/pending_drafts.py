@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastdeploy_sd.engine.columns import RequestColumns, Rows
-from fastdeploy_sd.types import EMPTY_I32, I8, I32, DraftTokens, LogprobArrays
+from fastdeploy_sd.types import I8, I32, DraftTokens, LogprobArrays
 
 _NUM_NUMBERS = 1 << 31  # results are numbered in i32, a server's steps may be more
 
@@ -26,6 +26,7 @@ class PendingDrafts:
         self._columns = columns
         self._results: dict[int, DraftTokens] = {}
         self._last = 0
+        self._none = DraftTokens.none(0)
 
     def keep(self, rows: Rows, drafts: DraftTokens) -> None:
         """Have a step's rows keep its drafts, cut so that one more token fits behind them, in place of older ones.
@@ -36,7 +37,8 @@ class PendingDrafts:
         """
         c, cu_num_draft = self._columns, drafts.cu_num_draft
         if len(drafts.token_ids) == 0:
-            c.num_drafts[rows] = 0
+            if self._results:  # else nobody has any
+                c.num_drafts[rows] = 0
             return
         room = np.maximum(c.max_total_tokens.take(rows) - c.num_tokens.take(rows) - 1, 0)
         c.num_drafts[rows] = np.minimum(cu_num_draft[1:] - cu_num_draft[:-1], room)
@@ -51,12 +53,13 @@ class PendingDrafts:
             wanted = set(self._columns.draft_result.take(rows).tolist())
             self._results = {number: drafts for number, drafts in self._results.items() if number in wanted}
 
-    def collect(self, rows: Rows, num_draft: I32) -> DraftTokens:
+    def collect(self, rows: Rows, num_draft: list[int]) -> DraftTokens:
         """Put the first `num_draft[r]` drafts of every row behind each other, with their sources and logprobs."""
+        if not any(num_draft):
+            return self._none_of(len(rows))
         cu_num_draft = np.zeros(len(rows) + 1, np.int32)
-        if not np.count_nonzero(num_draft):
-            return DraftTokens(EMPTY_I32, cu_num_draft)
-        np.add.accumulate(num_draft, out=cu_num_draft[1:])
+        lengths = np.array(num_draft, np.int32)
+        np.add.accumulate(lengths, out=cu_num_draft[1:])
         begins = self._columns.draft_begin.take(rows)
         origins = list(self._results.values())
         if len(origins) > 1:
@@ -64,13 +67,19 @@ class PendingDrafts:
             results = self._columns.draft_result.take(rows).tolist()
             begins += np.array([first.get(number, 0) for number in results], np.int32)
         all_drafts = _concatenate(origins)
-        index = np.arange(cu_num_draft[-1], dtype=np.int32) + (begins - cu_num_draft[:-1]).repeat(num_draft)
+        index = np.arange(cu_num_draft[-1], dtype=np.int32) + (begins - cu_num_draft[:-1]).repeat(lengths)
         return DraftTokens(
             all_drafts.token_ids[index],
             cu_num_draft,
             None if all_drafts.sources is None else all_drafts.sources[index],
             None if all_drafts.logprobs is None else _take(all_drafts.logprobs, index),
         )
+
+    def _none_of(self, num_rows: int) -> DraftTokens:
+        """No drafts for so many rows; the same value as long as it is asked for as many."""
+        if len(self._none.cu_num_draft) != num_rows + 1:
+            self._none = DraftTokens.none(num_rows)
+        return self._none
 
 
 def _starts(origins: Sequence[DraftTokens]) -> list[int]:

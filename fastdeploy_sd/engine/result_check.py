@@ -1,23 +1,43 @@
-"""Whether a step's result answers its plan. A few array comparisons per step, independent of the number of tokens."""
+"""Whether a step's result answers its plan, and its numbers as plain lists.
+
+Lists, not arrays: a step's host work runs with cold caches, where the first call of a NumPy function costs as much as
+some hundred rows of a loop.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Sequence
+from operator import add, eq, gt, sub
+from typing import NamedTuple
 
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, SchedulerOutput, StepResult
 
 
-def check_result(plan: SchedulerOutput, result: StepResult, num_tokens: I32) -> None:
-    """Refuse a result that would corrupt the books.
+class ResultRows(NamedTuple):
+    """What a step did to each row of its plan.
+
+    Attributes:
+        ends: tokens the row had run after it: computed before + new.
+        num_draft: drafts that were judged.
+        num_output, num_accepted: as in VerifyResult.
+    """
+
+    ends: list[int]
+    num_draft: list[int]
+    num_output: list[int]
+    num_accepted: list[int]
+
+
+def check_result(plan: SchedulerOutput, result: StepResult, num_tokens: Sequence[int]) -> ResultRows:
+    """Refuse a result that would corrupt the books; returns its numbers.
 
     Rules: same step and rows; a row whose committed tokens were all run, and which did not fail, has `num_accepted + 1`
     outputs, at most one more than it had drafts; any other row has none; at most `max_draft_len` drafts follow, each
     with a known source.
 
     Args:
-        num_tokens: i32[R], committed tokens of the plan's rows.
+        num_tokens: committed tokens of the plan's rows.
 
     Raises:
         InternalError: naming the rule and the numbers.
@@ -25,52 +45,65 @@ def check_result(plan: SchedulerOutput, result: StepResult, num_tokens: I32) -> 
     num_rows, verified = len(plan.request_ids), result.verified
     if result.step_id != plan.step_id or result.request_ids != plan.request_ids:
         raise InternalError(f"step result: expected the rows of step {plan.step_id}, got step {result.step_id}")
-    for column in (verified.cu_num_output[1:], verified.num_accepted, result.drafts.cu_num_draft[1:]):
-        if len(column) != num_rows:
-            raise InternalError(f"step result: expected {num_rows} rows, got {len(column)}")
-    num_drafts = plan.draft.cu_num_draft[1:] - plan.draft.cu_num_draft[:-1]
-    is_due = plan.num_computed_tokens + plan.num_new_tokens - num_drafts == num_tokens
+    for length in (len(verified.cu_num_output) - 1, len(verified.num_accepted), len(result.drafts.cu_num_draft) - 1):
+        if length != num_rows:
+            raise InternalError(f"step result: expected {num_rows} rows, got {length}")
+    rows = ResultRows(
+        list(map(add, plan.num_computed_tokens.tolist(), plan.num_new_tokens.tolist())),
+        _lengths(plan.draft.cu_num_draft),
+        _lengths(verified.cu_num_output),
+        verified.num_accepted.tolist(),
+    )
+    is_due = list(map(eq, map(sub, rows.ends, rows.num_draft), num_tokens))
     if result.failed:
-        is_due &= ~_failed_rows(plan, result)
-    num_output = verified.cu_num_output[1:] - verified.cu_num_output[:-1]
-    num_next = result.drafts.cu_num_draft[1:] - result.drafts.cu_num_draft[:-1]
-    is_right = (num_output == (verified.num_accepted + 1) * is_due) & (verified.num_accepted <= num_drafts)
-    if np.count_nonzero(is_right & (num_next <= plan.max_draft_len)) < num_rows:
-        raise _disagreement(plan, verified.num_accepted, num_output, is_due, num_next)
-    _check_drafts(result.drafts)
+        _leave_out_failed(plan, result, is_due)
+    wanted = [(accepted + 1) * due for accepted, due in zip(rows.num_accepted, is_due, strict=True)]
+    if rows.num_output != wanted or any(map(gt, rows.num_accepted, rows.num_draft)):
+        raise _disagreement(plan, rows, is_due)
+    _check_drafts(plan, result.drafts)
+    return rows
 
 
-def _failed_rows(plan: SchedulerOutput, result: StepResult) -> npt.NDArray[np.bool_]:
-    is_failed = np.array([request_id in result.failed for request_id in plan.request_ids])
-    if is_failed.sum() != len(result.failed):
+def _lengths(cu: I32) -> list[int]:
+    """How long the parts between these offsets are."""
+    offsets = cu.tolist()
+    return list(map(sub, offsets[1:], offsets))
+
+
+def _leave_out_failed(plan: SchedulerOutput, result: StepResult, is_due: list[bool]) -> None:
+    failed_rows = [r for r, request_id in enumerate(plan.request_ids) if request_id in result.failed]
+    if len(failed_rows) != len(result.failed):
         raise InternalError(f"step result: expected failures among {plan.request_ids}, got {list(result.failed)}")
-    return is_failed
+    for r in failed_rows:
+        is_due[r] = False
 
 
-def _disagreement(
-    plan: SchedulerOutput, num_accepted: I32, num_output: I32, is_due: npt.NDArray[np.bool_], num_next: I32
-) -> InternalError:
-    """Say which of the rules about numbers was broken first."""
-    if len(wrong := np.flatnonzero((num_output > 0) != is_due)):
+def _disagreement(plan: SchedulerOutput, rows: ResultRows, is_due: list[bool]) -> InternalError:
+    """Say which of the rules about output was broken first."""
+    wrong = [r for r, due in enumerate(is_due) if (rows.num_output[r] > 0) != due]
+    if wrong:
         return InternalError(
             "step result: expected output from exactly the rows whose tokens were all run and that did not fail, got "
             f"the contrary for {', '.join(plan.request_ids[r] for r in wrong)}"
         )
-    if (num_next > plan.max_draft_len).any():
-        return InternalError(
-            f"step result: expected at most {plan.max_draft_len.tolist()} drafts, got {num_next.tolist()}"
-        )
     return InternalError(
         f"step result: expected num_accepted + 1 outputs or none, and no more accepted than drafted, got outputs "
-        f"{num_output.tolist()}, accepted {num_accepted.tolist()}"
+        f"{rows.num_output}, accepted {rows.num_accepted}"
     )
 
 
-def _check_drafts(drafts: DraftTokens) -> None:
+def _check_drafts(plan: SchedulerOutput, drafts: DraftTokens) -> None:
     if len(drafts.token_ids) != drafts.cu_num_draft[-1]:
         raise InternalError(f"step result: expected {drafts.cu_num_draft[-1]} drafts, got {len(drafts.token_ids)}")
+    if len(drafts.token_ids) == 0:
+        return
+    num_next = drafts.cu_num_draft[1:] - drafts.cu_num_draft[:-1]
+    if (num_next > plan.max_draft_len).any():
+        raise InternalError(
+            f"step result: expected at most {plan.max_draft_len.tolist()} drafts, got {num_next.tolist()}"
+        )
     sources = drafts.sources
-    if sources is None or len(drafts.token_ids) == 0:
+    if sources is None:
         return
     if len(sources) != len(drafts.token_ids) or sources.min() < 0 or sources.max() >= len(DraftSource):
         raise InternalError(

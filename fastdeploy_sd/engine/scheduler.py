@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import add, gt, sub
 
 import numpy as np
 
@@ -125,9 +126,12 @@ class Scheduler:
             finished_ids = roster.take_finished_ids()
         else:
             assert not plan.preempted, "requests were preempted in favour of none"
+        num_new = np.array(plan.num_new, np.int32)
+        draft = roster.drafts.collect(plan.rows, plan.num_draft)
         max_draft_len = np.zeros(len(plan.states), np.int32)
         if self._speculation.max_draft_tokens:
-            max_draft_len = plan.max_draft_len(roster.columns)
+            num_own = num_new - (draft.cu_num_draft[1:] - draft.cu_num_draft[:-1])
+            max_draft_len = plan.max_draft_len(roster.columns, num_own)
             self._reserve_lookahead(plan, max_draft_len)
         new, deltas = roster.take_block_changes()
         ids = roster.running_ids if plan.states == roster.running else tuple([s.request_id for s in plan.states])
@@ -137,8 +141,8 @@ class Scheduler:
             new=new,
             deltas=deltas,
             num_computed_tokens=roster.columns.num_computed_tokens.take(plan.rows),
-            num_new_tokens=plan.num_new,
-            draft=roster.drafts.collect(plan.rows, plan.num_draft),
+            num_new_tokens=num_new,
+            draft=draft,
             max_draft_len=max_draft_len,
             finished_ids=finished_ids,
             preempted_ids=tuple([state.request_id for state in plan.preempted]),
@@ -158,15 +162,17 @@ class Scheduler:
 
     def _plan_running(self) -> StepPlan:
         """Plan the running requests in their order, as far as budget and blocks go."""
-        roster, c = self._roster, self._roster.columns
-        rows, num_computed = roster.running_rows, c.num_computed_tokens.take(roster.running_rows)
-        num_own = np.minimum(c.num_tokens.take(rows) - num_computed, self._max_chunk_tokens)
-        num_draft = c.num_drafts.take(rows)  # only behind the last token of a request
-        plan = StepPlan(self._max_num_batched_tokens, list(roster.running), rows, num_own + num_draft, num_draft)
+        roster = self._roster
+        rows = roster.running_rows
+        num_tokens, num_computed, num_slots, num_draft = roster.columns.read(rows)
+        num_own = list(map(sub, num_tokens, num_computed))
+        if max(num_own, default=0) > self._max_chunk_tokens:
+            num_own = [min(count, self._max_chunk_tokens) for count in num_own]
+        num_new = list(map(add, num_own, num_draft))  # drafts are only behind the last token of a request
+        plan = StepPlan(self._max_num_batched_tokens, list(roster.running), rows, num_new, num_draft)
         if plan.budget < 0:
             plan.cut_to_budget()
-        is_short = num_computed[: len(plan.rows)] + plan.num_new > c.num_slots.take(plan.rows)
-        if np.count_nonzero(is_short):
+        if any(map(gt, map(add, num_computed, plan.num_new), num_slots)):  # the budget may have cut the last rows off
             self._make_room(plan)
             # Only now that every row has blocks for its own tokens, as drafts must not make anyone be preempted.
             self._fit_drafts(plan)
@@ -175,7 +181,8 @@ class Scheduler:
     def _make_room(self, plan: StepPlan) -> None:
         """Extend the rows' blocks over their own tokens, preempting from the end; it may hit the row itself."""
         c = self._roster.columns
-        ends = c.num_computed_tokens.take(plan.rows) + plan.num_new - plan.num_draft
+        num_own = np.array(plan.num_new, np.int32) - np.array(plan.num_draft, np.int32)
+        ends = c.num_computed_tokens.take(plan.rows) + num_own
         for row in np.flatnonzero(ends > c.num_slots.take(plan.rows)).tolist():
             if row >= len(plan.states):
                 return  # preempted for a row before it
@@ -187,11 +194,11 @@ class Scheduler:
     def _fit_drafts(self, plan: StepPlan) -> None:
         """Give the rows blocks for their drafts while there are any, and shorten these to the slots there are then."""
         c = self._roster.columns
-        ends = c.num_computed_tokens.take(plan.rows) + plan.num_new
+        ends = c.num_computed_tokens.take(plan.rows) + np.array(plan.num_new, np.int32)
         for row in np.flatnonzero(ends > c.num_slots.take(plan.rows)).tolist():
             num_short = int(ends[row]) - self._roster.extend_as_far_as_possible(plan.states[row], int(ends[row]))
             if num_short > 0:
-                plan.shorten_drafts(row, int(plan.num_draft[row]) - num_short)
+                plan.shorten_drafts(row, plan.num_draft[row] - num_short)
 
     def _reserve_lookahead(self, plan: StepPlan, max_draft_len: I32) -> None:
         """Give rows that will be drafted for with a model the slots this writes, while there are blocks.
@@ -208,7 +215,7 @@ class Scheduler:
             return
         c, rows = self._roster.columns, plan.rows
         num_lookahead = c.num_lookahead_slots.take(rows)
-        ends = c.num_computed_tokens.take(rows) + plan.num_new + num_lookahead
+        ends = c.num_computed_tokens.take(rows) + np.array(plan.num_new, np.int32) + num_lookahead
         num_spared = np.maximum(num_lookahead - max_draft_len, 0)
         num_useful = np.minimum(ends - num_spared, c.max_total_tokens.take(rows) - 1)
         for row in np.flatnonzero(ends > c.num_slots.take(rows)).tolist():

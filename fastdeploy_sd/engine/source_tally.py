@@ -11,33 +11,52 @@ from fastdeploy_sd.types import I32, DraftSource, DraftTokens
 _UNREACHED, _REJECTED, _ACCEPTED = range(3)
 
 
+_MAX_PENDING = 64
+
+
 class SourceTally:
-    """Counts drafts in i64[sources, positions, fates]; the positions grow with the longest row of drafts seen."""
+    """Counts drafts in i64[sources, positions, fates]; the positions grow with the longest row of drafts seen.
+
+    The steps wait until there are some of them, or somebody asks: counted together they cost little more than one.
+    """
 
     def __init__(self) -> None:
         self._num_drafts = np.zeros((len(DraftSource), 0, 3), np.int64)
+        self._pending: list[tuple[DraftTokens, I32, I32]] = []
 
     def add(self, drafts: DraftTokens, num_counted: I32, num_accepted: I32) -> None:
-        """Count the drafts of a step; a few array operations over them.
+        """Count the drafts of a step.
 
         Args:
-            drafts: at least one, of all rows.
+            drafts: at least one, of all rows. The arrays are kept: nobody may write to them.
             num_counted: i32[R], how many of a row's drafts count: 0 if its computation failed, and none behind the end
                 of the request.
             num_accepted: i32[R], at most num_counted[r].
         """
-        begins = drafts.cu_num_draft[:-1]
-        num_drafts = drafts.cu_num_draft[1:] - begins
-        index = np.arange(len(drafts.token_ids))
+        self._pending.append((drafts, num_counted, num_accepted))
+        if len(self._pending) == _MAX_PENDING:
+            self._count_pending()
+
+    def _count_pending(self) -> None:
+        """Count the steps that wait, as if they were one with the rows of all."""
+        if not self._pending:
+            return
+        steps = [drafts for drafts, _, _ in self._pending]
+        num_drafts = np.concatenate([step.cu_num_draft[1:] - step.cu_num_draft[:-1] for step in steps])
+        num_counted = np.concatenate([counted for _, counted, _ in self._pending])
+        num_accepted = np.concatenate([accepted for _, _, accepted in self._pending])
+        sources = np.concatenate(
+            [np.zeros(len(s.token_ids), np.int8) if s.sources is None else s.sources for s in steps]
+        )
+        self._pending.clear()
+        begins = np.add.accumulate(num_drafts) - num_drafts
+        index = np.arange(len(sources))
         position = index - begins.repeat(num_drafts)
         # Drafts before the first rejected one were accepted, those behind it not reached.
         fate = _REJECTED - np.sign(index - (begins + num_accepted).repeat(num_drafts))
         longest = int(np.maximum.reduce(num_drafts))
-        key = position * 3 + fate
-        if drafts.sources is not None:
-            key += drafts.sources.astype(np.int64) * (longest * 3)
-        if np.count_nonzero(num_counted < num_drafts):
-            key = key[position < num_counted.repeat(num_drafts)]
+        key = (sources.astype(np.int64) * longest + position) * 3 + fate
+        key = key[position < num_counted.repeat(num_drafts)]
         shape = (len(DraftSource), longest, 3)
         counted = np.bincount(key, minlength=len(DraftSource) * longest * 3).reshape(shape)
         missing = longest - self._num_drafts.shape[1]
@@ -47,6 +66,7 @@ class SourceTally:
 
     def counts(self) -> dict[str, SourceCounts]:
         """The sources that drafted, by lower-case name."""
+        self._count_pending()
         found = {}
         for source in DraftSource:
             fates = self._num_drafts[source]

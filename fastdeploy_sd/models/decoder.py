@@ -85,6 +85,7 @@ class Decoder:
     Attributes:
         config: the architecture.
         final_norm: before the head; draft layers may share it.
+        lm_head_format: what the head is stored as.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Decoder:
         self._embedding = Embedding(weights.embedding(), scheme)
         self._layers = [builder.layer(i) for i in range(config.num_layers)]
         self.final_norm = RmsNorm(weights.final_norm(), config.norm_eps)
+        self.lm_head_format = scheme.lm_head
         self._lm_head = Linear(packer.linear(weights.lm_head(), scheme.lm_head), None)
 
     def forward(self, input_ids: Tensor | I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs) -> Tensor:
@@ -129,7 +131,7 @@ class LayerBuilder:
     """Turns checkpoint weights into layers."""
 
     def __init__(self, weights: LayerWeights, config: DecoderConfig, scheme: QuantScheme, packer: WeightPacker) -> None:
-        self._weights, self._config, self._format, self._packer = weights, config, scheme.linear, packer
+        self._weights, self._config, self._scheme, self._packer = weights, config, scheme, packer
 
     def layer(self, i: int) -> DecoderLayer:
         """Build layer i; raises CheckpointError as the weights do."""
@@ -144,9 +146,9 @@ class LayerBuilder:
         )
 
     def linear(self, weight_and_bias: tuple[WeightMatrix, Weights | None]) -> Linear:
-        """Build a linear layer in the format of attention and feed-forward layers."""
+        """Build a linear layer in the format of attention and dense feed-forward layers."""
         weight, bias = weight_and_bias
-        return Linear(self._packer.linear(weight, self._format), bias)
+        return Linear(self._packer.linear(weight, self._scheme.linear), bias)
 
     def _feed_forward(self, i: int) -> FeedForward:
         moe = self._config.moe
@@ -168,4 +170,4 @@ class LayerBuilder:
         parts = [f"mlp.experts.{e}" for e in range(moe.num_experts)]
         gate_up = [self._weights.gate_up(i, part, moe.intermediate_size)[0] for part in parts]
         down = [self._weights.down(i, part, moe.intermediate_size)[0] for part in parts]
-        return self._packer.experts(gate_up, self._format), self._packer.experts(down, self._format)
+        return self._packer.experts(gate_up, self._scheme.experts), self._packer.experts(down, self._scheme.experts)

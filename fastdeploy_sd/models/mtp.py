@@ -8,6 +8,7 @@ Source: arXiv:2412.19437, section 2.2.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.checkpoint import Checkpoint, Weights
+from fastdeploy_sd.checkpoint import Weights
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.layers.linear import Linear
@@ -26,6 +27,7 @@ from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.cast import cast
 from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.ops.reference.linear import LinearFormat
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.types import I32
@@ -116,6 +118,22 @@ class MtpModel:
         return self._layers[layer].head(normed)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetParts:
+    """What draft layers take from the target where they have no part of their own.
+
+    Attributes:
+        weights, packer: of its checkpoint.
+        head_format: what the head is read as. In another format than the target's it is a copy, which draft layers
+            alone use: a draft need not be exact, and a pass over it reads little else than the head.
+    """
+
+    decoder: Decoder
+    weights: DecoderWeights
+    packer: WeightPacker
+    head_format: LinearFormat
+
+
 def verify_num_steps(weights: MtpWeights, num_steps: int) -> None:
     """Check that the draft layers can make so many steps.
 
@@ -131,12 +149,12 @@ def verify_num_steps(weights: MtpWeights, num_steps: int) -> None:
 
 
 def build_mtp_model(
-    decoder: Decoder, target: Checkpoint, weights: MtpWeights, scheme: QuantScheme, packer: WeightPacker, num_steps: int
+    target: TargetParts, weights: MtpWeights, scheme: QuantScheme, packer: WeightPacker, num_steps: int
 ) -> MtpModel:
     """Build the draft layers that `num_steps` steps use, sharing with the target what is the same.
 
     Args:
-        scheme: of the draft layers' own linear weights.
+        scheme: of the draft layers' own linear weights, a head of their own among them.
         packer: of the checkpoint that holds them.
 
     Raises:
@@ -144,7 +162,7 @@ def build_mtp_model(
         ConfigError: as verify_num_steps.
     """
     verify_num_steps(weights, num_steps)
-    builder = _MtpBuilder(decoder, DecoderWeights(target, decoder.config), weights, scheme, packer)
+    builder = _MtpBuilder(target, weights, scheme, packer)
     return MtpModel(
         [builder.layer(j) for j in range(min(num_steps, weights.num_layers))], feeds_normed=weights.feeds_normed
     )
@@ -153,11 +171,8 @@ def build_mtp_model(
 class _MtpBuilder:
     """Turns MTP weights into layers."""
 
-    def __init__(
-        self, decoder: Decoder, shared: DecoderWeights, weights: MtpWeights, scheme: QuantScheme, packer: WeightPacker
-    ) -> None:
-        self._decoder, self._shared, self._weights = decoder, shared, weights
-        self._scheme, self._packer = scheme, packer
+    def __init__(self, target: TargetParts, weights: MtpWeights, scheme: QuantScheme, packer: WeightPacker) -> None:
+        self._target, self._weights, self._scheme, self._packer = target, weights, scheme, packer
         self._blocks = LayerBuilder(weights, weights.config, scheme, packer)
 
     def layer(self, j: int) -> MtpLayer:
@@ -168,20 +183,31 @@ class _MtpBuilder:
             input_norm=ConcatRmsNorm(w.embedding_norm(j), w.hidden_norm(j), eps),
             projection=self._blocks.linear(w.projection(j)),
             block=self._blocks.layer(j),
-            output_norm=self._decoder.final_norm if output_norm is None else RmsNorm(output_norm, eps),
+            output_norm=self._target.decoder.final_norm if output_norm is None else RmsNorm(output_norm, eps),
             head=self._head(w.head(j)),
         )
 
     def _embed(self, own: Weights | None) -> Embed:
-        if own is None or _is_same(own, self._shared.embedding()):
-            return self._decoder.embed
+        if own is None or _is_same(own, self._target.weights.embedding()):
+            return self._target.decoder.embed
         return Embedding(own, self._scheme)
 
     def _head(self, own: WeightMatrix | None) -> Head:
-        if own is None or _is_same(own.to_array(), self._shared.lm_head().to_array()):
-            return self._decoder.logits
-        linear = Linear(self._packer.linear(own, self._scheme.lm_head), None)
-        return lambda hidden: linear(hidden, paddle.float32)
+        if own is None or _is_same(own.to_array(), self._target.weights.lm_head().to_array()):
+            return self._shared_head
+        return _head_of(own, self._scheme.lm_head, self._packer)
+
+    @functools.cached_property
+    def _shared_head(self) -> Head:
+        target = self._target
+        if target.head_format == target.decoder.lm_head_format:
+            return target.decoder.logits
+        return _head_of(target.weights.lm_head(), target.head_format, target.packer)
+
+
+def _head_of(matrix: WeightMatrix, fmt: LinearFormat, packer: WeightPacker) -> Head:
+    linear = Linear(packer.linear(matrix, fmt), None)
+    return lambda hidden: linear(hidden, paddle.float32)
 
 
 def _is_same(a: Weights, b: Weights) -> bool:

@@ -1,5 +1,6 @@
-"""The ops: one Python function each, over Paddle tensors.
+"""The ops: one Python function each.
 
-`reference/` gives every op's meaning in NumPy, `native/` calls the same kernels with NumPy arrays and without Paddle
-(tests and tools), and the modules beside them are what layers and models call. Importing this package loads nothing.
+The modules here work on Paddle tensors; layers and models call them. `native/` calls the same kernels with NumPy arrays
+and without Paddle: what a step does outside the model (batches, sampling, judging drafts, drafting from text), tests
+and tools. `reference/` gives every op's meaning in NumPy. Importing this package loads nothing.
 """

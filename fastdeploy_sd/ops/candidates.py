@@ -1,4 +1,4 @@
-"""What sample and verify_draft_tokens are told about drafts; shared by their implementations. NumPy only."""
+"""What the sampling ops are told about drafts; shared by their implementations. NumPy only."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ class Candidates(NamedTuple):
 
 
 class DraftedRows(NamedTuple):
-    """The drafts that a step's logits rows follow, for an op that stops at a request's first wrong one.
+    """The drafts that a step's logits rows follow: row j of a request follows its first j drafts.
 
     Attributes:
-        cu_num_logits: i32[R+1], rows of each request, at most its drafts + 1; row j follows the first j drafts.
+        cu_num_logits: i32[R+1], rows of each request, at most its drafts + 1.
+        is_judged: whether a request's rows behind its first wrong draft can be left out.
     """
 
     cu_num_logits: I32
     draft: DraftTokens
+    is_judged: bool = True

@@ -9,6 +9,8 @@ import ctypes
 import functools
 import os
 import pathlib
+from collections.abc import Callable
+from typing import Any, cast
 
 from fastdeploy_sd.errors import ConfigError
 
@@ -46,15 +48,21 @@ def _set_isa(lib: ctypes.CDLL, name: str) -> None:
         raise ConfigError(f"FDSD_ISA: {error.decode()}, got {name!r}")
 
 
+@functools.cache
+def function(name: str) -> Callable[[Any], bytes | None]:
+    """Return op `fdsd_<name>`: takes the params by reference, returns the text of an error."""
+    found = getattr(library(), f"fdsd_{name}")
+    found.restype = ctypes.c_char_p
+    return cast("Callable[[Any], bytes | None]", found)
+
+
 def call(name: str, params: CParams) -> None:
     """Run op `fdsd_<name>`.
 
     Raises:
         ValueError: the kernel refused its arguments; the text names the argument.
     """
-    function = getattr(library(), f"fdsd_{name}")
-    function.restype = ctypes.c_char_p
-    error = function(ctypes.byref(params))
+    error = function(name)(ctypes.byref(params))
     if error:
         raise ValueError(f"{name}: {error.decode()}")
 

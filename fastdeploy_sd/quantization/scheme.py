@@ -1,10 +1,12 @@
-"""QuantScheme: which storage format each kind of linear layer gets. ops.linear quantises, at load."""
+"""QuantScheme: which storage format each kind of linear layer gets; models.weight_packer converts to it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from fastdeploy_sd.config import Quantization, formats_of
+from fastdeploy_sd.config.quantization import WeightFormat
 from fastdeploy_sd.ops.reference.linear import LinearFormat
 
 
@@ -12,25 +14,27 @@ from fastdeploy_sd.ops.reference.linear import LinearFormat
 class QuantScheme:
     """Formats of a model's linear layers.
 
-    wint8 and wint4 also quantise activations inside the multiplication (int8, per row and group of 128). The head stays
-    at 8 bits under wint4: its rows decide the argmax directly and it is read once per step. Routers, norms and the
-    embedding table keep their type.
+    wint8 and wint4 also quantise activations inside the multiplication (int8, per row and group of 128). Routers, norms
+    and the embedding table keep their type.
 
     Attributes:
         dtype: of activations and unquantised weights, and of the KV cache unless that is int8.
-        linear: format of attention and feed-forward layers, experts included.
+        linear: format of attention and feed-forward layers, shared experts included.
+        experts: format of the experts that a router chooses.
         lm_head: format of the output head.
     """
 
     dtype: Literal["float32", "bfloat16"]
     linear: LinearFormat
+    experts: LinearFormat
     lm_head: LinearFormat
 
     @classmethod
-    def create(
-        cls, dtype: Literal["float32", "bfloat16"], quantization: Literal["wint8", "wint4"] | None
-    ) -> QuantScheme:
+    def create(cls, dtype: Literal["float32", "bfloat16"], quantization: Quantization | None) -> QuantScheme:
         """Return the scheme of `--dtype` and `--quantization`."""
-        if quantization is None:
-            return cls(dtype, dtype, dtype)
-        return cls(dtype, quantization, "wint8")
+
+        def stored(fmt: WeightFormat) -> LinearFormat:
+            return dtype if fmt == "none" else fmt
+
+        formats = formats_of(quantization)
+        return cls(dtype, stored(formats.dense), stored(formats.moe), stored(formats.lm_head))

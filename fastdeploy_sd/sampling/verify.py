@@ -14,9 +14,8 @@ import numpy as np
 
 from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates, DraftedRows
-from fastdeploy_sd.ops.native.sampling import process_logits, sample, token_logprobs, top_p_candidates
-from fastdeploy_sd.ops.native.verification import verify_draft_tokens
-from fastdeploy_sd.ops.processed_logits import ProcessedLogits
+from fastdeploy_sd.ops.native.sampling import Sampler, token_logprobs
+from fastdeploy_sd.ops.native.verification import DraftJudge
 from fastdeploy_sd.types import F32, I32, Batch, LogprobArrays, SamplingArrays, VerifyResult
 
 VERIFY_STRATEGIES = ("target_match", "greedy", "topp")
@@ -71,66 +70,80 @@ def _verify_choice(name: str, value: str, choices: Collection[str]) -> None:
         raise ConfigError(f"{name}: expected {wanted}, got {value!r}{suggest(value, choices)}")
 
 
-def verify(logits: F32, batch: Batch, rule: VerifyRule) -> tuple[VerifyResult, tuple[int, ...]]:
-    """Draw the target's token at every logits row, keep a prefix of the drafts and emit the token after it.
+class Verifier:
+    """Judges the drafts of step after step by the server's rule."""
 
-    The token at absolute position p of a request is drawn with the uniform of (seed, p), penalties counting the drafts
-    before it as output: row j gets exactly the token plain decoding would draw once the first j drafts are accepted.
-    Under "target_match" a draft is kept only if it is that token, so the output never depends on the drafts; which
-    other strategies and policies keep, see VerifyRule. Log-probabilities are of the raw logits.
+    def __init__(self, rule: VerifyRule) -> None:
+        self._rule = rule
+        self._is_judged = rule.strategy != "topp" and rule.accept_policy == "normal"
+        self._sampler: Sampler | None = None
+        self._judge = DraftJudge(ACCEPT_POLICIES[rule.accept_policy], rule.verify_window)
+        self._last: tuple[F32, Batch] | None = None
+        self._columns: tuple[SamplingArrays, tuple[SamplingArrays, bool]] | None = None
+        self._result: VerifyResult | None = None
 
-    The output may go on after a token that ends its request: where a request ends is for the caller to decide.
+    def verify(self, logits: F32, batch: Batch) -> tuple[VerifyResult, tuple[int, ...]]:
+        """Draw the target's token at every logits row, keep a prefix of the drafts and emit the token after it.
 
-    Args:
-        logits: f32[L, V], row l belongs to token batch.logits_indices[l].
-        batch: the step that gave the logits.
-        rule: the server's.
+        The token at absolute position p of a request is drawn with the uniform of (seed, p), penalties counting the
+        drafts before it as output: row j gets exactly the token plain decoding would draw once the first j drafts are
+        accepted. Under "target_match" a draft is kept only if it is that token, so the output never depends on the
+        drafts; which other strategies and policies keep, see VerifyRule. Log-probabilities are of the raw logits.
 
-    Returns:
-        The result and the rows of requests that failed: one of their used logits rows had no valid distribution. A
-        failed row has no output and no accepted draft. Judging by equality uses the rows before such a row only, so
-        that a request fails with the output that plain decoding gives it; the others fail a step with any.
-    """
-    sampling = batch.sampling
-    if rule.strategy == "greedy":
-        sampling = replace(sampling, temperature=np.zeros_like(sampling.temperature))
-    sampled, candidates = _draw(logits, batch, sampling, rule)
-    policy = ACCEPT_POLICIES[rule.accept_policy]
-    result = VerifyResult(*verify_draft_tokens(sampled, batch.cu_num_logits, batch.draft, policy, candidates))
-    # A row with logits always has output, unless it failed.
-    failed = (batch.cu_num_logits[1:] > batch.cu_num_logits[:-1]) & (
-        result.cu_num_output[1:] == result.cu_num_output[:-1]
-    )
-    if sampling.num_logprobs.max(initial=-1) >= 0:
-        result = replace(result, logprobs=_logprobs(logits, batch, result))
-    return result, tuple(failed.nonzero()[0].tolist())
+        The output may go on after a token that ends its request: where a request ends is for the caller to decide.
+
+        Args:
+            logits: f32[L, V], row l belongs to token batch.logits_indices[l].
+            batch: the step that gave the logits. Both are the same objects as last time if only what is in their
+                arrays differs.
+
+        Returns:
+            The result, which holds until the next step, and the rows of requests that failed: one of their used logits
+            rows had no valid distribution. A failed row has no output and no accepted draft. Judging by equality uses
+            the rows before such a row only, so that a request fails with the output that plain decoding gives it; the
+            others fail a step with any.
+        """
+        token_ids, cu_num_output, num_accepted = self._judged(logits, batch)
+        result = self._result
+        if result is None or result.token_ids is not token_ids or result.cu_num_output is not cu_num_output:
+            result = self._result = VerifyResult(token_ids, cu_num_output, num_accepted)
+        if self._columns_of(batch.sampling)[1]:
+            result = replace(result, logprobs=_logprobs(logits, batch, result))
+        return result, _failed_rows(batch, result) if self._judge.num_failed else ()
+
+    def _judged(self, logits: F32, batch: Batch) -> tuple[I32, I32, I32]:
+        """Output tokens, their offsets and the numbers of accepted drafts."""
+        sampler = self._sampler
+        if sampler is not None and self._last is not None and self._last[0] is logits and self._last[1] is batch:
+            sampler.draw_again()
+            return self._judge.judge_again()
+        self._last = None  # until everything was drawn and judged once
+        is_topp = self._rule.strategy == "topp"
+        if sampler is None:
+            sampler = self._sampler = Sampler(min(self._rule.max_candidate_len, logits.shape[1]) if is_topp else None)
+        # Judging by equality looks at no row behind a wrong draft; a policy that does not judge may look at any.
+        drafted = DraftedRows(batch.cu_num_logits, batch.draft, self._is_judged)
+        sampling, _ = self._columns_of(batch.sampling)
+        sampled = sampler.draw(logits, batch.batch_id_per_output, batch.output_positions, sampling, drafted)
+        candidates = Candidates(*sampler.candidates(len(sampled)), self._rule.verify_window) if is_topp else None
+        judged = self._judge.judge(sampled, batch.cu_num_logits, batch.draft, candidates)
+        self._last = logits, batch
+        return judged
+
+    def _columns_of(self, sampling: SamplingArrays) -> tuple[SamplingArrays, bool]:
+        """The requests' parameters as the strategy wants them, and whether any request wants log-probabilities."""
+        if self._columns is None or self._columns[0] is not sampling:
+            judged = sampling
+            if self._rule.strategy == "greedy":
+                judged = replace(sampling, temperature=np.zeros_like(sampling.temperature))
+            self._columns = sampling, (judged, bool(sampling.num_logprobs.max(initial=-1) >= 0))
+        return self._columns[1]
 
 
-def _draw(logits: F32, batch: Batch, sampling: SamplingArrays, rule: VerifyRule) -> tuple[I32, Candidates | None]:
-    """The token of every row, i32[L], and the candidates to judge drafts by, None = by equality with it."""
-    positions, processed = batch.positions[batch.logits_indices] + 1, _process(logits, batch)
-    if rule.strategy == "topp":
-        max_candidate_len = min(rule.max_candidate_len, logits.shape[1])
-        sampled, token_ids, lens = top_p_candidates(
-            logits, batch.batch_id_per_output, positions, sampling, max_candidate_len, processed
-        )
-        return sampled, Candidates(token_ids, lens, rule.verify_window)
-    # Judging by equality looks at no row behind a wrong draft; a policy that does not judge may look at any.
-    judges = rule.accept_policy == "normal" and len(batch.draft.token_ids) > 0
-    drafted = DraftedRows(batch.cu_num_logits, batch.draft) if judges else None
-    return sample(logits, batch.batch_id_per_output, positions, sampling, processed, drafted), None
-
-
-def _process(logits: F32, batch: Batch) -> ProcessedLogits[F32] | None:
-    """Apply penalties, biases and masks to the rows that have any, None where none has. The others are not copied."""
-    sampling = batch.sampling
-    has_rules = (sampling.penalty_slot >= 0) | (sampling.cu_bias[1:] > sampling.cu_bias[:-1])
-    is_masked = sampling.cu_mask[1:] > sampling.cu_mask[:-1]
-    rows = (has_rules[batch.batch_id_per_output] | is_masked).nonzero()[0].astype(np.int32)
-    if len(rows) == 0:
-        return None
-    processed = process_logits(logits, rows, batch.cu_num_logits, batch.draft, sampling)
-    return ProcessedLogits.of(processed, rows, len(batch.logits_indices))
+def _failed_rows(batch: Batch, result: VerifyResult) -> tuple[int, ...]:
+    """A row with logits always has output, unless it failed."""
+    num_logits, num_output = np.diff(batch.cu_num_logits), np.diff(result.cu_num_output)
+    return tuple(np.flatnonzero((num_logits > 0) & (num_output == 0)).tolist())
 
 
 def _logprobs(logits: F32, batch: Batch, result: VerifyResult) -> LogprobArrays:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastdeploy_sd.ops.native.draft_rows import DraftRows
-from fastdeploy_sd.ops.native.ngram import NgramIndex
+from fastdeploy_sd.ops.native.ngram import NgramIndex, NgramRule
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens
 
@@ -21,13 +21,20 @@ class NgramProposer:
     """Guesses that what followed the text's last tokens before follows them again.
 
     The longest end of the text, of `max_ngram_size` down to `min_ngram_size` tokens, that occurred before decides, at
-    its latest occurrence; prompt and output are one text. See NgramIndex.propose.
+    its latest occurrence; prompt and output are one text. With `follow_copies`, a copy longer than that is followed on,
+    also behind changed tokens. See NgramIndex.propose.
     """
 
     num_lookahead_slots = 0
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
-        self._index = NgramIndex(context.max_num_seqs, config.min_ngram_size, config.max_ngram_size)
+        rule = NgramRule(
+            min_n=config.min_ngram_size,
+            max_n=config.max_ngram_size,
+            max_factor=config.ngram_max_spec_factor,
+            follows_copies=config.follow_copies,
+        )
+        self._index = NgramIndex(context.max_num_seqs, rule)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Start an index per request; its tokens are indexed in its first step."""

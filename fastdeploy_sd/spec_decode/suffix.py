@@ -54,6 +54,7 @@ class SuffixProposer:
             max_context=config.suffix_decoding_max_tree_depth,
             max_factor=config.suffix_decoding_max_spec_factor,
             min_token_prob=config.suffix_decoding_min_token_prob,
+            follows_copies=config.follow_copies,
         )
         limits = SuffixLimits(config.suffix_decoding_max_cached_requests, config.suffix_decoding_max_cache_mb << 20)
         self._vocab_size = context.vocab_size

@@ -4,41 +4,72 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastdeploy_sd.ops.native.batch import BatchRows, prepare_batch
+from fastdeploy_sd.ops.native.batch import BatchMapper, BatchMaps, BatchRows
 from fastdeploy_sd.types import I32, Batch, SamplingArrays, SchedulerOutput
 from fastdeploy_sd.worker.membership import Membership
 from fastdeploy_sd.worker.request_state import RequestTable
 from fastdeploy_sd.worker.slot_rules import offsets
 
 
-def build_batch(plan: SchedulerOutput, table: RequestTable, members: Membership, block_size: int) -> Batch:
-    """Return the flat arrays of a step.
+class BatchBuilder:
+    """Makes the Batch of step after step, in memory that the steps share.
 
     Args:
-        members: those of the plan, from the table.
-
-    Raises:
-        ValueError: the plan contradicts the table (counts, blocks); the text names the array.
+        table: the requests and their tokens.
     """
-    draft, num_known = plan.draft, table.num_tokens.take(members.slots)
-    num_known += draft.cu_num_draft[1:] - draft.cu_num_draft[:-1]
-    blocks = table.block_tables(members)
-    rows = BatchRows(plan.num_computed_tokens, plan.num_new_tokens, num_known, members.slots, draft, blocks)
-    maps = prepare_batch(rows, table.tokens, block_size)
-    return Batch(
-        request_ids=plan.request_ids,
-        input_ids=maps.input_ids,
-        positions=maps.positions,
-        slot_mapping=maps.slot_mapping,
-        query_start_loc=maps.query_start_loc,
-        seq_lens=maps.seq_lens,
-        block_tables=blocks,
-        logits_indices=maps.logits_indices,
-        cu_num_logits=maps.cu_num_logits,
-        batch_id_per_output=maps.batch_id_per_output,
-        draft=draft,
-        sampling=_sampling(plan, table, members, maps.cu_num_logits),
-    )
+
+    def __init__(self, table: RequestTable, block_size: int) -> None:
+        self._table = table
+        self._mapper = BatchMapper(table.tokens, block_size)
+        # Of the last step.
+        self._rows: BatchRows | None = None
+        self._maps: BatchMaps | None = None
+        self._last: Batch | None = None
+
+    def build(self, plan: SchedulerOutput, members: Membership) -> Batch:
+        """Return the flat arrays of a step. They hold until the next one, which gets the same Batch if it differs only
+        in what is in them.
+
+        Args:
+            members: those of the plan, from the table.
+
+        Raises:
+            ValueError: the plan contradicts the table (counts, blocks); the text names the array.
+        """
+        rows = self._rows_of(plan, members)
+        maps = self._mapper.prepare(rows)
+        sampling = _sampling(plan, self._table, members, maps.cu_num_logits)
+        last = self._last
+        if last is None or rows is not self._rows or maps is not self._maps or sampling is not last.sampling:
+            last = self._last = Batch(
+                request_ids=plan.request_ids,
+                block_tables=rows.block_tables,
+                draft=rows.draft,
+                sampling=sampling,
+                **maps._asdict(),
+            )
+            self._rows, self._maps = rows, maps
+        return last
+
+    def _rows_of(self, plan: SchedulerOutput, members: Membership) -> BatchRows:
+        """What each request runs; the same object as long as requests, blocks and drafts are."""
+        draft, blocks = plan.draft, self._table.block_tables(members)
+        num_computed, num_new, num_known = members.counts
+        num_computed[:] = plan.num_computed_tokens
+        num_new[:] = plan.num_new_tokens
+        # Every slot is one of the table's; the default mode would make a copy.
+        self._table.num_tokens.take(members.slots, out=num_known, mode="clip")
+        if len(draft.token_ids):
+            num_known += draft.cu_num_draft[1:] - draft.cu_num_draft[:-1]
+        rows = self._rows
+        if (
+            rows is None
+            or rows.slots is not members.slots
+            or rows.draft is not draft
+            or rows.block_tables is not blocks
+        ):
+            return BatchRows(num_computed, num_new, num_known, members.slots, draft, blocks)
+        return rows
 
 
 def _sampling(plan: SchedulerOutput, table: RequestTable, members: Membership, cu_num_logits: I32) -> SamplingArrays:

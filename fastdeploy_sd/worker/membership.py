@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from fastdeploy_sd.types import EMPTY_I32, I32, RequestId, SamplingArrays
+from fastdeploy_sd.types import EMPTY_I32, I32, DraftTokens, RequestId, SamplingArrays
 from fastdeploy_sd.worker.slot_rules import SlotRules
 
 
 class Membership:
-    """Row r is request_ids[r] in every array. Arrays are shared by the steps: nobody writes to them.
+    """Row r is request_ids[r] in every array. The steps share them: nobody writes to any but `counts`.
 
     Attributes:
         request_ids: the members, in the order of the plan.
@@ -24,7 +24,9 @@ class Membership:
         max_total: i32[R], tokens after which each one ends.
         num_draft_logprobs: i32[R], None when nobody wants log-probabilities of drafts.
         masked_rows: the rows with rules that may forbid a token, and these rules.
-        is_penalised: whether the output of any row is counted for a penalty.
+        penalty_slots: i32[R], the row in which the output is counted, -1 = it is not.
+        counts: num_computed, num_new and num_known of `BatchRows`, i32[R] each, written anew in every step.
+        no_drafts: none for any row.
         block_tables: i32[R, n], every row's blocks, padded with -1; None after one of them grew.
     """
 
@@ -46,7 +48,10 @@ class Membership:
         self.request_ids, self.slots, self.max_total = request_ids, slots, max_total
         self.num_draft_logprobs = num_draft_logprobs
         self.masked_rows = tuple((row, rule) for row, rule in enumerate(rules) if rule.has_mask)
-        self.is_penalised = bool((sampling.penalty_slot >= 0).any())
+        self.penalty_slots = sampling.penalty_slot
+        num_computed, num_new, num_known = np.zeros((3, len(slots)), np.int32)
+        self.counts: tuple[I32, I32, I32] = num_computed, num_new, num_known
+        self.no_drafts = DraftTokens.none(len(slots))
         self.block_tables: I32 | None = None
         self._sampling = sampling
         self._unmasked: dict[int, SamplingArrays] = {}

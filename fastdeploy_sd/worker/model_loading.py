@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastdeploy_sd.checkpoint import Checkpoint
-from fastdeploy_sd.config import Config
+from fastdeploy_sd.config import Config, formats_of
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.mtp import TargetParts
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.packed_cache import packed_matrices
 from fastdeploy_sd.models.weight_packer import WeightPacker
+from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.quantization.scheme import QuantScheme
-from fastdeploy_sd.worker.draft_layers import DraftLayers, draft_scheme, load_draft_layers
+from fastdeploy_sd.worker.draft_layers import DraftLayers, draft_head_format, draft_scheme, load_draft_layers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,15 +33,31 @@ def load_model(
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
-        ConfigError: the folder of packed weights cannot be created.
+        ConfigError: the folder of packed weights cannot be created, or experts have a format where there are none.
     """
+    _verify_experts(config, decoder_config)
     folder = config.model.packed_weights_folder
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
     with packed_matrices(folder, checkpoint, scheme, "target") as store:
-        decoder = Decoder(checkpoint, decoder_config, scheme, WeightPacker(checkpoint, store))
-    if draft_weights is None:
-        return LoadedModel(decoder, None)
-    source = draft_weights.checkpoint
-    with packed_matrices(folder, source, draft_scheme(config), "draft") as store:
-        draft = load_draft_layers(config, checkpoint, decoder, draft_weights, WeightPacker(source, store))
+        packer = WeightPacker(checkpoint, store)
+        decoder = Decoder(checkpoint, decoder_config, scheme, packer)
+        if draft_weights is None:
+            return LoadedModel(decoder, None)
+        shared = DecoderWeights(checkpoint, decoder_config)
+        target = TargetParts(decoder, shared, packer, draft_head_format(config, scheme.lm_head))
+        source = draft_weights.checkpoint
+        # A copy of the head in other bits comes from the target's checkpoint, so it is kept in the target's file.
+        with packed_matrices(folder, source, draft_scheme(config), "draft") as draft_store:
+            draft = load_draft_layers(config, target, draft_weights, WeightPacker(source, draft_store))
     return LoadedModel(decoder, draft)
+
+
+def _verify_experts(config: Config, decoder_config: DecoderConfig) -> None:
+    """A format of experts has no effect without any; a name gives them that of the dense layers all the same."""
+    formats = formats_of(config.model.quantization)
+    if decoder_config.moe is None and formats.moe not in ("none", formats.dense):
+        raise ConfigError(
+            f"quantization.moe_quant_type: expected the dense_quant_type ({formats.dense}), as the checkpoint has no"
+            f" experts, got {formats.moe}",
+            param="quantization",
+        )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from fastdeploy_sd.ops.native.batch import OutputRows, TokenAppender, TokenTables
 from fastdeploy_sd.types import (
     EMPTY_I32,
     I32,
@@ -53,6 +54,9 @@ class RequestTable:
         self.num_draft_logprobs = np.full(max_num_seqs, -1, np.int32)
         self._slot_of: dict[RequestId, int] = {}
         self._members: Membership | None = None
+        self._appender = TokenAppender()
+        self._tables = TokenTables(self.tokens, self.num_tokens, self.counts.table)
+        self._output: OutputRows | None = None
         self._free = list(range(max_num_seqs))[::-1]
 
     def apply(self, plan: SchedulerOutput) -> tuple[I32, I32]:
@@ -61,6 +65,8 @@ class RequestTable:
         Returns:
             i32[n] slots that were given up, and i32[len(plan.new)] slots of the new requests; one slot may be in both.
         """
+        if not (plan.new or plan.deltas or plan.finished_ids or plan.preempted_ids):
+            return EMPTY_I32, EMPTY_I32
         dropped = self.drop((*plan.finished_ids, *plan.preempted_ids))
         added = np.array([self._add(new) for new in plan.new], np.int32)
         for delta in plan.deltas:
@@ -75,9 +81,10 @@ class RequestTable:
 
     def members(self, request_ids: tuple[RequestId, ...]) -> Membership:
         """Return what stays the same as long as steps run exactly these requests; gathered once for such steps."""
-        if self._members is None or self._members.request_ids != request_ids:
-            self._members = self._gather(request_ids)
-        return self._members
+        members = self._members
+        if members is None or (members.request_ids is not request_ids and members.request_ids != request_ids):
+            members = self._members = self._gather(request_ids)
+        return members
 
     def block_tables(self, members: Membership) -> I32:
         """Return i32[R, n], n the blocks of the member that has most; gathered again only after a table grew."""
@@ -88,19 +95,18 @@ class RequestTable:
 
     def commit(self, members: Membership, verified: VerifyResult) -> None:
         """Append every row's output tokens."""
-        slots, cu_output = members.slots, verified.cu_num_output
-        lengths = cu_output[1:] - cu_output[:-1]
-        num_tokens = self.num_tokens.take(slots)
-        # Output i of the step goes to column num_tokens[r] + (i - cu_output[r]) of its row.
-        rows = slots.repeat(lengths)
-        columns = (num_tokens - cu_output[:-1]).repeat(lengths)
-        columns += np.arange(len(columns), dtype=np.int32)
-        self.tokens[rows, columns] = verified.token_ids
-        self.num_tokens[slots] = num_tokens + lengths
-        if members.is_penalised:
-            count_rows = self.penalty_slot.take(rows)
-            is_counted = count_rows >= 0
-            self.counts.add_output(count_rows[is_counted], verified.token_ids[is_counted])
+        tables, output = self._tables, self._output
+        if tables.counts is not self.counts.table:
+            tables = self._tables = TokenTables(self.tokens, self.num_tokens, self.counts.table)
+        if (
+            output is None
+            or output.slots is not members.slots
+            or output.token_ids is not verified.token_ids
+            or output.cu_num_output is not verified.cu_num_output
+        ):
+            columns = (verified.token_ids, verified.cu_num_output, members.penalty_slots)
+            output = self._output = OutputRows(members.slots, *columns)
+        self._appender.append(output, tables)
 
     def drop(self, request_ids: Iterable[RequestId]) -> I32:
         """Forget requests and return their slots; unknown ids are ignored (a request may end before it ever ran)."""

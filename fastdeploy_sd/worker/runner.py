@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import numpy as np
 from paddle import Tensor
 
-from fastdeploy_sd.sampling.verify import VerifyRule, verify
+from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, TargetStep
-from fastdeploy_sd.types import F32, I32, Batch, DraftTokens, SchedulerOutput, SpeculationInfo, StepResult, VerifyResult
-from fastdeploy_sd.worker.batch import build_batch
+from fastdeploy_sd.types import (
+    F32,
+    I32,
+    Batch,
+    DraftTokens,
+    RequestId,
+    SchedulerOutput,
+    SpeculationInfo,
+    StepResult,
+    VerifyResult,
+)
+from fastdeploy_sd.worker.batch import BatchBuilder
 from fastdeploy_sd.worker.forward import Forward
 from fastdeploy_sd.worker.membership import Membership
 from fastdeploy_sd.worker.request_state import RequestTable
 
+_NOBODY: Mapping[RequestId, str] = {}
 _NOT_FINITE = "the model produced non-finite logits for this request"
 
 
@@ -37,40 +49,46 @@ class ModelRunner:
         rule: VerifyRule,
     ) -> None:
         self._forward, self._table, self._proposer = forward, table, proposer
-        self._block_size, self._speculation, self._rule = block_size, speculation, rule
+        self._block_size, self._speculation = block_size, speculation
+        self._batches, self._verifier = BatchBuilder(table, block_size), Verifier(rule)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Run one step; see Executor.execute."""
-        phases = _Phases()
+        begin = time.perf_counter()
         dropped, added = self._table.apply(plan)
         if len(dropped):
             self._proposer.forget(dropped)
         if plan.new:
             self._begin(plan, added)
         members = self._table.members(plan.request_ids)
-        batch = build_batch(plan, self._table, members, self._block_size)
-        phases.end("batch")
+        batch = self._batches.build(plan, members)
+        built = time.perf_counter()
         hidden, logits = self._forward(batch)
-        phases.end("forward")
+        computed = time.perf_counter()
         verified, failed_rows = self._verify(batch, logits)
-        phases.end("verify")
+        judged = time.perf_counter()
         self._table.commit(members, verified)
         drafts = self._propose(plan, members, batch, verified, hidden)
-        phases.end("draft")
+        drafted = time.perf_counter()
         return StepResult(
             step_id=plan.step_id,
             request_ids=plan.request_ids,
             verified=verified,
             drafts=drafts,
-            failed={plan.request_ids[r]: _NOT_FINITE for r in failed_rows},
-            timings_ms=phases.ms,
+            failed={plan.request_ids[r]: _NOT_FINITE for r in failed_rows} if failed_rows else _NOBODY,
+            timings_ms={
+                "batch": (built - begin) * 1e3,
+                "forward": (computed - built) * 1e3,
+                "verify": (judged - computed) * 1e3,
+                "draft": (drafted - judged) * 1e3,
+            },
         )
 
     def _verify(self, batch: Batch, logits: F32) -> tuple[VerifyResult, tuple[int, ...]]:
         if len(batch.logits_indices) == 0:
             none = np.zeros(len(batch.request_ids) + 1, np.int32)
             return VerifyResult(none[:0], none, none[1:].copy()), ()
-        return verify(logits, batch, self._rule)
+        return self._verifier.verify(logits, batch)
 
     def _begin(self, plan: SchedulerOutput, slots: I32) -> None:
         row_of = {request_id: row for row, request_id in enumerate(plan.request_ids)}
@@ -95,7 +113,7 @@ class ModelRunner:
         self, plan: SchedulerOutput, members: Membership, batch: Batch, verified: VerifyResult, hidden: Tensor
     ) -> DraftTokens:
         if self._speculation.max_draft_tokens == 0:  # so no method keeps a state that this would bring up to date
-            return DraftTokens.none(len(plan.request_ids))
+            return members.no_drafts
         table, slots, computed = self._table, members.slots, plan.num_computed_tokens
         produced = verified.cu_num_output[1:] > verified.cu_num_output[:-1]
         unfinished = batch.cu_num_logits[1:] == batch.cu_num_logits[:-1]
@@ -128,16 +146,3 @@ class ModelRunner:
     def close(self) -> None:
         """Let the drafting method save what should outlive it."""
         self._proposer.close()
-
-
-class _Phases:
-    """Milliseconds of the phases of a step, each from the end of the one before it."""
-
-    def __init__(self) -> None:
-        self.ms: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def end(self, name: str) -> None:
-        now = time.perf_counter()
-        self.ms[name] = (now - self._last) * 1e3
-        self._last = now

@@ -91,7 +91,7 @@ def test_a_way_that_never_preempts_proves_nothing(reference: Reference) -> None:
 
 def test_the_command_proves_a_model(golden_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(golden_dir / "llama-tiny")
-    arguments = ["verify", "--model", model, "--methods", "naive", "ngram", "--num-speculative-tokens", "2", "--quick"]
+    arguments = ["verify", "--model", model, "--methods", "naive,ngram", "--num-speculative-tokens", "2", "--quick"]
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert text.splitlines()[0].split() == ["naive", "ngram", "k=2"]
@@ -114,7 +114,7 @@ def _no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--methods", "ngram", "mtp"], "methods: expected what the model can load, got mtp k=3: "),
+        (["--methods", "ngram,mtp"], "methods: expected what the model can load, got mtp k=3: "),
         (["--methods", "mtp-suffix"], "methods: expected what the model can load, got mtp-suffix k=3: "),
         (
             ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}'],
@@ -141,12 +141,12 @@ def columns(config: Config, *options: str) -> tuple[list[Method], list[str]]:
 def test_requests_of_a_mixed_batch_draft_as_far_as_the_mtp_layers_reach(tmp_path: Path) -> None:
     model = make_model(tmp_path, "qwen3-tiny", "numbered", num_layers=2)
     config = Config(ModelConfig(str(model.path)))
-    methods, missing = columns(config, "--methods", "mtp", "mixed")
+    methods, missing = columns(config, "--methods", "mtp,mixed")
     assert [m.name for m in methods] == ["mtp k=1", "mixed k=1"]
     assert (methods[-1].speculative.method, missing) == ("mtp", ["mtp k=3", "mtp k=5"])
     with pytest.raises(ConfigError, match="methods: expected what the model can load, got mtp k=3: "):
         columns(config, "--methods", "mtp", "--num-speculative-tokens", "1", "3")
-    [*_, mixed], _ = columns(config, "--methods", "ngram", "mixed", "--num-speculative-tokens", "4")
+    [*_, mixed], _ = columns(config, "--methods", "ngram, mixed", "--num-speculative-tokens", "4")
     assert (mixed.name, mixed.speculative.method) == ("mixed k=4", "suffix")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
+from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.conformance import (
     NAIVE,
     Matrix,
@@ -22,6 +24,7 @@ from tests.engine.models import DOUBLES, DOUBLES_WITH_DRAFT_KV, MODELS, Referenc
 from tests.models import golden
 from tests.ops.backends import isa
 
+DraftHead = Literal["target", "wint8", "wint4"]
 # Where a step's budget, not a request's chunk, cuts the prompts; the number of kernel threads.
 OTHER_WAYS = [
     Way("budget of 16", max_num_seqs=12, max_num_batched_tokens=16, arrivals_per_step=3),
@@ -98,6 +101,16 @@ def test_same_tokens_whatever_is_drafted_beside_draft_kv(references: References,
 @pytest.mark.parametrize("model", ["ernie4_5-tiny", "qwen3_moe-tiny", "demo"])
 def test_same_tokens_whatever_the_draft_length(references: References, model: str, k: int) -> None:
     methods = standard_methods(["ngram", "suffix", "mtp", "mtp-suffix"], [k])
+    matrix = run_matrix(references.get(model), FEW_WAYS, methods)
+    check(matrix)
+    assert model != "demo" or matrix.warnings == []
+
+
+@pytest.mark.parametrize("head", ["target", "wint8", "wint4"])
+@pytest.mark.parametrize("model", ["demo", "wint4"])
+def test_same_tokens_whatever_head_drafts(references: References, model: str, head: DraftHead) -> None:
+    """The other tests draft with the default's copy in 4 bits."""
+    methods = standard_methods(["mtp", "mtp-ngram"], [3], SpeculativeConfig(draft_head_quantization=head))
     matrix = run_matrix(references.get(model), FEW_WAYS, methods)
     check(matrix)
     assert model != "demo" or matrix.warnings == []

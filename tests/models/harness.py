@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 
 from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.config import QuantizationFormats
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.registry import read_decoder_config
@@ -24,7 +25,9 @@ BLOCK_SIZE = 64
 class SingleSequence:
     """One model (a golden one's name, or a directory) and the logits of one sequence at a time."""
 
-    def __init__(self, model: str | pathlib.Path, dtype: str, quantization: str | None = None) -> None:
+    def __init__(
+        self, model: str | pathlib.Path, dtype: str, quantization: str | QuantizationFormats | None = None
+    ) -> None:
         checkpoint = Checkpoint(golden.ROOT / model)
         self.config = read_decoder_config(checkpoint.config)
         self.dtype = dtype

@@ -6,6 +6,7 @@ stand at the position of the hidden row, as the papers have it, and start over a
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastdeploy_sd.ops.bf16 import widen
+from fastdeploy_sd.ops.reference.linear import LinearFormat, read_input, stored_weight
 from fastdeploy_sd.ops.reference.norm import rms_norm
 from fastdeploy_sd.types import F32, I32
 from tests.models import golden, rewrite
@@ -157,36 +159,42 @@ class MtpReference:
         weights = self._target.weights
         self._embedding, self._head = widen(weights.embedding()), widen(weights.lm_head().to_array())
         self._final_norm = widen(weights.final_norm())
+        self.stored_head = functools.cache(self._store_head)
+
+    def _store_head(self, j: int, head_format: LinearFormat) -> F32:
+        """Layer j's head f32[V, H] as a format keeps it."""
+        own = self._layers[j].head
+        return stored_weight(self._head if own is None else own, head_format)
 
     def hidden(self, token_ids: I32) -> F32:
         """Return the target's rows f32[T, H] after its final norm."""
         return self._target.hidden(token_ids)
 
-    def drafts(self, text: I32, count: int, hidden: F32) -> Draft:
+    def drafts(self, text: I32, count: int, hidden: F32, head_format: LinearFormat = "float32") -> Draft:
         """Return the first `count` drafts after a text of at least two tokens.
 
         Args:
             hidden: the target's rows of all its tokens but the last.
+            head_format: what the layers' head is stored as.
         """
         found, margins = [], []
-        for logits in self._logits(text, count, hidden):
+        for logits in self._logits(text, count, hidden, head_format):
             found.append(int(logits.argmax()))
             margins.append(float(logits.max() - np.partition(logits, -2)[-2]))
         return Draft(np.array(found, np.int32), np.array(margins, np.float32))
 
     def logprobs(self, text: I32, count: int, hidden: F32) -> list[F32]:
         """Return f32[V] log-probabilities at the position of every draft; arguments as `drafts`."""
-        return [x - x.max() - np.log(np.exp(x - x.max()).sum()) for x in self._logits(text, count, hidden)]
+        return [x - x.max() - np.log(np.exp(x - x.max()).sum()) for x in self._logits(text, count, hidden, "float32")]
 
-    def _logits(self, text: I32, count: int, hidden: F32) -> Iterator[F32]:
+    def _logits(self, text: I32, count: int, hidden: F32, head_format: LinearFormat) -> Iterator[F32]:
         # Rows of layer j start at slot j + 1; hidden[i] belongs to position start - 1 + i.
         single = len(self._layers) == 1
         for step in range(count):
             j = 0 if single else step
             start = 1 if single else j + 1
             normed, chained = self._run(j, text[start:], hidden[-(len(text) - start) :])
-            head = self._layers[j].head
-            logits = normed[-1] @ (self._head if head is None else head).T
+            logits = read_input(normed[-1:], head_format)[0] @ self.stored_head(j, head_format).T
             yield logits
             # One layer goes on with its own last output; the next of several reads all the rows of this one.
             hidden = np.concatenate([hidden, chained[-1:]]) if single else chained

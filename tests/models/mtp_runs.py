@@ -89,7 +89,9 @@ class Recorder:
 def make_engine(
     model: str, num_steps: int, *, is_looking_ahead: bool = True, **options: Any
 ) -> tuple[Engine, Recorder]:
-    """An engine that drafts `num_steps` tokens with the model's MTP layers, in float32 unless options say otherwise.
+    """An engine that drafts `num_steps` tokens with the model's MTP layers.
+
+    In float32 and with the model's own head unless options say otherwise, so that drafts are known exactly.
 
     Args:
         is_looking_ahead: whether the engine reserves KV slots for drafting.
@@ -103,6 +105,7 @@ def make_engine(
     if "target_quantization" in options:
         arithmetic["quantization"] = options.pop("target_quantization")
     drafting = {"method": "mtp", "num_speculative_tokens": num_steps, "num_model_steps": max(num_steps, 1)}
+    drafting["draft_head_quantization"] = "target"
     quantization = {"quantization": options.pop("quantization", None)}
     for part in (cache, limits, arithmetic, drafting):
         part |= {name: options.pop(name) for name in list(options) if name in part}

@@ -27,13 +27,24 @@ from tests.models import golden
 
 
 class NumpyDecoder:
-    """One golden model (its name, or a directory) with its linear layers in `fmt` and its head in `head_format`."""
+    """One golden model (its name, or a directory) with its linear layers in `fmt` and its head in `head_format`.
 
-    def __init__(self, model: str | pathlib.Path, fmt: LinearFormat, head_format: LinearFormat) -> None:
+    Args:
+        expert_format: of the experts that a router chooses; None = fmt.
+    """
+
+    def __init__(
+        self,
+        model: str | pathlib.Path,
+        fmt: LinearFormat,
+        head_format: LinearFormat,
+        expert_format: LinearFormat | None = None,
+    ) -> None:
         checkpoint = Checkpoint(golden.ROOT / model)
         self._config = read_decoder_config(checkpoint.config)
         self.weights = DecoderWeights(checkpoint, self._config)
         self._format, self._head_format = fmt, head_format
+        self._expert_format = fmt if expert_format is None else expert_format
 
     def logits(self, token_ids: I32) -> F32:
         """Return f32[T, V]."""
@@ -91,7 +102,7 @@ class NumpyDecoder:
         if moe.shared_intermediate_size > 0:
             shared = self._dense(x, i, "mlp.shared_experts", moe.shared_intermediate_size)
         return moe_ffn(
-            x, router, gate_up, down, self._format, top_k=moe.top_k, normalize=moe.normalize,
+            x, router, gate_up, down, self._expert_format, top_k=moe.top_k, normalize=moe.normalize,
             norm_min=moe.norm_min, selection_bias=selection_bias, shared=shared,
         )  # fmt: skip
 

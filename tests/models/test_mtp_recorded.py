@@ -28,7 +28,7 @@ def drafts_of(model: pathlib.Path, num_steps: int, **options: Any) -> tuple[dict
     """What a server says, and every step's drafts with their log-probabilities."""
     engine, recorder = make_engine(
         str(model), num_steps, dtype="bfloat16", max_num_seqs=4, max_num_batched_tokens=48, num_blocks=24,
-        enable_prefix_caching=True, **options,
+        enable_prefix_caching=True, draft_head_quantization="auto", **options,
     )  # fmt: skip
     sound, found = recorder.proposer, Drafts()
 

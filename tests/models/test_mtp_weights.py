@@ -14,10 +14,11 @@ from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import CacheConfig
 from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.models.decoder import Decoder
-from fastdeploy_sd.models.mtp import build_mtp_model
+from fastdeploy_sd.models.mtp import TargetParts, build_mtp_model
 from fastdeploy_sd.models.mtp_weights import MtpWeights, find_names, open_mtp_weights
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_packer import WeightPacker
+from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.worker import kv_tensors
 from tests.models import golden, rewrite
@@ -101,11 +102,11 @@ def test_paddle_names_and_layout_give_the_same_weights(tmp_path: pathlib.Path) -
 
 
 def build(path: pathlib.Path, num_steps: int) -> Any:
-    target = Checkpoint(path)
-    config = read_decoder_config(target.config)
-    decoder = Decoder(target, config, FLOAT32)
-    weights = open_mtp_weights(target, config, None)
-    return build_mtp_model(decoder, target, weights, FLOAT32, WeightPacker(weights.checkpoint), num_steps)
+    checkpoint = Checkpoint(path)
+    config = read_decoder_config(checkpoint.config)
+    decoder, weights = Decoder(checkpoint, config, FLOAT32), open_mtp_weights(checkpoint, config, None)
+    target = TargetParts(decoder, DecoderWeights(checkpoint, config), WeightPacker(checkpoint), FLOAT32.lm_head)
+    return build_mtp_model(target, weights, FLOAT32, WeightPacker(weights.checkpoint), num_steps)
 
 
 def test_several_layers_make_one_step_each_and_one_makes_all(tmp_path: pathlib.Path) -> None:

@@ -1,11 +1,15 @@
-"""wint8 and wint4 models against the NumPy meaning of the same quantised model."""
+"""wint8, wint4 and mixed models against the NumPy meaning of the same quantised model."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 
 from fastdeploy_sd import LLM, SamplingParams
+from fastdeploy_sd.config import QuantizationFormats
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from tests.models import golden
 from tests.models.harness import SingleSequence
@@ -14,9 +18,25 @@ from tests.models.numpy_decoder import NumpyDecoder
 NUM_STEPS = 24
 
 
-def reference(name: str, quantization: str) -> NumpyDecoder:
+# Every format of every kind of layer, somewhere.
+CASES = [
+    *itertools.product(golden.NAMES, ("wint8", "wint4")),
+    ("ernie4_5_moe-tiny", QuantizationFormats(dense="wint8", moe="wint4", lm_head="none")),
+    ("qwen3_moe-tiny", QuantizationFormats(dense="none", moe="wint8", lm_head="wint4")),
+    ("qwen3-tiny", QuantizationFormats(dense="wint4", moe="none", lm_head="wint4")),
+    ("llama-tiny", QuantizationFormats(dense="wint4", moe="none", lm_head="none")),
+]
+
+
+def reference(name: str, quantization: str | QuantizationFormats) -> NumpyDecoder:
     scheme = QuantScheme.create("float32", quantization)  # type: ignore[arg-type]
-    return NumpyDecoder(name, scheme.linear, scheme.lm_head)
+    return NumpyDecoder(name, scheme.linear, scheme.lm_head, scheme.experts)
+
+
+def test_a_format_of_experts_needs_experts() -> None:
+    formats = {"quantization": "mix_quant", "dense_quant_type": "wint8", "moe_quant_type": "wint4"}
+    with pytest.raises(ConfigError, match=r"quantization\.moe_quant_type: expected the dense_quant_type \(wint8\), as"):
+        LLM(model=str(golden.ROOT / "llama-tiny"), quantization=formats)
 
 
 def test_the_numpy_decoder_is_right_without_quantisation() -> None:
@@ -27,9 +47,8 @@ def test_the_numpy_decoder_is_right_without_quantisation() -> None:
             np.testing.assert_allclose(model.logits(case.prompt)[-1], case.logits, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("quantization", ["wint8", "wint4"])
-@pytest.mark.parametrize("name", golden.NAMES)
-def test_logits_match(name: str, quantization: str) -> None:
+@pytest.mark.parametrize(("name", "quantization"), CASES, ids=str)
+def test_logits_match(name: str, quantization: str | QuantizationFormats) -> None:
     """Rows agree to float32 rounding until an activation that differs in its last bit rounds to the next int8 value.
 
     That is rare, but such a row differs by a visible step (more where it changes an expert's choice), and so do the
@@ -44,9 +63,8 @@ def test_logits_match(name: str, quantization: str) -> None:
     assert np.mean(errors) < 0.2
 
 
-@pytest.mark.parametrize("quantization", ["wint8", "wint4"])
-@pytest.mark.parametrize("name", golden.NAMES)
-def test_greedy_tokens_match(name: str, quantization: str) -> None:
+@pytest.mark.parametrize(("name", "quantization"), CASES, ids=str)
+def test_greedy_tokens_match(name: str, quantization: str | QuantizationFormats) -> None:
     """Every token the engine chose is the reference's choice, unless the reference is within an int8 step of a tie."""
     want, cases = reference(name, quantization), golden.cases(name)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_STEPS, ignore_eos=True)

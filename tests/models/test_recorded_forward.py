@@ -82,6 +82,7 @@ def _batch(rng: np.random.Generator, lengths: Any, tables: Any, counts: list[int
         logits_indices=np.arange(starts[-1], dtype=np.int32) if wants_all else starts[1:] - 1,
         cu_num_logits=starts,
         batch_id_per_output=rows.astype(np.int32),
+        output_positions=positions + 1,
         draft=DraftTokens.none(len(n)),
         sampling=unused,
     )

@@ -1,7 +1,6 @@
-"""The implementations every op case runs on: each instruction-set level through NumPy, and the Paddle operator.
+"""The implementations every op case runs on: each instruction-set level through NumPy, and the Paddle operators.
 
-A case is (op name, keyword arguments of the native function). bfloat16 arrays are u16 bits. `paddle_calls` maps an op
-to a function with the native signature that goes through Paddle tensors.
+bfloat16 arrays are u16 bits.
 """
 
 from __future__ import annotations

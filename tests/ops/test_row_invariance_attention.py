@@ -17,13 +17,14 @@ from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.native import attention as native
 from tests.ops.backends import isa, threads
 from tests.ops.cases.attention import batch, shared_batches
+from tests.ops.cases.attention_int8 import blunt, quantized
 from tests.ops.cases.rope import ROPE_STORE_KV
 from tests.ops.chunks import chunk, run_chunks
 
 LENGTH = 1100
 # query heads, KV heads, head size, block size: groups of 1, 2, 5 and 16; two sizes at most on the slow scalar level.
 GEOMETRIES = [(2, 1, 32, 16), (5, 1, 48, 64), (3, 3, 16, 48), (16, 1, 16, 32)]
-EDGES = [0, 1, 14, 15, 16, 17, 62, 63, 64, 65, 510, 511, 512, 513, 575, 576, 1023, 1024, 1025, 1098, 1099]
+EDGES = [0, 1, 14, 15, 16, 17, 62, 63, 64, 65, 254, 255, 256, 257, 511, 512, 575, 576, 1023, 1024, 1025, 1098, 1099]
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
@@ -100,6 +101,18 @@ def test_attention_rows_do_not_depend_on_who_shares_their_blocks(level: str, dty
                 with isa(level), threads(count):
                     y = native.cascade_append_attention(**select(together, some))
                 np.testing.assert_array_equal(y, np.concatenate([alone[r] for r in some]), err_msg=f"{name} {some}")
+
+
+@pytest.mark.parametrize("level", library.available_isas())
+def test_attention_rows_over_int8_do_not_depend_on_who_shares_their_blocks(level: str) -> None:
+    for name, args in shared_batches(np.float32).items():
+        together = quantized(blunt(args))
+        for count in (1, 2, 3):
+            with isa(level), threads(count):
+                y = native.cascade_append_attention(**together)
+                for r, rows in enumerate(np.split(y, together["query_start_loc"][1:-1])):
+                    alone = native.cascade_append_attention(**select(together, [r]))
+                    np.testing.assert_array_equal(alone, rows, err_msg=f"{name} request {r}")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])

@@ -69,6 +69,21 @@ def test_a_row_is_the_same_in_a_prefill_chunk(packed: PackedLinear) -> None:
 
 
 @pytest.mark.parametrize("fmt", LINEAR_FORMATS)
+@pytest.mark.usefixtures("level")
+def test_a_row_is_the_same_when_threads_share_its_packing(fmt: LinearFormat) -> None:
+    """Rows long enough that several threads pack parts of them, with ends that fit neither a group nor four pairs."""
+    in_features = 6605
+    rng = np.random.default_rng(5)
+    packed = native.pack_linear(rng.standard_normal((40, in_features), np.float32), fmt)
+    x = to_bf16(rng.standard_normal((9, in_features), np.float32))
+    alone = np.concatenate([native.linear(x[i : i + 1], packed) for i in range(len(x))])
+    for count in (2, 3, 5, 9):
+        for num_threads in (1, 3):
+            with threads(num_threads):
+                np.testing.assert_array_equal(native.linear(x[:count], packed), alone[:count], err_msg=f"{count} rows")
+
+
+@pytest.mark.parametrize("fmt", LINEAR_FORMATS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_packed_form_is_the_same_on_every_level(fmt: LinearFormat, dtype: str) -> None:
     weight = np.random.default_rng(4).standard_normal((70, 300), np.float32)

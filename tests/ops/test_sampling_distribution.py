@@ -32,10 +32,10 @@ def enumerate_probabilities(temperature: float, top_k: int, top_p: float, min_p:
     total = sum(weight[i] for i in order)
     reached, nucleus = 0.0, []
     for i in order:
-        if reached >= top_p:
+        if reached >= top_p * total:
             break
         nucleus.append(i)
-        reached += weight[i] / total
+        reached += weight[i]
     kept = sum(weight[i] for i in nucleus)
     return {i: weight[i] / kept for i in nucleus}
 
@@ -72,6 +72,14 @@ def test_reference_distribution_is_the_enumerated_one(top_k: int, top_p: float, 
     got = reference.distribution(np.array(LOGITS), sampling, 0)
     want = enumerate_probabilities(2.5, top_k, top_p, min_p)
     np.testing.assert_allclose(got, [want.get(i, 0.0) for i in range(len(LOGITS))], rtol=1e-12)
+
+
+@pytest.mark.parametrize("top_p", [0.125, 0.25, 0.5, 0.75])
+def test_equal_tokens_that_make_up_top_p_are_enough(top_p: float) -> None:
+    sampling = build_sampling_arrays(1, 1, top_p=top_p)
+    for vocab in range(1, 300):
+        kept = np.flatnonzero(reference.distribution(np.zeros(vocab), sampling, 0))
+        assert kept.tolist() == list(range(math.ceil(vocab * top_p)))
 
 
 @pytest.mark.parametrize("level", library.available_isas())

@@ -20,11 +20,13 @@ NUM_DRAFT = 4
 
 
 def step(num_requests: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, SamplingArrays]:
-    """Every filter, and now and then a row that is broken."""
+    """Every filter, penalties that count drafts, and now and then a row that is broken."""
     rng = np.random.default_rng(num_requests)
     rows = num_requests * (NUM_DRAFT + 1)
     logits = logits_of(rng, "steep", rows, VOCAB)
-    logits[rng.random(rows) < 0.1, 3] = np.nan
+    is_broken = rng.random(rows) < 0.1
+    is_broken[: NUM_DRAFT + 1] = False  # one request whose drafts can be right
+    logits[is_broken, 3] = np.nan
     sampling = build_sampling_arrays(
         num_requests,
         rows,
@@ -45,23 +47,32 @@ def test_the_output_is_that_of_drawing_every_row(level: str, num_requests: int) 
     logits, request_ids, positions, sampling = step(num_requests)
     per_request = np.full(num_requests, NUM_DRAFT)
     cu_num_logits, cu_num_draft = offsets(per_request + 1), offsets(per_request)
-    with isa(level), threads(1):
-        everything = sample(logits, request_ids, positions, sampling)
-    right = everything.reshape(num_requests, NUM_DRAFT + 1)[:, :NUM_DRAFT]
-    num_left_out = 0
+
+    def drawn_after(guesses: np.ndarray) -> np.ndarray:
+        """The token of every row, whatever the drafts are worth."""
+        drafted = DraftedRows(cu_num_logits, DraftTokens(guesses.reshape(-1), cu_num_draft), is_judged=False)
+        with isa(level), threads(1):
+            return sample(logits, request_ids, positions, sampling, drafted)
+
+    right = np.zeros((num_requests, NUM_DRAFT), np.int32)
+    for j in range(NUM_DRAFT):  # what a row draws depends on the drafts before it
+        right[:, j] = drawn_after(right).reshape(num_requests, NUM_DRAFT + 1)[:, j].clip(0)
+    num_left_out = num_accepted = 0
     for num_right in range(NUM_DRAFT + 1):
-        guesses = np.where(np.arange(NUM_DRAFT) < num_right, right, right + 1).clip(0).astype(np.int32)
-        draft = DraftTokens(guesses.reshape(-1), cu_num_draft)
+        guesses = np.where(np.arange(NUM_DRAFT) < num_right, right, (right + 1) % VOCAB).astype(np.int32)
+        draft, everything = DraftTokens(guesses.reshape(-1), cu_num_draft), drawn_after(guesses)
         want = verify_draft_tokens(everything, cu_num_logits, draft)
+        num_accepted += int(want[2].sum())
         for count in (1, 2, 3):
             with isa(level), threads(count):
-                drawn = sample(logits, request_ids, positions, sampling, None, DraftedRows(cu_num_logits, draft))
+                drawn = sample(logits, request_ids, positions, sampling, DraftedRows(cu_num_logits, draft))
             for got, wanted in zip(verify_draft_tokens(drawn, cu_num_logits, draft), want, strict=True):
                 np.testing.assert_array_equal(got, wanted)
             is_drawn = drawn != -2
             np.testing.assert_array_equal(drawn[is_drawn], everything[is_drawn])
         num_left_out += int((~is_drawn).sum())
     assert num_left_out > 0
+    assert num_accepted > 0
 
 
 @pytest.mark.parametrize(
@@ -79,4 +90,4 @@ def test_offsets_that_disagree_are_refused(cu_num_logits: list[int], cu_num_draf
     draft = DraftTokens(np.zeros(cu_num_draft[-1], np.int32), np.array(cu_num_draft, np.int32))
     drafted = DraftedRows(np.array(cu_num_logits, np.int32), draft)
     with pytest.raises(ValueError, match=message):
-        sample(logits, rows, rows, build_sampling_arrays(1, 2), None, drafted)
+        sample(logits, rows, rows, build_sampling_arrays(1, 2), drafted)

@@ -11,10 +11,10 @@ import pytest
 
 from fastdeploy_sd.ops import batch as ops_batch
 from fastdeploy_sd.ops import sampling as ops
+from fastdeploy_sd.ops.candidates import DraftedRows
 from fastdeploy_sd.ops.native import batch as native_batch
 from fastdeploy_sd.ops.native import sampling as native
-from fastdeploy_sd.ops.native.batch import BatchRows
-from fastdeploy_sd.ops.processed_logits import ProcessedLogits
+from fastdeploy_sd.ops.native.batch import BatchRows, OutputRows, TokenAppender, TokenTables
 from fastdeploy_sd.types import DraftTokens
 from tests.ops.sampling_arrays import build_sampling_arrays
 
@@ -28,6 +28,7 @@ ROWS = BatchRows(
     i32(3, 0), i32(3, 4), i32(6, 9), i32(0, 1), DraftTokens(i32(7, 8), i32(0, 2, 2)), np.array([[5], [2]], np.int32)
 )
 TABLE = np.zeros((2, 16), np.int32)
+PENALISED = build_sampling_arrays(1, 2, penalty_slot=0, token_counts=np.zeros((1, 10)))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,6 @@ def test_sample_refuses_parameters(column: str, value: float, message: str) -> N
         native.sample(LOGITS, i32(0, 1), i32(5, 6), sampling)
 
 
-@pytest.mark.parametrize("run", [native.sample, lambda x, *rest: ops.sample(paddle.to_tensor(x), *rest)])
 @pytest.mark.parametrize(
     ("request_ids", "positions", "message"),
     [
@@ -59,12 +59,11 @@ def test_sample_refuses_parameters(column: str, value: float, message: str) -> N
         (i32(0, 1), i32(5), "positions"),
     ],
 )
-def test_sample_refuses_rows(run: Any, request_ids: np.ndarray, positions: np.ndarray, message: str) -> None:
+def test_sample_refuses_rows(request_ids: np.ndarray, positions: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=f"{message}: expected"):
-        run(LOGITS, request_ids, positions, build_sampling_arrays(2, 2))
+        native.sample(LOGITS, request_ids, positions, build_sampling_arrays(2, 2))
 
 
-@pytest.mark.parametrize("run", [native.top_p_candidates, lambda x, *a: ops.top_p_candidates(paddle.to_tensor(x), *a)])
 @pytest.mark.parametrize(
     ("columns", "positions", "max_candidate_len", "message"),
     [
@@ -75,15 +74,13 @@ def test_sample_refuses_rows(run: Any, request_ids: np.ndarray, positions: np.nd
     ],
 )
 def test_top_p_candidates_refuses(
-    run: Any, columns: dict[str, Any], positions: np.ndarray, max_candidate_len: int, message: str
+    columns: dict[str, Any], positions: np.ndarray, max_candidate_len: int, message: str
 ) -> None:
+    sampling = build_sampling_arrays(2, 2, **columns)
     with pytest.raises(ValueError, match=message):
-        run(LOGITS, i32(0, 1), positions, build_sampling_arrays(2, 2, **columns), max_candidate_len)
+        native.top_p_candidates(LOGITS, i32(0, 1), positions, sampling, max_candidate_len)
 
 
-@pytest.mark.parametrize(
-    "run", [native.process_logits, lambda x, *rest: ops.process_logits(paddle.to_tensor(x), *rest)]
-)
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
@@ -100,10 +97,14 @@ def test_top_p_candidates_refuses(
         ),
     ],
 )
-def test_process_logits_refuses_columns(run: Any, columns: dict[str, Any], message: str) -> None:
+def test_rules_are_refused(columns: dict[str, Any], message: str) -> None:
     sampling = build_sampling_arrays(1, 2, vocab=10, **columns)
     with pytest.raises(ValueError, match=message):
-        run(LOGITS, i32(0, 1), i32(0, 2), DraftTokens(i32(3), i32(0, 1)), sampling)
+        native.process_logits(LOGITS, i32(0, 1), i32(0, 2), DraftTokens(i32(3), i32(0, 1)), sampling)
+    with pytest.raises(ValueError, match=message):
+        native.sample(LOGITS, i32(0, 0), i32(5, 6), sampling)
+    with pytest.raises(ValueError, match=message):
+        native.top_p_candidates(LOGITS, i32(0, 0), i32(5, 6), sampling, 2)
 
 
 @pytest.mark.parametrize(
@@ -115,35 +116,18 @@ def test_process_logits_refuses_columns(run: Any, columns: dict[str, Any], messa
         (i32(0, 2), DraftTokens(i32(1), i32(1, 1)), "cu_num_draft: expected 0 and rising offsets"),
     ],
 )
-def test_process_logits_refuses_rows(cu_num_logits: np.ndarray, draft: DraftTokens, message: str) -> None:
+def test_drafts_are_refused(cu_num_logits: np.ndarray, draft: DraftTokens, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        native.process_logits(LOGITS, i32(0, 1), cu_num_logits, draft, build_sampling_arrays(1, 2, vocab=10))
+        native.process_logits(LOGITS, i32(0, 1), cu_num_logits, draft, PENALISED)
+    with pytest.raises(ValueError, match=message):
+        native.sample(LOGITS, i32(0, 0), i32(5, 6), PENALISED, DraftedRows(cu_num_logits, draft))
 
 
 @pytest.mark.parametrize("row", [-1, 2])
 def test_process_logits_refuses_rows_outside(row: int) -> None:
     sampling = build_sampling_arrays(2, 2, vocab=10)
-    for run in (native.process_logits, lambda x, *rest: ops.process_logits(paddle.to_tensor(x), *rest)):
-        with pytest.raises(ValueError, match="rows: expected rows of logits"):
-            run(LOGITS, i32(0, row), i32(0, 1, 2), DraftTokens.none(2), sampling)
-
-
-@pytest.mark.parametrize(
-    ("shape", "row_of", "message"),
-    [
-        ((1, 10), i32(0, 1), "processed_row: expected rows of processed or -1"),
-        ((1, 10), i32(0, -2), "processed_row: expected rows of processed or -1"),
-        ((1, 10), i32(0), "processed_row: expected"),
-        ((1, 9), i32(0, -1), "processed: expected"),
-    ],
-)
-def test_sample_refuses_processed_rows(shape: tuple[int, int], row_of: np.ndarray, message: str) -> None:
-    sampling, logits = build_sampling_arrays(2, 2), np.zeros(shape, np.float32)
-    with pytest.raises(ValueError, match=message):
-        native.sample(LOGITS, i32(0, 1), i32(5, 6), sampling, ProcessedLogits(logits, row_of))
-    in_paddle = ProcessedLogits(paddle.to_tensor(logits), row_of)
-    with pytest.raises(ValueError, match=message):
-        ops.top_p_candidates(paddle.to_tensor(LOGITS), i32(0, 1), i32(5, 6), sampling, 2, in_paddle)
+    with pytest.raises(ValueError, match="rows: expected rows of logits"):
+        native.process_logits(LOGITS, i32(0, row), i32(0, 1, 2), DraftTokens.none(2), sampling)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +172,6 @@ def test_prepare_batch_refuses(change: dict[str, Any], message: str) -> None:
     rows = dataclasses.replace(ROWS, **change)
     with pytest.raises(ValueError, match=message):
         native_batch.prepare_batch(rows, TABLE, 16)
-    with pytest.raises(ValueError, match=message):
-        ops_batch.prepare_batch(rows, paddle.to_tensor(TABLE), 16)
 
 
 def test_prepare_batch_refuses_a_block_size() -> None:
@@ -203,3 +185,25 @@ def test_gather_output_rows_refuses(index: int) -> None:
         native_batch.gather_output_rows(LOGITS, i32(0, index))
     with pytest.raises(ValueError, match="indices: expected rows of x"):
         ops_batch.gather_output_rows(paddle.to_tensor(LOGITS), i32(0, index))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slots": i32(0, 2)}, "slots: expected rows of token_table"),
+        ({"slots": i32(0)}, "cu_num_output: expected"),
+        ({"cu_num_output": i32(0, 2, 1)}, "cu_num_output: expected 0 and rising offsets|token_ids: expected"),
+        ({"token_ids": i32(3, 10, 1)}, "token_ids: expected ids of the vocabulary"),
+        ({"count_rows": i32(1, -1)}, "count_rows: expected a row of token_counts"),
+        ({"cu_num_output": i32(0, 0, 3)}, "num_tokens: expected room for the output"),
+    ],
+)
+def test_append_tokens_refuses_and_changes_nothing(change: dict[str, Any], message: str) -> None:
+    output = OutputRows(i32(0, 1), i32(3, 4, 1), i32(0, 2, 3), i32(0, -1))
+    tables = TokenTables(np.zeros((2, 16), np.int32), i32(5, 15), np.zeros((1, 10), np.int32))
+    with pytest.raises(ValueError, match=message):
+        TokenAppender().append(output._replace(**change), tables)
+    assert not tables.tokens.any()
+    assert tables.num_tokens.tolist() == [5, 15]
+    TokenAppender().append(output, tables)
+    assert tables.num_tokens.tolist() == [7, 16]

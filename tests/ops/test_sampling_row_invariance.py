@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,9 +22,11 @@ ROWS = 13
 
 
 def request_columns(sampling: SamplingArrays, requests: np.ndarray) -> SamplingArrays:
-    """The same columns for some of the requests, without ragged parts."""
-    picked = ("temperature", "top_k", "top_p", "min_p", "seed")
-    return dataclasses.replace(sampling, **{name: getattr(sampling, name)[requests] for name in picked})
+    """The same columns for some of the requests, with a row each and their rules but biases and masks."""
+    picked = ("temperature", "top_k", "top_p", "min_p", "seed", "penalty_slot", "token_counts", "frequency_penalty")
+    columns = {name: getattr(sampling, name) for name in picked}
+    per_request = {name: column[requests] for name, column in columns.items() if name != "token_counts"}
+    return build_sampling_arrays(len(requests), len(requests), **(columns | per_request))
 
 
 def sampled(logits: np.ndarray, positions: np.ndarray, sampling: SamplingArrays, rows: np.ndarray) -> tuple[Any, ...]:
@@ -44,6 +45,9 @@ def step() -> tuple[np.ndarray, np.ndarray, SamplingArrays]:
         top_p=rng.choice([1.0, 0.95, 0.5], ROWS),
         min_p=rng.choice([0.0, 0.01], ROWS),
         seed=rng.integers(0, 2**63, ROWS),
+        frequency_penalty=0.3,
+        penalty_slot=rng.choice([-1, 0, 1], ROWS),
+        token_counts=rng.integers(0, 3, (2, VOCAB)),
     )
     return logits, rng.integers(0, 10**6, ROWS).astype(np.int32), sampling
 

@@ -31,12 +31,6 @@ def test_the_tensor_keeps_the_array_alive_and_no_longer_than_itself() -> None:
     assert alive() is None
 
 
-def test_seeds_keep_their_64_bits() -> None:
-    tensor = from_numpy(np.array([2**64 - 1, 3], np.uint64))
-    assert tensor.dtype == paddle.uint64
-    assert np.asarray(tensor.numpy()).tolist() == [2**64 - 1, 3]
-
-
 @pytest.mark.parametrize(
     ("dtype", "expected"),
     [

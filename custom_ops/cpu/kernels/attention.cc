@@ -3,6 +3,8 @@
 #include "attention_dot_float.h"
 #include "attention_dot_int8.h"
 #include "attention_tile.h"
+#include "parallel_ranges.h"
+#include "scratch_arrays.h"
 #include "thread_pool.h"
 
 namespace fdsd {
@@ -13,101 +15,138 @@ namespace {
 template <typename Q, typename T>
 class Call {
  public:
-  explicit Call(const CascadeAppendAttentionParams& p)
+  Call(const CascadeAppendAttentionParams& p, const AttentionPlan& plan)
       : p_(p),
-        plan_(PlanAttention(p)),
+        plan_(plan),
         head_dim_(p.cache.head_dim),
-        kept_(ScratchArray<float>(Scratch::kRows, plan_.num_partials * PartialSize(p.cache.head_dim))) {}
+        prepared_(PrepareQueries()),
+        kept_(ScratchArray<float>(Scratch::kRows, plan.num_partials * PartialSize(p.cache.head_dim))) {}
 
   void Run() const {
-    ParallelFor(plan_.num_tasks, [&](int64_t i) { RunTask(TaskAt(plan_, i)); });
-    ParallelFor(plan_.num_merges, [&](int64_t i) { RunMerge(MergeAt(plan_, i)); });
+    ParallelRanges(plan_.num_units, plan_.units_per_run, [&](int64_t begin, int64_t end) {
+      while (begin < end) {
+        const AttentionRun run = RunAt(plan_, begin, end);
+        if (run.num_heads > 0) RunTask(run);
+        begin = run.end;
+      }
+    });
+    ParallelRanges(plan_.num_merges, MergesPerRun(), [&](int64_t begin, int64_t end) {
+      while (begin < end) {
+        const AttentionRun run = MergesAt(plan_, begin, end);
+        RunMerge(run);
+        begin = run.end;
+      }
+    });
   }
 
  private:
-  using Tile = HeadTile<Q, T>;
+  using Tile = TileRun<Q, T>;
+  using Query = typename Tile::Query;
 
-  // This thread's memory for the tile it works on.
+  // This thread's memory for the run it works on.
   struct Memory {
-    BlockScratch<T>* scratch;
-    float* totals;  // [kMaxTileVectors] partial results
+    RunScratch<T>* scratch;
+    float* totals;  // [kMaxRunVectors] partial results
     float* partials;
   };
 
   Memory TaskMemory() const {
-    const int64_t num_floats = kMaxTileVectors * PartialSize(head_dim_);
+    const int64_t num_floats = kMaxRunVectors * PartialSize(head_dim_);
     auto* bytes = static_cast<char*>(
-        ScratchBytes(Scratch::kTask, int64_t{sizeof(BlockScratch<T>)} + 2 * num_floats * int64_t{sizeof(float)}));
-    auto* totals = reinterpret_cast<float*>(bytes + sizeof(BlockScratch<T>));
-    return {reinterpret_cast<BlockScratch<T>*>(bytes), totals, totals + num_floats};
+        ScratchBytes(Scratch::kTask, int64_t{sizeof(RunScratch<T>)} + 2 * num_floats * int64_t{sizeof(float)}));
+    auto* totals = reinterpret_cast<float*>(bytes + sizeof(RunScratch<T>));
+    return {reinterpret_cast<RunScratch<T>*>(bytes), totals, totals + num_floats};
   }
 
-  // Kept results of one part and KV head, from vector `vector` on.
-  float* KeptAt(int32_t index, int32_t kv_head, int32_t part, int32_t vector) const {
-    const KeptPartials& kept = plan_.kept[index];
-    const int64_t row = static_cast<int64_t>(kv_head) * kept.num_parts + part;
-    return kept_ + (kept.first + row * kept.num_vectors + vector) * PartialSize(head_dim_);
-  }
-
-  void MergeVectors(const Tile& tile, int first, float* partials, float* totals) const {
-    for (int i = first; i < tile.num_vectors(); ++i) {
-      Merge(PartialAt(partials, i, head_dim_), head_dim_, PartialAt(totals, i, head_dim_));
+  // All query vectors of the call, if they are not used as they are.
+  const Query* PrepareQueries() const {
+    if constexpr (!KvDot<T>::kPreparesQuery) {
+      return nullptr;
+    } else {
+      using Element = typename KvDot<T>::Query;
+      const int64_t count = static_cast<int64_t>(p_.num_tokens) * p_.num_heads;
+      Query* queries = nullptr;
+      Element* elements = nullptr;
+      const auto take = [&](Arena arena) {
+        elements = arena.Take<Element>(count * head_dim_);
+        queries = arena.Take<Query>(count);
+        return arena.size();
+      };
+      take(Arena(static_cast<char*>(ScratchBytes(Scratch::kOp, take(Arena(nullptr))))));
+      ParallelForRows(count, head_dim_ * int64_t{sizeof(float)}, [&](int64_t i) {
+        const Q* q = static_cast<const Q*>(p_.q) + i * head_dim_;
+        queries[i] = KvDot<T>::PrepareQuery(q, head_dim_, p_.scale * kLog2E, elements + i * head_dim_);
+      });
+      return queries;
     }
+  }
+
+  // Few small ones stay on the calling thread.
+  int64_t MergesPerRun() const {
+    if (plan_.num_merges == 0) return 1;
+    const int64_t bytes = plan_.num_partials * PartialSize(head_dim_) * int64_t{sizeof(float)} / plan_.num_merges;
+    return std::max(plan_.merges_per_run, kRowTaskBytes / std::max<int64_t>(bytes, 1));
+  }
+
+  // Kept results over one part, from the run's first head and vector `vector` on.
+  RunPartials KeptAt(int32_t index, int32_t first_head, int32_t part, int32_t vector) const {
+    const KeptPartials& kept = plan_.kept[index];
+    const int64_t row = static_cast<int64_t>(part) * plan_.num_kv_heads + first_head;
+    return {kept_ + (kept.first + row * kept.num_vectors + vector) * PartialSize(head_dim_), kept.num_vectors};
   }
 
   // totals = totals and then the tile's partitions from `begin` on.
   void ComputeOnto(const Tile& tile, const AttentionTile& plan, int32_t begin, const Memory& memory,
-                   float* totals) const {
+                   const RunPartials& totals) const {
+    const RunPartials partials{memory.partials, tile.num_vectors()};
     for (int32_t partition = begin; partition < plan.end_partition; ++partition) {
-      tile.RunPartition(partition, memory.scratch, memory.partials);
-      MergeVectors(tile, tile.FirstVector(partition), memory.partials, totals);
+      tile.RunPartition(partition, memory.scratch, partials);
+      tile.MergePartials(tile.FirstVector(partition), partials, totals);
     }
   }
 
-  void Finish(const Tile& tile, float* totals) const {
-    for (int i = 0; i < tile.num_vectors(); ++i) tile.Finish(i, PartialAt(totals, i, head_dim_));
-  }
-
-  void RunTask(const AttentionTask& task) const {
-    const AttentionTile& plan = *task.tile;
-    const Tile tile(p_, plan, task.kv_head);
+  void RunTask(const AttentionRun& run) const {
+    const AttentionTile& plan = *run.tile;
+    const Tile tile(p_, run, prepared_);
     const Memory memory = TaskMemory();
-    if (task.partition >= 0) {
-      const int32_t part = task.partition - plan.first_partition;
-      tile.RunPartition(task.partition, memory.scratch, KeptAt(plan.kept, task.kv_head, part, plan.kept_vector));
+    if (run.partition >= 0) {
+      const int32_t part = run.partition - plan.first_partition;
+      tile.RunPartition(run.partition, memory.scratch, KeptAt(plan.kept, run.first_head, part, plan.kept_vector));
       return;
     }
-    float* totals = plan.kept < 0 ? memory.totals : KeptAt(plan.kept, task.kv_head, 0, plan.kept_vector);
+    const RunPartials totals = plan.kept < 0 ? RunPartials{memory.totals, tile.num_vectors()}
+                                             : KeptAt(plan.kept, run.first_head, 0, plan.kept_vector);
     tile.RunPartition(plan.first_partition, memory.scratch, totals);
     ComputeOnto(tile, plan, plan.first_partition + 1, memory, totals);
-    if (plan.kept < 0) Finish(tile, totals);
+    if (plan.kept < 0) tile.Finish(totals);
   }
 
   // The steps of a task without kept results, from what has been kept on.
-  void RunMerge(const AttentionTask& merge) const {
+  void RunMerge(const AttentionRun& merge) const {
     const AttentionTile& plan = *merge.tile;
-    const Tile tile(p_, plan, merge.kv_head);
-    float* totals = nullptr;
+    const Tile tile(p_, merge, prepared_);
+    RunPartials totals{nullptr, 0};
     const auto append = [&](int32_t kept, int32_t vector, bool is_own) {
       if (kept < 0) return;
       for (int32_t part = 0; part < plan_.kept[kept].num_parts; ++part) {
-        float* partials = KeptAt(kept, merge.kv_head, part, vector);
-        if (totals == nullptr) {
+        const RunPartials partials = KeptAt(kept, merge.first_head, part, vector);
+        if (totals.base == nullptr) {
           totals = partials;
         } else {
-          MergeVectors(tile, is_own ? tile.FirstVector(plan.first_partition + part) : 0, partials, totals);
+          tile.MergePartials(is_own ? tile.FirstVector(plan.first_partition + part) : 0, partials, totals);
         }
       }
     };
     append(plan.before, plan.before_vector, false);
     append(plan.kept, plan.kept_vector, true);
     if (plan.kept < 0) ComputeOnto(tile, plan, plan.first_partition, TaskMemory(), totals);
-    Finish(tile, totals);
+    tile.Finish(totals);
   }
 
   const CascadeAppendAttentionParams& p_;
-  const AttentionPlan plan_;
+  const AttentionPlan& plan_;
   const int head_dim_;
+  const Query* const prepared_;
   float* const kept_;
 };
 
@@ -115,14 +154,16 @@ class Call {
 
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p) {
   if (const Error error = CheckAttention(p); error != nullptr) return error;
+  AttentionPlan plan;
+  if (const Error error = PlanAttention(p, &plan); error != nullptr) return error;
   if (p.cache.kv_dtype == KvDType::kFloat32) {
-    Call<float, float>(p).Run();
+    Call<float, float>(p, plan).Run();
   } else if (p.cache.kv_dtype == KvDType::kBFloat16) {
-    Call<bf16, bf16>(p).Run();
+    Call<bf16, bf16>(p, plan).Run();
   } else if (p.cache.dtype == DType::kFloat32) {
-    Call<float, int8_t>(p).Run();
+    Call<float, int8_t>(p, plan).Run();
   } else {
-    Call<bf16, int8_t>(p).Run();
+    Call<bf16, int8_t>(p, plan).Run();
   }
   return nullptr;
 }

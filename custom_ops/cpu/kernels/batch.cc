@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "offsets.h"
 #include "thread_pool.h"
@@ -63,6 +64,7 @@ Error CheckBlocks(const PrepareBatchParams& p, int32_t r) {
   return nullptr;
 }
 
+// Checks everything, and counts T and L.
 Error CheckBatch(const PrepareBatchParams& p) {
   if (p.block_size <= 0) return "block_size: expected a positive number, got less";
   if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
@@ -74,8 +76,9 @@ Error CheckBatch(const PrepareBatchParams& p) {
     num_tokens += p.num_new[r];
     num_logits += RowOf(p, r).num_logits();
   }
-  if (num_tokens != p.num_tokens) return "num_tokens: expected the sum of num_new, got another number";
-  if (num_logits != p.num_logits) return "num_logits: expected drafts + 1 of the finishing rows, got another number";
+  if (num_tokens > std::numeric_limits<int32_t>::max()) return "num_new: expected less than 2^31 together, got more";
+  p.totals[0] = static_cast<int32_t>(num_tokens);
+  p.totals[1] = static_cast<int32_t>(num_logits);
   return nullptr;
 }
 
@@ -90,10 +93,38 @@ void WriteTokens(const PrepareBatchParams& p, const RequestRow& row, int32_t fir
   }
 }
 
+Error CheckOutput(const AppendTokensParams& p, int32_t r) {
+  const int32_t slot = p.slots[r];
+  if (slot < 0 || slot >= p.num_slots) return "slots: expected rows of token_table, got one outside";
+  const int32_t num_output = p.cu_num_output[r + 1] - p.cu_num_output[r];
+  if (p.num_tokens[slot] < 0 || p.num_tokens[slot] > p.max_tokens_per_row - num_output)
+    return "num_tokens: expected room for the output in token_table, got too little";
+  const int32_t count_row = p.count_rows[r];
+  if (count_row < 0) return nullptr;
+  if (count_row >= p.num_count_rows) return "count_rows: expected a row of token_counts or -1, got one outside";
+  for (int32_t i = p.cu_num_output[r]; i < p.cu_num_output[r + 1]; ++i)
+    if (p.token_ids[i] < 0 || p.token_ids[i] >= p.vocab_size)
+      return "token_ids: expected ids of the vocabulary, got one outside";
+  return nullptr;
+}
+
+void AppendRow(const AppendTokensParams& p, int32_t r) {
+  const int32_t* token_ids = p.token_ids + p.cu_num_output[r];
+  const int32_t num_output = p.cu_num_output[r + 1] - p.cu_num_output[r];
+  int32_t& num_tokens = p.num_tokens[p.slots[r]];
+  std::copy_n(token_ids, num_output,
+              p.token_table + static_cast<int64_t>(p.slots[r]) * p.max_tokens_per_row + num_tokens);
+  num_tokens += num_output;
+  if (p.count_rows[r] < 0) return;
+  int32_t* counts = p.token_counts + static_cast<int64_t>(p.count_rows[r]) * p.vocab_size;
+  for (int32_t i = 0; i < num_output; ++i) ++counts[token_ids[i]];
+}
+
 }  // namespace
 
 Error PrepareBatch(const PrepareBatchParams& p) {
   if (Error error = CheckBatch(p)) return error;
+  if (p.totals[0] > p.max_num_tokens || p.totals[1] > p.max_num_logits) return nullptr;
   int32_t t = 0;
   int32_t l = 0;
   p.out.query_start_loc[0] = 0;
@@ -105,11 +136,21 @@ Error PrepareBatch(const PrepareBatchParams& p) {
     for (int32_t i = row.num_logits(); i > 0; --i, ++l) {
       p.out.logits_indices[l] = t - i;
       p.out.batch_id_per_output[l] = r;
+      p.out.output_positions[l] = row.seq_len() - i + 1;
     }
     p.out.seq_lens[r] = row.seq_len();
     p.out.query_start_loc[r + 1] = t;
     p.out.cu_num_logits[r + 1] = l;
   }
+  return nullptr;
+}
+
+Error AppendTokens(const AppendTokensParams& p) {
+  if (!AreOffsets(p.cu_num_output, p.num_requests))
+    return "cu_num_output: expected 0 and rising offsets, got a decrease";
+  for (int32_t r = 0; r < p.num_requests; ++r)
+    if (Error error = CheckOutput(p, r)) return error;
+  for (int32_t r = 0; r < p.num_requests; ++r) AppendRow(p, r);
   return nullptr;
 }
 

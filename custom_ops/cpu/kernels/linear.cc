@@ -16,9 +16,9 @@ constexpr int64_t kBlockBytes = 512 * 1024;
 constexpr int32_t kMinBlockRows = 96;
 // Units of work per thread, if there are as many: the last ones to finish then leave little idle time.
 constexpr int64_t kUnitsPerThread = 16;
-// Inputs one thread packs faster than two can share.
-constexpr int64_t kSerialPackInputs = 16384;
-constexpr int32_t kPackInputs = 2048;
+// Inputs that a thread packs at a time; fewer would cost more to hand out than they take. Quantising is the slower.
+constexpr int64_t kPackInputs = 16384;
+constexpr int64_t kQuantizeInputs = 4096;
 
 int64_t ElementBytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
@@ -31,23 +31,17 @@ class Block {
         rows_(p.in_features, p.format, num_rows,
               ScratchArray<uint8_t>(Scratch::kInner, num_rows * PackedRows::RowBytes(p.in_features, p.format))) {}
 
+  // The unit of work is a tile, for few tiles a part of its inputs.
   void Pack() const {
-    const int32_t unit_inputs = IsQuantized(p_.format) ? kQuantGroup : p_.format == LinearFormat::kBFloat16 ? 2 : 1;
-    const int64_t inputs = static_cast<int64_t>(rows_.num_rows) * p_.in_features;
-    const bool is_serial = inputs <= kSerialPackInputs;
-    const int32_t part_units = is_serial ? std::max(rows_.num_units, 1) : kPackInputs / unit_inputs;
-    const int64_t num_parts = DivideUp(rows_.num_units, part_units);
-    const auto pack = [&](int64_t task) {
+    const int64_t num_inputs = static_cast<int64_t>(rows_.num_rows) * p_.in_features;
+    const int64_t wanted = DivideUp(num_inputs, IsQuantized(p_.format) ? kQuantizeInputs : kPackInputs);
+    const int64_t num_parts = std::clamp<int64_t>(wanted / rows_.num_tiles, 1, std::max(rows_.num_units, 1));
+    ParallelFor(rows_.num_tiles * num_parts, [&](int64_t task) {
       const int64_t tile = task / num_parts;
-      const int32_t begin = static_cast<int32_t>(task % num_parts) * part_units;
-      PackTile(TileX(tile), rows_.Size(tile), begin, std::min(rows_.num_units, begin + part_units), rows_.Tile(tile));
-    };
-    const int64_t num_tasks = rows_.num_tiles * num_parts;
-    if (is_serial) {
-      for (int64_t task = 0; task < num_tasks; ++task) pack(task);
-    } else {
-      ParallelFor(num_tasks, pack);
-    }
+      const int64_t part = task % num_parts;
+      PackTile(TileX(tile), rows_.Size(tile), static_cast<int32_t>(rows_.num_units * part / num_parts),
+               static_cast<int32_t>(rows_.num_units * (part + 1) / num_parts), rows_.Tile(tile));
+    });
   }
 
   // The unit of work is a panel, for few panels a part of its tiles.

@@ -8,25 +8,26 @@ namespace {
 // 16 columns of one step of a panel, and the same step of one row of x. Dot adds x * weight to 16 sums, in order of k.
 struct Float32Step {
   using Weights = F32x16;
-  using X = F32x16;
   static constexpr int kXBytes = kStepBytes;
 
   static FDSD_INLINE Weights LoadWeights(const uint8_t* p) { return Load(reinterpret_cast<const float*>(p)); }
-  static FDSD_INLINE X LoadX(const uint8_t* p) { return Set1(*reinterpret_cast<const float*>(p)); }
-  static FDSD_INLINE F32x16 Dot(F32x16 sum, Weights w, X x) { return Fma(w, x, sum); }
+  static FDSD_INLINE F32x16 Dot(F32x16 sum, Weights w, const uint8_t* x) {
+    return Fma(w, Set1(*reinterpret_cast<const float*>(x)), sum);
+  }
 };
 
 #if defined(FDSD_SIMD_AVX512)
 
 struct Bf16Step {
   using Weights = __m512i;
-  using X = __m512i;
   static constexpr int kXBytes = kBf16StepBytes;
 
   static FDSD_INLINE Weights LoadWeights(const uint8_t* p) { return _mm512_loadu_si512(p); }
-  static FDSD_INLINE X LoadX(const uint8_t* p) { return _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(p)); }
-  static FDSD_INLINE F32x16 Dot(F32x16 sum, Weights w, X x) {
-    return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x))};
+  // As _mm512_dpbf16_ps, but with x broadcast by the instruction itself: a register per row less, so more loads of
+  // weights are under way at a time.
+  static FDSD_INLINE F32x16 Dot(F32x16 sum, Weights w, const uint8_t* x) {
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(w), "m"(*reinterpret_cast<const int32_t*>(x)));
+    return sum;
   }
 };
 
@@ -35,9 +36,6 @@ struct Bf16Step {
 // A pair is two floats here: the first input's weights are the low halves of 16 words, the second's the high halves.
 struct Bf16Step {
   struct Weights {
-    F32x16 first, second;
-  };
-  struct X {
     F32x16 first, second;
   };
   static constexpr int kXBytes = kBf16StepBytes;
@@ -60,12 +58,9 @@ struct Bf16Step {
     return w;
 #endif
   }
-  static FDSD_INLINE X LoadX(const uint8_t* p) {
-    const float* pair = reinterpret_cast<const float*>(p);
-    return {Set1(pair[0]), Set1(pair[1])};
-  }
-  static FDSD_INLINE F32x16 Dot(F32x16 sum, const Weights& w, const X& x) {
-    return Fma(w.second, x.second, Fma(w.first, x.first, sum));
+  static FDSD_INLINE F32x16 Dot(F32x16 sum, const Weights& w, const uint8_t* x) {
+    const float* pair = reinterpret_cast<const float*>(x);
+    return Fma(w.second, Set1(pair[1]), Fma(w.first, Set1(pair[0]), sum));
   }
 };
 
@@ -84,11 +79,11 @@ void MultiplyTile(const uint8_t* panel, const uint8_t* tile, int32_t num_units, 
     for (int32_t k = 0; k < num_units; ++k) {
       typename Step::Weights w[kVectors];
       for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights + (first + v) * kVectorBytes);
+      if constexpr (kRows >= kPrefetchFromRows) PrefetchStep<kPanelVectors * kVectorBytes>(weights);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        const auto step = Step::LoadX(x + r * Step::kXBytes);
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = Step::Dot(sum[r][v], w[v], step);
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = Step::Dot(sum[r][v], w[v], x + r * Step::kXBytes);
       }
       weights += kPanelVectors * kVectorBytes;
       x += kRows * Step::kXBytes;

@@ -12,17 +12,15 @@ namespace {
 struct Wint8Step {
   using Weights = __m512i;
   using Sum = __m512i;
-  using X = __m512i;
   static constexpr int kBytes = kPanelColumns * 4;
-  static constexpr int kPrefetchRows = 8;
   static constexpr int kPartialSteps = 0;  // no sums narrower than Sum
 
   static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) { return _mm512_loadu_si512(p + vector * 64); }
   static FDSD_INLINE Sum Start(int32_t start) { return _mm512_set1_epi32(start); }
-  static FDSD_INLINE X LoadX(const uint8_t* p) { return _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(p)); }
-  // The same as _mm512_dpbusd_epi32, around which gcc 12 spills the sums to the stack.
-  static FDSD_INLINE Sum Dot(Sum sum, Weights w, X x) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+  // The same as _mm512_dpbusd_epi32, around which gcc 12 spills the sums to the stack. x is broadcast by the
+  // instruction itself: a register per row less, so more loads of weights are under way at a time.
+  static FDSD_INLINE Sum Dot(Sum sum, Weights w, const uint8_t* x) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*reinterpret_cast<const int32_t*>(x)));
     return sum;
   }
   static FDSD_INLINE F32x16 ToFloats(const Sum* sums, int vector) { return {_mm512_cvtepi32_ps(sums[vector])}; }
@@ -32,7 +30,6 @@ struct Wint8Step {
 // the second. The nibbles' own products are taken apart once per group.
 struct Wint4Step : Wint8Step {
   static constexpr int kBytes = kPanelColumns * 2;
-  static constexpr int kPrefetchRows = 4;
 
   static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) {
     const __m512i pairs = _mm512_loadu_si512(p);
@@ -54,9 +51,7 @@ struct Int32x16 {
 struct Wint8Step {
   using Weights = Int32x16;
   using Sum = Int32x16;
-  using X = __m256i;
   static constexpr int kBytes = kPanelColumns * 4;
-  static constexpr int kPrefetchRows = 8;
   static constexpr int kPartialSteps = 0;  // no sums narrower than Sum
 
   static FDSD_INLINE __m256i Signed(const uint8_t* p) {
@@ -67,15 +62,17 @@ struct Wint8Step {
     return {Signed(p + vector * 64), Signed(p + vector * 64 + 32)};
   }
   static FDSD_INLINE Sum Start(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-  static FDSD_INLINE X LoadX(const uint8_t* p) { return _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(p)); }
+  static FDSD_INLINE __m256i Broadcast(const uint8_t* x) {
+    return _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x));
+  }
   static FDSD_INLINE __m256i Add4(__m256i sum, __m256i products) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
   }
-  static FDSD_INLINE __m256i DotHalf(__m256i sum, __m256i w, X x) {
+  static FDSD_INLINE __m256i DotHalf(__m256i sum, __m256i w, __m256i x) {
     return Add4(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
   }
-  static FDSD_INLINE Sum Dot(Sum sum, const Weights& w, X x) {
-    return {DotHalf(sum.lo, w.lo, x), DotHalf(sum.hi, w.hi, x)};
+  static FDSD_INLINE Sum Dot(Sum sum, const Weights& w, const uint8_t* x) {
+    return {DotHalf(sum.lo, w.lo, Broadcast(x)), DotHalf(sum.hi, w.hi, Broadcast(x))};
   }
   static FDSD_INLINE F32x16 ToFloats(const Sum* sums, int vector) {
     return {_mm256_cvtepi32_ps(sums[vector].lo), _mm256_cvtepi32_ps(sums[vector].hi)};
@@ -85,7 +82,6 @@ struct Wint8Step {
 // Nibbles are at most 15: maddubs takes them unsigned, and eight of its sums of two products fit 16 bits.
 struct Wint4Step : Wint8Step {
   static constexpr int kBytes = kPanelColumns * 2;
-  static constexpr int kPrefetchRows = 4;
   static constexpr int kPartialSteps = 8;
 
   static FDSD_INLINE __m256i Nibbles(const uint8_t* p, int vector) {
@@ -96,9 +92,9 @@ struct Wint4Step : Wint8Step {
     return {Nibbles(p, vector), Nibbles(p + 32, vector)};
   }
   static FDSD_INLINE Sum Start(int32_t start) { return {_mm256_set1_epi32(start), _mm256_set1_epi32(start)}; }
-  static FDSD_INLINE Sum Dot(const Sum& partial, const Weights& w, X x) {
-    return {_mm256_add_epi16(partial.lo, _mm256_maddubs_epi16(w.lo, x)),
-            _mm256_add_epi16(partial.hi, _mm256_maddubs_epi16(w.hi, x))};
+  static FDSD_INLINE Sum Dot(const Sum& partial, const Weights& w, const uint8_t* x) {
+    return {_mm256_add_epi16(partial.lo, _mm256_maddubs_epi16(w.lo, Broadcast(x))),
+            _mm256_add_epi16(partial.hi, _mm256_maddubs_epi16(w.hi, Broadcast(x)))};
   }
   static FDSD_INLINE Sum AddPartial(const Sum& sum, const Sum& partial) {
     return {Add4(sum.lo, partial.lo), Add4(sum.hi, partial.hi)};
@@ -114,11 +110,7 @@ struct Wint8Step {
   struct Sum {
     int32_t v[kLanes];
   };
-  struct X {
-    int8_t v[4];
-  };
   static constexpr int kBytes = kPanelColumns * 4;
-  static constexpr int kPrefetchRows = 8;
   static constexpr int kPartialSteps = 0;  // no sums narrower than Sum
 
   static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) {
@@ -131,14 +123,9 @@ struct Wint8Step {
     for (int32_t& v : sum.v) v = start;
     return sum;
   }
-  static FDSD_INLINE X LoadX(const uint8_t* p) {
-    X x;
-    std::memcpy(x.v, p, sizeof(x.v));
-    return x;
-  }
-  static FDSD_INLINE Sum Dot(Sum sum, const Weights& w, X x) {
+  static FDSD_INLINE Sum Dot(Sum sum, const Weights& w, const uint8_t* x) {
     for (int i = 0; i < kLanes; ++i)
-      for (int b = 0; b < 4; ++b) sum.v[i] += w.v[4 * i + b] * x.v[b];
+      for (int b = 0; b < 4; ++b) sum.v[i] += w.v[4 * i + b] * static_cast<int8_t>(x[b]);
     return sum;
   }
   static FDSD_INLINE F32x16 ToFloats(const Sum* sums, int vector) {
@@ -150,7 +137,6 @@ struct Wint8Step {
 
 struct Wint4Step : Wint8Step {
   static constexpr int kBytes = kPanelColumns * 2;
-  static constexpr int kPrefetchRows = 4;
 
   static FDSD_INLINE Weights LoadWeights(const uint8_t* p, int vector) {
     Weights w;
@@ -169,12 +155,11 @@ FDSD_INLINE void MultiplySteps(const uint8_t* weights, const uint8_t* x, int fir
   for (int s = 0; s < kSteps; ++s) {
     typename Step::Weights w[kVectors];
     for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights, first + v);
-    if constexpr (kRows >= Step::kPrefetchRows) PrefetchStep<Step::kBytes>(weights);
+    if constexpr (kRows >= kPrefetchFromRows) PrefetchStep<Step::kBytes>(weights);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const typename Step::X step = Step::LoadX(x + r * 4);
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) dots[r][v] = Step::Dot(dots[r][v], w[v], step);
+      for (int v = 0; v < kVectors; ++v) dots[r][v] = Step::Dot(dots[r][v], w[v], x + r * 4);
     }
     weights += Step::kBytes;
     x += kRows * 4;
@@ -254,6 +239,7 @@ void MultiplyTile(const uint8_t* panel, const uint8_t* tile, int32_t num_units, 
     for (int32_t g = 0; g < num_units; ++g) {
       const float* w_scales = reinterpret_cast<const float*>(weights + kGroupSteps * Step::kBytes);
       const float* x_scales = reinterpret_cast<const float*>(x + kRows * kQuantGroup);
+      if constexpr (kRows >= kPrefetchFromRows) PrefetchStep<kScaleBytes>(weights + kGroupSteps * Step::kBytes);
       typename Step::Sum dots[kRows][kVectors];
       MultiplyGroup<Step, kRows, kVectors>(weights, x, reinterpret_cast<const int32_t*>(x_scales + kRows), first, dots);
 #pragma GCC unroll 2

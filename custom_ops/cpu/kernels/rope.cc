@@ -43,6 +43,20 @@ FDSD_INLINE void RotatePairs(const float* cos, const float* sin, int num_pairs, 
   }
 }
 
+// The same for pairs (x[i], x[i + num_pairs]).
+FDSD_INLINE void RotateHalves(const float* cos, const float* sin, int num_pairs, float* x) {
+  int i = 0;
+  for (; i + kLanes <= num_pairs; i += kLanes) {
+    const F32x16 a = Load(x + i);
+    const F32x16 b = Load(x + i + num_pairs);
+    const F32x16 c = Load(cos + i);
+    const F32x16 s = Load(sin + i);
+    Store(Sub(Mul(a, c), Mul(b, s)), x + i);
+    Store(Add(Mul(b, c), Mul(a, s)), x + i + num_pairs);
+  }
+  RotatePairs(cos + i, sin + i, num_pairs - i, 1, num_pairs, x + i);
+}
+
 void RotateHead(const RopeStoreKvParams& p, int32_t position, float* head) {
   const int num_pairs = p.rotary_dim / 2;
   const float* cos = p.cos_sin + static_cast<int64_t>(position) * p.rotary_dim;
@@ -50,7 +64,7 @@ void RotateHead(const RopeStoreKvParams& p, int32_t position, float* head) {
   if (p.interleaved != 0) {
     RotatePairs(cos, sin, num_pairs, 2, 1, head);
   } else {
-    RotatePairs(cos, sin, num_pairs, 1, num_pairs, head);
+    RotateHalves(cos, sin, num_pairs, head);
   }
 }
 
@@ -98,29 +112,50 @@ void StoreValue(const KvCache& cache, int64_t slot, int64_t head_index, const T*
   }
 }
 
+// Heads of a fused row: those of q come first, then those of k, then those of v.
+struct HeadRange {
+  int begin;
+  int end;
+};
+
 template <typename T>
-void ProcessToken(const RopeStoreKvParams& p, int64_t token) {
+void ProcessQueries(const RopeStoreKvParams& p, int64_t token, HeadRange heads) {
   const int head_dim = p.cache.head_dim;
-  const int num_kv_heads = p.cache.num_kv_heads;
-  const int32_t position = p.positions[token];
-  const int64_t slot = p.slot_mapping[token];
-  const T* x = static_cast<const T*>(p.qkv) + token * (p.num_heads + 2 * num_kv_heads) * head_dim;
+  const T* x = static_cast<const T*>(p.qkv) + token * (p.num_heads + 2 * p.cache.num_kv_heads) * head_dim;
   T* q = static_cast<T*>(p.q) + token * p.num_heads * head_dim;
   alignas(64) float head[kMaxHeadDim];
-  for (int h = 0; h < p.num_heads; ++h, x += head_dim) {
-    LoadHead(x, head_dim, head);
+  for (int h = heads.begin; h < heads.end; ++h) {
+    LoadHead(x + static_cast<int64_t>(h) * head_dim, head_dim, head);
     if (p.q_norm != nullptr) NormHead(p.q_norm, p.norm_eps, head_dim, head);
-    RotateHead(p, position, head);
+    RotateHead(p, p.positions[token], head);
     StoreHead(head, head_dim, q + static_cast<int64_t>(h) * head_dim);
   }
+}
+
+template <typename T>
+void ProcessKeyValue(const RopeStoreKvParams& p, int64_t token, int h) {
+  const int64_t slot = p.slot_mapping[token];
   if (slot < 0) return;
-  for (int h = 0; h < num_kv_heads; ++h, x += head_dim) {
-    LoadHead(x, head_dim, head);
-    if (p.k_norm != nullptr) NormHead(p.k_norm, p.norm_eps, head_dim, head);
-    RotateHead(p, position, head);
-    StoreKey<T>(p.cache, slot, h, head);
+  const int head_dim = p.cache.head_dim;
+  const int num_kv_heads = p.cache.num_kv_heads;
+  const T* x = static_cast<const T*>(p.qkv) + (token * (p.num_heads + 2 * num_kv_heads) + p.num_heads + h) * head_dim;
+  alignas(64) float head[kMaxHeadDim];
+  LoadHead(x, head_dim, head);
+  if (p.k_norm != nullptr) NormHead(p.k_norm, p.norm_eps, head_dim, head);
+  RotateHead(p, p.positions[token], head);
+  StoreKey<T>(p.cache, slot, h, head);
+  StoreValue<T>(p.cache, slot, h, x + static_cast<int64_t>(num_kv_heads) * head_dim);
+}
+
+// Tokens [begin, end) of KV heads [kv_heads.begin, kv_heads.end), and as large a part of the query heads.
+template <typename T>
+void ProcessTokens(const RopeStoreKvParams& p, int64_t begin, int64_t end, HeadRange kv_heads) {
+  const int num_kv_heads = p.cache.num_kv_heads;
+  const HeadRange queries{p.num_heads * kv_heads.begin / num_kv_heads, p.num_heads * kv_heads.end / num_kv_heads};
+  for (int64_t token = begin; token < end; ++token) ProcessQueries<T>(p, token, queries);
+  for (int h = kv_heads.begin; h < kv_heads.end; ++h) {
+    for (int64_t token = begin; token < end; ++token) ProcessKeyValue<T>(p, token, h);
   }
-  for (int h = 0; h < num_kv_heads; ++h, x += head_dim) StoreValue<T>(p.cache, slot, h, x);
 }
 
 Error CheckRope(const RopeStoreKvParams& p) {
@@ -143,16 +178,21 @@ Error CheckRope(const RopeStoreKvParams& p) {
 
 Error RopeStoreKv(const RopeStoreKvParams& p) {
   if (const Error error = CheckRope(p); error != nullptr) return error;
-  const int64_t share = (p.num_tokens + NumThreads() - 1) / NumThreads();
-  const int64_t per_task = std::min(std::max<int64_t>(share, 1), kMaxTokensPerTask);
-  ParallelFor((p.num_tokens + per_task - 1) / per_task, [&](int64_t task) {
-    const int64_t end = std::min<int64_t>((task + 1) * per_task, p.num_tokens);
-    for (int64_t token = task * per_task; token < end; ++token) {
-      if (p.cache.dtype == DType::kFloat32) {
-        ProcessToken<float>(p, token);
-      } else {
-        ProcessToken<bf16>(p, token);
-      }
+  // A token's keys lie in many lines, most of the time of the op goes into fetching them: all threads do. They take
+  // different heads of a chunk, since different tokens of it may be in the same lines.
+  const int64_t num_chunks = (p.num_tokens + kMaxTokensPerTask - 1) / kMaxTokensPerTask;
+  const int num_kv_heads = p.cache.num_kv_heads;
+  const int64_t wanted = num_chunks == 0 ? 1 : (NumThreads() + num_chunks - 1) / num_chunks;
+  const int num_parts = static_cast<int>(std::min<int64_t>(wanted, num_kv_heads));
+  ParallelFor(num_chunks * num_parts, [&](int64_t task) {
+    const int64_t begin = task / num_parts * kMaxTokensPerTask;
+    const int64_t end = std::min<int64_t>(begin + kMaxTokensPerTask, p.num_tokens);
+    const int part = static_cast<int>(task % num_parts);
+    const HeadRange kv_heads{num_kv_heads * part / num_parts, num_kv_heads * (part + 1) / num_parts};
+    if (p.cache.dtype == DType::kFloat32) {
+      ProcessTokens<float>(p, begin, end, kv_heads);
+    } else {
+      ProcessTokens<bf16>(p, begin, end, kv_heads);
     }
   });
   return nullptr;

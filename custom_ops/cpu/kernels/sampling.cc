@@ -1,4 +1,3 @@
-#include "offsets.h"
 #include "sampling_filter.h"
 
 namespace fdsd {
@@ -86,15 +85,15 @@ struct Chain {
   int32_t num_drafts;
 };
 
-int32_t NumChains(const SampleParams& p) { return p.drafts.cu_num_logits == nullptr ? p.num_rows : p.num_requests; }
+int32_t NumChains(const SampleParams& p) { return p.stops_at_wrong_draft != 0 ? p.num_requests : p.num_rows; }
 
-// The rows of a request or, without drafts, a single row.
+// The rows of a request or, where nothing stops, a single row.
 Chain ChainOf(const SampleParams& p, int32_t i) {
-  const SampleParams::Drafts& drafts = p.drafts;
-  if (drafts.cu_num_logits == nullptr) return Chain{i, i + 1, nullptr, 0};
-  const int32_t first = drafts.cu_num_draft[i];
-  return Chain{drafts.cu_num_logits[i], drafts.cu_num_logits[i + 1], drafts.token_ids + first,
-               drafts.cu_num_draft[i + 1] - first};
+  if (p.stops_at_wrong_draft == 0) return Chain{i, i + 1, nullptr, 0};
+  const DraftedRows& drafted = p.drafted;
+  const int32_t first = drafted.cu_num_draft[i];
+  return Chain{drafted.cu_num_logits[i], drafted.cu_num_logits[i + 1], drafted.draft_token_ids + first,
+               drafted.cu_num_draft[i + 1] - first};
 }
 
 void SampleChain(const SampleParams& p, const Chain& chain) {
@@ -107,28 +106,12 @@ void SampleChain(const SampleParams& p, const Chain& chain) {
   }
 }
 
-Error CheckDrafts(const SampleParams& p) {
-  const SampleParams::Drafts& drafts = p.drafts;
-  if (drafts.cu_num_logits == nullptr) return nullptr;
-  if (!AreOffsets(drafts.cu_num_logits, p.num_requests))
-    return "cu_num_logits: expected 0 and rising offsets, got a decrease";
-  if (drafts.cu_num_logits[p.num_requests] != p.num_rows)
-    return "cu_num_logits: expected the rows of logits last, got another";
-  if (!AreOffsets(drafts.cu_num_draft, p.num_requests))
-    return "cu_num_draft: expected 0 and rising offsets, got a decrease";
-  for (int32_t r = 0; r < p.num_requests; ++r) {
-    const Chain chain = ChainOf(p, r);
-    if (chain.end - chain.begin > chain.num_drafts + 1)
-      return "cu_num_logits: expected at most drafts + 1 rows per request, got more";
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 Error Sample(const SampleParams& p) {
   if (Error error = CheckSampleParams(p)) return error;
-  if (Error error = CheckDrafts(p)) return error;
+  if (p.stops_at_wrong_draft != 0 && p.drafted.cu_num_logits == nullptr)
+    return "drafted: expected the drafts that rows follow where wrong ones stop, got none";
   ForEach(NumChains(p), [&](int64_t i) { SampleChain(p, ChainOf(p, static_cast<int32_t>(i))); });
   return nullptr;
 }

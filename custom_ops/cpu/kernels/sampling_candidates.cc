@@ -22,14 +22,16 @@ Candidates BestCandidates(const LogitsRow& row, const RowPlan& plan, int max_can
   return Candidates{tokens, count, total};
 }
 
-// Length of the usable prefix. A sum of probabilities counts as a float does: what is lost in it is no probability.
+// Length of the usable prefix; top_p 1 is no limit. A sum of probabilities counts as a float does: what is lost in it
+// is no probability.
 int UsableLength(const Candidates& candidates, double top_p) {
+  if (top_p >= 1.0) return candidates.count;
   double running = 0.0;
   for (int i = 0; i < candidates.count; ++i) {
     running += candidates.tokens[i].weight;
     if (static_cast<float>(running / candidates.total) >= top_p) return i + 1;
   }
-  return top_p >= 1.0 ? candidates.count : 0;
+  return 0;
 }
 
 int32_t DrawUsable(const Candidates& candidates, int length, double u_top_p) {
@@ -60,7 +62,8 @@ void ListRow(const TopPCandidatesParams& p, int64_t index) {
 
 Error CheckAll(const TopPCandidatesParams& p) {
   if (p.max_candidate_len <= 0) return "max_candidate_len: expected a positive number, got less";
-  if (p.rows.drafts.cu_num_logits != nullptr) return "drafts: expected none where candidates are listed, got some";
+  if (p.rows.stops_at_wrong_draft != 0)
+    return "stops_at_wrong_draft: expected 0 where candidates are listed, got another";
   return CheckSampleParams(p.rows);
 }
 

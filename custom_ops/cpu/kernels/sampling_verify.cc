@@ -127,12 +127,15 @@ Error VerifyDraftTokens(const VerifyDraftTokensParams& p) {
   if (Error error = CheckAll(p)) return error;
   int32_t num_output = 0;
   p.cu_num_output[0] = 0;
+  *p.num_failed = 0;
   for (int32_t r = 0; r < p.num_requests; ++r) {
     const Drafted x = DraftedOf(p, r);
     p.num_accepted[r] = 0;
     if (x.num_rows > 0) {
       const int32_t num_accepted = CountAccepted(p, x);
-      if (!HasFailed(x, num_accepted)) {
+      if (HasFailed(x, num_accepted)) {
+        ++*p.num_failed;
+      } else {
         p.num_accepted[r] = num_accepted;
         for (int32_t i = 0; i < num_accepted; ++i) p.token_ids[num_output++] = x.drafts[i];
         p.token_ids[num_output++] = x.sampled[num_accepted];

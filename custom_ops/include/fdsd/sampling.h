@@ -3,50 +3,54 @@
 
 namespace fdsd {
 
-// Penalties, bias and forbidden tokens; see SamplingArrays in fastdeploy_sd/types.py. Row j of a request counts the
-// drafts before it as if they were output, so a drafted position gets the logits that plain decoding would give it.
-struct ProcessLogitsParams {
-  int32_t num_rows;                // L
-  int32_t num_processed;           // P
-  int32_t num_requests;            // R
-  int32_t vocab_size;              // V
-  int32_t num_slots;               // rows of token_counts
-  const float* logits;             // [L, V]
-  const int32_t* rows;             // [P] those to process, of the L
-  const int32_t* cu_num_logits;    // [R + 1] rows of each request
+// The logits rows of each request and the drafts they follow: row j of a request follows its first j drafts, and draft
+// i is a guess at the token of row i.
+struct DraftedRows {
+  const int32_t* cu_num_logits;    // [R + 1] rows of each request, at most drafts + 1
   const int32_t* draft_token_ids;  // [D]
   const int32_t* cu_num_draft;     // [R + 1]
-  struct Penalties {
-    const float* repetition;      // [R], 1 = off
-    const float* presence;        // [R], 0 = off
-    const float* frequency;       // [R], 0 = off
-    const int32_t* slot;          // [R] row of token_counts, -1 = none
-    const int32_t* token_counts;  // [num_slots, V]: bits 0..29 count in the output, bit 30: in the prompt
-  } penalties;
-  struct Bias {
-    const int32_t* cu;         // [R + 1]
-    const int32_t* token_ids;  // [cu[R]]
-    const float* values;       // [cu[R]]
-  } bias;
-  struct Mask {
-    const int32_t* cu;         // [L + 1]
-    const int32_t* token_ids;  // [cu[L]] forbidden: the logit becomes -inf
-  } mask;
+};
+
+// Penalties, bias and forbidden tokens; see SamplingArrays in fastdeploy_sd/types.py. A row counts the drafts before it
+// as if they were output, so a drafted position gets the logits that plain decoding would give it.
+struct LogitsRules {
+  const float* repetition;        // [R], 1 = off
+  const float* presence;          // [R], 0 = off
+  const float* frequency;         // [R], 0 = off
+  const int32_t* slot;            // [R] row of token_counts, -1 = no penalty
+  const int32_t* token_counts;    // [num_slots, V]: bits 0..29 count in the output, bit 30: in the prompt
+  const int32_t* cu_bias;         // [R + 1]
+  const int32_t* bias_token_ids;  // [cu_bias[R]]
+  const float* bias_values;       // [cu_bias[R]]
+  const int32_t* cu_mask;         // [L + 1]
+  const int32_t* mask_token_ids;  // [cu_mask[L]] forbidden: the logit becomes -inf
+  int32_t num_slots;              // rows of token_counts
+};
+
+// The rows as their requests' rules leave them: what Sample and TopPCandidates look at.
+struct ProcessLogitsParams {
+  int32_t num_rows;       // L
+  int32_t num_processed;  // P
+  int32_t num_requests;   // R
+  int32_t vocab_size;     // V
+  const float* logits;    // [L, V]
+  const int32_t* rows;    // [P] those to process, of the L
+  DraftedRows drafted;
+  LogitsRules rules;
   float* y;  // [P, V]
 };
 Error ProcessLogits(const ProcessLogitsParams& p);
 
-// Draw one token per row: temperature -> min_p -> top_k -> top_p -> inverse CDF at u = philox(seed, position).
-// Temperature 0 takes the highest logit. Ties go to the lowest token id. A row with NaN or +inf, or without any finite
-// logit, yields -1. A row that does not matter any more, because a draft before it is not its row's token, yields -2.
+// Draw one token per row: the rules -> temperature -> min_p -> top_k -> top_p -> inverse CDF at u = philox(seed,
+// position). Temperature 0 takes the highest logit. Ties go to the lowest token id. A row with NaN or +inf, or without
+// any finite logit, yields -1. Where wrong drafts stop, a row behind a draft that is not its row's token yields -2 and
+// is not looked at.
 struct SampleParams {
   int32_t num_rows;                    // L
   int32_t num_requests;                // R
   int32_t vocab_size;                  // V
-  int32_t num_processed;               // P
+  int32_t stops_at_wrong_draft;        // 0 = every row is drawn
   const float* logits;                 // [L, V]
-  const float* processed;              // [P, V], nullptr if P is 0
-  const int32_t* processed_row;        // [L] the row of processed that replaces one of logits, -1 = none; or nullptr
   const int32_t* batch_id_per_output;  // [L] request of each row
   const int32_t* positions;            // [L] absolute position of the token to draw
   const float* temperature;            // [R]
@@ -55,13 +59,8 @@ struct SampleParams {
   const float* min_p;                  // [R], 0 = off
   const uint64_t* seed;                // [R]
   int32_t* token_ids;                  // [L]
-  // The drafts that the rows follow: of each request's rows, those after the first whose token is not its draft are not
-  // looked at. All nullptr = every row is drawn.
-  struct Drafts {
-    const int32_t* cu_num_logits;  // [R + 1] rows of each request, at most drafts + 1
-    const int32_t* token_ids;      // [D] draft i of a request is a guess at the token of its row i
-    const int32_t* cu_num_draft;   // [R + 1]
-  } drafts;
+  DraftedRows drafted;                 // all nullptr = no row follows a draft
+  LogitsRules rules;
 };
 Error Sample(const SampleParams& p);
 
@@ -85,11 +84,11 @@ Error TokenLogprobs(const TokenLogprobsParams& p);
 
 // The tokens that the topp strategy takes for plausible, and the token it emits itself, per row. Candidates are the
 // max_candidate_len most likely tokens that temperature, min_p and top_k leave (temperature 0 leaves one), best first,
-// ties to the lowest id. Usable are the shortest prefix whose probabilities, as a float sum, reach top_p; where no
-// prefix does, none are, or all if top_p is 1. The token is the first usable one whose running probability reaches u *
-// top_p with u = philox(seed, position), else the most likely one.
+// ties to the lowest id. Usable are all if top_p is 1, else the shortest prefix whose probabilities, as a float sum,
+// reach top_p, or none where no prefix does. The token is the first usable one whose running probability reaches
+// u * top_p with u = philox(seed, position), else the most likely one.
 struct TopPCandidatesParams {
-  SampleParams rows;             // token_ids: the token of each row, -1 for a row that Sample refuses; no drafts
+  SampleParams rows;             // token_ids: the token of each row, -1 for a row that Sample refuses; none stops
   int32_t max_candidate_len;     // C
   int32_t* candidate_token_ids;  // [L, C], -1 past the last candidate
   int32_t* candidate_lens;       // [L] how many candidates are usable
@@ -120,6 +119,7 @@ struct VerifyDraftTokensParams {
   int32_t* token_ids;                  // [L] outputs, compacted
   int32_t* cu_num_output;              // [R + 1]
   int32_t* num_accepted;               // [R]
+  int32_t* num_failed;                 // [1] how many requests failed
 };
 Error VerifyDraftTokens(const VerifyDraftTokensParams& p);
 

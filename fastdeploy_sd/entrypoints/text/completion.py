@@ -43,11 +43,6 @@ class CompletionCollector:
         self._index = index
         self._deltas: list[TextDelta] = []
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether the last delta has come."""
-        return bool(self._deltas) and self._deltas[-1].finish_reason is not None
-
     def add(self, delta: TextDelta) -> None:
         """Take the next delta."""
         self._deltas.append(delta)

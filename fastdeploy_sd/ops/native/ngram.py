@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +21,8 @@ class NgramCreateParams(CParams):
         ("num_slots", ctypes.c_int32),
         ("min_n", ctypes.c_int32),
         ("max_n", ctypes.c_int32),
+        ("max_factor", ctypes.c_double),
+        ("follows_copies", ctypes.c_int32),
         ("index", ctypes.c_void_p),
     )
 
@@ -35,6 +38,23 @@ class NgramCheckParams(CParams):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class NgramRule:
+    """How drafts are made.
+
+    Attributes:
+        min_n, max_n: tokens of the text's end that are looked up, 1 <= min_n <= max_n.
+        max_factor: drafts per token that agreed at most, > 0.
+        follows_copies: a copy that has agreed for more than max_n tokens is preferred to other places that end with the
+            same n-gram, and goes on behind changed tokens. Without it, the text's last max_n tokens decide alone.
+    """
+
+    min_n: int
+    max_n: int
+    max_factor: float
+    follows_copies: bool
+
+
 class NgramIndex:
     """Where the n-grams of every slot's text occurred last.
 
@@ -43,15 +63,18 @@ class NgramIndex:
 
     Args:
         num_slots: slots 0 .. num_slots - 1.
-        min_n, max_n: lengths of the n-grams, 1 <= min_n <= max_n.
+        rule: what is looked up, and how drafts are made.
 
     Raises:
-        ValueError: the lengths or the number of slots are out of range.
+        ValueError: a number is out of range.
     """
 
-    def __init__(self, num_slots: int, min_n: int, max_n: int) -> None:
+    def __init__(self, num_slots: int, rule: NgramRule) -> None:
         handle = ctypes.c_void_p()
-        call("ngram_create", NgramCreateParams(num_slots, min_n, max_n, ctypes.addressof(handle)))
+        params = NgramCreateParams(
+            num_slots, rule.min_n, rule.max_n, rule.max_factor, rule.follows_copies, ctypes.addressof(handle)
+        )
+        call("ngram_create", params)
         self._handle = handle
         weakref.finalize(self, library().fdsd_ngram_destroy, handle)
 
@@ -75,16 +98,22 @@ class NgramIndex:
         """Index what was committed since the slot's last step, then copy what followed the text's end before.
 
         The longest end of committed tokens + prefix, of max_n down to min_n tokens, that occurred earlier among the
-        committed tokens decides, at its latest occurrence. What followed it is copied until the row has max_draft_len
-        drafts; a copy that reaches the end of the text goes on with the drafts just made, so that a repeated phrase is
+        committed tokens decides, at its latest occurrence. What followed it is copied, max_factor tokens for each that
+        agreed; a copy that reaches the end of the text goes on with the drafts just made, so that a repeated phrase is
         repeated further.
+
+        With follows_copies, tokens are also compared, one by one, with those behind the place that was found. Once more
+        than max_n agreed, this copy decides instead, and it goes on behind a single replaced token: until a look-up
+        finds at least two more tokens than agreed since, or the next token does not agree either. Right behind a
+        replaced token it is drafted from only while it paid to go on at most of the text's last changes. Behind up to
+        four changed tokens it goes on with one that is among the next four of the source.
 
         Args:
             token_table: i32[num_slots, max_tokens_per_row], the committed tokens of each slot. They must not have
                 changed since they were first seen here.
 
         Returns:
-            max_draft_len[r] drafts in row r, or none if no end occurred earlier.
+            At most max_draft_len[r] drafts in row r, and none if no end occurred earlier.
 
         Raises:
             ValueError: a shape or dtype disagrees, a count or slot is out of range, a slot was not begun, its tokens

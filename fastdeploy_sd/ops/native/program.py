@@ -6,6 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -77,11 +78,12 @@ class NativeProgram:
         calls: name of each op and its params, copied.
 
     Raises:
-        ValueError: an unknown op, params of another op, a patch outside the params or without a symbol, or memory is
-            exhausted.
+        ValueError: an unknown op, params of another op, a patch outside the params or without a symbol, two patches of
+            the same bytes, or memory is exhausted.
     """
 
     def __init__(self, calls: Sequence[tuple[str, CParams]], patches: Sequence[Patch], num_symbols: int) -> None:
+        _check_disjoint(patches)
         records = (ProgramCallParams * len(calls))(
             *(ProgramCallParams(op.encode(), ctypes.addressof(p), ctypes.sizeof(p)) for op, p in calls)
         )
@@ -117,3 +119,13 @@ class NativeProgram:
         self._params.symbols = pointer("symbols", symbols, (self.num_symbols,), np.int64)
         self._params.nanoseconds = nanoseconds
         call("program_run", self._params)
+
+
+def _check_disjoint(patches: Sequence[Patch]) -> None:
+    """Raise ValueError where two patches write the same bytes: the field would depend on which symbol changed last."""
+    in_order = sorted(patches, key=lambda patch: (patch.call, patch.offset))
+    for first, second in pairwise(in_order):
+        if first.call == second.call and second.offset < first.offset + first.num_bytes:
+            raise ValueError(
+                f"patches: expected one per field, got two for byte {second.offset} of the params of call {second.call}"
+            )

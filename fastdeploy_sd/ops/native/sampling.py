@@ -7,106 +7,132 @@ import ctypes
 import numpy as np
 
 from fastdeploy_sd.ops.candidates import DraftedRows
-from fastdeploy_sd.ops.library import CParams, call, library
+from fastdeploy_sd.ops.library import call, library
 from fastdeploy_sd.ops.native.arrays import address, pointer
-from fastdeploy_sd.ops.processed_logits import ProcessedLogits
+from fastdeploy_sd.ops.native.sampling_params import (
+    ProcessLogitsParams,
+    SampleParams,
+    TokenLogprobsParams,
+    TopPCandidatesParams,
+)
+from fastdeploy_sd.ops.native.standing_call import Room, StandingCall
 from fastdeploy_sd.types import F32, I32, DraftTokens, SamplingArrays
 
-
-def _columns(*names: str) -> tuple[tuple[str, type], ...]:
-    return tuple((name, ctypes.c_void_p) for name in names)
-
-
-class ProcessLogitsParams(CParams):
-    """Twin of fdsd::ProcessLogitsParams; the fields of its Penalties, Bias and Mask in their order."""
-
-    _fields_ = (
-        ("num_rows", ctypes.c_int32),
-        ("num_processed", ctypes.c_int32),
-        ("num_requests", ctypes.c_int32),
-        ("vocab_size", ctypes.c_int32),
-        ("num_slots", ctypes.c_int32),
-        *_columns("logits", "rows", "cu_num_logits", "draft_token_ids", "cu_num_draft"),
-        *_columns("repetition", "presence", "frequency", "slot", "token_counts"),
-        *_columns("cu_bias", "bias_token_ids", "bias_values"),
-        *_columns("cu_mask", "mask_token_ids"),
-        *_columns("y"),
-    )
+# Field of SampleParams -> the column of SamplingArrays with a value per request, and its type.
+_FILTERS = {
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "min_p": np.float32,
+    "seed": np.uint64,
+}
+_PENALTIES = {
+    "repetition": ("repetition_penalty", np.float32),
+    "presence": ("presence_penalty", np.float32),
+    "frequency": ("frequency_penalty", np.float32),
+    "slot": ("penalty_slot", np.int32),
+}
 
 
-class SampleParams(CParams):
-    """Twin of fdsd::SampleParams; the fields of its Drafts in their order."""
+class Sampler:
+    """Draws the tokens of step after step, into memory that the steps share.
 
-    _fields_ = (
-        ("num_rows", ctypes.c_int32),
-        ("num_requests", ctypes.c_int32),
-        ("vocab_size", ctypes.c_int32),
-        ("num_processed", ctypes.c_int32),
-        *_columns("logits", "processed", "processed_row", "batch_id_per_output", "positions"),
-        *_columns("temperature", "top_k", "top_p", "min_p", "seed"),
-        *_columns("token_ids"),
-        *_columns("cu_num_logits", "draft_token_ids", "cu_num_draft"),
-    )
-
-
-class TopPCandidatesParams(CParams):
-    """Twin of fdsd::TopPCandidatesParams."""
-
-    _fields_ = (
-        ("rows", SampleParams),
-        ("max_candidate_len", ctypes.c_int32),
-        *_columns("candidate_token_ids", "candidate_lens"),
-    )
-
-
-class TokenLogprobsParams(CParams):
-    """Twin of fdsd::TokenLogprobsParams."""
-
-    _fields_ = (
-        ("num_rows", ctypes.c_int32),
-        ("vocab_size", ctypes.c_int32),
-        ("num_top", ctypes.c_int32),
-        *_columns("logits", "token_ids"),
-        *_columns("logprobs", "ranks", "top_token_ids", "top_logprobs"),
-    )
-
-
-def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays) -> F32:
-    """See `reference.sampling.process_logits`.
-
-    Raises:
-        ValueError: a shape, dtype or offset disagrees, a row is none, or a token id is outside the vocabulary.
+    Args:
+        max_candidate_len: how many plausible tokens to list besides, by which the token is drawn too; None = none. See
+            `reference.sampling.sample` and `reference.sampling.top_p_candidates`.
     """
-    num_rows, vocab_size = logits.shape
+
+    def __init__(self, max_candidate_len: int | None = None) -> None:
+        self._max_candidate_len = max_candidate_len
+        self._token_ids = Room(np.int32)
+        self._candidates, self._lens = Room(np.int32, (max(max_candidate_len or 0, 0),)), Room(np.int32)
+        self._last: tuple[SamplingArrays, tuple[int, int]] | None = None
+        if max_candidate_len is None:
+            self._rows = SampleParams()
+            self._call = self._lists = StandingCall("sample", self._rows)
+        else:
+            params = TopPCandidatesParams(max_candidate_len=max_candidate_len)
+            self._rows = params.rows
+            self._lists = StandingCall("top_p_candidates", params)
+            self._call = StandingCall("top_p_candidates", params, params.rows)
+
+    def draw(
+        self,
+        logits: F32,
+        batch_id_per_output: I32,
+        positions: I32,
+        sampling: SamplingArrays,
+        drafted: DraftedRows | None = None,
+    ) -> I32:
+        """See `reference.sampling.sample`.
+
+        Returns:
+            i32[L], which holds until the next draw.
+
+        Raises:
+            ValueError: a shape, dtype or offset disagrees, or a parameter is out of its range.
+        """
+        num_rows, vocab_size = shape = logits.shape
+        bind, rows = self._call.bind, self._rows
+        bind("logits", logits, shape, np.float32)
+        bind("batch_id_per_output", batch_id_per_output, (num_rows,), np.int32)
+        bind("positions", positions, (num_rows,), np.int32)
+        if self._last is None or self._last[0] is not sampling or self._last[1] != shape:
+            self._last = None  # until all are bound
+            rows.num_rows, rows.num_requests, rows.vocab_size = num_rows, len(sampling.seed), vocab_size
+            self._make_room(num_rows)
+            for name, dtype in _FILTERS.items():
+                bind(name, getattr(sampling, name), (len(sampling.seed),), dtype)
+            rows.num_slots = _bind_rules(self._call, sampling, num_rows, vocab_size)
+            self._last = sampling, shape
+        rows.stops_at_wrong_draft = drafted is not None and drafted.is_judged
+        _bind_drafted(self._call, drafted, len(sampling.seed))
+        self._call.run()
+        return self._token_ids.first(num_rows)
+
+    def draw_again(self) -> I32:
+        """Draw from the arrays of the last draw, in which something else may be now."""
+        self._call.run()
+        return self._token_ids.first(self._rows.num_rows)
+
+    def candidates(self, num_rows: int) -> tuple[I32, I32]:
+        """The plausible tokens of the rows drawn last, i32[L, C], and how many of each row's are usable, i32[L]."""
+        return self._candidates.first(num_rows), self._lens.first(num_rows)
+
+    def _make_room(self, num_rows: int) -> None:
+        self._token_ids.reserve(num_rows)
+        self._call.bind("token_ids", self._token_ids.whole, self._token_ids.whole.shape, np.int32)
+        if self._max_candidate_len is not None:
+            for name, room in (("candidate_token_ids", self._candidates), ("candidate_lens", self._lens)):
+                room.reserve(num_rows)
+                self._lists.bind(name, room.whole, room.whole.shape, np.int32)
+
+
+def _bind_drafted(call: StandingCall, drafted: DraftedRows | None, num_requests: int) -> None:
+    if drafted is None:
+        for name in ("cu_num_logits", "draft_token_ids", "cu_num_draft"):
+            call.bind(name, None, (), np.int32)
+        return
+    draft, offsets = drafted.draft, (num_requests + 1,)
+    call.bind("cu_num_logits", drafted.cu_num_logits, offsets, np.int32)
+    call.bind("cu_num_draft", draft.cu_num_draft, offsets, np.int32)
+    call.bind("draft_token_ids", draft.token_ids, (int(draft.cu_num_draft[-1]),), np.int32)
+
+
+def _bind_rules(call: StandingCall, sampling: SamplingArrays, num_rows: int, vocab_size: int) -> int:
+    """Bind the fields of LogitsRules; returns num_slots, its last one."""
     num_requests, num_slots = len(sampling.seed), len(sampling.token_counts)
     num_bias, num_mask = int(sampling.cu_bias[-1]), int(sampling.cu_mask[-1])
-    per_request = (num_requests,)
-    y = np.empty((len(rows), vocab_size), np.float32)
-    params = ProcessLogitsParams(
-        num_rows,
-        len(rows),
-        num_requests,
-        vocab_size,
-        num_slots,
-        pointer("logits", logits, (num_rows, vocab_size), np.float32),
-        pointer("rows", rows, (len(rows),), np.int32),
-        pointer("cu_num_logits", cu_num_logits, (num_requests + 1,), np.int32),
-        pointer("draft_token_ids", draft.token_ids, (int(draft.cu_num_draft[-1]),), np.int32),
-        pointer("cu_num_draft", draft.cu_num_draft, (num_requests + 1,), np.int32),
-        pointer("repetition_penalty", sampling.repetition_penalty, per_request, np.float32),
-        pointer("presence_penalty", sampling.presence_penalty, per_request, np.float32),
-        pointer("frequency_penalty", sampling.frequency_penalty, per_request, np.float32),
-        pointer("penalty_slot", sampling.penalty_slot, per_request, np.int32),
-        pointer("token_counts", sampling.token_counts, (num_slots, vocab_size), np.int32),
-        pointer("cu_bias", sampling.cu_bias, (num_requests + 1,), np.int32),
-        pointer("bias_token_ids", sampling.bias_token_ids, (num_bias,), np.int32),
-        pointer("bias_values", sampling.bias_values, (num_bias,), np.float32),
-        pointer("cu_mask", sampling.cu_mask, (num_rows + 1,), np.int32),
-        pointer("mask_token_ids", sampling.mask_token_ids, (num_mask,), np.int32),
-        address(y),
-    )
-    call("process_logits", params)
-    return y
+    for name, (column, dtype) in _PENALTIES.items():
+        call.bind(name, getattr(sampling, column), (num_requests,), dtype)
+    counts = sampling.token_counts if num_slots else None
+    call.bind("token_counts", counts, (num_slots, vocab_size), np.int32)
+    call.bind("cu_bias", sampling.cu_bias, (num_requests + 1,), np.int32)
+    call.bind("bias_token_ids", sampling.bias_token_ids, (num_bias,), np.int32)
+    call.bind("bias_values", sampling.bias_values, (num_bias,), np.float32)
+    call.bind("cu_mask", sampling.cu_mask, (num_rows + 1,), np.int32)
+    call.bind("mask_token_ids", sampling.mask_token_ids, (num_mask,), np.int32)
+    return num_slots
 
 
 def sample(
@@ -114,24 +140,14 @@ def sample(
     batch_id_per_output: I32,
     positions: I32,
     sampling: SamplingArrays,
-    processed: ProcessedLogits[F32] | None = None,
     drafted: DraftedRows | None = None,
 ) -> I32:
-    """See `reference.sampling.sample`.
+    """See `reference.sampling.sample`; what a Sampler does, once.
 
     Raises:
         ValueError: a shape, dtype or offset disagrees, or a parameter is out of its range.
     """
-    token_ids = np.empty(len(logits), np.int32)
-    params = _sample_params(logits, batch_id_per_output, positions, sampling, token_ids, processed)
-    if drafted is not None:
-        draft, per_request = drafted.draft, (len(sampling.seed) + 1,)
-        params.cu_num_logits = pointer("cu_num_logits", drafted.cu_num_logits, per_request, np.int32)
-        params.cu_num_draft = pointer("cu_num_draft", draft.cu_num_draft, per_request, np.int32)
-        num_draft = (int(draft.cu_num_draft[-1]),)
-        params.draft_token_ids = pointer("draft_token_ids", draft.token_ids, num_draft, np.int32)
-    call("sample", params)
-    return token_ids
+    return Sampler().draw(logits, batch_id_per_output, positions, sampling, drafted)
 
 
 def top_p_candidates(
@@ -140,55 +156,35 @@ def top_p_candidates(
     positions: I32,
     sampling: SamplingArrays,
     max_candidate_len: int,
-    processed: ProcessedLogits[F32] | None = None,
+    drafted: DraftedRows | None = None,
 ) -> tuple[I32, I32, I32]:
-    """See `reference.sampling.top_p_candidates`.
+    """See `reference.sampling.top_p_candidates`; what a Sampler does, once.
 
     Raises:
         ValueError: a shape or dtype disagrees, a parameter is out of its range, or max_candidate_len is below 1.
     """
-    num_rows = len(logits)
-    token_ids, candidate_lens = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
-    candidate_token_ids = np.empty((num_rows, max(max_candidate_len, 0)), np.int32)
-    params = TopPCandidatesParams(
-        _sample_params(logits, batch_id_per_output, positions, sampling, token_ids, processed),
-        max_candidate_len,
-        address(candidate_token_ids),
-        address(candidate_lens),
-    )
-    call("top_p_candidates", params)
-    return token_ids, candidate_token_ids, candidate_lens
+    sampler = Sampler(max_candidate_len)
+    token_ids = sampler.draw(logits, batch_id_per_output, positions, sampling, drafted)
+    return token_ids, *sampler.candidates(len(logits))
 
 
-def _sample_params(
-    logits: F32,
-    batch_id_per_output: I32,
-    positions: I32,
-    sampling: SamplingArrays,
-    token_ids: I32,
-    processed: ProcessedLogits[F32] | None,
-) -> SampleParams:
+def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays) -> F32:
+    """See `reference.sampling.process_logits`; sampling does the same to the rows it looks at.
+
+    Raises:
+        ValueError: a shape, dtype or offset disagrees, a row is none, or a token id is outside the vocabulary.
+    """
     num_rows, vocab_size = logits.shape
-    per_request = (len(sampling.seed),)
-    num_processed = 0 if processed is None else len(processed.logits)
-    replacing, row_of = (None, None) if processed is None else (processed.logits, processed.row_of)
-    return SampleParams(
-        num_rows,
-        len(sampling.seed),
-        vocab_size,
-        num_processed,
-        pointer("logits", logits, (num_rows, vocab_size), np.float32),
-        pointer("processed", replacing, (num_processed, vocab_size), np.float32),
-        pointer("processed_row", row_of, (num_rows,), np.int32),
-        pointer("batch_id_per_output", batch_id_per_output, (num_rows,), np.int32),
-        pointer("positions", positions, (num_rows,), np.int32),
-        pointer("temperature", sampling.temperature, per_request, np.float32),
-        pointer("top_k", sampling.top_k, per_request, np.int32),
-        pointer("top_p", sampling.top_p, per_request, np.float32),
-        pointer("min_p", sampling.min_p, per_request, np.float32),
-        pointer("seed", sampling.seed, per_request, np.uint64),
-        address(token_ids),
-    )
+    num_requests = len(sampling.seed)
+    y = np.empty((len(rows), vocab_size), np.float32)
+    params = ProcessLogitsParams(num_rows, len(rows), num_requests, vocab_size, y=address(y))
+    call = StandingCall("process_logits", params)
+    call.bind("logits", logits, (num_rows, vocab_size), np.float32)
+    call.bind("rows", rows, (len(rows),), np.int32)
+    _bind_drafted(call, DraftedRows(cu_num_logits, draft), num_requests)
+    params.num_slots = _bind_rules(call, sampling, num_rows, vocab_size)
+    call.run()
+    return y
 
 
 def token_logprobs(logits: F32, token_ids: I32, num_top: int) -> tuple[F32, I32, I32, F32]:

@@ -32,11 +32,14 @@ class SuffixRule:
         max_context: tokens of the context that are told apart, >= 1.
         max_factor: drafts per token of the matched context at most, >= 0.
         min_token_prob: the drafts' joint probability at least, 0 .. 1.
+        follows_copies: a match of the own text of at least six tokens goes on behind a replaced token; without it, it
+            ends there.
     """
 
     max_context: int = 64
     max_factor: float = 1.0
     min_token_prob: float = 0.1
+    follows_copies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ class SuffixDrafter:
             rule.max_context,
             rule.max_factor,
             rule.min_token_prob,
+            rule.follows_copies,
             limits.max_outputs,
             limits.max_bytes,
             ctypes.addressof(handle),
@@ -147,6 +151,11 @@ class SuffixDrafter:
         continuation is followed (of equals the one that occurred last) while its joint probability, estimated from
         counts, is at least `min_token_prob`, for at most `max_factor` times the match. The highest sum of joint
         probabilities wins, of equals the longer match, then the own text, then the younger shard.
+
+        With follows_copies, where a match of at least six tokens of the own text breaks off at a single replaced token,
+        the context with the expected token in its place is matched as well, until a plain match has at least two more
+        tokens than agreed since, or the next token does not agree either. Right behind a replaced token this is done
+        only while it paid at most of the text's last changes.
 
         Args:
             token_table: i32[num_slots, max_tokens_per_row], the committed tokens of each slot. They must not have

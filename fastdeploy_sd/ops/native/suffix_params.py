@@ -16,6 +16,7 @@ class SuffixCreateParams(CParams):
         ("max_context", ctypes.c_int32),
         ("max_factor", ctypes.c_double),
         ("min_token_prob", ctypes.c_double),
+        ("follows_copies", ctypes.c_int32),
         ("max_cached_outputs", ctypes.c_int64),
         ("max_cached_bytes", ctypes.c_int64),
         ("drafter", ctypes.c_void_p),

@@ -1,11 +1,11 @@
-"""Meaning of prepare_batch and gather_output_rows."""
+"""Meaning of prepare_batch, append_tokens and gather_output_rows."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from fastdeploy_sd.ops.native.arrays import Array
-from fastdeploy_sd.ops.native.batch import BatchMaps, BatchRows
+from fastdeploy_sd.ops.native.batch import BatchMaps, BatchRows, OutputRows, TokenTables
 from fastdeploy_sd.types import I32
 
 
@@ -50,7 +50,24 @@ def prepare_batch(rows: BatchRows, token_table: I32, block_size: int) -> BatchMa
         logits_indices=(query_start_loc[batch_id_per_output + 1] - from_end).astype(np.int32),
         cu_num_logits=cu_num_logits,
         batch_id_per_output=batch_id_per_output.astype(np.int32),
+        output_positions=(seq_lens[batch_id_per_output] - from_end + 1).astype(np.int32),
     )
+
+
+def append_tokens(output: OutputRows, tables: TokenTables) -> TokenTables:
+    """Put every row's output behind the committed tokens of its slot, and count it where a penalty wants that.
+
+    Returns:
+        The tables as they are then, copies.
+    """
+    tokens, num_tokens, counts = (table.copy() for table in tables)
+    for r, slot in enumerate(output.slots):
+        for token_id in output.token_ids[output.cu_num_output[r] : output.cu_num_output[r + 1]]:
+            tokens[slot, num_tokens[slot]] = token_id
+            num_tokens[slot] += 1
+            if output.count_rows[r] >= 0:
+                counts[output.count_rows[r], token_id] += 1
+    return TokenTables(tokens, num_tokens, counts)
 
 
 def gather_output_rows(x: Array, indices: I32) -> Array:

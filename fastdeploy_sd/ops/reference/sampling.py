@@ -6,9 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.ops.candidates import NOT_DRAWN, DraftedRows
-from fastdeploy_sd.ops.processed_logits import ProcessedLogits
 from fastdeploy_sd.ops.reference.philox import philox_uniform
-from fastdeploy_sd.types import F32, I32, DraftTokens, SamplingArrays
+from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftTokens, SamplingArrays
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -32,23 +31,24 @@ def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftToken
 
     Source: arXiv:1909.05858 section 4.1 (repetition), OpenAI API reference (frequency, presence).
     """
+    batch_id_per_output = np.repeat(np.arange(len(cu_num_logits) - 1, dtype=np.int32), np.diff(cu_num_logits))
+    return _apply_rules(logits, batch_id_per_output, sampling, DraftedRows(cu_num_logits, draft))[rows]
+
+
+def _apply_rules(logits: F32, batch_id_per_output: I32, sampling: SamplingArrays, drafted: DraftedRows | None) -> F32:
+    """The logits as process_logits leaves them. Without `drafted` no row follows a draft."""
     y = logits.copy()
-    for r in range(len(cu_num_logits) - 1):
-        first, last = cu_num_logits[r], cu_num_logits[r + 1]
-        for j, row in enumerate(range(first, last)):
-            if sampling.penalty_slot[r] >= 0:
-                y[row] = _penalise(logits[row], sampling, r, draft.row(r)[:j])
-            biases = slice(sampling.cu_bias[r], sampling.cu_bias[r + 1])
-            np.add.at(y[row], sampling.bias_token_ids[biases], sampling.bias_values[biases])
-            y[row, sampling.mask_token_ids[sampling.cu_mask[row] : sampling.cu_mask[row + 1]]] = -np.inf
-    return y[rows]
+    for row, r in enumerate(batch_id_per_output):
+        drafts = EMPTY_I32 if drafted is None else drafted.draft.row(r)[: row - drafted.cu_num_logits[r]]
+        y[row] = _apply_row(logits[row], row, r, drafts, sampling)
+    return y
 
 
-def _replace_rows(logits: F32, processed: ProcessedLogits[F32] | None) -> F32:
-    if processed is None:
-        return logits
-    y, is_replaced = logits.copy(), processed.row_of >= 0
-    y[is_replaced] = processed.logits[processed.row_of[is_replaced]]
+def _apply_row(logits: F32, row: int, r: int, drafts: I32, sampling: SamplingArrays) -> F32:
+    y = _penalise(logits, sampling, r, drafts) if sampling.penalty_slot[r] >= 0 else logits.copy()
+    biases = slice(sampling.cu_bias[r], sampling.cu_bias[r + 1])
+    np.add.at(y, sampling.bias_token_ids[biases], sampling.bias_values[biases])
+    y[sampling.mask_token_ids[sampling.cu_mask[row] : sampling.cu_mask[row + 1]]] = -np.inf
     return y
 
 
@@ -67,28 +67,27 @@ def sample(
     batch_id_per_output: I32,
     positions: I32,
     sampling: SamplingArrays,
-    processed: ProcessedLogits[F32] | None = None,
     drafted: DraftedRows | None = None,
 ) -> I32:
-    """Draw one token per row with the uniform of (seed, position).
+    """Draw one token per row with the uniform of (seed, position), after the rules of process_logits.
 
     Args:
         logits: f32[L, V]; -inf forbids a token.
         batch_id_per_output: i32[L], the request of each row.
         positions: i32[L], absolute position of the token to draw.
-        processed: rows to draw from in place of the raw ones.
         drafted: the drafts that rows follow; None = no row follows one.
 
     Returns:
-        i32[L]; -1 for a row with NaN or +inf or without any finite logit; -2 for a row behind a wrong draft: those of a
-        request that follow the first one whose token is not its draft.
+        i32[L]; -1 for a row with NaN or +inf or without any finite logit; where drafts are judged, -2 for a row behind
+        a wrong draft: those of a request that follow the first one whose token is not its draft.
     """
+    ruled = _apply_rules(logits, batch_id_per_output, sampling, drafted)
     out = [
         _sample_row(row.astype(np.float64), int(position), sampling, int(r))
-        for row, r, position in zip(_replace_rows(logits, processed), batch_id_per_output, positions, strict=True)
+        for row, r, position in zip(ruled, batch_id_per_output, positions, strict=True)
     ]
     token_ids = np.array(out, np.int32)
-    return token_ids if drafted is None else _up_to_wrong_drafts(token_ids, drafted)
+    return _up_to_wrong_drafts(token_ids, drafted) if drafted is not None and drafted.is_judged else token_ids
 
 
 def _up_to_wrong_drafts(token_ids: I32, drafted: DraftedRows) -> I32:
@@ -115,29 +114,31 @@ def _sample_row(logits: F64, position: int, sampling: SamplingArrays, r: int) ->
 def distribution(logits: F64, sampling: SamplingArrays, r: int) -> F64:
     """Return the probabilities f64[V] of request r's next token: temperature, then min_p, then top_k, then top_p.
 
-    Tokens are ordered by probability, equal ones by id; top_p keeps the shortest prefix of the order that reaches it.
+    Tokens are ordered by probability, equal ones by id. top_p keeps the shortest prefix of the order that weighs top_p
+    of the whole or more, where the most likely token weighs 1. So tokens as likely as it add up exactly: of ten, 0.5
+    keeps five. Other weights are rounded, and a prefix that misses top_p by less than that may be long enough.
 
     Source: top_p arXiv:1904.09751, min_p arXiv:2407.01082.
     """
-    probs, order = _before_top_p(logits, sampling, r)
+    weights, order = _before_top_p(logits, sampling, r)
     if sampling.top_p[r] < 1.0:
-        before = np.cumsum(probs[order]) - probs[order]
-        probs[order[before >= np.float64(sampling.top_p[r])]] = 0.0
-    probs /= probs.sum()
+        up_to = np.cumsum(weights[order])
+        before = np.concatenate([[0.0], up_to[:-1]])
+        weights[order[before >= np.float64(sampling.top_p[r]) * up_to[-1]]] = 0.0
+    probs: F64 = weights / weights.sum()
     return probs
 
 
 def _before_top_p(logits: F64, sampling: SamplingArrays, r: int) -> tuple[F64, I64]:
-    """Probabilities f64[V] by temperature, min_p and top_k, and the ids of the kept tokens in the order."""
+    """Weights f64[V], 1 for the best, by temperature, min_p and top_k; the ids of the kept tokens in the order."""
     scaled = (logits - logits.max()) / np.float64(sampling.temperature[r])
     with np.errstate(divide="ignore"):
         kept = (scaled >= np.log(np.float64(sampling.min_p[r]))) & (logits > -np.inf)
     order: I64 = np.argsort(-logits, kind="stable")
     if sampling.top_k[r] > 0:
         kept[order[sampling.top_k[r] :]] = False
-    probs: F64 = np.where(kept, np.exp(scaled), 0.0)
-    probs /= probs.sum()
-    return probs, order[kept[order]]
+    weights: F64 = np.where(kept, np.exp(scaled), 0.0)
+    return weights, order[kept[order]]
 
 
 def top_p_candidates(
@@ -146,29 +147,31 @@ def top_p_candidates(
     positions: I32,
     sampling: SamplingArrays,
     max_candidate_len: int,
-    processed: ProcessedLogits[F32] | None = None,
+    drafted: DraftedRows | None = None,
 ) -> tuple[I32, I32, I32]:
     """List the tokens that are plausible at each row, and draw one of them with the uniform u of (seed, position).
 
-    Candidates are the C most likely tokens that temperature, min_p and top_k leave, best first, ties to the lowest id;
-    temperature 0 leaves one. The first n are usable, n being the shortest prefix whose summed probability, rounded to
-    float32, reaches top_p. Where no prefix reaches it none is usable, or all if top_p is 1. The token drawn is the
-    first usable one at which the running sum reaches u * top_p, or else the most likely one.
+    The rules of process_logits come first. Candidates are the C most likely tokens that temperature, min_p and top_k
+    leave, best first, ties to the lowest id; temperature 0 leaves one. The first n are usable: all if top_p is 1, which
+    is no limit; else the shortest prefix whose summed probability, rounded to float32, reaches top_p; none where no
+    prefix does. The token drawn is the first usable one at which the running sum reaches u * top_p, or else the
+    most likely one.
 
     Args:
         logits: f32[L, V]; -inf forbids a token.
         batch_id_per_output: i32[L], the request of each row.
         positions: i32[L], absolute position of the token to draw.
         max_candidate_len: C >= 1.
-        processed: rows to draw from in place of the raw ones.
+        drafted: the drafts that rows follow, not to be judged here; None = no row follows one.
 
     Returns:
         token_ids i32[L]; candidate_token_ids i32[L, C], -1 past the last candidate; candidate_lens i32[L], n. A row
         with NaN or +inf or without any finite logit has token -1 and no candidate.
 
-    Source: FastDeploy, ops top_p_candidates and verify_draft_tokens; min_p, top_k, temperature 0 and the seed are ours.
+    Source: FastDeploy, ops top_p_candidates and verify_draft_tokens; min_p, top_k, temperature 0, the seed and that
+    top_p 1 never stops at a sum that rounding makes 1 are ours.
     """
-    logits = _replace_rows(logits, processed)
+    logits = _apply_rules(logits, batch_id_per_output, sampling, drafted)
     token_ids, lens = np.full(len(logits), -1, np.int32), np.zeros(len(logits), np.int32)
     candidate_token_ids = np.full((len(logits), max_candidate_len), -1, np.int32)
     for row, r in enumerate(batch_id_per_output):
@@ -179,12 +182,14 @@ def top_p_candidates(
             token_ids[row] = candidate_token_ids[row, 0] = np.argmax(wide)
             lens[row] = 1
             continue
-        probs, order = _before_top_p(wide, sampling, int(r))
+        weights, order = _before_top_p(wide, sampling, int(r))
         candidates = order[:max_candidate_len]
         candidate_token_ids[row, : len(candidates)] = candidates
-        sums, top_p = np.cumsum(probs[candidates]), sampling.top_p[r]
-        reaching = np.flatnonzero(sums.astype(np.float32) >= top_p)
-        lens[row] = reaching[0] + 1 if len(reaching) > 0 else len(candidates) * (top_p == 1)
+        sums, top_p = np.cumsum(weights[candidates]) / weights.sum(), sampling.top_p[r]
+        lens[row] = len(candidates)
+        if top_p < 1:
+            reaching = np.flatnonzero(sums.astype(np.float32) >= top_p)
+            lens[row] = reaching[0] + 1 if len(reaching) > 0 else 0
         target = philox_uniform(int(sampling.seed[r]), int(positions[row])) * np.float64(top_p)
         token_ids[row] = candidates[np.argmax([*(sums[: lens[row]] >= target), False])]
     return token_ids, candidate_token_ids, lens

@@ -15,7 +15,7 @@ from fastdeploy_sd.ops.reference import attention as reference
 from fastdeploy_sd.ops.reference.kv_quantize import quantize_heads
 from fastdeploy_sd.ops.rope_table import rope_table
 from tests.ops.backends import from_paddle, to_paddle
-from tests.ops.cases.attention import FIRST_KEYS, SHAPES, batch
+from tests.ops.cases.attention import FIRST_KEYS, SHAPES, batch, shared_batches
 from tests.ops.cases.case import OpCases
 
 BLOCKS = 4
@@ -65,7 +65,7 @@ def without_first_scales(args: dict[str, Any], cache: KvCache[np.ndarray]) -> Kv
 
 
 def attention_inputs() -> dict[str, dict[str, Any]]:
-    """The ragged batches of the other types, for both types of activations, and hidden first keys."""
+    """The ragged batches of the other types, for both types of activations, hidden first keys and shared blocks."""
     found = {}
     for i, (requests, *geometry) in enumerate(SHAPES):
         for dtype in (np.float32, np.uint16):
@@ -73,6 +73,7 @@ def attention_inputs() -> dict[str, dict[str, Any]]:
             found[name] = quantized(blunt(batch(requests, *geometry, dtype)))
         first_key = FIRST_KEYS[i % len(FIRST_KEYS)]
         found[f"{i}-first-key-{first_key}"] = quantized(blunt(batch(requests, *geometry, np.float32)), first_key)
+    found |= {f"shared-{name}": quantized(blunt(args)) for name, args in shared_batches(np.float32).items()}
     return found
 
 

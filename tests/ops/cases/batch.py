@@ -1,4 +1,4 @@
-"""Cases of prepare_batch and gather_output_rows."""
+"""Cases of prepare_batch, append_tokens and gather_output_rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from fastdeploy_sd.ops import batch
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.native import batch as native
-from fastdeploy_sd.ops.native.batch import BatchRows
+from fastdeploy_sd.ops.native.batch import BatchRows, OutputRows, TokenTables
 from fastdeploy_sd.ops.reference import batch as reference
 from fastdeploy_sd.types import DraftTokens
 from tests.ops.backends import from_paddle, to_paddle
@@ -58,6 +58,38 @@ def steps() -> dict[str, dict[str, Any]]:
     return found
 
 
+def appends() -> dict[str, dict[str, Any]]:
+    """No, one and several tokens per row, some counted, one several times; a row that becomes full; no request."""
+    rng = np.random.default_rng(3)
+    found = {}
+    for name, lengths in {"none": [], "one-each": [1] * 5, "some": [0, 3, 1, 0, 6, 2]}.items():
+        num_requests, num_slots, vocab = len(lengths), len(lengths) + 2, 9
+        num_tokens = rng.integers(0, MAX_TOKENS - 6, num_slots).astype(np.int32)
+        slots = rng.permutation(num_slots)[:num_requests].astype(np.int32)
+        if lengths:
+            num_tokens[slots[-1]] = MAX_TOKENS - lengths[-1]
+        found[name] = {
+            "output": OutputRows(
+                slots,
+                rng.integers(0, vocab, sum(lengths)).astype(np.int32),
+                np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+                np.resize([-1, 2, 0, -1, 1, 3], num_requests).astype(np.int32),
+            ),
+            "tables": TokenTables(
+                rng.integers(0, vocab, (num_slots, MAX_TOKENS)).astype(np.int32),
+                num_tokens,
+                rng.integers(0, 5, (4, vocab)).astype(np.int32),
+            ),
+        }
+    return found
+
+
+def append_natively(output: OutputRows, tables: TokenTables) -> TokenTables:
+    changed = TokenTables(*(table.copy() for table in tables))
+    native.TokenAppender().append(output, changed)
+    return changed
+
+
 def gathers() -> dict[str, dict[str, Any]]:
     """Repeated, reversed and no indices; rows narrower and wider than one task; no column."""
     rng = np.random.default_rng(2)
@@ -70,15 +102,12 @@ def gathers() -> dict[str, dict[str, Any]]:
     return found
 
 
-def prepare_through_paddle(rows: BatchRows, token_table: np.ndarray, block_size: int) -> tuple[np.ndarray, ...]:
-    return tuple(from_paddle(t) for t in batch.prepare_batch(rows, to_paddle(token_table), block_size))
-
-
 def gather_through_paddle(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
     return from_paddle(batch.gather_output_rows(to_paddle(x), indices))
 
 
-PREPARE_BATCH = OpCases("prepare_batch", native.prepare_batch, reference.prepare_batch, prepare_through_paddle, steps())
+PREPARE_BATCH = OpCases("prepare_batch", native.prepare_batch, reference.prepare_batch, None, steps())
+APPEND_TOKENS = OpCases("append_tokens", append_natively, reference.append_tokens, None, appends())
 GATHER_OUTPUT_ROWS = OpCases(
     "gather_output_rows",
     native.gather_output_rows,

@@ -13,7 +13,8 @@ class OpCases:
 
     Attributes:
         native, reference: functions of the same keyword arguments, returning one array or a tuple.
-        paddle: the same over Paddle tensors: takes and returns NumPy arrays (bfloat16 as u16 bits).
+        paddle: the same over Paddle tensors: takes and returns NumPy arrays (bfloat16 as u16 bits). None: not an op of
+            Paddle.
         inputs: case name -> keyword arguments.
         rtol, atol: for float32 outputs; bfloat16 outputs may differ by bf16_ulps units in the last place.
         bf16_atol: in place of atol for bfloat16 outputs of an op that rounds on its way; None: atol.
@@ -22,7 +23,7 @@ class OpCases:
     name: str
     native: Callable[..., Any]
     reference: Callable[..., Any]
-    paddle: Callable[..., Any]
+    paddle: Callable[..., Any] | None
     inputs: Mapping[str, Mapping[str, Any]]
     rtol: float = 1e-5
     atol: float = 1e-6

@@ -10,12 +10,19 @@ import numpy as np
 from fastdeploy_sd.ops import sampling as ops
 from fastdeploy_sd.ops.candidates import DraftedRows
 from fastdeploy_sd.ops.native import sampling as native
-from fastdeploy_sd.ops.processed_logits import ProcessedLogits
 from fastdeploy_sd.ops.reference import sampling as reference
 from fastdeploy_sd.types import DraftTokens, LogprobArrays
 from tests.ops.backends import to_paddle
 from tests.ops.cases.case import OpCases
-from tests.ops.cases.sampling_rows import INF, broken_rows, far_apart_rows, logits_of, wide_rows
+from tests.ops.cases.sampling_rows import (
+    INF,
+    broken_rows,
+    equal_rows,
+    far_apart_rows,
+    logits_of,
+    nearly_certain_rows,
+    wide_rows,
+)
 from tests.ops.sampling_arrays import build_sampling_arrays
 
 
@@ -24,13 +31,14 @@ def offsets(counts: np.ndarray) -> np.ndarray:
 
 
 def draws() -> dict[str, dict[str, Any]]:
-    """Every combination of filters on rows of every kind; vocabularies around the borders of lanes, groups, chunks."""
-    rng = np.random.default_rng(3)
+    """Filters on rows of every kind, rules on half of them; vocabularies around borders of lanes, groups, chunks."""
+    rng = np.random.default_rng(13)
     found = {}
     for vocab in (1, 2, 17, 128, 500, 8192, 20001):
         for kind in ("steep", "flat", "ties", "forbidden"):
             num_requests = 24
             rows = num_requests + 6
+            has_rules = kind in ("flat", "forbidden")
             sampling = build_sampling_arrays(
                 num_requests,
                 rows,
@@ -39,17 +47,19 @@ def draws() -> dict[str, dict[str, Any]]:
                 top_p=rng.choice([1.0, 1.0, 1e-6, 0.3, 0.9, 0.999999], num_requests),
                 min_p=rng.choice([0.0, 0.0, 1e-4, 0.1, 1.0], num_requests),
                 seed=rng.integers(0, 2**63, num_requests),
+                vocab=vocab,
+                **(rules(np.random.default_rng(vocab), "all", rows, num_requests, vocab) if has_rules else {}),
             )
             found[f"{kind}-{vocab}"] = {
                 "logits": logits_of(rng, kind, rows, vocab),
                 "batch_id_per_output": rng.permutation(np.arange(rows) % num_requests).astype(np.int32),
                 "positions": rng.integers(0, 2**31, rows).astype(np.int32),
                 "sampling": sampling,
-                "processed": replacement(rng, kind, rows, vocab) if kind in ("flat", "forbidden") else None,
             }
     found["broken-rows"] = broken_rows(rng)
     found |= {f"wide-{kind}": wide_rows(rng, kind) for kind in ("steep", "flat", "ties")}
     found["far-apart"] = far_apart_rows(rng)
+    found |= {f"exactly-top-p-{vocab}": equal_rows(rng, vocab) for vocab in (6, 14, 28, 1000)}
     found["no-row"] = {
         "logits": np.zeros((0, 40), np.float32),
         "batch_id_per_output": np.zeros(0, np.int32),
@@ -59,16 +69,11 @@ def draws() -> dict[str, dict[str, Any]]:
     return found
 
 
-def replacement(rng: np.random.Generator, kind: str, rows: int, vocab: int) -> ProcessedLogits[np.ndarray]:
-    """Other logits for a third of the rows, in no order."""
-    replaced = rng.permutation(rows)[: rows // 3].astype(np.int32)
-    return ProcessedLogits.of(logits_of(rng, kind, len(replaced), vocab), replaced, rows)
-
-
 def listings() -> dict[str, dict[str, Any]]:
     """The same rows with few and many candidates, more than tokens among them; sums that just reach top_p."""
     lengths = itertools.cycle([5, 1, 2, 40, 30000])
     found = {name: case | {"max_candidate_len": next(lengths)} for name, case in draws().items()}
+    found["nearly-certain"] = nearly_certain_rows(np.random.default_rng(6)) | {"max_candidate_len": 8}
     for top_p in (0.1, 0.3, 0.7, 0.9, 1.0):
         found[f"ten-equal-{top_p}"] = {
             "logits": np.zeros((6, 10), np.float32),
@@ -145,6 +150,19 @@ def processed_step(rng: np.random.Generator, parts: str, vocab: int) -> dict[str
     num_draft = np.array([0, 3, 0, 5, 1, 0])
     num_logits = np.array([1, 4, 0, 6, 2, 1])
     num_requests, rows = len(num_draft), num_logits.sum()
+    columns = rules(rng, parts, rows, num_requests, vocab)
+    logits = rng.standard_normal((rows, vocab)).astype(np.float32)
+    logits[0, 0] = -INF
+    return {
+        "logits": logits,
+        "cu_num_logits": offsets(num_logits),
+        "draft": DraftTokens(rng.integers(0, min(vocab, 4), num_draft.sum()).astype(np.int32), offsets(num_draft)),
+        "sampling": build_sampling_arrays(num_requests, rows, vocab=vocab, **columns),
+    }
+
+
+def rules(rng: np.random.Generator, parts: str, rows: int, num_requests: int, vocab: int) -> dict[str, Any]:
+    """Columns of one kind of rule, or of all."""
     few = min(vocab, 4)
     counts = rng.integers(0, 3, (4, vocab)) * (rng.random((4, vocab)) < 0.05)
     counts[0, :few] = rng.integers(0, 2, few) * 7
@@ -158,7 +176,7 @@ def processed_step(rng: np.random.Generator, parts: str, vocab: int) -> dict[str
         if parts in (name, "all"):
             columns[f"{name}_penalty"] = rng.choice(values, num_requests)
     if parts not in ("none", "bias", "mask"):
-        columns |= {"penalty_slot": np.array([2, 0, -1, 3, -1, 1]), "token_counts": counts}
+        columns |= {"penalty_slot": np.resize([2, 0, -1, 3, -1, 1], num_requests), "token_counts": counts}
     if parts in ("bias", "all"):
         num_bias = rng.integers(0, min(vocab, 5) + 1, num_requests)
         ids = np.concatenate([rng.permutation(vocab)[:n] for n in num_bias])
@@ -166,14 +184,7 @@ def processed_step(rng: np.random.Generator, parts: str, vocab: int) -> dict[str
     if parts in ("mask", "all"):
         num_mask = rng.integers(0, 4, rows)
         columns |= {"cu_mask": offsets(num_mask), "mask_token_ids": rng.integers(0, vocab, num_mask.sum())}
-    logits = rng.standard_normal((rows, vocab)).astype(np.float32)
-    logits[0, 0] = -INF
-    return {
-        "logits": logits,
-        "cu_num_logits": offsets(num_logits),
-        "draft": DraftTokens(rng.integers(0, few, num_draft.sum()).astype(np.int32), offsets(num_draft)),
-        "sampling": build_sampling_arrays(num_requests, rows, vocab=vocab, **columns),
-    }
+    return columns
 
 
 def logprobs() -> dict[str, dict[str, Any]]:
@@ -194,26 +205,6 @@ def logprobs() -> dict[str, dict[str, Any]]:
     return found
 
 
-def process_through_paddle(logits: np.ndarray, **rest: Any) -> np.ndarray:
-    return ops.process_logits(to_paddle(logits), **rest).numpy()
-
-
-def replaced_in_paddle(processed: ProcessedLogits[np.ndarray] | None) -> ProcessedLogits[Any] | None:
-    return None if processed is None else ProcessedLogits(to_paddle(processed.logits), processed.row_of)
-
-
-def sample_through_paddle(
-    logits: np.ndarray, processed: ProcessedLogits[np.ndarray] | None = None, **rest: Any
-) -> np.ndarray:
-    return ops.sample(to_paddle(logits), processed=replaced_in_paddle(processed), **rest)
-
-
-def candidates_through_paddle(
-    logits: np.ndarray, processed: ProcessedLogits[np.ndarray] | None = None, **rest: Any
-) -> tuple[np.ndarray, ...]:
-    return ops.top_p_candidates(to_paddle(logits), processed=replaced_in_paddle(processed), **rest)
-
-
 def logprobs_through_paddle(logits: np.ndarray, token_ids: np.ndarray, num_top: int) -> tuple[np.ndarray, ...]:
     found: LogprobArrays = ops.token_logprobs(to_paddle(logits), token_ids, num_top)
     return found.logprobs, found.ranks, found.top_token_ids, found.top_logprobs
@@ -224,15 +215,13 @@ PROCESS_LOGITS = OpCases(
     "process_logits",
     native.process_logits,
     reference.process_logits,
-    process_through_paddle,
+    None,
     processed(),
     rtol=0.0,
     atol=0.0,
 )
-SAMPLE = OpCases("sample", native.sample, reference.sample, sample_through_paddle, draws() | drafted_steps())
-TOP_P_CANDIDATES = OpCases(
-    "top_p_candidates", native.top_p_candidates, reference.top_p_candidates, candidates_through_paddle, listings()
-)
+SAMPLE = OpCases("sample", native.sample, reference.sample, None, draws() | drafted_steps())
+TOP_P_CANDIDATES = OpCases("top_p_candidates", native.top_p_candidates, reference.top_p_candidates, None, listings())
 # Weights have a relative error below 2e-7, their logarithm thus an absolute one; the result is rounded once.
 TOKEN_LOGPROBS = OpCases(
     "token_logprobs",

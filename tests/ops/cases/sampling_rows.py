@@ -67,3 +67,29 @@ def far_apart_rows(rng: np.random.Generator) -> dict[str, Any]:
         "positions": np.arange(len(logits), dtype=np.int32),
         "sampling": sampling,
     }
+
+
+def equal_rows(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
+    """Tokens that are all as likely, some of which make up top_p exactly."""
+    num_rows = 40
+    return {
+        "logits": np.full((num_rows, vocab), -2.5, np.float32),
+        "batch_id_per_output": np.arange(num_rows, dtype=np.int32),
+        "positions": rng.integers(0, 2**31, num_rows).astype(np.int32),
+        "sampling": build_sampling_arrays(
+            num_rows, num_rows, temperature=0.7, top_p=np.resize([0.125, 0.25, 0.5, 0.75], num_rows), seed=5
+        ),
+    }
+
+
+def nearly_certain_rows(rng: np.random.Generator) -> dict[str, Any]:
+    """One token with all but some 1e-8 of the probability: what is left is lost, or not, in sums of floats."""
+    num_rows, vocab = 400, 40
+    logits = rng.standard_normal((num_rows, vocab)).astype(np.float32)
+    logits[np.arange(num_rows), rng.integers(0, vocab, num_rows)] = rng.uniform(18, 24, num_rows)
+    return {
+        "logits": logits,
+        "batch_id_per_output": np.zeros(num_rows, np.int32),
+        "positions": np.arange(num_rows, dtype=np.int32),
+        "sampling": build_sampling_arrays(1, num_rows, seed=9),
+    }

@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.ops import verification as ops
 from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
 from fastdeploy_sd.ops.native import verification as native
 from fastdeploy_sd.ops.reference import verification as reference
 from fastdeploy_sd.types import DraftTokens
-from tests.ops.backends import to_paddle
 from tests.ops.cases.case import OpCases
 from tests.ops.cases.sampling import offsets
 
@@ -73,14 +71,10 @@ def step(
     }
 
 
-def verify_through_paddle(sampled_token_ids: np.ndarray, **rest: Any) -> tuple[np.ndarray, ...]:
-    return ops.verify_draft_tokens(to_paddle(sampled_token_ids), **rest)
-
-
 VERIFY_DRAFT_TOKENS = OpCases(
     "verify_draft_tokens",
     native.verify_draft_tokens,
     reference.verify_draft_tokens,
-    verify_through_paddle,
+    None,
     verifications(),
 )

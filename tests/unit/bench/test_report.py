@@ -17,7 +17,12 @@ from fastdeploy_sd.errors import ConfigError
 
 
 def make_record(
-    rate: float, *, method: str = "naive", quantization: str | None = None, batch: int = 1, noise: float = 0.0
+    rate: float,
+    *,
+    method: str = "naive",
+    quantization: str | dict[str, str] | None = None,
+    batch: int = 1,
+    noise: float = 0.0,
 ) -> Record:
     """A record whose repeats are `noise` below, at, and above the rate."""
     name = f"{quantization}-{method}-{batch}-{rate}"
@@ -64,6 +69,12 @@ def test_table_is_ordered_and_compares_with_naive() -> None:
     ]
     assert table[0][0] == "m"
     assert table[0][-3:] == ["30.0", "40.0", "75%"]
+
+
+def test_formats_of_a_map_come_last_and_have_a_name() -> None:
+    mix = {"quantization": "mix_quant", "dense_quant_type": "wint8", "moe_quant_type": "wint4"}
+    records = [make_record(20, quantization=mix), make_record(25, quantization="wint4")]
+    assert [row[1] for row in rows(results_table(records))] == ["wint4", "wint8-moe_wint4-head_wint8"]
 
 
 def test_table_without_a_naive_record_or_weight_bytes() -> None:

@@ -8,13 +8,16 @@ import pytest
 
 from fastdeploy_sd.bench.weights import weight_bytes_per_step
 from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.config import Quantization, QuantizationFormats
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.native.linear import pack_linear
 from fastdeploy_sd.quantization.scheme import QuantScheme
 
+FORMATS: tuple[Quantization | None, ...] = (None, "wint8", "wint4", QuantizationFormats("wint4", "none", "wint4"))
 
-@pytest.mark.parametrize("scheme", [QuantScheme.create("bfloat16", q) for q in (None, "wint8", "wint4")], ids=str)
+
+@pytest.mark.parametrize("scheme", [QuantScheme.create("bfloat16", q) for q in FORMATS], ids=str)
 @pytest.mark.parametrize("model", ["qwen3-tiny", "ernie4_5-tiny", "llama-tiny", "qwen2-tiny"])
 def test_counts_every_packed_matrix_once(golden_dir: Path, model: str, scheme: QuantScheme) -> None:
     checkpoint = Checkpoint(golden_dir / model)

@@ -27,6 +27,7 @@ Keys = Mapping[str, object]
         ({"num_model_steps": 0}, "num_model_steps: expected an integer of at least 1"),
         ({"model": ""}, "model: expected a non-empty string, or none"),
         ({"quantization": "fp8"}, "quantization: expected one of none, wint8, wint4, or null"),
+        ({"draft_head_quantization": "none"}, "draft_head_quantization: expected one of auto, target, wint8, wint4"),
         ({"max_ngram_size": 65}, "max_ngram_size: expected an integer in 1..64"),
         ({"min_ngram_size": 0}, "min_ngram_size: expected an integer in 1..64"),
         ({"suffix_decoding_max_tree_depth": 1}, "suffix_decoding_max_tree_depth: expected an integer in 2..4096"),
@@ -80,6 +81,7 @@ def test_a_wrong_choice_gets_a_suggestion() -> None:
         ("suffix", {"suffix_decoding_min_token_prob": 1.0, "accept_policy": "accept_all"}),
         ("mtp", {"mtp_strategy": "with_ngram", "num_speculative_tokens": 4, "max_ngram_size": 7}),
         ("mtp", {"model": "weights", "quantization": "wint4", "enable_draft_logprob": True}),
+        ("mtp", {"draft_head_quantization": "wint8"}),
         ("mtp", {"verify_strategy": "greedy", "accept_policy": "reject_all"}),
     ],
 )
@@ -119,6 +121,7 @@ DRAFTING = "method ngram, suffix or mtp"
         ("ngram", {"mtp_strategy": "with_ngram"}, MTP),
         ("ngram", {"num_model_steps": 2}, MTP),
         ("ngram", {"quantization": "wint8"}, MTP),
+        ("ngram", {"draft_head_quantization": "target"}, MTP),
         ("ngram", {"enable_draft_logprob": True}, MTP),
     ],
 )

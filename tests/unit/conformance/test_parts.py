@@ -129,8 +129,10 @@ def test_methods_get_a_column_per_length() -> None:
         "naive", "ngram k=1", "ngram k=4", "suffix k=1", "suffix k=4", "mtp k=1", "mtp k=4", "mtp-ngram k=4",
         "mtp-suffix k=4", "mixed k=4",
     ]  # fmt: skip
-    hybrid = standard_methods(["mtp-suffix"], [4], SpeculativeConfig(method="mtp", model="dir"))[0].speculative
+    mtp = SpeculativeConfig(method="mtp", model="dir", quantization="wint8", draft_head_quantization="target")
+    hybrid = standard_methods(["mtp-suffix"], [4], mtp)[0].speculative
     assert (hybrid.method, hybrid.mtp_strategy, hybrid.model) == ("mtp", "with_suffix", "dir")
+    assert (hybrid.quantization, hybrid.draft_head_quantization) == ("wint8", "target")
     assert 1 <= hybrid.num_model_steps < hybrid.num_speculative_tokens == 4
     with pytest.raises(ConfigError, match=r"methods: expected some of .*, got 'sufix' \(did you mean 'suffix'\?\)"):
         standard_methods(["sufix"], [1])

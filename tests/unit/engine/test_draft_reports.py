@@ -190,7 +190,7 @@ def test_drafts_of_different_steps_are_put_together() -> None:
     ):
         pending.keep(rows[row : row + 1], result)
     pending.forget_unwanted(rows)
-    drafts = pending.collect(rows, np.array([2, 3, 1, 0], np.int32))
+    drafts = pending.collect(rows, [2, 3, 1, 0])
     assert drafts.token_ids.tolist() == [10, 11, 20, 21, 22, 30]
     assert drafts.cu_num_draft.tolist() == [0, 2, 5, 6, 6]
     assert drafts.sources is not None
@@ -208,7 +208,7 @@ def test_a_row_keeps_its_own_span_of_a_result() -> None:
     pending, rows = PendingDrafts(columns), rows_of(columns, 3)
     drafts = DraftTokens(np.arange(6, dtype=np.int32), np.array([0, 1, 3, 6], np.int32))
     pending.keep(rows, drafts)
-    collected = pending.collect(rows[::-1], np.array([2, 2, 0], np.int32))
+    collected = pending.collect(rows[::-1], [2, 2, 0])
     assert collected.token_ids.tolist() == [3, 4, 1, 2]
     assert collected.cu_num_draft.tolist() == [0, 2, 4, 4]
 
@@ -217,7 +217,7 @@ def test_drafts_without_sources_and_logprobs_have_none() -> None:
     columns = RequestColumns(4)
     pending, rows = PendingDrafts(columns), rows_of(columns, 1)
     pending.keep(rows, result_of(5, 3, None, False))
-    drafts = pending.collect(rows, np.array([2], np.int32))
+    drafts = pending.collect(rows, [2])
     assert drafts.token_ids.tolist() == [5, 6]
     assert (drafts.sources, drafts.logprobs) == (None, None)
 

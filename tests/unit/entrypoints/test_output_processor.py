@@ -34,8 +34,9 @@ def run(groups: Sequence[Sequence[int]], last: FinishReason, **sampling: object)
     for i, group in enumerate(groups):
         logprobs = tuple(TokenLogprob(t, -float(t), 1) for t in group)
         reason = last if i == len(groups) - 1 else None
-        collector.add(processor.process(RequestOutput("r", tuple(group), logprobs, reason)))
-        if collector.is_finished:
+        delta = processor.process(RequestOutput("r", tuple(group), logprobs, reason))
+        collector.add(delta)
+        if delta.finish_reason is not None:
             break
     return collector.build()
 

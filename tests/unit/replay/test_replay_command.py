@@ -23,7 +23,17 @@ def recording(tmp_path: Path) -> str:
 
 
 def test_a_row_per_method_and_length(recording: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["replay", recording, "--method", "ngram", "--num-speculative-tokens", "2", "5", "--tokenizer", "words"]
+    arguments = [
+        "replay",
+        recording,
+        "--methods",
+        "ngram",
+        "--num-speculative-tokens",
+        "2",
+        "5",
+        "--tokenizer",
+        "words",
+    ]
     assert main([*arguments, "--json"]) == 0
     short, long = json.loads(capsys.readouterr().out)
     assert [short["num_speculative_tokens"], long["num_speculative_tokens"]] == [2, 5]
@@ -45,11 +55,26 @@ def test_tuning_reaches_the_method(recording: str, capsys: pytest.CaptureFixture
     num_verify_steps = []
     for size in ("2", "40"):
         sizes = ["--min-ngram-size", size, "--max-ngram-size", size]
-        assert main(["replay", recording, "--method", "ngram", "--tokenizer", "words", "--json", *sizes]) == 0
+        assert main(["replay", recording, "--methods", "ngram", "--tokenizer", "words", "--json", *sizes]) == 0
         [result] = json.loads(capsys.readouterr().out)
         num_verify_steps.append(result["num_verify_steps"])
     # Forty tokens must be plain decoding's before the longer end is found.
     assert num_verify_steps[1] > num_verify_steps[0] + 20
+
+
+def test_a_key_of_both_methods_reaches_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A copy in which some tokens are replaced: without following it, steps go by without drafts."""
+    words = [f"w{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(200)]
+    copy = ["other" if i % 20 == 19 else word for i, word in enumerate(words)]
+    messages = [{"role": "user", "content": " ".join(words)}, {"role": "assistant", "content": " ".join(copy)}]
+    path = tmp_path / "copy.jsonl"
+    path.write_text(json.dumps({"id": "x", "messages": messages}) + "\n", encoding="utf-8")
+    rates = []
+    for value in ("true", "false"):
+        arguments = ["replay", str(path), "--methods", "suffix,ngram", "--tokenizer", "words", "--json"]
+        assert main([*arguments, "--num-speculative-tokens", "8", "--follow-copies", value]) == 0
+        rates.append([row["tokens_per_verify_step"] for row in json.loads(capsys.readouterr().out)])
+    assert all(on > 1.1 * off for on, off in zip(*rates, strict=True)), rates
 
 
 @pytest.mark.parametrize(
@@ -75,19 +100,27 @@ def test_rows_say_whether_answers_were_shared(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--method", "ngrm"], "method: expected some of ngram, suffix, got 'ngrm' (did you mean 'ngram'?)"),
+        (["--methods", "ngrm"], "methods: expected some of ngram, suffix, got 'ngrm' (did you mean 'ngram'?)"),
         (["--concurrency", "0"], "concurrency: expected at least 1, got 0"),
         (["--num-speculative-tokens", "0"], "num_speculative_tokens: expected at least 1 with method ngram, got 0"),
-        (["--method", "ngram", "--min-ngram-size", "9"], "max_ngram_size: expected at least min_ngram_size (9), got 5"),
         (
-            ["--method", "ngram", "--suffix-decoding-min-token-prob", "0.5"],
+            ["--methods", "ngram", "--min-ngram-size", "9"],
+            "max_ngram_size: expected at least min_ngram_size (9), got 5",
+        ),
+        (
+            ["--methods", "ngram", "--suffix-decoding-min-token-prob", "0.5"],
             "suffix_decoding_min_token_prob: expected method suffix, got ngram",
         ),
         (
             ["--no-shared-cache", "--suffix-decoding-max-cached-requests", "3"],
             "no_shared_cache: expected without suffix_decoding_max_cached_requests, got both",
         ),
-        (["--no-shared-cache", "--method", "ngram"], "no_shared_cache: expected method suffix, got ngram"),
+        (
+            ["--methods", "suffix", "--ngram-max-spec-factor", "1"],
+            "ngram_max_spec_factor: expected method ngram, got suffix",
+        ),
+        (["--follow-copies", "maybe"], "follow_copies: expected true or false, got 'maybe'"),
+        (["--no-shared-cache", "--methods", "ngram"], "no_shared_cache: expected method suffix, got ngram"),
         (["--tokenizer", "nowhere"], "expected a tokenizer.json, got none"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A pretend language model and a decoding loop around `verify`, for tests."""
+"""A pretend language model and a decoding loop around the Verifier, for tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fastdeploy_sd.ops.native.batch import BatchRows, prepare_batch
-from fastdeploy_sd.sampling.verify import VerifyRule, verify
+from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
 from fastdeploy_sd.types import Batch, DraftTokens, SamplingArrays, VerifyResult
 
 VOCAB = 61
@@ -39,9 +39,11 @@ class Decoding:
     rule: VerifyRule = field(default_factory=VerifyRule)
     logits_of: Callable[[Sequence[int]], np.ndarray] = logits_after
     tokens: list[list[int]] = field(init=False)
+    verifier: Verifier = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = [list(prompt) for prompt in self.prompts]
+        self.verifier = Verifier(self.rule)
 
     def counts(self) -> np.ndarray:
         counts = np.zeros((len(self.prompts), VOCAB), np.int32)
@@ -104,7 +106,7 @@ class Decoding:
 
     def step(self, drafts: list[list[int]]) -> tuple[VerifyResult, tuple[int, ...]]:
         """Verify the drafts and commit the output."""
-        result, failed = verify(self.logits(drafts), self.batch(drafts), self.rule)
+        result, failed = self.verifier.verify(self.logits(drafts), self.batch(drafts))
         for r, tokens in enumerate(self.tokens):
             tokens.extend(result.row(r).tolist())
         return result, failed

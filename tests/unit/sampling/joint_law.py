@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastdeploy_sd.sampling.verify import VerifyRule, verify
+from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
 from fastdeploy_sd.types import EMPTY_I32, Batch, DraftTokens, SamplingArrays
 
 VOCAB = 6
@@ -124,10 +124,11 @@ def _step(
         logits_indices=np.arange(len(request), dtype=np.int32),
         cu_num_logits=offsets[0],
         batch_id_per_output=request.astype(np.int32),
+        output_positions=(length[request] + j + 1).astype(np.int32),
         draft=DraftTokens(draft_ids.astype(np.int32), offsets[1]),
         sampling=_sampling(known, length, len(request), params, seeds),
     )
-    result, failed = verify(LOGITS[contexts], batch, rule)
+    result, failed = Verifier(rule).verify(LOGITS[contexts], batch)
     assert failed == ()
     return result.token_ids, np.diff(result.cu_num_output)
 

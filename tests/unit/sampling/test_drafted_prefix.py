@@ -10,7 +10,7 @@ import pytest
 from fastdeploy_sd.ops.native.sampling import process_logits
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import Batch, DraftTokens, NewRequest, Request, SchedulerOutput, VerifyResult
-from fastdeploy_sd.worker.batch import build_batch
+from fastdeploy_sd.worker.batch import BatchBuilder
 from fastdeploy_sd.worker.request_state import RequestTable
 
 VOCAB, BLOCK_SIZE, MAX_MODEL_LEN = 23, 16, 64
@@ -75,7 +75,7 @@ class Worker:
         )
 
     def batch(self, drafts: list[tuple[int, ...]]) -> Batch:
-        return build_batch(self._plan(drafts), self._table, self._table.members(self._ids), BLOCK_SIZE)
+        return BatchBuilder(self._table, BLOCK_SIZE).build(self._plan(drafts), self._table.members(self._ids))
 
     def commit(self, token: int) -> None:
         """One output token for the request under test."""

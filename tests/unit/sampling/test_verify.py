@@ -10,9 +10,7 @@ import pytest
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.reference import sampling as reference
-from fastdeploy_sd.sampling import verify as product
-from fastdeploy_sd.sampling.verify import VerifyRule, verify
-from fastdeploy_sd.types import DraftTokens
+from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
 from tests.unit.sampling.decoding import VOCAB, Decoding, Drafter, logits_after
 
 NUM_TOKENS = 40
@@ -44,11 +42,8 @@ def plain_decoding() -> list[list[int]]:
         alone = Decoding([prompt], columns)
         for _ in range(NUM_TOKENS):
             sampling = alone.sampling(1)
-            raw, none = alone.logits([[]]), DraftTokens.none(1)
-            logits = reference.process_logits(raw, np.array([0]), np.array([0, 1]), none, sampling)
-            alone.tokens[0] += reference.sample(
-                logits, np.array([0]), np.array([len(alone.tokens[0])]), sampling
-            ).tolist()
+            position = np.array([len(alone.tokens[0])])
+            alone.tokens[0] += reference.sample(alone.logits([[]]), np.array([0]), position, sampling).tolist()
         outputs.append(alone.outputs()[0])
     return outputs
 
@@ -85,30 +80,6 @@ def mixed(plain: list[list[int]], length: int) -> Drafter:
         return drafts[:keep] + [int(rng.choice(tokens)) for _ in drafts[keep:]]
 
     return draft
-
-
-def test_only_rows_with_a_penalty_a_bias_or_a_mask_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = (
-        COLUMNS
-        | BIAS
-        | {
-            "penalty_slot": np.array([-1, 1, -1, -1, -1]),
-            "cu_bias": np.array([0, 0, 0, 0, 0, 2]),
-            "cu_mask": np.array([0, 0, 0, 0, 0, 0, 1, 1, 1]),  # row 5, request 2's second
-            "mask_token_ids": np.array([3]),
-        }
-    )
-    copied, sound = [], product.process_logits
-
-    def noted(logits: np.ndarray, rows: np.ndarray, *rest: object) -> np.ndarray:
-        copied.append(rows.tolist())
-        return sound(logits, rows, *rest)
-
-    monkeypatch.setattr(product, "process_logits", noted)
-    Decoding(PROMPTS, columns).step([[1], [2], [3], [], []])
-    assert copied == [[2, 3, 5, 7]]
-    Decoding(PROMPTS, {name: value for name, value in COLUMNS.items() if name != "penalty_slot"}).step([[]] * 5)
-    assert len(copied) == 1, "there is nothing to do"
 
 
 def test_without_drafts_the_output_is_plain_decoding(plain: list[list[int]]) -> None:
@@ -289,10 +260,11 @@ def test_an_unfinished_prompt_has_no_output() -> None:
     unfinished = {
         "logits_indices": batch.logits_indices[:1],
         "batch_id_per_output": batch.batch_id_per_output[1:],
+        "output_positions": batch.output_positions[1:],
         "cu_num_logits": np.array([0, 0, 1], np.int32),
     }
     fields = {name: getattr(batch, name) for name in batch.__slots__} | unfinished
     fields["sampling"] = replace(batch.sampling, cu_mask=np.zeros(2, np.int32))
-    result, failed = verify(logits_after([2])[None], type(batch)(**fields), VerifyRule())
+    result, failed = Verifier(VerifyRule()).verify(logits_after([2])[None], type(batch)(**fields))
     assert result.cu_num_output.tolist() == [0, 0, 1]
     assert failed == ()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 NUM_SHARES = 8
 MAX_ANCHORS = 4
+MIN_COPY = 6
+MAX_CREDIT = 4
 Tokens = tuple[int, ...]
 
 
@@ -76,6 +78,39 @@ class Output:
     sequence: int = 0
 
 
+@dataclass
+class Copy:
+    """The end of a request's text with replaced tokens put back; () = it is no copy."""
+
+    string: Tokens = ()
+    num_agreed: int = 0
+    num_recent: int = 0
+    credit: int = 1
+
+    def read(self, text: Text, token: int, before: Tokens, after: Tokens, max_context: int) -> None:
+        """`before`, `after`: the longest end of the text without and with the token that is in `text`."""
+        if not self.string:
+            if len(before) < MIN_COPY or after == (*before, token)[-max_context:]:
+                return
+            self.string, self.num_agreed, self.num_recent = before, len(before), len(before)
+        extended = (*self.string, token)[-max_context:]
+        agrees = bool(text.ends(extended))
+        ends = not agrees and (self.num_recent == 0 or self.num_agreed < MIN_COPY)
+        if self.num_recent == 0:
+            self.credit = min(MAX_CREDIT, self.credit + 1) if agrees else max(-MAX_CREDIT, self.credit - 1)
+        if agrees:
+            self.string, self.num_agreed, self.num_recent = extended, self.num_agreed + 1, self.num_recent + 1
+        else:
+            best = None if ends else text.best(self.string)
+            self.string = () if best is None else (*self.string, best)[-max_context:]
+            self.num_recent = self.num_recent if ends else 0
+        if len(after) >= len(self.string) or (self.num_recent > 0 and len(after) > self.num_recent + 1):
+            self.string = ()
+
+    def says_more(self, num_matched: int) -> bool:
+        return bool(self.string) and (self.num_recent > 0 or self.credit > 0) and num_matched <= self.num_recent + 1
+
+
 @dataclass(eq=False)
 class Own:
     """A request: its text, what of it matched where, and where its output goes."""
@@ -86,6 +121,7 @@ class Own:
     first_end: int
     text: Text = field(default_factory=Text)
     match: Tokens = ()
+    copy: Copy = field(default_factory=Copy)
     matches: dict[int, Tokens] = field(default_factory=dict)  # by id of the shard
     output: Output = field(default_factory=Output)
     has_ended: bool = False
@@ -97,6 +133,7 @@ class Reference:
     max_factor: float
     min_token_prob: float
     max_outputs: int
+    follows_copies: bool
     shards: list[Shard] = field(default_factory=list)  # by last append
     outputs: list[Output] = field(default_factory=list)  # that ever began
     own: dict[int, Own] = field(default_factory=dict)  # by slot
@@ -115,7 +152,7 @@ class Reference:
         """Read a row's new tokens; rows are read in their order."""
         own = self.own[slot]
         for token in tokens:
-            own.match = own.text.advance(own.match, token, self.max_context)
+            self.read_own(own, token)
             own.text.append(0, token)
             for shard in self.of_salt(own.salt):
                 match = own.matches.get(id(shard), ())
@@ -123,6 +160,13 @@ class Reference:
             if own.text.num_tokens > own.num_private and not own.has_ended:
                 self.share(own.salt, token, own.output)
                 own.has_ended = own.text.num_tokens > own.first_end and token in own.end_token_ids
+
+    def read_own(self, own: Own, token: int) -> None:
+        """Go on with the matches in the own text, which does not hold the token yet."""
+        before = own.match
+        own.match = own.text.advance(before, token, self.max_context)
+        if self.follows_copies:
+            own.copy.read(own.text, token, before, own.match, self.max_context)
 
     def share(self, salt: int, token: int, output: Output) -> None:
         """Append an output token, in the salt's youngest shard."""
@@ -153,20 +197,27 @@ class Reference:
 
     def draft(self, slot: int, budget: int, prefix: list[int]) -> list[int]:
         own = self.own[slot]
-        found = [(own.text, own.match, own.text.sequences[0])]
+        own_tail = own.text.sequences[0]
+        found = [(own.text, own.match, own_tail, len(own_tail))]
         for shard in reversed(self.of_salt(own.salt)):
-            tail = shard.text.sequences[own.output.sequence] if shard is own.output.shard else None
-            found.append((shard.text, own.matches.get(id(shard), ()), tail))
+            tail = shard.text.sequences[own.output.sequence] if shard is own.output.shard else []
+            found.append((shard.text, own.matches.get(id(shard), ()), tail, len(tail)))
         for token in prefix:
-            found = [(text, text.advance(match, token, self.max_context), tail) for text, match, tail in found]
+            found = [(text, text.advance(match, token, self.max_context), tail, n) for text, match, tail, n in found]
         found.sort(key=lambda source: -len(source[1]))
+        ahead = replace(own, copy=replace(own.copy))
+        for token in prefix:
+            self.read_own(ahead, token)
+        if ahead.copy.says_more(len(found[0][1])):
+            found.insert(0, (own.text, ahead.copy.string, own_tail, ahead.copy.num_recent))
         best: tuple[float, int, list[int]] = (0.0, 0, [])
-        for text, match, tail in found:
+        for text, match, tail, num_shared in found:
             anchors = [end for end in text.shorter(match) if text.best(end) is not None]
             for anchor in anchors[:MAX_ANCHORS]:
                 max_tokens = min(budget, math.floor(len(anchor) * self.max_factor + 1e-9))
-                is_open = tail is not None and not prefix and len(anchor) <= len(tail)
-                tokens, score = self._follow(text, anchor, max_tokens, tuple(tail or ()), is_open)
+                # Of the tail's own end nothing has followed yet.
+                is_open = not prefix and len(anchor) <= num_shared
+                tokens, score = self._follow(text, anchor, max_tokens, tuple(tail), is_open)
                 if score > best[0] or (score == best[0] > 0 and len(anchor) > best[1]):
                     best = (score, len(anchor), tokens)
         return best[2]

@@ -3,96 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.ops.native.ngram import NgramIndex
+from fastdeploy_sd.ops.native.ngram import NgramIndex, NgramRule
 from fastdeploy_sd.spec_decode.ngram import NgramProposer
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
-from fastdeploy_sd.types import I32, DraftSource, DraftTokens
-
-MAX_TOKENS = 400
-NUM_SLOTS = 5
-
-
-def drafts_by_definition(committed: Sequence[int], prefix: Sequence[int], max_len: int, sizes: range) -> list[int]:
-    text = [*committed, *prefix]
-    for n in reversed(sizes):
-        for end in range(min(len(committed), len(text) - 1), n - 1, -1):
-            if list(committed[end - n : end]) == text[len(text) - n :]:
-                grown = list(text)
-                for i in range(max_len):
-                    grown.append(grown[end + i])
-                return grown[len(text) :]
-    return []
-
-
-def ragged(rows: Sequence[Sequence[int]]) -> DraftTokens:
-    flat = [token_id for row in rows for token_id in row]
-    return DraftTokens(np.array(flat, np.int32), np.cumsum([0, *map(len, rows)]).astype(np.int32))
-
-
-def i32(*values: int) -> I32:
-    return np.array(values, np.int32)
-
-
-def proposer_of(min_size: int = 2, max_size: int = 5, num_slots: int = NUM_SLOTS) -> NgramProposer:
-    config = SpeculativeConfig(method="ngram", min_ngram_size=min_size, max_ngram_size=max_size)
-    return NgramProposer(config, ProposerContext(num_slots, MAX_TOKENS, 1 << 31))
-
-
-@dataclass
-class Texts:
-    """The committed tokens of every slot, and steps over some of them."""
-
-    proposer: NgramProposer
-    table: I32 = field(default_factory=lambda: np.zeros((NUM_SLOTS, MAX_TOKENS), np.int32))
-    lengths: dict[int, int] = field(default_factory=dict)
-
-    def begin(self, slot: int, tokens: Sequence[int], num_prompt_tokens: int = 1) -> None:
-        self.lengths[slot] = 0
-        self.append(slot, tokens)
-        self.proposer.begin([DraftRequest(f"r{slot}", slot, num_prompt_tokens, len(tokens))])
-
-    def append(self, slot: int, tokens: Sequence[int]) -> None:
-        n = self.lengths[slot]
-        self.table[slot, n : n + len(tokens)] = tokens
-        self.lengths[slot] = n + len(tokens)
-
-    def text(self, slot: int) -> list[int]:
-        return [int(token_id) for token_id in self.table[slot, : self.lengths[slot]]]
-
-    def step(
-        self, slots: Sequence[int], max_draft_len: Sequence[int], prefixes: Sequence[Sequence[int]] | None = None
-    ) -> list[list[int]]:
-        x = ProposeInput(
-            request_ids=tuple(f"r{slot}" for slot in slots),
-            slots=i32(*slots),
-            token_table=self.table,
-            num_tokens=i32(*(self.lengths[slot] for slot in slots)),
-            max_draft_len=i32(*max_draft_len),
-            prefix=None if prefixes is None else ragged(prefixes),
-        )
-        drafts = self.proposer.propose(x)
-        assert drafts.sources is not None
-        assert drafts.sources.tolist() == [DraftSource.NGRAM] * len(drafts.token_ids)
-        return [drafts.row(r).tolist() for r in range(len(slots))]
-
-    def forget(self, slot: int) -> None:
-        self.lengths.pop(slot, None)
-        self.proposer.forget(i32(slot))
-
-
-def draft(tokens: Sequence[int], max_len: int, *, prefix: Sequence[int] = (), sizes: range = range(2, 6)) -> list[int]:
-    """What one request with these committed tokens is drafted."""
-    texts = Texts(proposer_of(sizes[0], sizes[-1]))
-    texts.begin(3, tokens)
-    return texts.step([3], [max_len], [prefix] if prefix else None)[0]
-
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput
+from fastdeploy_sd.types import DraftTokens
+from tests.unit.spec_decode.ngram_reference import (
+    MAX_TOKENS,
+    NUM_SLOTS,
+    Rule,
+    Texts,
+    draft,
+    drafts_by_definition,
+    i32,
+    proposer_of,
+)
 
 # ---- the rule -------------------------------------------------------------------------------------------------------
 
@@ -110,13 +39,13 @@ def test_longest_end_wins_over_a_more_recent_shorter_one() -> None:
 
 
 def test_no_end_longer_than_the_maximum_is_looked_up() -> None:
-    assert draft([7, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], 1, sizes=range(2, 3)) == [4]
+    assert draft([7, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], 1, rule=Rule(range(2, 3))) == [4]
 
 
 def test_an_end_shorter_than_the_minimum_is_no_match() -> None:
     text = [1, 2, 3, 9, 2]
-    assert draft(text, 3, sizes=range(2, 4)) == []
-    assert draft(text, 3, sizes=range(1, 4)) == [3, 9, 2]
+    assert draft(text, 3, rule=Rule(range(2, 4))) == []
+    assert draft(text, 3, rule=Rule(range(1, 4))) == [3, 9, 2]
 
 
 def test_a_repeated_phrase_is_repeated_as_long_as_allowed() -> None:
@@ -155,19 +84,29 @@ def test_a_text_too_short_for_a_match_has_no_drafts(text: list[int]) -> None:
 
 def test_any_token_id_is_an_ordinary_one() -> None:
     top = 2**31 - 1
-    assert draft([top, 0, top, 3, top, 0], 2, sizes=range(2, 3)) == [top, 3]
+    assert draft([top, 0, top, 3, top, 0], 2, rule=Rule(range(2, 3))) == [top, 3]
+
+
+def test_drafts_are_limited_by_what_agreed() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
+    assert draft(text, 8, rule=Rule(max_factor=1.5)) == [3, 4, 5]
+    assert draft([*text, 3], 8, rule=Rule(max_factor=1.5)) == [4, 5, 6, 7]
 
 
 # ---- against the definition -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("alphabet", "sizes"), [(2, range(1, 4)), (3, range(2, 6)), (7, range(2, 4)), (3, range(4, 9))]
 )
-def test_random_steps_follow_the_definition(alphabet: int, sizes: range, seed: int) -> None:
+@pytest.mark.parametrize(("follows_copies", "max_factor"), [(False, 64.0), (True, 64.0), (True, 1.5)])
+def test_random_steps_follow_the_definition(
+    alphabet: int, sizes: range, follows_copies: bool, max_factor: float, seed: int
+) -> None:
     rng = random.Random(f"{alphabet} {sizes} {seed}")
-    texts = Texts(proposer_of(sizes[0], sizes[-1]))
+    rule = Rule(sizes, max_factor, follows_copies)
+    texts = Texts(proposer_of(rule))
 
     def tokens(most: int) -> list[int]:
         return [rng.randrange(alphabet) for _ in range(rng.randint(0, most))]
@@ -187,7 +126,7 @@ def test_random_steps_follow_the_definition(alphabet: int, sizes: range, seed: i
         if rng.random() < 0.5:
             prefixes = [[] for _ in slots]
         rows = zip(slots, prefixes, allowed, strict=True)
-        want = [drafts_by_definition(texts.text(slot), prefix, most, sizes) for slot, prefix, most in rows]
+        want = [drafts_by_definition(texts.text(slot), prefix, most, rule) for slot, prefix, most in rows]
         assert texts.step(slots, allowed, prefixes if any(prefixes) else None) == want
         texts.proposer.check_integrity(texts.table)
 
@@ -200,7 +139,7 @@ def test_a_long_text_of_few_words_follows_the_definition() -> None:
     texts = Texts(proposer_of())
     texts.begin(0, text[:200])
     for token_id in text[200:]:
-        assert texts.step([0], [6]) == [drafts_by_definition(texts.text(0), [], 6, range(2, 6))]
+        assert texts.step([0], [6]) == [drafts_by_definition(texts.text(0), [], 6, Rule())]
         texts.append(0, [token_id])
     texts.proposer.check_integrity(texts.table)
 
@@ -256,7 +195,7 @@ def test_forgetting_frees_the_memory() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 17, 130, 300, MAX_TOKENS])
 def test_memory_is_at_most_16_bytes_per_token_and_size(num_tokens: int) -> None:
-    texts = Texts(proposer_of(2, 5))
+    texts = Texts(proposer_of())
     texts.begin(0, list(range(num_tokens)))
     texts.step([0], [0])
     assert texts.proposer.num_bytes() <= 4 * max(64, 16 * num_tokens)
@@ -276,7 +215,7 @@ def test_integrity_is_lost_when_the_text_changes() -> None:
 
 
 def good_step() -> tuple[NgramProposer, ProposeInput]:
-    proposer = proposer_of(min_size=1)
+    proposer = proposer_of(Rule(range(1, 6)))
     proposer.begin([DraftRequest("a", 0, 1, 3), DraftRequest("b", 1, 1, 3)])
     table = np.tile(i32(1, 2, 1, 2), (NUM_SLOTS, 1))
     return proposer, ProposeInput(("a", "b"), i32(0, 1), table, i32(3, 3), i32(2, 2))
@@ -319,7 +258,16 @@ def test_slots_out_of_range_are_refused(slot: int) -> None:
         proposer.forget(i32(0, slot))
 
 
-@pytest.mark.parametrize(("num_slots", "min_n", "max_n"), [(-1, 1, 1), (1, 0, 1), (1, 3, 2)])
-def test_an_index_of_nothing_is_refused(num_slots: int, min_n: int, max_n: int) -> None:
-    with pytest.raises(ValueError, match="ngram_create"):
-        NgramIndex(num_slots, min_n, max_n)
+@pytest.mark.parametrize(
+    ("num_slots", "rule", "field"),
+    [
+        (-1, NgramRule(1, 1, 2.0, True), "num_slots"),
+        (1, NgramRule(0, 1, 2.0, True), "min_n"),
+        (1, NgramRule(3, 2, 2.0, True), "min_n"),
+        (1, NgramRule(1, 1, 0.0, True), "max_factor"),
+        (1, NgramRule(1, 1, float("nan"), True), "max_factor"),
+    ],
+)
+def test_an_index_of_nothing_is_refused(num_slots: int, rule: NgramRule, field: str) -> None:
+    with pytest.raises(ValueError, match=f"ngram_create: {field}: expected"):
+        NgramIndex(num_slots, rule)

@@ -261,8 +261,8 @@ def test_the_factor_bounds_drafts_by_the_match() -> None:
 
 
 def test_the_context_is_cut_at_the_tree_depth() -> None:
-    long_ago, often = [7, *PHRASE[:4], 60], [8, *PHRASE[:4], 61]
-    text = [*long_ago, *often, *often, 7, *PHRASE[:4]]
+    long_ago, often = [7, *PHRASE[:4], 60], [*PHRASE[:4], 61]
+    text = [*long_ago, 8, *often, 9, *often, 7, *PHRASE[:4]]
     for depth, expected in ((64, 60), (5, 60), (4, 61)):
         server = Server(max_tree_depth=depth)
         server.begin(0, text)

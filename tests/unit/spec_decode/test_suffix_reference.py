@@ -14,8 +14,9 @@ from fastdeploy_sd.types import DraftTokens
 from tests.unit.spec_decode.suffix_reference import Output, Reference
 
 NUM_SLOTS = 3
-MAX_LEN = 40
-NUM_STEPS = 60
+MAX_LEN = 60
+NUM_STEPS = 100
+COPIED = 0.9
 SALTS = (b"a" * 16, b"b" * 16)
 
 
@@ -24,22 +25,28 @@ class Pair:
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
-        self.num_tokens_known = int(rng.integers(1, 5))
+        self.num_tokens_known = int(rng.choice([1, 2, 3, 4, 40, 40]))
+        self.copy_distance = int(rng.choice([9, 14, 20, MAX_LEN]))
         self.rule = SuffixRule(
             max_context=int(rng.choice([1, 3, 6, 64])),
             max_factor=float(rng.choice([0.5, 1.0, 2.5])),
             min_token_prob=float(rng.choice([0.0, 0.1, 0.5, 1.0])),
+            follows_copies=bool(rng.random() < 0.7),
         )
         self.limits = SuffixLimits(int(rng.choice([-1, 0, 1, 2, 3, 17])), 1 << 20)
         self.drafter = self._make()
-        self.reference = Reference(
-            self.rule.max_context, self.rule.max_factor, self.rule.min_token_prob, self.limits.max_outputs
-        )
+        self.reference = self._define()
         self.table = np.full((NUM_SLOTS, MAX_LEN), -1, np.int32)
         self.num_tokens = [0] * NUM_SLOTS
 
     def _make(self) -> SuffixDrafter:
         return SuffixDrafter(NUM_SLOTS, self.num_tokens_known, self.rule, self.limits)
+
+    def _define(self) -> Reference:
+        rule = self.rule
+        return Reference(
+            rule.max_context, rule.max_factor, rule.min_token_prob, self.limits.max_outputs, rule.follows_copies
+        )
 
     def begin(self, slot: int) -> None:
         """Also a request that comes back: some of its private tokens may be output."""
@@ -58,15 +65,21 @@ class Pair:
             self.reference.own.pop(int(slot), None)
 
     def append(self, slot: int, count: int) -> None:
+        """Random tokens, or a copy of earlier ones with some replaced."""
         start = self.num_tokens[slot]
-        self.table[slot, start : start + count] = self.rng.integers(0, self.num_tokens_known, count)
+        tokens = self.rng.integers(0, self.num_tokens_known, count)
+        if self.copy_distance <= start:
+            is_copied = self.rng.random(count) < COPIED
+            earlier = self.table[slot, start - self.copy_distance :][:count]
+            tokens[is_copied] = earlier[is_copied]
+        self.table[slot, start : start + count] = tokens
         self.num_tokens[slot] = start + count
 
     def step(self) -> None:
         slots = [s for s in self.rng.permutation(NUM_SLOTS).tolist() if s in self.reference.own]
         slots = slots[: int(self.rng.integers(0, NUM_SLOTS + 1))]
         for slot in slots:
-            self.append(slot, min(int(self.rng.integers(0, 5)), MAX_LEN - self.num_tokens[slot]))
+            self.append(slot, min(int(self.rng.integers(0, 7)), MAX_LEN - self.num_tokens[slot]))
             known = self.reference.own[slot].text.num_tokens
             self.reference.read(slot, self.table[slot, known : self.num_tokens[slot]].tolist())
         budgets = self.rng.integers(0, 7, len(slots)).astype(np.int32)
@@ -88,7 +101,7 @@ class Pair:
         self.drafter.import_sequences(sequences)
         exported = [(s.salt, tokens) for s in old.shards for tokens in s.text.sequences]
         assert len(exported) == len(sequences.salt_digests)
-        self.reference = Reference(old.max_context, old.max_factor, old.min_token_prob, old.max_outputs)
+        self.reference = self._define()
         for q, (salt, tokens) in enumerate(exported):
             assert sequences.salt_digests[q].tobytes() == SALTS[salt]
             begin, end = sequences.cu_tokens[q : q + 2]
@@ -118,11 +131,11 @@ def test_drafts_and_counts_are_those_of_the_definition(seed: int) -> None:
     pair = Pair(rng)
     for _ in range(NUM_STEPS):
         action = rng.random()
-        if action < 0.15:
+        if action < 0.1:
             pair.begin(int(rng.integers(0, NUM_SLOTS)))
-        elif action < 0.2:
+        elif action < 0.15:
             pair.forget()
-        elif action < 0.22:
+        elif action < 0.17:
             pair.restart()
         else:
             pair.step()

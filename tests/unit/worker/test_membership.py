@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fastdeploy_sd.ops.reference.batch import prepare_batch
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import DraftTokens, NewRequest, Request, RequestDelta, SchedulerOutput, VerifyResult
-from fastdeploy_sd.worker.batch import BatchRows, build_batch
+from fastdeploy_sd.worker.batch import BatchBuilder, BatchRows
 from fastdeploy_sd.worker.request_state import RequestTable
 
 BLOCK_SIZE, VOCAB = 4, 11
@@ -72,14 +74,14 @@ def test_block_tables_grow_with_their_requests() -> None:
     step = plan(table, "a", "b", deltas=(RequestDelta("a", (7,)),))
     table.apply(step)
     assert table.block_tables(table.members(("a", "b"))).tolist() == [[0, 7], [0, -1]]
-    table.commit(members, VerifyResult(np.array([5], np.int32), np.array([0, 1, 1]), np.zeros(2, np.int32)))
-    assert build_batch(plan(table, "a", "b"), table, members, BLOCK_SIZE).slot_mapping.tolist() == [28, 2]
+    table.commit(members, VerifyResult(np.array([5], np.int32), np.array([0, 1, 1], np.int32), np.zeros(2, np.int32)))
+    assert BatchBuilder(table, BLOCK_SIZE).build(plan(table, "a", "b"), members).slot_mapping.tolist() == [28, 2]
 
 
 def test_a_batch_is_what_the_reference_builds() -> None:
     table = table_of(new("a", 4), new("b", 3), new("c", 7))
     step = plan(table, "c", "a", "b")
-    batch = build_batch(step, table, table.members(step.request_ids), BLOCK_SIZE)
+    batch = BatchBuilder(table, BLOCK_SIZE).build(step, table.members(step.request_ids))
     slots = table.slots(step.request_ids)
     blocks = table.blocks[slots, : batch.block_tables.shape[1]]
     rows = BatchRows(step.num_computed_tokens, step.num_new_tokens, table.num_tokens[slots], slots, step.draft, blocks)
@@ -91,16 +93,47 @@ def test_forbidden_tokens_are_those_of_the_step() -> None:
     """min_tokens forbids the end only while too few tokens are out; nobody else's row is touched."""
     table = table_of(new("plain", 2), new("a", 2, SamplingParams(min_tokens=1)))
     members = table.members(("plain", "a"))
-    first = build_batch(plan(table, "plain", "a"), table, members, BLOCK_SIZE).sampling
+    first = BatchBuilder(table, BLOCK_SIZE).build(plan(table, "plain", "a"), members).sampling
     assert (first.cu_mask.tolist(), first.mask_token_ids.tolist()) == ([0, 0, 1], [3])
-    table.commit(members, VerifyResult(np.array([5, 6], np.int32), np.array([0, 1, 2]), np.zeros(2, np.int32)))
-    second = build_batch(plan(table, "plain", "a"), table, members, BLOCK_SIZE).sampling
+    table.commit(
+        members, VerifyResult(np.array([5, 6], np.int32), np.array([0, 1, 2], np.int32), np.zeros(2, np.int32))
+    )
+    second = BatchBuilder(table, BLOCK_SIZE).build(plan(table, "plain", "a"), members).sampling
     assert (second.cu_mask.tolist(), second.mask_token_ids.tolist()) == ([0, 0, 0], [])
 
 
 def test_without_rules_the_parameters_are_the_same_object_in_every_step() -> None:
     table = table_of(new("a", 2), new("b", 2))
     members = table.members(("a", "b"))
-    first, second = (build_batch(plan(table, "a", "b"), table, members, BLOCK_SIZE) for _ in range(2))
+    first, second = (BatchBuilder(table, BLOCK_SIZE).build(plan(table, "a", "b"), members) for _ in range(2))
     assert first.sampling is second.sampling
     assert first.sampling.cu_mask.tolist() == [0, 0, 0]
+
+
+def test_steps_share_memory_and_every_one_is_what_the_reference_builds() -> None:
+    """Other counts, more blocks, other requests and back: the Batch stays the same object only where it may."""
+    table = table_of(new("a", 4), new("b", 3), new("c", 7))
+    batches, last, num_same = BatchBuilder(table, BLOCK_SIZE), None, 0
+    for i, names in enumerate([("a", "b")] * 3 + [("c", "a", "b")] * 2 + [("b",)] + [("a", "b")] * 2):
+        deltas = (
+            [RequestDelta(name, (first, first + 1)) for first, name in ((6, "a"), (8, "b"), (10, "c"))]
+            if i == 0
+            else []
+        )
+        step = plan(table, *names, deltas=tuple(deltas))
+        step = replace(step, draft=last.draft) if last is not None and len(last.seq_lens) == len(names) else step
+        table.apply(step)
+        members = table.members(names)
+        batch = batches.build(step, members)
+        num_same += batch is last
+        slots = table.slots(names)
+        counts = (step.num_computed_tokens, step.num_new_tokens, table.num_tokens[slots])
+        expected = prepare_batch(BatchRows(*counts, slots, step.draft, batch.block_tables), table.tokens, BLOCK_SIZE)
+        for name, column in expected._asdict().items():
+            np.testing.assert_array_equal(getattr(batch, name), column, err_msg=f"step {i} {name}")
+        output = np.arange(len(names), dtype=np.int32)
+        cu_num_output = np.arange(len(names) + 1, dtype=np.int32)
+        table.commit(members, VerifyResult(output, cu_num_output, np.zeros(len(names), np.int32)))
+        assert [int(table.tokens[s, table.num_tokens[s] - 1]) for s in slots] == output.tolist()
+        last = batch
+    assert num_same == 4

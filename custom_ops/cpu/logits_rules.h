@@ -1,0 +1,160 @@
+#pragma once
+// What the rules of a request make of one of its rows of logits, and the checks of the rules' columns.
+#include "fdsd/sampling.h"
+#include "logits_row.h"
+#include "offsets.h"
+
+namespace fdsd {
+namespace FDSD_ISA {
+
+constexpr int32_t kInPrompt = 1 << 30;
+constexpr int32_t kCountMask = kInPrompt - 1;
+
+struct Penalty {
+  float repetition;
+  float presence;
+  float frequency;
+
+  float Apply(float logit, int32_t count, bool in_prompt) const {
+    if (count > 0 || in_prompt) logit = logit > 0.0f ? logit / repetition : logit * repetition;
+    if (count > 0) logit = logit - frequency * static_cast<float>(count) - presence;
+    return logit;
+  }
+};
+
+// One row of logits: whose it is, and the drafts before it.
+struct RuledRow {
+  const float* logits;
+  int64_t index;  // of the L rows
+  int32_t request;
+  int32_t num_drafts;
+  const int32_t* drafts;
+};
+
+inline RuledRow RuledRowOf(const DraftedRows& drafted, const float* logits, int vocab_size, int64_t index,
+                           int32_t request) {
+  const float* row = logits + index * vocab_size;
+  if (drafted.cu_num_logits == nullptr) return RuledRow{row, index, request, 0, nullptr};
+  return RuledRow{row, index, request, static_cast<int32_t>(index) - drafted.cu_num_logits[request],
+                  drafted.draft_token_ids + drafted.cu_num_draft[request]};
+}
+
+inline bool HasRules(const LogitsRules& rules, int64_t index, int32_t request) {
+  return rules.slot[request] >= 0 || rules.cu_bias[request] < rules.cu_bias[request + 1] ||
+         rules.cu_mask[index] < rules.cu_mask[index + 1];
+}
+
+// Applies the rules of a row's request to it. `rules` and `row` must outlive this.
+class RowRules {
+ public:
+  RowRules(const LogitsRules& rules, const RuledRow& row, int vocab_size)
+      : rules_(rules),
+        row_(row),
+        vocab_size_(vocab_size),
+        penalty_{rules.repetition[row.request], rules.presence[row.request], rules.frequency[row.request]},
+        counts_(rules.slot[row.request] < 0
+                    ? nullptr
+                    : rules.token_counts + static_cast<int64_t>(rules.slot[row.request]) * vocab_size) {}
+
+  // Write the whole row to y, on all threads where no task runs around this.
+  void Apply(float* y) const {
+    ParallelFor(CeilDiv(vocab_size_, kChunkTokens), [&](int64_t c) {
+      const int begin = static_cast<int>(c) * kChunkTokens;
+      CopyPenalised(begin, std::min(begin + kChunkTokens, vocab_size_), y);
+    });
+    CountDrafts(y);
+    BiasAndMask(y);
+  }
+
+ private:
+  // Tokens [begin, end), with the penalties of tokens seen before this step.
+  void CopyPenalised(int begin, int end, float* y) const {
+    constexpr int kSpan = 16;  // tokens tested together for having been seen at all
+    std::memcpy(y + begin, row_.logits + begin, static_cast<size_t>(end - begin) * sizeof(float));
+    if (counts_ == nullptr) return;
+    for (int span = begin; span < end; span += kSpan) {
+      const int span_end = std::min(span + kSpan, end);
+      int32_t any = 0;
+      for (int id = span; id < span_end; ++id) any |= counts_[id];
+      if (any == 0) continue;
+      for (int id = span; id < span_end; ++id) y[id] = Penalised(id, counts_[id] & kCountMask);
+    }
+  }
+
+  // Penalise the drafted tokens again, from the raw logit, with the drafts before the row counted as output.
+  void CountDrafts(float* y) const {
+    if (counts_ == nullptr) return;
+    for (int32_t d = 0; d < row_.num_drafts; ++d) {
+      const int32_t id = row_.drafts[d];
+      int32_t count = counts_[id] & kCountMask;
+      for (int32_t e = 0; e < row_.num_drafts; ++e) count += row_.drafts[e] == id;
+      y[id] = Penalised(id, count);
+    }
+  }
+
+  void BiasAndMask(float* y) const {
+    for (int32_t b = rules_.cu_bias[row_.request]; b < rules_.cu_bias[row_.request + 1]; ++b)
+      y[rules_.bias_token_ids[b]] += rules_.bias_values[b];
+    for (int32_t m = rules_.cu_mask[row_.index]; m < rules_.cu_mask[row_.index + 1]; ++m)
+      y[rules_.mask_token_ids[m]] = -kInf;
+  }
+
+  float Penalised(int32_t id, int32_t count) const {
+    return penalty_.Apply(row_.logits[id], count, (counts_[id] & kInPrompt) != 0);
+  }
+
+  const LogitsRules& rules_;
+  const RuledRow& row_;
+  int vocab_size_;
+  Penalty penalty_;
+  const int32_t* counts_;  // of the tokens seen before this step; nullptr = no penalty applies
+};
+
+inline bool AreBelow(int32_t limit, const int32_t* values, int32_t count) {
+  for (int32_t i = 0; i < count; ++i)
+    if (values[i] < 0 || values[i] >= limit) return false;
+  return true;
+}
+
+inline Error CheckDraftedRows(const DraftedRows& drafted, int32_t num_requests, int32_t num_rows) {
+  if (!AreOffsets(drafted.cu_num_logits, num_requests))
+    return "cu_num_logits: expected 0 and rising offsets, got a decrease";
+  if (drafted.cu_num_logits[num_requests] != num_rows)
+    return "cu_num_logits: expected the rows of logits last, got another";
+  if (!AreOffsets(drafted.cu_num_draft, num_requests))
+    return "cu_num_draft: expected 0 and rising offsets, got a decrease";
+  for (int32_t r = 0; r < num_requests; ++r) {
+    const int32_t num_draft = drafted.cu_num_draft[r + 1] - drafted.cu_num_draft[r];
+    if (drafted.cu_num_logits[r + 1] - drafted.cu_num_logits[r] > num_draft + 1)
+      return "cu_num_logits: expected at most drafts + 1 rows per request, got more";
+  }
+  return nullptr;
+}
+
+// The counts are looked up by draft, so drafts must be ids of the vocabulary where there is a penalty.
+inline Error CheckPenalty(const LogitsRules& rules, const DraftedRows& drafted, int32_t r, int vocab_size) {
+  if (rules.slot[r] < 0) return nullptr;
+  if (rules.slot[r] >= rules.num_slots) return "penalty_slot: expected a row of token_counts or -1, got one outside";
+  if (!(rules.repetition[r] > 0.0f)) return "repetition_penalty: expected a positive number, got another";
+  if (drafted.cu_num_draft == nullptr) return nullptr;
+  const int32_t first = drafted.cu_num_draft[r];
+  if (!AreBelow(vocab_size, drafted.draft_token_ids + first, drafted.cu_num_draft[r + 1] - first))
+    return "draft_token_ids: expected ids of the vocabulary, got one outside";
+  return nullptr;
+}
+
+inline Error CheckRules(const LogitsRules& rules, const DraftedRows& drafted, int32_t num_requests, int32_t num_rows,
+                        int vocab_size) {
+  if (!AreOffsets(rules.cu_bias, num_requests)) return "cu_bias: expected 0 and rising offsets, got a decrease";
+  if (!AreOffsets(rules.cu_mask, num_rows)) return "cu_mask: expected 0 and rising offsets, got a decrease";
+  if (!AreBelow(vocab_size, rules.bias_token_ids, rules.cu_bias[num_requests]))
+    return "bias_token_ids: expected ids of the vocabulary, got one outside";
+  if (!AreBelow(vocab_size, rules.mask_token_ids, rules.cu_mask[num_rows]))
+    return "mask_token_ids: expected ids of the vocabulary, got one outside";
+  for (int32_t r = 0; r < num_requests; ++r)
+    if (Error error = CheckPenalty(rules, drafted, r, vocab_size)) return error;
+  return nullptr;
+}
+
+}  // namespace FDSD_ISA
+}  // namespace fdsd

@@ -1,0 +1,22 @@
+"""Fixtures of the tests of packed weights."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+
+import pytest
+
+from tests.models import golden
+
+
+@pytest.fixture
+def model(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A copy of a tiny mixture-of-experts checkpoint, to be changed."""
+    return pathlib.Path(shutil.copytree(golden.ROOT / "qwen3_moe-tiny", tmp_path / "model"))
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Where packed weights are kept; does not exist yet."""
+    return tmp_path / "deep" / "cache"

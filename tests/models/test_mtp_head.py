@@ -1,0 +1,96 @@
+"""The head that drafts are chosen with: a copy of the target's in fewer bits, which no token depends on."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
+from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.packed_cache import PackedMatrices
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.ops.reference.linear import LinearFormat
+from fastdeploy_sd.worker.draft_layers import DraftLayers, open_draft_weights
+from fastdeploy_sd.worker.model_loading import load_model
+from tests.models.mtp_models import MtpReference, make_model
+from tests.models.mtp_runs import Event, make_engine, make_requests, run
+
+NAME = "qwen3-tiny"
+
+
+def events_of(reference: MtpReference, **options: Any) -> list[Event]:
+    """What an engine drafts after some texts."""
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(4, 4096, n).astype(np.int32) for n in (1, 33)]
+    engine, recorder = make_engine(str(reference.path), 3, **options)
+    run(engine, make_requests(prompts, 20))
+    return [event for event in recorder.events if len(event.drafts) > 0]
+
+
+def num_agreeing(reference: MtpReference, events: list[Event], head_format: LinearFormat) -> int:
+    """How many of the events drafted what the reference does with its head stored in a format."""
+    longest = {event.request_id: event.text for event in events}
+    hidden = {request_id: reference.hidden(text[:-1]) for request_id, text in longest.items()}
+    num_agreeing = 0
+    for event in events:
+        rows = hidden[event.request_id][: len(event.text) - 1]
+        want = reference.drafts(event.text, len(event.drafts), rows, head_format)
+        num_agreeing += np.array_equal(event.drafts, want.token_ids)
+    return num_agreeing
+
+
+@pytest.mark.parametrize(("layout", "head"), [("numbered", "wint8"), ("numbered", "wint4"), ("numbered-own", "wint4")])
+def test_drafts_are_those_of_the_quantised_head(layout: str, head: LinearFormat, tmp_path: pathlib.Path) -> None:
+    """All but few: an activation may round to the next integer. The exact head says something else far more often."""
+    reference = make_model(tmp_path, NAME, layout)
+    events = events_of(reference, draft_head_quantization=head)
+    num_right = num_agreeing(reference, events, head)
+    assert num_right > 0.9 * len(events)
+    assert num_agreeing(reference, events, "float32") < num_right
+
+
+def load(path: pathlib.Path, head: str, num_steps: int = 1, folder: pathlib.Path | None = None, **model: Any) -> Any:
+    """The target and the draft layers, as a server has them."""
+    speculative = SpeculativeConfig("mtp", num_steps, num_model_steps=num_steps, draft_head_quantization=head)  # type: ignore[arg-type]
+    cache = None if folder is None else str(folder)
+    config = Config(ModelConfig(str(path), packed_weights_cache=cache, **model), speculative=speculative)
+    checkpoint = Checkpoint(path)
+    decoder_config = read_decoder_config(checkpoint.config)
+    return load_model(config, checkpoint, decoder_config, open_draft_weights(config, checkpoint, decoder_config))
+
+
+def is_shared(draft: DraftLayers) -> bool:
+    return all(isinstance(getattr(layer.head, "__self__", None), Decoder) for layer in draft.model._layers)
+
+
+def test_the_targets_head_is_read_where_it_has_the_format(tmp_path: pathlib.Path) -> None:
+    path = make_model(tmp_path, NAME, "numbered").path
+    for options, head in (({}, "target"), ({"quantization": "wint8"}, "wint8"), ({"quantization": "wint4"}, "wint8")):
+        assert is_shared(load(path, head, **options).draft), (options, head)
+    for options in ({}, {"dtype": "float32"}, {"quantization": "wint8"}, {"quantization": "wint4"}):
+        assert not is_shared(load(path, "auto", **options).draft), options
+
+
+def test_several_layers_share_one_copy(tmp_path: pathlib.Path) -> None:
+    draft = load(make_model(tmp_path, NAME, "numbered", 2).path, "wint4", num_steps=2).draft
+    assert len({layer.head for layer in draft.model._layers}) == 1
+
+
+@pytest.mark.parametrize(("head", "num_heads"), [("target", 1), ("auto", 2)])
+def test_the_copy_is_packed_once(
+    head: str, num_heads: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is kept with the target's matrices, so the next start maps it like them."""
+    added: list[str] = []
+    sound = PackedMatrices.add
+    monkeypatch.setattr(PackedMatrices, "add", lambda self, name, data: (added.append(name), sound(self, name, data)))
+    path = make_model(tmp_path, NAME, "numbered").path
+    load(path, head, folder=tmp_path / "packed", quantization="wint8")
+    assert len([name for name in added if "embed_tokens" in name or "lm_head" in name]) == num_heads
+    added.clear()
+    load(path, head, folder=tmp_path / "packed", quantization="wint8")
+    assert added == []

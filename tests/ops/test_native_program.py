@@ -1,0 +1,96 @@
+"""The native program: what it fills in before a run, and the contradictions it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from fastdeploy_sd.ops.activation import swiglu
+from fastdeploy_sd.ops.library import CParams
+from fastdeploy_sd.ops.native.activation import SwigluParams
+from fastdeploy_sd.ops.native.batch import GatherOutputRowsParams
+from fastdeploy_sd.ops.native.norm import RmsNormParams
+from fastdeploy_sd.ops.native.program import NativeProgram, Patch
+from fastdeploy_sd.types import F32
+
+WIDTH = 64
+
+
+def rows(count: int) -> F32:
+    return np.random.default_rng(0).standard_normal((count, WIDTH)).astype(np.float32)
+
+
+def swiglu_params(x: F32, y: F32) -> SwigluParams:
+    return SwigluParams(0, y.shape[1], 0, x.ctypes.data, y.ctypes.data)
+
+
+@pytest.mark.parametrize(
+    ("op", "params", "patches", "text"),
+    [
+        ("no_such_op", SwigluParams(), [], r"call 0 \(no_such_op\): expected an op of the library"),
+        ("swiglu", RmsNormParams(), [], r"call 0 \(swiglu\): num_bytes: expected the size of the op's params"),
+        ("swiglu", SwigluParams(), [Patch(1, 0, 4, 0)], r"patch\.call: expected a call of the program"),
+        ("swiglu", SwigluParams(), [Patch(0, 0, 2, 0)], r"call 0 \(swiglu\): patch\.num_bytes: expected 4 or 8"),
+        ("swiglu", SwigluParams(), [Patch(0, 2, 4, 0)], r"call 0 \(swiglu\): patch\.offset: expected an aligned field"),
+        ("swiglu", SwigluParams(), [Patch(0, -8, 8, 0)], r"call 0 \(swiglu\): patch\.offset"),
+        ("swiglu", SwigluParams(), [Patch(0, 32, 8, 0)], r"call 0 \(swiglu\): patch\.offset"),
+        ("swiglu", SwigluParams(), [Patch(0, 0, 4, 1)], r"call 0 \(swiglu\): patch\.symbol: expected a symbol"),
+    ],
+)
+def test_a_contradictory_program_is_refused(op: str, params: CParams, patches: list[Patch], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        NativeProgram([(op, params)], patches, num_symbols=1)
+
+
+@pytest.mark.parametrize(
+    "patches",
+    [
+        [Patch(0, 0, 4, 0), Patch(0, 0, 4, 1)],
+        [Patch(0, 4, 4, 0), Patch(0, 16, 8, 0), Patch(0, 0, 8, 1)],
+        [Patch(0, 16, 8, 0), Patch(1, 0, 4, 0), Patch(0, 16, 8, 0)],
+    ],
+)
+def test_patches_of_the_same_bytes_are_refused(patches: list[Patch]) -> None:
+    byte = patches[0].offset
+    with pytest.raises(ValueError, match=f"patches: expected one per field, got two for byte {byte} .* of call 0$"):
+        NativeProgram([("swiglu", SwigluParams())] * 2, patches, num_symbols=2)
+
+
+def test_symbols_fill_their_fields_before_every_run() -> None:
+    x, y = rows(6), np.zeros((6, WIDTH // 2), np.float32)
+    program = NativeProgram([("swiglu", swiglu_params(x, y))], [Patch(0, 0, 4, 0)], num_symbols=1)
+    program.run(np.array([2], np.int64))
+    assert (y[:2] != 0).all()
+    assert (y[2:] == 0).all()
+    program.run(np.array([6], np.int64))
+    np.testing.assert_array_equal(y, swiglu(paddle.to_tensor(x)).numpy())
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 31])
+def test_a_count_must_fit_its_field(value: int) -> None:
+    program = NativeProgram([("swiglu", SwigluParams())], [Patch(0, 0, 4, 0)], num_symbols=1)
+    with pytest.raises(ValueError, match=r"symbols: expected 0\.\.2\^31 - 1 for a 4-byte field"):
+        program.run(np.array([value], np.int64))
+
+
+def test_a_refused_value_changes_no_field() -> None:
+    """One symbol in an 8-byte and in a 4-byte field: the one may not keep what the other refuses."""
+    x, y = np.arange(16, dtype=np.uint8), np.zeros(4, np.uint8)
+    indices = np.array([1], np.int32)
+    params = GatherOutputRowsParams(0, 1, 0, x.ctypes.data, indices.ctypes.data, y.ctypes.data)
+    fields = (GatherOutputRowsParams.row_bytes, GatherOutputRowsParams.num_rows_in)
+    patches = [Patch(0, field.offset, field.size, 0) for field in fields]
+    program = NativeProgram([("gather_output_rows", params)], patches, num_symbols=1)
+    for _ in range(2):
+        program.run(np.array([4], np.int64))
+        np.testing.assert_array_equal(y, x[4:8])
+        y[:] = 0
+        with pytest.raises(ValueError, match="symbols: expected 0"):
+            program.run(np.array([-1], np.int64))
+
+
+def test_the_number_of_symbols_must_be_right() -> None:
+    program = NativeProgram([("swiglu", SwigluParams())], [Patch(0, 0, 4, 0)], num_symbols=1)
+    with pytest.raises(ValueError, match=r"symbols: expected contiguous int64\[1\], got int64\[2\]"):
+        program.run(np.zeros(2, np.int64))

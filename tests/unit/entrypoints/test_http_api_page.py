@@ -1,0 +1,48 @@
+"""docs/http_api.md names every route, every field of a request and every status, and none that is not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fastapi.routing import APIRoute
+
+from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.entrypoints.openai.app import create_app
+from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody
+from fastdeploy_sd.errors import ERROR_TYPES, ConfigError
+from tests.unit.entrypoints.scripted_app import GOLDEN, INFO, ScriptedClient
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "http_api.md").read_text(encoding="utf-8")
+ROUTES, REQUESTS, _, ERRORS = re.split(r"^## .*$", PAGE, flags=re.MULTILINE)
+
+
+def rows(section: str) -> list[list[str]]:
+    """The cells of a section's table, without its head."""
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def names(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def test_routes() -> None:
+    app = create_app(ScriptedClient(INFO), Config(model=ModelConfig(model=str(GOLDEN))))
+    served = {f"{method} {r.path}" for r in app.routes if isinstance(r, APIRoute) for method in r.methods}
+    listed = {name for row in rows(ROUTES) for name in names(row[0])}
+    assert {route.replace("{name:path}", "{name}") for route in served} == listed
+
+
+def test_fields() -> None:
+    chat, completions = set(ChatCompletionBody.model_fields), set(CompletionBody.model_fields)
+    of_route = {"both": chat & completions, "chat": chat - completions, "completions": completions - chat}
+    for fields, route, _ in rows(REQUESTS):
+        assert set(names(fields)) <= of_route[route], fields
+    assert chat | completions <= set(names(REQUESTS))
+
+
+def test_statuses() -> None:
+    listed = {(int(status), *names(kind)) for status, kind, _ in rows(ERRORS)}
+    raised = {(error.status, error.type) for error in ERROR_TYPES.values() if error is not ConfigError}
+    assert listed == raised | {(405, "invalid_request_error")}

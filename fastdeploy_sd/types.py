@@ -322,6 +322,8 @@ class SamplingArrays:
 class Batch:
     """One step as flat ragged arrays (the virtual-padding maps): nothing is padded, copied per request or sliced.
 
+    Holds until the next step is built: the arrays, and often the object, are the same from step to step.
+
     Attributes:
         input_ids, positions: i32[T], rows concatenated; 0-based absolute positions.
         slot_mapping: i64[T], block_id * block_size + offset.
@@ -353,6 +355,8 @@ class Batch:
 class VerifyResult:
     """Output tokens of a step: per row the accepted drafts, then one recovered or bonus token.
 
+    Holds until the next step is judged, which writes into the same arrays.
+
     Attributes:
         token_ids: i32[O].
         cu_num_output: i32[R+1]; a row has num_accepted + 1 tokens, 0 while its prompt is unfinished.
@@ -372,6 +376,9 @@ class VerifyResult:
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """What the worker returns. Rows follow the plan's request_ids.
+
+    Everything but `drafts` and `failed` holds until the next step; drafts are kept for several, and made
+    anew each time.
 
     Attributes:
         drafts: guesses for the next step, at most max_draft_len[r] in row r, and so few that the request's max_tokens

@@ -1,4 +1,6 @@
 // C functions of the n-gram index, for ctypes. Nothing is thrown across them.
+#include <cmath>
+
 #include "c_api.h"
 #include "ngram_index.h"
 
@@ -31,7 +33,7 @@ struct NgramCheckParams {
 FDSD_EXPORT fdsd::Error fdsd_ngram_create(const fdsd::NgramCreateParams* p) {
   if (p->num_slots < 0) return "num_slots: expected >= 0, got a negative number";
   if (p->min_n < 1 || p->max_n < p->min_n) return "min_n: expected 1 <= min_n <= max_n, got another order";
-  if (!(p->max_factor > 0)) return "max_factor: expected > 0, got less";
+  if (!(p->max_factor > 0) || std::isinf(p->max_factor)) return "max_factor: expected a finite number > 0, got another";
   return fdsd::WithinMemory(kOutOfMemory, [&]() -> fdsd::Error {
     *p->index = new fdsd::NgramIndex(p->num_slots, {p->min_n, p->max_n, p->max_factor, p->follows_copies != 0});
     return nullptr;

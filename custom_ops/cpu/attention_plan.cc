@@ -18,6 +18,7 @@ constexpr int32_t kMaxStreamVectors = 3;
 
 // Length of the line of tasks, without what rounding up adds: less than what a loop over it can count.
 constexpr int64_t kMaxUnits = 1 << 20;
+constexpr int32_t kMaxKvHeads = 1024;
 
 int32_t NumRows(const CascadeAppendAttentionParams& p, int32_t request) {
   return p.query_start_loc[request + 1] - p.query_start_loc[request];
@@ -160,7 +161,10 @@ class Planner {
       plan.heads_per_run = std::min(plan.heads_per_run, kMaxRunVectors / (tile.num_rows * group_));
       const bool is_merged = tile.rows == nullptr && (tile.before >= 0 || tile.kept >= 0);
       if (is_merged) plan.num_merges += plan.num_kv_heads;
-      if (is_merged && tile.kept < 0) continue;
+      if (is_merged && tile.kept < 0) {
+        plan.computes_in_merges |= tile.first_partition < tile.end_partition;
+        continue;
+      }
       LayOut(&tile);
       plan.num_units += plan.num_kv_heads * ((tile.num_parts - 1) * tile.part_units + tile.last_part_units);
       longest = std::max(longest, tile.part_units);
@@ -207,7 +211,7 @@ Error CheckKvCache(const KvCache& cache) {
   const bool has_scales = cache.k_scale != nullptr && cache.v_scale != nullptr;
   if (cache.kv_dtype == KvDType::kInt8 && !has_scales) return "k_scale, v_scale: expected both with int8, got none";
   if (cache.num_blocks < 0) return "num_blocks: expected no negative number";
-  if (cache.num_kv_heads <= 0) return "num_kv_heads: expected a positive number";
+  if (cache.num_kv_heads <= 0 || cache.num_kv_heads > kMaxKvHeads) return "num_kv_heads: expected 1 to 1024";
   if (cache.block_size <= 0 || cache.block_size % 16 != 0) return "block_size: expected a positive multiple of 16";
   if (cache.head_dim <= 0 || cache.head_dim > kMaxHeadDim || cache.head_dim % 16 != 0)
     return "head_dim: expected a multiple of 16 in 16..256";

@@ -57,7 +57,8 @@ struct AttentionPlan {
   int64_t units_per_run;  // what a thread takes at a time
   int64_t num_merges;     // then these, of one tile and KV head each, in any order
   int64_t merges_per_run;
-  int64_t num_partials;  // to keep in between
+  bool computes_in_merges;  // some tiles' own partitions, whose results are kept nowhere
+  int64_t num_partials;     // to keep in between
   const AttentionTile* tiles;
   const KeptPartials* kept;
 };

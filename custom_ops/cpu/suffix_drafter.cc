@@ -1,6 +1,7 @@
 #include "suffix_drafter.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 
 #include "thread_pool.h"
@@ -36,7 +37,7 @@ Error SuffixDrafter::CheckCreate(const SuffixCreateParams& p) {
   if (p.num_slots < 0) return "num_slots: expected >= 0, got a negative number";
   if (p.vocab_size < 1) return "vocab_size: expected >= 1, got less";
   if (p.max_context < 1) return "max_context: expected >= 1, got less";
-  if (!(p.max_factor >= 0)) return "max_factor: expected >= 0, got a negative number";
+  if (!(p.max_factor >= 0) || std::isinf(p.max_factor)) return "max_factor: expected a finite number >= 0, got another";
   if (!(p.min_token_prob >= 0 && p.min_token_prob <= 1)) return "min_token_prob: expected 0 to 1, got another number";
   if (p.max_cached_outputs < -1) return "max_cached_outputs: expected >= -1, got less";
   if (p.max_cached_bytes < 0) return "max_cached_bytes: expected >= 0, got a negative number";

@@ -47,10 +47,11 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.count < 1:
         raise ConfigError(f"count: expected at least 1, got {args.count}", param="count")
+    edits = {kind: make_edits(kind, args.count, args.seed) for kind in EDITS}
     args.out.mkdir(parents=True, exist_ok=True)
-    for kind in EDITS:
+    for kind, conversations in edits.items():
         path = args.out / f"{kind}.jsonl"
-        lines = [json.dumps(conversation) for conversation in make_edits(kind, args.count, args.seed)]
+        lines = [json.dumps(conversation) for conversation in conversations]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(path)
     return 0

@@ -95,7 +95,7 @@ def _tuning(args: argparse.Namespace, methods: Sequence[str]) -> dict[str, Any]:
     if not args.shared_cache:
         if "suffix" not in methods:
             raise ConfigError(
-                f"no_shared_cache: expected method suffix, got {', '.join(methods)}", param="no_shared_cache"
+                f"no_shared_cache: expected suffix among the methods, got {', '.join(methods)}", param="no_shared_cache"
             )
         if _CACHE_SIZE in given:
             raise ConfigError(f"no_shared_cache: expected without {_CACHE_SIZE}, got both", param="no_shared_cache")
@@ -107,7 +107,9 @@ def _configs(methods: Sequence[str], lengths: Sequence[int], tuning: dict[str, A
     """One for each method and length, with the keys that are the method's own; each key must be somebody's."""
     for key in tuning:
         if not set(_methods_of(key)) & set(methods):
-            raise ConfigError(f"{key}: expected method {_methods_of(key)[0]}, got {', '.join(methods)}", param=key)
+            raise ConfigError(
+                f"{key}: expected {_methods_of(key)[0]} among the methods, got {', '.join(methods)}", param=key
+            )
     own = {method: {key: tuning[key] for key in tuning if method in _methods_of(key)} for method in methods}
     return [
         read_speculative({"method": method, "num_speculative_tokens": k} | own[method]).config

@@ -66,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
         "tokens and log-probabilities, bit for bit, with plain decoding of each request by itself.",
         epilog="Every engine option is accepted too (--model, --quantization, --config FILE, ...); batch, chunk and "
         "cache sizes are the matrix's own. A drafting --speculative-config gets a column of its own, without its "
-        "suffix_decoding_cache_file, and says where the MTP weights are. Exit status: 0 all equal, 1 a difference or "
-        "something that was not exercised, 2 wrong options.",
+        "suffix_decoding_cache_file, and says where the MTP weights are and how they are stored. Exit status: 0 all "
+        "equal, 1 a difference or something that was not exercised, 2 wrong options.",
     )
     text = f"columns, some of {','.join(METHOD_NAMES)} (default: all that the model can load)"
     parser.add_argument("--methods", type=read_names, metavar="A,B", help=text)

@@ -5,6 +5,8 @@ Owns the numbers; knows no request, no blocks and no rule about them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -82,18 +84,19 @@ class RequestColumns:
         values: list[list[int]] = self._data[:_NUM_READ].take(rows, axis=1).tolist()
         return values
 
-    def count_outcomes(self, rows: Rows, num_drafts: I32, num_accepted: I32, num_emitted: I32) -> None:
+    def count_outcomes(
+        self, rows: Rows, num_drafts: Sequence[int], num_accepted: Sequence[int], num_emitted: Sequence[int]
+    ) -> None:
         """Count one verification per row.
 
         Args:
             rows: intp[n], each at most once.
-            num_drafts: i32[n], the drafts that count, 0 = the row had none. num_accepted, num_emitted: i32[n].
+            num_drafts: per row, the drafts that count, 0 = the row had none. num_accepted, num_emitted: per row.
         """
-        judged = np.flatnonzero(num_drafts)
-        rows = rows.take(judged)
-        outcome = num_drafts.take(judged) * self.num_outcomes + num_accepted.take(judged)
-        self.outcomes[rows, outcome] += 1
-        self.num_emitted[rows] += num_emitted.take(judged)
+        for row, judged, accepted, emitted in zip(rows.tolist(), num_drafts, num_accepted, num_emitted, strict=True):
+            if judged:
+                self.outcomes[row, judged * self.num_outcomes + accepted] += 1
+                self.num_emitted[row] += emitted
 
     def _grow(self, num_rows: int) -> None:
         num_known = self._data.shape[1]

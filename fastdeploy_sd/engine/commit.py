@@ -10,14 +10,12 @@ from dataclasses import replace
 from itertools import pairwise
 from operator import add
 
-import numpy as np
-
 from fastdeploy_sd.engine.logprobs import slice_draft_logprobs, slice_logprobs
 from fastdeploy_sd.engine.result_check import ResultRows, check_result
 from fastdeploy_sd.engine.roster import Roster
 from fastdeploy_sd.engine.stopping import Stop, find_stop
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.types import I32, FinishReason, RequestOutput, SchedulerOutput, StepResult
+from fastdeploy_sd.types import FinishReason, RequestOutput, SchedulerOutput, StepResult
 
 
 def commit_result(roster: Roster, plan: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
@@ -121,11 +119,9 @@ class _Commit:
         if len(draft.token_ids):
             for _, r in self._ended:
                 rows.num_draft[r] = min(rows.num_draft[r], rows.num_output[r])
-            num_counted = np.array(rows.num_draft, np.int32)
-            num_accepted: I32 = np.minimum(self._result.verified.num_accepted, num_counted)
-            stats.record_drafts(draft, num_counted, num_accepted)
-            num_output = np.array(rows.num_output, np.int32)
-            self._roster.columns.count_outcomes(self._rows, num_counted, num_accepted, num_output)
+            num_accepted = list(map(min, rows.num_accepted, rows.num_draft))
+            stats.record_drafts(draft, rows.num_draft, num_accepted)
+            self._roster.columns.count_outcomes(self._rows, rows.num_draft, num_accepted, rows.num_output)
 
     def _report(self, output: RequestOutput, r: int) -> RequestOutput:
         """Add the log-probabilities that the request asked for."""

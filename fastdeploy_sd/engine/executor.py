@@ -28,7 +28,8 @@ class Executor(Protocol):
 
         Returns:
             A result with the plan's step_id and request_ids. A row whose tokens are all known after this step has
-            `num_accepted + 1` output tokens; a row whose prompt is unfinished, or which failed, has none.
+            `num_accepted + 1` output tokens; a row whose prompt is unfinished, or which failed, has none. Its output
+            tokens hold until the next call; nobody writes to its drafts.
 
         Raises:
             Exception: the whole step broke; the engine's state is then unusable. What breaks for one request only

@@ -9,6 +9,7 @@ A step's result brings the drafts of all its rows in one `DraftTokens`. A reques
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -40,11 +41,12 @@ class PendingDrafts:
             if self._results:  # else nobody has any
                 c.num_drafts[rows] = 0
             return
-        room = np.maximum(c.max_total_tokens.take(rows) - c.num_tokens.take(rows) - 1, 0)
-        c.num_drafts[rows] = np.minimum(cu_num_draft[1:] - cu_num_draft[:-1], room)
-        c.draft_begin[rows] = cu_num_draft[:-1]
         self._last = (self._last + 1) % _NUM_NUMBERS
-        c.draft_result[rows] = self._last
+        for row, (begin, end) in zip(rows.tolist(), pairwise(cu_num_draft.tolist()), strict=True):
+            room = max(c.max_total_tokens.item(row) - c.num_tokens.item(row) - 1, 0)
+            c.num_drafts[row] = min(end - begin, room)
+            c.draft_begin[row] = begin
+            c.draft_result[row] = self._last
         self._results[self._last] = drafts
 
     def forget_unwanted(self, rows: Rows) -> None:
@@ -57,17 +59,15 @@ class PendingDrafts:
         """Put the first `num_draft[r]` drafts of every row behind each other, with their sources and logprobs."""
         if not any(num_draft):
             return self._none_of(len(rows))
-        cu_num_draft = np.zeros(len(rows) + 1, np.int32)
-        lengths = np.array(num_draft, np.int32)
-        np.add.accumulate(lengths, out=cu_num_draft[1:])
-        begins = self._columns.draft_begin.take(rows)
+        begins = self._columns.draft_begin.take(rows).tolist()
         origins = list(self._results.values())
         if len(origins) > 1:
             first = dict(zip(self._results, _starts(origins), strict=True))
             results = self._columns.draft_result.take(rows).tolist()
-            begins += np.array([first.get(number, 0) for number in results], np.int32)
+            begins = [begin + first.get(number, 0) for begin, number in zip(begins, results, strict=True)]
         all_drafts = _concatenate(origins)
-        index = np.arange(cu_num_draft[-1], dtype=np.int32) + (begins - cu_num_draft[:-1]).repeat(lengths)
+        taken = [i for begin, count in zip(begins, num_draft, strict=True) for i in range(begin, begin + count)]
+        index, cu_num_draft = np.array(taken, np.int32), np.array([0, *accumulate(num_draft)], np.int32)
         return DraftTokens(
             all_drafts.token_ids[index],
             cu_num_draft,

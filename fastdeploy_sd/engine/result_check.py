@@ -13,6 +13,8 @@ from typing import NamedTuple
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, SchedulerOutput, StepResult
 
+_SOURCES = frozenset(map(int, DraftSource))
+
 
 class ResultRows(NamedTuple):
     """What a step did to each row of its plan.
@@ -97,16 +99,14 @@ def _check_drafts(plan: SchedulerOutput, drafts: DraftTokens) -> None:
         raise InternalError(f"step result: expected {drafts.cu_num_draft[-1]} drafts, got {len(drafts.token_ids)}")
     if len(drafts.token_ids) == 0:
         return
-    num_next = drafts.cu_num_draft[1:] - drafts.cu_num_draft[:-1]
-    if (num_next > plan.max_draft_len).any():
-        raise InternalError(
-            f"step result: expected at most {plan.max_draft_len.tolist()} drafts, got {num_next.tolist()}"
-        )
-    sources = drafts.sources
-    if sources is None:
+    num_next, max_draft_len = _lengths(drafts.cu_num_draft), plan.max_draft_len.tolist()
+    if any(map(gt, num_next, max_draft_len)):
+        raise InternalError(f"step result: expected at most {max_draft_len} drafts, got {num_next}")
+    if drafts.sources is None:
         return
-    if len(sources) != len(drafts.token_ids) or sources.min() < 0 or sources.max() >= len(DraftSource):
+    sources = drafts.sources.tolist()
+    if len(sources) != len(drafts.token_ids) or not _SOURCES.issuperset(sources):
         raise InternalError(
-            f"step result: expected a source in 0..{len(DraftSource) - 1} for each of {len(drafts.token_ids)} drafts, "
-            f"got {sources.tolist()}"
+            f"step result: expected a source in 0..{len(_SOURCES) - 1} for each of {len(drafts.token_ids)} drafts, "
+            f"got {sources}"
         )

@@ -130,8 +130,7 @@ class Scheduler:
         draft = roster.drafts.collect(plan.rows, plan.num_draft)
         max_draft_len = np.zeros(len(plan.states), np.int32)
         if self._speculation.max_draft_tokens:
-            num_own = num_new - (draft.cu_num_draft[1:] - draft.cu_num_draft[:-1])
-            max_draft_len = plan.max_draft_len(roster.columns, num_own)
+            max_draft_len = plan.max_draft_len(roster.columns)
             self._reserve_lookahead(plan, max_draft_len)
         new, deltas = roster.take_block_changes()
         ids = roster.running_ids if plan.states == roster.running else tuple([s.request_id for s in plan.states])

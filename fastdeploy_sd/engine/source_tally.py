@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fastdeploy_sd.engine.stats import SourceCounts
-from fastdeploy_sd.types import I32, DraftSource, DraftTokens
+from fastdeploy_sd.types import I8, I32, DraftSource, DraftTokens
 
 # What may become of a draft, from worst to best.
 _UNREACHED, _REJECTED, _ACCEPTED = range(3)
@@ -22,18 +24,19 @@ class SourceTally:
 
     def __init__(self) -> None:
         self._num_drafts = np.zeros((len(DraftSource), 0, 3), np.int64)
-        self._pending: list[tuple[DraftTokens, I32, I32]] = []
+        # Sources of the drafts of a step, None if all are the first one's; cu_num_draft; num_counted; num_accepted.
+        self._pending: list[tuple[I8 | None, I32, Sequence[int], Sequence[int]]] = []
 
-    def add(self, drafts: DraftTokens, num_counted: I32, num_accepted: I32) -> None:
+    def add(self, drafts: DraftTokens, num_counted: Sequence[int], num_accepted: Sequence[int]) -> None:
         """Count the drafts of a step.
 
         Args:
-            drafts: at least one, of all rows. The arrays are kept: nobody may write to them.
-            num_counted: i32[R], how many of a row's drafts count: 0 if its computation failed, and none behind the end
-                of the request.
-            num_accepted: i32[R], at most num_counted[r].
+            drafts: at least one, of all rows. Sources and lengths are kept, as are the lists: nobody may write to them.
+            num_counted: per row, how many of its drafts count: 0 if its computation failed, and none behind the end of
+                the request.
+            num_accepted: per row, at most num_counted[r].
         """
-        self._pending.append((drafts, num_counted, num_accepted))
+        self._pending.append((drafts.sources, drafts.cu_num_draft, num_counted, num_accepted))
         if len(self._pending) == _MAX_PENDING:
             self._count_pending()
 
@@ -41,12 +44,12 @@ class SourceTally:
         """Count the steps that wait, as if they were one with the rows of all."""
         if not self._pending:
             return
-        steps = [drafts for drafts, _, _ in self._pending]
-        num_drafts = np.concatenate([step.cu_num_draft[1:] - step.cu_num_draft[:-1] for step in steps])
-        num_counted = np.concatenate([counted for _, counted, _ in self._pending])
-        num_accepted = np.concatenate([accepted for _, _, accepted in self._pending])
+        steps = self._pending
+        num_drafts = np.concatenate([ends[1:] - ends[:-1] for _, ends, _, _ in steps])
+        num_counted = np.array([n for _, _, counted, _ in steps for n in counted])
+        num_accepted = np.array([n for _, _, _, accepted in steps for n in accepted])
         sources = np.concatenate(
-            [np.zeros(len(s.token_ids), np.int8) if s.sources is None else s.sources for s in steps]
+            [np.zeros(ends[-1], np.int8) if found is None else found for found, ends, _, _ in steps]
         )
         self._pending.clear()
         begins = np.add.accumulate(num_drafts) - num_drafts

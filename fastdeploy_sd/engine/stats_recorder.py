@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from fastdeploy_sd.engine.draft_tally import DraftTally
 from fastdeploy_sd.engine.source_tally import SourceTally
 from fastdeploy_sd.engine.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram
-from fastdeploy_sd.types import I32, DraftCounts, DraftTokens, FinishReason, RequestMetrics
+from fastdeploy_sd.types import DraftCounts, DraftTokens, FinishReason, RequestMetrics
 
 
 class _HistogramRecorder:
@@ -62,7 +62,7 @@ class StatsRecorder:
         self.num_prefix_query_tokens += num_prompt_tokens
         self.num_prefix_hit_tokens += num_cached_tokens
 
-    def record_drafts(self, drafts: DraftTokens, num_counted: I32, num_accepted: I32) -> None:
+    def record_drafts(self, drafts: DraftTokens, num_counted: Sequence[int], num_accepted: Sequence[int]) -> None:
         """Count the drafts of a step by source and position; see `SourceTally.add`."""
         self._drafts.add(drafts, num_counted, num_accepted)
 

@@ -65,7 +65,7 @@ class StepPlan:
         self.num_new[row] -= num_cut
         self.budget += num_cut
 
-    def max_draft_len(self, columns: RequestColumns, num_own: I32) -> I32:
+    def max_draft_len(self, columns: RequestColumns) -> I32:
         """How many drafts may follow each row's output, i32[R]: 0 while tokens are left to compute.
 
         After this step a request has at least num_tokens + 1 tokens; the drafts that follow leave room for the one
@@ -75,12 +75,11 @@ class StepPlan:
 
         More outputs may be committed than one; the executor then lets fewer drafts follow. The model's length is no
         separate limit, as max_total_tokens respects it.
-
-        Args:
-            num_own: i32[R], num_new without the drafts.
         """
-        rows, num_tokens = self.rows, columns.num_tokens.take(self.rows)
-        room = np.maximum(columns.max_total_tokens.take(rows) - num_tokens - 2, 0)
-        is_caught_up = columns.num_computed_tokens.take(rows) + num_own == num_tokens
-        lengths: I32 = np.minimum(columns.max_draft_tokens.take(rows), room) * is_caught_up
+        lengths = np.zeros(len(self.states), np.int32)
+        for r, row in enumerate(self.rows.tolist()):
+            num_tokens = columns.num_tokens.item(row)
+            if columns.num_computed_tokens.item(row) + self.num_new[r] - self.num_draft[r] == num_tokens:
+                room = max(columns.max_total_tokens.item(row) - num_tokens - 2, 0)
+                lengths[r] = min(columns.max_draft_tokens.item(row), room)
         return lengths

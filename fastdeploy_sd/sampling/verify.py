@@ -105,7 +105,11 @@ class Verifier:
         """
         token_ids, cu_num_output, num_accepted = self._judged(logits, batch)
         result = self._result
-        if result is None or result.token_ids is not token_ids or result.cu_num_output is not cu_num_output:
+        if result is None or not (
+            result.token_ids is token_ids
+            and result.cu_num_output is cu_num_output
+            and result.num_accepted is num_accepted
+        ):
             result = self._result = VerifyResult(token_ids, cu_num_output, num_accepted)
         if self._columns_of(batch.sampling)[1]:
             result = replace(result, logprobs=_logprobs(logits, batch, result))

@@ -1,4 +1,7 @@
-"""Rows of a drafting step: taking some out, and putting drafts of several methods together. Knows no method."""
+"""Rows of a drafting step: taking some out, naming the source of drafts, putting those of several methods together.
+
+Knows no method.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,28 @@ from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import I8, I32, DraftSource, DraftTokens, LogprobArrays
 
 Rows = npt.NDArray[np.intp]
+_FIRST_NUM_SOURCES = 64
 _Value = TypeVar("_Value", np.float32, np.int32)
+
+
+class SourceColumn:
+    """The source of drafts that one method made; all steps share its memory, which nobody can write to."""
+
+    def __init__(self, source: DraftSource) -> None:
+        self._source = source
+        self._column = self._filled(_FIRST_NUM_SOURCES)
+
+    def mark(self, drafts: DraftTokens) -> DraftTokens:
+        """Return drafts without sources as this source's."""
+        num_drafts = len(drafts.token_ids)
+        if num_drafts > len(self._column):
+            self._column = self._filled(2 * num_drafts)
+        return DraftTokens(drafts.token_ids, drafts.cu_num_draft, self._column[:num_drafts])
+
+    def _filled(self, num_drafts: int) -> I8:
+        column = np.full(num_drafts, self._source, np.int8)
+        column.flags.writeable = False
+        return column
 
 
 def select_rows(x: ProposeInput, rows: Rows) -> ProposeInput:

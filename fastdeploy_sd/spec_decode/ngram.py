@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastdeploy_sd.ops.native.draft_rows import DraftRows
 from fastdeploy_sd.ops.native.ngram import NgramIndex, NgramRule
+from fastdeploy_sd.spec_decode.draft_rows import SourceColumn
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens
 
@@ -35,6 +34,7 @@ class NgramProposer:
             follows_copies=config.follow_copies,
         )
         self._index = NgramIndex(context.max_num_seqs, rule)
+        self._sources = SourceColumn(DraftSource.NGRAM)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Start an index per request; its tokens are indexed in its first step."""
@@ -46,8 +46,7 @@ class NgramProposer:
         Raises:
             ValueError: a slot was not begun, or the arrays contradict each other.
         """
-        drafts = self._index.propose(x.token_table, DraftRows(x.slots, x.num_tokens, x.max_draft_len, x.prefix))
-        return replace(drafts, sources=np.full(len(drafts.token_ids), DraftSource.NGRAM, np.int8))
+        return self._sources.mark(self._index.propose(x.token_table, x))
 
     def forget(self, slots: I32) -> None:
         """Free the indexes of these slots."""

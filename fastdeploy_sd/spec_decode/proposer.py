@@ -86,7 +86,8 @@ class ProposeInput:
     """What any method may look at, after a step was verified. Row r is request_ids[r] everywhere.
 
     Attributes:
-        slots: i32[R], the row of token_table. A request keeps its slot until the slot is forgotten.
+        slots: i32[R], the row of token_table. A request keeps its slot until the slot is forgotten. Nobody writes to
+            this array: as long as it is the same one, the rows belong to the same requests.
         token_table: i32[num_slots, max_model_len]: prompt, earlier output, and this step's output last.
         num_tokens: i32[R], committed tokens of each row.
         max_draft_len: i32[R], the longest draft allowed, `prefix` not counted; 0 for a row whose prompt is unfinished
@@ -94,7 +95,9 @@ class ProposeInput:
         num_draft_logprobs: i32[R], alternatives wanted with every draft's log-probability, -1 = not wanted;
             None = nobody wants any.
         prefix: drafts that another method made already; what is returned follows them. None = nobody did.
-        target: what the model ran, None where no model runs.
+        target: what the model ran; None where no model runs, and for a method that writes no KV slots.
+
+    The arrays hold until the method returns: the next step may write other numbers into the same ones.
     """
 
     request_ids: tuple[RequestId, ...]

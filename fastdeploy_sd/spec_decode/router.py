@@ -19,7 +19,7 @@ from fastdeploy_sd.spec_decode.proposer import (
     ProposerContext,
     create_method,
 )
-from fastdeploy_sd.types import I32, DraftTokens
+from fastdeploy_sd.types import I8, I32, DraftTokens
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
@@ -59,6 +59,8 @@ class MethodRouter:
         self._made: dict[int, Proposer] = {}
         # i8[max_num_seqs], index into _names
         self._method_of_slot = np.full(context.max_num_seqs, _NOBODY, np.int8)
+        # The slots of the last step, and what `_methods_of` says of them; None after a slot was forgotten.
+        self._last: tuple[I32, tuple[I8, list[int]]] | None = None
         self._configured = self._names.index(config.method)
         configured = self._method(self._configured)
         if config.method == "mtp" and config.mtp_strategy in _EXTENDED_BY:
@@ -95,19 +97,18 @@ class MethodRouter:
         Raises:
             InternalError: a slot was not begun.
         """
-        owners = self._method_of_slot[x.slots]
-        present = np.unique(owners).tolist()
+        if self._last is None or self._last[0] is not x.slots:
+            self._last = x.slots, self._methods_of(x.slots)
+        owners, present = self._last[1]
         if not present:
             return DraftTokens.none(0)
-        if present[0] == _NOBODY:
-            slots = x.slots[owners == _NOBODY].tolist()
-            raise InternalError(f"slots: expected slots that were begun, got {slots}")
         if len(present) == 1:
             return self._made[present[0]].propose(x)
         return merge_drafts(len(owners), [self._propose_for(method, x, owners == method) for method in present])
 
     def forget(self, slots: I32) -> None:
         """Forget every slot in the method of its request."""
+        self._last = None
         owners = self._method_of_slot[slots]
         for method in np.unique(owners[owners != _NOBODY]).tolist():
             self._made[method].forget(slots[owners == method])
@@ -117,6 +118,14 @@ class MethodRouter:
         """Close every method that was made."""
         for proposer in self._made.values():
             proposer.close()
+
+    def _methods_of(self, slots: I32) -> tuple[I8, list[int]]:
+        """The method of each slot, and every method among them once."""
+        owners = self._method_of_slot[slots]
+        present = np.unique(owners).tolist()
+        if _NOBODY in present:
+            raise InternalError(f"slots: expected slots that were begun, got {slots[owners == _NOBODY].tolist()}")
+        return owners, present
 
     def _index_of(self, request: DraftRequest) -> int:
         if not request.method:

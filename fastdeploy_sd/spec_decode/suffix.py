@@ -8,13 +8,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fastdeploy_sd.ops.native.draft_rows import DraftRows
 from fastdeploy_sd.ops.native.suffix import (
     SALT_DIGEST_BYTES,
     SuffixDrafter,
@@ -23,6 +19,7 @@ from fastdeploy_sd.ops.native.suffix import (
     SuffixRule,
 )
 from fastdeploy_sd.ops.native.suffix_params import SuffixStats
+from fastdeploy_sd.spec_decode.draft_rows import SourceColumn
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.spec_decode.suffix_file import load_sequences, save_sequences, verify_can_save
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens
@@ -58,6 +55,7 @@ class SuffixProposer:
         )
         limits = SuffixLimits(config.suffix_decoding_max_cached_requests, config.suffix_decoding_max_cache_mb << 20)
         self._vocab_size = context.vocab_size
+        self._sources = SourceColumn(DraftSource.SUFFIX)
         self._drafter = SuffixDrafter(context.max_num_seqs, context.vocab_size, rule, limits)
         self._file = None if config.suffix_decoding_cache_file is None else Path(config.suffix_decoding_cache_file)
         self._is_closed = False
@@ -81,8 +79,7 @@ class SuffixProposer:
         Raises:
             ValueError: a slot to draft for was not begun, or the arrays contradict each other.
         """
-        drafts = self._drafter.propose(x.token_table, DraftRows(x.slots, x.num_tokens, x.max_draft_len, x.prefix))
-        return replace(drafts, sources=np.full(len(drafts.token_ids), DraftSource.SUFFIX, np.int8))
+        return self._sources.mark(self._drafter.propose(x.token_table, x))
 
     def forget(self, slots: I32) -> None:
         """Drop these slots' own texts; what they shared stays."""

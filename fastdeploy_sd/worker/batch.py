@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastdeploy_sd.ops.native.batch import BatchMapper, BatchMaps, BatchRows
-from fastdeploy_sd.types import I32, Batch, SamplingArrays, SchedulerOutput
+from fastdeploy_sd.types import I32, Batch, DraftTokens, SamplingArrays, SchedulerOutput
 from fastdeploy_sd.worker.membership import Membership
 from fastdeploy_sd.worker.request_state import RequestTable
 from fastdeploy_sd.worker.slot_rules import offsets
@@ -22,6 +22,7 @@ class BatchBuilder:
         self._table = table
         self._mapper = BatchMapper(table.tokens, block_size)
         # Of the last step.
+        self._draft: DraftTokens | None = None
         self._rows: BatchRows | None = None
         self._maps: BatchMaps | None = None
         self._last: Batch | None = None
@@ -53,14 +54,14 @@ class BatchBuilder:
 
     def _rows_of(self, plan: SchedulerOutput, members: Membership) -> BatchRows:
         """What each request runs; the same object as long as requests, blocks and drafts are."""
-        draft, blocks = plan.draft, self._table.block_tables(members)
+        draft, blocks = self._draft_of(plan), self._table.block_tables(members)
         num_computed, num_new, num_known = members.counts
         num_computed[:] = plan.num_computed_tokens
         num_new[:] = plan.num_new_tokens
-        # Every slot is one of the table's; the default mode would make a copy.
-        self._table.num_tokens.take(members.slots, out=num_known, mode="clip")
-        if len(draft.token_ids):
-            num_known += draft.cu_num_draft[1:] - draft.cu_num_draft[:-1]
+        # A loop, not columns: with cold caches it takes less time, up to some hundred rows.
+        cu_num_draft = draft.cu_num_draft.tolist()
+        for r, slot in enumerate(members.slots.tolist()):
+            num_known[r] = self._table.num_tokens.item(slot) + cu_num_draft[r + 1] - cu_num_draft[r]
         rows = self._rows
         if (
             rows is None
@@ -70,6 +71,23 @@ class BatchBuilder:
         ):
             return BatchRows(num_computed, num_new, num_known, members.slots, draft, blocks)
         return rows
+
+    def _draft_of(self, plan: SchedulerOutput) -> DraftTokens:
+        """The drafts to judge; the same object as last time if there are as many of as many rows."""
+        draft, last = plan.draft, self._draft
+        if len(draft.token_ids) == 0:
+            return draft
+        if last is None or len(draft.cu_num_draft) != len(last.cu_num_draft) or _num_drafts(draft) != _num_drafts(last):
+            last = self._draft = DraftTokens(draft.token_ids.copy(), draft.cu_num_draft.copy())
+        else:
+            last.token_ids[:] = draft.token_ids
+            last.cu_num_draft[:] = draft.cu_num_draft
+        return last
+
+
+def _num_drafts(draft: DraftTokens) -> tuple[int, int]:
+    """As the tokens and as the offsets say: the maps are made only if both agree."""
+    return len(draft.token_ids), int(draft.cu_num_draft[-1])
 
 
 def _sampling(plan: SchedulerOutput, table: RequestTable, members: Membership, cu_num_logits: I32) -> SamplingArrays:

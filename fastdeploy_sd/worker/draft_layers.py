@@ -41,11 +41,16 @@ def open_draft_weights(config: Config, target: Checkpoint, target_config: Decode
     return weights
 
 
-def draft_scheme(config: Config) -> QuantScheme:
-    """Return how the draft layers' own weights are stored."""
+def own_scheme(config: Config) -> QuantScheme:
+    """Return what `speculative_config.quantization` says of the draft layers' weights, whatever they read a head as."""
     wish = config.speculative.quantization
     quantization = config.model.quantization if wish is None else wish
-    scheme = QuantScheme.create(config.model.dtype, None if quantization == "none" else quantization)
+    return QuantScheme.create(config.model.dtype, None if quantization == "none" else quantization)
+
+
+def draft_scheme(config: Config) -> QuantScheme:
+    """Return how the draft layers' own weights are stored."""
+    scheme = own_scheme(config)
     return replace(scheme, lm_head=draft_head_format(config, scheme.lm_head))
 
 

@@ -15,7 +15,7 @@ from fastdeploy_sd.models.packed_cache import packed_matrices
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.quantization.scheme import QuantScheme
-from fastdeploy_sd.worker.draft_layers import DraftLayers, draft_head_format, draft_scheme, load_draft_layers
+from fastdeploy_sd.worker.draft_layers import DraftLayers, draft_head_format, load_draft_layers, own_scheme
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ def load_model(
         target = TargetParts(decoder, shared, packer, draft_head_format(config, scheme.lm_head))
         source = draft_weights.checkpoint
         # A copy of the head in other bits comes from the target's checkpoint, so it is kept in the target's file.
-        with packed_matrices(folder, source, draft_scheme(config), "draft") as draft_store:
+        with packed_matrices(folder, source, own_scheme(config), "draft") as draft_store:
             draft = load_draft_layers(config, target, draft_weights, WeightPacker(source, draft_store))
     return LoadedModel(decoder, draft)
 
@@ -57,7 +57,7 @@ def _verify_experts(config: Config, decoder_config: DecoderConfig) -> None:
     formats = formats_of(config.model.quantization)
     if decoder_config.moe is None and formats.moe not in ("none", formats.dense):
         raise ConfigError(
-            f"quantization.moe_quant_type: expected the dense_quant_type ({formats.dense}), as the checkpoint has no"
-            f" experts, got {formats.moe}",
+            f"quantization.moe_quant_type: expected none or the dense_quant_type ({formats.dense}), as the checkpoint"
+            f" has no experts, got {formats.moe} (what `quantization` says unless moe_quant_type is given)",
             param="quantization",
         )

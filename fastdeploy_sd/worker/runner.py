@@ -9,7 +9,7 @@ import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, TargetStep
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, Proposer
 from fastdeploy_sd.types import (
     F32,
     I32,
@@ -22,6 +22,7 @@ from fastdeploy_sd.types import (
     VerifyResult,
 )
 from fastdeploy_sd.worker.batch import BatchBuilder
+from fastdeploy_sd.worker.draft_inputs import DraftInputs
 from fastdeploy_sd.worker.forward import Forward
 from fastdeploy_sd.worker.membership import Membership
 from fastdeploy_sd.worker.request_state import RequestTable
@@ -49,8 +50,9 @@ class ModelRunner:
         rule: VerifyRule,
     ) -> None:
         self._forward, self._table, self._proposer = forward, table, proposer
-        self._block_size, self._speculation = block_size, speculation
+        self._speculation = speculation
         self._batches, self._verifier = BatchBuilder(table, block_size), Verifier(rule)
+        self._draft_inputs = DraftInputs(table, block_size, has_target=proposer.num_lookahead_slots > 0)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Run one step; see Executor.execute."""
@@ -114,34 +116,7 @@ class ModelRunner:
     ) -> DraftTokens:
         if self._speculation.max_draft_tokens == 0:  # so no method keeps a state that this would bring up to date
             return members.no_drafts
-        table, slots, computed = self._table, members.slots, plan.num_computed_tokens
-        produced = verified.cu_num_output[1:] > verified.cu_num_output[:-1]
-        unfinished = batch.cu_num_logits[1:] == batch.cu_num_logits[:-1]
-        num_tokens = table.num_tokens.take(slots)
-        # A row whose tokens were all run and that has no output nevertheless has failed.
-        num_valid = np.where(produced, num_tokens - 1, computed + plan.num_new_tokens * unfinished)
-        # The plan was made before it was known how many drafts would be accepted. What follows must leave room for the
-        # token that verification adds.
-        room = np.maximum(members.max_total - num_tokens - 1, 0)
-        # The last block may reach past the model's length, where the rotary table ends.
-        num_kv_slots = np.minimum(table.num_blocks.take(slots) * self._block_size, table.tokens.shape[1])
-        x = ProposeInput(
-            request_ids=plan.request_ids,
-            slots=slots,
-            token_table=table.tokens,
-            num_tokens=num_tokens,
-            max_draft_len=np.minimum(plan.max_draft_len, room) * produced,
-            num_draft_logprobs=members.num_draft_logprobs,
-            target=TargetStep(
-                query_start_loc=batch.query_start_loc,
-                num_computed_tokens=computed,
-                num_valid=num_valid,
-                block_table=table.blocks,
-                num_kv_slots=num_kv_slots,
-                hidden=hidden,
-            ),
-        )
-        return self._proposer.propose(x)
+        return self._proposer.propose(self._draft_inputs.build(plan, members, batch, verified, hidden))
 
     def close(self) -> None:
         """Let the drafting method save what should outlive it."""

@@ -67,6 +67,27 @@ def test_a_program_does_what_the_ops_do_whatever_the_sizes(recorder: Recorder) -
         assert_same(program.run({"x": x, "indices": indices}), wanted)
 
 
+def test_inputs_given_again_are_read_where_they_are(recorder: Recorder) -> None:
+    """The same object with something else in its arrays, other inputs of the same sizes, and the first ones again."""
+    program = record_chosen_rows(recorder)
+    first, second = ({"x": rows(3, seed=seed), "indices": np.array([seed], np.int32)} for seed in (1, 2))
+    for i, inputs in enumerate([first, first, second, first]):
+        inputs["x"][0] += i
+        assert_same(program.run(inputs), chosen_rows(paddle.to_tensor(inputs["x"]), inputs["indices"]))
+
+
+def test_refused_inputs_are_refused_again_and_leave_nothing_behind(recorder: Recorder) -> None:
+    program = record_chosen_rows(recorder)
+    good = {"x": rows(2), "indices": np.array([1], np.int32)}
+    wrong = {"x": rows(5).astype(np.float64), "indices": np.array([4, 0], np.int32)}
+    for inputs in (good, wrong, wrong, good):
+        if inputs is wrong:
+            with pytest.raises(ValueError, match="x: expected contiguous"):
+                program.run(inputs)
+        else:
+            assert_same(program.run(inputs), chosen_rows(paddle.to_tensor(inputs["x"]), inputs["indices"]))
+
+
 def test_an_output_stays_what_it_is_when_the_program_has_moved(recorder: Recorder) -> None:
     """A larger run gets other memory; what the run before returned is not torn away."""
     program = record_chosen_rows(recorder)

@@ -192,6 +192,7 @@ def test_gather_output_rows_refuses(index: int) -> None:
     [
         ({"slots": i32(0, 2)}, "slots: expected rows of token_table"),
         ({"slots": i32(0)}, "cu_num_output: expected"),
+        ({"slots": i32(0, 0)}, "slots: expected every slot once"),
         ({"cu_num_output": i32(0, 2, 1)}, "cu_num_output: expected 0 and rising offsets|token_ids: expected"),
         ({"token_ids": i32(3, 10, 1)}, "token_ids: expected ids of the vocabulary"),
         ({"count_rows": i32(1, -1)}, "count_rows: expected a row of token_counts"),

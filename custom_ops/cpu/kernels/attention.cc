@@ -81,9 +81,10 @@ class Call {
     }
   }
 
-  // Few small ones stay on the calling thread.
+  // Few small ones stay on the calling thread, unless they compute partitions too.
   int64_t MergesPerRun() const {
     if (plan_.num_merges == 0) return 1;
+    if (plan_.computes_in_merges) return plan_.merges_per_run;
     const int64_t bytes = plan_.num_partials * PartialSize(head_dim_) * int64_t{sizeof(float)} / plan_.num_merges;
     return std::max(plan_.merges_per_run, kRowTaskBytes / std::max<int64_t>(bytes, 1));
   }

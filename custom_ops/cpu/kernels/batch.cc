@@ -108,6 +108,17 @@ Error CheckOutput(const AppendTokensParams& p, int32_t r) {
   return nullptr;
 }
 
+// A slot that came twice could outgrow its row, for which CheckOutput looks at each output by itself.
+Error CheckSlotsDiffer(const AppendTokensParams& p) {
+  bool* is_used = ScratchArray<bool>(Scratch::kOp, p.num_slots);
+  std::fill_n(is_used, p.num_slots, false);
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    if (is_used[p.slots[r]]) return "slots: expected every slot once, got one twice";
+    is_used[p.slots[r]] = true;
+  }
+  return nullptr;
+}
+
 void AppendRow(const AppendTokensParams& p, int32_t r) {
   const int32_t* token_ids = p.token_ids + p.cu_num_output[r];
   const int32_t num_output = p.cu_num_output[r + 1] - p.cu_num_output[r];
@@ -150,6 +161,7 @@ Error AppendTokens(const AppendTokensParams& p) {
     return "cu_num_output: expected 0 and rising offsets, got a decrease";
   for (int32_t r = 0; r < p.num_requests; ++r)
     if (Error error = CheckOutput(p, r)) return error;
+  if (Error error = CheckSlotsDiffer(p)) return error;
   for (int32_t r = 0; r < p.num_requests; ++r) AppendRow(p, r);
   return nullptr;
 }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from fastdeploy_sd.ops.library import CParams, call
+from fastdeploy_sd.ops.library import CParams
 from fastdeploy_sd.ops.native.arrays import pointer
+from fastdeploy_sd.ops.native.standing_call import Room, StandingCall
 from fastdeploy_sd.types import I32, DraftTokens
 
 
@@ -43,8 +44,7 @@ class DraftProposeParams(CParams):
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftRows:
+class DraftRows(Protocol):
     """The rows of a step, as columns.
 
     Attributes:
@@ -54,45 +54,76 @@ class DraftRows:
         prefix: drafts of another method, which belong to the text but not to what is kept; None = nobody has any.
     """
 
-    slots: I32
-    num_tokens: I32
-    max_draft_len: I32
-    prefix: DraftTokens | None = None
+    @property
+    def slots(self) -> I32: ...
+
+    @property
+    def num_tokens(self) -> I32: ...
+
+    @property
+    def max_draft_len(self) -> I32: ...
+
+    @property
+    def prefix(self) -> DraftTokens | None: ...
 
 
-def propose(op: str, handle: ctypes.c_void_p, token_table: I32, rows: DraftRows) -> DraftTokens:
-    """Call `fdsd_<op>` for the rows of a step.
+class DraftCall:
+    """Has a native drafter draft for the rows of step after step.
 
     Args:
-        token_table: i32[num_slots, max_tokens_per_row], the committed tokens of each slot.
-
-    Returns:
-        At most max_draft_len[r] drafts in row r, without sources.
-
-    Raises:
-        ValueError: a shape or dtype disagrees, or the drafter refused; the text names the argument.
+        op: `fdsd_<op>` drafts.
+        handle: of the drafter.
     """
-    num_rows = len(rows.slots)
-    num_slots, max_tokens_per_row = token_table.shape
-    max_num_drafts = max(0, int(rows.max_draft_len.sum(dtype=np.int64)))
-    token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
-    prefix_ids = None if rows.prefix is None else rows.prefix.token_ids
-    cu_num_prefix = None if rows.prefix is None else rows.prefix.cu_num_draft
-    num_prefix = 0 if cu_num_prefix is None else int(cu_num_prefix[-1])
-    params = DraftProposeParams(
-        handle,
-        num_rows,
-        num_slots,
-        max_tokens_per_row,
-        max_num_drafts,
-        pointer("token_table", token_table, (num_slots, max_tokens_per_row), np.int32),
-        pointer("slots", rows.slots, (num_rows,), np.int32),
-        pointer("num_tokens", rows.num_tokens, (num_rows,), np.int32),
-        pointer("max_draft_len", rows.max_draft_len, (num_rows,), np.int32),
-        pointer("prefix", prefix_ids, (num_prefix,), np.int32),
-        pointer("cu_num_prefix", cu_num_prefix, (num_rows + 1,), np.int32),
-        token_ids.ctypes.data,
-        cu_num_draft.ctypes.data,
-    )
-    call(op, params)
-    return DraftTokens(token_ids[: cu_num_draft[-1]], cu_num_draft)
+
+    def __init__(self, op: str, handle: ctypes.c_void_p) -> None:
+        self._params = DraftProposeParams(handle)
+        self._call = StandingCall(op, self._params)
+        self._token_ids, self._cu_num_draft = Room(np.int32), Room(np.int32)
+        self._bound: tuple[I32, DraftRows] | None = None
+
+    def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
+        """Draft for all rows.
+
+        Args:
+            token_table: i32[num_slots, max_tokens_per_row], the committed tokens of each slot.
+            rows: both are the same objects as last time if only what is in their arrays differs.
+
+        Returns:
+            At most max_draft_len[r] drafts in row r, without sources, in arrays of their own.
+
+        Raises:
+            ValueError: a shape or dtype disagrees, or the drafter refused; the text names the argument.
+        """
+        if self._bound is None or self._bound[0] is not token_table or self._bound[1] is not rows:
+            self._bound = None  # until all are bound
+            self._bind_rows(token_table, rows, len(rows.slots))
+            self._bound = token_table, rows
+        max_num_drafts = sum(rows.max_draft_len.tolist())
+        if max_num_drafts > self._params.max_num_drafts:
+            self._params.max_num_drafts = self._reserve("draft_token_ids", self._token_ids, max_num_drafts)
+        self._call.run()
+        # Whoever gets the drafts may keep them for longer than a step.
+        cu_num_draft = self._cu_num_draft.first(len(rows.slots) + 1).copy()
+        return DraftTokens(self._token_ids.whole[: cu_num_draft.item(-1)].copy(), cu_num_draft)
+
+    def _bind_rows(self, token_table: I32, rows: DraftRows, num_rows: int) -> None:
+        bind, params, per_row, prefix = self._call.bind, self._params, (num_rows,), rows.prefix
+        bind("token_table", token_table, token_table.shape, np.int32)
+        bind("slots", rows.slots, per_row, np.int32)
+        bind("num_tokens", rows.num_tokens, per_row, np.int32)
+        bind("max_draft_len", rows.max_draft_len, per_row, np.int32)
+        if prefix is None:
+            bind("prefix_token_ids", None, (), np.int32)
+            bind("cu_num_prefix", None, (), np.int32)
+        else:
+            bind("prefix_token_ids", prefix.token_ids, (int(prefix.cu_num_draft[-1]),), np.int32)
+            bind("cu_num_prefix", prefix.cu_num_draft, (num_rows + 1,), np.int32)
+        params.num_rows = num_rows
+        params.num_slots, params.max_tokens_per_row = token_table.shape
+        self._reserve("cu_num_draft", self._cu_num_draft, num_rows + 1)
+
+    def _reserve(self, name: str, room: Room, size: int) -> int:
+        """Have room for so many results; returns for how many there is."""
+        if room.reserve(size):
+            self._call.bind(name, room.whole, room.whole.shape, np.int32)
+        return len(room.whole)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastdeploy_sd.ops.library import CParams, call, library
 from fastdeploy_sd.ops.native.arrays import pointer
-from fastdeploy_sd.ops.native.draft_rows import DraftRows, DraftSlotsParams, propose
+from fastdeploy_sd.ops.native.draft_rows import DraftCall, DraftRows, DraftSlotsParams
 from fastdeploy_sd.types import I32, DraftTokens
 
 
@@ -77,6 +77,7 @@ class NgramIndex:
         call("ngram_create", params)
         self._handle = handle
         weakref.finalize(self, library().fdsd_ngram_destroy, handle)
+        self._propose = DraftCall("ngram_propose", handle)
 
     def begin(self, slots: I32) -> None:
         """Start these slots, i32[n], with empty texts, whatever they held.
@@ -121,7 +122,7 @@ class NgramIndex:
 
         Source: arXiv:2304.04487 (drafts from the text itself), with the copy of LZ77.
         """
-        return propose("ngram_propose", self._handle, token_table, rows)
+        return self._propose.propose(token_table, rows)
 
     def check_integrity(self, token_table: I32) -> None:
         """Check every table against the text it stands for, in time proportional to all texts.

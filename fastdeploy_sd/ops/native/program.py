@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from fastdeploy_sd.ops.library import CParams, call, library
-from fastdeploy_sd.ops.native.arrays import pointer
+from fastdeploy_sd.ops.native.standing_call import StandingCall
 from fastdeploy_sd.types import I64
 
 
@@ -95,7 +95,7 @@ class NativeProgram:
         call("program_create", ProgramCreateParams(len(calls), len(patches), num_symbols, *where))
         self.num_calls, self.num_symbols = len(calls), num_symbols
         self._handle = handle
-        self._params = ProgramRunParams(handle, num_symbols, None, None)
+        self._run = StandingCall("program_run", ProgramRunParams(handle, num_symbols, None, None))
         weakref.finalize(self, library().fdsd_program_destroy, handle)
 
     def run(self, symbols: I64) -> None:
@@ -107,18 +107,17 @@ class NativeProgram:
         Raises:
             ValueError: wrong number or range of symbols, or an op refused its arguments; the text names call and op.
         """
-        self._run(symbols, None)
+        self._run.bind("symbols", symbols, (self.num_symbols,), np.int64)
+        self._run.bind("nanoseconds", None, (), np.int64)
+        self._run.run()
 
     def timed_run(self, symbols: I64) -> I64:
         """Run as `run` and return i64[num_calls], the nanoseconds of each call."""
         nanoseconds = np.zeros(self.num_calls, np.int64)
-        self._run(symbols, pointer("nanoseconds", nanoseconds, (self.num_calls,), np.int64))
+        self._run.bind("symbols", symbols, (self.num_symbols,), np.int64)
+        self._run.bind("nanoseconds", nanoseconds, (self.num_calls,), np.int64)
+        self._run.run()
         return nanoseconds
-
-    def _run(self, symbols: I64, nanoseconds: ctypes.c_void_p | None) -> None:
-        self._params.symbols = pointer("symbols", symbols, (self.num_symbols,), np.int64)
-        self._params.nanoseconds = nanoseconds
-        call("program_run", self._params)
 
 
 def _check_disjoint(patches: Sequence[Patch]) -> None:

@@ -74,24 +74,31 @@ class Sampler:
         """
         num_rows, vocab_size = shape = logits.shape
         bind, rows = self._call.bind, self._rows
+        last, self._last = self._last, None  # until all are bound
         bind("logits", logits, shape, np.float32)
         bind("batch_id_per_output", batch_id_per_output, (num_rows,), np.int32)
         bind("positions", positions, (num_rows,), np.int32)
-        if self._last is None or self._last[0] is not sampling or self._last[1] != shape:
-            self._last = None  # until all are bound
+        if last is None or last[0] is not sampling or last[1] != shape:
             rows.num_rows, rows.num_requests, rows.vocab_size = num_rows, len(sampling.seed), vocab_size
             self._make_room(num_rows)
             for name, dtype in _FILTERS.items():
                 bind(name, getattr(sampling, name), (len(sampling.seed),), dtype)
             rows.num_slots = _bind_rules(self._call, sampling, num_rows, vocab_size)
-            self._last = sampling, shape
+            last = sampling, shape
         rows.stops_at_wrong_draft = drafted is not None and drafted.is_judged
         _bind_drafted(self._call, drafted, len(sampling.seed))
+        self._last = last
         self._call.run()
         return self._token_ids.first(num_rows)
 
     def draw_again(self) -> I32:
-        """Draw from the arrays of the last draw, in which something else may be now."""
+        """Draw from the arrays of the last draw, in which something else may be now.
+
+        Raises:
+            ValueError: nothing was drawn before, or the last draw was refused.
+        """
+        if self._last is None:
+            raise ValueError("draw_again: expected a draw before, got none")
         self._call.run()
         return self._token_ids.first(self._rows.num_rows)
 

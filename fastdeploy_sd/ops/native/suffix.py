@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.ops.library import call, library
 from fastdeploy_sd.ops.native.arrays import pointer
-from fastdeploy_sd.ops.native.draft_rows import DraftRows, DraftSlotsParams, propose
+from fastdeploy_sd.ops.native.draft_rows import DraftCall, DraftRows, DraftSlotsParams
 from fastdeploy_sd.ops.native.suffix_params import (
     SuffixBeginParams,
     SuffixCountParams,
@@ -115,6 +115,7 @@ class SuffixDrafter:
         call("suffix_create", params)
         self._handle = handle
         weakref.finalize(self, library().fdsd_suffix_destroy, handle)
+        self._propose = DraftCall("suffix_propose", handle)
 
     def begin(self, slot: int, num_private: int, salt_digest: bytes, end: SuffixEnd = NO_END) -> None:
         """Start a slot, whatever it held; its text is read in its first step.
@@ -170,7 +171,7 @@ class SuffixDrafter:
 
         Source: arXiv:2411.04975 (SuffixDecoding).
         """
-        return propose("suffix_propose", self._handle, token_table, rows)
+        return self._propose.propose(token_table, rows)
 
     def stats(self) -> SuffixStats:
         """Return what the shared cache holds."""

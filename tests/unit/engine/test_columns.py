@@ -37,8 +37,8 @@ def test_a_row_that_is_given_away_again_is_blank() -> None:
 def test_outcomes_become_the_tally_of_their_request() -> None:
     columns = RequestColumns(3)
     rows = np.array([columns.allocate() for _ in range(3)])
-    columns.count_outcomes(rows, i32(3, 0, 2), i32(1, 0, 2), i32(2, 1, 3))
-    columns.count_outcomes(rows[:1], i32(1), i32(1), i32(2))
+    columns.count_outcomes(rows, [3, 0, 2], [1, 0, 2], [2, 1, 3])
+    columns.count_outcomes(rows[:1], [1], [1], [2])
     tallies = [DraftTally.of(columns.outcomes[row], int(columns.num_emitted[row])) for row in rows]
     assert tallies[0].counts() == DraftCounts(2, 4, drafted=(2, 1, 1), reached=(2, 1, 0), accepted=(2, 0, 0))
     assert tallies[1].counts() == DraftCounts()

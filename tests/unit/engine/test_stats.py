@@ -17,7 +17,7 @@ def test_a_fresh_recorder_gives_the_default_snapshot() -> None:
 
 def test_a_snapshot_is_plain_numbers() -> None:
     stats = StatsRecorder()
-    stats.record_drafts(drafts(2), np.array([2], np.int32), np.array([1], np.int32))
+    stats.record_drafts(drafts(2), [2], [1])
     stats.record_prefix_lookup(8, 4)
     snapshot = dataclasses.asdict(stats.snapshot())
     assert json.loads(json.dumps(snapshot))["drafts"]["custom"]["accepted"] == [1, 0]
@@ -69,8 +69,8 @@ def test_drafts_are_counted_by_source_and_position() -> None:
     stats, mtp, ngram = StatsRecorder(), int(DraftSource.MTP), int(DraftSource.NGRAM)
     # Rows: 1 of 3 accepted, no drafts, 2 of 2 accepted, a failed one.
     step = drafts(3, 0, 2, 1, sources=(mtp, ngram, ngram, mtp, ngram, mtp))
-    stats.record_drafts(step, np.array([3, 0, 2, 0], np.int32), np.array([1, 0, 2, 0], np.int32))
-    stats.record_drafts(drafts(1, sources=(mtp,)), np.array([1], np.int32), np.array([0], np.int32))
+    stats.record_drafts(step, [3, 0, 2, 0], [1, 0, 2, 0])
+    stats.record_drafts(drafts(1, sources=(mtp,)), [1], [0])
     assert stats.snapshot().drafts == {
         "mtp": SourceCounts(drafted=(3,), reached=(3,), accepted=(2,)),
         "ngram": SourceCounts(drafted=(0, 2, 1), reached=(0, 2, 0), accepted=(0, 1, 0)),

@@ -1,4 +1,4 @@
-"""docs/http_api.md names every route, every field of a request and every status, and none that is not there."""
+"""docs/http_api.md names every route, field of a request and status; its tables name none that is not there."""
 
 from __future__ import annotations
 

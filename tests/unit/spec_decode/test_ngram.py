@@ -237,7 +237,7 @@ def good_step() -> tuple[NgramProposer, ProposeInput]:
         ({"prefix": DraftTokens(i32(1), i32(0, 2, 1))}, "cu_num_prefix: expected rising"),
         ({"prefix": DraftTokens(i32(1), i32(1, 1, 1))}, "cu_num_prefix: expected to start at 0"),
         ({"prefix": DraftTokens(i32(1), i32(0, 1))}, r"cu_num_prefix: expected contiguous int32\[3\]"),
-        ({"prefix": DraftTokens(i32(), i32(0, 1, 1))}, r"prefix: expected contiguous int32\[1\]"),
+        ({"prefix": DraftTokens(i32(), i32(0, 1, 1))}, r"prefix_token_ids: expected contiguous int32\[1\]"),
     ],
 )
 def test_contradictory_rows_are_refused_and_change_nothing(changes: dict[str, object], message: str) -> None:

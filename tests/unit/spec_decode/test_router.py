@@ -124,6 +124,19 @@ def test_an_unknown_configured_method_is_refused() -> None:
         create_proposer(SpeculativeConfig(method="mtpp"), CONTEXT)
 
 
+def test_a_slot_that_changed_hands_changes_methods() -> None:
+    """Also where the step's slots are the same array as before."""
+    router = create_proposer(SpeculativeConfig(method="mtp"), CONTEXT)
+    begin(router, {0: "mtp", 1: "suffix"})
+    x = step_input([0, 1], [1, 1])
+    assert [router.propose(x).sources.tolist() for _ in range(2)] == [[DraftSource.MTP, DraftSource.SUFFIX]] * 2
+    router.forget(i32(1))
+    with pytest.raises(InternalError, match=r"expected slots that were begun, got \[1\]"):
+        router.propose(x)
+    begin(router, {1: "mtp"})
+    assert router.propose(x).sources.tolist() == [DraftSource.MTP] * 2
+
+
 def test_a_step_of_one_method_is_passed_on_as_it_is() -> None:
     router = create_proposer(SpeculativeConfig(method="mtp"), CONTEXT)
     begin(router, {0: "mtp", 1: ""})

@@ -10,7 +10,6 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.ops.library import num_threads, set_num_threads
-from fastdeploy_sd.ops.native.draft_rows import DraftRows
 from fastdeploy_sd.ops.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, create_method
 from fastdeploy_sd.spec_decode.suffix import SuffixProposer
@@ -210,7 +209,7 @@ def test_outputs_written_together_do_not_push_each_other_out(num_writers: int, m
         drafter.begin(slot, 0, bytes(16))
     slots, none = np.arange(num_writers, dtype=np.int32), np.zeros(num_writers, np.int32)
     for n in range(1, 101):
-        drafter.propose(table, DraftRows(slots, np.full(num_writers, n, np.int32), none))
+        drafter.propose(table, ProposeInput((), slots, table, np.full(num_writers, n, np.int32), none))
     drafter.check_integrity()
     stats = drafter.stats()
     num_kept = min(num_writers, max_requests)
@@ -335,7 +334,7 @@ def test_drafts_do_not_depend_on_the_number_of_threads() -> None:
             drafter.begin(slot, 5, bytes([slot % 3] * 16))
         lengths = range(5, 200, 3)
         budget = np.full(16, 6, np.int32)
-        rows = [DraftRows(slots, np.full(16, n, np.int32), budget) for n in lengths]
+        rows = [ProposeInput((), slots, table, np.full(16, n, np.int32), budget) for n in lengths]
         return [drafter.propose(table, row).token_ids.tolist() for row in rows]
 
     before = num_threads()

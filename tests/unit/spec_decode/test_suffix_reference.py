@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
-from fastdeploy_sd.ops.native.draft_rows import DraftRows
 from fastdeploy_sd.ops.native.suffix import SuffixDrafter, SuffixEnd, SuffixLimits, SuffixRule
+from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import DraftTokens
 from tests.unit.spec_decode.suffix_reference import Output, Reference
 
@@ -88,8 +88,9 @@ class Pair:
         cu_prefix = np.cumsum([0, *map(len, prefixes)]).astype(np.int32)
         prefix = DraftTokens(np.array([token for prefix in prefixes for token in prefix], np.int32), cu_prefix)
         counts = np.array([self.num_tokens[slot] for slot in slots], np.int32)
-        rows = DraftRows(np.array(slots, np.int32), counts, budgets, prefix if cu_prefix[-1] else None)
-        drafts = self.drafter.propose(self.table, rows)
+        given = prefix if cu_prefix[-1] else None
+        x = ProposeInput((), np.array(slots, np.int32), self.table, counts, budgets, prefix=given)
+        drafts = self.drafter.propose(self.table, x)
         for r, slot in enumerate(slots):
             expected = self.reference.draft(slot, int(budgets[r]), prefixes[r])
             assert drafts.row(r).tolist() == expected, (slot, self.table[slot, : counts[r]])
@@ -149,7 +150,8 @@ def test_counts_with_many_different_continuations() -> None:
     drafter = SuffixDrafter(1, 200, SuffixRule(), SuffixLimits(0, 0))
     drafter.begin(0, len(text), SALTS[0])
     lengths = np.array([len(text)], np.int32)
-    drafter.propose(text[None], DraftRows(np.zeros(1, np.int32), lengths, np.zeros(1, np.int32)))
+    zero = np.zeros(1, np.int32)
+    drafter.propose(text[None], ProposeInput((), zero, text[None], lengths, zero))
     drafter.check_integrity()
     for n in (1, 2, 3):
         counts = Counter(map(tuple, sliding_window_view(text, n).tolist()))

@@ -137,3 +137,27 @@ def test_steps_share_memory_and_every_one_is_what_the_reference_builds() -> None
         assert [int(table.tokens[s, table.num_tokens[s] - 1]) for s in slots] == output.tolist()
         last = batch
     assert num_same == 4
+
+
+def test_drafts_of_step_after_step_are_judged_in_the_same_batch() -> None:
+    """Only what is in its arrays changes, and never what the plans hold."""
+    table = table_of(new("a", 4), new("b", 3))
+    members, batches = table.members(("a", "b")), BatchBuilder(table, BLOCK_SIZE)
+    given = [
+        DraftTokens(np.array(ids, np.int32), np.array(cu, np.int32))
+        for ids, cu in (((5, 6), (0, 1, 2)), ((7, 8), (0, 2, 2)), ((9,), (0, 0, 1)))
+    ]
+    seen = []
+    table.apply(plan(table, "a", "b", deltas=(RequestDelta("a", (6,)), RequestDelta("b", (7,)))))
+    for draft in given:
+        step = plan(table, "a", "b")
+        num_new = step.num_new_tokens + np.diff(draft.cu_num_draft)
+        batch = batches.build(replace(step, draft=draft, num_new_tokens=num_new), members)
+        assert batch.draft.token_ids.tolist() == draft.token_ids.tolist()
+        assert batch.cu_num_logits.tolist() == [0, *np.cumsum(num_new)]
+        for r, begin in enumerate(batch.query_start_loc[:-1].tolist()):
+            assert batch.input_ids[begin + 1 : begin + num_new[r]].tolist() == draft.row(r).tolist()
+        seen.append(batch)
+    assert seen[1] is seen[0]
+    assert seen[2] is not seen[1]
+    assert [draft.token_ids.tolist() for draft in given] == [[5, 6], [7, 8], [9]]

@@ -109,7 +109,7 @@ def test_rows_say_whether_answers_were_shared(
         ),
         (
             ["--methods", "ngram", "--suffix-decoding-min-token-prob", "0.5"],
-            "suffix_decoding_min_token_prob: expected method suffix, got ngram",
+            "suffix_decoding_min_token_prob: expected suffix among the methods, got ngram",
         ),
         (
             ["--no-shared-cache", "--suffix-decoding-max-cached-requests", "3"],
@@ -117,10 +117,10 @@ def test_rows_say_whether_answers_were_shared(
         ),
         (
             ["--methods", "suffix", "--ngram-max-spec-factor", "1"],
-            "ngram_max_spec_factor: expected method ngram, got suffix",
+            "ngram_max_spec_factor: expected ngram among the methods, got suffix",
         ),
         (["--follow-copies", "maybe"], "follow_copies: expected true or false, got 'maybe'"),
-        (["--no-shared-cache", "--methods", "ngram"], "no_shared_cache: expected method suffix, got ngram"),
+        (["--no-shared-cache", "--methods", "ngram"], "no_shared_cache: expected suffix among the methods, got ngram"),
         (["--tokenizer", "nowhere"], "expected a tokenizer.json, got none"),
     ],
 )

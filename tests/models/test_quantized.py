@@ -35,7 +35,9 @@ def reference(name: str, quantization: str | QuantizationFormats) -> NumpyDecode
 
 def test_a_format_of_experts_needs_experts() -> None:
     formats = {"quantization": "mix_quant", "dense_quant_type": "wint8", "moe_quant_type": "wint4"}
-    with pytest.raises(ConfigError, match=r"quantization\.moe_quant_type: expected none or the dense_quant_type \(wint8\), as"):
+    with pytest.raises(
+        ConfigError, match=r"quantization\.moe_quant_type: expected none or the dense_quant_type \(wint8\), as"
+    ):
         LLM(model=str(golden.ROOT / "llama-tiny"), quantization=formats)
 
 

@@ -64,11 +64,10 @@ class Recorder:
         self.proposer.close()
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        assert x.target is not None
         drafts = self.proposer.propose(x)
         for r, request_id in enumerate(x.request_ids):
             if x.max_draft_len[r] > 0:
-                num_slots = int(x.target.num_kv_slots[r] - x.num_tokens[r] + 1)
+                num_slots = 0 if x.target is None else int(x.target.num_kv_slots[r] - x.num_tokens[r] + 1)
                 text = x.token_table[x.slots[r], : x.num_tokens[r]].copy()
                 self.events.append(Event(request_id, text, drafts.row(r).copy(), int(x.max_draft_len[r]), num_slots))
         return self._replaced(x) if self.habit else drafts

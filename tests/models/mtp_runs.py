@@ -24,7 +24,7 @@ class Event:
     """What was drafted after a text, and how many drafts could have been.
 
     Attributes:
-        num_slots: KV slots that the request had from its newest token on.
+        num_slots: KV slots that the request had from its newest token on; 0 if its method has no use for them.
     """
 
     request_id: RequestId

@@ -13,7 +13,7 @@ import httpx
 
 _EVENT = "data: "
 _DONE = "[DONE]"
-ABANDONED_MAX_TOKENS = 160
+ABANDONED_MAX_TOKENS = 900
 MAX_EVENTS_READ = 12
 
 

@@ -26,7 +26,7 @@ MAX_GROWTH_KB = 16 * 1024
 @pytest.fixture
 def server(golden_dir: Path) -> Iterator[ServerProcess]:
     """A tiny model with KV blocks for a fraction of the clients: they queue, are preempted, and share prefixes."""
-    arguments = ["--model", str(golden_dir / "qwen3-tiny"), "--max-model-len", "256", "--block-size", "16"]
+    arguments = ["--model", str(golden_dir / "qwen3-tiny"), "--max-model-len", "1024", "--block-size", "16"]
     arguments += ["--num-gpu-blocks-override", str(NUM_BLOCKS), "--max-num-seqs", "32"]
     arguments += ["--max-num-batched-tokens", "256", "--num-threads", "1"]
     with running_server(*arguments) as server:

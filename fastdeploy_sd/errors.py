@@ -1,9 +1,17 @@
-"""Exceptions with the HTTP status and the OpenAI error type each one maps to. Knows no HTTP framework."""
+"""Exceptions with the HTTP status and the OpenAI error type each one maps to, and how their texts show what was sent.
+
+Knows no HTTP framework.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import reprlib
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+MAX_SHOWN_CHARS = 200
 
 
 class FdsdError(Exception):
@@ -106,3 +114,39 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the nearest known name, or "" when nothing is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" (did you mean '{near[0]}'?)" if near else ""
+
+
+def shown(value: object) -> str:
+    """Return a value that somebody sent as an error text repeats it: its repr, cut to MAX_SHOWN_CHARS.
+
+    Takes no longer for a large value than for a small one, and raises nothing: an integer too long to be written out
+    is named by its size.
+    """
+    text = _SHORT_REPR.repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
+
+
+class _ShortRepr(reprlib.Repr):
+    """Looks at no more of a value than fits into a text; reprlib's own sorts all keys and writes out all digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = MAX_SHOWN_CHARS
+        self.maxlevel = 3
+        self.maxlist = self.maxtuple = self.maxdict = 8
+
+    def repr_int(self, x: int, level: int) -> str:
+        num_bits = x.bit_length()
+        return repr(x) if num_bits <= _MAX_SHOWN_BITS else f"<an integer of {num_bits} bits>"
+
+    def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
+        if x and level <= 0:
+            return "{...}"
+        entries = [
+            f"{self.repr1(k, level - 1)}: {self.repr1(v, level - 1)}" for k, v in islice(x.items(), self.maxdict)
+        ]
+        return f"{{{', '.join([*entries, *['...'] * (len(x) > self.maxdict)])}}}"
+
+
+_MAX_SHOWN_BITS = 512  # 155 digits
+_SHORT_REPR = _ShortRepr()

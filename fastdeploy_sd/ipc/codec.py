@@ -11,7 +11,6 @@ import dataclasses
 import enum
 import functools
 import operator
-import reprlib
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.errors import FdsdError, InternalError
+from fastdeploy_sd.errors import FdsdError, InternalError, shown
 
 Convert = Callable[[Any], Any]
 
@@ -201,4 +200,4 @@ def _expect_list(value: Any) -> list[Any]:
 
 
 def _unexpected(wanted: str, value: Any) -> ProtocolError:
-    return ProtocolError(f"expected {wanted}, got {reprlib.repr(value)}")
+    return ProtocolError(f"expected {wanted}, got {shown(value)}")

@@ -11,14 +11,13 @@ a later request that has the same request id. EngineDead, too, is answered with 
 
 from __future__ import annotations
 
-import reprlib
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
 from fastdeploy_sd.engine.stats import EngineStats
-from fastdeploy_sd.errors import ERROR_TYPES, FdsdError, InternalError, Overloaded
+from fastdeploy_sd.errors import ERROR_TYPES, FdsdError, InternalError, Overloaded, shown
 from fastdeploy_sd.ipc.codec import Codec, ProtocolError, codec_of
 from fastdeploy_sd.types import ModelInfo, Request, RequestOutput
 
@@ -201,6 +200,6 @@ def decode(frame: bytes) -> Message:
     tag = values[0] if isinstance(values, list) and values else None
     cls = _TYPE_OF_TAG.get(tag) if type(tag) is int else None
     if cls is None:
-        raise ProtocolError(f"frame: expected a list that starts with a known message tag, got {reprlib.repr(values)}")
+        raise ProtocolError(f"frame: expected a list that starts with a known message tag, got {shown(values)}")
     message: Message = _CODEC[cls].decode(values[1:])
     return message

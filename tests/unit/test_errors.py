@@ -1,0 +1,51 @@
+"""What error texts repeat of a value that was sent."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from fastdeploy_sd.errors import MAX_SHOWN_CHARS, shown
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1.5, True, None, "x", "it's", [], [1, "a"], {}, {"a": [1]}, (1,), 10**150, float("nan")]
+)
+def test_short_values_are_shown_as_they_are(value: object) -> None:
+    assert shown(value) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x" * (1 << 24),
+        ["x" * 100_000] * 100_000,
+        {str(i): i for i in range(300_000)},
+        [[[[1] * 1000] * 1000] * 1000] * 1000,
+        10**400,
+        -(10**50_000),
+        [10**50_000],
+        {10**5000: 10**5000},
+        "\udc80" * 1000,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_large_values_are_cut_and_cost_little(value: Any) -> None:
+    begin = time.process_time()
+    text = shown(value)
+    assert time.process_time() - begin < 0.5
+    assert 0 < len(text) <= MAX_SHOWN_CHARS
+    text.encode()
+
+
+def test_a_huge_integer_is_named_by_its_size() -> None:
+    assert shown(10**5000) == "<an integer of 16610 bits>"
+
+
+def test_a_nest_without_a_bottom_ends() -> None:
+    nest: list[Any] = []
+    for _ in range(100_000):
+        nest = [nest]
+    assert shown(nest) == "[[[[...]]]]"

@@ -13,16 +13,22 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from custom_ops import build as custom_ops  # noqa: E402
+from fastdeploy_sd.errors import ConfigError  # noqa: E402
+from fastdeploy_sd.ops import operators  # noqa: E402
 
 LIBRARY = Path("fastdeploy_sd", "lib", "libfdsd.so")
 SOURCES = Path("fastdeploy_sd", "csrc")
 
 
 class BuildKernels(build_ext):
-    """Compiles libfdsd.so and ships the sources of the Paddle bindings, which are compiled at first use.
+    """Compiles libfdsd.so, and the Paddle operators where Paddle can be imported; ships the operators' sources.
 
-    An editable install builds into the checkout and uses its sources where they are.
+    What fits another Paddle is compiled from those when eager execution is asked for. An editable install builds into
+    the checkout and uses its sources where they are.
     """
+
+    # The operators in the wheel, if they were compiled.
+    _operators: Path | None = None
 
     def run(self) -> None:
         if self.inplace:
@@ -34,11 +40,13 @@ class BuildKernels(build_ext):
             copy = target / SOURCES / source.relative_to(ROOT / "custom_ops")
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, copy)
+        self._operators = build_operators(target / LIBRARY)
 
     def get_outputs(self) -> list[str]:
         target = Path(self.build_lib)
         sources = [target / SOURCES / s.relative_to(ROOT / "custom_ops") for s in self._binding_sources()]
-        return [] if self.inplace else [str(path) for path in [target / LIBRARY, *sources]]
+        built = [target / LIBRARY, *([] if self._operators is None else [self._operators])]
+        return [] if self.inplace else [str(path) for path in [*built, *sources]]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}
@@ -50,8 +58,7 @@ class BuildKernels(build_ext):
 
     @staticmethod
     def _binding_sources() -> list[Path]:
-        folder = ROOT / "custom_ops"
-        return sorted([*(folder / "bindings").glob("paddle_*"), *(folder / "include" / "fdsd").iterdir()])
+        return operators.binding_sources(ROOT / "custom_ops")
 
     @staticmethod
     def _build(out: Path, name: str, extra: list[str]) -> None:
@@ -59,6 +66,29 @@ class BuildKernels(build_ext):
             custom_ops.build_library(out, ROOT / "build" / name, extra)
         except custom_ops.BuildError as error:
             sys.exit(f"fastdeploy_sd: the kernel library cannot be built: {error}")
+
+
+def build_operators(library: Path) -> Path | None:
+    """Compile the operators beside the kernel library, for the Paddle of this environment.
+
+    Returns:
+        The file; None where there is no Paddle (as in an isolated build) or it cannot be compiled against, which is no
+        reason to stop: the server does without them unless `enforce_eager` is set.
+    """
+    try:
+        import paddle  # noqa: PLC0415 (absent from isolated builds)
+    except ImportError:
+        return None
+    install = operators.PaddleInstall(Path(paddle.__file__).parent, paddle.__version__, paddle.version.commit)
+    root = ROOT / "custom_ops"
+    out = library.parent / operators.file_name(root, install, operators.BESIDE)
+    try:
+        compiler = custom_ops.find_compiler()
+        operators.compile_operators(compiler, root, install, library, out, library_folder=operators.BESIDE)
+    except (ConfigError, custom_ops.BuildError) as error:
+        print(f"fastdeploy_sd: without operators for Paddle {install.version}: {error}", file=sys.stderr)
+        return None
+    return out
 
 
 # The extension is named so that the wheel is tagged for this platform; BuildKernels knows its sources.

@@ -24,9 +24,9 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.mtp import DraftBatch
-from fastdeploy_sd.ops.sampling import token_logprobs
+from fastdeploy_sd.ops.native.sampling import token_logprobs
+from fastdeploy_sd.ops.tensors import to_numpy
 from fastdeploy_sd.spec_decode.mtp_passes import (
     NOTHING_TO_RUN,
     DraftPasses,
@@ -88,7 +88,7 @@ class MtpProposer:
         self._passes: DraftPasses = (
             EagerPasses(target, request_hidden)
             if target.enforce_eager
-            else RecordedPasses(target, request_hidden, self._num_steps)
+            else RecordedPasses(target, request_hidden, self._num_steps, has_logits=config.enable_draft_logprob)
         )
 
     @property
@@ -223,7 +223,7 @@ class _DraftLogprobs:
         # A failed draft is cut off afterwards.
         token_ids = batch.draft_token_ids[at].clip(0)
         num_top = min(self.arrays.top_token_ids.shape[1], int(logits.shape[1]))
-        found = token_logprobs(gather_output_rows(logits, asked), token_ids, num_top)
+        found = LogprobArrays(*token_logprobs(to_numpy(logits)[asked], token_ids, num_top))
         self.arrays.logprobs[at], self.arrays.ranks[at] = found.logprobs, found.ranks
         self.arrays.top_token_ids[at, :num_top] = found.top_token_ids
         self.arrays.top_logprobs[at, :num_top] = found.top_logprobs

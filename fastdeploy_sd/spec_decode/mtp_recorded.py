@@ -26,26 +26,27 @@ class RecordedPasses:
 
     Args:
         max_steps: most drafts of a request.
+        has_logits: whether a step may want logits. Nothing is recorded once requests run.
 
     Raises:
         RecordingError: the layers do something that cannot be recorded.
     """
 
-    def __init__(self, target: MtpTarget, request_hidden: Sequence[Tensor], max_steps: int) -> None:
+    def __init__(
+        self, target: MtpTarget, request_hidden: Sequence[Tensor], max_steps: int, *, has_logits: bool
+    ) -> None:
         self._target, self._request_hidden = target, request_hidden
         self._arena = Arena()
         # The most drafts first: the others then fit into their memory.
         self._programs = {
-            (num_steps, False): self._record(num_steps, wants_logits=False)
+            (num_steps, wants_logits): self._record(num_steps, wants_logits=wants_logits)
             for num_steps in range(max_steps, NOTHING_TO_RUN - 1, -1)
+            for wants_logits in ((True, False) if has_logits else (False,))
         }
 
     def run(self, step: DraftStep, *, wants_logits: bool) -> Sequence[Tensor]:
         """See DraftPasses.run."""
-        key = step.num_steps, wants_logits
-        if key not in self._programs:
-            self._programs[key] = self._record(*key)
-        return self._programs[key].run(_columns(step), _sizes(step))
+        return self._programs[step.num_steps, wants_logits].run(_columns(step), _sizes(step))
 
     def _record(self, num_steps: int, wants_logits: bool) -> Program:
         recorder = Recorder(LOWERINGS)

@@ -11,7 +11,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.ops import library
+from fastdeploy_sd.ops import library, shim
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.mtp_passes import MtpTarget
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext, create_proposer
@@ -57,11 +57,14 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
 
     Raises:
         CheckpointError: the checkpoint or its draft layers are missing, malformed or of an unsupported architecture.
-        ConfigError: an option contradicts the checkpoint, or the drafting method cannot be made.
+        ConfigError: an option contradicts the checkpoint, or what it asks for cannot be made: the drafting method, the
+            Paddle operators of eager execution.
     """
     start = time.perf_counter()
     if config.num_threads is not None:
         library.set_num_threads(config.num_threads)
+    if config.model.enforce_eager:
+        _load_operators()
     checkpoint = Checkpoint(config.model.path)
     decoder_config = read_decoder_config(checkpoint.config)
     max_model_len = _max_model_len(config, decoder_config)
@@ -114,6 +117,14 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
         num_draft_layers, count, kv_format.block_size, kv_format.kv_dtype, library.isa(), library.num_threads(),
     )  # fmt: skip
     return LocalExecutor(runner, info)
+
+
+def _load_operators() -> None:
+    """Only eager execution calls Paddle operators; a recording is replayed by the kernel library alone."""
+    try:
+        shim.load()
+    except ConfigError as error:
+        raise ConfigError(f"enforce_eager: {error.message}", param="enforce_eager") from None
 
 
 def _max_model_len(config: Config, decoder_config: DecoderConfig) -> int:

@@ -30,7 +30,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> MtpReference:
 
 @pytest.fixture
 def proposer(reference: MtpReference) -> MtpProposer:
-    return make_proposer(reference)
+    return make_proposer(reference, enable_draft_logprob=True)
 
 
 def make_proposer(reference: MtpReference, num_steps: int = NUM_STEPS, **options: bool) -> MtpProposer:
@@ -111,7 +111,7 @@ def test_a_draft_without_a_largest_logit_ends_its_row(
 ) -> None:
     """The step after a failed draft runs something in its place, in the same layer or in the next."""
     reference = make_model(tmp_path, NAME, "ernie-folder", num_layers)
-    proposer = make_proposer(reference, enforce_eager=True)
+    proposer = make_proposer(reference, enforce_eager=True, enable_draft_logprob=True)
     x = step(reference, 3, [2, 2, 2])
     begin(proposer, 0, 1, 2)
     sound, calls = MtpModel.logits, []

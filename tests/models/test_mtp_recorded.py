@@ -28,7 +28,7 @@ def drafts_of(model: pathlib.Path, num_steps: int, **options: Any) -> tuple[dict
     """What a server says, and every step's drafts with their log-probabilities."""
     engine, recorder = make_engine(
         str(model), num_steps, dtype="bfloat16", max_num_seqs=4, max_num_batched_tokens=48, num_blocks=24,
-        enable_prefix_caching=True, draft_head_quantization="auto", **options,
+        enable_prefix_caching=True, draft_head_quantization="auto", enable_draft_logprob=True, **options,
     )  # fmt: skip
     sound, found = recorder.proposer, Drafts()
 
@@ -52,7 +52,7 @@ def drafts_of(model: pathlib.Path, num_steps: int, **options: Any) -> tuple[dict
 def test_recordings_for_all_numbers_of_drafts_share_one_memory(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those that return logits, made when they are first asked for."""
+    """Also those that return logits."""
     used = set[int]()
     sound = Arena.reserve
 

@@ -11,7 +11,7 @@ import pytest
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.ops import library
+from fastdeploy_sd.ops import library, shim
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.norm import rms_norm
 from fastdeploy_sd.ops.recorder import RecordingError
@@ -41,6 +41,7 @@ class Model:
     """A golden model with two KV caches of its own, one for each way to run it."""
 
     def __init__(self, name: str, dtype: str, quantization: str | None = None, *, is_int8_kv: bool = False) -> None:
+        shim.load()
         checkpoint = Checkpoint(golden.ROOT / name)
         config = read_decoder_config(checkpoint.config)
         self.decoder = Decoder(checkpoint, config, QuantScheme.create(dtype, quantization))  # type: ignore[arg-type]

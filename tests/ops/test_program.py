@@ -204,9 +204,9 @@ def test_an_op_that_refuses_its_arguments_is_named(recorder: Recorder) -> None:
 def test_an_op_without_lowering_is_refused_by_name(recorder: Recorder) -> None:
     x = matrix(recorder)
     with pytest.raises(
-        RecordingError, match=r"op token_logprobs: expected one of rms_norm, .* while a pass is recorded$"
+        RecordingError, match=r"op top_p_candidates: expected one of rms_norm, .* while a pass is recorded$"
     ):
-        shim.run("token_logprobs", x)
+        shim.run("top_p_candidates", x)
     with pytest.raises(RecordingError, match=r"op rms_nrom: .* \(did you mean 'rms_norm'\?\)"):
         shim.run("rms_nrom", x)
 

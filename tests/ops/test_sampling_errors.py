@@ -10,7 +10,6 @@ import paddle
 import pytest
 
 from fastdeploy_sd.ops import batch as ops_batch
-from fastdeploy_sd.ops import sampling as ops
 from fastdeploy_sd.ops.candidates import DraftedRows
 from fastdeploy_sd.ops.native import batch as native_batch
 from fastdeploy_sd.ops.native import sampling as native
@@ -142,8 +141,6 @@ def test_process_logits_refuses_rows_outside(row: int) -> None:
 def test_token_logprobs_refuses(token_ids: np.ndarray, num_top: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"{message}: expected"):
         native.token_logprobs(LOGITS, token_ids, num_top)
-    with pytest.raises(ValueError, match=f"{message}: expected"):
-        ops.token_logprobs(paddle.to_tensor(LOGITS), token_ids, num_top)
 
 
 def test_prepare_batch_accepts_the_rows_that_the_next_test_breaks() -> None:

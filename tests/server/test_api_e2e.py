@@ -23,7 +23,7 @@ from fastdeploy_sd.entrypoints.text.tokenizer import FastTokenizer
 from tests.models.golden import NAMES, cases
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-START_S = 300  # includes compiling the operators on a machine that has never run them
+START_S = 300
 STOP_S = 60
 COMMAND = [sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

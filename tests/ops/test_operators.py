@@ -1,0 +1,124 @@
+"""Paddle operators are found or compiled when they are loaded, never in a call; the file that fits is the one used."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.ops import operators, shim
+from fastdeploy_sd.ops.library import LIBRARY_PATH
+
+PADDLE = operators.PaddleInstall(pathlib.Path("paddle"), "3.1.0", "abc")
+
+
+@pytest.fixture
+def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """An empty folder to keep compiled operators in."""
+    monkeypatch.setenv("FDSD_CACHE_DIR", str(tmp_path / "cache"))
+    return operators.cache_folder()
+
+
+@pytest.fixture
+def shipped(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The package's lib folder, in which an installation may bring operators."""
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    monkeypatch.setattr(operators, "LIBRARY_PATH", folder / LIBRARY_PATH.name)
+    return folder
+
+
+def test_a_call_before_loading_is_an_error_and_compiles_nothing(cache: pathlib.Path) -> None:
+    code = """
+import paddle
+from fastdeploy_sd.ops import shim
+try:
+    shim.run("swiglu", paddle.zeros([1, 2]))
+except shim.OperatorsNotLoadedError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "op swiglu: expected load() when the model is loaded" in done.stdout
+    assert not cache.exists()
+
+
+def test_a_file_that_is_there_needs_no_compiler(
+    cache: pathlib.Path, shipped: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    root = operators.source_root()
+    kept = cache / operators.file_name(root, PADDLE, str(shipped))
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert operators.find_or_compile(PADDLE) == kept
+    brought = shipped / operators.file_name(root, PADDLE, operators.BESIDE)
+    brought.touch()
+    assert operators.find_or_compile(PADDLE) == brought
+    # Neither fits another Paddle.
+    for other in (dataclasses.replace(PADDLE, version="3.2.0"), dataclasses.replace(PADDLE, commit="abd")):
+        with pytest.raises(ConfigError, match="Paddle operators: expected a C\\+\\+ compiler"):
+            operators.find_or_compile(other)
+
+
+def test_the_name_follows_the_sources(tmp_path: pathlib.Path) -> None:
+    root = pathlib.Path(shutil.copytree(operators.source_root(), tmp_path / "sources"))
+    before = operators.file_name(root, PADDLE, operators.BESIDE)
+    header = root / "include" / "fdsd" / "sampling.h"
+    header.write_text(header.read_text() + "\n")
+    assert operators.file_name(root, PADDLE, operators.BESIDE) != before
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_compiler_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match="got CXX=no-such-compiler, which is none"):
+        operators.find_or_compile(PADDLE)
+
+
+def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FDSD_CACHE_DIR", "/dev/null/x")
+    with pytest.raises(ConfigError, match=r"FDSD_CACHE_DIR: expected .*, got /dev/null/x/.*: Not a directory"):
+        operators.find_or_compile(PADDLE)
+
+
+def test_a_compile_error_is_one_line_and_its_output_is_logged(
+    cache: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Against a Paddle without headers."""
+    with pytest.raises(
+        ConfigError, match=r"Paddle operators: expected \S+ to compile them, got exit status 1"
+    ) as caught:
+        operators.find_or_compile(PADDLE)
+    assert "\n" not in caught.value.message
+    assert caplog.text.count("fatal error: paddle/") == 1
+    assert [path.name for path in cache.iterdir()] == ["lock"]
+
+
+def test_a_wheel_built_where_paddle_is_brings_operators_that_load(tmp_path: pathlib.Path) -> None:
+    """By what setup.py calls; the package they are in lies elsewhere than it was built, as an installed one does."""
+    lib = tmp_path / "build" / "lib"
+    lib.mkdir(parents=True)
+    shutil.copy(LIBRARY_PATH, lib)
+    code = """
+import pathlib, sys, setuptools
+setuptools.setup = lambda **_: None
+import setup
+print(setup.build_operators(pathlib.Path(sys.argv[1])))
+"""
+    library = lib / LIBRARY_PATH.name
+    done = subprocess.run([sys.executable, "-c", code, library], capture_output=True, text=True, check=True)
+    name = operators.file_name(operators.source_root(), shim.installed_paddle(), operators.BESIDE)
+    assert done.stdout.split()[-1] == str(lib / name), done.stderr
+    installed = lib.rename(tmp_path / "site")
+    # The directory is gone that the compiler saw, so only the library beside can be found.
+    dump = subprocess.run(["readelf", "-d", installed / name], capture_output=True, text=True, check=True).stdout
+    assert "libfdsd.so" in dump
+    assert "$ORIGIN" in dump
+    load = "import ctypes, sys, paddle; ctypes.CDLL(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", load, installed / name], check=True, env={**os.environ, "PATH": ""})

@@ -23,12 +23,13 @@ TOP_LEVEL = ("fastdeploy_sd", "custom_ops", "benchmarks", "scripts", "tests", "d
 GENERATED = {"__pycache__", "build", "lib", "csrc", "demo_model", "golden", "node_modules"}
 
 # Part of the package -> our parts it may import. Values flow down; nothing calls upward.
-VALUES = {"types", "errors", "sampling_params"}
+VALUES = {"types", "errors", "sampling_params", "files"}
 KERNELS = {"ops", "quantization"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "sampling_params": {"errors"},
     "types": {"sampling_params"},
+    "files": {"errors"},
     "config": {"errors"},
     "ops": VALUES,
     "quantization": VALUES | {"config", "ops"},

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.checkpoint.safetensors import SafetensorsFile
 from fastdeploy_sd.errors import CheckpointError, suggest
+from fastdeploy_sd.files import read_json
 
 Weights = npt.NDArray[np.generic]  # float32, float16, or bfloat16 as u16 bits
 
@@ -110,18 +111,3 @@ class Checkpoint:
         """Give the memory of tensors that were read back to the system; reading them again maps the file again."""
         for name in names:
             self._files[name].release(name)
-
-
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Return a JSON object.
-
-    Raises:
-        CheckpointError: unreadable, not JSON, or not an object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: expected a readable JSON file: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.files import describe, open_regular
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 8
@@ -58,11 +59,11 @@ class SafetensorsFile:
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 status = os.fstat(file.fileno())
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: expected a readable safetensors file: {error}") from error
+            raise CheckpointError(f"{path}: expected a readable safetensors file: {describe(error)}") from error
         self.mode = status.st_mode
         self._status = (status.st_size, status.st_mtime_ns)
         header, self._data_start = self._read_header()
@@ -146,7 +147,7 @@ class SafetensorsFile:
         if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
             raise self._fail(f"tensor {name!r}: expected dtype, shape and data_offsets")
         dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-        if dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
             raise self._fail(f"tensor {name!r}: expected a dtype of {', '.join(DTYPES)}, got {dtype!r}")
         if not _is_counts(shape) or len(shape) > MAX_RANK:
             raise self._fail(f"tensor {name!r}: expected a shape of at most {MAX_RANK} sizes, got {shape!r}")

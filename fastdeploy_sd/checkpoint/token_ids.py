@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.checkpoint.checkpoint import Checkpoint, read_json
+from fastdeploy_sd.checkpoint.checkpoint import Checkpoint
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.files import read_json
 
 
 def read_eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
@@ -13,7 +14,7 @@ def read_eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
         CheckpointError: neither an integer nor a list of integers.
     """
     path = checkpoint.path / "generation_config.json"
-    generation = read_json(path) if path.exists() else {}
+    generation = read_json(path, missing_ok=True)
     value = generation.get("eos_token_id", checkpoint.config.get("eos_token_id"))
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -131,7 +132,7 @@ def _turn(path: Path) -> Iterator[bool]:
     """Wait for whoever packs the same weights. Gives False, at once, where the file system has no lock to offer."""
     with contextlib.ExitStack() as stack:
         try:
-            lock = stack.enter_context(open(path.with_suffix(".lock"), "a", encoding="utf-8"))
+            lock = stack.enter_context(open(path.with_suffix(".lock"), "a", encoding="utf-8", opener=_open_at_once))
             _wait_for(lock)
         except OSError as error:
             _log.info("%s: %s: going on without a lock: %s", _OPTION, path, error)
@@ -139,6 +140,11 @@ def _turn(path: Path) -> Iterator[bool]:
         else:
             is_alone = True
         yield is_alone
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a lock's file; what is no file fails instead of waiting for somebody at its other end."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def _wait_for(lock: IO[str]) -> None:

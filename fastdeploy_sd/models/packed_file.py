@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.files import open_regular
 from fastdeploy_sd.ops.native.checksum import chunk_checksums
 
 Bytes = npt.NDArray[np.uint8]
@@ -47,7 +48,7 @@ class PackedFile:
 
     def __init__(self, path: Path, key: Key) -> None:
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise

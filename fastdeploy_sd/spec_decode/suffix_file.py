@@ -18,6 +18,7 @@ from typing import NoReturn
 import numpy as np
 
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.files import read_bytes
 from fastdeploy_sd.ops.native.suffix import SALT_DIGEST_BYTES, SuffixSequences
 
 _OPTION = "suffix_decoding_cache_file"
@@ -74,7 +75,7 @@ def load_sequences(path: Path, vocab_size: int) -> SuffixSequences:
         ConfigError: it cannot be read, is damaged or no such file, or belongs to another vocabulary.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         _fail(path, f"expected a readable file: {error}")
     if len(data) < _PAYLOAD_START or data[: len(_MAGIC)] != _MAGIC:

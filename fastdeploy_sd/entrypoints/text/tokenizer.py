@@ -19,6 +19,7 @@ import tokenizers
 from fastdeploy_sd.entrypoints.text.token_bytes import TokenBytes
 from fastdeploy_sd.entrypoints.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from fastdeploy_sd.errors import BadRequest, CheckpointError, ConfigError
+from fastdeploy_sd.files import read_text
 
 # Turn markers such as <|User|>, with ASCII or full-width bars, that some checkpoints do not flag as special.
 _MARKER = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
@@ -180,7 +181,7 @@ def split_inside(text: str, tokens: Iterable[str]) -> list[str]:
 
 def _load(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path)
         tokenizer = tokenizers.Tokenizer.from_str(text)
         spec = json.loads(text)
     except FileNotFoundError:

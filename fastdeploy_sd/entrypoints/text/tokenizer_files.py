@@ -5,14 +5,15 @@ Knows the files' names and their historical variants; knows no tokenizer library
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.files import describe, read_json, read_text
 
+MAX_TEMPLATE_BYTES = 1 << 20
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -39,8 +40,8 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
     Raises:
         CheckpointError: a file is not JSON, or a value in it has the wrong type; the text names the file.
     """
-    tokenizer_config = read_json(directory / "tokenizer_config.json")
-    tokens_map = read_json(directory / "special_tokens_map.json")
+    tokenizer_config = read_json(directory / "tokenizer_config.json", missing_ok=True)
+    tokens_map = read_json(directory / "special_tokens_map.json", missing_ok=True)
     special = {}
     for name in SPECIAL_TOKEN_NAMES:
         text = _token_text(tokenizer_config.get(name)) or _token_text(tokens_map.get(name))
@@ -48,23 +49,6 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
             special[name] = text
     eos = _eos_ids(directory / "generation_config.json") or _eos_ids(directory / "config.json")
     return TokenizerFiles(special, eos, _read_chat_template(directory, tokenizer_config))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, {} when there is no such file.
-
-    Raises:
-        CheckpointError: the file cannot be read or does not hold a JSON object.
-    """
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: expected a JSON file, got {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _token_text(value: object) -> str | None:
@@ -75,7 +59,7 @@ def _token_text(value: object) -> str | None:
 
 
 def _eos_ids(path: Path) -> tuple[int, ...]:
-    value = read_json(path).get("eos_token_id")
+    value = read_json(path, missing_ok=True).get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
@@ -86,12 +70,12 @@ def _eos_ids(path: Path) -> tuple[int, ...]:
 def _read_chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else the key of tokenizer_config.json, else chat_template.json (its predecessor)."""
     try:
-        return (directory / "chat_template.jinja").read_text("utf-8")
+        return read_text(directory / "chat_template.jinja", MAX_TEMPLATE_BYTES)
     except FileNotFoundError:
         pass
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{directory / 'chat_template.jinja'}: expected a text file, got {error}") from None
-    for source in (tokenizer_config, read_json(directory / "chat_template.json")):
+        raise CheckpointError(f"{directory / 'chat_template.jinja'}: expected a text file: {describe(error)}") from None
+    for source in (tokenizer_config, read_json(directory / "chat_template.json", missing_ok=True)):
         template = source.get("chat_template")
         if isinstance(template, list):  # several named ones: only "default" is for plain chat
             named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}

@@ -94,7 +94,7 @@ def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
     [
         ("tokenizer.json", None, "expected a tokenizer.json, got none"),
         ("tokenizer.json", "{", "expected a tokenizer, got"),
-        ("tokenizer_config.json", "[", "tokenizer_config.json: expected a JSON file"),
+        ("tokenizer_config.json", "[", "tokenizer_config.json: expected a readable JSON file"),
         ("tokenizer_config.json", "[]", "expected a JSON object, got list"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: expected a token id"),
     ],

@@ -1,0 +1,86 @@
+"""Reads files that somebody else wrote: regular files only, within a size. Knows no format but JSON objects.
+
+Opening a FIFO or a device waits, or never ends; here both are refused before a byte is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fastdeploy_sd.errors import CheckpointError
+
+# Far above what any released checkpoint has: the largest index is 10 MB, the largest tokenizer 35 MB.
+MAX_JSON_BYTES = 1 << 25
+MAX_TEXT_BYTES = 1 << 28
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, without ever waiting for it.
+
+    Raises:
+        FileNotFoundError: there is nothing of this name.
+        OSError: it is no regular file, a link to nothing, or cannot be read.
+    """
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for a writer; a socket cannot be opened at all.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise OSError(f"expected a regular file, got a link to nothing ({os.readlink(path)})") from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = next((text for is_kind, text in _KINDS if is_kind(mode)), "another kind")
+        raise OSError(f"expected a regular file, got {kind}")
+    return open(descriptor, "rb")
+
+
+def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
+    """Return what a regular file holds; raises as open_regular, and OSError for more than `max_bytes`."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if max_bytes is not None and size > max_bytes:
+            raise OSError(f"expected at most {max_bytes} bytes, got {size}")
+        return file.read(-1 if max_bytes is None else max_bytes)
+
+
+def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """Return a UTF-8 file's text; raises as read_bytes, and UnicodeDecodeError (a ValueError) for other bytes."""
+    return read_bytes(path, max_bytes).decode("utf-8")
+
+
+def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
+    """Return the JSON object of a checkpoint's file; {} where there is none and `missing_ok`.
+
+    Raises:
+        CheckpointError: it is no regular file, unreadable, too large, not JSON, nested too deeply, or not an object.
+    """
+    try:
+        value = json.loads(read_text(path, MAX_JSON_BYTES))
+    except FileNotFoundError as error:
+        if missing_ok:
+            return {}
+        raise CheckpointError(f"{path}: expected a JSON file, found none") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: expected a readable JSON file: {describe(error)}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def describe(error: Exception) -> str:
+    """Return an error of reading a file as one line; what the system raises repeats the path, which is left out."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split())

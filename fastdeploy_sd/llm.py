@@ -16,7 +16,7 @@ from fastdeploy_sd.config import Config, config_from_kwargs, verify_offline
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.entrypoints.offline.arguments import chat_message, params_per_prompt, token_id_lists
 from fastdeploy_sd.entrypoints.offline.interrupt import DeferredInterrupt
-from fastdeploy_sd.entrypoints.text.chat_template import Scalar
+from fastdeploy_sd.entrypoints.text.chat_template import Json
 from fastdeploy_sd.entrypoints.text.completion import Completion, CompletionCollector
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
@@ -128,7 +128,7 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        chat_template_kwargs: Mapping[str, Scalar] | None = None,
+        chat_template_kwargs: Mapping[str, Json] | None = None,
         *,
         speculation: SpeculationWish = None,
     ) -> list[GenerationOutput]:

@@ -78,7 +78,7 @@ CHAT_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"audio": {"voice": "x"}}, "audio", "audio: not supported"),
     ({"chat_template": "{{ x }}"}, "chat_template", "chat_template: not supported"),
     ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs", "chat_template_kwargs: expected a map of names to"),
-    ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "it has none"),
+    ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "chat_template_kwargs: expected variables"),
     ({"prompt_token_ids": [5]}, "prompt_token_ids", "prompt_token_ids: expected messages to be empty beside it"),
     ({"messages": [], "prompt_token_ids": [4096]}, "prompt_token_ids", "prompt_token_ids: expected token ids in"),
     ({"messages": [], "prompt_token_ids": []}, "prompt", "prompt: expected at least one token"),

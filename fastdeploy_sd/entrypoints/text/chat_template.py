@@ -21,14 +21,13 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
-import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from fastdeploy_sd.errors import BadRequest, CheckpointError, suggest
+from fastdeploy_sd.errors import BadRequest, CheckpointError
 
-Scalar = str | int | float | bool | None
+Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 # Variables that a template reads but a request does not set this way.
 _RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents"})
@@ -36,11 +35,21 @@ _RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation, as plain values."""
+    """One turn of a conversation, as plain values.
+
+    Attributes:
+        content: "" in a turn that has none.
+        tool_calls: of an assistant's turn, in OpenAI's form: {"id", "type", "function": {"name", "arguments"}}.
+        tool_call_id: of a tool's turn, the call it answers.
+        reasoning_content: what an assistant thought before `content`.
+    """
 
     role: str
     content: str
     name: str | None = None
+    tool_calls: Sequence[Mapping[str, Json]] = ()
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +76,30 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
-            read = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"chat template: line {error.lineno}: {error.message}") from None
         self._special_tokens = {"bos_token": "", "eos_token": ""} | dict(special_tokens)
-        self._variables = frozenset(read) - _RESERVED - set(environment.globals) - set(self._special_tokens)
+        self._own_variables = _RESERVED | set(environment.globals) | set(self._special_tokens)
         ordered = sorted(filter(None, control_tokens), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
-    def render(self, messages: Sequence[Message], kwargs: Mapping[str, Scalar]) -> tuple[Segment, ...]:
+    def render(self, messages: Sequence[Message], kwargs: Mapping[str, Json]) -> tuple[Segment, ...]:
         """Return the prompt that asks for the assistant's next turn.
 
         Args:
             messages: in order, at least one.
-            kwargs: extra template variables (chat_template_kwargs), scalars only.
+            kwargs: extra template variables (chat_template_kwargs). One that the template does not read has no
+                effect: clients send `enable_thinking` and the like to every model.
 
         Raises:
-            BadRequest: the template refuses the messages, or a key of kwargs is not a variable it reads.
+            BadRequest: the template refuses the messages, or kwargs name a variable that is not theirs to set.
         """
         self._verify_kwargs(kwargs)
         shield = _Shield(self._control)
-        turns = [_shielded_turn(message, shield) for message in messages]
-        extra = {key: shield.cover(value) if isinstance(value, str) else value for key, value in kwargs.items()}
-        variables = {**self._special_tokens, **extra, "messages": turns, "add_generation_prompt": True}
         try:
+            turns = [_turn(message, shield) for message in messages]
+            extra = {key: shield.cover(value) for key, value in kwargs.items()}
+            variables = {**self._special_tokens, **extra, "messages": turns, "add_generation_prompt": True}
             text = self._template.render(variables)
         except BadRequest:
             raise
@@ -98,13 +107,11 @@ class ChatTemplate:
             raise BadRequest(f"messages: the chat template cannot render them: {error}", param="messages") from None
         return tuple(self._segments(text, shield))
 
-    def _verify_kwargs(self, kwargs: Mapping[str, Scalar]) -> None:
+    def _verify_kwargs(self, kwargs: Mapping[str, Json]) -> None:
         for key in kwargs:
-            if key not in self._variables:
-                known = ", ".join(sorted(self._variables)) or "it has none"
+            if key in self._own_variables:
                 raise BadRequest(
-                    f"chat_template_kwargs: expected variables of the model's chat template ({known}), got"
-                    f" {key!r}{suggest(key, self._variables)}",
+                    f"chat_template_kwargs: expected variables that a request may set, got {key!r}",
                     param="chat_template_kwargs",
                 )
 
@@ -135,9 +142,15 @@ class _Shield:
         self._originals: list[str] = []
         self._placeholder = re.compile(f"{self._open}{self._nonce}:([0-9]+){self._close}")
 
-    def cover(self, text: str) -> str:
-        """Replace each control token in `text` by a placeholder."""
-        return self._control.sub(self._cover_match, text)
+    def cover(self, value: Any) -> Any:
+        """Return a JSON value with each control token in each of its texts replaced by a placeholder."""
+        if isinstance(value, str):
+            return self._control.sub(self._cover_match, value)
+        if isinstance(value, Mapping):
+            return {self.cover(key): self.cover(item) for key, item in value.items()}
+        if isinstance(value, Sequence):
+            return [self.cover(item) for item in value]
+        return value
 
     def uncover(self, text: str) -> str:
         """Put the originals back.
@@ -146,7 +159,7 @@ class _Shield:
             BadRequest: the template cut a placeholder in two.
         """
         restored = self._placeholder.sub(lambda m: self._originals[int(m[1])], text)
-        if self._originals and (self._open in restored or self._close in restored):
+        if self._originals and any(part in restored for part in (self._open, self._close, self._nonce)):
             raise BadRequest("messages: the chat template cuts a message inside a control token", param="messages")
         return restored
 
@@ -155,9 +168,30 @@ class _Shield:
         return f"{self._open}{self._nonce}:{len(self._originals) - 1}{self._close}"
 
 
-def _shielded_turn(message: Message, shield: _Shield) -> dict[str, str]:
+def _turn(message: Message, shield: _Shield) -> dict[str, Any]:
+    """A message as templates read it: a key that is not set is missing, a call's arguments are an object."""
+    optional = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content,
+        "tool_calls": [_tool_call(call) for call in message.tool_calls] or None,
+    }
     turn = {"role": message.role, "content": shield.cover(message.content)}
-    return turn if message.name is None else turn | {"name": shield.cover(message.name)}
+    return turn | {key: shield.cover(value) for key, value in optional.items() if value is not None}
+
+
+def _tool_call(call: Mapping[str, Json]) -> Mapping[str, Json]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(str(function["arguments"]) or "{}")
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(
+            f"messages: expected arguments of a tool call that are JSON, got {function['arguments']!r:.100} ({error})",
+            param="messages",
+        ) from None
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _split_keeping(pattern: re.Pattern[str], text: str) -> Iterable[str]:

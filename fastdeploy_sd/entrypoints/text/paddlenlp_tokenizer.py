@@ -37,6 +37,7 @@ class PaddleNLPTokenizer:
         tokens: list[str] = list(self._tokenizer.all_special_tokens)
         self.control_tokens = {text: int(self._tokenizer.convert_tokens_to_ids(text)) for text in tokens}
         self.hidden_ids = frozenset(self.control_tokens.values())
+        self.max_token_chars: int | None = None  # nothing is known about its normalization
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

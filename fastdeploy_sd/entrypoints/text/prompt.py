@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Message, Scalar
+from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Json, Message
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import BadRequest
 
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 # OpenAI renamed the role; chat templates know the older name.
 _TEMPLATE_ROLES = {"developer": "system"}
 
@@ -31,7 +31,7 @@ class PromptEncoder:
         """Return the ids of a raw prompt: control tokens written in it act, and a BOS is added if the model has one."""
         return self._tokenizer.encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Message], kwargs: Mapping[str, Scalar]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], kwargs: Mapping[str, Json]) -> list[int]:
         """Return the ids of a conversation; control tokens written in messages are plain text.
 
         Raises:

@@ -112,20 +112,53 @@ def test_a_malformed_template_names_its_line() -> None:
         ChatTemplate("a\n{% if %}", {}, CONTROL)
 
 
-def test_template_arguments_must_be_variables_of_the_template() -> None:
+def test_template_arguments_that_the_template_does_not_read_have_no_effect() -> None:
     source = "{{ enable_thinking }}{{ range(1) | length }}{{ bos_token }}"
-    assert render(source, Message("user", "x"), enable_thinking=True).startswith("True")
-    with pytest.raises(BadRequest, match=r"\(enable_thinking\), got 'enable_thinkin' \(did you mean 'enable_thinking'"):
-        render(source, Message("user", "x"), enable_thinkin=True)
-    with pytest.raises(BadRequest, match="got 'messages'"):
-        render("{{ messages }}", Message("user", "x"), messages="forged")
+    assert render(source, Message("user", "x"), enable_thinking=True, thinking=False, top=1).startswith("True1<s>")
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "tools", "bos_token", "raise_exception"])
+def test_template_arguments_cannot_replace_what_is_not_theirs(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"chat_template_kwargs: expected variables .* got '{name}'"):
+        render("{{ messages }}", Message("user", "x"), **{name: "forged"})
+
+
+CALL = {"id": "c<pad>", "type": "function", "function": {"name": "f<pad>", "arguments": '{"k<pad>": ["v<pad>"]}'}}
+
+
+def test_calls_of_tools_reach_the_template_as_objects_and_as_text() -> None:
+    source = (
+        "{% for m in messages %}<|im_start|>{% for c in m.tool_calls or [] %}{{ c.id }} {{ c.function.name }} "
+        "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v[0] }}{% endfor %} "
+        "{{ c.function.arguments | tojson }}{% endfor %}"
+        "{{ m.tool_call_id }} {{ m.reasoning_content }}<|im_end|>{% endfor %}"
+    )
+    messages = [
+        Message("assistant", "", tool_calls=[CALL], reasoning_content="r<pad>"),
+        Message("tool", "result", tool_call_id="c<pad>"),
+    ]
+    segments = ChatTemplate(source, {}, CONTROL).render(messages, {"nested": [{"<pad>": "<pad>"}]})
+    text = """c<pad> f<pad> k<pad>=v<pad> {"k<pad>": ["v<pad>"]} r<pad>"""
+    assert [s.text for s in segments if s.is_plain] == [text, "c<pad> "]
+    assert all("<pad>" not in s.text for s in segments if not s.is_plain)
+
+
+def test_a_turn_has_only_the_keys_that_are_set() -> None:
+    assert render("{{ messages[0] | list }}", Message("user", "x")) == "['role', 'content']"
+
+
+@pytest.mark.parametrize("arguments", ["{", "[" * 100_000])
+def test_arguments_of_a_call_that_are_not_json_are_named(arguments: str) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(BadRequest, match="messages: expected arguments of a tool call that are JSON"):
+        render(CHATML, Message("assistant", "", tool_calls=[call]))
 
 
 def test_unknown_roles_and_empty_conversations_are_refused() -> None:
     with pytest.raises(
-        BadRequest, match=r"messages\[1\].role: expected one of system, developer, user, assistant, got 'tool'"
+        BadRequest, match=r"messages\[1\].role: expected one of system, developer, user, assistant, tool, got 'judge'"
     ):
-        ENCODER.encode_chat([Message("user", "x"), Message("tool", "y")], {})
+        ENCODER.encode_chat([Message("user", "x"), Message("judge", "y")], {})
     with pytest.raises(BadRequest, match="expected at least one message"):
         ENCODER.encode_chat([], {})
 

@@ -69,7 +69,7 @@ class Request:
 
     Attributes:
         prompt_token_ids: i32[P], P >= 1.
-        max_tokens: resolved limit on generated tokens, >= 1; P + max_tokens <= max_model_len.
+        max_tokens: resolved limit on generated tokens, >= 1; P + max_tokens <= ModelInfo.max_request_tokens.
         seed: resolved, so that `philox(seed, position)` is defined also when the user gave none.
         eos_token_ids: ids that end the request unless `sampling.ignore_eos`.
         bad_words_token_ids: each sequence may not be completed; built from `sampling.bad_words` by the frontend.
@@ -432,3 +432,11 @@ class ModelInfo:
     block_size: int
     num_blocks: int
     speculation: SpeculationInfo = SpeculationInfo()
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of a request, prompt and output together: what fits into the model's context and the KV cache.
+
+        The last output token is never fed back, so its KV is never needed.
+        """
+        return min(self.max_model_len, self.num_blocks * self.block_size + 1)

@@ -185,7 +185,7 @@ def _bytes_per_step(config: Config, context_len: int) -> int | None:
     from fastdeploy_sd.checkpoint import Checkpoint
     from fastdeploy_sd.models.registry import read_decoder_config
     from fastdeploy_sd.quantization.scheme import QuantScheme
-    from fastdeploy_sd.worker.kv_tensors import KvCacheFormat, block_bytes
+    from fastdeploy_sd.worker.kv_sizing import KvCacheFormat, block_bytes
 
     decoder = read_decoder_config(Checkpoint(config.model.path).config)
     weights = weight_bytes_per_step(decoder, QuantScheme.create(config.model.dtype, config.model.quantization))

@@ -96,13 +96,20 @@ class CacheConfig:
     num_blocks: int | None = option(
         None,
         Spec(
-            "KV blocks in all; none: as many as fit in `kv_cache_memory_gb`.",
+            "KV blocks in all; none: `kv_cache_memory_gb` says.",
             name="num_gpu_blocks_override",
             aliases=("num_blocks_override",),
             minimum=1,
         ),
     )
-    kv_cache_memory_gb: float = option(2.0, Spec("Memory for KV blocks, in GiB.", minimum=0.001))
+    kv_cache_memory_gb: float | None = option(
+        None,
+        Spec(
+            "Memory for KV blocks, in GiB; none: what `max_num_seqs` requests of full length need, at most half of what"
+            " is free when the weights are loaded.",
+            minimum=0.001,
+        ),
+    )
     kv_cache_dtype: Literal["auto", "int8"] = option(
         "auto",
         Spec(

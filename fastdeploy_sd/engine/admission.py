@@ -12,23 +12,20 @@ class AdmissionRules:
 
     def __init__(self, config: SchedulerConfig, model_info: ModelInfo) -> None:
         self._config = config
-        self._block_size = model_info.block_size
-        self._num_blocks = model_info.num_blocks
+        self._max_request_tokens = model_info.max_request_tokens
 
     def check_feasible(self, request: Request) -> None:
         """Refuse what could not run even alone.
 
         Raises:
-            BadRequest: prompt and output do not fit into the whole KV cache, or (without chunked prefill) the prompt
-                does not fit into one step.
+            BadRequest: prompt and output do not fit into the model's context or the whole KV cache, or (without chunked
+                prefill) the prompt does not fit into one step.
         """
         num_prompt = len(request.prompt_token_ids)
-        # The last output is never fed back, so its KV is never needed.
-        num_needed = -(-(num_prompt + request.max_tokens - 1) // self._block_size)
-        if num_needed > self._num_blocks:
+        if num_prompt + request.max_tokens > self._max_request_tokens:
             raise BadRequest(
-                f"max_tokens: expected prompt + max_tokens to fit into the KV cache of {self._num_blocks} blocks of "
-                f"{self._block_size} tokens, got {num_prompt} + {request.max_tokens}",
+                f"max_tokens: expected prompt + max_tokens of at most {self._max_request_tokens} tokens, as context and"
+                f" KV cache hold, got {num_prompt} + {request.max_tokens}",
                 param="max_tokens",
             )
         budget = self._config.max_num_batched_tokens

@@ -17,9 +17,10 @@ from fastdeploy_sd.spec_decode.mtp_passes import MtpTarget
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext, create_proposer
 from fastdeploy_sd.spec_decode.router import available_methods
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
-from fastdeploy_sd.worker import kv_tensors
+from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.draft_layers import open_draft_weights
 from fastdeploy_sd.worker.forward import EagerForward, RecordedForward
+from fastdeploy_sd.worker.free_memory import free_memory
 from fastdeploy_sd.worker.model_loading import load_model
 from fastdeploy_sd.worker.request_state import RequestTable
 from fastdeploy_sd.worker.rotary import make_rotary
@@ -73,8 +74,10 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
     model = load_model(config, checkpoint, decoder_config, draft_weights)
     decoder, draft = model.decoder, model.draft
     num_draft_layers = 0 if draft is None else draft.model.num_layers
-    max_num_seqs, kv_format = config.scheduler.max_num_seqs, kv_tensors.KvCacheFormat.create(config)
-    count = kv_tensors.num_blocks(decoder_config, config.cache, kv_format, num_draft_layers)
+    max_num_seqs, kv_format = config.scheduler.max_num_seqs, kv_sizing.KvCacheFormat.create(config)
+    one_block = kv_sizing.block_bytes(decoder_config, kv_format, num_draft_layers)
+    size = kv_sizing.choose_size(config, one_block, max_model_len, free_memory)
+    count = size.num_blocks
     caches = kv_tensors.allocate(decoder_config, count, kv_format, num_draft_layers)
     target = None
     if draft is not None:
@@ -111,6 +114,12 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
         num_blocks=count,
         speculation=speculation,
     )
+    _log.info("KV cache: %s", size.describe(info.max_request_tokens))
+    if info.max_request_tokens < max_model_len:
+        _log.warning(
+            "the KV cache limits requests to %d tokens; the model's %d take kv_cache_memory_gb %.3f",
+            info.max_request_tokens, max_model_len, -(-max_model_len // kv_format.block_size) * one_block / 2**30,
+        )  # fmt: skip
     _log.info(
         "loaded %s in %.1f s: %s, %d draft layers, %d KV blocks of %d tokens in %s, %s kernels on %d threads",
         checkpoint.path, time.perf_counter() - start, config.model.quantization or config.model.dtype,

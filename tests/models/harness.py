@@ -16,7 +16,7 @@ from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.ops.tensors import from_numpy
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.types import F32, I32
-from fastdeploy_sd.worker import kv_tensors
+from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from tests.models import golden
 
 BLOCK_SIZE = 64
@@ -37,7 +37,7 @@ class SingleSequence:
         """Return f32[T, V], the logits after every token of the sequence, computed in one call."""
         n, c = len(token_ids), self.config
         blocks = -(-n // BLOCK_SIZE)
-        caches = kv_tensors.allocate(c, blocks, kv_tensors.KvCacheFormat(BLOCK_SIZE, self.dtype))
+        caches = kv_tensors.allocate(c, blocks, kv_sizing.KvCacheFormat(BLOCK_SIZE, self.dtype))
         inputs = AttentionInputs(
             positions=from_numpy(np.arange(n, dtype=np.int32)),
             slot_mapping=from_numpy(np.arange(n, dtype=np.int64)),

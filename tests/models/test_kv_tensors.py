@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import resource
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,14 @@ import paddle
 import pytest
 
 from fastdeploy_sd.checkpoint import Checkpoint
-from fastdeploy_sd.config import CacheConfig, SpeculativeConfig, config_from_kwargs
+from fastdeploy_sd.config import SpeculativeConfig, config_from_kwargs
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.spec_decode.mtp import MtpTarget
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext, create_proposer
-from fastdeploy_sd.worker import kv_tensors
+from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.executor import create_executor
-from fastdeploy_sd.worker.kv_tensors import KvCacheFormat
+from fastdeploy_sd.worker.kv_sizing import KvCacheFormat
 from tests.models import golden
 
 CONFIG = read_decoder_config(Checkpoint(golden.ROOT / "qwen3-tiny").config)
@@ -28,30 +29,34 @@ def num_bytes(tensor: Any) -> int:
     return 0 if tensor is None else int(np.prod(tensor.shape)) * tensor.element_size()
 
 
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 @pytest.mark.parametrize("num_draft_layers", [0, 2])
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_the_bytes_of_a_block_are_those_allocated(fmt: KvCacheFormat, num_draft_layers: int) -> None:
     caches = kv_tensors.allocate(CONFIG, 3, fmt, num_draft_layers)
     hidden = kv_tensors.allocate_block_hidden(CONFIG, 3, fmt, num_draft_layers)
     tensors = [x for cache in caches for x in (cache.k, cache.v, cache.k_scale, cache.v_scale)] + hidden
-    assert sum(map(num_bytes, tensors)) == 3 * kv_tensors.block_bytes(CONFIG, fmt, num_draft_layers)
+    assert sum(map(num_bytes, tensors)) == 3 * kv_sizing.block_bytes(CONFIG, fmt, num_draft_layers)
 
 
 def test_int8_takes_a_byte_per_element_and_four_per_token_and_head() -> None:
-    one = kv_tensors.block_bytes(CONFIG, KvCacheFormat(16, "bfloat16", is_int8=True))
+    one = kv_sizing.block_bytes(CONFIG, KvCacheFormat(16, "bfloat16", is_int8=True))
     assert one == 2 * CONFIG.num_layers * CONFIG.num_kv_heads * 16 * (CONFIG.head_dim + 4)
 
 
-def test_int8_gives_nearly_twice_the_blocks_of_bfloat16() -> None:
-    cache = CacheConfig(block_size=16, kv_cache_memory_gb=0.01)
-    wide, narrow = (kv_tensors.num_blocks(CONFIG, cache, KvCacheFormat(16, "bfloat16", int8)) for int8 in (False, True))
-    assert narrow / wide == pytest.approx(2 * CONFIG.head_dim / (CONFIG.head_dim + 4), rel=0.01)
+def test_memory_that_the_system_does_not_give_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache_memory_gb, num_gpu_blocks_override: expected .*, got"):
+        kv_tensors.allocate(CONFIG, 1 << 50, FORMATS[0])
 
 
-def test_memory_for_less_than_a_block_is_an_error() -> None:
-    large, cache = replace(CONFIG, num_layers=400), CacheConfig(kv_cache_memory_gb=0.001)
-    with pytest.raises(ConfigError, match=r"kv_cache_memory_gb: expected at least 0\.\d+ \(one block\), got 0\.001"):
-        kv_tensors.num_blocks(large, cache, KvCacheFormat(256, "bfloat16", is_int8=True))
+def test_memory_is_taken_only_when_it_is_used() -> None:
+    before = resident_bytes()
+    caches = kv_tensors.allocate(CONFIG, (1 << 30) // kv_sizing.block_bytes(CONFIG, FORMATS[0]), FORMATS[0])
+    assert resident_bytes() - before < 1 << 28
+    assert len(caches) == CONFIG.num_layers
 
 
 def test_the_option_reaches_the_layers_and_the_draft_layers() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.checkpoint import Checkpoint
-from fastdeploy_sd.config import CacheConfig
 from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.mtp import TargetParts, build_mtp_model
@@ -20,7 +19,7 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.quantization.scheme import QuantScheme
-from fastdeploy_sd.worker import kv_tensors
+from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from tests.models import golden, rewrite
 from tests.models.mtp_models import make_model
 
@@ -129,12 +128,10 @@ def test_only_what_differs_from_the_target_is_kept_twice(tmp_path: pathlib.Path)
 
 def test_blocks_count_the_draft_layers() -> None:
     config = read_decoder_config(Checkpoint(golden.ROOT / NAME).config)
-    fmt = kv_tensors.KvCacheFormat(16, "bfloat16")
-    one = kv_tensors.block_bytes(config, fmt)
+    fmt = kv_sizing.KvCacheFormat(16, "bfloat16")
+    one = kv_sizing.block_bytes(config, fmt)
     per_layer = one // config.num_layers
-    assert kv_tensors.block_bytes(config, fmt, 2) == one + 2 * (per_layer + 2 * config.hidden_size)
-    cache = CacheConfig(block_size=16, kv_cache_memory_gb=0.01)
-    fitting = int(0.01 * 2**30) // (one + per_layer + 2 * config.hidden_size)
-    assert kv_tensors.num_blocks(config, cache, fmt, 1) == fitting
+    assert kv_sizing.block_bytes(config, fmt, 2) == one + 2 * (per_layer + 2 * config.hidden_size)
+    assert kv_sizing.block_bytes(config, fmt, 1) == one + per_layer + 2 * config.hidden_size
     caches = kv_tensors.allocate(config, 3, fmt, 2)
     assert [c.first_key for c in caches] == [0] * config.num_layers + [1, 2]

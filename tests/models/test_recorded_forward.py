@@ -17,7 +17,7 @@ from fastdeploy_sd.ops.norm import rms_norm
 from fastdeploy_sd.ops.recorder import RecordingError
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.types import Batch, DraftTokens
-from fastdeploy_sd.worker import kv_tensors
+from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.forward import EagerForward, Forward, ForwardOutput, RecordedForward
 from fastdeploy_sd.worker.rotary import make_rotary
 from tests.models import golden
@@ -45,7 +45,7 @@ class Model:
         checkpoint = Checkpoint(golden.ROOT / name)
         config = read_decoder_config(checkpoint.config)
         self.decoder = Decoder(checkpoint, config, QuantScheme.create(dtype, quantization))  # type: ignore[arg-type]
-        kv_format = kv_tensors.KvCacheFormat(BLOCK_SIZE, dtype, is_int8_kv)
+        kv_format = kv_sizing.KvCacheFormat(BLOCK_SIZE, dtype, is_int8_kv)
         self.eager_caches, self.caches = (kv_tensors.allocate(config, NUM_BLOCKS, kv_format) for _ in range(2))
         rotary = make_rotary(config, MAX_LEN)
         self.eager = EagerForward(self.decoder, self.eager_caches, rotary)

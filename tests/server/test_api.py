@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.doubles.toy_executor import ToyExecutor
 from tests.server.toy_server import (
     DEADLINE_S,
+    INFO,
     MODEL,
     TOKENIZER,
     Served,
@@ -65,6 +68,25 @@ async def test_token_ids_in_and_out(served: Served) -> None:
     choices = [c["choices"][0] for c in await post_stream(served, COMPLETION, ask)]
     assert choices[0]["prompt_token_ids"] == prompt
     assert [i for c in choices for i in c["completion_token_ids"]] == expected
+
+
+async def test_a_request_without_max_tokens_gets_what_the_kv_cache_holds() -> None:
+    """The cache is smaller than the context, as that of most models is; every limit shown is the one that counts."""
+    info = replace(INFO, num_blocks=8)
+    limit = 8 * info.block_size + 1
+    async with serve(executor=ToyExecutor(info)) as served:
+        for path, ask in ((COMPLETION, PROMPT), (CHAT, HELLO)):
+            body = {key: value for key, value in ask.items() if key != "max_tokens"} | {"ignore_eos": True}
+            usage = (await post(served, path, body))["usage"]
+            assert usage["total_tokens"] == limit
+        [model] = (await served.http.get("/v1/models")).json()["data"]
+        assert model["max_model_len"] == limit
+        refused = await served.http.post(COMPLETION, json={"prompt": [5, 6], "max_tokens": limit - 1})
+        assert refused.status_code == 400
+        expected = (
+            f"max_tokens: expected at most {limit - 2} (the KV cache's {limit} - 2 prompt tokens), got {limit - 1}"
+        )
+        assert refused.json()["error"]["message"] == expected
 
 
 async def test_disable_chat_template_takes_the_message_as_raw_prompt(served: Served) -> None:

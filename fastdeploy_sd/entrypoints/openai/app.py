@@ -111,7 +111,7 @@ class _Info:
             "object": "model",
             "created": self._created,
             "owned_by": "fastdeploy_sd",
-            "max_model_len": model.max_model_len,
+            "max_model_len": model.max_request_tokens,
             "speculation": {
                 "method": speculation.method,
                 "methods": list(speculation.methods),

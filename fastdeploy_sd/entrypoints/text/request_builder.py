@@ -56,12 +56,13 @@ class RequestBuilder:
 
         Args:
             prompt_token_ids: int[P].
-            params: `max_tokens` None means up to the context limit; `seed` None means the default.
+            params: `max_tokens` None means all that fits; `seed` None means the default.
             options: identity, scheduling and drafting.
 
         Raises:
-            BadRequest: a token id is outside the vocabulary, the prompt is empty, prompt and max_tokens exceed the
-                model's context, the server cannot draft as asked, or a limit of it is exceeded. Nothing is cut to fit.
+            BadRequest: a token id is outside the vocabulary, the prompt is empty, prompt and max_tokens exceed
+                the model's context or the KV cache, the server cannot draft as asked, or a limit of it is exceeded.
+                Nothing is cut to fit.
         """
         self._verify_sampling(params)
         self._verify_options(options)
@@ -122,17 +123,18 @@ class RequestBuilder:
                 )
 
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        limit = self._info.max_model_len
+        limit = self._info.max_request_tokens
+        name = "max_model_len" if limit == self._info.max_model_len else "the KV cache's"
         if num_prompt_tokens >= limit:
             raise BadRequest(
-                f"prompt: expected fewer than max_model_len ({limit}) tokens, got {num_prompt_tokens}",
+                f"prompt: expected fewer than {name} ({limit}) tokens, got {num_prompt_tokens}",
                 param="prompt",
                 code="context_length_exceeded",
             )
         max_tokens = limit - num_prompt_tokens if params.max_tokens is None else params.max_tokens
         if num_prompt_tokens + max_tokens > limit:
             raise BadRequest(
-                f"max_tokens: expected at most {limit - num_prompt_tokens} (max_model_len {limit} - {num_prompt_tokens}"
+                f"max_tokens: expected at most {limit - num_prompt_tokens} ({name} {limit} - {num_prompt_tokens}"
                 f" prompt tokens), got {max_tokens}",
                 param="max_tokens",
                 code="context_length_exceeded",

@@ -99,7 +99,7 @@ def test_keyword_arguments(model: str) -> None:
         ("--block-size 48", "block_size: expected one of 16, 32, 64, 128, 256, got '48' (command line)"),
         (
             "--kv-cache-memory-gb nan",
-            "kv_cache_memory_gb: expected a number of at least 0.001, got 'nan' (command line)",
+            "kv_cache_memory_gb: expected a number of at least 0.001, or none, got 'nan' (command line)",
         ),
         ("--port", "command line: argument --port: expected one argument"),
         ("demo", "command line: expected flags only, got 'demo'"),

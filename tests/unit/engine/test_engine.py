@@ -154,7 +154,7 @@ def test_each_request_gets_the_logprobs_it_asked_for() -> None:
 def test_a_request_that_could_never_fit_is_refused() -> None:
     engine = make_engine(ToyExecutor(toy_info(num_blocks=3)))
     engine.submit(toy_request("fits", range(2, 10), 5))
-    with pytest.raises(BadRequest, match=r"max_tokens: expected .* 3 blocks of 4 tokens, got 8 \+ 6") as error:
+    with pytest.raises(BadRequest, match=r"max_tokens: expected .* at most 13 tokens, .*, got 8 \+ 6") as error:
         engine.submit(toy_request("too-big", range(2, 10), 6))
     assert error.value.param == "max_tokens"
     assert len(run_to_end(engine).token_ids["fits"]) == 5

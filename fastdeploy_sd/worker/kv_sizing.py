@@ -1,0 +1,140 @@
+"""How large a KV block is, and how many there are. Needs no Paddle, so that it can be told before anything loads.
+
+Draft layers have a cache over the same blocks, and each keeps one hidden row per block: that of the block's last token
+in the layer it reads from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+
+_SCALE_BYTES = 4
+_GIB = 1 << 30
+# The other half is for what steps compute in, for packed weights that are only mapped so far, and for other programs.
+_SHARE_OF_FREE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheFormat:
+    """What one token's keys, values and hidden rows are stored as.
+
+    Attributes:
+        block_size: tokens per block.
+        dtype: "float32" or "bfloat16", of the activations and of the hidden rows that draft layers keep.
+        is_int8: keys and values are int8, with a float32 scale per token and KV head each; else they have `dtype`.
+    """
+
+    block_size: int
+    dtype: str
+    is_int8: bool = False
+
+    @classmethod
+    def create(cls, config: Config) -> KvCacheFormat:
+        """Return the format of `--block-size`, `--dtype` and `--kv-cache-dtype`."""
+        return cls(config.cache.block_size, config.model.dtype, config.cache.kv_cache_dtype == "int8")
+
+    @property
+    def kv_dtype(self) -> str:
+        """Type of keys and values: "float32", "bfloat16" or "int8"."""
+        return "int8" if self.is_int8 else self.dtype
+
+    @property
+    def row_storage(self) -> npt.DTypeLike:
+        """NumPy type that holds elements of `dtype`; bfloat16 as its bits."""
+        return np.float32 if self.dtype == "float32" else np.uint16
+
+    @property
+    def kv_storage(self) -> npt.DTypeLike:
+        """The same of keys and values."""
+        return np.int8 if self.is_int8 else self.row_storage
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheSize:
+    """How many blocks there are, and why.
+
+    Attributes:
+        block_bytes: of one block over all layers.
+        reason: what the number follows from, for people.
+    """
+
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    reason: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all blocks."""
+        return self.num_blocks * self.block_size
+
+    def describe(self, max_request_tokens: int) -> str:
+        """Return a line about the size; `max_request_tokens` is the length of the longest request."""
+        together = self.num_tokens / max_request_tokens
+        return (
+            f"{self.num_tokens} tokens in {self.num_blocks} blocks of {self.block_size},"
+            f" {self.num_blocks * self.block_bytes / _GIB:.2f} GiB when all are in use ({self.reason});"
+            f" room for {together:.3g} requests of {max_request_tokens} tokens"
+        )
+
+
+def block_bytes(config: DecoderConfig, fmt: KvCacheFormat, num_draft_layers: int = 0) -> int:
+    """Return the bytes of one block over all layers: keys, values, their scales, and the draft layers' hidden rows."""
+    head_bytes = config.head_dim * np.dtype(fmt.kv_storage).itemsize + (_SCALE_BYTES if fmt.is_int8 else 0)
+    layer_bytes = 2 * config.num_kv_heads * fmt.block_size * head_bytes
+    hidden_bytes = config.hidden_size * np.dtype(fmt.row_storage).itemsize
+    return (config.num_layers + num_draft_layers) * layer_bytes + num_draft_layers * hidden_bytes
+
+
+def choose_size(config: Config, one_block: int, max_model_len: int, free_memory: Callable[[], int]) -> KvCacheSize:
+    """Return the configured size, else what requests can make use of, at most half of the memory that is free.
+
+    Args:
+        one_block: bytes of a block.
+        max_model_len: tokens of the longest request the model can do.
+        free_memory: bytes this process may still take; asked only where the size follows from it.
+
+    Raises:
+        ConfigError: not even one block fits, or a `max_model_len` that was asked for does not.
+    """
+    cache = config.cache
+    if cache.num_blocks is not None:
+        return KvCacheSize(cache.num_blocks, cache.block_size, one_block, "num_gpu_blocks_override")
+    if cache.kv_cache_memory_gb is not None:
+        count, reason = (
+            int(cache.kv_cache_memory_gb * _GIB) // one_block,
+            f"kv_cache_memory_gb {cache.kv_cache_memory_gb:g}",
+        )
+    else:
+        count, reason = _useful_blocks(config, one_block, max_model_len, free_memory())
+    if count < 1:
+        raise ConfigError(
+            f"kv_cache_memory_gb: expected at least {one_block / _GIB:.3f} (one block), got {reason}",
+            param="kv_cache_memory_gb",
+        )
+    wanted = config.model.max_model_len
+    if wanted is not None and count * cache.block_size + 1 < wanted:
+        needed = -(-(wanted - 1) // cache.block_size) * one_block / _GIB
+        raise ConfigError(
+            f"max_model_len: expected at most {count * cache.block_size + 1}, the tokens of one request that the KV"
+            f" cache holds ({reason}), got {wanted}, which takes kv_cache_memory_gb {needed:.3f}",
+            param="max_model_len",
+        )
+    return KvCacheSize(count, cache.block_size, one_block, reason)
+
+
+def _useful_blocks(config: Config, one_block: int, max_model_len: int, free_bytes: int) -> tuple[int, str]:
+    max_num_seqs = config.scheduler.max_num_seqs
+    useful = max_num_seqs * -(-max_model_len // config.cache.block_size)
+    affordable = int(free_bytes * _SHARE_OF_FREE) // one_block
+    if useful <= affordable:
+        return useful, f"max_num_seqs {max_num_seqs} x {max_model_len} tokens"
+    return affordable, f"half of the {free_bytes / _GIB:.2f} GiB that are free"

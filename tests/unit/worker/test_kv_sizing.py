@@ -1,0 +1,84 @@
+"""How many KV blocks there are by default, and what is refused. Nothing here looks at this machine's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.worker.kv_sizing import choose_size
+
+GIB = 1 << 30
+ONE_BLOCK = 1 << 20
+
+
+def config(max_model_len: int | None = None, max_num_seqs: int = 4, **cache: Any) -> Config:
+    return Config(
+        model=ModelConfig(model="m", max_model_len=max_model_len),
+        cache=CacheConfig(block_size=64, **cache),
+        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
+    )
+
+
+def never() -> int:
+    raise AssertionError("the size was given; nobody needs to know what is free")
+
+
+def test_what_requests_can_use_is_enough() -> None:
+    size = choose_size(config(), ONE_BLOCK, 1000, lambda: 64 * GIB)
+    assert (size.num_blocks, size.reason) == (4 * 16, "max_num_seqs 4 x 1000 tokens")
+    assert size.describe(1000) == (
+        "4096 tokens in 64 blocks of 64, 0.06 GiB when all are in use (max_num_seqs 4 x 1000 tokens);"
+        " room for 4.1 requests of 1000 tokens"
+    )
+
+
+def test_half_of_what_is_free_is_the_limit() -> None:
+    size = choose_size(config(max_num_seqs=256), ONE_BLOCK, 100_000, lambda: 3 * GIB)
+    assert (size.num_blocks, size.num_tokens) == (1536, 1536 * 64)
+    assert size.reason == "half of the 3.00 GiB that are free"
+
+
+@pytest.mark.parametrize(
+    ("cache", "num_blocks", "reason"),
+    [
+        ({"kv_cache_memory_gb": 1.5}, 1536, "kv_cache_memory_gb 1.5"),
+        ({"num_blocks": 7}, 7, "num_gpu_blocks_override"),
+        ({"num_blocks": 7, "kv_cache_memory_gb": 1.5}, 7, "num_gpu_blocks_override"),
+    ],
+)
+def test_a_given_size_is_exact(cache: dict[str, Any], num_blocks: int, reason: str) -> None:
+    size = choose_size(config(**cache), ONE_BLOCK, 1000, never)
+    assert (size.num_blocks, size.reason) == (num_blocks, reason)
+
+
+@pytest.mark.parametrize(
+    ("cache", "got"),
+    [({"kv_cache_memory_gb": 0.5}, "kv_cache_memory_gb 0.5"), ({}, "half of the 1.00 GiB that are free")],
+)
+def test_less_than_a_block_is_an_error(cache: dict[str, Any], got: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_size(config(**cache), GIB, 1000, lambda: GIB)
+    assert caught.value.message == f"kv_cache_memory_gb: expected at least 1.000 (one block), got {got}"
+
+
+def test_a_length_that_was_asked_for_is_held_or_refused() -> None:
+    two = {"kv_cache_memory_gb": 2 / 1024}
+    assert choose_size(config(129, **two), ONE_BLOCK, 129, never).num_blocks == 2
+    with pytest.raises(ConfigError) as caught:
+        choose_size(config(130, **two), ONE_BLOCK, 130, never)
+    assert caught.value.message == (
+        "max_model_len: expected at most 129, the tokens of one request that the KV cache holds"
+        " (kv_cache_memory_gb 0.00195312), got 130, which takes kv_cache_memory_gb 0.003"
+    )
+
+
+def test_the_limit_of_a_request_is_what_both_context_and_cache_hold() -> None:
+    info = ModelInfo("m", 100, max_model_len=129, eos_token_ids=(), block_size=64, num_blocks=2)
+    assert info.max_request_tokens == 129
+    assert replace(info, max_model_len=128).max_request_tokens == 128
+    assert replace(info, max_model_len=4096).max_request_tokens == 129

@@ -117,7 +117,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value that somebody sent as an error text repeats it: its repr, cut to MAX_SHOWN_CHARS.
+    """Return a value that somebody sent as an error text repeats it: its repr, cut to MAX_SHOWN_CHARS, with
+    JSON's words for true, false and null.
 
     Takes no longer for a large value than for a small one, and raises nothing: an integer too long to be written out
     is named by its size.
@@ -138,6 +139,12 @@ class _ShortRepr(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
         num_bits = x.bit_length()
         return repr(x) if num_bits <= _MAX_SHOWN_BITS else f"<an integer of {num_bits} bits>"
+
+    def repr_bool(self, x: bool, level: int) -> str:
+        return "true" if x else "false"
+
+    def repr_NoneType(self, x: None, level: int) -> str:  # noqa: N802 - reprlib looks it up by the type's name
+        return "null"
 
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
         if x and level <= 0:

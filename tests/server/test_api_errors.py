@@ -45,7 +45,7 @@ CHAT_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"top_p": 0}, "top_p", "top_p: expected a number in (0, 1], got 0"),
     ({"top_k": 1.5}, "top_k", "top_k: expected an integer in -1..2147483647, got 1.5"),
     ({"n": 0}, "n", "n: expected an integer in 1..128, got 0"),
-    ({"seed": -1}, "seed", "seed: expected an integer in 0.."),
+    ({"seed": -2}, "seed", "seed: expected an integer in 0.."),
     ({"stop": [""]}, "stop", "stop: expected a non-empty string or a list of them"),
     ({"stop_token_ids": 5}, "stop_token_ids", "stop_token_ids: expected a list of token ids, got 5"),
     ({"stop_token_ids": [4096]}, "stop_token_ids", "stop_token_ids: expected token ids in 0..4095"),
@@ -53,42 +53,65 @@ CHAT_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias: expected a number in -100..100"),
     ({"min_tokens": 9}, "min_tokens", "min_tokens: expected at most max_tokens (4), got 9"),
     ({"ignore_eos": 1}, "ignore_eos", "ignore_eos: expected true or false, got 1"),
-    ({"max_tokens": 0}, "max_tokens", "max_tokens: expected greater than or equal to 1, got 0"),
-    ({"max_tokens": "4"}, "max_tokens", "max_tokens: expected a valid integer, got '4'"),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens: expected an integer in 1..2147483647, got 0"),
+    ({"max_tokens": "4"}, "max_tokens", "max_tokens: expected an integer in 1..2147483647, got '4'"),
     ({"max_tokens": 600}, "max_tokens", "(max_model_len 512 -"),
-    ({"max_completion_tokens": 5}, "max_tokens", "max_tokens: expected the value of max_completion_tokens (5), got 4"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens: expected an integer in 1.."),
     ({"top_logprobs": 2}, "top_logprobs", "top_logprobs: expected only with logprobs true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs: expected an integer in 0..20, got 21"),
     ({"temprature": 1}, "temprature", "temprature: unknown field (did you mean 'temperature'?)"),
-    ({"stream_options": {}}, "stream_options", "stream_options: expected only with stream true"),
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options", "stream_options.x: unknown field"),
     ({"messages": []}, "messages", "messages: expected at least one message"),
-    ({"messages": "hi"}, "messages", "messages: expected a valid array, got 'hi'"),
-    ({"messages": [{"role": "user"}]}, "messages", "messages[0].content: expected a value, got none"),
-    ({"messages": [{"role": "user", "content": 5}]}, "messages", "messages[0].content: expected a valid string, got 5"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "messages[0].role: expected one of system"),
+    ({"messages": "hi"}, "messages", "messages: expected a list, got 'hi'"),
+    (
+        {"messages": [{"role": "user"}]},
+        "messages",
+        "messages[0].content: expected text (only an assistant's may be null)",
+    ),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages", "messages[0].content: expected text or a list of"),
+    ({"messages": [{"role": "usr", "content": "x"}]}, "messages", "messages[0].role: expected one of system"),
+    ({"messages": [{"role": None, "content": "x"}]}, "messages", "messages[0].role: expected one of system"),
+    ({"messages": [{"content": "x"}]}, "messages", "messages[0].role: expected a value, got none"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
+        "messages",
+        "messages[0].tool_calls: expected a function of the form",
+    ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages",
         "messages[0].content: expected text or a list of",
     ),
-    ({"messages": [{"role": "user", "content": "x", "nam": "y"}]}, "messages", "messages[0].nam: unknown field"),
     ({"tools": [{"type": "function"}]}, "tools", "tools: not supported"),
     ({"response_format": {"type": "json_object"}}, "response_format", "response_format: not supported: only"),
     ({"audio": {"voice": "x"}}, "audio", "audio: not supported"),
     ({"chat_template": "{{ x }}"}, "chat_template", "chat_template: not supported"),
-    ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs", "chat_template_kwargs: expected a map of names to"),
+    ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "chat_template_kwargs: expected an object, got [1]"),
     ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "chat_template_kwargs: expected variables"),
+    ({"thinking": {"type": "off"}}, "thinking", "thinking: expected true, false,"),
+    ({"best_of": 2}, "best_of", "best_of: not supported: only the value of n (1) is, got 2"),
+    ({"skip_special_tokens": False}, "skip_special_tokens", "skip_special_tokens: not supported: only true is"),
+    ({"n_predict": 5}, "n_predict", "n_predict: not supported: max_tokens says"),
+    ({"": 1}, "", '"": unknown field'),
+    ({"metadata": "x"}, "metadata", "metadata: expected an object, got 'x'"),
+    ({"metadata": {"min_tokns": 1}}, "metadata", "metadata.min_tokns: unknown field (did you mean 'min_tokens'?)"),
+    ({"metadata": {"min_tokens": -5}}, "min_tokens", "metadata.min_tokens: expected an integer in 0.."),
     ({"prompt_token_ids": [5]}, "prompt_token_ids", "prompt_token_ids: expected messages to be empty beside it"),
     ({"messages": [], "prompt_token_ids": [4096]}, "prompt_token_ids", "prompt_token_ids: expected token ids in"),
     ({"messages": [], "prompt_token_ids": []}, "prompt", "prompt: expected at least one token"),
     ({"request_id": "a b"}, "request_id", "request_id: expected"),
-    ({"priority": 1 << 40}, "priority", "priority: expected a 32-bit signed integer"),
+    ({"priority": 1 << 40}, "priority", "priority: expected an integer in -2147483648..2147483647"),
+    ({"priority": 10**400}, "priority", "priority: expected an integer in"),
+    ({"max_tokens": 10**400}, "max_tokens", "max_tokens: expected an integer in"),
 ]
 COMPLETION_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": None}, "prompt", "prompt: expected either prompt or prompt_token_ids, got neither"),
     ({"prompt_token_ids": [5]}, "prompt", "prompt: expected either prompt or prompt_token_ids, got both"),
-    ({"prompt": None, "prompt_token_ids": ["x"]}, "prompt_token_ids", "prompt_token_ids: expected token ids, got text"),
+    (
+        {"prompt": None, "prompt_token_ids": ["x"]},
+        "prompt_token_ids",
+        "prompt_token_ids: expected token ids (integers), or a list of them",
+    ),
     ({"prompt": []}, "prompt", "prompt: expected a string, token ids, or a list"),
     ({"prompt": ["x", 5]}, "prompt", "prompt: expected a string, token ids (integers), or a list of either"),
     ({"prompt": [5, True]}, "prompt", "prompt: expected a string, token ids (integers), or a list of either"),
@@ -98,9 +121,9 @@ COMPLETION_CASES: list[tuple[dict[str, Any], str, str]] = [
         "prompt_token_ids: expected token ids in 0..4095 (the vocabulary), got -1",
     ),
     ({"prompt": "x " * 600}, "prompt", "prompt: expected fewer than max_model_len (512) tokens, got"),
-    ({"best_of": 2}, "best_of", "best_of: expected the value of n (1), got 2"),
+    ({"best_of": 2}, "best_of", "best_of: not supported: only the value of n (1) is, got 2"),
     ({"suffix": "x"}, "suffix", "suffix: not supported"),
-    ({"echo": True, "logprobs": 1}, "echo", "echo: logprobs of prompt tokens are not supported"),
+    ({"echo": True, "logprobs": 1}, "echo", "echo: not supported with logprobs: there are no"),
     ({"logprobs": True}, "logprobs", "logprobs: expected an integer in 0..20, got True"),
     ({"messages": []}, "messages", "messages: unknown field"),
 ]
@@ -127,7 +150,7 @@ async def test_wrong_fields_are_named(served: Served) -> None:
 
 @pytest.mark.parametrize(
     "field",
-    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"],
+    ["user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"],
 )
 async def test_fields_that_cannot_matter_are_accepted(served: Served, field: str) -> None:
     assert (await served.http.post(CHAT, json=HELLO | {field: "x"})).status_code == 200
@@ -135,7 +158,8 @@ async def test_fields_that_cannot_matter_are_accepted(served: Served, field: str
 
 async def test_null_and_empty_values_ask_for_nothing(served: Served) -> None:
     nothing = {"tools": [], "response_format": {"type": "text"}, "tool_choice": "none", "modalities": ["text"],
-               "temperature": None, "stop": None, "audio": None, "include_draft_logprobs": False}  # fmt: skip
+               "temperature": None, "stop": None, "audio": None, "include_draft_logprobs": False,
+               "seed": -1}  # fmt: skip
     assert (await served.http.post(CHAT, json=HELLO | nothing)).status_code == 200
 
 

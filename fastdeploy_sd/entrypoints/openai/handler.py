@@ -15,8 +15,8 @@ from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, ChoiceFor
 from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_json, to_fdsd_error, to_json
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
 from fastdeploy_sd.entrypoints.openai.job import Job, JobBuilder, UsageCounter
-from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody
-from fastdeploy_sd.entrypoints.openai.request_body import parse_body, read_body
+from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, parse_body
+from fastdeploy_sd.entrypoints.openai.request_body import read_body
 from fastdeploy_sd.entrypoints.openai.stream import DONE, ClientGoneError, EventStream, until_disconnected
 from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder

@@ -86,11 +86,14 @@ class JobBuilder:
         if body.prompt_token_ids is not None:
             token_ids = body.prompt_token_ids
         elif body.disable_chat_template:
-            text = body.messages[0].content
+            text = body.messages[0].content or ""
             token_ids = self._encoder.encode_text(text)
         else:
-            messages = [Message(m.role, m.content, m.name) for m in body.messages]
-            token_ids = self._encoder.encode_chat(messages, body.chat_template_kwargs or {})
+            messages = [
+                Message(m.role, m.content or "", m.name, m.calls, m.tool_call_id, m.reasoning_content)
+                for m in body.messages
+            ]
+            token_ids = self._encoder.encode_chat(messages, body.template_variables())
         return self._build(body, body.sampling_params(), _job_id(body, "chatcmpl-"), [text], [token_ids])
 
     def build_completion(self, body: CompletionBody) -> Job:

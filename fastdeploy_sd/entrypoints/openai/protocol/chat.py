@@ -2,133 +2,116 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import FailFast, Field
 
-from fastdeploy_sd.entrypoints.openai.protocol.fields import (
-    Body,
-    Ignored,
-    NoTool,
-    NotSupported,
-    TextModalityOnly,
-    expected,
-)
+from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
+from fastdeploy_sd.entrypoints.openai.protocol.fields import FieldKind, Ignored, NotSupported, Only, TokenIds, expected
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody
-from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.entrypoints.openai.protocol.message import MAX_MESSAGES, ChatMessage
+from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens, NumLogprobs
 from fastdeploy_sd.sampling_params import SamplingParams
 
-
-def _content_text(value: object) -> object:
-    """Turn a list of text parts into their text, one line break between two of them."""
-    if not isinstance(value, list):
-        return value
-    texts = []
-    for part in value:
-        is_text = isinstance(part, dict) and part.get("type") == "text" and set(part) == {"type", "text"}
-        if not is_text or not isinstance(part["text"], str):
-            raise expected('text or a list of {"type": "text", "text": ...} parts (images and audio are not supported)')
-        texts.append(part["text"])
-    return "\n".join(texts)
+_NO_TOOL = Only("none", "auto")
+_THINKING = ("enabled", "disabled")
+_THINKING_SCHEMA = {
+    "anyOf": [
+        {"type": "boolean"},
+        {"type": "object", "properties": {"type": {"enum": list(_THINKING)}}, "required": ["type"]},
+    ]
+}
 
 
-def _verify_scalars(value: object) -> object:
-    scalar = str | int | float | bool | None
-    if isinstance(value, dict) and not all(isinstance(v, scalar) for v in value.values()):
-        raise expected("a map of names to text, numbers, true, false or null")
-    return value
+class _Thinking(FieldKind):
+    """Whether the model is to think first: true and false, or as an object with the type enabled or disabled."""
 
+    schema = _THINKING_SCHEMA
 
-class ChatMessage(Body):
-    """One turn of a conversation.
-
-    Attributes:
-        role: system, developer (the same as system), user or assistant.
-    """
-
-    role: str
-    content: Annotated[str, BeforeValidator(_content_text)]
-    name: str | None = None
-    refusal: NotSupported = None
-    audio: NotSupported = None
-    tool_calls: NotSupported = None
-    function_call: NotSupported = None
-    tool_call_id: NotSupported = None
-    reasoning_content: NotSupported = None
+    def check(self, value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        kind = value.get("type") if isinstance(value, dict) else None
+        if kind not in _THINKING:
+            raise expected('true, false, {"type": "enabled"} or {"type": "disabled"}')
+        return bool(kind == "enabled")
 
 
 class ChatCompletionBody(GenerationBody):
     """POST /v1/chat/completions.
 
     Attributes:
-        max_tokens: OpenAI's older name of max_completion_tokens.
+        max_tokens: OpenAI's older name of max_completion_tokens, which counts when both are given.
         prompt_token_ids: the prompt instead of messages, which must then be empty.
         disable_chat_template: the single message is the raw prompt; control tokens written in it act.
-        chat_template_kwargs: extra variables of the checkpoint's chat template, scalars.
+        chat_template_kwargs: extra variables of the checkpoint's chat template.
+        enable_thinking, thinking, reasoning_effort, verbosity: such variables, too, by their own names.
     """
 
-    messages: list[ChatMessage] = Field(default=[])
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[list[ChatMessage], FailFast(), Field(max_length=MAX_MESSAGES)] = Field(default=[])
+    max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
-    top_logprobs: Any = None
-    prompt_token_ids: list[int] | None = None
+    top_logprobs: NumLogprobs = None
+    prompt_token_ids: Annotated[list[int] | None, TokenIds()] = None
     disable_chat_template: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(_verify_scalars)] = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    thinking: Annotated[bool | None, _Thinking()] = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    verbosity: Annotated[str, Field(max_length=64)] | None = None
 
     parallel_tool_calls: Ignored = None
-    tool_choice: NoTool = None
-    modalities: TextModalityOnly = None
     tools: NotSupported = None
+    tool_choice: Annotated[None, _NO_TOOL] = None
     functions: NotSupported = None
-    function_call: NoTool = None
+    function_call: Annotated[None, _NO_TOOL] = None
+    modalities: Annotated[None, Only(["text"])] = None
     audio: NotSupported = None
     prediction: NotSupported = None
-    reasoning_effort: NotSupported = None
-    verbosity: NotSupported = None
     web_search_options: NotSupported = None
     chat_template: NotSupported = None
+    documents: NotSupported = None
     reasoning_max_tokens: NotSupported = None
     response_max_tokens: NotSupported = None
     max_streaming_response_tokens: NotSupported = None
     completion_token_ids: NotSupported = None
     mm_hashes: NotSupported = None
+    add_generation_prompt: Annotated[None, Only(True)] = None
+    continue_final_message: Annotated[None, Only(False)] = None
+    add_special_tokens: Annotated[None, Only(False)] = None
+    include_reasoning: Annotated[None, Only(True)] = None
+    separate_reasoning: Annotated[None, Only(True)] = None
+    stream_reasoning: Annotated[None, Only(True)] = None
 
-    @model_validator(mode="after")
-    def _verify_prompt(self) -> Self:
-        if self.prompt_token_ids is not None and self.messages:
-            raise BadRequest(
-                f"prompt_token_ids: expected messages to be empty beside it, got {len(self.messages)}",
-                param="prompt_token_ids",
+    def contradictions(self) -> list[Fault]:
+        """Return what is wrong between fields that are right by themselves."""
+        faults = super().contradictions()
+        num_messages = len(self.messages)
+        if self.prompt_token_ids is not None and num_messages:
+            text = f"prompt_token_ids: expected messages to be empty beside it, got {num_messages}"
+            faults.append(Fault(text, "prompt_token_ids"))
+        elif self.prompt_token_ids is None and not num_messages:
+            faults.append(Fault("messages: expected at least one message, got none", "messages"))
+        elif self.disable_chat_template and num_messages != 1:
+            text = (
+                f"disable_chat_template: expected exactly one message, whose content is the prompt, got {num_messages}"
             )
-        if self.prompt_token_ids is None and not self.messages:
-            raise BadRequest("messages: expected at least one message, got none", param="messages")
-        if self.disable_chat_template and len(self.messages) != 1:
-            raise BadRequest(
-                "disable_chat_template: expected exactly one message, whose content is the prompt, got"
-                f" {len(self.messages)}",
-                param="disable_chat_template",
-            )
-        return self
+            faults.append(Fault(text, "disable_chat_template"))
+        if self.top_logprobs is not None and not self.logprobs:
+            faults.append(Fault("top_logprobs: expected only with logprobs true, got logprobs false", "top_logprobs"))
+        return faults
 
     def sampling_params(self) -> SamplingParams:
-        """Return the validated sampling options.
+        """Return the sampling options; see the base class."""
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self._build_sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
 
-        Raises:
-            BadRequest: a value is out of range, or options contradict each other.
+    def template_variables(self) -> dict[str, Any]:
+        """Return the variables for the chat template; those it does not read have no effect.
+
+        Whether to think has two names among templates and gets both. chat_template_kwargs counts before the fields.
         """
-        limits = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None}
-        if len(limits) > 1:
-            raise BadRequest(
-                f"max_tokens: expected the value of max_completion_tokens ({self.max_completion_tokens}), got"
-                f" {self.max_tokens}",
-                param="max_tokens",
-            )
-        if self.top_logprobs is not None and not self.logprobs:
-            raise BadRequest("top_logprobs: expected only with logprobs true, got logprobs false", param="top_logprobs")
-        num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        try:
-            return self._build_sampling_params(limits.pop() if limits else None, num_logprobs)
-        except BadRequest as error:
-            if error.param != "logprobs":
-                raise
-            raise BadRequest(error.message.replace("logprobs", "top_logprobs", 1), param="top_logprobs") from None
+        thinking = self.thinking if self.enable_thinking is None else self.enable_thinking
+        fields = {"enable_thinking": thinking, "thinking": thinking, "reasoning_effort": self.reasoning_effort}
+        given = {name: value for name, value in (fields | {"verbosity": self.verbosity}).items() if value is not None}
+        return given | (self.chat_template_kwargs or {})

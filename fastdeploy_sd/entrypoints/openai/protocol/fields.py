@@ -1,19 +1,29 @@
-"""Kinds of request fields: those that are ignored because they cannot matter, and those that are refused.
+"""Kinds of request fields: checked by the sampling rules, taken only with the value that asks for nothing, or ignored.
 
-Nothing a client sends is dropped in silence: a field is honoured, refused with a reason, or listed here as one that
-cannot change the answer.
+Nothing a client sends is dropped in silence: a field is honoured, refused with a reason, or listed as one that cannot
+change the answer. Each kind brings its own JSON schema, so that /openapi.json says what the validator does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
+from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, suggest
+from fastdeploy_sd.sampling_params import SamplingParams
 
 # Bookkeeping of OpenAI's platform (billing, storage, abuse control, cache routing) with no meaning for one server.
 Ignored = Any
+# More wrong names than this in one object are not looked at: nobody reads them, and a body may hold a million.
+MAX_NAMES = 5
+TOKEN_IDS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+EMPTY = '""'
 
 
 class Body(BaseModel):
@@ -21,27 +31,175 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _verify_names(cls, value: Any) -> Any:
+        """Stop at the first few unknown names, where pydantic would describe every one."""
+        if isinstance(value, dict) and cls.model_config.get("extra") == "forbid":
+            for name in unknown_names(cls, value):
+                raise fault("below", unknown_field(name, cls.model_fields))
+        return value
+
+    def contradictions(self) -> list[Fault]:
+        """Return what is wrong between fields that are right by themselves."""
+        return []
+
+
+def unknown_names(body_type: type[Body], value: Mapping[str, Any]) -> list[str]:
+    """Return the first few names of an object that its body does not have."""
+    return list(islice((name for name in value if name not in body_type.model_fields), MAX_NAMES))
+
+
+def unknown_field(name: str, known: Iterable[str]) -> str:
+    """Return "<name>: unknown field", with the nearest known name; an empty name is shown as ""."""
+    name = name[:MAX_SHOWN_CHARS]
+    return f"{name or EMPTY}: unknown field{suggest(name, known)}"
+
+
+def fault(kind: str, text: str) -> PydanticCustomError:
+    """Return a validation error of one of the kinds that faults.py words."""
+    return PydanticCustomError(kind, "{text}", {"text": text})
+
 
 def expected(what: str) -> PydanticCustomError:
     """Return the validation error "expected <what>, got <the value>"."""
-    return PydanticCustomError("expected", "{what}", {"what": what})
+    return fault("expected", what)
 
 
-def _refuse_unless(is_neutral: Callable[[object], bool], alternative: str) -> Callable[[object], None]:
-    def check(value: object) -> None:
-        if not (value is None or is_neutral(value)):
-            raise PydanticCustomError("not_supported", "{what}", {"what": alternative})
+class FieldKind:
+    """Annotates a field with a check of our own and the schema of what passes it.
 
-    return check
+    Null passes as "not given", unless a kind says that it does not.
+    """
+
+    schema: Mapping[str, Any]
+    takes_null = True
+
+    def check(self, value: Any) -> Any:
+        """Return the value as the body holds it.
+
+        Raises:
+            PydanticCustomError: it is refused.
+        """
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return pydantic's form of the check."""
+        return core_schema.no_info_plain_validator_function(
+            lambda value: None if value is None and self.takes_null else self.check(value)
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON schema."""
+        return {"anyOf": [dict(self.schema), {"type": "null"}]} if self.takes_null else dict(self.schema)
 
 
-def _is_empty(value: object) -> bool:
-    return value is False or value in ([], {})
+class Sampling(FieldKind):
+    """A field that SamplingParams checks, alone; rules between two of them are checked when all are known.
+
+    Args:
+        name: of the parameter.
+        schema: of its values.
+        unset: another way to say null, as llama.cpp and LM Studio write -1.
+    """
+
+    def __init__(self, name: str, schema: Mapping[str, Any], unset: int | None = None) -> None:
+        self._name = name
+        self._unset = unset
+        self.schema = schema if unset is None else {"anyOf": [dict(schema), {"const": unset}]}
+
+    def check(self, value: Any) -> Any:
+        """Return the value; `unset` becomes None."""
+        if self._unset is not None and _is_same(value, self._unset):
+            return None
+        try:
+            SamplingParams.from_dict({self._name: value})
+        except BadRequest as error:
+            text = error.message.removeprefix(self._name)
+            raise fault("refused", text.removeprefix(": ")) from None
+        return value
 
 
-NotSupported = Annotated[None, BeforeValidator(_refuse_unless(_is_empty, "this server has no such feature"))]
-TextFormatOnly = Annotated[
-    None, BeforeValidator(_refuse_unless(lambda v: v == {"type": "text"}, 'only {"type": "text"} is'))
-]
-TextModalityOnly = Annotated[None, BeforeValidator(_refuse_unless(lambda v: v == ["text"], 'only ["text"] is'))]
-NoTool = Annotated[None, BeforeValidator(_refuse_unless(lambda v: v in ("none", "auto"), "there are no tools"))]
+class Only(FieldKind):
+    """A field that is taken only with the values that ask for nothing; the body then holds None.
+
+    Args:
+        neutral: those values.
+        instead: what a client should know who asked for more.
+    """
+
+    def __init__(self, *neutral: Any, instead: str = "") -> None:
+        self._neutral = neutral
+        self._reason = instead or "only " + " or ".join(_json_word(value) for value in neutral) + " is"
+        self.schema = {"enum": list(neutral)}
+
+    def check(self, value: Any) -> None:
+        """Return None."""
+        if not any(_is_same(value, neutral) for neutral in self._neutral):
+            raise fault("not_supported", self._reason)
+
+
+class Integer(FieldKind):
+    """An integer between two limits, high None = of any size."""
+
+    def __init__(self, low: int, high: int | None = None) -> None:
+        self._low, self._high = low, high
+        self.schema = {"type": "integer", "minimum": low} | ({} if high is None else {"maximum": high})
+
+    def check(self, value: Any) -> int:
+        """Return the integer."""
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if not is_integer or value < self._low or (self._high is not None and value > self._high):
+            limits = f">= {self._low}" if self._high is None else f"in {self._low}..{self._high}"
+            raise expected(f"an integer {limits}")
+        return int(value)
+
+
+class Matching(FieldKind):
+    """Text of a form.
+
+    Args:
+        pattern: a regular expression, anchored.
+        description: of what it matches, behind "expected".
+    """
+
+    def __init__(self, pattern: str, description: str) -> None:
+        self._pattern = re.compile(pattern)
+        self._description = description
+        self.schema = {"type": "string", "pattern": pattern}
+
+    def check(self, value: Any) -> str:
+        """Return the text."""
+        if not isinstance(value, str) or not self._pattern.fullmatch(value):
+            raise expected(self._description)
+        return value
+
+
+class TokenIds(FieldKind):
+    """Token ids; whether the vocabulary has them is checked where it is known."""
+
+    schema = TOKEN_IDS_SCHEMA
+
+    def check(self, value: Any) -> list[int]:
+        """Return the ids."""
+        if not is_token_ids(value):
+            raise expected("token ids (a list of integers)")
+        return list(value)
+
+
+# Of what this server has not: only values that ask for nothing are taken.
+NotSupported = Annotated[None, Only(False, "", [], {}, instead="this server has no such feature")]
+
+
+def is_token_ids(value: object) -> bool:
+    """Return whether this is a list of integers; true and false are none."""
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
+
+
+def _json_word(value: object) -> str:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value).replace("'", '"')

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from fastdeploy_sd.entrypoints.openai.protocol.fields import (
-    Body,
-    Ignored,
-    NotSupported,
-    TextFormatOnly,
-)
-from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
+from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, Ignored, Integer, Matching, NotSupported, Only
+from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens, SamplingFields
+from fastdeploy_sd.errors import BadRequest, shown
+from fastdeploy_sd.sampling_params import MAX_COUNT, SamplingParams
 
-_SAMPLING_FIELDS = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "bad_words",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "seed",
-)
+_PRIORITY_LIMIT = 1 << 31
+_LENGTH = Only(-1, instead="max_tokens says how many tokens to generate")
+_SHORT_TEXT = Field(max_length=256)
 
 
 class StreamOptions(Body):
-    """What a stream reports beside text.
+    """What a stream reports beside text; without `stream` there is none, and they ask for nothing.
 
     Attributes:
         include_usage: one more chunk at the end with the usage of the whole request.
@@ -48,7 +30,7 @@ class StreamOptions(Body):
 
 
 class SpeculationOptions(Body):
-    """How this request is drafted for; values are checked in text/speculation.py.
+    """How this request is drafted for; what the server has loaded is checked in text/speculation.py.
 
     Attributes:
         enabled: false = plain decoding.
@@ -56,16 +38,18 @@ class SpeculationOptions(Body):
         num_speculative_tokens: drafts per step at most.
     """
 
-    enabled: Any = None
-    method: Any = None
-    num_speculative_tokens: Any = None
+    enabled: bool | None = None
+    method: str | None = None
+    num_speculative_tokens: Annotated[int | None, Integer(1, MAX_COUNT)] = None
 
 
-class GenerationBody(Body):
+class GenerationBody(SamplingFields):
     """Fields that chat and text completions share.
 
     Attributes:
-        model: the served name; None = the one there is.
+        model: one of the served names; see model_names.py for what stands for "any".
+        max_tokens: None = what the context has room for.
+        best_of: only the value of n: nothing is generated to be thrown away.
         request_id: id of the response and of the engine's request; None = made up.
         priority: lower runs first.
         cache_salt: prompts share cached prefixes only with the same salt.
@@ -73,57 +57,73 @@ class GenerationBody(Body):
         collect_metrics: add `metrics` to each choice.
         speculation: None = as the server is configured.
         include_draft_logprobs: add `draft_logprobs` to each choice; needs logprobs.
+        metadata: tags, and options that were merged into the other fields; see metadata.py.
         user .. prompt_cache_retention: accepted and of no effect.
+        use_beam_search ..: other servers' options, taken with the value that asks for nothing.
     """
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: MaxTokens = None
+    best_of: Annotated[int | None, Integer(1)] = None
 
-    n: Any = None
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    logit_bias: Any = None
-    bad_words: Any = None
-    min_tokens: Any = None
-    stop: Any = None
-    stop_token_ids: Any = None
-    include_stop_str_in_output: Any = None
-    ignore_eos: Any = None
-    seed: Any = None
-
-    request_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:@/-]+$")] | None = None
-    priority: int | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    request_id: Annotated[
+        str | None, Matching(r"^[A-Za-z0-9._:@/-]{1,128}$", "1..128 letters, digits and characters of ._:@/-")
+    ] = None
+    priority: Annotated[int | None, Integer(-_PRIORITY_LIMIT, _PRIORITY_LIMIT - 1)] = None
+    cache_salt: Annotated[str, _SHORT_TEXT] | None = None
     return_token_ids: bool | None = None
     collect_metrics: bool | None = None
     speculation: SpeculationOptions | None = None
     include_draft_logprobs: bool | None = None
+    metadata: dict[str, Any] | None = None
 
     user: Ignored = None
-    metadata: Ignored = None
     store: Ignored = None
     service_tier: Ignored = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
 
-    prompt_logprobs: NotSupported = None
+    prompt_logprobs: Annotated[None, Only(0, False, instead="there are no log-probabilities of prompt tokens")] = None
     bad_words_token_ids: NotSupported = None
+    logits_processors: NotSupported = None
     logits_processors_args: NotSupported = None
+    allowed_token_ids: NotSupported = None
     guided_json: NotSupported = None
     guided_regex: NotSupported = None
     guided_choice: NotSupported = None
     guided_grammar: NotSupported = None
+    structured_outputs: NotSupported = None
     structural_tag: NotSupported = None
-    response_format: TextFormatOnly = None
+    json_schema: NotSupported = None
+    regex: NotSupported = None
+    ebnf: NotSupported = None
+    grammar: NotSupported = None
+    response_format: Annotated[None, Only({"type": "text"})] = None
     disaggregate_info: NotSupported = None
+    kv_transfer_params: NotSupported = None
+    mm_processor_kwargs: NotSupported = None
+    vllm_xargs: NotSupported = None
+    lora_path: NotSupported = None
+    truncate_prompt_tokens: Annotated[None, Only(False, instead="prompts are never cut")] = None
+    return_tokens_as_token_ids: Annotated[None, Only(False, instead="return_token_ids adds the ids")] = None
+
+    use_beam_search: Annotated[None, Only(False)] = None
+    length_penalty: Annotated[None, Only(1)] = None
+    early_stopping: Annotated[None, Only(False)] = None
+    skip_special_tokens: Annotated[None, Only(True)] = None
+    spaces_between_special_tokens: Annotated[None, Only(True, False)] = None
+    cache_prompt: Annotated[None, Only(True, instead="only true is; cache_salt keeps a prompt apart")] = None
+    n_predict: Annotated[None, _LENGTH] = None
+    repeat_penalty: Annotated[None, Only(1, instead="its name is repetition_penalty")] = None
+    typical_p: Annotated[None, Only(1)] = None
+    top_n_sigma: Annotated[None, Only(-1)] = None
+    mirostat: Annotated[None, Only(0)] = None
+    dry_multiplier: Annotated[None, Only(0)] = None
+    xtc_probability: Annotated[None, Only(0)] = None
+    dynatemp_range: Annotated[None, Only(0)] = None
 
     @property
     def includes_usage(self) -> bool:
@@ -135,30 +135,34 @@ class GenerationBody(Body):
         """Whether every chunk of a stream carries the usage so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    @model_validator(mode="after")
-    def _verify_stream_options(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise BadRequest("stream_options: expected only with stream true, got stream false", param="stream_options")
-        return self
+    def sampling_params(self) -> SamplingParams:
+        """Return the sampling options.
+
+        Raises:
+            BadRequest: two of them contradict each other.
+        """
+        raise NotImplementedError
+
+    def contradictions(self) -> list[Fault]:
+        """Return what is wrong between fields that are right by themselves."""
+        try:
+            params = self.sampling_params()
+        except BadRequest as error:
+            return [Fault(error.message, error.param)]
+        faults = []
+        if self.include_draft_logprobs and params.logprobs is None:
+            name = "include_draft_logprobs"
+            faults.append(Fault(f"{name}: expected only with logprobs, got none", name))
+        if self.best_of is not None and self.best_of != params.n:
+            text = f"best_of: not supported: only the value of n ({params.n}) is, got {shown(self.best_of)}"
+            faults.append(Fault(text, "best_of", "not_supported"))
+        return faults
 
     def speculation_wish(self, params: SamplingParams) -> dict[str, Any]:
         """Return what was said about drafting, as fields of Speculation by name.
 
         Args:
             params: of this body; as many alternatives are reported for drafts as for tokens.
-
-        Raises:
-            BadRequest: log-probabilities of drafts are asked for, but none of tokens.
         """
         given = {} if self.speculation is None else self.speculation.model_dump(exclude_none=True)
-        if not self.include_draft_logprobs:
-            return given
-        if params.logprobs is None:
-            raise BadRequest(
-                "include_draft_logprobs: expected only with logprobs, got none", param="include_draft_logprobs"
-            )
-        return {**given, "num_draft_logprobs": params.logprobs}
-
-    def _build_sampling_params(self, max_tokens: int | None, logprobs: object) -> SamplingParams:
-        values = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        return SamplingParams.from_dict({**values, "max_tokens": max_tokens, "logprobs": logprobs})
+        return {**given, "num_draft_logprobs": params.logprobs} if self.include_draft_logprobs else given

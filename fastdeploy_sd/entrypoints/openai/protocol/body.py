@@ -1,0 +1,51 @@
+"""Bytes -> a validated body, or one error that says all that is wrong with them. A pure function of the bytes."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault, faults_of, refusal
+from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, unknown_field, unknown_names
+from fastdeploy_sd.entrypoints.openai.protocol.metadata import METADATA, split_metadata
+from fastdeploy_sd.errors import BadRequest, shown
+
+_MAX_PARAM = 64  # characters of an unknown name
+BodyType = TypeVar("BodyType", bound=Body)
+
+
+def parse_body(body_type: type[BodyType], content: bytes) -> BodyType:
+    """Return the validated body.
+
+    Raises:
+        BadRequest: not JSON, or fields are unknown, wrong, not supported or contradict each other; the text names the
+            first few of them.
+    """
+    data = _object(content)
+    known = body_type.model_fields
+    faults = [Fault(unknown_field(name, known), name[:_MAX_PARAM]) for name in unknown_names(body_type, data)]
+    merged: dict[str, Any] = {}
+    if METADATA in known:
+        merged, unknown = split_metadata(data, known)
+        faults += [Fault(f"{METADATA}.{unknown_field(name, known)}", METADATA) for name in unknown]
+    fields = {name: value for name, value in data.items() if name in known} | merged
+    try:
+        body = body_type.model_validate(fields)
+    except ValidationError as error:
+        raise refusal([*faults, *faults_of(error, dict.fromkeys(merged, f"{METADATA}."))]) from None
+    faults += body.contradictions()
+    if faults:
+        raise refusal(faults)
+    return body
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        data = from_json(content, allow_inf_nan=False)
+    except ValueError as error:
+        raise BadRequest(f"body: expected JSON, got {error}", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise BadRequest(f"body: expected an object, got {shown(data)}")
+    return data

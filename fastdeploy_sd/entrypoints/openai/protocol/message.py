@@ -1,0 +1,171 @@
+"""A turn of a conversation as clients send it: OpenAI's fields, and what their own second turns carry along.
+
+Clients send back what a server gave them (`annotations`, `parsed`, `provider_specific_fields`, ...), so a turn may hold
+names that mean nothing here. They are left aside, as other servers do, and told in the log once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import islice
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, model_validator
+
+from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, FieldKind, expected, fault
+from fastdeploy_sd.entrypoints.openai.protocol.ignored import tell_ignored
+from fastdeploy_sd.entrypoints.text.prompt import ROLES
+
+MAX_MESSAGES = 8192
+MAX_TOOL_CALLS = 128
+_MAX_NAMES_TOLD = 16
+# Type of a part of the content -> the key of its text.
+_TEXT_KEYS = {"text": "text", "refusal": "refusal"}
+
+
+# OpenAI's older name of a role.
+_RENAMED = {"function": "tool"}
+_ROLES = (*ROLES, *_RENAMED)
+_ROLE_SCHEMA = {"enum": list(_ROLES)}
+_FUNCTION = '{"name": ..., "arguments": ...}'
+_PART_SCHEMAS = [
+    {
+        "type": "object",
+        "properties": {"type": {"const": kind}, key: {"type": "string"}},
+        "required": ["type", key],
+    }
+    for kind, key in _TEXT_KEYS.items()
+]
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": _PART_SCHEMAS}}]}
+_FUNCTION_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object", "null"]}},
+    "required": ["name"],
+}
+_CALL_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "id": {"type": ["string", "null"]},
+        "type": {"enum": ["function", None]},
+        "function": _FUNCTION_SCHEMA,
+    },
+    "required": ["function"],
+}
+_CALLS_SCHEMA = {"type": "array", "maxItems": MAX_TOOL_CALLS, "items": _CALL_SCHEMA}
+
+
+class _Role(FieldKind):
+    schema = _ROLE_SCHEMA
+    takes_null = False
+
+    def check(self, value: Any) -> str:
+        if value not in _ROLES:
+            raise expected(f"one of {', '.join(_ROLES)}")
+        return _RENAMED.get(value, str(value))
+
+
+class _Content(FieldKind):
+    """Text, or a list of text parts, which are joined by line breaks."""
+
+    schema = _CONTENT_SCHEMA
+
+    def check(self, value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list):
+            raise self._refusal()
+        return "\n".join(map(self._text_of, value))
+
+    def _text_of(self, part: Any) -> str:
+        for kind, key in _TEXT_KEYS.items():
+            if isinstance(part, dict) and part.get("type") == kind and isinstance(part.get(key), str):
+                _tell_names("part of a message's content", part, ("type", key))
+                return str(part[key])
+        raise self._refusal()
+
+    @staticmethod
+    def _refusal() -> Exception:
+        return expected('text or a list of {"type": "text", "text": ...} parts (images and audio are not supported)')
+
+
+class _ToolCalls(FieldKind):
+    """Calls that the assistant made in earlier turns, with what a chat template reads of them."""
+
+    schema = _CALLS_SCHEMA
+
+    def check(self, value: Any) -> tuple[dict[str, Any], ...]:
+        if not isinstance(value, list) or len(value) > MAX_TOOL_CALLS:
+            raise expected(f"a list of at most {MAX_TOOL_CALLS} calls")
+        return tuple(map(self._call, value))
+
+    @staticmethod
+    def _call(value: Any) -> dict[str, Any]:
+        call = value if isinstance(value, dict) else {}
+        call_id = call.get("id")
+        if call.get("type") not in ("function", None) or not isinstance(call_id, str | None):
+            raise expected(f'calls of the form {{"id": ..., "type": "function", "function": {_FUNCTION}}}')
+        return {**({} if call_id is None else {"id": call_id}), **_called(call.get("function"))}
+
+
+class _FunctionCall(FieldKind):
+    """OpenAI's older name of a single tool call, without an id."""
+
+    schema = _FUNCTION_SCHEMA
+
+    def check(self, value: Any) -> dict[str, Any]:
+        return _called(value)
+
+
+def _called(function: Any) -> dict[str, Any]:
+    given = function if isinstance(function, dict) else {}
+    name, arguments = given.get("name"), given.get("arguments")
+    if not isinstance(name, str) or not isinstance(arguments, str | dict | None):
+        raise expected(f"a function of the form {_FUNCTION}")
+    return {"type": "function", "function": {"name": name, "arguments": arguments or {}}}
+
+
+class ChatMessage(Body):
+    """One turn of a conversation.
+
+    Attributes:
+        role: developer is the same as system, function the same as tool.
+        content: None only in a turn of the assistant, which may consist of tool calls.
+        tool_calls, function_call: what the assistant called; the second is OpenAI's older name for a single one.
+        tool_call_id: which of the calls a turn of a tool answers.
+        reasoning_content: what the assistant thought before its answer, for templates that show it again.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Annotated[str, _Role()]
+    content: Annotated[str | None, _Content()] = None
+    name: str | None = None
+    tool_calls: Annotated[tuple[dict[str, Any], ...] | None, _ToolCalls()] = None
+    function_call: Annotated[dict[str, Any] | None, _FunctionCall()] = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tell_ignored(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            _tell_names("message", value, cls.model_fields)
+        return value
+
+    @property
+    def calls(self) -> tuple[dict[str, Any], ...]:
+        """What the assistant called, under either name."""
+        return self.tool_calls or (() if self.function_call is None else (self.function_call,))
+
+    @model_validator(mode="after")
+    def _verify_content(self) -> ChatMessage:
+        if self.content is None and self.role != "assistant":
+            raise fault(
+                "below", f"content: expected text (only an assistant's may be null), got none in a {self.role}'s"
+            )
+        return self
+
+
+def _tell_names(where: str, value: Mapping[str, Any], known: Collection[str]) -> None:
+    for name in islice((n for n, v in value.items() if v is not None and n not in known), _MAX_NAMES_TOLD):
+        tell_ignored(where, name)

@@ -1,0 +1,241 @@
+"""Bytes -> body: what real clients send is taken, and all that is wrong is said at once, briefly, in JSON's words."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from fastdeploy_sd.entrypoints.openai.protocol import Body, ChatCompletionBody, CompletionBody, parse_body
+from fastdeploy_sd.entrypoints.openai.protocol.faults import MAX_FAULTS
+from fastdeploy_sd.entrypoints.openai.protocol.fields import Only, Sampling
+from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest
+
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+PROMPT: dict[str, Any] = {"prompt": "hello"}
+BODIES: list[tuple[type[Body], dict[str, Any]]] = [(ChatCompletionBody, HELLO), (CompletionBody, PROMPT)]
+BIG = "x" * 100_000
+
+
+def parse(body_type: type[Any], value: Any) -> Any:
+    return parse_body(body_type, json.dumps(value).encode())
+
+
+def refusal(body_type: type[Any], value: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        parse(body_type, value)
+    return caught.value
+
+
+# ---- conversations that clients go on with --------------------------------------------------------------------------
+
+# What a client sends back as the assistant's turn.
+SECOND_TURNS: dict[str, dict[str, Any]] = {
+    "openai model_dump": {"content": "hi", "refusal": None, "role": "assistant", "annotations": None, "audio": None,
+                          "function_call": None, "tool_calls": None},
+    "openai stream helper": {"content": "hi", "refusal": None, "role": "assistant", "annotations": [], "audio": None,
+                             "function_call": None, "tool_calls": None, "parsed": None},
+    "openai npm": {"role": "assistant", "content": "hi", "refusal": None, "parsed": None},
+    "litellm": {"content": "hi", "role": "assistant", "tool_calls": None, "function_call": None,
+                "provider_specific_fields": {"refusal": None}, "annotations": []},
+    "reasoning": {"role": "assistant", "content": "hi", "reasoning": "hm", "reasoning_content": "hm", "id": "m1"},
+    "an editor's": {"role": "assistant", "content": "hi", "opts": {"visible": True}, "_meta": {"tag": 1}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("turn", SECOND_TURNS.values(), ids=SECOND_TURNS)
+def test_a_second_turn_carries_what_the_client_knows_of_the_first(turn: dict[str, Any]) -> None:
+    body = parse(ChatCompletionBody, {"messages": [*HELLO["messages"], turn, {"role": "user", "content": "more"}]})
+    assert [(m.role, m.content) for m in body.messages] == [("user", "hello"), ("assistant", "hi"), ("user", "more")]
+    assert body.messages[1].calls == ()
+
+
+def test_a_history_with_tools_goes_on() -> None:
+    call = {"id": "c1", "type": "function", "index": 0, "function": {"name": "f", "arguments": '{"a": 1}'}}
+    history = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": [{"type": "text", "text": "42", "cache_control": {}}], "tool_call_id": "c1"},
+        {"role": "assistant", "function_call": {"name": "g", "arguments": ""}},
+        {"role": "function", "name": "g", "content": "43"},
+    ]
+    called, tool, older, function = parse(ChatCompletionBody, {"messages": [*history]}).messages
+    assert called.content is None
+    expected = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    assert called.calls == (expected,)
+    assert (tool.role, tool.content, tool.tool_call_id) == ("tool", "42", "c1")
+    assert older.calls == ({"type": "function", "function": {"name": "g", "arguments": {}}},)
+    assert (function.role, function.name) == ("tool", "g")
+
+
+def test_names_left_aside_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    turn = {"role": "user", "content": "x", "made_up_for_this_test": 1, "null_one": None}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            parse(ChatCompletionBody, {"messages": [turn]})
+    assert caplog.text.count("made_up_for_this_test") == 1
+    assert "null_one" not in caplog.text
+
+
+@pytest.mark.parametrize("role", ["system", "user", "tool"])
+def test_only_an_assistant_may_say_nothing(role: str) -> None:
+    assert "messages[0].content: expected text" in str(
+        refusal(ChatCompletionBody, {"messages": [{"role": role, "content": None}]})
+    )
+
+
+def test_thinking_has_two_names_and_template_variables_count_first() -> None:
+    def variables(**fields: Any) -> Any:
+        return parse(ChatCompletionBody, HELLO | fields).template_variables()
+
+    assert variables() == {}
+    assert variables(enable_thinking=False) == {"enable_thinking": False, "thinking": False}
+    assert variables(thinking={"type": "enabled"})["enable_thinking"] is True
+    assert variables(reasoning_effort="low", verbosity="high") == {"reasoning_effort": "low", "verbosity": "high"}
+    assert variables(enable_thinking=False, chat_template_kwargs={"enable_thinking": 1, "deep": {"x": [1]}}) == {
+        "enable_thinking": 1, "thinking": False, "deep": {"x": [1]},
+    }  # fmt: skip
+
+
+def other_fields(body_type: type[Body]) -> list[str]:
+    fields = body_type.model_fields
+    return [n for n in fields if not any(isinstance(kind, Sampling) for kind in fields[n].metadata)]
+
+
+# ---- fields that ask for nothing ------------------------------------------------------------------------------------
+
+
+def neutral_fields(body_type: type[Body]) -> dict[str, Only]:
+    kinds = {name: [k for k in field.metadata if isinstance(k, Only)] for name, field in body_type.model_fields.items()}
+    return {name: found[0] for name, found in kinds.items() if found}
+
+
+@pytest.mark.parametrize(("body_type", "least"), BODIES)
+def test_neutral_values_are_taken_and_no_others(body_type: type[Body], least: dict[str, Any]) -> None:
+    plain = parse(body_type, least)
+    fields = neutral_fields(body_type)
+    assert len(fields) >= 40
+    for name, kind in fields.items():
+        for value in (None, *kind.schema["enum"]):
+            assert parse(body_type, least | {name: value}) == plain, (name, value)
+        for value in (7.5, "other", [1], {"type": "other"}):
+            error = refusal(body_type, least | {name: value})
+            assert (error.param, error.code) == (name, "not_supported")
+            assert error.message.startswith(f"{name}: not supported: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
+        ({"max_tokens": 5, "max_completion_tokens": None}, 5),
+        ({"max_tokens": -1, "seed": -1}, None),
+        ({"stream_options": {"include_usage": True}}, None),
+        ({"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}}, None),
+    ],
+)
+def test_what_a_client_always_sends_is_taken(fields: dict[str, Any], max_tokens: int | None) -> None:
+    params = parse(ChatCompletionBody, HELLO | fields).sampling_params()
+    assert (params.max_tokens, params.seed) == (max_tokens, None)
+
+
+def test_tools_are_named_before_the_choice_among_them() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    error = refusal(ChatCompletionBody, HELLO | {"tool_choice": "required", "tools": [tool]})
+    assert (error.param, error.code) == ("tools", "not_supported")
+    assert error.message.startswith("tools: not supported: ")
+
+
+# ---- metadata -------------------------------------------------------------------------------------------------------
+
+
+def test_options_in_metadata_count_where_the_request_is_silent() -> None:
+    metadata = {
+        "min_tokens": 3,
+        "temperature": 0.5,
+        "enable_thinking": False,
+        "team": "blue",
+        "stop": "a tag",
+        "x": None,
+    }
+    body = parse(ChatCompletionBody, HELLO | {"metadata": metadata, "temperature": 0.25, "min_tokens": None})
+    assert (body.min_tokens, body.temperature, body.enable_thinking, body.stop) == (3, 0.25, False, None)
+
+
+def test_an_option_in_metadata_is_checked_and_named_there() -> None:
+    error = refusal(CompletionBody, PROMPT | {"metadata": {"min_tokens": "3", "top_p": 2, "raw_request": False}})
+    assert "metadata.raw_request: unknown field" in error.message
+    assert "metadata.top_p: expected a number in " in error.message
+    assert "min_tokens" not in error.message, "a text is a tag"
+
+
+# ---- what is wrong, all of it, briefly ------------------------------------------------------------------------------
+
+
+def test_one_report_has_all_faults() -> None:
+    wrong = {"temperature": "hot", "temprature": 1, "priority": True, "tools": [1], "messages": [5, 6]}
+    message = refusal(ChatCompletionBody, wrong).message
+    assert message.split("; ") == [
+        "temprature: unknown field (did you mean 'temperature'?)",
+        "temperature: expected a number in 0..1e+06, got 'hot'",
+        "priority: expected an integer in -2147483648..2147483647, got true",
+        "messages[0]: expected an object, got 5",
+        "tools: not supported: this server has no such feature",
+    ]
+
+
+def test_a_report_is_bounded() -> None:
+    wrong = dict.fromkeys(ChatCompletionBody.model_fields, BIG) | {f"unknown{i}{BIG[:100]}": 1 for i in range(1000)}
+    message = refusal(ChatCompletionBody, wrong).message
+    assert message.endswith(" more")
+    assert message.count("; ") == MAX_FAULTS
+
+
+@pytest.mark.parametrize(("body_type", "least"), BODIES)
+def test_no_text_repeats_more_than_a_little_of_what_was_sent(body_type: type[Body], least: dict[str, Any]) -> None:
+    values = (BIG, [BIG], {BIG: BIG}, ["", BIG], {"type": BIG}, [{"role": BIG}], 10**4000, -(10**400))
+    for name in [*other_fields(body_type), "y" * 300]:
+        for error in errors_of(body_type, least, name, values):
+            assert "x" * (MAX_SHOWN_CHARS + 1) not in error.message, name
+            assert "0" * (MAX_SHOWN_CHARS + 1) not in error.message, name
+            assert len(error.message) < 3 * MAX_SHOWN_CHARS
+            assert len(error.param or "") <= MAX_SHOWN_CHARS
+
+
+@pytest.mark.parametrize(("body_type", "least"), BODIES)
+def test_texts_speak_json(body_type: type[Body], least: dict[str, Any]) -> None:
+    """Every field with values of every kind: no word of pydantic's or Python's, and the field is named."""
+    values = (True, 5, -7, 1.5, "text", [None], [[1]], {"a": 1}, {"type": None}, [{"role": "user"}])
+    foreign = ("Input should", "valid ", "dictionary", "None", "True", "pattern", "instance")
+    for name in other_fields(body_type):
+        for error in errors_of(body_type, least, name, values):
+            assert error.message.startswith((name, "prompt: expected either", "messages", "best_of"))
+            assert not [word for word in foreign if word in error.message], error.message
+
+
+def errors_of(body_type: type[Body], least: dict[str, Any], name: str, values: Iterable[Any]) -> list[BadRequest]:
+    """The refusals of those values of a field that are refused."""
+    errors = []
+    for value in values:
+        try:
+            parse(body_type, least | {name: value})
+        except BadRequest as error:
+            errors.append(error)
+    return errors
+
+
+def test_an_empty_name_is_shown() -> None:
+    assert refusal(CompletionBody, PROMPT | {"": 1}).message == '"": unknown field'
+    stream = PROMPT | {"stream": True, "stream_options": {"": 1}}
+    assert refusal(CompletionBody, stream).message == 'stream_options."": unknown field'
+
+
+def test_a_million_wrong_entries_are_one_fault() -> None:
+    assert (
+        refusal(ChatCompletionBody, {"messages": [1] * 1_000_000}).message == "messages[0]: expected an object, got 1"
+    )
+    names = {"a" * 9 + str(i): 1 for i in range(100_000)}
+    assert refusal(CompletionBody, PROMPT | names).message.count("unknown field") == MAX_FAULTS
+    assert refusal(CompletionBody, PROMPT | {"speculation": names}).message.count("unknown field") == 1

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from fastdeploy_sd.errors import BadRequest, suggest
+from fastdeploy_sd.errors import BadRequest, shown, suggest
+from fastdeploy_sd.sampling_rules import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    NUMBER_RULES,
+    verify_count,
+)
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_TOKEN_IDS = 256
-MAX_BAD_WORDS = 256
-MAX_LOGIT_BIAS = 1024
-MAX_LOGPROBS = 20
-SEED_LIMIT = 1 << 63
-MAX_COUNT = (1 << 31) - 1  # what the engine's 32-bit columns hold
+_TOP_K = replace(NUMBER_RULES["top_k"], low=-1)  # another way to say 0
+_ANY_NUMBER = ("n", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_OPTIONAL = ("max_tokens", "seed", "logprobs")
+_MAX_ID_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,32 +74,21 @@ class SamplingParams:
         set_(self, "bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS))
         set_(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         set_(self, "logit_bias", _logit_bias(self.logit_bias))
-        _integer("n", self.n, 1, 128)
-        _number("temperature", self.temperature, 0.0, 1e6)
-        _number("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise BadRequest("top_p: expected a number in (0, 1], got 0 (temperature 0 is greedy)", param="top_p")
-        _integer("top_k", self.top_k, -1, MAX_COUNT)
+        for name in (*_ANY_NUMBER, "min_tokens"):
+            NUMBER_RULES[name].verify(name, getattr(self, name))
+        for name in _OPTIONAL:
+            if getattr(self, name) is not None:
+                NUMBER_RULES[name].verify(name, getattr(self, name))
+        _TOP_K.verify("top_k", self.top_k)
         set_(self, "top_k", max(self.top_k, 0))
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _integer("min_tokens", self.min_tokens, 0, MAX_COUNT)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, MAX_COUNT)
-            if self.min_tokens > self.max_tokens:
-                raise BadRequest(
-                    f"min_tokens: expected at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
-                    param="min_tokens",
-                )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise BadRequest(
+                f"min_tokens: expected at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
+                param="min_tokens",
+            )
         for name in ("include_stop_str_in_output", "ignore_eos"):
             if not isinstance(getattr(self, name), bool):
-                raise BadRequest(f"{name}: expected true or false, got {getattr(self, name)!r}", param=name)
-        if self.seed is not None:
-            _integer("seed", self.seed, 0, SEED_LIMIT - 1)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+                raise BadRequest(f"{name}: expected true or false, got {shown(getattr(self, name))}", param=name)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
@@ -107,50 +100,50 @@ class SamplingParams:
         return cls(**values)
 
 
-def _integer(name: str, value: object, low: int, high: int | None = None) -> int:
-    wanted = f"an integer >= {low}" if high is None else f"an integer in {low}..{high}"
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        raise BadRequest(f"{name}: expected {wanted}, got {value!r}", param=name)
-    return value
-
-
-def _number(name: str, value: object, low: float, high: float) -> float:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not low <= value <= high:  # type: ignore[operator]
-        raise BadRequest(f"{name}: expected a number in {low:g}..{high:g}, got {value!r}", param=name)
-    return float(value)  # type: ignore[arg-type]
-
-
 def _token_ids(value: object) -> tuple[int, ...]:
     name = "stop_token_ids"
     items = () if value is None else value
     if isinstance(items, str) or not isinstance(items, Sequence):
-        raise BadRequest(f"{name}: expected a list of token ids, got {value!r}", param=name)
-    if len(items) > MAX_STOP_TOKEN_IDS:
-        raise BadRequest(f"{name}: expected at most {MAX_STOP_TOKEN_IDS} entries, got {len(items)}", param=name)
-    return tuple(_integer(name, i, 0, MAX_COUNT) for i in items)
+        raise BadRequest(f"{name}: expected a list of token ids, got {shown(value)}", param=name)
+    verify_count(name, items, MAX_STOP_TOKEN_IDS)
+    for item in items:
+        NUMBER_RULES[name].verify(name, item)
+    return tuple(items)
 
 
 def _strings(name: str, value: object, limit: int) -> tuple[str, ...]:
     items = () if value is None else (value,) if isinstance(value, str) else value
-    if not isinstance(items, Sequence) or not all(isinstance(s, str) and s for s in items):
-        raise BadRequest(f"{name}: expected a non-empty string or a list of them, got {value!r}", param=name)
-    if len(items) > limit:
-        raise BadRequest(f"{name}: expected at most {limit} entries, got {len(items)}", param=name)
+    if not isinstance(items, Sequence):
+        raise BadRequest(f"{name}: expected a non-empty string or a list of them, got {shown(value)}", param=name)
+    verify_count(name, items, limit)
+    for item in items:
+        if not isinstance(item, str) or not item:
+            raise BadRequest(f"{name}: expected a non-empty string or a list of them, got {shown(item)}", param=name)
     return tuple(items)
 
 
 def _logit_bias(value: object) -> dict[int, float]:
+    name = "logit_bias"
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise BadRequest(f"logit_bias: expected a map of token id to bias, got {value!r}", param="logit_bias")
-    if len(value) > MAX_LOGIT_BIAS:
-        raise BadRequest(f"logit_bias: expected at most {MAX_LOGIT_BIAS} entries, got {len(value)}", param="logit_bias")
-    out = {}
+        raise BadRequest(f"{name}: expected a map of token id to bias, got {shown(value)}", param=name)
+    verify_count(name, value, MAX_LOGIT_BIAS)
+    out: dict[int, float] = {}
     for key, bias in value.items():
-        text = str(key)
-        if not text.isascii() or not text.isdigit():
-            raise BadRequest(f"logit_bias: expected token ids as keys, got {key!r}", param="logit_bias")
-        out[int(text)] = _number("logit_bias", bias, -100.0, 100.0)
+        token_id = _bias_token_id(key)
+        if token_id in out:
+            raise BadRequest(f"{name}: expected every token id once, got {token_id} twice", param=name)
+        NUMBER_RULES[name].verify(name, bias)
+        out[token_id] = float(bias)
     return out
+
+
+def _bias_token_id(key: object) -> int:
+    """JSON has texts as keys; a long text is not turned into a number, which takes time by the square of its length."""
+    token_id = key
+    if isinstance(key, str) and len(key) <= _MAX_ID_DIGITS and key.isascii() and key.isdigit():
+        token_id = int(key)
+    if not isinstance(token_id, int) or not NUMBER_RULES["stop_token_ids"].accepts(token_id):
+        raise BadRequest(f"logit_bias: expected token ids as keys, got {shown(key)}", param="logit_bias")
+    return token_id

@@ -23,13 +23,15 @@ TOP_LEVEL = ("fastdeploy_sd", "custom_ops", "benchmarks", "scripts", "tests", "d
 GENERATED = {"__pycache__", "build", "lib", "csrc", "demo_model", "golden", "node_modules"}
 
 # Part of the package -> our parts it may import. Values flow down; nothing calls upward.
-VALUES = {"types", "errors", "sampling_params", "files"}
+VALUES = {"types", "errors", "sampling_params", "sampling_rules", "request_rules", "files"}
 KERNELS = {"ops", "quantization"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "sampling_params": {"errors"},
+    "sampling_rules": {"errors"},
+    "sampling_params": {"errors", "sampling_rules"},
     "types": {"sampling_params"},
     "files": {"errors"},
+    "request_rules": {"errors", "sampling_rules", "types"},
     "config": {"errors"},
     "ops": VALUES,
     "quantization": VALUES | {"config", "ops"},

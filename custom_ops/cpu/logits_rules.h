@@ -116,6 +116,9 @@ inline bool AreBelow(int32_t limit, const int32_t* values, int32_t count) {
   return true;
 }
 
+// NaN is not.
+inline bool IsWithin(float low, float value, float high) { return value >= low && value <= high; }
+
 inline Error CheckDraftedRows(const DraftedRows& drafted, int32_t num_requests, int32_t num_rows) {
   if (!AreOffsets(drafted.cu_num_logits, num_requests))
     return "cu_num_logits: expected 0 and rising offsets, got a decrease";
@@ -135,7 +138,10 @@ inline Error CheckDraftedRows(const DraftedRows& drafted, int32_t num_requests, 
 inline Error CheckPenalty(const LogitsRules& rules, const DraftedRows& drafted, int32_t r, int vocab_size) {
   if (rules.slot[r] < 0) return nullptr;
   if (rules.slot[r] >= rules.num_slots) return "penalty_slot: expected a row of token_counts or -1, got one outside";
-  if (!(rules.repetition[r] > 0.0f)) return "repetition_penalty: expected a positive number, got another";
+  if (!IsWithin(1e-3f, rules.repetition[r], 1e3f))
+    return "repetition_penalty: expected a number in 0.001..1000, got another";
+  if (!IsWithin(-2.0f, rules.presence[r], 2.0f)) return "presence_penalty: expected a number in -2..2, got another";
+  if (!IsWithin(-2.0f, rules.frequency[r], 2.0f)) return "frequency_penalty: expected a number in -2..2, got another";
   if (drafted.cu_num_draft == nullptr) return nullptr;
   const int32_t first = drafted.cu_num_draft[r];
   if (!AreBelow(vocab_size, drafted.draft_token_ids + first, drafted.cu_num_draft[r + 1] - first))
@@ -151,6 +157,9 @@ inline Error CheckRules(const LogitsRules& rules, const DraftedRows& drafted, in
     return "bias_token_ids: expected ids of the vocabulary, got one outside";
   if (!AreBelow(vocab_size, rules.mask_token_ids, rules.cu_mask[num_rows]))
     return "mask_token_ids: expected ids of the vocabulary, got one outside";
+  for (int32_t b = 0; b < rules.cu_bias[num_requests]; ++b)
+    if (!IsWithin(-100.0f, rules.bias_values[b], 100.0f))
+      return "bias_values: expected numbers in -100..100, got another";
   for (int32_t r = 0; r < num_requests; ++r)
     if (Error error = CheckPenalty(rules, drafted, r, vocab_size)) return error;
   return nullptr;

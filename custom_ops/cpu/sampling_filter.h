@@ -44,11 +44,11 @@ inline const float* LogitsOf(const SampleParams& p, int64_t index) {
 inline bool IsGreedy(const SampleParams& p, int64_t row) { return p.temperature[p.batch_id_per_output[row]] == 0.0f; }
 
 inline Error CheckFilters(const SampleParams& p, int32_t r) {
-  if (!(p.temperature[r] >= 0.0f && p.temperature[r] < kInf))
-    return "temperature: expected a finite number >= 0, got another";
+  if (!(p.temperature[r] >= 0.0f && p.temperature[r] <= 1e6f))
+    return "temperature: expected a number in 0..1000000, got another";
   if (p.top_k[r] < 0) return "top_k: expected >= 0, got a negative number";
   if (!(p.top_p[r] > 0.0f && p.top_p[r] <= 1.0f)) return "top_p: expected a number in (0, 1], got another";
-  if (!(p.min_p[r] >= 0.0f && p.min_p[r] <= 1.0f)) return "min_p: expected a number in [0, 1], got another";
+  if (!(p.min_p[r] >= 0.0f && p.min_p[r] <= 1.0f)) return "min_p: expected a number in 0..1, got another";
   return nullptr;
 }
 

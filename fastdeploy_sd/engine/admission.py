@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fastdeploy_sd.config import SchedulerConfig
-from fastdeploy_sd.errors import BadRequest, Overloaded
-from fastdeploy_sd.types import ModelInfo, Request
+from fastdeploy_sd.errors import BadRequest, Overloaded, shown
+from fastdeploy_sd.request_rules import RequestRules
+from fastdeploy_sd.types import ModelInfo, Request, Speculation, SpeculationInfo
 
 
 class AdmissionRules:
@@ -13,6 +14,18 @@ class AdmissionRules:
     def __init__(self, config: SchedulerConfig, model_info: ModelInfo) -> None:
         self._config = config
         self._max_request_tokens = model_info.max_request_tokens
+        self._speculation = model_info.speculation
+        self._rules = RequestRules(model_info.vocab_size, model_info.max_model_len)
+
+    def verify(self, request: Request) -> None:
+        """Refuse what would break a step, or could not run even alone.
+
+        Raises:
+            BadRequest: a column breaks its rule, nothing here drafts as the request wants, or `check_feasible`.
+        """
+        self._rules.verify(request)
+        _verify_speculation(request.speculation, self._speculation)
+        self.check_feasible(request)
 
     def check_feasible(self, request: Request) -> None:
         """Refuse what could not run even alone.
@@ -56,3 +69,23 @@ class AdmissionRules:
                 f"queue: expected at most {max_tokens} waiting prompt tokens, "
                 f"got {num_waiting_tokens} and this request's {num_prompt}"
             )
+
+
+def _verify_speculation(wish: Speculation, info: SpeculationInfo) -> None:
+    method = info.method_of(wish)
+    if method not in info.methods:
+        raise BadRequest(
+            f"speculation.method: expected one of {', '.join(info.methods)}, got {shown(method)}", param="speculation"
+        )
+    num_drafts = wish.num_speculative_tokens
+    if method != "naive" and num_drafts is not None and not 1 <= num_drafts <= info.max_draft_tokens:
+        wanted = f"an integer in 1..{info.max_draft_tokens}"
+        raise BadRequest(
+            f"speculation.num_speculative_tokens: expected {wanted}, got {shown(num_drafts)}", param="speculation"
+        )
+    if wish.num_draft_logprobs is not None and not info.has_draft_logprobs:
+        raise BadRequest(
+            "speculation.num_draft_logprobs: expected none, as nothing here reports any, got "
+            f"{wish.num_draft_logprobs}",
+            param="speculation",
+        )

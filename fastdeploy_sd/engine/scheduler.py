@@ -16,7 +16,7 @@ from fastdeploy_sd.engine.request_state import RequestState
 from fastdeploy_sd.engine.roster import Roster
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.engine.step_plan import StepPlan
-from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.errors import BadRequest, shown
 from fastdeploy_sd.kvcache.manager import KVCacheManager
 from fastdeploy_sd.types import (
     I32,
@@ -87,14 +87,15 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            BadRequest: its id is in use, or it could never run with this cache or this step budget.
+            BadRequest: its id is in use, a column of it breaks its rule, or it could never run with this cache or this
+                step budget.
             Overloaded: the queue is full. An empty queue takes any request.
         """
         name = request.request_id
         if name in self._roster.states:
-            raise BadRequest(f"request_id: expected one not in use, got {name!r}", param="request_id")
+            raise BadRequest(f"request_id: expected one not in use, got {shown(name)}", param="request_id")
         waiting = self._roster.waiting
-        self._rules.check_feasible(request)
+        self._rules.verify(request)
         self._rules.check_queue(len(waiting), waiting.num_prompt_tokens, len(request.prompt_token_ids))
         key = (request.priority if self._order_by_priority else 0, self._num_arrived)
         self._num_arrived += 1

@@ -12,6 +12,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops import library, shim
+from fastdeploy_sd.request_rules import producible_eos
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.mtp_passes import MtpTarget
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext, create_proposer
@@ -109,7 +110,7 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
         name=config.model.served_name,
         vocab_size=decoder_config.vocab_size,
         max_model_len=max_model_len,
-        eos_token_ids=read_eos_token_ids(checkpoint),
+        eos_token_ids=producible_eos("checkpoint", read_eos_token_ids(checkpoint), decoder_config.vocab_size),
         block_size=kv_format.block_size,
         num_blocks=count,
         speculation=speculation,

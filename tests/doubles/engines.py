@@ -54,7 +54,9 @@ def toy_info(
     speculation = SpeculationInfo()
     if max_draft_tokens:
         methods = ("naive", "ngram", "mtp") if num_lookahead_slots else ("naive", "ngram")
-        speculation = SpeculationInfo(methods[-1], methods, max_draft_tokens, num_lookahead_slots)
+        speculation = SpeculationInfo(
+            methods[-1], methods, max_draft_tokens, num_lookahead_slots, has_draft_logprobs=True
+        )
     return ModelInfo("toy", vocab_size, max_model_len, (EOS,), block_size, num_blocks, speculation)
 
 

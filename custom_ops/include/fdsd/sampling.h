@@ -11,17 +11,18 @@ struct DraftedRows {
   const int32_t* cu_num_draft;     // [R + 1]
 };
 
-// Penalties, bias and forbidden tokens; see SamplingArrays in fastdeploy_sd/types.py. A row counts the drafts before it
-// as if they were output, so a drafted position gets the logits that plain decoding would give it.
+// Penalties, bias and forbidden tokens; see SamplingArrays in fastdeploy_sd/types.py, and sampling_rules.py, which
+// states the same ranges for whoever fills the columns. A row counts the drafts before it as if they were output, so a
+// drafted position gets the logits that plain decoding would give it.
 struct LogitsRules {
-  const float* repetition;        // [R], 1 = off
-  const float* presence;          // [R], 0 = off
-  const float* frequency;         // [R], 0 = off
+  const float* repetition;        // [R] in 0.001..1000, 1 = off
+  const float* presence;          // [R] in -2..2, 0 = off
+  const float* frequency;         // [R] in -2..2, 0 = off
   const int32_t* slot;            // [R] row of token_counts, -1 = no penalty
   const int32_t* token_counts;    // [num_slots, V]: bits 0..29 count in the output, bit 30: in the prompt
   const int32_t* cu_bias;         // [R + 1]
   const int32_t* bias_token_ids;  // [cu_bias[R]]
-  const float* bias_values;       // [cu_bias[R]]
+  const float* bias_values;       // [cu_bias[R]] in -100..100
   const int32_t* cu_mask;         // [L + 1]
   const int32_t* mask_token_ids;  // [cu_mask[L]] forbidden: the logit becomes -inf
   int32_t num_slots;              // rows of token_counts
@@ -53,10 +54,10 @@ struct SampleParams {
   const float* logits;                 // [L, V]
   const int32_t* batch_id_per_output;  // [L] request of each row
   const int32_t* positions;            // [L] absolute position of the token to draw
-  const float* temperature;            // [R]
-  const int32_t* top_k;                // [R], 0 = off
-  const float* top_p;                  // [R], 1 = off
-  const float* min_p;                  // [R], 0 = off
+  const float* temperature;            // [R] in 0..1000000, 0 = the highest logit
+  const int32_t* top_k;                // [R] >= 0, 0 = off
+  const float* top_p;                  // [R] in (0, 1], 1 = off
+  const float* min_p;                  // [R] in 0..1, 0 = off
   const uint64_t* seed;                // [R]
   int32_t* token_ids;                  // [L]
   DraftedRows drafted;                 // all nullptr = no row follows a draft

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,9 @@ import numpy as np
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.speculation import SpeculationWish, resolve_speculation
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.sampling_params import SEED_LIMIT, SamplingParams
+from fastdeploy_sd.request_rules import producible_eos, producible_words
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.sampling_rules import SEED_LIMIT, verify_token_ids
 from fastdeploy_sd.types import ModelInfo, Request
 
 MAX_STOP_CHARS = 1024
@@ -47,7 +49,8 @@ class RequestBuilder:
         self._default_seed = default_seed
         self._encoder = encoder
         self._info = model_info
-        self._eos_token_ids = tuple(dict.fromkeys((*model_info.eos_token_ids, *encoder.eos_token_ids)))
+        own_eos = producible_eos("tokenizer", encoder.eos_token_ids, model_info.vocab_size)
+        self._eos_token_ids = tuple(dict.fromkeys((*model_info.eos_token_ids, *own_eos)))
 
     def build(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
@@ -70,7 +73,8 @@ class RequestBuilder:
         prompt = self._verified_prompt(prompt_token_ids)
         max_tokens = self._resolve_max_tokens(len(prompt), params)
         seed = self._resolve_seed(params)
-        bad_words = tuple(ids for word in params.bad_words for ids in self._encoder.encode_bad_word(word))
+        spellings = (ids for word in params.bad_words for ids in self._encoder.encode_bad_word(word))
+        bad_words = producible_words(spellings, self._info.vocab_size)
         arrival_time = time.time()
         return tuple(
             Request(
@@ -114,13 +118,8 @@ class RequestBuilder:
         self._verify_ids("prompt_token_ids", prompt_token_ids)
         return np.asarray(prompt_token_ids, np.int32)
 
-    def _verify_ids(self, name: str, token_ids: Iterable[int]) -> None:
-        vocab_size = self._info.vocab_size
-        for token_id in token_ids:
-            if not 0 <= token_id < vocab_size:
-                raise BadRequest(
-                    f"{name}: expected token ids in 0..{vocab_size - 1} (the vocabulary), got {token_id}", param=name
-                )
+    def _verify_ids(self, name: str, token_ids: Collection[int]) -> None:
+        verify_token_ids(name, token_ids, self._info.vocab_size)
 
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         limit = self._info.max_request_tokens

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastdeploy_sd.config.speculative import METHODS, canonical_method
 from fastdeploy_sd.errors import BadRequest, suggest
-from fastdeploy_sd.sampling_params import MAX_LOGPROBS
+from fastdeploy_sd.sampling_rules import MAX_LOGPROBS
 from fastdeploy_sd.types import Speculation, SpeculationInfo
 
 NAIVE = "naive"

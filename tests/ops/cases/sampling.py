@@ -178,7 +178,11 @@ def rules(rng: np.random.Generator, parts: str, rows: int, num_requests: int, vo
     if parts in ("bias", "all"):
         num_bias = rng.integers(0, min(vocab, 5) + 1, num_requests)
         ids = np.concatenate([rng.permutation(vocab)[:n] for n in num_bias])
-        columns |= {"cu_bias": offsets(num_bias), "bias_token_ids": ids, "bias_values": rng.normal(0, 30, len(ids))}
+        columns |= {
+            "cu_bias": offsets(num_bias),
+            "bias_token_ids": ids,
+            "bias_values": rng.normal(0, 30, len(ids)).clip(-100, 100),
+        }
     if parts in ("mask", "all"):
         num_mask = rng.integers(0, 4, rows)
         columns |= {"cu_mask": offsets(num_mask), "mask_token_ids": rng.integers(0, vocab, num_mask.sum())}

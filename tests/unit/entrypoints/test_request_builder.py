@@ -9,7 +9,8 @@ import pytest
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.request_builder import MAX_STOP_CHARS, RequestBuilder, RequestOptions
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.sampling_params import SEED_LIMIT, SamplingParams
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.sampling_rules import SEED_LIMIT
 from fastdeploy_sd.types import ModelInfo, Speculation, SpeculationInfo
 from tests.unit.entrypoints.vocabularies import golden_tokenizer
 
@@ -44,6 +45,24 @@ def test_bad_words_become_token_sequences() -> None:
     [request] = BUILDER.build([5], SamplingParams(bad_words=("foo", "bar")), OPTIONS)
     assert len(request.bad_words_token_ids) == 4
     assert all(request.bad_words_token_ids)
+
+
+def test_spellings_beyond_the_vocabulary_cannot_occur_and_are_left_out() -> None:
+    words = SamplingParams(bad_words=("foo", "bar"))
+    [request] = BUILDER.build([5], words, OPTIONS)
+    limit = max(max(ids) for ids in request.bad_words_token_ids)
+    [few] = RequestBuilder(PromptEncoder(golden_tokenizer()), replace(INFO, vocab_size=limit)).build(
+        [5], words, OPTIONS
+    )
+    assert few.bad_words_token_ids == tuple(ids for ids in request.bad_words_token_ids if max(ids) < limit)
+    assert 0 < len(few.bad_words_token_ids) < len(request.bad_words_token_ids)
+
+
+def test_an_eos_of_the_tokenizer_beyond_the_vocabulary_is_ignored() -> None:
+    info = replace(INFO, vocab_size=2, eos_token_ids=())
+    assert 2 in golden_tokenizer().eos_token_ids
+    [request] = RequestBuilder(PromptEncoder(golden_tokenizer()), info).build([1], SamplingParams(), OPTIONS)
+    assert request.eos_token_ids == ()
 
 
 @pytest.mark.parametrize(

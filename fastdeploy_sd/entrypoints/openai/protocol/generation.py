@@ -10,7 +10,8 @@ from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, Ignored, Integer, Matching, NotSupported, Only
 from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens, SamplingFields
 from fastdeploy_sd.errors import BadRequest, shown
-from fastdeploy_sd.sampling_params import MAX_COUNT, SamplingParams
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.sampling_rules import MAX_COUNT
 
 _PRIORITY_LIMIT = 1 << 31
 _LENGTH = Only(-1, instead="max_tokens says how many tokens to generate")

@@ -5,26 +5,22 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, Sampling
-from fastdeploy_sd.sampling_params import (
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.sampling_rules import (
     MAX_BAD_WORDS,
-    MAX_COUNT,
     MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
-    SEED_LIMIT,
-    SamplingParams,
+    NUMBER_RULES,
 )
 
 _UNSET = -1  # as llama.cpp and LM Studio write "none"
 
 
-def _integer(low: int, high: int) -> dict[str, Any]:
-    return {"type": "integer", "minimum": low, "maximum": high}
-
-
-def _number(low: float, high: float) -> dict[str, Any]:
-    return {"type": "number", "minimum": low, "maximum": high}
+def _number(name: str) -> dict[str, Any]:
+    rule = NUMBER_RULES[name]
+    kind = "number" if rule.is_float else "integer"
+    return {"type": kind, "exclusiveMinimum" if rule.is_low_open else "minimum": rule.low, "maximum": rule.high}
 
 
 def _texts(limit: int) -> dict[str, Any]:
@@ -32,17 +28,17 @@ def _texts(limit: int) -> dict[str, Any]:
     return {"anyOf": [text, {"type": "array", "items": text, "maxItems": limit}]}
 
 
-_TOKEN_IDS = {"type": "array", "items": _integer(0, MAX_COUNT), "maxItems": MAX_STOP_TOKEN_IDS}
+_TOKEN_IDS = {"type": "array", "items": _number("stop_token_ids"), "maxItems": MAX_STOP_TOKEN_IDS}
 _BIASES = {
     "type": "object",
     "propertyNames": {"pattern": "^[0-9]+$"},
-    "additionalProperties": _number(-100, 100),
+    "additionalProperties": _number("logit_bias"),
     "maxProperties": MAX_LOGIT_BIAS,
 }
 _FLAG = {"type": "boolean"}
 
-MaxTokens = Annotated[int | None, Sampling("max_tokens", _integer(1, MAX_COUNT), unset=_UNSET)]
-NumLogprobs = Annotated[int | None, Sampling("logprobs", _integer(0, MAX_LOGPROBS))]
+MaxTokens = Annotated[int | None, Sampling("max_tokens", _number("max_tokens"), unset=_UNSET)]
+NumLogprobs = Annotated[int | None, Sampling("logprobs", _number("logprobs"))]
 
 
 class SamplingFields(Body):
@@ -52,22 +48,22 @@ class SamplingFields(Body):
         seed: -1 is "none", like null.
     """
 
-    n: Annotated[Any, Sampling("n", _integer(1, 128))] = None
-    temperature: Annotated[Any, Sampling("temperature", _number(0, 1e6))] = None
-    top_p: Annotated[Any, Sampling("top_p", {"type": "number", "exclusiveMinimum": 0, "maximum": 1})] = None
-    top_k: Annotated[Any, Sampling("top_k", _integer(-1, MAX_COUNT))] = None
-    min_p: Annotated[Any, Sampling("min_p", _number(0, 1))] = None
-    repetition_penalty: Annotated[Any, Sampling("repetition_penalty", _number(1e-3, 1e3))] = None
-    presence_penalty: Annotated[Any, Sampling("presence_penalty", _number(-2, 2))] = None
-    frequency_penalty: Annotated[Any, Sampling("frequency_penalty", _number(-2, 2))] = None
+    n: Annotated[Any, Sampling("n", _number("n"))] = None
+    temperature: Annotated[Any, Sampling("temperature", _number("temperature"))] = None
+    top_p: Annotated[Any, Sampling("top_p", _number("top_p"))] = None
+    top_k: Annotated[Any, Sampling("top_k", {**_number("top_k"), "minimum": -1})] = None
+    min_p: Annotated[Any, Sampling("min_p", _number("min_p"))] = None
+    repetition_penalty: Annotated[Any, Sampling("repetition_penalty", _number("repetition_penalty"))] = None
+    presence_penalty: Annotated[Any, Sampling("presence_penalty", _number("presence_penalty"))] = None
+    frequency_penalty: Annotated[Any, Sampling("frequency_penalty", _number("frequency_penalty"))] = None
     logit_bias: Annotated[Any, Sampling("logit_bias", _BIASES)] = None
     bad_words: Annotated[Any, Sampling("bad_words", _texts(MAX_BAD_WORDS))] = None
-    min_tokens: Annotated[Any, Sampling("min_tokens", _integer(0, MAX_COUNT))] = None
+    min_tokens: Annotated[Any, Sampling("min_tokens", _number("min_tokens"))] = None
     stop: Annotated[Any, Sampling("stop", _texts(MAX_STOP_STRINGS))] = None
     stop_token_ids: Annotated[Any, Sampling("stop_token_ids", _TOKEN_IDS)] = None
     include_stop_str_in_output: Annotated[Any, Sampling("include_stop_str_in_output", _FLAG)] = None
     ignore_eos: Annotated[Any, Sampling("ignore_eos", _FLAG)] = None
-    seed: Annotated[Any, Sampling("seed", _integer(0, SEED_LIMIT - 1), unset=_UNSET)] = None
+    seed: Annotated[Any, Sampling("seed", _number("seed"), unset=_UNSET)] = None
 
     def _build_sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Return the options together.

@@ -1,0 +1,139 @@
+"""What a Request must be for one loaded model, so that no column of it can be refused inside a step.
+
+The front builds requests that keep these rules; the engine verifies them when a request comes and the worker when it
+takes the request's columns. Knows no text, no queue and no kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fastdeploy_sd.errors import BadRequest, shown
+from fastdeploy_sd.sampling_rules import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_COUNT,
+    MAX_STOP_TOKEN_IDS,
+    NUMBER_RULES,
+    NumberRule,
+    verify_count,
+    verify_token_ids,
+)
+from fastdeploy_sd.types import Request
+
+logger = logging.getLogger(__name__)
+
+MAX_ID_CHARS = 256
+MAX_SALT_CHARS = 256
+MAX_EOS_TOKEN_IDS = 4096
+_PER_ROW = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+)
+_PRIORITY = NumberRule(NUMBER_RULES["stop_token_ids"].dtype, -MAX_COUNT - 1, MAX_COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """The rules of one model.
+
+    Attributes:
+        vocab_size: token ids are below it.
+        max_model_len: prompt and output together.
+    """
+
+    vocab_size: int
+    max_model_len: int
+
+    def verify(self, request: Request) -> None:
+        """Check everything that a step reads of a request. Costs some microseconds.
+
+        Raises:
+            BadRequest: naming the field, what was expected and what came.
+        """
+        self._verify_sampling(request)
+        self._verify_ids(request)
+        self._verify_length(request)
+        _verify_texts(request)
+
+    def _verify_sampling(self, request: Request) -> None:
+        sampling = request.sampling
+        for name in _PER_ROW:
+            NUMBER_RULES[name].verify(name, getattr(sampling, name))
+        NUMBER_RULES["seed"].verify("seed", request.seed)
+        NUMBER_RULES["max_tokens"].verify("max_tokens", request.max_tokens)
+        _PRIORITY.verify("priority", request.priority)
+        for name, value in (
+            ("logprobs", sampling.logprobs),
+            ("num_draft_logprobs", request.speculation.num_draft_logprobs),
+        ):
+            if value is not None:
+                NUMBER_RULES["logprobs"].verify(name, value)
+        for bias in sampling.logit_bias.values():
+            NUMBER_RULES["logit_bias"].verify("logit_bias", bias)
+
+    def _verify_ids(self, request: Request) -> None:
+        sampling, words = request.sampling, request.bad_words_token_ids
+        verify_count("stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        verify_count("eos_token_ids", request.eos_token_ids, MAX_EOS_TOKEN_IDS)
+        num_tokens = sum(map(len, words))
+        if num_tokens > MAX_BAD_WORD_TOKENS or not all(words):
+            wanted = f"words of 1 token or more, at most {MAX_BAD_WORD_TOKENS} together in all their spellings"
+            raise BadRequest(f"bad_words: expected {wanted}, got {num_tokens} in {len(words)}", param="bad_words")
+        verify_token_ids("logit_bias", sampling.logit_bias, self.vocab_size)
+        verify_token_ids("stop_token_ids", sampling.stop_token_ids, self.vocab_size)
+        verify_token_ids("eos_token_ids", request.eos_token_ids, self.vocab_size)
+        for word in words:
+            verify_token_ids("bad_words", word, self.vocab_size)
+
+    def _verify_length(self, request: Request) -> None:
+        prompt, max_tokens = request.prompt_token_ids, request.max_tokens
+        if len(prompt) == 0:
+            raise BadRequest("prompt: expected at least one token, got none", param="prompt")
+        # The extremes, not a Python object per token.
+        verify_token_ids("prompt_token_ids", (int(prompt.min()), int(prompt.max())), self.vocab_size)
+        if len(prompt) + max_tokens > self.max_model_len:
+            raise BadRequest(
+                f"max_tokens: expected prompt + max_tokens to be at most max_model_len ({self.max_model_len}), got "
+                f"{len(prompt)} + {max_tokens}",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+
+
+def _verify_texts(request: Request) -> None:
+    for name, text, limit in (
+        ("request_id", request.request_id, MAX_ID_CHARS),
+        ("cache_salt", request.cache_salt, MAX_SALT_CHARS),
+    ):
+        if len(text) > limit:
+            raise BadRequest(f"{name}: expected at most {limit} characters, got {shown(text)}", param=name)
+
+
+def producible_eos(origin: str, token_ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
+    """Return the EOS ids that a model can produce; those beyond its vocabulary end nothing, which a log line says.
+
+    Args:
+        origin: who names these ids.
+    """
+    found = tuple(dict.fromkeys(token_ids))
+    beyond = [i for i in found if i >= vocab_size]
+    if beyond:
+        logger.warning("%s: EOS ids beyond the vocabulary of %d end nothing: %s", origin, vocab_size, shown(beyond))
+    return tuple(i for i in found if i < vocab_size)
+
+
+def producible_words(words: Iterable[tuple[int, ...]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the spellings of bad words that a model can produce.
+
+    A tokenizer may know more ids than its model. A spelling with such an id never occurs, so that nothing is left to
+    forbid; the word's other spellings stay.
+    """
+    return tuple(word for word in words if all(0 <= i < vocab_size for i in word))

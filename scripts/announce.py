@@ -9,6 +9,7 @@ when the server's process is gone.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import sys
@@ -67,6 +68,7 @@ def _is_running(pid: int) -> bool:
 
 
 def main(argv: list[str]) -> int:
+    logging.disable(logging.WARNING)  # the server itself says what has no effect
     try:
         config = load_config(argv[1:])
     except (ConfigError, SystemExit):

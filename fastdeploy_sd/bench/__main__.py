@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _run(list(argv))
     except FdsdError as error:
-        print(f"bench: {error.message}", file=sys.stderr)
+        print(f"error: {error.message}", file=sys.stderr)
         return _WRONG_USAGE if isinstance(error, ConfigError) else 1
 
 

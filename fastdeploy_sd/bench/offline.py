@@ -19,6 +19,7 @@ from fastdeploy_sd.bench.record import Record, config_json
 from fastdeploy_sd.bench.report import results_table
 from fastdeploy_sd.bench.weights import weight_bytes_per_step
 from fastdeploy_sd.config import Config, SpeculativeConfig, load_config
+from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.sources import read_command_line
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
@@ -79,12 +80,9 @@ def run_offline(config: Config, workloads: Sequence[Workload], repeats: int) -> 
 def ensure_checkpoint(engine_argv: Sequence[str]) -> None:
     """Write the random checkpoint a configuration names, `build/bench/checkpoints/<shape>`, if it is not there yet.
 
-    It has an MTP layer too; one that was written without gets it.
-
-    Raises:
-        ConfigError: the configuration cannot be read.
+    It has an MTP layer too; one that was written without gets it. A configuration that cannot be read names none.
     """
-    setting = read_command_line(engine_argv, _PROG, "").get("model")
+    setting = read_command_line(engine_argv, _PROG, "", Faults()).get("model")
     path = Path(str(setting.value)) if setting is not None else Path()
     if path.parent != CHECKPOINT_DIR or path.name not in SHAPES:
         return

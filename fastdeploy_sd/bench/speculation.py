@@ -200,4 +200,4 @@ def _plot(records: Sequence[Record], folder: Path, title: str) -> None:
     try:
         save_plot(records, folder / "speculation.png", title)
     except ConfigError as error:
-        print(f"bench: {error.message}", file=sys.stderr)
+        print(f"error: {error.message}", file=sys.stderr)

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments[0] if arguments else "--help", arguments[1:])
     except FdsdError as error:
-        print(f"fastdeploy-sd: {error.message}", file=sys.stderr)
+        print(f"error: {error.message}", file=sys.stderr)
         return WRONG_USAGE if isinstance(error, ConfigError) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.errors import ConfigError, FdsdError, Unavailable
 
 KEY_VARIABLE = "FDSD_API_KEY"
@@ -60,7 +61,7 @@ def complete(argv: Sequence[str]) -> int:
 
 
 def _parser(name: str, text: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"fastdeploy-sd {name}", description=text, allow_abbrev=False)
+    parser = Parser(f"fastdeploy-sd {name}", text)
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
     parser.add_argument(
         "--api-key",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -13,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from fastdeploy_sd import __version__
+from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.config import explain, load_config
 
 PACKAGES = (
@@ -52,7 +52,7 @@ def explain_config(argv: Sequence[str]) -> int:
 def collect_env(argv: Sequence[str]) -> int:
     """Print versions and hardware."""
     text = "Print versions and hardware, for bug reports."
-    argparse.ArgumentParser(prog="fastdeploy-sd collect-env", description=text).parse_args(argv)
+    Parser("fastdeploy-sd collect-env", text).parse_args(argv)
     for name, value in environment().items():
         print(f"{name + ':':<18}{value}")
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.cli.name_lists import read_names
 from fastdeploy_sd.config import DEMO_MODEL, SpeculativeConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS
@@ -57,9 +58,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fastdeploy-sd replay",
-        allow_abbrev=False,
         description="Run drafting methods that need no model over recorded conversations and count what verification "
         "would have kept. tokens/step is output tokens after each first one over the steps that gave them: plain "
         "decoding is 1.00.",

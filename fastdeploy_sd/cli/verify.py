@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tqdm import tqdm
 
+from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.cli.name_lists import read_names
 from fastdeploy_sd.config import Config, load_config
 from fastdeploy_sd.conformance import (
@@ -59,9 +60,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=_PROG,
-        allow_abbrev=False,
         description="Run the same requests with every drafting method in every way an engine can run them, and compare "
         "tokens and log-probabilities, bit for bit, with plain decoding of each request by itself.",
         epilog="Every engine option is accepted too (--model, --quantization, --config FILE, ...); batch, chunk and "

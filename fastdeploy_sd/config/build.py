@@ -1,4 +1,4 @@
-"""Turns settings into a Config: types and limits of each option, then the rules between them.
+"""Turns settings into a Config: types and limits of each option, then the rules between them. All faults at once.
 
 Also the way back: the effective values with their origins, and JSON to hand a Config to another process.
 """
@@ -6,24 +6,30 @@ Also the way back: the effective values with their origins, and JSON to hand a C
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fastdeploy_sd.config.catalogue import BY_NAME, OPTIONS, SECTIONS
-from fastdeploy_sd.config.environment import warn_of_unread_variables
+from fastdeploy_sd.config.environment import unread_variables
+from fastdeploy_sd.config.faults import LAST, Faults
+from fastdeploy_sd.config.no_effect import NO_EFFECT, no_effect_notes, verify_value
 from fastdeploy_sd.config.option import Option
 from fastdeploy_sd.config.quantization import QuantizationFormats
-from fastdeploy_sd.config.rules import verify_rules
+from fastdeploy_sd.config.rules import RULES
 from fastdeploy_sd.config.sections import DEMO_MODEL, Config
-from fastdeploy_sd.config.sources import Setting, Settings, read_command_line, read_kwargs
+from fastdeploy_sd.config.sources import CONFIG_OPTION, Settings, read_command_line, read_kwargs
 from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS, SPECULATIVE_KEYS, SPECULATIVE_OPTION, scope_of
-from fastdeploy_sd.config.speculative_map import read_speculative
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.config.speculative_map import SpeculativeMap, read_speculative
+from fastdeploy_sd.config.unsupported import UNSUPPORTED, rejection
+from fastdeploy_sd.errors import ConfigError, shown
 
 HIDDEN = "(hidden)"
 _QUEUE = "max_num_queued_requests"
+_STEP = "max_num_batched_tokens"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +50,12 @@ def load_config(
         argv: the arguments. prog, description: what --help shows.
 
     Raises:
-        ConfigError: anything that cannot be honoured exactly; the text names the option, its origin and, for a name
-            that does not exist, the nearest one.
+        ConfigError: anything that cannot be honoured exactly; for each fault the text names the option, what was
+            expected, what came and from where and, for a name that does not exist, the nearest one.
         SystemExit: --help was given (0).
     """
-    return _build(read_command_line(argv, prog, description))
+    faults = Faults()
+    return _build(read_command_line(argv, prog, description, faults), faults)
 
 
 def config_from_kwargs(**kwargs: object) -> Config:
@@ -57,18 +64,22 @@ def config_from_kwargs(**kwargs: object) -> Config:
     Raises:
         ConfigError: as load_config.
     """
-    return _build(read_kwargs(kwargs))
+    faults = Faults()
+    return _build(read_kwargs(kwargs, faults), faults)
 
 
 def verify_offline(config: Config) -> None:
     """Refuse what only a server has: without one it would be accepted and do nothing.
 
     Raises:
-        ConfigError: an option of the server was given.
+        ConfigError: options of the server were given.
     """
+    faults = Faults()
     for name, origin in config.origins.items():
         if name in BY_NAME and BY_NAME[name].section == "server":
-            raise ConfigError(f"{name}: expected options of the engine, got one of the server ({origin})", param=name)
+            text = f"{name}: expected options of the engine, got one of the server"
+            faults.add(ConfigError(text, param=name), origin=origin)
+    faults.raise_all()
 
 
 def explain(config: Config) -> list[Effective]:
@@ -104,49 +115,83 @@ def from_json(text: str) -> Config:
         raise ConfigError(f"config: expected JSON of a configuration, got something else: {error}") from None
 
 
-def _build(settings: Settings) -> Config:
-    warn_of_unread_variables(os.environ)
-    settings = dict(settings)
-    speculative = settings.pop(SPECULATIVE_OPTION, None)
-    values = {name: _convert(BY_NAME[name], setting) for name, setting in settings.items()}
-    origins = {name: setting.origin for name, setting in settings.items()}
-    _require(values)
-    _apply_max_concurrency(values, origins)
-    config = _assemble(values, origins)
-    if speculative is not None:
-        config = _with_speculative(config, speculative)
-    verify_rules(config)
-    _verify_checkpoint(config)
+def _build(settings: Settings, faults: Faults) -> Config:
+    """Read every value, then check every rule whose options are sound; log what has no effect.
+
+    Raises:
+        ConfigError: there are faults, here or from before.
+    """
+    values, speculative = _convert_all(settings, faults)
+    _require(settings, faults)
+    origins = {name: setting.origin for name, setting in settings.items() if name in values}
+    with faults.collecting(_position(settings, "max_concurrency"), origins.get("max_concurrency", "")):
+        _apply_max_concurrency(values, origins)
+    _apply_whole_prompts(values, origins)
+    config = _with_speculative(_assemble({"model": DEMO_MODEL} | values, origins), speculative, settings)
+    _verify_rules(config, settings, faults)
+    faults.raise_all()
+    for note in [*no_effect_notes(name for name in settings if name in NO_EFFECT), *speculative.notes]:
+        _log.warning("%s", note)
+    for note in unread_variables(os.environ):
+        _log.warning("%s", note)
     return config
 
 
-def _convert(opt: Option, setting: Setting) -> Any:
-    try:
-        return opt.convert(setting.value)
-    except ConfigError as error:
-        raise _located(error, setting) from None
+def _convert_all(settings: Settings, faults: Faults) -> tuple[dict[str, Any], SpeculativeMap]:
+    """Return the sound values of the options, and what `speculative_config` says."""
+    values: dict[str, Any] = {}
+    speculative = read_speculative(None)
+    for name, setting in settings.items():
+        with faults.collecting(setting.position, setting.origin):
+            if name in BY_NAME:
+                values[name] = BY_NAME[name].convert(setting.value)
+            elif name == SPECULATIVE_OPTION:
+                speculative = read_speculative(setting.value)
+            elif name in NO_EFFECT:
+                verify_value(name, setting.value)
+            else:
+                _refuse_unsupported(name, setting.value)
+    return values, speculative
 
 
-def _with_speculative(config: Config, setting: Setting) -> Config:
-    try:
-        read = read_speculative(setting.value)
-    except ConfigError as error:
-        raise _located(error, setting) from None
-    origins = {**config.origins, SPECULATIVE_OPTION: setting.origin}
-    for key, source in read.origins.items():
-        path = SPECULATIVE_KEYS[key].path
-        origins[path] = f"{source}, {setting.origin}" if source else setting.origin
-    return replace(config, speculative=read.config, origins=origins)
+def _refuse_unsupported(name: str, value: object) -> None:
+    reason = rejection(name, value, UNSUPPORTED[name])
+    if reason is not None:
+        raise ConfigError(reason, param=name)
 
 
-def _located(error: ConfigError, setting: Setting) -> ConfigError:
-    return ConfigError(f"{error.message} ({setting.origin})", param=error.param)
+def _with_speculative(config: Config, read: SpeculativeMap, settings: Settings) -> Config:
+    if SPECULATIVE_OPTION not in settings:
+        return config
+    origin = settings[SPECULATIVE_OPTION].origin
+    paths = {SPECULATIVE_KEYS[key].path: source for key, source in read.origins.items()}
+    added = {path: f"{source}, {origin}" if source else origin for path, source in paths.items()}
+    return replace(config, speculative=read.config, origins={**config.origins, SPECULATIVE_OPTION: origin, **added})
 
 
-def _require(values: Mapping[str, Any]) -> None:
+def _verify_rules(config: Config, settings: Settings, faults: Faults) -> None:
+    """Check the rules between options, but not those about an option that is at fault itself."""
+    at_fault = faults.params
+    if "model" not in at_fault and CONFIG_OPTION not in at_fault:
+        with faults.collecting(_position(settings, "model"), config.origins.get("model", "")):
+            _verify_checkpoint(config)
+    for rule in RULES:
+        if at_fault.isdisjoint(rule.options):
+            at = rule.options[0]
+            with faults.collecting(_position(settings, at), config.origins.get(at, "the default")):
+                rule.verify(config)
+
+
+def _position(settings: Settings, name: str) -> tuple[int, int]:
+    return settings[name].position if name in settings else LAST
+
+
+def _require(settings: Settings, faults: Faults) -> None:
+    """A file that cannot be read might have said what is missing."""
     for opt in OPTIONS:
-        if opt.is_required and opt.name not in values:
-            raise ConfigError(f"{opt.name}: expected {opt.expected}, got nothing ({opt.flag})", param=opt.name)
+        if opt.is_required and opt.name not in settings and CONFIG_OPTION not in faults.params:
+            text = f"{opt.name}: expected {opt.expected}, got nothing ({opt.flag})"
+            faults.add(ConfigError(text, param=opt.name))
 
 
 def _apply_max_concurrency(values: dict[str, Any], origins: dict[str, str]) -> None:
@@ -165,6 +210,16 @@ def _apply_max_concurrency(values: dict[str, Any], origins: dict[str, str]) -> N
     origins[_QUEUE] = f"max_concurrency - max_num_seqs, {origins['max_concurrency']}"
 
 
+def _apply_whole_prompts(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Without chunks a step must hold the longest prompt, as FastDeploy's does where nobody says how long a step is."""
+    longest = values.get("max_model_len")
+    if values.get("enable_chunked_prefill", True) or longest is None or _STEP in values:
+        return
+    if longest > BY_NAME[_STEP].default:
+        values[_STEP] = longest
+        origins[_STEP] = f"max_model_len without chunked prefill, {origins['max_model_len']}"
+
+
 def _assemble(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
     by_section: dict[str, dict[str, Any]] = {section: {} for section in ("", *SECTIONS)}
     for name, value in values.items():
@@ -175,10 +230,9 @@ def _assemble(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
 
 def _verify_checkpoint(config: Config) -> None:
     if not (config.model.path / "config.json").is_file():
-        origin = config.origins.get("model", "default")
         raise ConfigError(
-            f"model: expected a checkpoint directory with config.json, or '{DEMO_MODEL}',"
-            f" got {config.model.model!r} ({origin})",
+            f"model: expected a checkpoint directory with config.json, or '{DEMO_MODEL}', got"
+            f" {shown(config.model.model)}",
             param="model",
         )
 

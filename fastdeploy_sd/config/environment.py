@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
+LOG_DIR_VARIABLE = "FD_LOG_DIR"
+_PREFIX = "FD_"
 _BUDGET = "drafts are bounded by num_speculative_tokens and max_num_batched_tokens"
-_log = logging.getLogger(__name__)
 
 # Variable -> what to use in its place.
 UNREAD_VARIABLES: Mapping[str, str] = {
     "SPECULATE_VERIFY_USE_TOPK": "use speculative_config.verify_strategy: greedy",
     "SPECULATE_VERIFY_USE_TARGET_SAMPLING": "speculative_config.verify_strategy is target_match by default",
-    "FD_ENABLE_MODEL_LOAD_CACHE": "use packed_weights_cache",
     "SPEC_TOKENUM_THRESHOLD": _BUDGET,
     "INFER_WITH_REFERENCE_TOKENUM_THRESHOLD": _BUDGET,
+    "FD_API_KEY": "use api_key; without it the API is open",
+    "FD_DETERMINISTIC_MODE": "tokens never depend on the batch or on timing",
+    "FD_DISABLE_CHUNKED_PREFILL": "use enable_chunked_prefill: false",
+    "FD_ENABLE_MODEL_LOAD_CACHE": "use packed_weights_cache",
+    "FD_MODEL_CACHE": "model is a folder",
+    "FD_MODEL_SOURCE": "model is a folder",
 }
 
 
-def warn_of_unread_variables(environment: Mapping[str, str]) -> None:
-    """Log a warning for each of these variables that is set, as it would otherwise be ignored without a word."""
-    for name, instead in UNREAD_VARIABLES.items():
-        if name in environment:
-            _log.warning("%s: this variable of FastDeploy is not read; %s", name, instead)
+def unread_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return a line for the log for each variable that is set and would otherwise be ignored without a word."""
+    named = [name for name in UNREAD_VARIABLES if name in environment]
+    notes = [f"{name}: this variable of FastDeploy is not read; {UNREAD_VARIABLES[name]}" for name in named]
+    others = [
+        name for name in sorted(environment) if name.startswith(_PREFIX) and name not in {*named, LOG_DIR_VARIABLE}
+    ]
+    if others:
+        notes.append(f"{', '.join(others)}: these variables of FastDeploy are not read")
+    return notes

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastdeploy_sd.config.unsupported import rejection
-from fastdeploy_sd.errors import ConfigError, suggest
+from fastdeploy_sd.errors import ConfigError, shown, suggest
 
 
 def read_map(option: str, value: object) -> dict[str, Any]:
@@ -19,11 +19,13 @@ def read_map(option: str, value: object) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value, object_pairs_hook=lambda pairs: _unique(option, pairs))
-        except (json.JSONDecodeError, RecursionError) as error:
+        except ConfigError:
+            raise
+        except (ValueError, RecursionError) as error:  # of the syntax, or a number with too many digits
             text = f"{option}: expected a JSON object, got text that is none: {error}"
             raise ConfigError(text, param=option) from None
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{option}: expected a map, got {value!r}", param=option)
+        raise ConfigError(f"{option}: expected a map, got {shown(value)}", param=option)
     return _unique(option, [(str(key).replace("-", "_"), item) for key, item in value.items()])
 
 

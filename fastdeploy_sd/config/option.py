@@ -15,7 +15,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any
 
-from fastdeploy_sd.errors import ConfigError, suggest
+from fastdeploy_sd.errors import ConfigError, shown, suggest
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
@@ -130,9 +130,9 @@ class Option:
 
     def error(self, value: object) -> ConfigError:
         """Return the error for `value`, which is not repeated when the option is secret."""
-        shown = "(hidden)" if self.spec.secret else repr(value)
+        got = "(hidden)" if self.spec.secret else shown(value)
         hint = suggest(value, map(str, self.choices)) if isinstance(value, str) else ""
-        return ConfigError(f"{self.path}: expected {self.expected}, got {shown}{hint}", param=self.group or self.name)
+        return ConfigError(f"{self.path}: expected {self.expected}, got {got}{hint}", param=self.group or self.name)
 
     def _means_none(self, value: object) -> bool:
         """A free text may well be "none", and so may a choice; for everything else the word is the value None."""

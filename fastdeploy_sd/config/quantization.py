@@ -5,12 +5,14 @@ Owns what the names stand for, and FastDeploy's keys of the map. Knows no model 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.maps import has_meaning, read_map
 from fastdeploy_sd.config.unsupported import UNSUPPORTED_QUANTIZATION
-from fastdeploy_sd.errors import ConfigError, suggest
+from fastdeploy_sd.errors import ConfigError, shown, suggest
 
 _OPTION = "quantization"
 _MIX = "mix_quant"
@@ -77,16 +79,18 @@ def read_quantization(value: object) -> Quantization | None:
     written = read_map(_OPTION, value)
     if not written:
         raise ConfigError(f"{_OPTION}: expected some of {', '.join(keys)}, got none", param=_OPTION)
-    types = {
-        key: item
-        for key, item in written.items()
-        if has_meaning(_OPTION, key, item, keys, UNSUPPORTED_QUANTIZATION) and item is not None
-    }
-    name = _choice(_OPTION, types.pop(_OPTION, "none"), (_MIX, *_FORMATS))
-    given = {_TYPES[key]: _choice(key, item, _FORMATS) for key, item in types.items()}
+    faults = Faults()
+    types: dict[str, str] = {}
+    for key, item in written.items():
+        with faults.collecting():
+            if has_meaning(_OPTION, key, item, keys, UNSUPPORTED_QUANTIZATION) and item is not None:
+                types[key] = _choice(key, item, (_MIX, *_FORMATS) if key == _OPTION else _FORMATS)
+    name = types.pop(_OPTION, "none")
+    given = {_TYPES[key]: item for key, item in types.items()}
     if name == _MIX:
-        _verify_mix(given)
+        _verify_mix(written, faults)
         name = "none"
+    faults.raise_all()
     base = formats_of(None if name == "none" else cast(QuantizationName, name))
     dense = given.get("dense", base.dense)
     head = "none" if dense == "none" else "wint8"
@@ -97,16 +101,16 @@ def read_quantization(value: object) -> Quantization | None:
 def _choice(key: str, value: object, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
         hint = suggest(value, choices) if isinstance(value, str) else ""
-        text = f"{_OPTION}.{key}: expected one of {', '.join(choices)}, got {value!r}{hint}"
+        text = f"{_OPTION}.{key}: expected one of {', '.join(choices)}, got {shown(value)}{hint}"
         raise ConfigError(text, param=_OPTION)
     return value
 
 
-def _verify_mix(given: dict[str, str]) -> None:
+def _verify_mix(written: Mapping[str, object], faults: Faults) -> None:
     for key, name in _TYPES.items():
-        if name not in given and name != "lm_head":
+        if written.get(key) is None and name != "lm_head":
             text = f"{_OPTION}.{key}: expected one of {', '.join(_FORMATS)} with {_MIX}, got nothing"
-            raise ConfigError(text, param=_OPTION)
+            faults.add(ConfigError(text, param=_OPTION))
 
 
 def _shortest(formats: QuantizationFormats) -> Quantization | None:

@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.sections import Config
+from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 from fastdeploy_sd.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule between options.
+
+    Attributes:
+        verify: raises ConfigError when it is broken.
+        options: what it reads; the first is the one that the error is about.
+    """
+
+    verify: Callable[[Config], None]
+    options: tuple[str, ...]
 
 
 def verify_rules(config: Config) -> None:
     """Check the rules between options.
 
     Raises:
-        ConfigError: a rule is broken; the text names both options.
+        ConfigError: rules are broken; each text names both options.
     """
-    _verify_step_size(config)
-    _verify_chunks(config)
-    _verify_cache_size(config)
+    faults = Faults()
+    for rule in RULES:
+        with faults.collecting():
+            rule.verify(config)
+    faults.raise_all()
 
 
-def _verify_step_size(config: Config) -> None:
-    """Every request that may run has an equal share of a step; a token and its drafts must fit into it."""
+def _verify_step_tokens(config: Config) -> None:
     num_tokens, num_seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     if num_tokens < num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens: expected at least max_num_seqs ({num_seqs}), got {num_tokens}",
             param="max_num_batched_tokens",
         )
+
+
+def _verify_drafts(config: Config) -> None:
+    """Every request that may run has an equal share of a step; a token and its drafts must fit into it."""
+    num_tokens, num_seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     k = config.speculative.num_speculative_tokens
     share = num_tokens // num_seqs
-    if k + 1 > share:
+    if share > 0 and k + 1 > share:
         raise ConfigError(
             f"speculative_config.num_speculative_tokens: expected at most {share - 1} (max_num_batched_tokens"
             f" {num_tokens} // max_num_seqs {num_seqs} is {share}, of which one is no draft), got {k}",
@@ -35,17 +59,20 @@ def _verify_step_size(config: Config) -> None:
         )
 
 
-def _verify_chunks(config: Config) -> None:
-    scheduler, max_model_len = config.scheduler, config.model.max_model_len
-    if scheduler.enable_chunked_prefill:
-        return
-    if scheduler.long_prefill_token_threshold > 0:
+def _verify_threshold(config: Config) -> None:
+    threshold = config.scheduler.long_prefill_token_threshold
+    if threshold > 0 and not config.scheduler.enable_chunked_prefill:
         raise ConfigError(
-            "long_prefill_token_threshold: expected 0 when enable_chunked_prefill is off, got"
-            f" {scheduler.long_prefill_token_threshold}",
+            f"long_prefill_token_threshold: expected 0 when enable_chunked_prefill is off, got {threshold}",
             param="long_prefill_token_threshold",
         )
-    if max_model_len is not None and scheduler.max_num_batched_tokens < max_model_len:
+
+
+def _verify_whole_prompts(config: Config) -> None:
+    scheduler, max_model_len = config.scheduler, config.model.max_model_len
+    if scheduler.enable_chunked_prefill or max_model_len is None:
+        return
+    if scheduler.max_num_batched_tokens < max_model_len:
         raise ConfigError(
             f"max_num_batched_tokens: expected at least max_model_len ({max_model_len}) when"
             f" enable_chunked_prefill is off, got {scheduler.max_num_batched_tokens}",
@@ -63,3 +90,13 @@ def _verify_cache_size(config: Config) -> None:
             f" {cache.num_blocks} blocks of {cache.block_size}",
             param="num_gpu_blocks_override",
         )
+
+
+_STEP = "max_num_batched_tokens"
+RULES = (
+    Rule(_verify_step_tokens, (_STEP, "max_num_seqs")),
+    Rule(_verify_drafts, (SPECULATIVE_OPTION, _STEP, "max_num_seqs")),
+    Rule(_verify_threshold, ("long_prefill_token_threshold", "enable_chunked_prefill")),
+    Rule(_verify_whole_prompts, (_STEP, "enable_chunked_prefill", "max_model_len")),
+    Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
+)

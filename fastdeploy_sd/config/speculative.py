@@ -14,7 +14,11 @@ from fastdeploy_sd.config.option import Option, Spec, option, options_of, verify
 
 SPECULATIVE_OPTION = "speculative_config"
 METHODS = ("naive", "ngram", "suffix", "mtp")
-_METHOD_ALIASES = {"ngram_match": "ngram"}
+# Of other programs; each names the MTP layers of one architecture, which the checkpoint does here.
+_MTP_ALIASES = ("ernie_mtp", "deepseek_mtp", "glm4_moe_mtp", "nextn")
+_METHOD_ALIASES = {"ngram_match": "ngram"} | dict.fromkeys(_MTP_ALIASES, "mtp")
+# Known by these names, and not there yet.
+UNSUPPORTED_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator", "dflash")
 
 
 def canonical_method(name: str) -> str:
@@ -60,7 +64,7 @@ class SpeculativeConfig:
     num_speculative_tokens: int = option(
         0,
         Spec(
-            "Drafts per request and step at most (k); `naive` makes 0, other methods need at least 1.",
+            "Drafts per request and step at most (k); `naive` makes 0 whatever is given, others need at least 1.",
             minimum=0,
             default_text="`1`; for `mtp` alone a given `num_model_steps`",
         ),
@@ -197,7 +201,7 @@ SPECULATIVE_KEYS: Mapping[str, Option] = {opt.name: opt for opt in (*SPECULATIVE
 
 _SCOPES: Mapping[str, Scope] = {
     "method": _ANY,
-    "num_speculative_tokens": _DRAFTING,
+    "num_speculative_tokens": _ANY,
     "mtp_strategy": _MTP,
     "num_model_steps": _MTP,
     "model": _MTP,

@@ -5,22 +5,35 @@ Owns the rules between its keys and the defaults that depend on other keys. Does
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.maps import has_meaning, read_map
 from fastdeploy_sd.config.speculative import (
+    METHODS,
     SPECULATIVE_KEYS,
     SPECULATIVE_OPTION,
+    UNSUPPORTED_METHODS,
     SpeculativeConfig,
     canonical_method,
     scope_of,
 )
 from fastdeploy_sd.config.unsupported import UNSUPPORTED_SPECULATIVE
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.errors import ConfigError, shown
 
 _SUFFIX_PREFIX = "suffix_decoding_"
+# vLLM's names of keys.
+_KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
+_LENGTH_KEYS = {
+    "method",
+    "num_speculative_tokens",
+    "mtp_strategy",
+    "num_model_steps",
+    "max_ngram_size",
+    "min_ngram_size",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +43,12 @@ class SpeculativeMap:
     Attributes:
         config: with every default resolved.
         origins: key -> "" when it was written, else the key it follows from; absent keys have their default.
+        notes: for the log: what was accepted without effect.
     """
 
     config: SpeculativeConfig
     origins: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
 def read_speculative(value: object) -> SpeculativeMap:
@@ -48,25 +63,53 @@ def read_speculative(value: object) -> SpeculativeMap:
     """
     if value is None:
         return SpeculativeMap(SpeculativeConfig(), {})
-    written = {
-        key: _convert(key, item)
-        for key, item in read_map(SPECULATIVE_OPTION, value).items()
-        if has_meaning(SPECULATIVE_OPTION, key, item, SPECULATIVE_KEYS, UNSUPPORTED_SPECULATIVE)
-    }
-    if "method" not in written:
-        raise _error("method", SPECULATIVE_KEYS["method"].expected, "nothing")
+    faults = Faults()
+    written, at_fault = _read_keys(value, faults)
     values, origins = dict(written), dict.fromkeys(written, "")
-    _derive_policy(values, origins)
-    _derive_drafting(values, origins)
+    with faults.collecting():
+        _derive_policy(values, origins)
+    notes = _derive_drafting(values, origins)
     config = SpeculativeConfig(**values)
-    _verify_scopes(config, written)
-    _verify_lengths(config, written)
-    return SpeculativeMap(config, origins)
+    if "method" not in at_fault:
+        _verify_scopes(config, written, at_fault, faults)
+    if at_fault.isdisjoint(_LENGTH_KEYS):
+        with faults.collecting():
+            _verify_lengths(config, written)
+    faults.raise_all()
+    return SpeculativeMap(config, origins, notes)
+
+
+def _read_keys(value: object, faults: Faults) -> tuple[dict[str, Any], set[str]]:
+    """Return the keys with sound values, and the names of those that are wrong or missing."""
+    written: dict[str, Any] = {}
+    items = dict(_without_aliases(value))
+    at_fault = {"method"} | items.keys()
+    for key, item in items.items():
+        with faults.collecting():
+            if has_meaning(SPECULATIVE_OPTION, key, item, SPECULATIVE_KEYS, UNSUPPORTED_SPECULATIVE):
+                written[key] = _convert(key, item)
+            at_fault.discard(key)
+    if "method" not in items:
+        faults.add(_error("method", SPECULATIVE_KEYS["method"].expected, "nothing"))
+    return written, at_fault
+
+
+def _without_aliases(value: object) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of the map under our names."""
+    keys = read_map(SPECULATIVE_OPTION, value)
+    for key, item in keys.items():
+        name = _KEY_ALIASES.get(key, key)
+        if name != key and name in keys:
+            raise _error(name, "once", f"it as {key} too")
+        yield name, item
 
 
 def _convert(key: str, value: object) -> Any:
     if key == "method" and isinstance(value, str):
         value = canonical_method(value)
+        if value in UNSUPPORTED_METHODS:
+            text = f"method: {value!r} is not supported yet in this version (only {', '.join(METHODS)} are)"
+            raise ConfigError(f"{SPECULATIVE_OPTION}.{text}", param=SPECULATIVE_OPTION)
     return SPECULATIVE_KEYS[key].convert(value)
 
 
@@ -82,8 +125,10 @@ def _derive_policy(values: dict[str, Any], origins: dict[str, str]) -> None:
     origins.setdefault("accept_policy", "benchmark_mode")
 
 
-def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> None:
-    if values["method"] == "mtp":
+def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> tuple[str, ...]:
+    """Return lines for the log."""
+    method = values.get("method", "naive")
+    if method == "mtp":
         suffix_key = next((key for key in values if key.startswith(_SUFFIX_PREFIX)), None)
         # FastDeploy's published example of suffix decoding says "mtp".
         if suffix_key is not None and "mtp_strategy" not in values:
@@ -91,8 +136,14 @@ def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> None:
         if values.get("mtp_strategy", "default") == "default":
             _derive_equal(values, origins, "num_model_steps", "num_speculative_tokens")
             _derive_equal(values, origins, "num_speculative_tokens", "num_model_steps")
-    if values["method"] != "naive":
+    if method != "naive":
         values.setdefault("num_speculative_tokens", 1)
+    elif values.get("num_speculative_tokens"):
+        # FastDeploy's published example has a number, which it sets to 0 too.
+        given, values["num_speculative_tokens"] = values["num_speculative_tokens"], 0
+        origins["num_speculative_tokens"] = "method naive"
+        return (f"{SPECULATIVE_OPTION}.num_speculative_tokens: {given} is 0 in effect: method naive makes no drafts",)
+    return ()
 
 
 def _derive_equal(values: dict[str, Any], origins: dict[str, str], key: str, source: str) -> None:
@@ -104,12 +155,12 @@ def _derive_equal(values: dict[str, Any], origins: dict[str, str], key: str, sou
 # ---- rules between keys ---------------------------------------------------------------------------------------------
 
 
-def _verify_scopes(config: SpeculativeConfig, written: Mapping[str, Any]) -> None:
+def _verify_scopes(config: SpeculativeConfig, written: Mapping[str, Any], at_fault: set[str], faults: Faults) -> None:
     for key, value in written.items():
         scope = scope_of(key)
-        if not scope.holds(config) and value != SPECULATIVE_KEYS[key].default:
-            got = f"{value!r} with {scope.subject} {getattr(config, scope.subject)}"
-            raise _error(key, f"only with {scope.where}", got)
+        if not scope.holds(config) and value != SPECULATIVE_KEYS[key].default and scope.subject not in at_fault:
+            got = f"{shown(value)} with {scope.subject} {getattr(config, scope.subject)}"
+            faults.add(_error(key, f"only with {scope.where}", got))
 
 
 def _verify_lengths(config: SpeculativeConfig, written: Mapping[str, Any]) -> None:

@@ -128,7 +128,7 @@ def test_what_was_asked_for_must_load(
     model = str(golden_dir / "llama-tiny")
     assert main(["verify", "--model", model, "--quick", *options]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"fastdeploy-sd: {text}")
+    assert error.startswith(f"error: {text}")
     assert error.count("\n") == 1
 
 

@@ -119,7 +119,7 @@ def test_a_failed_answer_is_one_line_and_exit_code_1(
 ) -> None:
     peer.error, peer.events = error, events
     assert main(["chat", "Hi", "--url", peer.url, "--model", "m"]) == 1
-    assert capsys.readouterr().err == f"fastdeploy-sd: {text}\n"
+    assert capsys.readouterr().err == f"error: {text}\n"
 
 
 def test_no_server_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,8 +168,24 @@ def test_explain_config_names_values_and_origins(
 
 
 def test_a_bad_option_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain-config", "--modle", "demo"]) == 2
-    assert capsys.readouterr().err == ("fastdeploy-sd: modle: unknown option (did you mean 'model'?) (command line)\n")
+    assert main(["explain-config", "--model", "demo", "--prot", "1"]) == 2
+    assert capsys.readouterr().err == "error: prot: unknown option (did you mean 'port'?) (command line)\n"
+
+
+def test_every_fault_of_a_configuration_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain-config", "--modle", "demo", "--port", "x"]) == 2
+    assert capsys.readouterr().err == (
+        "error: 3 faults in the configuration\n"
+        "  modle: unknown option (did you mean 'model'?) (command line)\n"
+        "  port: expected an integer in 0..65535, got 'x' (command line)\n"
+        "  model: expected a non-empty string, got nothing (--model)\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["chat", "complete x", "replay x", "verify", "collect-env", "explain-config"])
+def test_errors_of_every_command_start_alike(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([*command.split(), "--max-tokens", "x", "--seed"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_collect_env_prints_the_facts(capsys: pytest.CaptureFixture[str]) -> None:

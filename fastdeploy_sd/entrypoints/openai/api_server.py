@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fastdeploy_sd.config import load_config
 from fastdeploy_sd.entrypoints import launch
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.ipc.child import configure_logging
 
 _EXIT_USAGE = 2
 
@@ -22,6 +23,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "api_server") -> int:
     Returns:
         The exit status: 0 after an orderly stop, 2 for a wrong option or checkpoint, 1 when the engine failed.
     """
+    configure_logging("server")  # before the configuration, which logs what has no effect
     try:
         config = load_config(sys.argv[1:] if argv is None else argv, prog)
     except ConfigError as error:

@@ -64,4 +64,4 @@ def test_counts_out_of_range_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], count: str, text: str
 ) -> None:
     assert main(["edits", "--count", count, "--out", str(tmp_path)]) == 2
-    assert f"bench: count: expected {text}" in capsys.readouterr().err
+    assert f"error: count: expected {text}" in capsys.readouterr().err

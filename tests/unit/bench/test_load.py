@@ -132,4 +132,4 @@ def test_metrics_are_of_complete_requests() -> None:
 )
 def test_wrong_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["http", *arguments]) == 2
-    assert capsys.readouterr().err == f"bench: {message}\n"
+    assert capsys.readouterr().err == f"error: {message}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastdeploy_sd.config import config_from_kwargs
-from fastdeploy_sd.config.environment import UNREAD_VARIABLES
+from fastdeploy_sd.config.environment import LOG_DIR_VARIABLE, UNREAD_VARIABLES
 
 TOPK = "SPECULATE_VERIFY_USE_TOPK"
 
@@ -32,3 +32,12 @@ def test_every_variable_is_named(
     monkeypatch.setenv(name, "0")
     config_from_kwargs(model=model)
     assert [message.partition(":")[0] for message in caplog.messages] == [name]
+
+
+def test_variables_nobody_has_heard_of_share_a_line(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("FD_ZEBRA", "FD_ATTENTION_BACKEND", LOG_DIR_VARIABLE):
+        monkeypatch.setenv(name, "x")
+    config_from_kwargs(model=model)
+    assert caplog.messages == ["FD_ATTENTION_BACKEND, FD_ZEBRA: these variables of FastDeploy are not read"]

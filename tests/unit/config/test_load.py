@@ -101,8 +101,8 @@ def test_keyword_arguments(model: str) -> None:
             "--kv-cache-memory-gb nan",
             "kv_cache_memory_gb: expected a number of at least 0.001, or none, got 'nan' (command line)",
         ),
-        ("--port", "command line: argument --port: expected one argument"),
-        ("demo", "command line: expected flags only, got 'demo'"),
+        ("--port", "port: expected an integer in 0..65535, got nothing (command line)"),
+        ("--port 80 demo", "command line: expected flags only, got 'demo' (command line)"),
         ("--config no.yaml", "config: expected a readable YAML file, got no.yaml ([Errno 2] No such file"),
     ],
 )
@@ -155,23 +155,35 @@ def test_unknown_keyword_argument_is_an_error(model: str) -> None:
 
 def test_a_step_must_hold_a_token_of_every_request(model: str) -> None:
     flags = ["--model", model, "--max-num-seqs", "64", "--max-num-batched-tokens"]
-    assert refusal([*flags, "63"]) == "max_num_batched_tokens: expected at least max_num_seqs (64), got 63"
+    assert refusal([*flags, "63"]) == (
+        "max_num_batched_tokens: expected at least max_num_seqs (64), got 63 (command line)"
+    )
     assert load_config([*flags, "64"]).scheduler.max_num_batched_tokens == 64
 
 
 def test_without_chunks_the_longest_prompt_must_fit_a_step(model: str) -> None:
     flags = ["--model", model, "--max-model-len", "4096"]
-    assert "max_num_batched_tokens: expected at least max_model_len (4096)" in refusal(
-        [*flags, "--no-enable-chunked-prefill"]
+    whole = [*flags, "--no-enable-chunked-prefill"]
+    assert refusal([*whole, "--max-num-batched-tokens", "2048"]) == (
+        "max_num_batched_tokens: expected at least max_model_len (4096) when enable_chunked_prefill is off, got 2048"
+        " (command line)"
     )
     assert load_config(flags).scheduler.enable_chunked_prefill
+
+
+def test_without_chunks_a_step_holds_the_longest_prompt_by_default(model: str) -> None:
+    flags = ["--model", model, "--no-enable-chunked-prefill", "--max-model-len"]
+    config = load_config([*flags, "4096"])
+    assert config.scheduler.max_num_batched_tokens == 4096
+    assert origin(config, "max_num_batched_tokens") == "max_model_len without chunked prefill, command line"
+    assert load_config([*flags, "512"]) == load_config([*flags, "512", "--max-num-batched-tokens", "2048"])
 
 
 def test_a_prompt_threshold_needs_chunks(model: str) -> None:
     flags = ["--model", model, "--long-prefill-token-threshold"]
     assert load_config([*flags, "64"]).scheduler.long_prefill_token_threshold == 64
     assert refusal([*flags, "64", "--no-enable-chunked-prefill"]) == (
-        "long_prefill_token_threshold: expected 0 when enable_chunked_prefill is off, got 64"
+        "long_prefill_token_threshold: expected 0 when enable_chunked_prefill is off, got 64 (command line)"
     )
     assert load_config([*flags, "0", "--no-enable-chunked-prefill"]).scheduler.long_prefill_token_threshold == 0
     assert "expected an integer of at least 0, got '-1'" in refusal([*flags, "-1"])

@@ -57,7 +57,15 @@ def test_naive_is_accepted_with_what_asks_for_nothing(value: object) -> None:
         ({"method": None}, ".method: expected one of naive, ngram, suffix, mtp, got None"),
         ({}, ".method: expected one of naive, ngram, suffix, mtp, got nothing"),
         ({"num_speculative_tokens": 3}, ".method: expected one of naive, ngram, suffix, mtp, got nothing"),
-        ({"metod": "naive"}, ".metod: unknown key (did you mean 'method'?)"),
+        (
+            {"method": "eagle"},
+            ".method: 'eagle' is not supported yet in this version (only naive, ngram, suffix, mtp are)",
+        ),
+        ({"method": "DRAFT_MODEL"}, ".method: 'draft_model' is not supported yet in this version (only naive, "),
+        (
+            {"method": "ngram", "max_ngram_size": 3, "prompt_lookup_max": 3},
+            ".max_ngram_size: expected once, got it as ",
+        ),
         ({"method": "ngram", "max_ngram": 3}, ".max_ngram: unknown key (did you mean 'max_ngram_size'?)"),
         ({"method": "ngram", 1: 2}, ".1: unknown key"),
         ({"method": "ngram", "model-type": "x"}, ".model_type: 'x' is not supported yet"),
@@ -199,5 +207,27 @@ def test_explain_names_the_key_that_made_a_hybrid(model: str) -> None:
     assert "max_candidate_len" not in rows
 
 
-def test_explain_of_plain_decoding_has_one_row() -> None:
-    assert speculation(Config(ModelConfig("m"))) == {"method": ("naive", "default")}
+def test_explain_of_plain_decoding_has_no_row_of_a_method_that_drafts() -> None:
+    rows = {"method": ("naive", "default"), "num_speculative_tokens": (0, "default")}
+    assert speculation(Config(ModelConfig("m"))) == rows
+
+
+def test_naive_takes_a_number_of_drafts_and_says_that_it_makes_none(
+    model: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_from_kwargs(model=model, speculative_config={"method": "naive", "num_speculative_tokens": 1})
+    assert config.speculative == SpeculativeConfig()
+    assert speculation(config)["num_speculative_tokens"] == (0, "method naive, keyword argument")
+    assert caplog.messages == [
+        "speculative_config.num_speculative_tokens: 1 is 0 in effect: method naive makes no drafts"
+    ]
+
+
+@pytest.mark.parametrize("method", ["ernie_mtp", "deepseek_mtp", "glm4_moe_mtp", "NEXTN"])
+def test_other_programs_names_of_mtp_are_understood(method: str) -> None:
+    assert read_speculative({"method": method}).config == SpeculativeConfig("mtp", 1)
+
+
+def test_names_of_the_look_up_at_vllm_are_understood() -> None:
+    keys = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 3}
+    assert read_speculative(keys).config == SpeculativeConfig("ngram", 1, max_ngram_size=4, min_ngram_size=3)

@@ -111,7 +111,6 @@ DRAFTING = "method ngram, suffix or mtp"
 @pytest.mark.parametrize(
     ("method", "keys", "where"),
     [
-        ("naive", {"num_speculative_tokens": 1}, DRAFTING),
         ("naive", {"verify_strategy": "greedy"}, DRAFTING),
         ("naive", {"accept_policy": "accept_all"}, DRAFTING),
         ("naive", {"benchmark_mode": True}, DRAFTING),
@@ -203,5 +202,5 @@ def test_the_limit_of_drafts_is_what_fits_the_batch(model: str) -> None:
         config(9, 79)
     assert caught.value.message == (
         "speculative_config.num_speculative_tokens: expected at most 8 (max_num_batched_tokens 79 // max_num_seqs 8"
-        " is 9, of which one is no draft), got 9"
+        " is 9, of which one is no draft), got 9 (keyword argument)"
     )

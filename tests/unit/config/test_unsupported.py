@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig, config_from_kwargs, load_config
@@ -29,7 +27,6 @@ from fastdeploy_sd.errors import ConfigError
         "--no-enable-mm",
         "--scheduler-max-size -1",
         "--load-choices default_v1",
-        "--swap-space 0",
     ],
 )
 def test_a_value_that_asks_for_nothing_is_accepted(model: str, flags: str) -> None:
@@ -44,7 +41,10 @@ def test_a_value_that_asks_for_nothing_is_accepted(model: str, flags: str) -> No
         ("--splitwise-role prefill", "splitwise_role: 'prefill' is not supported yet in this version (only mixed is)"),
         ("--enable-mm", "enable_mm: True is not supported yet in this version (only false is)"),
         ("--no-enable-logprob", "enable_logprob: False is not supported yet in this version (only true is); log"),
-        ("--gpu-memory-utilization 0.9", "gpu_memory_utilization: '0.9' is not supported yet in this version; use kv_"),
+        (
+            "--metrics-port 8001",
+            "metrics_port: '8001' is not supported yet in this version (only none is); metrics are",
+        ),
         ("--tensor-parallel-sise 2", "tensor_parallel_sise: unknown option (did you mean 'tensor_parallel_size'?)"),
     ],
 )
@@ -53,50 +53,6 @@ def test_any_other_value_is_not_supported_yet(model: str, flags: str, text: str)
         load_config(["--model", model, *flags.split()])
     assert caught.value.message.startswith(text)
     assert caught.value.message.endswith("(command line)")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ({"use_cudagraph": False}, ".use_cudagraph: False is not supported yet in this version (only true is); "),
-        ('{"use_cudagraph":false}', ".use_cudagraph: False is not supported yet in this version (only true is); "),
-        ('{"use_cudagraph": 0, "use_cudagraph": true}', ".use_cudagraph: 0 is not supported yet"),
-        ({"use_cudagraph": True, "graph_opt_level": 2}, ".graph_opt_level: 2 is not supported yet in this version; "),
-        ({"use_cudagrap": True}, ".use_cudagrap: True is not supported yet in this version (did you mean 'use_cuda"),
-        ('{"use_cudagraph": true', ": expected a map or a JSON object, got "),
-        ('[["use_cudagraph", true]]', ": expected a map or a JSON object, got "),
-        (True, ": expected a map or a JSON object, got True; "),
-    ],
-)
-def test_any_other_graph_optimization_is_refused(model: str, value: object, text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config_from_kwargs(model=model, graph_optimization_config=value)
-    assert caught.value.message.startswith(f"graph_optimization_config{text}")
-    assert "unless enforce_eager is set" in caught.value.message
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        {},
-        {"use_cudagraph": True},
-        {"use-cudagraph": True, "draft_model_use_cudagraph": True},
-        '{"use_cudagraph": true}',
-        ' {"draft_model_use_cudagraph":true,"use_cudagraph" : true}',
-    ],
-)
-def test_a_graph_optimization_that_happens_anyway_is_accepted(model: str, value: object) -> None:
-    assert config_from_kwargs(model=model, graph_optimization_config=value) == config_from_kwargs(model=model)
-
-
-def test_a_graph_optimization_is_read_from_a_command_line_and_from_yaml(model: str, tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("graph_optimization_config:\n  use_cudagraph: True\n  draft_model_use_cudagraph: True\n")
-    flags = ["--graph-optimization-config", '{"use_cudagraph":true}']
-    want = load_config(["--model", model])
-    assert load_config(["--model", model, *flags]) == want
-    assert load_config(["--model", model, "--config", str(file)]) == want
 
 
 def test_no_option_is_both_supported_and_not() -> None:

@@ -1,0 +1,77 @@
+"""Splits a command line into flags and their values, and shows --help.
+
+Every fault becomes one of many: nothing stops the reading. Whether a name is known here only decides whether it takes a
+value; what the values mean is the options' business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fastdeploy_sd.config.catalogue import BY_NAME, canonical_name
+from fastdeploy_sd.config.no_effect import NO_EFFECT
+from fastdeploy_sd.config.unsupported import UNSUPPORTED
+
+COMMAND_LINE = "command line"
+_FLAG = re.compile(r"--|-[A-Za-z]")
+_TRUTH_WORDS = frozenset({"true", "false", "yes", "no", "on", "off"})
+_NO = "no_"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag of a command line, or a word that is none.
+
+    Attributes:
+        name: the option's, with aliases resolved; "" for a word that belongs to no flag.
+        value: the text behind it; True or False for a flag without one.
+        index: which argument it is.
+    """
+
+    name: str
+    value: str | bool
+    index: int
+
+
+def split_flags(argv: Sequence[str]) -> Iterator[Flag]:
+    """Yield the flags of a command line in order.
+
+    Dashes and underscores are the same in a flag; `--flag value` and `--flag=value` too. A first word that is no flag
+    is the model, as in `serve MODEL`.
+    """
+    position = 0
+    while position < len(argv):
+        word, index = argv[position], position
+        position += 1
+        if not _FLAG.match(word):
+            yield Flag("model" if index == 0 else "", word, index)
+            continue
+        written, equals, value = word.partition("=")
+        name = canonical_name(written.lstrip("-"))
+        if equals:
+            yield Flag(name, value, index)
+        elif position < len(argv) and _takes(name, argv[position]):
+            yield Flag(name, argv[position], index)
+            position += 1
+        else:
+            yield _without_value(name, index)
+
+
+def _without_value(name: str, index: int) -> Flag:
+    positive = name.removeprefix(_NO)
+    is_negation = name.startswith(_NO) and (_is_switch(positive) or positive in UNSUPPORTED)
+    return Flag(positive, False, index) if is_negation else Flag(name, True, index)
+
+
+def _takes(name: str, word: str) -> bool:
+    """Whether the word behind a flag is its value: never another flag, and of a switch only a word like "true"."""
+    if _FLAG.match(word) or name.startswith(_NO):
+        return False
+    return word.lower() in _TRUTH_WORDS if _is_switch(name) else True
+
+
+def _is_switch(name: str) -> bool:
+    opt = BY_NAME.get(name) or NO_EFFECT.get(name)
+    return opt is not None and opt.kind is bool

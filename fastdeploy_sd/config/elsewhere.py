@@ -1,0 +1,120 @@
+"""Names that vLLM, SGLang and llama.cpp have for options: taken where they mean the same, else told what is meant here.
+
+docs/migration.md shows both tables. Knows the names of our options, not their types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+VLLM, SGLANG, LLAMA_CPP = "vLLM", "SGLang", "llama.cpp"
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An option of another program.
+
+    Attributes:
+        program: whose it is.
+        here: what to use in its place, or what takes care of it.
+    """
+
+    program: str
+    here: str
+
+
+# Name -> (whose it is, our option that means the same).
+SAME_MEANING: Mapping[str, Foreign] = {
+    "tp": Foreign(VLLM, "tensor_parallel_size"),
+    "dp": Foreign(VLLM, "data_parallel_size"),
+    "q": Foreign(VLLM, "quantization"),
+    "api_server_count": Foreign(VLLM, "workers"),
+    "model_path": Foreign(SGLANG, "model"),
+    "tokenizer_path": Foreign(SGLANG, "tokenizer"),
+    "tp_size": Foreign(SGLANG, "tensor_parallel_size"),
+    "context_length": Foreign(SGLANG, "max_model_len"),
+    "max_running_requests": Foreign(SGLANG, "max_num_seqs"),
+    "m": Foreign(LLAMA_CPP, "model"),
+    "t": Foreign(LLAMA_CPP, "num_threads"),
+    "threads": Foreign(LLAMA_CPP, "num_threads"),
+    "np": Foreign(LLAMA_CPP, "max_num_seqs"),
+    "parallel": Foreign(LLAMA_CPP, "max_num_seqs"),
+    "alias": Foreign(LLAMA_CPP, "served_model_name"),
+}
+
+_ONE_PROCESS = "nothing: one process computes the model, on one machine"
+_CPU = "nothing: there is no GPU"
+_ALWAYS = "nothing: it is always so"
+_METHOD = "speculative_config.method"
+_DRAFTS = "speculative_config.num_speculative_tokens"
+_CONTEXT = "max_model_len for one request, kv_cache_memory_gb for the cache of all"
+_KV_DTYPE = "kv_cache_dtype"
+_STEP = "max_num_batched_tokens"
+_DRAFT_MODEL = "nothing yet: separate draft models are not supported"
+_HUB = "model: a folder; fetch it first"
+_TLS = "a proxy in front"
+_IN_REQUESTS = "a field of the request"
+
+# Name -> what a user of it is told. None of these is accepted.
+OTHER_MEANING: Mapping[str, Foreign] = {
+    "pipeline_parallel_size": Foreign(VLLM, _ONE_PROCESS),
+    "pp": Foreign(VLLM, _ONE_PROCESS),
+    "distributed_executor_backend": Foreign(VLLM, _ONE_PROCESS),
+    "trust_remote_code": Foreign(VLLM, "nothing: code of a checkpoint is never run"),
+    "kv_cache_memory_bytes": Foreign(VLLM, "kv_cache_memory_gb"),
+    "cpu_offload_gb": Foreign(VLLM, _CPU),
+    "load_format": Foreign(VLLM, "nothing: weights are read from safetensors files"),
+    "download_dir": Foreign(VLLM, _HUB),
+    "generation_config": Foreign(VLLM, "nothing: defaults of requests are OpenAI's"),
+    "compilation_config": Foreign(VLLM, "enforce_eager"),
+    "enable_auto_tool_choice": Foreign(VLLM, "nothing yet: tools are not supported"),
+    "enable_lora": Foreign(VLLM, "nothing yet: adapters are not supported"),
+    "no_enable_log_requests": Foreign(VLLM, "nothing: the text of requests is never logged"),
+    "disable_log_requests": Foreign(VLLM, "nothing: the text of requests is never logged"),
+    "ssl_keyfile": Foreign(VLLM, _TLS),
+    "ssl_certfile": Foreign(VLLM, _TLS),
+    "mem_fraction_static": Foreign(SGLANG, "kv_cache_memory_gb"),
+    "chunked_prefill_size": Foreign(SGLANG, _STEP),
+    "speculative_algorithm": Foreign(SGLANG, _METHOD),
+    "speculative_num_draft_tokens": Foreign(SGLANG, _DRAFTS),
+    "speculative_num_steps": Foreign(SGLANG, "speculative_config.num_model_steps"),
+    "speculative_draft_model_path": Foreign(SGLANG, "speculative_config.model, of MTP weights"),
+    "c": Foreign(LLAMA_CPP, _CONTEXT),
+    "ctx_size": Foreign(LLAMA_CPP, _CONTEXT),
+    "b": Foreign(LLAMA_CPP, _STEP),
+    "batch_size": Foreign(LLAMA_CPP, _STEP),
+    "ub": Foreign(LLAMA_CPP, _STEP),
+    "ubatch_size": Foreign(LLAMA_CPP, _STEP),
+    "ngl": Foreign(LLAMA_CPP, _CPU),
+    "n_gpu_layers": Foreign(LLAMA_CPP, _CPU),
+    "ctk": Foreign(LLAMA_CPP, _KV_DTYPE),
+    "ctv": Foreign(LLAMA_CPP, _KV_DTYPE),
+    "cache_type_k": Foreign(LLAMA_CPP, _KV_DTYPE),
+    "cache_type_v": Foreign(LLAMA_CPP, _KV_DTYPE),
+    "fa": Foreign(LLAMA_CPP, _ALWAYS),
+    "flash_attn": Foreign(LLAMA_CPP, _ALWAYS),
+    "cb": Foreign(LLAMA_CPP, _ALWAYS),
+    "cont_batching": Foreign(LLAMA_CPP, _ALWAYS),
+    "jinja": Foreign(LLAMA_CPP, _ALWAYS),
+    "metrics": Foreign(LLAMA_CPP, _ALWAYS),
+    "hf": Foreign(LLAMA_CPP, _HUB),
+    "hf_repo": Foreign(LLAMA_CPP, _HUB),
+    "md": Foreign(LLAMA_CPP, _DRAFT_MODEL),
+    "model_draft": Foreign(LLAMA_CPP, _DRAFT_MODEL),
+    "draft": Foreign(LLAMA_CPP, _DRAFTS),
+    "draft_max": Foreign(LLAMA_CPP, _DRAFTS),
+    "spec_draft_n_max": Foreign(LLAMA_CPP, _DRAFTS),
+    "spec_type": Foreign(LLAMA_CPP, _METHOD),
+    "n_predict": Foreign(LLAMA_CPP, _IN_REQUESTS),
+    "temp": Foreign(LLAMA_CPP, _IN_REQUESTS),
+    "top_k": Foreign(LLAMA_CPP, _IN_REQUESTS),
+    "top_p": Foreign(LLAMA_CPP, _IN_REQUESTS),
+    "threads_http": Foreign(LLAMA_CPP, "workers, which are processes"),
+}
+
+
+def advice(name: str) -> str:
+    """Return " (vLLM's; use ... here)" for an option of another program, or ""."""
+    foreign = OTHER_MEANING.get(name)
+    return f" (of {foreign.program}; here: {foreign.here})" if foreign else ""

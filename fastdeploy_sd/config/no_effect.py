@@ -1,0 +1,116 @@
+"""FastDeploy's options that could not change anything here: any valid value is accepted, and the log says so.
+
+Each describes a device, a process or a buffer that this server does not have, or belongs to a feature that is refused
+by its own name as soon as it is switched on (unsupported.py). No token and no address depends on one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fastdeploy_sd.config.maps import read_map
+from fastdeploy_sd.config.option import Option, Spec
+
+_MEMORY = "the KV cache lies in main memory, and kv_cache_memory_gb is its size"
+_BLOCKS = "a request gets KV blocks as it needs them"
+_PORTS = "this server's processes talk over sockets in a private folder"
+_SPLIT = "it belongs to prefill and decode on different instances (splitwise_role)"
+_SCHEDULER = "it belongs to another scheduler_name than local"
+_PARALLEL = "it belongs to several devices"
+_IMAGES = "there are no images"
+_GRAPH = "it is about CUDA graphs; the forward pass is recorded and replayed unless enforce_eager is set"
+
+
+def _option(name: str, kind: type, reason: str, **limits: Any) -> Option:
+    read = functools.partial(read_map, name) if kind is dict else None
+    spec = Spec(reason, secret="password" in name, read_map=read, **limits)
+    return Option(name, section="", field_name=name, kind=kind, is_optional=True, default=None, choices=(), spec=spec)
+
+
+def _options(kind: type, reason: str, *names: str) -> tuple[Option, ...]:
+    return tuple(_option(name, kind, reason) for name in names)
+
+
+# A port may be a number, several a text with commas or a list: all of them are texts here.
+NO_EFFECT: Mapping[str, Option] = {
+    opt.name: opt
+    for opt in (
+        _option("gpu_memory_utilization", float, _MEMORY, minimum=0, maximum=1),
+        _option("kv_cache_ratio", float, _MEMORY, minimum=0, maximum=1),
+        _option("swap_space", float, _MEMORY, minimum=0),
+        *_options(int, _BLOCKS, "prealloc_dec_block_slot_num_threshold", "static_decode_blocks"),
+        *_options(str, "it belongs to kvcache_storage_backend", "write_policy"),
+        *_options(dict, _GRAPH, "graph_optimization_config"),
+        *_options(int, "the server is ready when everything is loaded", "use_warmup"),
+        *_options(
+            int,
+            "prompts share a step as they fit; long_prefill_token_threshold bounds the part of each",
+            "max_num_partial_prefills",
+            "max_long_partial_prefills",
+        ),
+        *_options(bool, "steps run one after the other", "enable_overlap_schedule"),
+        *_options(float, _IMAGES, "max_encoder_cache", "max_processor_cache"),
+        *_options(bool, _IMAGES, "disable_chunked_mm_input"),
+        *_options(int, "it belongs to enable_chunked_moe", "chunked_moe_size"),
+        *_options(
+            bool,
+            _PARALLEL,
+            "disable_custom_all_reduce",
+            "disable_sequence_parallel_moe",
+            "enable_flashinfer_allreduce_fusion",
+            "use_internode_ll_two_stage",
+            "shutdown_comm_group_if_worker_idle",
+        ),
+        *_options(str, _PORTS, "cache_queue_port", "engine_worker_queue_port"),
+        *_options(str, _SPLIT, "cache_transfer_protocol", "pd_comm_port", "rdma_comm_ports"),
+        *_options(str, _SCHEDULER, "scheduler_host", "scheduler_topic", "scheduler_password"),
+        *_options(
+            int,
+            _SCHEDULER,
+            "scheduler_port",
+            "scheduler_db",
+            "scheduler_ttl",
+            "scheduler_min_load_score",
+            "scheduler_load_shards_num",
+            "scheduler_sync_period",
+            "scheduler_expire_period",
+            "scheduler_release_load_expire_period",
+            "scheduler_reader_parallel",
+            "scheduler_writer_parallel",
+            "scheduler_reader_batch_size",
+            "scheduler_writer_batch_size",
+        ),
+    )
+}
+
+
+def verify_value(name: str, value: object) -> None:
+    """Check the value of an option of NO_EFFECT as far as its type goes.
+
+    Raises:
+        ConfigError: it is none that FastDeploy would take.
+    """
+    opt = NO_EFFECT[name]
+    if opt.spec.read_map is None:
+        opt.convert(_joined(value) if opt.kind is str else value)
+    elif value is not None:
+        opt.spec.read_map(value)
+
+
+def no_effect_notes(names: Iterable[str]) -> list[str]:
+    """Return a line for the log per reason: the options that were given, and why they do nothing."""
+    by_reason: dict[str, list[str]] = {}
+    for name in names:
+        by_reason.setdefault(NO_EFFECT[name].spec.help, []).append(name)
+    return [f"{', '.join(given)}: accepted without effect: {reason}" for reason, given in by_reason.items()]
+
+
+def _joined(value: object) -> object:
+    """A port as a number, and several as a list, in the form of the text that a command line has."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, list) and value and all(isinstance(item, int | str) for item in value):
+        return ",".join(map(str, value))
+    return value

@@ -1,0 +1,78 @@
+"""Options of FastDeploy that could not change anything here: taken, and not in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fastdeploy_sd.config import config_from_kwargs, load_config
+from fastdeploy_sd.config.catalogue import KNOWN_NAMES
+from fastdeploy_sd.config.no_effect import NO_EFFECT
+from fastdeploy_sd.config.unsupported import UNSUPPORTED
+from fastdeploy_sd.errors import ConfigError
+
+VALUES = {int: 3, float: 0.5, bool: True, str: "7671,7672", dict: {"use_cudagraph": True}}
+
+
+def test_options_of_one_reason_share_a_line(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(["--model", model, "--gpu-memory-utilization", "0.9", "--kv-cache-ratio=0.7"])
+    assert config == load_config(["--model", model])
+    assert caplog.messages == [
+        "gpu_memory_utilization, kv_cache_ratio: accepted without effect: the KV cache lies in main memory, and"
+        " kv_cache_memory_gb is its size"
+    ]
+
+
+@pytest.mark.parametrize("name", NO_EFFECT)
+def test_every_one_is_taken_with_a_line_that_names_it(name: str, model: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_from_kwargs(model=model, **{name: VALUES[NO_EFFECT[name].kind]})
+    assert config == config_from_kwargs(model=model)
+    assert [line.partition(":")[0] for line in caplog.messages] == [name]
+
+
+@pytest.mark.parametrize("value", [55664, "55664", "1,2", [1, 2], None])
+def test_ports_are_a_number_a_text_or_a_list(model: str, value: object) -> None:
+    assert config_from_kwargs(model=model, rdma_comm_ports=value) == config_from_kwargs(model=model)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("gpu_memory_utilization", "much", "expected a number in 0..1, or none, got 'much'"),
+        ("gpu_memory_utilization", 90, "expected a number in 0..1, or none, got 90"),
+        ("scheduler_port", "x", "expected an integer, or none, got 'x'"),
+        ("cache_queue_port", True, "expected a non-empty string, or none, got True"),
+        ("graph_optimization_config", True, "expected a map, got True"),
+        ("graph_optimization_config", '{"use_cudagraph": true', "expected a JSON object, got text that is none"),
+    ],
+)
+def test_a_value_of_another_type_is_an_error(model: str, name: str, value: object, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_kwargs(model=model, **{name: value})
+    assert caught.value.message.startswith(f"{name}: {text}")
+
+
+def test_a_password_is_not_repeated(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_kwargs(model=model, scheduler_password={"hush": 1})
+    config_from_kwargs(model=model, scheduler_password="hush")
+    assert "hush" not in caught.value.message + str(caplog.messages)
+
+
+@pytest.mark.parametrize("flags", ["--enable-overlap-schedule -tp 1", "--no-disable-custom-all-reduce"])
+def test_switches_need_no_value(model: str, flags: str) -> None:
+    assert load_config(["--model", model, *flags.split()]) == load_config(["--model", model])
+
+
+def test_graph_optimization_is_read_from_a_command_line_and_from_yaml(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("graph_optimization_config:\n  use_cudagraph: True\n  draft_model_use_cudagraph: True\n")
+    want = load_config(["--model", model])
+    assert load_config(["--model", model, "--graph-optimization-config", '{"use_cudagraph":false}']) == want
+    assert load_config(["--model", model, "--config", str(file)]) == want
+
+
+def test_the_kinds_of_options_are_apart() -> None:
+    assert NO_EFFECT.keys().isdisjoint(KNOWN_NAMES)
+    assert NO_EFFECT.keys().isdisjoint(UNSUPPORTED)

@@ -128,7 +128,7 @@ def test_a_model_that_is_no_checkpoint_is_an_error(tmp_path: object) -> None:
             "num_blocks_override: 1\nnum_gpu_blocks_override: 2",
             "num_gpu_blocks_override: expected once, got again as num_gpu_blocks_override ({path}, line 3)",
         ),
-        ("port: true", "port: expected an integer in 0..65535, got True ({path}, line 2)"),
+        ("port: true", "port: expected an integer in 0..65535, got true ({path}, line 2)"),
         ("port: [1]", "port: expected an integer in 0..65535, got [1] ({path}, line 2)"),
         ("1: 2", "config: expected option names as keys, got 1 ({path}, line 2)"),
         ("port: [", "config: expected valid YAML in {path}, got: "),

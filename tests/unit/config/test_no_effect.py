@@ -20,7 +20,7 @@ def test_options_of_one_reason_share_a_line(model: str, caplog: pytest.LogCaptur
     assert config == load_config(["--model", model])
     assert caplog.messages == [
         "gpu_memory_utilization, kv_cache_ratio: accepted without effect: the KV cache lies in main memory, and"
-        " kv_cache_memory_gb is its size"
+        " kv_cache_memory_gb bounds it"
     ]
 
 
@@ -42,8 +42,8 @@ def test_ports_are_a_number_a_text_or_a_list(model: str, value: object) -> None:
         ("gpu_memory_utilization", "much", "expected a number in 0..1, or none, got 'much'"),
         ("gpu_memory_utilization", 90, "expected a number in 0..1, or none, got 90"),
         ("scheduler_port", "x", "expected an integer, or none, got 'x'"),
-        ("cache_queue_port", True, "expected a non-empty string, or none, got True"),
-        ("graph_optimization_config", True, "expected a map, got True"),
+        ("cache_queue_port", True, "expected a non-empty string, or none, got true"),
+        ("graph_optimization_config", True, "expected a map, got true"),
         ("graph_optimization_config", '{"use_cudagraph": true', "expected a JSON object, got text that is none"),
     ],
 )

@@ -71,7 +71,7 @@ def test_keys_that_ask_for_nothing_are_accepted(model: str) -> None:
         ({"quantization": "mix_quant", "moe_quant_type": "wint4"}, ".dense_quant_type: expected one of none, wint8, "),
         ({"quantization": "mix_quant", "dense_quant_type": "wint8"}, ".moe_quant_type: expected one of none, wint8, "),
         (MIX | {"kv_cache_quant_type": "int8"}, ".kv_cache_quant_type: 'int8' is not supported yet in this version"),
-        (MIX | {"is_quantized": True}, ".is_quantized: True is not supported yet in this version (only false is)"),
+        (MIX | {"is_quantized": True}, ".is_quantized: true is not supported yet in this version (only false is)"),
         ({}, ": expected some of quantization, dense_quant_type, moe_quant_type, lm_head_quant_type, got none"),
         ('{"dense_quant_type"', ": expected a JSON object, got text that is none: "),
         ('{"moe_quant_type": "wint8", "moe_quant_type": "wint4"}', ": expected every key once, got ["),

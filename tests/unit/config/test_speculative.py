@@ -54,7 +54,7 @@ def test_naive_is_accepted_with_what_asks_for_nothing(value: object) -> None:
             ".method: expected one of naive, ngram, suffix, mtp, got 'ngran' (did you mean 'ngram'?)",
         ),
         ({"method": 1}, ".method: expected one of naive, ngram, suffix, mtp, got 1"),
-        ({"method": None}, ".method: expected one of naive, ngram, suffix, mtp, got None"),
+        ({"method": None}, ".method: expected one of naive, ngram, suffix, mtp, got null"),
         ({}, ".method: expected one of naive, ngram, suffix, mtp, got nothing"),
         ({"num_speculative_tokens": 3}, ".method: expected one of naive, ngram, suffix, mtp, got nothing"),
         (

@@ -8,7 +8,7 @@ import pytest
 
 from fastdeploy_sd.config import Config, SpeculativeConfig, config_from_kwargs
 from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, scope_of
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.errors import ConfigError, shown
 from tests.unit.config.speculative_maps import read, refusal
 
 Keys = Mapping[str, object]
@@ -60,7 +60,7 @@ Keys = Mapping[str, object]
 )
 def test_values_have_types_and_limits(keys: Keys, expected: str) -> None:
     value = next(iter(keys.values()))
-    assert refusal({"method": "mtp", **keys}).startswith(f".{expected}, got {value!r}")
+    assert refusal({"method": "mtp", **keys}).startswith(f".{expected}, got {shown(value)}")
 
 
 def test_a_wrong_choice_gets_a_suggestion() -> None:
@@ -127,7 +127,7 @@ DRAFTING = "method ngram, suffix or mtp"
 def test_a_key_of_another_method_is_refused(method: str, keys: Keys, where: str) -> None:
     key, value = list(keys.items())[-1]
     assert (
-        refusal({"method": method, **keys}) == f".{key}: expected only with {where}, got {value!r} with method {method}"
+        refusal({"method": method, **keys}) == f".{key}: expected only with {where}, got {shown(value)} with method {method}"
     )
 
 

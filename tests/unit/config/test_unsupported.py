@@ -13,7 +13,7 @@ from fastdeploy_sd.config.unsupported import (
     UNSUPPORTED_QUANTIZATION,
     UNSUPPORTED_SPECULATIVE,
 )
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.errors import ConfigError, shown
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_a_value_that_asks_for_nothing_is_accepted(model: str, flags: str) -> No
         ("--tensor-parallel-size 2", "tensor_parallel_size: '2' is not supported yet in this version (only 1 is)"),
         ("-tp=2", "tensor_parallel_size: '2' is not supported yet in this version (only 1 is)"),
         ("--splitwise-role prefill", "splitwise_role: 'prefill' is not supported yet in this version (only mixed is)"),
-        ("--enable-mm", "enable_mm: True is not supported yet in this version (only false is)"),
-        ("--no-enable-logprob", "enable_logprob: False is not supported yet in this version (only true is); log"),
+        ("--enable-mm", "enable_mm: true is not supported yet in this version (only false is)"),
+        ("--no-enable-logprob", "enable_logprob: false is not supported yet in this version (only true is); log"),
         (
             "--metrics-port 8001",
             "metrics_port: '8001' is not supported yet in this version (only none is); metrics are",
@@ -88,7 +88,7 @@ def test_another_value_of_a_speculative_key_is_not_supported_yet(
     with pytest.raises(ConfigError) as caught:
         config_from_kwargs(model=model, speculative_config={"method": "ngram", key: value})
     assert caught.value.message == (
-        f"speculative_config.{key}: {value!r} is not supported yet in this version (only {only} is) (keyword argument)"
+        f"speculative_config.{key}: {shown(value)} is not supported yet in this version (only {only} is) (keyword argument)"
     )
 
 

@@ -21,6 +21,7 @@ from fastdeploy_sd.entrypoints.text.completion import Completion, CompletionColl
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder, RequestOptions
+from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
 from fastdeploy_sd.entrypoints.text.speculation import SpeculationWish, may_change_tokens
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
 from fastdeploy_sd.errors import BadRequest, Overloaded, Unavailable
@@ -149,8 +150,9 @@ class LLM:
             InternalError, KeyboardInterrupt, Unavailable, Exception: as generate.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        kwargs = chat_template_kwargs or {}
-        inputs = [_Prompt(self._encoder.encode_chat([chat_message(m) for m in c], kwargs)) for c in conversations]
+        turns = [[chat_message(message) for message in conversation] for conversation in conversations]
+        kwargs, limit = chat_template_kwargs or {}, self._builder.max_prompt_tokens
+        inputs = [_Prompt(self._encoder.encode_chat(turn, kwargs, limit)) for turn in turns]
         return self._run(inputs, sampling_params, speculation, use_tqdm)
 
     def close(self) -> None:
@@ -169,7 +171,7 @@ class LLM:
     def _encode_text(self, prompt: object) -> list[int]:
         if not isinstance(prompt, str):
             raise BadRequest(f"prompts: expected text, got {type(prompt).__name__}", param="prompts")
-        return self._encoder.encode_text(prompt)
+        return self._encoder.encode_text(prompt, self._builder.max_prompt_tokens)
 
     def _run(
         self,
@@ -185,7 +187,7 @@ class LLM:
         params = params_per_prompt(sampling_params, len(prompts))
         options = [RequestOptions(f"llm-{next(self._serials)}", speculation=speculation) for _ in prompts]
         groups = [
-            self._builder.build(prompt.token_ids, sampling, option)
+            self._builder.build([prompt.token_ids], sampling, option)
             for prompt, sampling, option in zip(prompts, params, options, strict=True)
         ]
         batch = _Batch(self._engine, self._tokenizer, [request for group in groups for request in group])
@@ -194,21 +196,19 @@ class LLM:
         finally:
             self._failure = batch.failure
         return [
-            self._result(option.request_id, prompt, group, batch.completions_of(group))
-            for option, prompt, group in zip(options, prompts, groups, strict=True)
+            self._result(prompt, group, batch.completions_of(group))
+            for prompt, group in zip(prompts, groups, strict=True)
         ]
 
-    def _result(
-        self, request_id: str, prompt: _Prompt, requests: Sequence[Request], completions: list[Completion]
-    ) -> GenerationOutput:
+    def _result(self, prompt: _Prompt, requests: RequestGroup, completions: list[Completion]) -> GenerationOutput:
         return GenerationOutput(
-            request_id=request_id,
+            request_id=requests.request_id,
             prompt=prompt.text,
-            prompt_token_ids=requests[0].prompt_token_ids.tolist(),
+            prompt_token_ids=requests.prompts[0].tolist(),
             outputs=completions,
             num_cached_tokens=completions[0].num_cached_tokens,
             metrics=completions[0].metrics,
-            lossy=may_change_tokens(requests[0].speculation, self._speculation, self._verify_strategy),
+            lossy=may_change_tokens(requests.speculation, self._speculation, self._verify_strategy),
         )
 
 

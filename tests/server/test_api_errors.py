@@ -257,12 +257,28 @@ async def test_a_full_queue_is_429_with_retry_after(stream: bool) -> None:
             assert error_of(response)["type"] == "rate_limit_error"
 
 
-async def test_a_refused_choice_takes_the_others_back() -> None:
+async def test_a_job_with_more_sequences_than_the_queue_has_places_is_fed_to_it() -> None:
+    async with serve(server_config(max_num_queued_requests=2)) as s:
+        response = await s.http.post(COMPLETION, json={"prompt": [[5, 6]] * 40, "max_tokens": 2, "n": 2})
+        assert response.status_code == 200
+        assert [c["index"] for c in response.json()["choices"]] == [*range(80)]
+
+
+async def test_a_job_is_429_while_others_fill_the_queue() -> None:
     async with serve(server_config(max_num_queued_requests=2)) as s:
         s.client.running.clear()
-        response = await s.http.post(COMPLETION, json=PROMPT | {"n": 5})
-        assert response.status_code == 429
-        assert not s.client.engine.has_work()
+        async with waiting_request(s), waiting_request(s):
+            while s.client.engine.stats().num_waiting < 2:
+                await asyncio.sleep(0.001)
+            assert (await s.http.post(COMPLETION, json=PROMPT | {"n": 5})).status_code == 429
+
+
+async def test_sequences_that_nobody_could_ever_queue_are_refused_before_they_are_built() -> None:
+    async with serve() as s:
+        response = await s.http.post(COMPLETION, json={"prompt": ["a"] * 1024, "n": 128, "max_tokens": 1})
+        assert response.status_code == 400
+        assert error_of(response)["message"] == "n: expected at most 1024 sequences (prompts times n), got 131072"
+        assert not s.client.submitted
 
 
 async def test_the_engine_failing_a_request_is_500() -> None:

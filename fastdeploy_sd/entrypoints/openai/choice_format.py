@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from fastdeploy_sd.entrypoints.openai.job import Job
+from fastdeploy_sd.entrypoints.openai.job import AnswerOptions, Job
 from fastdeploy_sd.entrypoints.openai.logprobs import (
     chat_draft_logprobs,
     chat_logprobs,
     completion_draft_logprobs,
     completion_logprobs,
 )
-from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody
 from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
 from fastdeploy_sd.entrypoints.text.completion import Completion
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
@@ -48,15 +47,15 @@ class ChatFormat:
     response_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, job: Job, body: ChatCompletionBody, tokenizer: Tokenizer) -> None:
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self._job = job
-        self._body = body
+        self._answer = job.answer
         self._tokenizer = tokenizer
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """Return a finished choice."""
         message: dict[str, Any] = {"role": "assistant", "content": completion.text}
-        if self._body.return_token_ids:
+        if self._answer.returns_token_ids:
             message["prompt_token_ids"] = self._job.prompt_token_ids_of(completion.index)
             message["completion_token_ids"] = list(completion.token_ids)
         choice = {"index": completion.index, "message": message} | self._logprobs(completion)
@@ -64,11 +63,11 @@ class ChatFormat:
 
     def chunk(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
         """Return what a delta adds to a choice, None when a client would learn nothing from it."""
-        if not is_first and _is_silent(self._body, delta):
+        if not is_first and _is_silent(self._answer, delta):
             return None
         content: dict[str, Any] = {"role": "assistant"} if is_first else {}
         content["content"] = delta.text
-        if self._body.return_token_ids:
+        if self._answer.returns_token_ids:
             if is_first:
                 content["prompt_token_ids"] = self._job.prompt_token_ids_of(choice)
             content["completion_token_ids"] = list(delta.token_ids)
@@ -77,7 +76,7 @@ class ChatFormat:
     def _logprobs(self, part: Completion | TextDelta) -> dict[str, Any]:
         """`logprobs`, and `draft_logprobs` when asked for."""
         logprobs = None if part.logprobs is None else chat_logprobs(self._tokenizer, part.logprobs)
-        if not self._body.include_draft_logprobs:
+        if not self._answer.includes_draft_logprobs:
             return {"logprobs": logprobs}
         return {
             "logprobs": logprobs,
@@ -91,16 +90,16 @@ class CompletionFormat:
     response_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, job: Job, body: CompletionBody, tokenizer: Tokenizer) -> None:
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self._job = job
-        self._body = body
+        self._answer = job.answer
         self._tokenizer = tokenizer
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """Return a finished choice."""
         text = self._echo(completion.index) + completion.text
         choice = {"index": completion.index, "text": text} | self._logprobs(completion)
-        if self._body.return_token_ids:
+        if self._answer.returns_token_ids:
             choice["prompt_token_ids"] = self._job.prompt_token_ids_of(completion.index)
             choice["completion_token_ids"] = list(completion.token_ids)
         return choice | _ending(self._job, completion)
@@ -108,10 +107,10 @@ class CompletionFormat:
     def chunk(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
         """Return what a delta adds to a choice, None when a client would learn nothing from it."""
         text = (self._echo(choice) if is_first else "") + delta.text
-        if not text and _is_silent(self._body, delta):
+        if not text and _is_silent(self._answer, delta):
             return None
         entry = {"index": choice, "text": text} | self._logprobs(delta)
-        if self._body.return_token_ids:
+        if self._answer.returns_token_ids:
             if is_first:
                 entry["prompt_token_ids"] = self._job.prompt_token_ids_of(choice)
             entry["completion_token_ids"] = list(delta.token_ids)
@@ -119,9 +118,9 @@ class CompletionFormat:
 
     def _echo(self, choice: int) -> str:
         """The prompt as text, when asked for; token ids are decoded with their control tokens visible."""
-        if not self._body.echo:
+        if not self._answer.echo:
             return ""
-        text = self._job.prompt_text_of(choice)
+        text = self._job.echoed_text_of(choice)
         return (
             self._tokenizer.decode(self._job.prompt_token_ids_of(choice), skip_hidden=False) if text is None else text
         )
@@ -131,7 +130,7 @@ class CompletionFormat:
         logprobs = None
         if part.logprobs is not None:
             logprobs = completion_logprobs(self._tokenizer, part.logprobs, part.text_offsets)
-        if not self._body.include_draft_logprobs:
+        if not self._answer.includes_draft_logprobs:
             return {"logprobs": logprobs}
         drafts, offsets = part.draft_logprobs or (), part.draft_text_offsets
         return {"logprobs": logprobs, "draft_logprobs": completion_draft_logprobs(self._tokenizer, drafts, offsets)}
@@ -143,16 +142,16 @@ def _ending(job: Job, part: Completion | TextDelta) -> dict[str, Any]:
         "finish_reason": None if part.finish_reason is None else part.finish_reason.value,
         "stop_reason": part.stop_reason,
     }
-    if job.collects_metrics and part.metrics is not None:
+    if job.answer.collects_metrics and part.metrics is not None:
         ending["metrics"] = _metrics_json(part.metrics)
     if job.reports_speculation and part.metrics is not None:
         ending["speculate_metrics"] = speculate_metrics(part.metrics.drafts, job.method, job.is_lossy)
     return ending
 
 
-def _is_silent(body: GenerationBody, delta: TextDelta) -> bool:
+def _is_silent(answer: AnswerOptions, delta: TextDelta) -> bool:
     """Whether a delta shows nothing: its text is held back and nobody asked for its tokens."""
-    shows_tokens = delta.token_ids and (body.return_token_ids or delta.logprobs is not None)
+    shows_tokens = delta.token_ids and (answer.returns_token_ids or delta.logprobs is not None)
     return not (delta.text or shows_tokens or delta.finish_reason is not None)
 
 

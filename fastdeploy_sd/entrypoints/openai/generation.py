@@ -6,20 +6,19 @@ aborted. Knows no HTTP.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.openai.job import Job
+from fastdeploy_sd.entrypoints.openai.merging import QueueShare, merge
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor, TextDelta
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestMetrics, RequestOutput
 
-T = TypeVar("T")
 ChoiceDelta = tuple[int, TextDelta]
 
 
@@ -42,13 +41,18 @@ class Client(Protocol):
     async def stats(self) -> EngineStats: ...
 
 
-def run_job(client: Client, tokenizer: Tokenizer, job: Job) -> AsyncGenerator[ChoiceDelta, None]:
+def run_job(client: Client, tokenizer: Tokenizer, job: Job, share: QueueShare) -> AsyncGenerator[ChoiceDelta, None]:
     """Yield (choice, delta) until every choice has its last delta. Closing it early aborts what still runs.
+
+    Args:
+        share: how much of the job may be in the engine at a time.
 
     Raises:
         FdsdError: a request was refused or failed; the others are aborted.
     """
-    return merge([_run_choice(client, tokenizer, job, i) for i in range(len(job.requests))])
+    requests = job.requests
+    sizes = [len(prompt) for prompt in requests.prompts for _ in range(requests.sampling.n)]
+    return merge(lambda choice: _run_choice(client, tokenizer, job, choice), sizes, share)
 
 
 async def _run_choice(client: Client, tokenizer: Tokenizer, job: Job, choice: int) -> AsyncGenerator[ChoiceDelta, None]:
@@ -79,46 +83,3 @@ async def _end(
             if output.finish_reason is not None:
                 return output.metrics
     return None
-
-
-async def merge(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yield the items of all sources as they come; all are closed when it ends, is closed or one of them raises."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as source:
-            async for item in source:
-                yield item
-        return
-    queue: asyncio.Queue[T | _Ended] = asyncio.Queue(maxsize=2 * len(sources))
-    tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
-    try:
-        num_running = len(tasks)
-        while num_running:
-            entry = await queue.get()
-            if not isinstance(entry, _Ended):
-                yield entry
-                continue
-            num_running -= 1
-            if entry.error is not None:
-                raise entry.error
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _Ended:
-    """A source is through."""
-
-    def __init__(self, error: Exception | None) -> None:
-        self.error = error
-
-
-async def _pump(source: AsyncGenerator[T, None], queue: asyncio.Queue[T | _Ended]) -> None:
-    error: Exception | None = None
-    try:
-        async with aclosing(source):
-            async for item in source:
-                await queue.put(item)
-    except Exception as failure:
-        error = failure
-    await queue.put(_Ended(error))

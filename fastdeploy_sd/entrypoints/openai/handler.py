@@ -15,6 +15,7 @@ from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, ChoiceFor
 from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_json, to_fdsd_error, to_json
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
 from fastdeploy_sd.entrypoints.openai.job import Job, JobBuilder, UsageCounter
+from fastdeploy_sd.entrypoints.openai.merging import QueueShare
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, parse_body
 from fastdeploy_sd.entrypoints.openai.request_body import read_body
 from fastdeploy_sd.entrypoints.openai.stream import DONE, ClientGoneError, EventStream, until_disconnected
@@ -39,6 +40,7 @@ class GenerationHandler:
         self._config = config
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer)
+        self._share = QueueShare.of(config.scheduler)
 
     async def chat(self, request: HttpRequest) -> Response:
         """POST /v1/chat/completions.
@@ -48,7 +50,7 @@ class GenerationHandler:
         """
         body = parse_body(ChatCompletionBody, await self._read(request))
         job = await asyncio.to_thread(self._builder(body).build_chat, body)
-        return await self._answer(request, job, body, ChatFormat(job, body, self._tokenizer))
+        return await self._answer(request, job, ChatFormat(job, self._tokenizer))
 
     async def completion(self, request: HttpRequest) -> Response:
         """POST /v1/completions.
@@ -58,7 +60,7 @@ class GenerationHandler:
         """
         body = parse_body(CompletionBody, await self._read(request))
         job = await asyncio.to_thread(self._builder(body).build_completion, body)
-        return await self._answer(request, job, body, CompletionFormat(job, body, self._tokenizer))
+        return await self._answer(request, job, CompletionFormat(job, self._tokenizer))
 
     async def _read(self, request: HttpRequest) -> bytes:
         return await read_body(request, self._config.server.max_body_bytes)
@@ -71,15 +73,15 @@ class GenerationHandler:
             raise Unavailable("the engine is down", code="engine_down")
         return JobBuilder(self._encoder, self._client.model_info, self._config)
 
-    async def _answer(self, request: HttpRequest, job: Job, body: GenerationBody, form: ChoiceFormat) -> Response:
+    async def _answer(self, request: HttpRequest, job: Job, form: ChoiceFormat) -> Response:
         """Answer; where verification may change tokens the header says so, before and beside every choice."""
-        deltas = run_job(self._client, self._tokenizer, job)
+        deltas = run_job(self._client, self._tokenizer, job, self._share)
         headers = {LOSSY_HEADER: "true"} if job.is_lossy else {}
         try:
-            if body.stream:
+            if job.answer.stream:
                 # The first delta is awaited before the status line is sent: a full queue is a 429, not a broken stream.
                 first = await until_disconnected(request.receive, anext(deltas))
-                return EventStream(_events(request, job, body, form, _chain(first, deltas)), deltas, headers)
+                return EventStream(_events(request, job, form, _chain(first, deltas)), deltas, headers)
             whole = await until_disconnected(request.receive, _whole(job, form, deltas))
             return JsonResponse(whole, headers=headers)
         except ClientGoneError:
@@ -96,7 +98,7 @@ def model_not_found(name: str, served: str) -> NotFound:
 
 async def _whole(job: Job, form: ChoiceFormat, deltas: AsyncGenerator[ChoiceDelta, None]) -> dict[str, Any]:
     collectors = [CompletionCollector(i) for i in range(len(job.requests))]
-    usage = UsageCounter(job)
+    usage = UsageCounter(job.requests)
     async with contextlib.aclosing(deltas):
         async for choice, delta in deltas:
             collectors[choice].add(delta)
@@ -108,12 +110,11 @@ async def _whole(job: Job, form: ChoiceFormat, deltas: AsyncGenerator[ChoiceDelt
 async def _events(
     request: HttpRequest,
     job: Job,
-    body: GenerationBody,
     form: ChoiceFormat,
     deltas: AsyncGenerator[ChoiceDelta, None],
 ) -> AsyncGenerator[str, None]:
     """Yield server-sent events: chunks, an error if one comes up, and always [DONE]."""
-    usage = UsageCounter(job)
+    usage = UsageCounter(job.requests)
     begun: set[int] = set()
     try:
         async with contextlib.aclosing(deltas):
@@ -123,21 +124,19 @@ async def _events(
                 if entry is None:
                     continue
                 begun.add(choice)
-                yield _event(_chunk(job, body, form, [entry], usage))
-        if body.includes_usage:
+                yield _event(_chunk(job, form, [entry], usage))
+        if job.answer.includes_usage:
             yield _event(_envelope(job, form.chunk_object, []) | {"usage": usage.to_json()})
     except Exception as error:
         yield _event(error_json(to_fdsd_error(error, request)))
     yield DONE
 
 
-def _chunk(
-    job: Job, body: GenerationBody, form: ChoiceFormat, choices: list[dict[str, Any]], usage: UsageCounter
-) -> dict[str, Any]:
+def _chunk(job: Job, form: ChoiceFormat, choices: list[dict[str, Any]], usage: UsageCounter) -> dict[str, Any]:
     chunk = _envelope(job, form.chunk_object, choices)
-    if body.includes_continuous_usage:
+    if job.answer.includes_continuous_usage:
         chunk["usage"] = usage.to_json()
-    elif body.includes_usage:
+    elif job.answer.includes_usage:
         chunk["usage"] = None  # OpenAI: present and null until the last chunk
     return chunk
 

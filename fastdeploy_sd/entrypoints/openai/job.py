@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody
@@ -16,9 +17,45 @@ from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder, RequestOptions
+from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
 from fastdeploy_sd.entrypoints.text.speculation import NAIVE, may_change_tokens, verify_has_draft_logprobs
+from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import ModelInfo, Request
+from fastdeploy_sd.types import ModelInfo
+
+# Every sequence of a job costs a task and a buffer for its output, whether it runs or waits for its turn.
+MAX_SEQUENCES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """What a body says about the form of its answer; all of the body that is needed once the job is made.
+
+    Attributes:
+        includes_usage, includes_continuous_usage: of a stream, see StreamOptions.
+        echo: each choice begins with its prompt.
+    """
+
+    stream: bool = False
+    includes_usage: bool = False
+    includes_continuous_usage: bool = False
+    returns_token_ids: bool = False
+    includes_draft_logprobs: bool = False
+    collects_metrics: bool = False
+    echo: bool = False
+
+    @classmethod
+    def of(cls, body: GenerationBody) -> Self:
+        """Read them from a body."""
+        return cls(
+            stream=bool(body.stream),
+            includes_usage=body.includes_usage,
+            includes_continuous_usage=body.includes_continuous_usage,
+            returns_token_ids=bool(body.return_token_ids),
+            includes_draft_logprobs=bool(body.include_draft_logprobs),
+            collects_metrics=bool(body.collect_metrics),
+            echo=isinstance(body, CompletionBody) and bool(body.echo),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +65,21 @@ class Job:
     Attributes:
         job_id: id of the response.
         created: seconds since the epoch.
-        prompt_texts: per prompt, the text as given; None when it was given as token ids.
+        echoed_texts: per prompt, the text as given, None when it was given as token ids; empty unless it is echoed.
         requests: one per choice, in choice order.
-        num_choices_per_prompt: n.
         method: who drafts for its requests, "naive" = nobody.
         is_lossy: verification may give its requests tokens that plain decoding would not.
-        collects_metrics: each choice reports its request's times.
+        answer: how to answer.
     """
 
     job_id: str
     created: int
     model: str
-    prompt_texts: tuple[str | None, ...]
-    requests: tuple[Request, ...]
-    num_choices_per_prompt: int
+    echoed_texts: tuple[str | None, ...]
+    requests: RequestGroup
     method: str
     is_lossy: bool
-    collects_metrics: bool
+    answer: AnswerOptions
 
     @property
     def reports_speculation(self) -> bool:
@@ -54,15 +89,15 @@ class Job:
     @property
     def reports_metrics(self) -> bool:
         """Whether the response shows anything that the engine measured."""
-        return self.collects_metrics or self.reports_speculation
+        return self.answer.collects_metrics or self.reports_speculation
 
-    def prompt_text_of(self, choice: int) -> str | None:
-        """Return the prompt text behind a choice."""
-        return self.prompt_texts[choice // self.num_choices_per_prompt]
+    def echoed_text_of(self, choice: int) -> str | None:
+        """Return the prompt text behind a choice, None when it was given as token ids."""
+        return self.echoed_texts[choice // self.requests.sampling.n]
 
     def prompt_token_ids_of(self, choice: int) -> list[int]:
         """Return the prompt's token ids behind a choice."""
-        token_ids: list[int] = self.requests[choice].prompt_token_ids.tolist()
+        token_ids: list[int] = self.requests.prompt_of(choice).tolist()
         return token_ids
 
 
@@ -82,57 +117,60 @@ class JobBuilder:
         Raises:
             BadRequest: the conversation cannot be rendered, or a check against the model's sizes fails.
         """
-        text: str | None = None
+        params = body.sampling_params()
+        max_tokens = self._requests.max_prompt_tokens
         if body.prompt_token_ids is not None:
             token_ids = body.prompt_token_ids
         elif body.disable_chat_template:
-            text = body.messages[0].content or ""
-            token_ids = self._encoder.encode_text(text)
+            token_ids = self._encoder.encode_text(body.messages[0].content or "", max_tokens)
         else:
             messages = [
                 Message(m.role, m.content or "", m.name, m.calls, m.tool_call_id, m.reasoning_content)
                 for m in body.messages
             ]
-            token_ids = self._encoder.encode_chat(messages, body.template_variables())
-        return self._build(body, body.sampling_params(), _job_id(body, "chatcmpl-"), [text], [token_ids])
+            token_ids = self._encoder.encode_chat(messages, body.template_variables(), max_tokens)
+        return self._build(body, params, _job_id(body, "chatcmpl-"), [token_ids])
 
     def build_completion(self, body: CompletionBody) -> Job:
         """Return the job of a text completion.
 
         Raises:
-            BadRequest: a check against the model's sizes fails.
+            BadRequest: there are more sequences than a job may have, or a check against the model's sizes fails.
         """
-        texts = [p if isinstance(p, str) else None for p in body.prompts]
-        token_ids = [self._encoder.encode_text(p) if isinstance(p, str) else p for p in body.prompts]
-        return self._build(body, body.sampling_params(), _job_id(body, "cmpl-"), texts, token_ids)
+        params = body.sampling_params()
+        num_sequences = len(body.prompts) * params.n
+        if num_sequences > MAX_SEQUENCES:
+            raise BadRequest(
+                f"n: expected at most {MAX_SEQUENCES} sequences (prompts times n), got {num_sequences}", param="n"
+            )
+        max_tokens = self._requests.max_prompt_tokens
+        prompts = [self._encoder.encode_text(p, max_tokens) if isinstance(p, str) else p for p in body.prompts]
+        texts = [p if isinstance(p, str) else None for p in body.prompts] if body.echo else []
+        return self._build(body, params, _job_id(body, "cmpl-"), prompts, texts)
 
     def _build(
         self,
         body: GenerationBody,
         params: SamplingParams,
         job_id: str,
-        texts: list[str | None],
         prompts: list[list[int]],
+        echoed_texts: Sequence[str | None] = (),
     ) -> Job:
         if body.include_draft_logprobs:
             verify_has_draft_logprobs(self._speculation, "include_draft_logprobs")
         wish = body.speculation_wish(params)
-        requests: list[Request] = []
-        for i, token_ids in enumerate(prompts):
-            request_id = job_id if len(prompts) == 1 else f"{job_id}-{i}"
-            options = RequestOptions(request_id, body.priority or 0, body.cache_salt or "", wish)
-            requests += self._requests.build(token_ids, params, options)
-        granted = requests[0].speculation  # the same for all
+        options = RequestOptions(job_id, body.priority or 0, body.cache_salt or "", wish)
+        requests = self._requests.build(prompts, params, options)
+        granted = requests.speculation
         return Job(
             job_id=job_id,
             created=int(time.time()),
             model=self._model,
-            prompt_texts=tuple(texts),
-            requests=tuple(requests),
-            num_choices_per_prompt=params.n,
+            echoed_texts=tuple(echoed_texts),
+            requests=requests,
             method=self._speculation.method_of(granted),
             is_lossy=may_change_tokens(granted, self._speculation, self._verify_strategy),
-            collects_metrics=bool(body.collect_metrics),
+            answer=AnswerOptions.of(body),
         )
 
 
@@ -140,26 +178,26 @@ def _job_id(body: GenerationBody, prefix: str) -> str:
     return body.request_id or prefix + uuid.uuid4().hex
 
 
-@dataclass(slots=True)
 class UsageCounter:
     """Counts what a job has cost so far."""
 
-    job: Job
-    num_completion_tokens: int = 0
-    _num_cached: dict[int, int] = field(default_factory=dict)
+    def __init__(self, requests: RequestGroup) -> None:
+        self._num_choices_per_prompt = requests.sampling.n
+        self._num_prompt_tokens = sum(map(len, requests.prompts))
+        self._num_completion_tokens = 0
+        self._num_cached: dict[int, int] = {}
 
     def add(self, choice: int, delta: TextDelta) -> None:
         """Take a delta of a choice."""
-        self.num_completion_tokens += len(delta.token_ids)
-        if choice % self.job.num_choices_per_prompt == 0:  # its siblings only repeat the prompt
+        self._num_completion_tokens += len(delta.token_ids)
+        if choice % self._num_choices_per_prompt == 0:  # its siblings only repeat the prompt
             self._num_cached[choice] = max(self._num_cached.get(choice, 0), delta.num_cached_tokens)
 
     def to_json(self) -> dict[str, Any]:
         """Return OpenAI's `usage`; a prompt counts once however many choices it has."""
-        num_prompt_tokens = sum(len(r.prompt_token_ids) for r in self.job.requests[:: self.job.num_choices_per_prompt])
         return {
-            "prompt_tokens": num_prompt_tokens,
-            "completion_tokens": self.num_completion_tokens,
-            "total_tokens": num_prompt_tokens + self.num_completion_tokens,
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": self._num_completion_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached.values())},
         }

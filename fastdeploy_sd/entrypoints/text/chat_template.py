@@ -83,19 +83,24 @@ class ChatTemplate:
         ordered = sorted(filter(None, control_tokens), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
-    def render(self, messages: Sequence[Message], kwargs: Mapping[str, Json]) -> tuple[Segment, ...]:
+    def render(
+        self, messages: Sequence[Message], kwargs: Mapping[str, Json], max_control_tokens: int | None = None
+    ) -> tuple[Segment, ...]:
         """Return the prompt that asks for the assistant's next turn.
 
         Args:
             messages: in order, at least one.
             kwargs: extra template variables (chat_template_kwargs). One that the template does not read has no
                 effect: clients send `enable_thinking` and the like to every model.
+            max_control_tokens: how many may be written in the messages, each of which has to be shielded; None = any
+                number.
 
         Raises:
-            BadRequest: the template refuses the messages, or kwargs name a variable that is not theirs to set.
+            BadRequest: the template refuses the messages, they have too many control tokens, or kwargs name a variable
+                that is not theirs to set.
         """
         self._verify_kwargs(kwargs)
-        shield = _Shield(self._control)
+        shield = _Shield(self._control, max_control_tokens)
         try:
             turns = [_turn(message, shield) for message in messages]
             extra = {key: shield.cover(value) for key, value in kwargs.items()}
@@ -134,8 +139,9 @@ class ChatTemplate:
 class _Shield:
     """The placeholders of one rendering."""
 
-    def __init__(self, control: re.Pattern[str]) -> None:
+    def __init__(self, control: re.Pattern[str], limit: int | None) -> None:
         self._control = control
+        self._limit = limit
         # Digits survive `upper`, `lower` and `tojson`. The borders, two random private-use characters, show a cut.
         self._nonce = str(secrets.randbits(128))
         self._open, self._close = map(chr, secrets.SystemRandom().sample(_PRIVATE_USE, 2))
@@ -164,6 +170,12 @@ class _Shield:
         return restored
 
     def _cover_match(self, match: re.Match[str]) -> str:
+        if len(self._originals) == self._limit:
+            raise BadRequest(
+                f"messages: expected at most {self._limit} control tokens written in them (the tokens of a prompt), got"
+                " more",
+                param="messages",
+            )
         self._originals.append(match[0])
         return f"{self._open}{self._nonce}:{len(self._originals) - 1}{self._close}"
 

@@ -27,15 +27,29 @@ class PromptEncoder:
         special = tokenizer.files.special_tokens
         self._template = None if source is None else ChatTemplate(source, special, tokenizer.control_tokens)
 
-    def encode_text(self, text: str) -> list[int]:
-        """Return the ids of a raw prompt: control tokens written in it act, and a BOS is added if the model has one."""
-        return self._tokenizer.encode(text, add_special_tokens=True)
+    def encode_text(self, text: str, max_tokens: int | None = None) -> list[int]:
+        """Return the ids of a raw prompt: control tokens written in it act, and a BOS is added if the model has one.
 
-    def encode_chat(self, messages: Sequence[Message], kwargs: Mapping[str, Json]) -> list[int]:
-        """Return the ids of a conversation; control tokens written in messages are plain text.
+        Args:
+            max_tokens: a text that must have more is refused before it is encoded, one that only may is not; None = no
+                limit.
 
         Raises:
-            BadRequest: no messages, an unknown role, no chat template, or the template refuses.
+            BadRequest: the text is too long.
+        """
+        self._verify_may_fit([text], max_tokens)
+        return self._tokenizer.encode(text, add_special_tokens=True)
+
+    def encode_chat(
+        self, messages: Sequence[Message], kwargs: Mapping[str, Json], max_tokens: int | None = None
+    ) -> list[int]:
+        """Return the ids of a conversation; control tokens written in messages are plain text.
+
+        Args:
+            max_tokens: as for `encode_text`.
+
+        Raises:
+            BadRequest: no messages, an unknown role, no chat template, the template refuses, or the text is too long.
         """
         if not messages:
             raise BadRequest("messages: expected at least one message, got none", param="messages")
@@ -50,8 +64,10 @@ class PromptEncoder:
                 param="messages",
             )
         turns = [replace(m, role=_TEMPLATE_ROLES.get(m.role, m.role)) for m in messages]
+        segments = self._template.render(turns, kwargs, max_tokens)
+        self._verify_may_fit([segment.text for segment in segments], max_tokens)
         token_ids: list[int] = []
-        for segment in self._template.render(turns, kwargs):
+        for segment in segments:
             if segment.is_plain:
                 token_ids += self._tokenizer.encode_plain(segment.text)
             else:
@@ -62,6 +78,19 @@ class PromptEncoder:
         """Return the token sequences a forbidden text has: at the start of a line and after a space."""
         forms = (word, " " + word.lstrip(" "))
         return list(dict.fromkeys(ids for form in forms if (ids := tuple(self._encode_fragment(form)))))
+
+    def _verify_may_fit(self, texts: Sequence[str], max_tokens: int | None) -> None:
+        """Refuse what needs more tokens than there may be even if each were the longest of the vocabulary."""
+        longest = self._tokenizer.max_token_chars
+        if max_tokens is None or longest is None:
+            return
+        num_tokens = sum(-(-len(text) // longest) for text in texts)
+        if num_tokens > max_tokens:
+            raise BadRequest(
+                f"prompt: expected at most {max_tokens} tokens, got at least {num_tokens}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
 
     def _encode_fragment(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Prompt ids + SamplingParams -> the engine's Requests: checked against the model's sizes, every default resolved.
+"""Prompts' ids + SamplingParams -> a RequestGroup: checked against the model's sizes, every default resolved.
 
 The only maker of Request for users' input, shared by the server and LLM. Knows no HTTP.
 """
@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
+from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
 from fastdeploy_sd.entrypoints.text.speculation import SpeculationWish, resolve_speculation
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.request_rules import producible_eos, producible_words
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.sampling_rules import SEED_LIMIT, verify_token_ids
-from fastdeploy_sd.types import ModelInfo, Request
+from fastdeploy_sd.sampling_rules import MAX_BAD_WORD_TOKENS, verify_token_ids
+from fastdeploy_sd.types import I32, ModelInfo
 
 MAX_STOP_CHARS = 1024
+MAX_BAD_WORD_CHARS = 1024
 _PRIORITY_LIMIT = 1 << 31
 
 
@@ -29,7 +31,7 @@ class RequestOptions:
     """What a user says about a request beside its prompt and sampling.
 
     Attributes:
-        request_id: of the whole; the n sequences of one prompt are "{request_id}-{i}" when n > 1.
+        request_id: of the whole, see RequestGroup.
         priority: lower runs first.
         cache_salt: prompts share cached prefixes only with the same salt.
         speculation: about drafting, see `resolve_speculation`.
@@ -52,45 +54,40 @@ class RequestBuilder:
         own_eos = producible_eos("tokenizer", encoder.eos_token_ids, model_info.vocab_size)
         self._eos_token_ids = tuple(dict.fromkeys((*model_info.eos_token_ids, *own_eos)))
 
-    def build(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
-    ) -> tuple[Request, ...]:
-        """Return `params.n` requests for one prompt; sequence i uses seed + i.
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt that leaves room for a token."""
+        return self._info.max_request_tokens - 1
+
+    def build(self, prompts: Sequence[Sequence[int]], params: SamplingParams, options: RequestOptions) -> RequestGroup:
+        """Return the requests for `params.n` sequences of every prompt.
 
         Args:
-            prompt_token_ids: int[P].
+            prompts: int[P] each, at least one.
             params: `max_tokens` None means all that fits; `seed` None means the default.
             options: identity, scheduling and drafting.
 
         Raises:
-            BadRequest: a token id is outside the vocabulary, the prompt is empty, prompt and max_tokens exceed
+            BadRequest: a token id is outside the vocabulary, a prompt is empty, prompt and max_tokens exceed
                 the model's context or the KV cache, the server cannot draft as asked, or a limit of it is exceeded.
                 Nothing is cut to fit.
         """
         self._verify_sampling(params)
         self._verify_options(options)
         speculation = resolve_speculation(options.speculation, self._info.speculation)
-        prompt = self._verified_prompt(prompt_token_ids)
-        max_tokens = self._resolve_max_tokens(len(prompt), params)
-        seed = self._resolve_seed(params)
-        spellings = (ids for word in params.bad_words for ids in self._encoder.encode_bad_word(word))
-        bad_words = producible_words(spellings, self._info.vocab_size)
-        arrival_time = time.time()
-        return tuple(
-            Request(
-                request_id=options.request_id if params.n == 1 else f"{options.request_id}-{i}",
-                prompt_token_ids=prompt,
-                sampling=params,
-                max_tokens=max_tokens,
-                seed=(seed + i) % SEED_LIMIT,
-                eos_token_ids=self._eos_token_ids,
-                bad_words_token_ids=bad_words,
-                priority=options.priority,
-                arrival_time=arrival_time,
-                cache_salt=options.cache_salt,
-                speculation=speculation,
-            )
-            for i in range(params.n)
+        max_tokens = tuple(self._resolve_max_tokens(len(prompt), params) for prompt in prompts)
+        return RequestGroup(
+            request_id=options.request_id,
+            prompts=tuple(self._verified_prompt(prompt) for prompt in prompts),
+            max_tokens=max_tokens,
+            sampling=params,
+            seeds=tuple(self._resolve_seed(params) for _ in prompts),
+            eos_token_ids=self._eos_token_ids,
+            bad_words_token_ids=self._encode_bad_words(params.bad_words),
+            priority=options.priority,
+            arrival_time=time.time(),
+            cache_salt=options.cache_salt,
+            speculation=speculation,
         )
 
     def _resolve_seed(self, params: SamplingParams) -> int:
@@ -100,21 +97,30 @@ class RequestBuilder:
     def _verify_sampling(self, params: SamplingParams) -> None:
         self._verify_ids("stop_token_ids", params.stop_token_ids)
         self._verify_ids("logit_bias", params.logit_bias)
-        for stop in params.stop:
-            if len(stop) > MAX_STOP_CHARS:
+        _verify_lengths("stop", params.stop, MAX_STOP_CHARS)
+        _verify_lengths("bad_words", params.bad_words, MAX_BAD_WORD_CHARS)
+
+    def _encode_bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        sequences: list[tuple[int, ...]] = []
+        num_tokens = 0
+        for word in words:
+            spellings = self._encoder.encode_bad_word(word)
+            num_tokens += sum(map(len, spellings))
+            if num_tokens > MAX_BAD_WORD_TOKENS:  # said before the rest is encoded
                 raise BadRequest(
-                    f"stop: expected strings of at most {MAX_STOP_CHARS} characters, got one of {len(stop)}",
-                    param="stop",
+                    f"bad_words: expected words of at most {MAX_BAD_WORD_TOKENS} tokens together in all their spellings"
+                    " (at the start of a line and after a space), got more",
+                    param="bad_words",
                 )
+            sequences += spellings
+        return producible_words(sequences, self._info.vocab_size)
 
     @staticmethod
     def _verify_options(options: RequestOptions) -> None:
         if not -_PRIORITY_LIMIT <= options.priority < _PRIORITY_LIMIT:
             raise BadRequest(f"priority: expected a 32-bit signed integer, got {options.priority}", param="priority")
 
-    def _verified_prompt(self, prompt_token_ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        if len(prompt_token_ids) == 0:
-            raise BadRequest("prompt: expected at least one token, got none", param="prompt")
+    def _verified_prompt(self, prompt_token_ids: Sequence[int]) -> I32:
         self._verify_ids("prompt_token_ids", prompt_token_ids)
         return np.asarray(prompt_token_ids, np.int32)
 
@@ -124,6 +130,8 @@ class RequestBuilder:
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         limit = self._info.max_request_tokens
         name = "max_model_len" if limit == self._info.max_model_len else "the KV cache's"
+        if num_prompt_tokens == 0:
+            raise BadRequest("prompt: expected at least one token, got none", param="prompt")
         if num_prompt_tokens >= limit:
             raise BadRequest(
                 f"prompt: expected fewer than {name} ({limit}) tokens, got {num_prompt_tokens}",
@@ -144,3 +152,11 @@ class RequestBuilder:
                 param="min_tokens",
             )
         return max_tokens
+
+
+def _verify_lengths(name: str, texts: Iterable[str], limit: int) -> None:
+    for text in texts:
+        if len(text) > limit:
+            raise BadRequest(
+                f"{name}: expected strings of at most {limit} characters, got one of {len(text)}", param=name
+            )

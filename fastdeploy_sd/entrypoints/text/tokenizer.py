@@ -184,12 +184,11 @@ def split_inside(text: str, tokens: Iterable[str]) -> list[str]:
     be cut and stay.
     """
     pattern = re.compile("|".join(re.escape(t) for t in sorted(tokens, key=len, reverse=True) if len(t) > 1) or r"(?!)")
-    parts, rest = [], text
-    while match := pattern.search(rest):
-        cut = match.start() + 1
-        parts.append(rest[:cut])
-        rest = rest[cut:]
-    return [*parts, rest]
+    parts, start = [], 0
+    while match := pattern.search(text, start):
+        parts.append(text[start : match.start() + 1])
+        start = match.start() + 1
+    return [*parts, text[start:]]
 
 
 def _load(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:

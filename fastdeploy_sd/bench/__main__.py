@@ -1,5 +1,5 @@
-"""`python -m fastdeploy_sd.bench COMMAND`: offline, http, suite (the default), forward, host, speculation, drafters,
-edits, sampling, kernels, table, compare.
+"""`python -m fastdeploy_sd.bench COMMAND`: offline, http, latency, suite (the default), forward, host, speculation,
+drafters, edits, sampling, kernels, table, compare.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -46,6 +46,12 @@ def _http(argv: Sequence[str]) -> int:
     from fastdeploy_sd.bench import load
 
     return load.main(argv)
+
+
+def _latency(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.bench import latency
+
+    return latency.main(argv)
 
 
 def _suite(argv: Sequence[str]) -> int:
@@ -111,6 +117,7 @@ def _compare(argv: Sequence[str]) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "offline": _offline,
     "http": _http,
+    "latency": _latency,
     "suite": _suite,
     "forward": _forward,
     "host": _host,

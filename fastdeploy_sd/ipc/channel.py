@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from typing import cast
 
 import zmq
-import zmq.asyncio
 
 # A client may be there long before the engine has loaded its model and listens; it tries silently and this often.
 _RECONNECT_MS = 20
@@ -110,27 +109,49 @@ class ServerChannel:
 
 
 class ClientChannel:
-    """A client's end, for asyncio. The engine may bind the address later."""
+    """A client's end, for the running event loop. The engine may bind the address later.
+
+    The loop watches the socket's descriptor. It becomes readable when something may have arrived, once, and sending may
+    take that back: so whoever finds a frame looks on until there is none, and so does whoever has sent one.
+    """
 
     def __init__(self, address: str) -> None:
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _MAX_RECONNECT_MS)
         self._socket.connect(address)
+        self._loop = asyncio.get_running_loop()
+        self._fd = cast(int, self._socket.getsockopt(zmq.FD))
+        self._arrival: asyncio.Future[None] | None = None
+        self._loop.add_reader(self._fd, self._look)
 
     def send(self, frame: bytes) -> None:
-        """Queue a frame and return at once, also while the task that calls is being cancelled."""
-        sent = cast("asyncio.Future[object]", self._socket.send(frame, zmq.NOBLOCK))
-        sent.result()  # done already: without a high-water mark the queue always has room
+        """Queue a frame and return at once: without a high-water mark the queue always has room."""
+        self._socket.send(frame, zmq.NOBLOCK)
+        self._look()
 
     async def receive(self) -> bytes:
-        """Wait for the next frame; an empty one stands for a message of several parts, which the engine never sends."""
-        parts = await self._socket.recv_multipart()
+        """Wait for the next frame; an empty one stands for a message of several parts, which the engine never sends.
+
+        For one task at a time.
+        """
+        while not self._has_arrived():
+            self._arrival = self._loop.create_future()
+            await self._arrival
+        parts = self._socket.recv_multipart(zmq.NOBLOCK)
         return parts[0] if len(parts) == 1 else b""
 
     def close(self, linger_s: float) -> None:
         """Close; frames still queued get that long to leave."""
+        self._loop.remove_reader(self._fd)
         self._socket.close(linger=round(linger_s * 1000))
         self._context.term()
+
+    def _look(self) -> None:
+        if self._arrival is not None and not self._arrival.done() and self._has_arrived():
+            self._arrival.set_result(None)
+
+    def _has_arrived(self) -> bool:
+        return bool(cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

@@ -1,0 +1,54 @@
+"""The two ends of a channel in one process: what arrives is noticed whenever it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from fastdeploy_sd.ipc.channel import ClientChannel, ServerChannel, private_address
+
+WAIT_S = 20
+
+
+def received(server: ServerChannel, count: int) -> list[tuple[bytes, bytes]]:
+    """Wait for that many frames."""
+    frames: list[tuple[bytes, bytes]] = []
+    while len(frames) < count:
+        server.wait(timeout_s=WAIT_S)
+        frames += server.receive()
+    return frames
+
+
+async def test_frames_that_arrive_before_a_send_are_not_lost() -> None:
+    """Sending makes the descriptor unreadable again, so the sender has to tell whoever waits."""
+    with private_address() as address:
+        server, client = ServerChannel(address), ClientChannel(address)
+        client.send(b"hello")
+        [(identity, _)] = received(server, 1)
+        for _ in range(20):
+            waiting = asyncio.create_task(client.receive())
+            await asyncio.sleep(0)
+            for frame in (b"1", b"2", b"3"):
+                server.send(identity, frame)
+            time.sleep(0.01)  # they arrive while the event loop does not look
+            client.send(b"something")
+            async with asyncio.timeout(WAIT_S):
+                assert [await waiting, await client.receive(), await client.receive()] == [b"1", b"2", b"3"]
+        client.close(linger_s=0)
+        server.close(linger_s=0)
+
+
+async def test_a_cancelled_reader_loses_no_frame() -> None:
+    with private_address() as address:
+        server, client = ServerChannel(address), ClientChannel(address)
+        client.send(b"hello")
+        [(identity, _)] = received(server, 1)
+        waiting = asyncio.create_task(client.receive())
+        await asyncio.sleep(0)
+        server.send(identity, b"1")
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        async with asyncio.timeout(WAIT_S):
+            assert await client.receive() == b"1"
+        client.close(linger_s=0)
+        server.close(linger_s=0)

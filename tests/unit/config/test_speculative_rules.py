@@ -126,9 +126,8 @@ DRAFTING = "method ngram, suffix or mtp"
 )
 def test_a_key_of_another_method_is_refused(method: str, keys: Keys, where: str) -> None:
     key, value = list(keys.items())[-1]
-    assert (
-        refusal({"method": method, **keys}) == f".{key}: expected only with {where}, got {shown(value)} with method {method}"
-    )
+    got = f"{shown(value)} with method {method}"
+    assert refusal({"method": method, **keys}) == f".{key}: expected only with {where}, got {got}"
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])

@@ -88,7 +88,8 @@ def test_another_value_of_a_speculative_key_is_not_supported_yet(
     with pytest.raises(ConfigError) as caught:
         config_from_kwargs(model=model, speculative_config={"method": "ngram", key: value})
     assert caught.value.message == (
-        f"speculative_config.{key}: {shown(value)} is not supported yet in this version (only {only} is) (keyword argument)"
+        f"speculative_config.{key}: {shown(value)} is not supported yet in this version (only {only} is)"
+        " (keyword argument)"
     )
 
 

@@ -17,7 +17,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO
+
+from fastdeploy_sd.config.environment import LOG_DIR_VARIABLE
+from fastdeploy_sd.ipc.log_files import LogFile
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -135,5 +139,16 @@ def describe_exit(status: int) -> str:
 
 
 def configure_logging(process: str) -> None:
-    """Log to standard error; every line names the kind of process it comes from."""
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {process}: %(message)s")
+    """Log to standard error and, in FD_LOG_DIR if it is set, to a file; every line names the kind of process.
+
+    Does nothing where logging is configured already.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    if logging.root.handlers:
+        return
+    folder = os.environ.get(LOG_DIR_VARIABLE)
+    files = [LogFile(Path(folder), process)] if folder else []
+    text = f"%(asctime)s %(levelname)s {process}: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=text, handlers=[logging.StreamHandler(), *files])

@@ -53,11 +53,11 @@ def start_engine(config: Config, address: str, executor: str = DEFAULT_EXECUTOR)
 
 def main() -> int:
     """Entry point of the child process."""
-    configure_logging("engine")
     start = read_start()
     end_with_parent(functools.partial(shutil.rmtree, directory_of(start["address"]), ignore_errors=True))
     module, name = start["executor"].split(":")
     try:
+        configure_logging("engine")
         config = from_json(start["config"])
         create_executor: ExecutorFactory = getattr(importlib.import_module(module), name)
         executor = create_executor(config)

@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "api_server") -> int:
     Returns:
         The exit status: 0 after an orderly stop, 2 for a wrong option or checkpoint, 1 when the engine failed.
     """
-    configure_logging("server")  # before the configuration, which logs what has no effect
     try:
+        configure_logging("server")  # before the configuration, which logs what has no effect
         config = load_config(sys.argv[1:] if argv is None else argv, prog)
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)

@@ -1,0 +1,96 @@
+"""Log files of a server's processes, for who asks for them: one file per process, bounded in size.
+
+Knows the folder only, not which processes there are. Two processes never write one file, so several servers may share
+a folder: of two with one name the second writes NAME-2.log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import stat
+import sys
+from io import TextIOWrapper
+from itertools import count
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from fastdeploy_sd.config.environment import LOG_DIR_VARIABLE
+from fastdeploy_sd.errors import ConfigError
+
+MAX_FILE_BYTES = 32 << 20
+NUM_OLD_FILES = 7
+_CREATE = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_MODE = 0o640
+
+
+class LogFile(RotatingFileHandler):
+    """Appends to a file of its own in a folder: NAME.log, its predecessors NAME.log.1 (the last) to NAME.log.7.
+
+    The folder is created if need be. Nothing but a regular file is opened, and no link is followed. When a line cannot
+    be written, standard error says so once; logging must not end a server whose disk is full.
+
+    Args:
+        folder: where.
+        process: NAME.
+
+    Raises:
+        ConfigError: the folder or the file cannot be written.
+    """
+
+    def __init__(self, folder: Path, process: str) -> None:
+        self._has_failed = False
+        self._lock_fd = -1
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            name, self._lock_fd = _own_name(folder, process)
+            super().__init__(folder / name, maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8")
+        except OSError as error:
+            self._release()
+            reason = error.strerror or str(error)
+            text = f"{LOG_DIR_VARIABLE}: expected a folder for log files, got '{folder}': {reason}"
+            raise ConfigError(text, param=LOG_DIR_VARIABLE) from None
+
+    def close(self) -> None:
+        """Close the file and let others have its name."""
+        with contextlib.suppress(OSError):  # the last lines could not be written
+            super().close()
+        self._release()
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """Say once that lines are lost."""
+        if not self._has_failed:
+            self._has_failed = True
+            print(f"error: {LOG_DIR_VARIABLE}: cannot write {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)
+
+    def _release(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _open(self) -> TextIOWrapper:
+        fd = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | _CREATE, _MODE)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, f"{self.baseFilename} is not a regular file")
+        return os.fdopen(fd, "a", encoding=self.encoding)
+
+
+def _own_name(folder: Path, process: str) -> tuple[str, int]:
+    """Return the first name that no running process writes, and a descriptor: it is ours until that is closed."""
+    for number in count(1):
+        stem = process if number == 1 else f"{process}-{number}"
+        fd = os.open(folder / f".{stem}.lock", os.O_RDWR | _CREATE, _MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        else:
+            return f"{stem}.log", fd
+    raise AssertionError("count() does not end")

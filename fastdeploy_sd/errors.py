@@ -48,6 +48,13 @@ class Unauthorized(FdsdError):
     type = "authentication_error"
 
 
+class Forbidden(FdsdError):
+    """A web page asks that has not been allowed to."""
+
+    status = 403
+    type = "permission_error"
+
+
 class NotFound(FdsdError):
     """Unknown route or model."""
 
@@ -55,11 +62,34 @@ class NotFound(FdsdError):
     type = "not_found_error"
 
 
-class PayloadTooLarge(FdsdError):
+class MethodNotAllowed(BadRequest):
+    """The route exists, for other methods."""
+
+    status = 405
+
+
+class RequestTimeout(BadRequest):
+    """The rest of the request did not come in time."""
+
+    status = 408
+
+
+class PayloadTooLarge(BadRequest):
     """The body exceeds the configured size."""
 
     status = 413
-    type = "invalid_request_error"
+
+
+class UnsupportedMediaType(BadRequest):
+    """The body is encoded in a way that is not decoded here."""
+
+    status = 415
+
+
+class HeadersTooLarge(BadRequest):
+    """The request line and headers exceed what is read of them."""
+
+    status = 431
 
 
 class Overloaded(FdsdError):

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import uvicorn
 
 from fastdeploy_sd.config import Config, from_json, to_json
+from fastdeploy_sd.entrypoints.acceptor import Acceptor
+from fastdeploy_sd.entrypoints.connection import Connection, Connections
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.ipc.child import (
@@ -25,6 +27,7 @@ from fastdeploy_sd.ipc.child import (
     read_start,
 )
 from fastdeploy_sd.ipc.client import EngineClient
+from fastdeploy_sd.metrics import HttpStats
 
 # When the engine has ended, every answer is complete or an error; so long may slow readers take to fetch it.
 _FLUSH_S = 5
@@ -38,29 +41,52 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve_http(app: Callable[..., Any], client: EngineClient, listener: socket.socket) -> int:
-    """Answer HTTP with an ASGI app on a listening socket, which is closed at the end, while the client's engine lives.
+class HttpServer:
+    """The HTTP side of a process.
 
-    Answers that are complete by then, if only with an error, still reach readers that fetch them within a few seconds.
+    Args:
+        client: of the engine; may still be connecting.
+        config: what was started.
 
-    Returns:
-        The exit status: 0 when the engine has ended first, as it should.
+    Raises:
+        ConfigError: as `create_app`.
     """
-    config = uvicorn.Config(
-        app, log_level="warning", log_config=None, access_log=False, timeout_graceful_shutdown=_FLUSH_S
-    )
-    server = _Server(config)
 
-    async def stop_after_engine() -> None:
-        await client.wait_ended()
-        server.should_exit = True
+    def __init__(self, client: EngineClient, config: Config) -> None:
+        self._client = client
+        self._shared = Connections(config.server, HttpStats())
+        self._app = create_app(client, config, self._shared.stats)
 
-    stopping = asyncio.create_task(stop_after_engine())
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        stopping.cancel()
-    return EXIT_OK if server.should_exit else EXIT_FAILED
+    async def serve(self, listener: socket.socket) -> int:
+        """Answer HTTP on a listening socket, which is closed at the end, while the client's engine lives.
+
+        Answers that are complete by then, if only with an error, still reach readers that fetch them within a few
+        seconds.
+
+        Returns:
+            The exit status: 0 when the engine has ended first, as it should.
+        """
+        # Below errors uvicorn logs what clients do; which of that is worth a line is for us to say.
+        config = uvicorn.Config(
+            self._app, log_level="error", log_config=None, ws="none", timeout_graceful_shutdown=_FLUSH_S
+        )
+        server = _Server(config)
+        make = functools.partial(Connection, self._shared, config, server.server_state)
+        acceptor = Acceptor(listener, self._shared, make)
+
+        async def stop_after_engine() -> None:
+            await self._client.wait_ended()
+            acceptor.stop()
+            listener.close()  # who connects now is refused, not kept waiting
+            server.should_exit = True
+
+        acceptor.start()
+        stopping = asyncio.create_task(stop_after_engine())
+        try:
+            await server.serve(sockets=[])  # the acceptor has the only one
+        finally:
+            stopping.cancel()
+        return EXIT_OK if server.should_exit else EXIT_FAILED
 
 
 def start_worker(config: Config, address: str, engine_pid: int, listener: socket.socket) -> ChildProcess:
@@ -87,9 +113,9 @@ def main() -> int:
 
 async def _work(config: Config, client: EngineClient, listener: socket.socket) -> int:
     try:
-        app = create_app(client, config)
+        http = HttpServer(client, config)
         await client.connect()
-        return await serve_http(app, client, listener)
+        return await http.serve(listener)
     except Unavailable:
         return EXIT_OK  # the engine ended before it greeted us, which is not for HTTP to report
     finally:

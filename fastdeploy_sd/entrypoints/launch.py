@@ -17,8 +17,8 @@ import socket
 import sys
 
 from fastdeploy_sd.config import Config, ServerConfig
-from fastdeploy_sd.entrypoints.http_process import serve_http, start_worker
-from fastdeploy_sd.entrypoints.openai.app import create_app
+from fastdeploy_sd.entrypoints.acceptor import raise_descriptor_limit
+from fastdeploy_sd.entrypoints.http_process import HttpServer, start_worker
 from fastdeploy_sd.errors import ConfigError, Unavailable
 from fastdeploy_sd.ipc.channel import private_address
 from fastdeploy_sd.ipc.child import (
@@ -47,6 +47,7 @@ def run(config: Config, executor: str = DEFAULT_EXECUTOR) -> int:
         executor: as in `start_engine`.
     """
     configure_logging("server")
+    raise_descriptor_limit()
     try:
         with bind(config.server) as listener:
             return asyncio.run(_Launcher(config, listener).run(executor))
@@ -95,7 +96,7 @@ class _Launcher:
             stop_on_signals(lambda: self._stop(engine))
             client = EngineClient(address, engine.pid)
             try:
-                app = create_app(client, self._config)  # the tokenizer's errors show while the model still loads
+                http = HttpServer(client, self._config)  # the tokenizer's errors show while the model still loads
                 try:
                     await client.connect()
                 except Unavailable:
@@ -104,8 +105,7 @@ class _Launcher:
                 if self._config.server.workers > 1:
                     await client.close()
                     return await self._serve_in_workers(address, engine)
-                http = asyncio.create_task(serve_http(app, client, self._listener))
-                return await self._until_end([http], engine)
+                return await self._until_end([asyncio.create_task(http.serve(self._listener))], engine)
             finally:
                 await client.close()
 
@@ -146,6 +146,7 @@ class _Launcher:
         elif not engine_end.done():  # it has said goodbye and is about to end
             self._kill_after(_STUCK_S, engine)
         status = self._status(await engine_end)
+        self._listener.close()  # who connects now is refused, not kept waiting
         http_status = max(await asyncio.gather(*http))  # also after a failure: pending answers are still being sent
         return status or http_status
 

@@ -1,7 +1,8 @@
-"""Prometheus exposition of an engine's statistics. The only package that imports prometheus_client."""
+"""Prometheus exposition of the statistics of engine and HTTP. The only package that imports prometheus_client."""
 
 from __future__ import annotations
 
 from fastdeploy_sd.metrics.exposition import render_metrics
+from fastdeploy_sd.metrics.http_stats import HttpStats
 
-__all__ = ["render_metrics"]
+__all__ = ["HttpStats", "render_metrics"]

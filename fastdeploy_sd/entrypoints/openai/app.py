@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, authentication, and one shape for every error."""
+"""The FastAPI application: routes, what stands before them, and one shape for every error."""
 
 from __future__ import annotations
 
@@ -6,26 +6,39 @@ import time
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from fastdeploy_sd.config import Config, explain
+from fastdeploy_sd import __version__
+from fastdeploy_sd.config import Config, ServerConfig, explain
 from fastdeploy_sd.entrypoints.openai.auth import BearerAuth
+from fastdeploy_sd.entrypoints.openai.boundary import Boundary
 from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_response, to_fdsd_error
 from fastdeploy_sd.entrypoints.openai.generation import Client
-from fastdeploy_sd.entrypoints.openai.handler import GenerationHandler, model_not_found
+from fastdeploy_sd.entrypoints.openai.handler import LOSSY_HEADER, GenerationHandler, model_not_found
+from fastdeploy_sd.entrypoints.openai.origins import OriginGate
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
-from fastdeploy_sd.errors import BadRequest, FdsdError, NotFound, Unavailable
-from fastdeploy_sd.metrics import render_metrics
+from fastdeploy_sd.errors import (
+    MAX_SHOWN_CHARS,
+    BadRequest,
+    FdsdError,
+    MethodNotAllowed,
+    NotFound,
+    Unavailable,
+)
+from fastdeploy_sd.metrics import HttpStats, render_metrics
 
 
-def create_app(client: Client, config: Config) -> FastAPI:
+def create_app(client: Client, config: Config, stats: HttpStats | None = None) -> FastAPI:
     """Return the application that serves the model behind `client`.
 
     Args:
         client: may still be connecting; until then /health is 503.
         config: what was started; tokenizer and chat template are read from it now.
+        stats: what this process counts about HTTP; None = only requests count.
 
     Raises:
         CheckpointError: the tokenizer's files are missing or malformed.
@@ -37,11 +50,25 @@ def create_app(client: Client, config: Config) -> FastAPI:
     app.add_api_route("/v1/chat/completions", handler.chat, methods=["POST"])
     app.add_api_route("/v1/completions", handler.completion, methods=["POST"])
     _Info(client, config).add_routes(app)
-    app.add_middleware(BearerAuth, api_keys=config.server.api_key)
     app.add_exception_handler(FdsdError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
-    app.add_exception_handler(Exception, _answer_error)
+    _protect(app, config.server, stats or HttpStats())
     return app
+
+
+def _protect(app: FastAPI, server: ServerConfig, stats: HttpStats) -> None:
+    """Put in front of the routes what every request passes; the last one added is the first one passed."""
+    app.add_middleware(BearerAuth, api_keys=server.api_key)
+    if server.allowed_origins:  # a preflight request carries no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=server.allowed_origins,
+            allow_methods=["GET", "HEAD", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", LOSSY_HEADER],
+        )
+    app.add_middleware(OriginGate, allowed=server.allowed_origins, is_open=not server.api_key, host=server.host)
+    app.add_middleware(Boundary, stats=stats, has_log=server.access_log)
 
 
 class _Info:
@@ -53,6 +80,8 @@ class _Info:
         self._created = int(time.time())
 
     def add_routes(self, app: FastAPI) -> None:
+        app.add_api_route("/", self.root, methods=["GET"])
+        app.add_api_route("/version", self.version, methods=["GET"])
         app.add_api_route("/v1/models", self.models, methods=["GET"])
         app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
         app.add_api_route("/health", self.health, methods=["GET"])
@@ -60,6 +89,15 @@ class _Info:
         app.add_api_route("/load", self.load, methods=["GET"])
         app.add_api_route("/metrics", self.metrics, methods=["GET"])
         app.add_api_route("/config-info", self.config_info, methods=["GET"])
+
+    async def root(self, request: HttpRequest) -> Response:
+        """What this is, for whoever looks: name, version, model, routes."""
+        about = {"name": "fastdeploy_sd", "version": __version__, "model": self._config.model.served_name}
+        return JsonResponse(about | {"routes": routes_of(request.app)})
+
+    async def version(self) -> Response:
+        """The version of the package."""
+        return JsonResponse({"version": __version__})
 
     async def health(self) -> Response:
         """200 with an empty body while the engine takes requests, 503 when it is down or finishes its last ones."""
@@ -133,15 +171,20 @@ async def _answer_error(request: HttpRequest, error: Exception) -> Response:
 async def _answer_http_exception(request: HttpRequest, error: Exception) -> Response:
     """Starlette's own errors: unknown route (404), wrong method (405), malformed request (400)."""
     assert isinstance(error, HTTPException), "registered for HTTPException only"
-    where = f"{request.method} {request.url.path}"
+    where = f"{request.method} {request.url.path}"[:MAX_SHOWN_CHARS]
+    routes = routes_of(request.app)
+    allowed = [route for route in routes if route.partition(" ")[2] == request.url.path]
     known = {
-        404: NotFound(f"route: expected one this server has, got {where}", code="route_not_found"),
-        405: _MethodNotAllowed(f"method: expected another one for this route, got {where}", code="method_not_allowed"),
+        404: NotFound(f"route: expected one of {', '.join(routes)}, got {where}", code="route_not_found"),
+        405: MethodNotAllowed(
+            f"method: expected {' or '.join(allowed) or 'that of the route'}, got {where}", code="method_not_allowed"
+        ),
     }
     response = error_response(known.get(error.status_code, BadRequest(f"request: {error.detail}")))
     response.headers.update(error.headers or {})
     return response
 
 
-class _MethodNotAllowed(BadRequest):
-    status = 405
+def routes_of(app: FastAPI) -> list[str]:
+    """Method and path of every route, in the order they were added."""
+    return [f"{method} {r.path}" for r in app.routes if isinstance(r, APIRoute) for method in sorted(r.methods or ())]

@@ -23,7 +23,7 @@ class BearerAuth:
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
         self._app = app
-        self._keys = [key.encode("utf-8") for key in api_keys]
+        self._keys = [key.encode("ascii") for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401 or pass the request on (ASGI)."""
@@ -34,7 +34,7 @@ class BearerAuth:
         await error_response(error)(scope, receive, send)
 
     def _is_authorized(self, scope: Scope) -> bool:
-        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = token.strip().encode("utf-8")
-        matches = [hmac.compare_digest(given, key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        given = Headers(scope=scope).get("authorization", "").encode("latin-1")  # the header's own bytes
+        scheme, _, token = given.partition(b" ")
+        matches = [hmac.compare_digest(token.strip(), key) for key in self._keys]
+        return scheme.lower() == b"bearer" and any(matches)

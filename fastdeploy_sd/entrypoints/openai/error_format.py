@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from fastdeploy_sd.errors import FdsdError, InternalError, Overloaded, Unauthorized
+from fastdeploy_sd.entrypoints.openai.request_record import record_of
+from fastdeploy_sd.errors import MAX_SHOWN_CHARS, FdsdError, InternalError, Overloaded, Unauthorized
 
 logger = logging.getLogger(__name__)
 
@@ -26,15 +29,20 @@ def error_response(error: FdsdError) -> Response:
         headers["Retry-After"] = str(error.retry_after_s)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    return JsonResponse(error_json(error), error.status, headers)
+    return _ErrorResponse(error, headers)
 
 
-def to_fdsd_error(error: Exception, request: HttpRequest) -> FdsdError:
+def to_fdsd_error(error: BaseException, request: HttpRequest) -> FdsdError:
     """Return an error a user may see. Any that is not one of ours is our fault: logged, and told without detail."""
-    if isinstance(error, FdsdError):
-        return error
-    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return InternalError("the server failed on this request; its log says why")
+    if not isinstance(error, FdsdError):
+        logger.error("%s %s failed", request.method, request.url.path[:MAX_SHOWN_CHARS], exc_info=error)
+        error = InternalError("the server failed on this request; its log says why")
+    record_of(request.scope).reason = _reason(error)
+    return error
+
+
+def _reason(error: FdsdError) -> str:
+    return error.code or error.type
 
 
 def to_json(value: object) -> str:
@@ -50,3 +58,15 @@ class JsonResponse(Response):
     def render(self, content: object) -> bytes:
         """Return the body."""
         return to_json(content).encode("utf-8")
+
+
+class _ErrorResponse(JsonResponse):
+    """An error as a response, which notes itself in the request's record."""
+
+    def __init__(self, error: FdsdError, headers: Mapping[str, str]) -> None:
+        super().__init__(error_json(error), error.status, headers)
+        self._reason = _reason(error)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record_of(scope).reason = self._reason
+        await super().__call__(scope, receive, send)

@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.entrypoints.openai.boundary import CLIENT_CLOSED_REQUEST
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, ChoiceFormat, CompletionFormat
 from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_json, to_fdsd_error, to_json
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
@@ -18,6 +19,7 @@ from fastdeploy_sd.entrypoints.openai.job import Job, JobBuilder, UsageCounter
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, parse_body
 from fastdeploy_sd.entrypoints.openai.request_body import read_body
+from fastdeploy_sd.entrypoints.openai.request_record import record_of
 from fastdeploy_sd.entrypoints.openai.stream import DONE, ClientGoneError, EventStream, until_disconnected
 from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
@@ -25,7 +27,6 @@ from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import NotFound, Unavailable
 
 LOSSY_HEADER = "X-Speculation-Lossy"
-_CLIENT_CLOSED_REQUEST = 499  # nginx's status for its log; nobody receives it
 
 
 class GenerationHandler:
@@ -75,6 +76,7 @@ class GenerationHandler:
 
     async def _answer(self, request: HttpRequest, job: Job, form: ChoiceFormat) -> Response:
         """Answer; where verification may change tokens the header says so, before and beside every choice."""
+        record_of(request.scope).request_id = job.job_id
         deltas = run_job(self._client, self._tokenizer, job, self._share)
         headers = {LOSSY_HEADER: "true"} if job.is_lossy else {}
         try:
@@ -82,10 +84,10 @@ class GenerationHandler:
                 # The first delta is awaited before the status line is sent: a full queue is a 429, not a broken stream.
                 first = await until_disconnected(request.receive, anext(deltas))
                 return EventStream(_events(request, job, form, _chain(first, deltas)), deltas, headers)
-            whole = await until_disconnected(request.receive, _whole(job, form, deltas))
+            whole = await until_disconnected(request.receive, _whole(request, job, form, deltas))
             return JsonResponse(whole, headers=headers)
         except ClientGoneError:
-            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         except BaseException:
             await deltas.aclose()
             raise
@@ -96,9 +98,11 @@ def model_not_found(name: str, served: str) -> NotFound:
     return NotFound(f"model: expected {served!r}, got {name!r}", param="model", code="model_not_found")
 
 
-async def _whole(job: Job, form: ChoiceFormat, deltas: AsyncGenerator[ChoiceDelta, None]) -> dict[str, Any]:
+async def _whole(
+    request: HttpRequest, job: Job, form: ChoiceFormat, deltas: AsyncGenerator[ChoiceDelta, None]
+) -> dict[str, Any]:
     collectors = [CompletionCollector(i) for i in range(len(job.requests))]
-    usage = UsageCounter(job.requests)
+    usage = _usage(request, job)
     async with contextlib.aclosing(deltas):
         async for choice, delta in deltas:
             collectors[choice].add(delta)
@@ -114,7 +118,7 @@ async def _events(
     deltas: AsyncGenerator[ChoiceDelta, None],
 ) -> AsyncGenerator[str, None]:
     """Yield server-sent events: chunks, an error if one comes up, and always [DONE]."""
-    usage = UsageCounter(job.requests)
+    usage = _usage(request, job)
     begun: set[int] = set()
     try:
         async with contextlib.aclosing(deltas):
@@ -130,6 +134,13 @@ async def _events(
     except Exception as error:
         yield _event(error_json(to_fdsd_error(error, request)))
     yield DONE
+
+
+def _usage(request: HttpRequest, job: Job) -> UsageCounter:
+    """A counter that the request's log line reads at the end, however that comes about."""
+    usage = UsageCounter(job.requests)
+    record_of(request.scope).usage = usage.to_json
+    return usage
 
 
 def _chunk(job: Job, form: ChoiceFormat, choices: list[dict[str, Any]], usage: UsageCounter) -> dict[str, Any]:

@@ -142,5 +142,5 @@ class ScriptedApp:
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(self._app), base_url="http://test") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self._app), base_url="http://localhost") as http:
             return await http.request(method, path, json=body)

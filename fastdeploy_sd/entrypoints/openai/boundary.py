@@ -1,0 +1,119 @@
+"""The outermost layer of the application: whatever comes in, one answer in our form goes out and is counted once.
+
+What an exception, a client that leaves or a shutdown means for the answer and for the log is decided here and nowhere
+else. Knows no route and no key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fastdeploy_sd.entrypoints.openai.error_format import error_response, to_fdsd_error
+from fastdeploy_sd.entrypoints.openai.request_record import RequestRecord, begin_record
+from fastdeploy_sd.errors import MAX_SHOWN_CHARS, FdsdError, Unavailable, UnsupportedMediaType, shown
+from fastdeploy_sd.metrics import HttpStats
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for its log; nobody receives it
+
+
+class Boundary:
+    """Answers every exception, counts every request and, where wanted, logs a line for each.
+
+    HEAD is answered as GET without the body; a target with scheme and host (RFC 9112, 3.2.2) as its path alone.
+
+    Args:
+        stats: where requests are counted.
+        has_log: a line per request.
+    """
+
+    def __init__(self, app: ASGIApp, stats: HttpStats, has_log: bool) -> None:
+        self._app = app
+        self._stats = stats
+        self._has_log = has_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request (ASGI)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        inner = _normalized(scope)
+        record = begin_record(inner)
+        is_complete = False
+
+        async def noting(message: Message) -> None:
+            nonlocal is_complete
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        try:
+            error = await self._error_of(inner, receive, noting)
+            if error is not None and record.status == 0:
+                await error_response(error)(inner, receive, noting)
+        finally:
+            self._close(record, inner, scope["method"])
+
+    async def _error_of(self, scope: Scope, receive: Receive, send: Send) -> FdsdError | None:
+        """Run the application; return the error that it raised, if any."""
+        try:
+            _verify_encoding(scope)
+            await self._app(scope, receive, send)
+        except (ClientDisconnect, OSError):
+            return None  # nobody is left to answer
+        except asyncio.CancelledError:  # only the end of the server cancels
+            return Unavailable("the server shut down before the request finished", code="draining")
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # also a panic of a Rust extension, which is no Exception
+            return to_fdsd_error(error, HttpRequest(scope))
+        return None
+
+    def _close(self, record: RequestRecord, scope: Scope, method: str) -> None:
+        record.status = record.status or CLIENT_CLOSED_REQUEST
+        route = getattr(scope.get("route"), "path", "other")  # a path of the client's own could be any
+        self._stats.requests[route, str(record.status), record.reason] += 1
+        if self._has_log:
+            logger.info("%s", _line(record, scope, method))
+
+
+def _normalized(scope: Scope) -> Scope:
+    scope = {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
+    if scope["path"].lower().startswith(("http://", "https://")):
+        scope["path"] = "/" + scope["path"].partition("://")[2].partition("/")[2]
+        scope["raw_path"] = b"/" + scope["raw_path"].partition(b"://")[2].partition(b"/")[2]
+    return scope
+
+
+def _verify_encoding(scope: Scope) -> None:
+    encoding = Headers(scope=scope).get("content-encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        message = f"Content-Encoding: expected identity, got {shown(encoding)}"
+        raise UnsupportedMediaType(message, code="unsupported_encoding")
+
+
+def _line(record: RequestRecord, scope: Scope, method: str) -> str:
+    """Words without spaces: what a client has sent of them cannot be mistaken for others."""
+    client = scope.get("client")
+    words = {
+        "client": f"{client[0]}:{client[1]}" if client else "-",
+        "method": method,
+        "path": scope["raw_path"].decode("ascii", "replace")[:MAX_SHOWN_CHARS],
+        "status": record.status,
+        "duration_s": f"{time.monotonic() - record.started:.3f}",
+        "error": record.reason,
+        "id": record.request_id,
+    }
+    if record.usage is not None:
+        usage = record.usage()
+        words |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+    return " ".join(f"{name}={value}" for name, value in words.items() if value != "")

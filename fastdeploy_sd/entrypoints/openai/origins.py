@@ -1,0 +1,86 @@
+"""Web pages: which of them may use the server. Knows no route and no key.
+
+A browser sends a page's requests to this machine's own addresses too, with the page's origin in a header. Without a
+key, what keeps a page of somebody else from spending the machine's time, or from reading answers by giving its own
+name this machine's address (DNS rebinding), is looking at where the request comes from. Programs send no origin.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fastdeploy_sd.entrypoints.openai.error_format import error_response
+from fastdeploy_sd.errors import Forbidden, shown
+
+
+class OriginGate:
+    """Refuses requests of web pages that nobody has allowed.
+
+    Refused are a preflight request of an origin that is not allowed and, where nothing else protects the server,
+    every request of one; likewise a request that reached a server on a loopback address under a name that somebody
+    may own in the Internet, unless it is the host of an allowed origin.
+
+    Args:
+        allowed: origins; "*" = any.
+        is_open: the server has no keys.
+        host: the address the server listens on.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str], is_open: bool, host: str) -> None:
+        self._app = app
+        self._allowed = frozenset(allowed)
+        self._is_open = is_open
+        self._known_hosts = (
+            {urlsplit(origin).hostname for origin in allowed} if is_open and _is_loopback(host) else None
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 403 or pass the request on (ASGI)."""
+        refusal = self._refusal(scope) if scope["type"] == "http" and "*" not in self._allowed else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await error_response(refusal)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Forbidden | None:
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        is_preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+        if origin is not None and origin not in self._allowed and (self._is_open or is_preflight):
+            return Forbidden(f"Origin: expected one of allowed_origins, got {shown(origin)}", code="origin_not_allowed")
+        host = headers.get("host", "")
+        if self._known_hosts is not None and not self._is_known(host):
+            return Forbidden(
+                f"Host: expected a local name, an address or the host of one of allowed_origins, got {shown(host)}",
+                code="host_not_allowed",
+            )
+        return None
+
+    def _is_known(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return _is_local(name) or _is_address(name) or name in (self._known_hosts or ())
+
+
+def _is_local(name: str) -> bool:
+    """Whether nobody can own this name in the Internet."""
+    return "." not in name or name.endswith(".localhost")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return _is_local(host) or (_is_address(host) and ipaddress.ip_address(host).is_loopback)

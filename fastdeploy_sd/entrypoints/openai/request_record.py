@@ -1,0 +1,44 @@
+"""What is noted about one HTTP request while it is answered, for metrics and the log. Knows no logger and no metric."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import Scope
+
+_KEY = "fastdeploy_sd.record"
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request.
+
+    Attributes:
+        started: of `time.monotonic`, when its headers were complete.
+        status: of the answer; 0 until one begins.
+        reason: code, else type, of the error it was answered with, also inside a stream; "" = none.
+        request_id: id of the response; "" until there is one.
+        usage: returns what a generation has cost so far, as OpenAI's `usage`; None = there was none.
+    """
+
+    started: float = field(default_factory=time.monotonic)
+    status: int = 0
+    reason: str = ""
+    request_id: str = ""
+    usage: Callable[[], Mapping[str, Any]] | None = None
+
+
+def begin_record(scope: Scope) -> RequestRecord:
+    """Attach a new record to a request and return it."""
+    record: RequestRecord = RequestRecord()
+    scope[_KEY] = record
+    return record
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """Return the request's record; where nobody keeps one, one that is thrown away."""
+    record: RequestRecord = scope.get(_KEY) or RequestRecord()
+    return record

@@ -1,0 +1,115 @@
+"""A whole server as processes over the toy model, with real sockets and signals; what it logs is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+WAIT_S = 30.0
+_EXECUTORS = "tests.server.lifecycle_executors"
+_SCRIPT = (
+    "import json, sys\n"
+    "from fastdeploy_sd.config import config_from_kwargs\n"
+    "from fastdeploy_sd.entrypoints import launch\n"
+    "sys.exit(launch.run(config_from_kwargs(**json.loads(sys.argv[1])), sys.argv[2]))\n"
+)
+
+
+class Server:
+    """A server process and what it has written to standard error.
+
+    Args:
+        executor: a function of lifecycle_executors.py.
+        num_files: limit of open files; None = this process's.
+        options: of the server.
+    """
+
+    def __init__(self, golden_dir: Path, executor: str, num_files: int | None = None, **options: object) -> None:
+        limit = [] if num_files is None else ["prlimit", f"--nofile={num_files}"]
+        options = {"model": str(golden_dir / "qwen3-tiny"), "served_model_name": "toy", "port": 0, **options}
+        self.process = subprocess.Popen(
+            [*limit, sys.executable, "-c", _SCRIPT, json.dumps(options), f"{_EXECUTORS}:{executor}"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._is_ended = False
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._changed:
+                self._lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._is_ended = True
+            self._changed.notify_all()
+
+    @property
+    def stderr(self) -> str:
+        with self._changed:
+            return "".join(self._lines)
+
+    def wait_for_line(self, pattern: str) -> re.Match[str]:
+        """Wait for the first line that matches."""
+
+        def find() -> re.Match[str] | None:
+            return next(filter(None, (re.search(pattern, line) for line in self._lines)), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: find() or self._is_ended, WAIT_S)
+            match = find()
+            assert match is not None, f"no line {pattern!r} in:\n{''.join(self._lines)}"
+            return match
+
+    @property
+    def url(self) -> str:
+        """Where it serves; waits until it does."""
+        return self.wait_for_line(r"serving toy on (http://\S+)")[1]
+
+    def children(self, what: str) -> list[int]:
+        """Process ids of its children that run a function of this module."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in pids if what in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    def wait_for_children(self, what: str, count: int) -> list[int]:
+        """Wait until so many of its children run a function of this module; return their process ids."""
+        deadline = time.monotonic() + WAIT_S
+        while len(pids := self.children(what)) < count:
+            assert time.monotonic() < deadline, f"expected {count} children {what!r}, got {pids}"
+            time.sleep(0.01)
+        return pids
+
+    def wait(self) -> int:
+        """Wait for its end; return the exit status."""
+        status = self.process.wait(WAIT_S)
+        self._reader.join(WAIT_S)
+        print(self.stderr)  # shown when a test fails
+        return status
+
+    def close(self) -> None:
+        self.process.kill()
+        self.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@contextlib.contextmanager
+def serving(
+    golden_dir: Path, executor: str = "create_slow", num_files: int | None = None, **options: object
+) -> Iterator[Server]:
+    """A server process that is killed at the end, should it still run then."""
+    with contextlib.closing(Server(golden_dir, executor, num_files, **options)) as server:
+        yield server

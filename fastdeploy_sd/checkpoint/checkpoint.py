@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import operator
+import os
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.checkpoint.config_file import CONFIG_NAME, read_config
 from fastdeploy_sd.checkpoint.safetensors import SafetensorsFile
 from fastdeploy_sd.errors import CheckpointError, suggest
 from fastdeploy_sd.files import read_json
 
+MAX_FILES = 10_000
 Weights = npt.NDArray[np.generic]  # float32, float16, or bfloat16 as u16 bits
 
 
@@ -25,17 +28,15 @@ class Checkpoint:
 
     Attributes:
         path: the directory.
-        config: parsed config.json.
+        config_path, config: config.json and what it holds.
 
     Raises (on construction):
-        CheckpointError: no such directory, no config.json, no safetensors, or a malformed one.
+        CheckpointError: no such directory, no config.json, quantised weights, no safetensors, or a malformed one.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-        if not path.is_dir():
-            raise CheckpointError(f"model: expected a checkpoint directory, got {str(path)!r}", param="model")
-        self.config = read_json(path / "config.json")
+        self.path, self.config_path = path, path / CONFIG_NAME
+        self.config = read_config(path)
         self._open_files = [SafetensorsFile(path / name) for name in self._file_names()]
         self._files: dict[str, SafetensorsFile] = {}
         for file in self._open_files:
@@ -44,15 +45,18 @@ class Checkpoint:
                     names = f"{self._files[tensor].path.name} and {file.path.name}"
                     raise CheckpointError(f"{path}: tensor {tensor!r} is in {names}")
                 self._files[tensor] = file
+        self._read: set[str] = set()
         self._is_ernie = any(name.startswith("ernie.") for name in self._files)
 
     def _file_names(self) -> list[str]:
         index = self.path / "model.safetensors.index.json"
-        if index.exists():
+        if os.path.lexists(index):
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
                 raise CheckpointError(f"{index}: expected a weight_map of tensor name to file name")
             names = sorted(set(weight_map.values()))
+            if not 1 <= len(names) <= MAX_FILES:
+                raise CheckpointError(f"{index}: weight_map: expected 1 to {MAX_FILES} files, got {len(names)}")
             for name in names:
                 # The index is part of the checkpoint: it may not lead out of it.
                 if pathlib.PurePath(name).name != name:
@@ -74,6 +78,10 @@ class Checkpoint:
         """Whether a matrix is stored [in, out], as Paddle does for ERNIE; files marked format=pt are [out, in]."""
         return self._is_ernie and self._files[name].metadata.get("format") != "pt"
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor that is there."""
+        return self._files[name].entries[name].shape
+
     def tensor(self, name: str, shape: tuple[int, ...]) -> Weights:
         """Return a tensor of exactly this shape as it lies in the file: float32, float16, bfloat16 bits (u16).
 
@@ -85,6 +93,7 @@ class Checkpoint:
         file = self._files.get(name)
         if file is None:
             raise CheckpointError(f"{self.path}: expected a tensor {name!r}, found none{suggest(name, self._files)}")
+        self._read.add(name)
         entry = file.entries[name]
         if entry.shape != shape:
             raise CheckpointError(f"{file.path}: tensor {name!r}: expected shape {shape}, got {entry.shape}")
@@ -93,6 +102,10 @@ class Checkpoint:
         if entry.dtype == "F64":
             return file.tensor(name).astype(np.float32)
         raise CheckpointError(f"{file.path}: tensor {name!r}: expected a floating-point dtype, got {entry.dtype}")
+
+    def unread(self) -> list[str]:
+        """Return the names of the tensors that nobody has asked for yet, sorted."""
+        return sorted(self._files.keys() - self._read)
 
     def identity(self) -> dict[str, Any]:
         """Return JSON values that tell the checkpoint from others; of the tensors only samples are read."""

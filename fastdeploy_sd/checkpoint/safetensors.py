@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.files import describe, open_regular
 
 MAX_HEADER_BYTES = 100_000_000
@@ -30,7 +30,10 @@ LENGTH_BYTES = 8
 SAMPLE_BYTES = 4096
 DTYPES: Mapping[str, npt.DTypeLike] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "BOOL": np.bool_,
+    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
+    # Eight-bit floats as their bits: of a valid file, whose tensors nobody here can use.
+    "F8_E4M3": np.uint8, "F8_E5M2": np.uint8, "F8_E8M0": np.uint8,
 }  # fmt: skip
 
 
@@ -148,11 +151,11 @@ class SafetensorsFile:
             raise self._fail(f"tensor {name!r}: expected dtype, shape and data_offsets")
         dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise self._fail(f"tensor {name!r}: expected a dtype of {', '.join(DTYPES)}, got {dtype!r}")
+            raise self._fail(f"tensor {name!r}: expected a dtype of {', '.join(DTYPES)}, got {shown(dtype)}")
         if not _is_counts(shape) or len(shape) > MAX_RANK:
-            raise self._fail(f"tensor {name!r}: expected a shape of at most {MAX_RANK} sizes, got {shape!r}")
+            raise self._fail(f"tensor {name!r}: expected a shape of at most {MAX_RANK} sizes, got {shown(shape)}")
         if not _is_counts(offsets) or len(offsets) != len(("begin", "end")):
-            raise self._fail(f"tensor {name!r}: expected two data_offsets, got {offsets!r}")
+            raise self._fail(f"tensor {name!r}: expected two data_offsets, got {shown(offsets)}")
         begin, end = offsets
         available = len(self._map) - self._data_start
         # Python integers: a shape whose product overflows 64 bits is compared exactly.

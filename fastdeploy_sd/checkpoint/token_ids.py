@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from fastdeploy_sd.checkpoint.checkpoint import Checkpoint
-from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.checkpoint.fields import MAX_I32, is_token_id
+from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.files import read_json
+
+MAX_EOS_TOKEN_IDS = 1024
 
 
 def read_eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
     """Return the ids that end generation: generation_config.json's, else config.json's, else none.
 
     Raises:
-        CheckpointError: neither an integer nor a list of integers.
+        CheckpointError: neither an integer nor a list of integers, or too many.
     """
     path = checkpoint.path / "generation_config.json"
-    generation = read_json(path, missing_ok=True)
-    value = generation.get("eos_token_id", checkpoint.config.get("eos_token_id"))
+    values = read_json(path, missing_ok=True)
+    if "eos_token_id" not in values:
+        path, values = checkpoint.config_path, checkpoint.config
+    value = values.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise CheckpointError(f"{path}: eos_token_id: expected token ids, got {value!r}")
+    if len(ids) > MAX_EOS_TOKEN_IDS or not all(map(is_token_id, ids)):
+        expected = f"at most {MAX_EOS_TOKEN_IDS} token ids from 0 to {MAX_I32}"
+        raise CheckpointError(f"{path}: eos_token_id: expected {expected}, got {shown(value)}")
     return tuple(ids)

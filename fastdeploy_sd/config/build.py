@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.config.catalogue import BY_NAME, OPTIONS, SECTIONS
@@ -27,6 +29,7 @@ from fastdeploy_sd.config.unsupported import UNSUPPORTED, rejection
 from fastdeploy_sd.errors import ConfigError, shown
 
 HIDDEN = "(hidden)"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _QUEUE = "max_num_queued_requests"
 _STEP = "max_num_batched_tokens"
 _log = logging.getLogger(__name__)
@@ -229,12 +232,25 @@ def _assemble(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
 
 
 def _verify_checkpoint(config: Config) -> None:
-    if not (config.model.path / "config.json").is_file():
-        raise ConfigError(
-            f"model: expected a checkpoint directory with config.json, or '{DEMO_MODEL}', got"
-            f" {shown(config.model.model)}",
-            param="model",
-        )
+    # os.path says no where pathlib raises: a name that is too long, a folder that may not be looked into.
+    if os.path.isfile(config.model.path / "config.json"):
+        return
+    raise ConfigError(
+        f"model: expected a checkpoint directory with config.json, or '{DEMO_MODEL}', got {shown(config.model.model)}"
+        + _advice(config.model.model, config.model.path),
+        param="model",
+    )
+
+
+def _advice(model: str, path: Path) -> str:
+    """Return what to do about a model that is none here, "" where its kind is not known."""
+    if model.endswith(".gguf") or (os.path.isdir(path) and any(path.glob("*.gguf"))):
+        return "; GGUF files are not read: take the model's release with safetensors files"
+    if os.path.isfile(path):
+        return "; that is a file: give the directory it is in"
+    if _HUB_ID.fullmatch(model) and not os.path.lexists(path):
+        return f"; nothing is downloaded: fetch it first, as by `hf download {model} --local-dir DIR`, and give DIR"
+    return ""
 
 
 def _value(config: Config, opt: Option) -> Any:

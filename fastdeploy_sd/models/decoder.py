@@ -15,7 +15,7 @@ from fastdeploy_sd.layers.mlp import FeedForward, MoeMlp, Router, SwigluMlp
 from fastdeploy_sd.layers.norm import RmsNorm
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.weight_packer import WeightPacker
-from fastdeploy_sd.models.weights import DecoderWeights, LayerWeights
+from fastdeploy_sd.models.weights import DecoderWeights, LayerWeights, expert_parts
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm
@@ -94,6 +94,7 @@ class Decoder:
         """Load; `packer` is the checkpoint's, None = one that packs everything."""
         self.config = config
         weights = DecoderWeights(checkpoint, config)
+        weights.verify()
         packer = WeightPacker(checkpoint) if packer is None else packer
         builder = LayerBuilder(weights, config, scheme, packer)
         self._embedding = Embedding(weights.embedding(), scheme)
@@ -167,7 +168,7 @@ class LayerBuilder:
         return SwigluMlp(gate_up, self.linear(self._weights.down(i, part, size)))
 
     def _experts(self, i: int, moe: MoeConfig) -> tuple[PackedExperts, PackedExperts]:
-        parts = [f"mlp.experts.{e}" for e in range(moe.num_experts)]
+        parts = expert_parts(moe)
         gate_up = [self._weights.gate_up(i, part, moe.intermediate_size)[0] for part in parts]
         down = [self._weights.down(i, part, moe.intermediate_size)[0] for part in parts]
         return self._packer.experts(gate_up, self._scheme.experts), self._packer.experts(down, self._scheme.experts)

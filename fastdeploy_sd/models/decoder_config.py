@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer, Number
+from fastdeploy_sd.models.rope_config import THETA, read_rope, scaled_context
+from fastdeploy_sd.ops.rope_table import RopeScaling
+
+MAX_EXPERTS = 65_536
+# What the attention kernels do.
+MAX_HEAD_DIM, HEAD_DIM_MULTIPLE, MAX_GROUP_SIZE = 256, 16, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,8 @@ class DecoderConfig:
     """One decoder-only transformer.
 
     Attributes:
-        rope_scaling: parameters of the rotary scaling; None = plain.
+        max_position: the longest context, with what rotary scaling adds.
+        rope_scaling: None = plain.
         rope_interleaved: pairs (2i, 2i+1) instead of (i, i + rotary_dim / 2).
         qkv_bias, output_bias, mlp_bias: which linear layers have one.
         qk_norm: RMS norm of every q and k head before the rotary embedding.
@@ -51,7 +58,7 @@ class DecoderConfig:
     max_position: int
     norm_eps: float
     rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
+    rope_scaling: RopeScaling | None
     rope_interleaved: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
@@ -66,88 +73,108 @@ class DecoderConfig:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
 
-class ConfigReader:
-    """Typed access to config.json: a missing or mistyped key is an error that names it."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise CheckpointError(f"config.json: {name}: expected a non-negative integer, got {value!r}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"config.json: {name}: expected a number, got {value!r}")
-        return float(value)
-
-    def boolean(self, name: str, default: bool = False) -> bool:
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise CheckpointError(f"config.json: {name}: expected true or false, got {value!r}")
-        return value
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        value = self._get(name, [])
-        if not isinstance(value, list) or not all(isinstance(v, int) for v in value):
-            raise CheckpointError(f"config.json: {name}: expected a list of integers, got {value!r}")
-        return tuple(value)
-
-    def require(self, name: str, expected: object, default: object) -> None:
-        """Refuse a model that needs something these layers do not do, instead of computing something else."""
-        value = self._get(name, default)
-        if value != expected:
-            raise CheckpointError(f"config.json: {name}: expected {expected!r}, got {value!r} (not supported)")
-
-    def rope(self) -> tuple[float, Mapping[str, Any] | None]:
-        """Return (theta, scaling or None); both the old `rope_scaling` and the new `rope_parameters` are read."""
-        parameters = self._values.get("rope_parameters") or self._values.get("rope_scaling") or {}
-        if not isinstance(parameters, Mapping):
-            raise CheckpointError(f"config.json: rope_parameters: expected a map, got {parameters!r}")
-        theta = parameters.get("rope_theta", self._values.get("rope_theta", 10000.0))
-        if isinstance(theta, bool) or not isinstance(theta, int | float):
-            raise CheckpointError(f"config.json: rope_theta: expected a number, got {theta!r}")
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
-        return float(theta), None if kind == "default" else parameters
-
-    def _get(self, name: str, default: object) -> Any:
-        value = self._values.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise CheckpointError(f"config.json: expected a key {name!r}, found none")
-        return value
+def integer_fields(low: int, high: int, *names: str) -> dict[str, Integer]:
+    """Return required fields of one range."""
+    return dict.fromkeys(names, Integer(low, high))
 
 
-def read_common(reader: ConfigReader) -> dict[str, Any]:
-    """Return the DecoderConfig fields every family writes under the same names."""
-    num_heads = reader.integer("num_attention_heads")
-    hidden_size = reader.integer("hidden_size")
-    theta, scaling = reader.rope()
-    common: dict[str, Any] = {
+# Every key that is read, of all families. Bounds are far beyond any model, and small enough to count up to.
+FIELDS: Mapping[str, Field] = {
+    **integer_fields(1, MAX_I32, "vocab_size"),
+    **integer_fields(1, 1 << 24, "hidden_size", "intermediate_size", "moe_intermediate_size"),
+    **integer_fields(1, 10_000, "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    "head_dim": Integer(1, MAX_HEAD_DIM),
+    "max_position_embeddings": Integer(2, MAX_I32),
+    "rms_norm_eps": Number(1e-30, 1),
+    "rope_theta": THETA,
+    "tie_word_embeddings": Boolean(),
+    "attention_bias": Boolean(),
+    "mlp_bias": Boolean(),
+    "use_bias": Boolean(),
+    # Qwen3
+    "num_experts": Integer(0, MAX_EXPERTS),
+    "num_local_experts": Integer(0, MAX_EXPERTS, 0),
+    "num_experts_per_tok": Integer(1, MAX_EXPERTS),
+    "norm_topk_prob": Boolean(),
+    "decoder_sparse_step": Integer(0, 10_000, 1),
+    # ERNIE 4.5
+    "moe_num_experts": Integer(1, MAX_EXPERTS),
+    "moe_k": Integer(1, MAX_EXPERTS),
+    "moe_num_shared_experts": Integer(0, MAX_EXPERTS, 0),
+    "moe_layer_interval": Integer(1, 10_000, 1),
+    "moe_norm_min": Number(0, 1, 1e-12),
+    "moe_use_aux_free": Boolean(default=True),
+    "moe_norm_gate_logits": Boolean(default=True),
+}
+# What some models of these shapes ask for and the layers do not do; see FieldReader.require_neutral.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "partial_rotary_factor": (1.0,),
+    "attention_chunk_size": (),
+    "attention_multiplier": (),
+    "attn_logit_softcapping": (),
+    "clip_qkv": (),
+    "embedding_multiplier": (1.0,),
+    "final_logit_softcapping": (),
+    "is_encoder_decoder": (False,),
+    "logit_scale": (1.0,),
+    "logits_scaling": (1.0,),
+    "qk_layernorm": (False,),
+    "residual_multiplier": (1.0,),
+    "use_mrope": (False,),
+    "use_sliding_window": (False,),
+}
+
+
+def read_common(reader: FieldReader, activations: tuple[str, ...] = ("silu",)) -> dict[str, Any]:
+    """Return the DecoderConfig fields every family writes under the same names.
+
+    Args:
+        activations: names of SiLU.
+
+    Raises:
+        CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
+    """
+    reader.require_neutral({**_NEUTRAL, "hidden_act": activations})
+    num_heads, hidden_size = reader.integer("num_attention_heads"), reader.integer("hidden_size")
+    num_layers, max_position = reader.integer("num_hidden_layers"), reader.integer("max_position_embeddings")
+    _verify_layer_types(reader, num_layers)
+    num_kv_heads, head_dim = _read_heads(reader, num_heads, hidden_size)
+    theta, scaling = read_rope(reader, max_position)
+    return {
         "vocab_size": reader.integer("vocab_size"),
         "hidden_size": hidden_size,
-        "num_layers": reader.integer("num_hidden_layers"),
+        "num_layers": num_layers,
         "num_heads": num_heads,
-        "num_kv_heads": reader.integer("num_key_value_heads", num_heads),
-        "head_dim": reader.integer("head_dim", hidden_size // max(num_heads, 1)),
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
         "intermediate_size": reader.integer("intermediate_size"),
-        "max_position": reader.integer("max_position_embeddings"),
+        "max_position": scaled_context(scaling, max_position),
         "norm_eps": reader.number("rms_norm_eps"),
         "rope_theta": theta,
         "rope_scaling": scaling,
         "tie_word_embeddings": reader.boolean("tie_word_embeddings"),
     }
-    reader.require("hidden_act", "silu", "silu")
-    for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "max_position"):
-        if common[name] < 1:
-            raise CheckpointError(f"config.json: {name}: expected a positive number, got {common[name]}")
-    if num_heads % common["num_kv_heads"] != 0 or common["head_dim"] % 16 != 0:
-        raise CheckpointError(
-            "config.json: expected num_attention_heads to be a multiple of num_key_value_heads and head_dim of 16, got "
-            f"{num_heads}, {common['num_kv_heads']} and {common['head_dim']}"
-        )
-    return common
+
+
+def verify_top_k(reader: FieldReader, name: str, top_k: int, num_experts: int) -> int:
+    """Return how many experts a token has; raises CheckpointError where there are fewer."""
+    if top_k > num_experts:
+        raise reader.error(name, f"at most the {num_experts} experts there are", top_k)
+    return top_k
+
+
+def _read_heads(reader: FieldReader, num_heads: int, hidden_size: int) -> tuple[int, int]:
+    num_kv_heads = reader.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads != 0 or num_heads // num_kv_heads > MAX_GROUP_SIZE:
+        expected = f"a divisor of num_attention_heads ({num_heads}) with at most {MAX_GROUP_SIZE} heads in a group"
+        raise reader.error("num_key_value_heads", expected, num_kv_heads)
+    head_dim = reader.integer("head_dim", hidden_size // num_heads)
+    if head_dim % HEAD_DIM_MULTIPLE != 0:
+        raise reader.error("head_dim", f"a multiple of {HEAD_DIM_MULTIPLE}", head_dim)
+    return num_kv_heads, head_dim
+
+
+def _verify_layer_types(reader: FieldReader, num_layers: int) -> None:
+    types = reader.values.get("layer_types")
+    if types is not None and types != ["full_attention"] * num_layers:
+        raise reader.error("layer_types", f"{num_layers} times 'full_attention' (nothing else is supported)", types)

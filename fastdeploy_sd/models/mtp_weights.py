@@ -15,11 +15,12 @@ import re
 from dataclasses import dataclass, replace
 
 from fastdeploy_sd.checkpoint import Checkpoint, Weights
-from fastdeploy_sd.errors import CheckpointError, ConfigError
+from fastdeploy_sd.checkpoint.fields import is_token_id
+from fastdeploy_sd.errors import CheckpointError, ConfigError, shown
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_draft_config
 from fastdeploy_sd.models.weights import LayerWeights
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
 
 _PARAM = "speculative_config"
 _ERNIE_NAME = re.compile(r"(model|ernie)\.mtp_emb_norm\.(\d+)\.weight")
@@ -76,7 +77,11 @@ def _numbers(checkpoint: Checkpoint, pattern: re.Pattern[str]) -> tuple[str, tup
     if numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):
         raise CheckpointError(f"{checkpoint.path}: expected MTP layers numbered without a gap, got {numbers}")
     declared = checkpoint.config.get("num_nextn_predict_layers")
-    if isinstance(declared, int) and declared > len(numbers):
+    if declared is not None and not is_token_id(declared):
+        raise CheckpointError(
+            f"{checkpoint.config_path}: num_nextn_predict_layers: expected a number of layers, got {shown(declared)}"
+        )
+    if declared is not None and declared > len(numbers):
         raise CheckpointError(
             f"{checkpoint.path}: num_nextn_predict_layers: expected as many MTP layers as are stored, {len(numbers)}, "
             f"got {declared}"
@@ -106,6 +111,14 @@ class MtpWeights(LayerWeights):
         if has_router and config.moe is None:
             raise CheckpointError(f"{checkpoint.path}: config.json: expected the experts of the MTP layers, found none")
         self.config = config if config.moe is None else replace(config, moe=replace(config.moe, layers=has_router))
+        self._config = self.config
+
+    def verify(self, num_layers: int) -> None:
+        """Look for every tensor of the first layers, as DecoderWeights.verify does."""
+        for j in range(min(num_layers, self.num_layers)):
+            for look_up in (self.embedding_norm, self.hidden_norm, self.projection, self.output_norm):
+                look_up(j)
+            self.verify_layer(j)
 
     def embedding_norm(self, j: int) -> Weights:
         """Return f32[H]."""
@@ -119,7 +132,7 @@ class MtpWeights(LayerWeights):
         """Return [H, 2 * H] over normed embedding | normed hidden row, and its bias f32[H] or None."""
         name, hidden = self._name(self._names.projection, j), self.config.hidden_size
         bias = f"{name}.bias"
-        return self._matrix(name, hidden, 2 * hidden), (
+        return WeightMatrix((self._projection(f"{name}.weight"),)), (
             self._vector(bias, hidden) if bias in self._checkpoint else None
         )
 
@@ -143,6 +156,16 @@ class MtpWeights(LayerWeights):
             return None
         return self._matrix(name, self.config.vocab_size, self.config.hidden_size)
 
+    def _projection(self, name: str) -> WeightPart:
+        """It is never square, so its shape tells which way round it is stored.
+
+        Baidu's converter to PyTorch's layout leaves this one matrix as Paddle has it.
+        """
+        hidden = self.config.hidden_size
+        is_transposed = name in self._checkpoint and self._checkpoint.shape(name) == (2 * hidden, hidden)
+        shape = (2 * hidden, hidden) if is_transposed else (hidden, 2 * hidden)
+        return WeightPart(name, self._checkpoint.tensor(name, shape), is_transposed)
+
     def _name(self, pattern: str, j: int) -> str:
         return pattern.format(self._names.numbers[j])
 
@@ -164,7 +187,9 @@ def open_mtp_weights(target: Checkpoint, target_config: DecoderConfig, directory
     names = find_names(checkpoint)
     if names is None:
         raise ConfigError(f"{_PARAM}.model: expected MTP weights ({_WANTED}) in {places}, found none", param=_PARAM)
-    config = target_config if checkpoint is target else read_draft_config(checkpoint.config)
+    config = (
+        target_config if checkpoint is target else read_draft_config(checkpoint.config, str(checkpoint.config_path))
+    )
     _verify_fits(checkpoint.path, config, target.path, target_config)
     return MtpWeights(checkpoint, config, names)
 

@@ -2,45 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from fastdeploy_sd.models.decoder_config import ConfigReader, DecoderConfig, MoeConfig, read_common
+from fastdeploy_sd.checkpoint.fields import FieldReader
+from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig, read_common, verify_top_k
+
+# What a config.json of Qwen3ForCausalLM may leave out; the published modelling code's own value.
+QWEN3_DEFAULTS = {"head_dim": 128}
 
 
-def read_qwen2(values: Mapping[str, Any]) -> DecoderConfig:
+def read_qwen2(reader: FieldReader) -> DecoderConfig:
     """Read config.json of Qwen2ForCausalLM.
 
     Raises:
-        CheckpointError: a key is missing, mistyped, or asks for something unsupported.
+        CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
     """
-    reader = ConfigReader(values)
-    reader.require("use_sliding_window", False, False)
     return DecoderConfig(**read_common(reader), qkv_bias=True)
 
 
-def read_qwen3(values: Mapping[str, Any]) -> DecoderConfig:
+def read_qwen3(reader: FieldReader) -> DecoderConfig:
     """Read config.json of Qwen3ForCausalLM; raises as read_qwen2."""
-    reader = ConfigReader(values)
-    reader.require("use_sliding_window", False, False)
-    bias = reader.boolean("attention_bias")
-    return DecoderConfig(**read_common(reader), qkv_bias=bias, output_bias=bias, qk_norm=True)
+    return DecoderConfig(**_read_dense(reader))
 
 
-def read_qwen3_moe(values: Mapping[str, Any]) -> DecoderConfig:
+def read_qwen3_moe(reader: FieldReader) -> DecoderConfig:
     """Read config.json of Qwen3MoeForCausalLM; raises as read_qwen2."""
-    reader = ConfigReader(values)
-    reader.require("use_sliding_window", False, False)
-    common = read_common(reader)
-    step, dense = reader.integer("decoder_sparse_step", 1), set(reader.integers("mlp_only_layers"))
-    num_experts = reader.integer("num_experts", reader.integer("num_local_experts", 0))
-    layers = [i for i in range(common["num_layers"]) if i not in dense and step > 0 and (i + 1) % step == 0]
+    dense = _read_dense(reader)
+    step, without = reader.integer("decoder_sparse_step"), set(_layer_numbers(reader))
+    num_experts = reader.integer("num_experts", reader.integer("num_local_experts"))
+    layers = [i for i in range(dense["num_layers"]) if i not in without and step > 0 and (i + 1) % step == 0]
+    if num_experts == 0 or not layers:
+        return DecoderConfig(**dense)
     moe = MoeConfig(
         num_experts=num_experts,
-        top_k=reader.integer("num_experts_per_tok"),
+        top_k=verify_top_k(reader, "num_experts_per_tok", reader.integer("num_experts_per_tok"), num_experts),
         intermediate_size=reader.integer("moe_intermediate_size"),
-        layers=frozenset(layers if num_experts > 0 else ()),
+        layers=frozenset(layers),
         normalize=reader.boolean("norm_topk_prob"),
     )
+    return DecoderConfig(**dense, moe=moe)
+
+
+def _read_dense(reader: FieldReader) -> dict[str, Any]:
     bias = reader.boolean("attention_bias")
-    return DecoderConfig(**common, qkv_bias=bias, output_bias=bias, qk_norm=True, moe=moe)
+    return read_common(reader) | {"qkv_bias": bias, "output_bias": bias, "qk_norm": True}
+
+
+def _layer_numbers(reader: FieldReader) -> list[int]:
+    value = reader.values.get("mlp_only_layers")
+    numbers = [] if value is None else value
+    if not isinstance(numbers, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in numbers):
+        raise reader.error("mlp_only_layers", "a list of layer numbers", value)
+    return numbers

@@ -3,49 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from fastdeploy_sd.errors import CheckpointError, suggest
+from fastdeploy_sd.checkpoint.fields import FieldReader
+from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models import ernie4_5, llama, qwen
-from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.decoder_config import FIELDS, DecoderConfig
 
-ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
-    "Ernie4_5ForCausalLM": ernie4_5.read_ernie4_5,
-    "Ernie4_5_ForCausalLM": ernie4_5.read_ernie4_5,  # the spelling of the first Paddle releases
-    "Ernie4_5_MoeForCausalLM": ernie4_5.read_ernie4_5_moe,
-    "LlamaForCausalLM": llama.read_config,
-    "Qwen2ForCausalLM": qwen.read_qwen2,
-    "Qwen3ForCausalLM": qwen.read_qwen3,
-    "Qwen3MoeForCausalLM": qwen.read_qwen3_moe,
+
+class Architecture(NamedTuple):
+    """How an architecture's config.json is read, and what it may leave out."""
+
+    read: Callable[[FieldReader], DecoderConfig]
+    defaults: Mapping[str, Any] = {}
+
+
+_ERNIE_DENSE = Architecture(ernie4_5.read_ernie4_5, ernie4_5.DENSE_DEFAULTS)
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "Ernie4_5ForCausalLM": _ERNIE_DENSE,
+    "Ernie4_5_ForCausalLM": _ERNIE_DENSE,  # the spelling of the first Paddle releases
+    "Ernie4_5_MoeForCausalLM": Architecture(ernie4_5.read_ernie4_5_moe, ernie4_5.MOE_DEFAULTS),
+    "LlamaForCausalLM": Architecture(llama.read_config),
+    "Qwen2ForCausalLM": Architecture(qwen.read_qwen2),
+    "Qwen3ForCausalLM": Architecture(qwen.read_qwen3, qwen.QWEN3_DEFAULTS),
+    "Qwen3MoeForCausalLM": Architecture(qwen.read_qwen3_moe),
 }
 
 # A directory of draft layers names itself so, or as its target.
-DRAFT_ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
+DRAFT_ARCHITECTURES: Mapping[str, Architecture] = {
     **ARCHITECTURES,
-    "Ernie4_5_MTPForCausalLM": ernie4_5.read_ernie4_5_mtp,
+    "Ernie4_5_MTPForCausalLM": Architecture(ernie4_5.read_ernie4_5_mtp, ernie4_5.MOE_DEFAULTS),
 }
 
 
-def read_decoder_config(values: Mapping[str, Any]) -> DecoderConfig:
-    """Turn a checkpoint's config.json into a DecoderConfig.
+def read_decoder_config(values: Mapping[str, Any], where: str = "config.json") -> DecoderConfig:
+    """Turn a checkpoint's config.json into a DecoderConfig; `where` names the file in errors.
 
     Raises:
-        CheckpointError: unknown architecture, or a key is missing, mistyped or unsupported.
+        CheckpointError: unknown architecture, or a key is missing, mistyped, out of range or unsupported.
     """
-    return _read(values, ARCHITECTURES)
+    return _read(values, ARCHITECTURES, where)
 
 
-def read_draft_config(values: Mapping[str, Any]) -> DecoderConfig:
+def read_draft_config(values: Mapping[str, Any], where: str = "config.json") -> DecoderConfig:
     """Turn the config.json beside draft layers into a DecoderConfig; raises as read_decoder_config."""
-    return _read(values, DRAFT_ARCHITECTURES)
+    return _read(values, DRAFT_ARCHITECTURES, where)
 
 
-def _read(
-    values: Mapping[str, Any], readers: Mapping[str, Callable[[Mapping[str, Any]], DecoderConfig]]
-) -> DecoderConfig:
+def _read(values: Mapping[str, Any], served: Mapping[str, Architecture], where: str) -> DecoderConfig:
     names = values.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and len(names) == 1 else ""
-    if name not in readers:
-        hint = suggest(name, readers)
-        raise CheckpointError(f"config.json: architectures: expected one of {', '.join(readers)}, got {names!r}{hint}")
-    return readers[name](values)
+    name = names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else ""
+    if name not in served:
+        # No nearest name: another architecture is another computation, however alike the names are.
+        raise CheckpointError(f"{where}: architectures: expected one of {', '.join(served)}, got {shown(names)}")
+    architecture = served[name]
+    return architecture.read(FieldReader(values, FIELDS, where, architecture.defaults))

@@ -7,6 +7,8 @@ not layers.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from fastdeploy_sd.checkpoint import Checkpoint, Weights
@@ -84,6 +86,21 @@ class LayerWeights:
             return weight, None
         return weight, widen(self._checkpoint.tensor(bias_name, (1, experts))).reshape(experts)
 
+    def verify_layer(self, layer: int) -> None:
+        """Look for every tensor of a layer, without reading large ones: what is missing shows before long work."""
+        for look_up in (self.input_norm, self.qkv, self.qk_norms, self.output, self.post_attention_norm):
+            look_up(layer)
+        moe = self._config.moe
+        if moe is None or layer not in moe.layers:
+            parts = [("mlp", self._config.intermediate_size)]
+        else:
+            self.router(layer, moe)
+            parts = [(part, moe.intermediate_size) for part in expert_parts(moe)]
+            parts += [("mlp.shared_experts", moe.shared_intermediate_size)] * (moe.shared_intermediate_size > 0)
+        for part, size in parts:
+            self.gate_up(layer, part, size)
+            self.down(layer, part, size)
+
     def has_router(self, layer: int) -> bool:
         """Whether the layer's feed-forward network is a mixture of experts."""
         return f"{self._layer(layer)}.mlp.gate.weight" in self._checkpoint
@@ -113,6 +130,11 @@ class LayerWeights:
         weight = WeightMatrix(tuple(self._part(f"{name}.{part}", size, hidden) for part, size in sizes.items()))
         biases = [self._vector(f"{name}.{part}.bias", size) for part, size in sizes.items()] if has_bias else None
         return weight, None if biases is None else np.concatenate(biases)
+
+
+def expert_parts(moe: MoeConfig) -> list[str]:
+    """Return the names of a layer's experts inside the layer."""
+    return [f"mlp.experts.{e}" for e in range(moe.num_experts)]
 
 
 class DecoderWeights(LayerWeights):
@@ -146,3 +168,32 @@ class DecoderWeights(LayerWeights):
     def final_norm(self) -> Weights:
         """Return f32[H]."""
         return self._vector(f"{self._root}.norm.weight", self._config.hidden_size)
+
+    def verify(self) -> None:
+        """Look for every tensor of the decoder, and for weights of it that would not be used.
+
+        A bias or a layer that config.json does not tell of belongs to another model than the one it describes.
+
+        Raises:
+            CheckpointError: a tensor is missing, has another shape, or would not be used.
+        """
+        for look_up in (self.embedding, self.lm_head, self.final_norm):
+            look_up()
+        for layer in range(self._config.num_layers):
+            self.verify_layer(layer)
+        unused = [name for name in self._checkpoint.unread() if self._is_of_decoder(name)]
+        if unused:
+            names = ", ".join(unused[:3])
+            raise CheckpointError(
+                f"{self._checkpoint.path}: expected no tensor beyond those that config.json tells of, got"
+                f" {len(unused)} more: {names}"
+            )
+
+    def _is_of_decoder(self, name: str) -> bool:
+        if not name.endswith((".weight", ".bias")):
+            return False  # a table that old files keep, the scale of a quantised KV cache
+        if name.startswith("lm_head."):
+            return name != "lm_head.weight" or not self._config.tie_word_embeddings
+        match = re.match(rf"{self._prefix}\.(\d+)\.", name)
+        # Layers with a projection of two rows are draft layers, which some releases number on.
+        return match is not None and f"{self._prefix}.{match[1]}.eh_proj.weight" not in self._checkpoint

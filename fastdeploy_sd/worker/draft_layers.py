@@ -38,6 +38,7 @@ def open_draft_weights(config: Config, target: Checkpoint, target_config: Decode
         return None
     weights = open_mtp_weights(target, target_config, wish.model)
     verify_num_steps(weights, wish.num_model_steps)
+    weights.verify(wish.num_model_steps)
     return weights
 
 

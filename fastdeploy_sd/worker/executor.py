@@ -68,8 +68,9 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
     if config.model.enforce_eager:
         _load_operators()
     checkpoint = Checkpoint(config.model.path)
-    decoder_config = read_decoder_config(checkpoint.config)
+    decoder_config = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
     max_model_len = _max_model_len(config, decoder_config)
+    eos_token_ids = producible_eos("checkpoint", read_eos_token_ids(checkpoint), decoder_config.vocab_size)
     # Opened first: that there are none must not be found out after the target was packed.
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
     model = load_model(config, checkpoint, decoder_config, draft_weights)
@@ -79,6 +80,8 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
     one_block = kv_sizing.block_bytes(decoder_config, kv_format, num_draft_layers)
     size = kv_sizing.choose_size(config, one_block, max_model_len, free_memory)
     count = size.num_blocks
+    # No sequence outgrows the cache: tables by position need no more rows, whatever context the checkpoint claims.
+    max_tokens = min(max_model_len, size.num_tokens + 1)
     caches = kv_tensors.allocate(decoder_config, count, kv_format, num_draft_layers)
     target = None
     if draft is not None:
@@ -86,11 +89,11 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
         target = MtpTarget(
             draft.model,
             caches[-num_draft_layers:],
-            make_rotary(draft.config, max_model_len),
+            make_rotary(draft.config, max_tokens),
             block_hidden,
             config.model.enforce_eager,
         )
-    context = ProposerContext(max_num_seqs, max_model_len, decoder_config.vocab_size, target)
+    context = ProposerContext(max_num_seqs, max_tokens, decoder_config.vocab_size, target)
     proposer = make_proposer(config.speculative, context)
     s = config.speculative
     rule = VerifyRule(s.verify_strategy, s.accept_policy, s.max_candidate_len, s.verify_window)
@@ -102,15 +105,15 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
         lossy=rule.is_lossy,
         has_draft_logprobs=s.enable_draft_logprob and draft is not None,
     )
-    table = RequestTable(max_num_seqs, max_model_len, kv_format.block_size, decoder_config.vocab_size)
+    table = RequestTable(max_num_seqs, max_tokens, kv_format.block_size, decoder_config.vocab_size)
     forward_type = EagerForward if config.model.enforce_eager else RecordedForward
-    forward = forward_type(decoder, caches[: decoder_config.num_layers], make_rotary(decoder_config, max_model_len))
+    forward = forward_type(decoder, caches[: decoder_config.num_layers], make_rotary(decoder_config, max_tokens))
     runner = ModelRunner(forward, kv_format.block_size, table, proposer, speculation, rule)
     info = ModelInfo(
         name=config.model.served_name,
         vocab_size=decoder_config.vocab_size,
         max_model_len=max_model_len,
-        eos_token_ids=producible_eos("checkpoint", read_eos_token_ids(checkpoint), decoder_config.vocab_size),
+        eos_token_ids=eos_token_ids,
         block_size=kv_format.block_size,
         num_blocks=count,
         speculation=speculation,

@@ -10,7 +10,7 @@ from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.ops.tensors import from_numpy
 
 
-def make_rotary(config: DecoderConfig, max_model_len: int) -> Rotary[Tensor]:
-    """Return the embedding of positions 0 .. max_model_len - 1 as the configuration has it."""
-    table = rope_table(max_model_len, config.head_dim, config.rope_theta, config.rope_scaling)
+def make_rotary(config: DecoderConfig, max_tokens: int) -> Rotary[Tensor]:
+    """Return the embedding of positions 0 .. max_tokens - 1 as the configuration has it."""
+    table = rope_table(max_tokens, config.head_dim, config.rope_theta, config.rope_scaling)
     return Rotary(from_numpy(table), config.rope_interleaved)

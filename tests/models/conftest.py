@@ -1,4 +1,4 @@
-"""Fixtures of the tests of packed weights."""
+"""Fixtures of the tests of models: operators for eager decoders, and a checkpoint for packed weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import shutil
 
 import pytest
 
+from fastdeploy_sd.ops import shim
 from tests.models import golden
+
+
+@pytest.fixture(scope="session", autouse=True)
+def operators() -> None:
+    """Decoders without a recording call them; nothing loads operators inside a call."""
+    shim.load()
 
 
 @pytest.fixture

@@ -40,9 +40,14 @@ def write_folder(path: pathlib.Path, name: str, config: Mapping[str, object] | N
     path.mkdir()
     for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(golden.ROOT / name / file, path / file)
-    values = json.loads((golden.ROOT / name / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(values | dict(config or {})))
+    write_config(path, name, config or {})
     return path
+
+
+def write_config(path: pathlib.Path, name: str, config: Mapping[str, object]) -> None:
+    """Write a golden model's config.json with some keys overridden."""
+    values = json.loads((golden.ROOT / name / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(values | dict(config)))
 
 
 def to_paddle_names(tensors: Tensors, *, fused: bool) -> Tensors:

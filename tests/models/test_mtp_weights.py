@@ -80,10 +80,40 @@ def test_numbers_have_no_gap_and_are_as_many_as_declared(tmp_path: pathlib.Path)
 def test_experts_need_a_config_that_describes_them(tmp_path: pathlib.Path) -> None:
     path = make_model(tmp_path, "ernie4_5_moe-tiny", "numbered").path
     assert open_weights(path).config.moe is not None
-    dense: dict[str, Any] = json.loads((path / "config.json").read_text()) | {"architectures": ["Ernie4_5ForCausalLM"]}
+    config: dict[str, Any] = json.loads((path / "config.json").read_text()) | {"architectures": ["Ernie4_5ForCausalLM"]}
+    dense = {key: value for key, value in config.items() if not key.startswith("moe_")}
     (path / "config.json").write_text(json.dumps(dense))
     with pytest.raises(CheckpointError, match="expected the experts of the MTP layers, found none"):
         open_weights(path)
+
+
+def test_a_projection_that_a_converter_left_the_other_way_round_is_read(tmp_path: pathlib.Path) -> None:
+    path = make_model(tmp_path, NAME, "ernie-folder").path
+    expected = open_weights(path).projection(0)[0].to_array()
+    file = path / "mtp" / "model.safetensors"
+    checkpoint = Checkpoint(path / "mtp")
+    tensors = {n: np.array(checkpoint._files[n].tensor(n)) for n in checkpoint.names()}
+    name = next(n for n in tensors if "mtp_linear_proj" in n and n.endswith("weight"))
+    tensors[name] = np.ascontiguousarray(tensors[name].T)
+    rewrite.write_file(file, tensors, checkpoint._files[name].metadata)
+    np.testing.assert_array_equal(open_weights(path).projection(0)[0].to_array(), expected)
+
+
+def test_a_missing_tensor_of_a_draft_layer_is_named(tmp_path: pathlib.Path) -> None:
+    weights = open_weights(make_model(tmp_path, NAME, "ernie-folder").path)
+    weights.verify(1)
+    name = next(name for name in weights.checkpoint.names() if "down_proj" in name)
+    del weights.checkpoint._files[name]
+    with pytest.raises(CheckpointError, match=f"expected a tensor '{name}'"):
+        weights.verify(1)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "one", [1], True, 10**400])
+def test_the_number_of_draft_layers_is_a_number(tmp_path: pathlib.Path, value: object) -> None:
+    path = make_model(tmp_path, NAME, "ernie-folder").path / "mtp" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": value}))
+    with pytest.raises(CheckpointError, match="num_nextn_predict_layers: expected a number of layers, got"):
+        open_weights(path.parent.parent)
 
 
 def test_paddle_names_and_layout_give_the_same_weights(tmp_path: pathlib.Path) -> None:

@@ -8,11 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.native import attention as native
 from fastdeploy_sd.ops.reference import attention as reference
-from fastdeploy_sd.ops.rope_table import rope_table
+from fastdeploy_sd.ops.rope_table import (
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+    rope_table,
+    yarn_amplitude,
+)
 from tests.ops.cases.attention import CASCADE_APPEND_ATTENTION, batch
 from tests.ops.cases.rope import ROPE_STORE_KV
 
@@ -82,15 +88,18 @@ def test_rope_table_default_is_exact_at_known_angles() -> None:
     np.testing.assert_array_equal(table, np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
 
 
+def test_rope_table_is_the_same_however_many_rows_it_has() -> None:
+    long, angles = rope_table(20_000, 4, 100.0), np.outer(np.arange(20_000.0), [1.0, 0.1])
+    np.testing.assert_array_equal(long, np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
+
+
 def test_rope_table_linear_is_a_slower_clock() -> None:
-    scaled = rope_table(9, 8, 10000.0, {"rope_type": "linear", "factor": 4.0})
+    scaled = rope_table(9, 8, 10000.0, LinearScaling(4.0))
     np.testing.assert_array_equal(scaled[::4], rope_table(3, 8, 10000.0))
 
 
-@pytest.mark.parametrize("rope_type", ["llama3", "yarn"])
-def test_rope_table_keeps_fast_pairs_and_stretches_slow_ones(rope_type: str) -> None:
-    limits = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if rope_type == "llama3" else {"attention_factor": 1.0}
-    scaling = {"rope_type": rope_type, "factor": 8.0, "original_max_position_embeddings": 1024, **limits}
+@pytest.mark.parametrize("scaling", [Llama3Scaling(8.0, 1.0, 4.0, 1024), YarnScaling(8.0, 1024, 1.0)])
+def test_rope_table_keeps_fast_pairs_and_stretches_slow_ones(scaling: RopeScaling) -> None:
     scaled, plain = rope_table(65, 64, 10000.0, scaling), rope_table(9, 64, 10000.0)
     np.testing.assert_array_equal(scaled[:9, 0], plain[:, 0])
     np.testing.assert_array_equal(scaled[::8, 31], plain[:, 31])
@@ -98,14 +107,8 @@ def test_rope_table_keeps_fast_pairs_and_stretches_slow_ones(rope_type: str) -> 
     assert not np.array_equal(scaled[:9, 16], plain[:, 16])
 
 
-@pytest.mark.parametrize(
-    ("scaling", "message"),
-    [
-        ({"rope_type": "dynamic", "factor": 2.0}, r"rope_scaling\.rope_type: expected one of .*, got 'dynamic'"),
-        ({"rope_type": "linear", "facter": 2.0}, "rope_scaling: expected factor, got 'facter' .did you mean 'factor'"),
-        ({"rope_type": "linear"}, r"rope_scaling\.factor: expected a number, got None"),
-    ],
-)
-def test_rope_table_refuses(scaling: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        rope_table(4, 4, 100.0, scaling)
+def test_yarn_widens_cosines_by_the_logarithm_of_its_factor() -> None:
+    assert yarn_amplitude(1.0) == 1.0
+    assert yarn_amplitude(40.0, 0.707) == pytest.approx(0.1 * 0.707 * np.log(40.0) + 1.0)
+    scaled = rope_table(2, 64, 10000.0, YarnScaling(4.0, 1024, 1.5))
+    np.testing.assert_array_equal(scaled[0, :32], np.float32(1.5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 
 import pytest
@@ -117,6 +118,16 @@ def test_a_missing_model_is_an_error() -> None:
 def test_a_model_that_is_no_checkpoint_is_an_error(tmp_path: object) -> None:
     text = f"model: expected a checkpoint directory with config.json, or 'demo', got '{tmp_path}' (command line)"
     assert refusal(["--model", str(tmp_path)]) == text
+
+
+def test_what_a_model_may_be_meant_to_be_is_said(tmp_path: pathlib.Path) -> None:
+    assert "; nothing is downloaded: fetch it first" in refusal(["--model", "baidu/ERNIE-4.5-0.3B-PT"])
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for model in (tmp_path, tmp_path / "model.gguf", "some/model.gguf"):
+        assert "; GGUF files are not read" in refusal(["--model", str(model)])
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert "a file: give the directory it is in" in refusal(["--model", str(tmp_path / "model.safetensors")])
+    assert refusal(["--model", "x" * 5000]).startswith("model: expected a checkpoint directory")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""Tells whether a checkpoint's weights are quantised, and by which method, from what its JSON files say.
+
+Knows how Hugging Face's and Paddle's tools write that down; knows no tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fastdeploy_sd.errors import CheckpointError, shown
+from fastdeploy_sd.files import read_json
+
+# Methods whose name is written otherwise than in the files; any other is named as it is there.
+_NAMES = {
+    "awq": "AWQ", "gptq": "GPTQ", "fp8": "FP8", "fbgemm_fp8": "FBGEMM FP8", "gguf": "GGUF", "hqq": "HQQ",
+    "mxfp4": "MXFP4", "mxfp8": "MXFP8", "nvfp4": "NVFP4", "modelopt": "ModelOpt", "quark": "Quark",
+    "auto-round": "AutoRound", "torchao": "TorchAO", "bitsandbytes": "bitsandbytes",
+}  # fmt: skip
+_NOTHING = (None, "", "none", "None", "dense", False, 0)
+# Keys whose value is the name of a method, the most telling first.
+_METHOD_KEYS = (
+    "quant_method", "quant_algo", "quantization", "weight_quantize_algo", "moe_quant_type", "dense_quant_type",
+)  # fmt: skip
+_BITS_KEYS = ("bits", "w_bit", "weight_bits")
+# What FastDeploy makes of plain weights as it loads them; the weights themselves are not quantised.
+_AT_LOADING = ("wint8", "wint4", "mix_quant")
+_log = logging.getLogger(__name__)
+
+
+def verify_unquantized(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose weights are quantised, by the name of the method.
+
+    Args:
+        folder: of the checkpoint, whose quantize_config.json, quant_config.json and hf_quant_config.json are read too.
+        config: its config.json.
+
+    Raises:
+        CheckpointError: its weights are quantised, or a description of that cannot be understood.
+    """
+    if config.get("is_quantized") not in _NOTHING:
+        raise _refusal(f"{folder / 'config.json'}: is_quantized", "quantised")
+    for where, description in _descriptions(folder, config):
+        if not isinstance(description, Mapping):
+            raise CheckpointError(f"{where}: expected a map that describes quantised weights, got {shown(description)}")
+        method = _method(description)
+        if method in _AT_LOADING and description.get("is_quantized") in _NOTHING:
+            _log.info("%s: asks for %s as FastDeploy loads; here --quantization says so", where, method)
+        elif method is not None:
+            raise _refusal(where, f"{_NAMES.get(method, method)}{_bits(description)}")
+
+
+def _descriptions(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key in ("quantization_config", "compression_config", "quantization"):
+        if config.get(key) not in (*_NOTHING, {}):
+            yield f"{folder / 'config.json'}: {key}", config[key]
+    for name in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
+        values = read_json(folder / name, missing_ok=True)
+        if values:
+            yield str(folder / name), values.get("quantization", values)
+
+
+def _method(description: Mapping[str, Any]) -> str | None:
+    """Return the method's name as the file has it, None where the description means plain weights."""
+    if description.get("quant_method") == "bitsandbytes" and not _loads_in_bits(description):
+        return None
+    if description.get("quant_method") == "compressed-tensors" and description.get("format") == "dense":
+        return None
+    methods = [description[key] for key in _METHOD_KEYS if description.get(key) not in _NOTHING]
+    # One part may stay plain or be quantised at loading while another is stored quantised.
+    stored = [method for method in methods if method not in _AT_LOADING]
+    if stored or methods:
+        return str((stored or methods)[0])[:40]
+    if any(description.get(key) not in _NOTHING for key in _BITS_KEYS):
+        return "quantised"
+    is_told = any(key in description for key in (*_METHOD_KEYS, *_BITS_KEYS))
+    return None if is_told or not description else "quantised in an unknown way"
+
+
+def _loads_in_bits(description: Mapping[str, Any]) -> bool:
+    keys = ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit")
+    return any(description.get(key) not in _NOTHING for key in keys)
+
+
+def _bits(description: Mapping[str, Any]) -> str:
+    found = [description[key] for key in _BITS_KEYS if isinstance(description.get(key), int)]
+    found += [bits for bits in (4, 8) if description.get(f"load_in_{bits}bit") is True]
+    return f" {found[0]}-bit" if found else ""
+
+
+def _refusal(where: str, kind: str) -> CheckpointError:
+    return CheckpointError(
+        f"{where}: this checkpoint is {kind}: expected unquantised weights (bfloat16, float16 or float32); "
+        "--quantization wint8 or wint4 quantises those as they are loaded"
+    )

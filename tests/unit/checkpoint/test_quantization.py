@@ -1,0 +1,100 @@
+"""Quantised checkpoints are refused by the name of their method; descriptions that mean plain weights are taken."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from fastdeploy_sd.checkpoint import SafetensorsFile, read_config
+from fastdeploy_sd.errors import CheckpointError
+
+QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128}, "AWQ 4-bit"),
+    "gptq": ({"quant_method": "gptq", "bits": 8}, "GPTQ 8-bit"),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8"),
+    "compressed-tensors": ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors"),
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes 4-bit"),
+    "mxfp4": ({"quant_method": "mxfp4"}, "MXFP4"),
+    "quark": ({"quant_method": "quark"}, "Quark"),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "ModelOpt"),
+    "unheard of": ({"quant_method": "zip-weights"}, "zip-weights"),
+    "without a name": ({"bits": 4}, "quantised 4-bit"),
+    "without sense": ({"foo": 1}, "quantised in an unknown way"),
+    "of a list": ({"quant_method": ["awq"]}, r"\['awq'\]"),
+    "Paddle's": ({"quantization": "wint2", "moe_quant_type": "w4w2"}, "wint2"),
+    "Paddle's, stored": ({"quantization": "wint8", "is_quantized": True}, "wint8"),
+    "PaddleNLP's": ({"weight_quantize_algo": "a8w8"}, "a8w8"),
+}
+PLAIN: dict[str, Any] = {
+    "none": None,
+    "empty": {},
+    "no method": {"quant_method": None, "weight_quantize_algo": None, "quantization": "", "shift": False},
+    "none by name": {"quant_method": "none"},
+    "bitsandbytes off": {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False},
+    "dense": {"quant_method": "compressed-tensors", "format": "dense"},
+    "at loading": {"quantization": "mix_quant", "dense_quant_type": "wint8", "moe_quant_type": "wint4"},
+}
+
+
+def write(folder: pathlib.Path, name: str, value: object) -> pathlib.Path:
+    (folder / name).write_text(json.dumps(value))
+    return folder
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_a_method_is_refused_by_its_name(tmp_path: pathlib.Path, name: str) -> None:
+    description, kind = QUANTISED[name]
+    write(tmp_path, "config.json", {"quantization_config": description})
+    with pytest.raises(CheckpointError, match=rf"config\.json: quantization_config: this checkpoint is {kind}: "):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_description_of_plain_weights_is_taken(tmp_path: pathlib.Path, name: str) -> None:
+    write(tmp_path, "config.json", {"quantization_config": PLAIN[name], "is_quantized": False})
+    assert read_config(tmp_path)["quantization_config"] == PLAIN[name]
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "message"),
+    [
+        (
+            "quantize_config.json",
+            {"bits": 4, "group_size": 128},
+            "quantize_config.json: this .* is quantised 4-bit",
+        ),
+        ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, "quant_config.json: this checkpoint is quantised 4-bit"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "hf_quant_config.json: this .* is FP8"),
+        ("config.json", {"is_quantized": True}, "is_quantized: this checkpoint is quantised"),
+        ("config.json", {"compression_config": {"format": "int-quantized"}}, "compression_config: this checkpoint"),
+        (
+            "config.json",
+            {"quantization": {"bits": 4, "group_size": 64}},
+            "quantization: this .* is quantised 4-bit",
+        ),
+        ("config.json", {"quantization_config": "awq"}, "quantization_config: expected a map .*got 'awq'"),
+    ],
+)
+def test_the_other_places_of_a_description_are_read(
+    tmp_path: pathlib.Path, file: str, value: object, message: str
+) -> None:
+    write(tmp_path, "config.json", {})
+    write(tmp_path, file, value)
+    with pytest.raises(CheckpointError, match=message):
+        read_config(tmp_path)
+
+
+def test_only_a_format_of_the_cache_leaves_the_weights_plain(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, "config.json", {})
+    write(tmp_path, "hf_quant_config.json", {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}})
+    assert read_config(tmp_path) == {}
+
+
+def test_a_file_with_eight_bit_floats_is_a_valid_file(tmp_path: pathlib.Path) -> None:
+    header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert SafetensorsFile(path).entries["a"].dtype == "F8_E4M3"

@@ -1,30 +1,31 @@
 """`fastdeploy-sd chat` and `complete`: stream answers of a running server to the terminal.
 
-Speaks the public HTTP API only; any OpenAI-compatible server will do.
+On a terminal an answer is followed by how fast it was, and Ctrl-C stops an answer, not the conversation.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
-import httpx
-
 from fastdeploy_sd.cli.arguments import Parser
-from fastdeploy_sd.errors import ConfigError, FdsdError, Unavailable
+from fastdeploy_sd.cli.remote_server import Piece, RemoteServer
+from fastdeploy_sd.errors import ConfigError
 
 KEY_VARIABLE = "FDSD_API_KEY"
-CONNECT_TIMEOUT_S = 10.0
-_EVENT = "data: "
-_END = "[DONE]"
+_HOST, _PORT = "127.0.0.1", 8000
+_HINTS = "Ctrl-C stops an answer, Ctrl-D ends the conversation."
 
 
 def chat(argv: Sequence[str]) -> int:
     """Answer one message, or hold a conversation when none is given (end of input ends it).
+
+    In a conversation Ctrl-C ends the answer that is being given; what there is of it stays in the history.
 
     Raises:
         ConfigError: the options make no sense.
@@ -35,12 +36,13 @@ def chat(argv: Sequence[str]) -> int:
     parser.add_argument("--system", metavar="TEXT", help="system message")
     args = parser.parse_args(argv)
     messages = [] if args.system is None else [{"role": "system", "content": args.system}]
-    with _Server(args.url, args.api_key) as server:
+    is_conversation = args.message is None
+    with RemoteServer(_url(args), args.api_key) as server:
         body = {**_sampling(args), "model": args.model or server.first_model()}
         for content in _said(args.message):
             messages.append({"role": "user", "content": content})
-            answer = _show(server.stream("/v1/chat/completions", {**body, "messages": messages}))
-            messages.append({"role": "assistant", "content": answer})
+            pieces = server.stream("/v1/chat/completions", {**body, "messages": messages})
+            messages.append({"role": "assistant", "content": _show(pieces, may_stop=is_conversation)})
     return 0
 
 
@@ -54,7 +56,7 @@ def complete(argv: Sequence[str]) -> int:
     parser.add_argument("prompt", metavar="PROMPT", help="the text; - reads standard input")
     args = parser.parse_args(argv)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    with _Server(args.url, args.api_key) as server:
+    with RemoteServer(_url(args), args.api_key) as server:
         body = {**_sampling(args), "model": args.model or server.first_model(), "prompt": prompt}
         _show(server.stream("/v1/completions", body))
     return 0
@@ -62,7 +64,9 @@ def complete(argv: Sequence[str]) -> int:
 
 def _parser(name: str, text: str) -> argparse.ArgumentParser:
     parser = Parser(f"fastdeploy-sd {name}", text)
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    parser.add_argument("--host", metavar="NAME", help=f"where the server listens (default: {_HOST})")
+    parser.add_argument("--port", type=int, metavar="N", help=f"its port (default: {_PORT})")
+    parser.add_argument("--url", help=f"both at once, as in http://{_HOST}:{_PORT} or https://example.org")
     parser.add_argument(
         "--api-key",
         metavar="KEY",
@@ -76,10 +80,21 @@ def _parser(name: str, text: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _url(args: argparse.Namespace) -> str:
+    if args.url is None:
+        host = args.host or _HOST
+        return f"http://{f'[{host}]' if ':' in host else host}:{_PORT if args.port is None else args.port}"
+    if args.host is not None or args.port is not None:
+        raise ConfigError("url: expected without host and port, got both", param="url")
+    url: str = args.url
+    return url
+
+
 def _sampling(args: argparse.Namespace) -> dict[str, Any]:
     """Only what was given, so that the server's defaults hold for the rest."""
     given = {name: getattr(args, name) for name in ("max_tokens", "temperature", "seed")}
-    return {name: value for name, value in given.items() if value is not None} | {"stream": True}
+    wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None} | {"stream": True}
+    return wanted | ({"stream_options": {"include_usage": True}} if sys.stderr.isatty() else {})
 
 
 def _said(message: str | None) -> Iterator[str]:
@@ -88,92 +103,70 @@ def _said(message: str | None) -> Iterator[str]:
     elif message is not None:
         yield message
     else:
-        is_terminal = sys.stdin.isatty()
-        while line := _read_line("> " if is_terminal else ""):
-            if line.strip():
-                yield line.rstrip("\n")
+        yield from filter(str.strip, _lines())
 
 
-def _read_line(prompt: str) -> str:
-    print(prompt, end="", flush=True)
-    return sys.stdin.readline()
+def _lines() -> Iterator[str]:
+    """Yield what is typed, a line at a time, with the editing keys and the history of a terminal."""
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.rstrip("\n")
+        return
+    import readline  # noqa: F401 (makes input() an editor)
 
-
-def _show(pieces: Iterator[str]) -> str:
-    """Print an answer as it comes and return it."""
-    answer = []
-    for piece in pieces:
-        print(piece, end="", flush=True)
-        answer.append(piece)
-    print()
-    return "".join(answer)
-
-
-class _Server:
-    """A connection to one server; a context manager."""
-
-    def __init__(self, url: str, api_key: str | None) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"url: expected an http:// or https:// URL, got {url!r}")
-        # No read timeout: a long prompt or a full queue may keep the first token back for long.
-        timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=None)
+    print(_HINTS, file=sys.stderr)
+    while True:
         try:
-            self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"url: expected a server's URL, got {url!r} ({error})") from None
-        self._url = url
-
-    def __enter__(self) -> _Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
-
-    def first_model(self) -> str:
-        try:
-            response = self._client.get("/v1/models")
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
-        if response.is_error:
-            raise _reported(response)
-        name: str = response.json()["data"][0]["id"]
-        return name
-
-    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the text of the first choice as it arrives."""
-        try:
-            with self._client.stream("POST", path, json=body) as response:
-                if response.is_error:
-                    response.read()
-                    raise _reported(response)
-                yield from _texts(response.iter_lines())
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
-
-    def _unreachable(self, error: httpx.HTTPError) -> Unavailable:
-        return Unavailable(f"url: expected a running server, got {error or type(error).__name__} from {self._url}")
-
-
-def _texts(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        if not line.startswith(_EVENT):
-            continue
-        data = line.removeprefix(_EVENT)
-        if data == _END:
+            line = input("> ")
+        except EOFError:
+            print()
             return
-        event = json.loads(data)
-        if "error" in event:
-            raise FdsdError(f"server: {event['error']['message']}")
-        for choice in event["choices"]:
-            yield (choice["delta"].get("content") if "delta" in choice else choice["text"]) or ""
-    raise Unavailable("server: expected the answer's end, got a closed connection")
+        yield line
 
 
-def _reported(response: httpx.Response) -> FdsdError:
-    """Return the error of an OpenAI-shaped body, or of whatever else came."""
-    try:
-        text = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        text = response.text[:500]
-    return FdsdError(f"server: {response.status_code}: {text}")
+def _show(pieces: Generator[Piece, None, None], may_stop: bool = False) -> str:
+    """Print an answer as it comes and return it; `may_stop`: Ctrl-C ends the answer, and not more."""
+    answer, speed = "", _Speed()
+    with closing(pieces):  # a stopped answer's connection too: that is how the server hears of it
+        try:
+            for piece in pieces:
+                print(piece.text, end="", flush=True)
+                answer += piece.text
+                speed.note(piece)
+        except KeyboardInterrupt:
+            print("\n[stopped]", file=sys.stderr)
+            if not may_stop:
+                raise
+            return answer
+    print()
+    if sys.stderr.isatty():
+        print(speed.text, file=sys.stderr)
+    return answer
+
+
+class _Speed:
+    """How long an answer's first text took, and how fast the rest came."""
+
+    def __init__(self) -> None:
+        self._start = self._first = self._last = time.perf_counter()
+        self._num_texts = 0
+        self._num_tokens: int | None = None
+
+    def note(self, piece: Piece) -> None:
+        if piece.num_tokens is not None:
+            self._num_tokens = piece.num_tokens
+        if not piece.text:
+            return
+        self._last = time.perf_counter()
+        if self._num_texts == 0:
+            self._first = self._last
+        self._num_texts += 1
+
+    @property
+    def text(self) -> str:
+        first = f"first text after {self._first - self._start:.2f} s"
+        if self._num_tokens is None:
+            return f"[{first}]"
+        seconds = self._last - self._first
+        speed = f", {(self._num_tokens - 1) / seconds:.1f} tokens/s" if self._num_tokens > 1 and seconds > 0 else ""
+        return f"[{self._num_tokens} tokens{speed}, {first}]"

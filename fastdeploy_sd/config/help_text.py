@@ -20,7 +20,13 @@ _INDENT = "  "
 
 def help_text(prog: str, description: str) -> str:
     """Return what --help prints."""
-    parser = argparse.ArgumentParser(prog, description=description, epilog=_EPILOG, formatter_class=_Formatter)
+    parser = argparse.ArgumentParser(
+        prog,
+        usage="%(prog)s [MODEL] [OPTION...]",
+        description=description,
+        epilog=_EPILOG,
+        formatter_class=_Formatter,
+    )
     parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line overrides it.")
     groups = {s: parser.add_argument_group(s or "process") for s in dict.fromkeys(o.section for o in OPTIONS)}
     for opt in OPTIONS:
@@ -47,8 +53,8 @@ class _Formatter(argparse.HelpFormatter):
 def _add_flag(group: Any, opt: Option) -> None:
     names = [opt.flag, *("--" + alias.replace("_", "-") for alias in opt.spec.aliases)]
     default = "required" if opt.is_required else f"default: {_shown(opt.default)}"
-    # The choices stand in the place of the value already.
-    expected = "" if opt.choices else f" Expected {opt.expected}."
+    # Choices stand in the place of the value already; of a text nothing can be said.
+    expected = f" Expected {opt.expected}." if opt.kind in (int, float) and not opt.choices else ""
     text = f"{opt.spec.help}{expected} ({default})".replace("%", "%%")
     if opt.kind is bool:
         group.add_argument(*names, action=argparse.BooleanOptionalAction, dest=opt.name, help=text)
@@ -65,7 +71,7 @@ def _metavar(opt: Option) -> str:
 
 def _key_text(opt: Option) -> str:
     default = opt.spec.default_text.replace("`", "") or _shown(opt.default)
-    return f"{opt.name}: {opt.spec.help} Expected {opt.expected}. With {scope_of(opt.name).where}. (default: {default})"
+    return f"{opt.name}: {opt.spec.help} Expected {opt.expected}; with {scope_of(opt.name).where}. (default: {default})"
 
 
 def _shown(default: object) -> str:

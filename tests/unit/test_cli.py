@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -120,6 +122,63 @@ def test_a_failed_answer_is_one_line_and_exit_code_1(
     peer.error, peer.events = error, events
     assert main(["chat", "Hi", "--url", peer.url, "--model", "m"]) == 1
     assert capsys.readouterr().err == f"error: {text}\n"
+
+
+@pytest.mark.parametrize("parts", [["--port", "{port}"], ["--host", "127.0.0.1", "--port", "{port}"]])
+def test_host_and_port_are_those_of_serve(peer: Peer, capsys: pytest.CaptureFixture[str], parts: list[str]) -> None:
+    peer.events = deltas("yes")
+    port = peer.url.rpartition(":")[2]
+    assert main(["chat", "Hi", *(part.format(port=port) for part in parts)]) == 0
+    assert capsys.readouterr().out == "yes\n"
+    assert main(["chat", "Hi", "--url", peer.url, "--port", port]) == 2
+    assert capsys.readouterr().err == "error: url: expected without host and port, got both\n"
+
+
+def test_a_terminal_is_told_the_speed(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = json.dumps({"choices": [], "usage": {"completion_tokens": 7}})
+    peer.events = [*deltas("a", "b")[:-1], usage, "[DONE]"]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert main(["chat", "Hi", "--url", peer.url]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "ab\n"
+    assert re.fullmatch(r"\[7 tokens, [\d.]+ tokens/s, first text after [\d.]+ s\]\n", shown.err)
+    assert peer.requests[0][2]["stream_options"] == {"include_usage": True}
+
+
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peer.events = deltas("one", "two")
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\n"))
+    real, num_written = sys.stdout.write, 0
+
+    def write(text: str) -> int:
+        nonlocal num_written
+        num_written += text == "two"
+        if text == "two" and num_written == 1:
+            raise KeyboardInterrupt
+        return real(text)
+
+    monkeypatch.setattr(sys.stdout, "write", write)
+    assert main(["chat", "--url", peer.url, "--model", "m"]) == 0
+    said = [(m["role"], m["content"]) for m in peer.requests[-1][2]["messages"]]
+    assert said == [("user", "a"), ("assistant", "one"), ("user", "b")]
+    assert capsys.readouterr().err == "\n[stopped]\n"
+
+
+def test_ctrl_c_in_a_single_answer_ends_the_command(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peer.events = deltas("one")
+
+    def interrupt(_: str) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.stdout, "write", interrupt)
+    assert main(["complete", "x", "--url", peer.url, "--model", "m"]) == 130
+    assert capsys.readouterr().err == "\n[stopped]\n"
 
 
 def test_no_server_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from fastdeploy_sd.config import load_config
 from fastdeploy_sd.config.catalogue import OPTIONS
+from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -30,3 +31,12 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert [opt.name for opt in OPTIONS if opt.flag not in text] == []
+
+
+def test_help_shows_choices_and_the_keys_of_speculative_config(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_config(["--help"])
+    text = capsys.readouterr().out
+    for choices in ("{fcfs,priority}", "{wint8,wint4,none,JSON}", "{16,32,64,128,256}", "{auto,int8}"):
+        assert choices in text
+    assert [key for key in SPECULATIVE_KEYS if f"  {key}: " not in text] == []

@@ -21,6 +21,7 @@ from fastdeploy_sd.bench.contenders import METHODS
 from fastdeploy_sd.bench.percentiles import percentiles
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
 from fastdeploy_sd.config.speculative_map import read_speculative
+from fastdeploy_sd.entrypoints.text.added_tokens import Segment
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.replay.memory import memory_of
@@ -139,7 +140,9 @@ def _texts(batch: int, length: int) -> I32:
     tokenizer = load_tokenizer(ModelConfig(DEMO_MODEL).path)
     token_ids: list[int] = []
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        token_ids += tokenizer.encode_plain(path.read_text(encoding="utf-8", errors="replace"))
+        token_ids += tokenizer.encode_segments(
+            [Segment(path.read_text(encoding="utf-8", errors="replace"), is_control=False)]
+        )
         if len(token_ids) >= batch * length:
             return np.array(token_ids[: batch * length], np.int32).reshape(batch, length)
     raise ConfigError(f"batch: expected batch x (context + steps) of at most {len(token_ids)}, got {batch * length}")

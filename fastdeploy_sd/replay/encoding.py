@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
+from fastdeploy_sd.entrypoints.text.added_tokens import Segment
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
 
 WORDS = "words"
@@ -58,7 +59,7 @@ class ModelEncoder:
         Raises:
             BadRequest: the text cannot be written without a control token.
         """
-        return self._tokenizer.encode_plain(text)
+        return self._tokenizer.encode_segments([Segment(text, is_control=False)])
 
 
 def load_encoder(name: str) -> TextEncoder:

@@ -7,6 +7,7 @@ import numpy as np
 from fastdeploy_sd import LLM, SamplingParams
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
+from fastdeploy_sd.entrypoints.text.added_tokens import Segment
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.models.registry import read_decoder_config
 from tests.models.harness import SingleSequence
@@ -17,7 +18,9 @@ CODE = "import os\nimport sys\n\n\ndef main():\n    if len(sys.argv) != 2:\n    
 
 def test_it_knows_python_better_than_chance() -> None:
     """Chance is ln(4096) = 8.3 nats per token."""
-    token_ids = np.array(load_tokenizer(PATH, "tokenizers").encode_plain(CODE), np.int32)
+    token_ids = np.array(
+        load_tokenizer(PATH, "tokenizers").encode_segments([Segment(CODE, is_control=False)]), np.int32
+    )
     logits = SingleSequence(PATH, "bfloat16").logits(token_ids)[:-1].astype(np.float64)
     log_total = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
     loss = log_total - logits[np.arange(len(logits)), token_ids[1:]]

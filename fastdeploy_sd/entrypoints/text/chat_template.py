@@ -5,8 +5,9 @@ checkpoint, never from a request. Knows no token ids.
 
 A message may contain the text of a control token (`<|im_end|>`), by accident or to forge a turn. Before rendering every
 such occurrence is replaced by a placeholder nobody can guess, so that the template's own string operations (trim,
-split) see the message as usual; afterwards the stretch of text between two *real* control tokens that holds a
-placeholder gets the original characters back and is marked as plain, to be encoded without parsing.
+split) see the message as usual. Afterwards the prompt is cut at the control tokens that are left, which the template
+wrote; what lies between gets the original characters back and is encoded by a tokenizer that has no control tokens, so
+that no other spelling of one (full-width, in capitals) acts either.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import datetime
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -25,6 +26,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from fastdeploy_sd.entrypoints.text.added_tokens import Segment, cut, token_pattern
 from fastdeploy_sd.errors import BadRequest, CheckpointError
 
 Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
@@ -52,14 +54,6 @@ class Message:
     reasoning_content: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A stretch of the rendered prompt; in a plain one control tokens are to be spelled out, not parsed."""
-
-    text: str
-    is_plain: bool
-
-
 class ChatTemplate:
     """A compiled chat template.
 
@@ -80,8 +74,9 @@ class ChatTemplate:
             raise CheckpointError(f"chat template: line {error.lineno}: {error.message}") from None
         self._special_tokens = {"bos_token": "", "eos_token": ""} | dict(special_tokens)
         self._own_variables = _RESERVED | set(environment.globals) | set(self._special_tokens)
-        ordered = sorted(filter(None, control_tokens), key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+        self._control_tokens = tuple(control_tokens)
+        self._control = token_pattern(self._control_tokens)
+        self._beginnings = frozenset(token[:n] for token in self._control_tokens for n in range(1, len(token)))
 
     def render(
         self, messages: Sequence[Message], kwargs: Mapping[str, Json], max_control_tokens: int | None = None
@@ -100,7 +95,7 @@ class ChatTemplate:
                 that is not theirs to set.
         """
         self._verify_kwargs(kwargs)
-        shield = _Shield(self._control, max_control_tokens)
+        shield = _Shield(self._control, self._beginnings, max_control_tokens)
         try:
             turns = [_turn(message, shield) for message in messages]
             extra = {key: shield.cover(value) for key, value in kwargs.items()}
@@ -121,27 +116,18 @@ class ChatTemplate:
                 )
 
     def _segments(self, text: str, shield: _Shield) -> Iterable[Segment]:
-        """Cut at real control tokens; join neighbours that need no protection, so that they are encoded as one."""
-        parsed: list[str] = []
-        for part in _split_keeping(self._control, text):
-            restored = shield.uncover(part)
-            if restored == part:
-                parsed.append(part)
-                continue
-            if parsed:
-                yield Segment("".join(parsed), is_plain=False)
-                parsed = []
-            yield Segment(restored, is_plain=True)
-        if parsed:
-            yield Segment("".join(parsed), is_plain=False)
+        for part, is_control in cut(self._control, text):
+            yield Segment(part if is_control else shield.uncover(part), is_control)
 
 
 class _Shield:
     """The placeholders of one rendering."""
 
-    def __init__(self, control: re.Pattern[str], limit: int | None) -> None:
+    def __init__(self, control: re.Pattern[str], beginnings: Collection[str], limit: int | None) -> None:
         self._control = control
+        self._beginnings = beginnings
         self._limit = limit
+        self._longest = max(map(len, beginnings), default=0)
         # Digits survive `upper`, `lower` and `tojson`. The borders, two random private-use characters, show a cut.
         self._nonce = str(secrets.randbits(128))
         self._open, self._close = map(chr, secrets.SystemRandom().sample(_PRIVATE_USE, 2))
@@ -149,9 +135,12 @@ class _Shield:
         self._placeholder = re.compile(f"{self._open}{self._nonce}:([0-9]+){self._close}")
 
     def cover(self, value: Any) -> Any:
-        """Return a JSON value with each control token in each of its texts replaced by a placeholder."""
+        """Return a JSON value with each control token in each of its texts replaced by a placeholder.
+
+        So is the beginning of one at a text's end: the next text could be its rest.
+        """
         if isinstance(value, str):
-            return self._control.sub(self._cover_match, value)
+            return self._cover_end(self._control.sub(self._cover_match, value))
         if isinstance(value, Mapping):
             return {self.cover(key): self.cover(item) for key, item in value.items()}
         if isinstance(value, Sequence):
@@ -169,6 +158,13 @@ class _Shield:
             raise BadRequest("messages: the chat template cuts a message inside a control token", param="messages")
         return restored
 
+    def _cover_end(self, text: str) -> str:
+        words = text.rstrip()  # a template may trim it
+        for n in range(min(self._longest, len(words)), 0, -1):
+            if words[-n:] in self._beginnings:
+                return words[:-n] + self._placeholder_of(words[-n:]) + text[len(words) :]
+        return text
+
     def _cover_match(self, match: re.Match[str]) -> str:
         if len(self._originals) == self._limit:
             raise BadRequest(
@@ -176,7 +172,10 @@ class _Shield:
                 " more",
                 param="messages",
             )
-        self._originals.append(match[0])
+        return self._placeholder_of(match[0])
+
+    def _placeholder_of(self, original: str) -> str:
+        self._originals.append(original)
         return f"{self._open}{self._nonce}:{len(self._originals) - 1}{self._close}"
 
 
@@ -204,18 +203,6 @@ def _tool_call(call: Mapping[str, Json]) -> Mapping[str, Json]:
             param="messages",
         ) from None
     return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _split_keeping(pattern: re.Pattern[str], text: str) -> Iterable[str]:
-    """Yield the parts between matches and the matches themselves, in order, without empty parts."""
-    start = 0
-    for match in pattern.finditer(text):
-        if match.start() > start:
-            yield text[start : match.start()]
-        yield match[0]
-        start = match.end()
-    if start < len(text):
-        yield text[start:]
 
 
 # ---- what templates of published checkpoints expect -----------------------------------------------------------------

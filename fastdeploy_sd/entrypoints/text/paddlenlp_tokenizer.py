@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_sd.entrypoints.text.tokenizer import split_inside
+from fastdeploy_sd.entrypoints.text.added_tokens import Segment, encode_spelled_out, token_pattern
 from fastdeploy_sd.entrypoints.text.tokenizer_files import read_tokenizer_files
-from fastdeploy_sd.errors import BadRequest, CheckpointError, ConfigError
+from fastdeploy_sd.errors import CheckpointError, ConfigError
 
 
 class PaddleNLPTokenizer:
@@ -37,6 +37,7 @@ class PaddleNLPTokenizer:
         tokens: list[str] = list(self._tokenizer.all_special_tokens)
         self.control_tokens = {text: int(self._tokenizer.convert_tokens_to_ids(text)) for text in tokens}
         self.hidden_ids = frozenset(self.control_tokens.values())
+        self._any_control = token_pattern(self.control_tokens)
         self.max_token_chars: int | None = None  # nothing is known about its normalization
 
     @property
@@ -49,17 +50,23 @@ class PaddleNLPTokenizer:
         """Return the ids of `text`, control tokens parsed."""
         return [int(i) for i in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]
 
-    def encode_plain(self, text: str) -> list[int]:
-        """Return the ids of `text` as plain text.
+    def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
+        """Return the ids of a prompt in which exactly the segments marked so are control tokens.
 
         Raises:
-            BadRequest: the text cannot be written without a control token.
+            BadRequest: a text cannot be written without a control token.
         """
-        parts = split_inside(text, self.control_tokens)
-        token_ids = [i for part in parts if part for i in self.encode(part, add_special_tokens=False)]
-        if not self.hidden_ids.isdisjoint(token_ids):
-            raise BadRequest(f"messages: expected text without control tokens, got {text!r}", param="messages")
+        token_ids: list[int] = []
+        for segment in segments:
+            if segment.is_control:
+                token_ids.append(self.control_tokens[segment.text])
+            else:
+                token_ids += encode_spelled_out(segment.text, self._any_control, self._encode_plain)
         return token_ids
+
+    def _encode_plain(self, text: str) -> list[int] | None:
+        token_ids = self.encode(text, add_special_tokens=False) if text else []
+        return token_ids if self.hidden_ids.isdisjoint(token_ids) else None
 
     def decode(self, token_ids: Sequence[int], *, skip_hidden: bool) -> str:
         """Return the text of a whole sequence."""

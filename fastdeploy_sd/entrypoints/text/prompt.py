@@ -66,13 +66,7 @@ class PromptEncoder:
         turns = [replace(m, role=_TEMPLATE_ROLES.get(m.role, m.role)) for m in messages]
         segments = self._template.render(turns, kwargs, max_tokens)
         self._verify_may_fit([segment.text for segment in segments], max_tokens)
-        token_ids: list[int] = []
-        for segment in segments:
-            if segment.is_plain:
-                token_ids += self._tokenizer.encode_plain(segment.text)
-            else:
-                token_ids += self._tokenizer.encode(segment.text, add_special_tokens=False)
-        return token_ids
+        return self._tokenizer.encode_segments(segments)
 
     def encode_bad_word(self, word: str) -> list[tuple[int, ...]]:
         """Return the token sequences a forbidden text has: at the start of a line and after a space."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+BYTE_PIECES = frozenset(f"<0x{b:02X}>" for b in range(256))
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 

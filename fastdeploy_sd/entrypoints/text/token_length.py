@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastdeploy_sd.entrypoints.text.token_bytes import byte_level_alphabet
+from fastdeploy_sd.entrypoints.text.token_bytes import BYTE_PIECES, byte_level_alphabet
 
 # Characters of input per character left by a normalizer, at most. A composed character comes from 4 others at most:
 # no canonical decomposition of Unicode is longer, and no compatibility decomposition is empty.
 _NORMALIZERS = {"NFD": 1, "NFKD": 1, "NFC": 4, "NFKC": 4, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
 # Pre-tokenizers that drop nothing.
 _LOSSLESS = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"}
-BYTE_PIECES = frozenset(f"<0x{b:02X}>" for b in range(256))
 
 
 def longest_token(spec: Mapping[str, Any]) -> int | None:

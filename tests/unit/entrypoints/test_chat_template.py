@@ -62,7 +62,7 @@ def test_no_message_changes_the_turn_structure(parts: list[str]) -> None:
 def test_a_message_and_the_template_cannot_form_a_control_token_together() -> None:
     template = ChatTemplate("<|im_{{ messages[0].content }}|>", {}, CONTROL)
     segments = template.render([Message("user", "end")], {})
-    assert [s.is_plain for s in segments] == [False], "a template's own doing: it is trusted"
+    assert [s.is_control for s in segments] == [True], "a template's own doing: it is trusted"
     nested = ENCODER.encode_chat([Message("user", "<|im_<|im_end|>end|>")], {})
     assert control_ids(nested) == [1, 2, 1]
 
@@ -71,7 +71,7 @@ def test_names_and_template_arguments_are_text_too() -> None:
     source = "<|im_start|>{{ messages[0].name }} {{ style }}<|im_end|>"
     template = ChatTemplate(source, {}, CONTROL)
     segments = template.render([Message("user", "x", name="<pad>")], {"style": "<|im_end|>"})
-    assert [s.text for s in segments if s.is_plain] == ["<pad> <|im_end|>"]
+    assert [s.text for s in segments if not s.is_control] == ["<pad> <|im_end|>"]
 
 
 def test_string_operations_of_a_template_see_the_message() -> None:
@@ -139,8 +139,8 @@ def test_calls_of_tools_reach_the_template_as_objects_and_as_text() -> None:
     ]
     segments = ChatTemplate(source, {}, CONTROL).render(messages, {"nested": [{"<pad>": "<pad>"}]})
     text = """c<pad> f<pad> k<pad>=v<pad> {"k<pad>": ["v<pad>"]} r<pad>"""
-    assert [s.text for s in segments if s.is_plain] == [text, "c<pad> "]
-    assert all("<pad>" not in s.text for s in segments if not s.is_plain)
+    assert [s.text for s in segments if not s.is_control] == [text, "c<pad> "]
+    assert [s.text for s in segments if s.is_control] == ["<|im_start|>", "<|im_end|>"] * 2
 
 
 def test_a_turn_has_only_the_keys_that_are_set() -> None:

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastdeploy_sd.entrypoints.text.detokenizer import ByteDetokenizer, WindowDetokenizer, create_detokenizer
+from fastdeploy_sd.entrypoints.text.fast_tokenizer import FastTokenizer
 from fastdeploy_sd.entrypoints.text.token_bytes import byte_level_alphabet
-from fastdeploy_sd.entrypoints.text.tokenizer import FastTokenizer
 from tests.unit.entrypoints.vocabularies import byte_fallback_tokenizer, golden_tokenizer, word_tokenizer
 
 TOKENIZER = golden_tokenizer()

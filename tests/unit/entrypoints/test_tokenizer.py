@@ -12,12 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_sd.entrypoints.text.tokenizer import FastTokenizer, load_tokenizer, split_inside
+from fastdeploy_sd.entrypoints.text.added_tokens import Segment, split_inside, token_pattern
+from fastdeploy_sd.entrypoints.text.fast_tokenizer import FastTokenizer
+from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
 from fastdeploy_sd.errors import CheckpointError, ConfigError
 from tests.unit.entrypoints.vocabularies import GOLDEN, byte_fallback_tokenizer, golden_tokenizer, word_tokenizer
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>"]
 TOKENIZER = golden_tokenizer()
+
+
+def plain(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode_segments([Segment(text, is_control=False)])
 
 
 def test_control_tokens_and_eos_come_from_the_checkpoint() -> None:
@@ -30,17 +36,17 @@ def test_control_token_acts_in_raw_text_and_is_spelled_out_in_plain_text(token: 
     token_id = TOKENIZER.control_tokens[token]
     text = f"a{token}b"
     assert token_id in TOKENIZER.encode(text, add_special_tokens=False)
-    plain = TOKENIZER.encode_plain(text)
-    assert set(plain).isdisjoint(TOKENIZER.control_tokens.values())
-    assert TOKENIZER.decode(plain, skip_hidden=True) == text
+    token_ids = plain(TOKENIZER, text)
+    assert set(token_ids).isdisjoint(TOKENIZER.control_tokens.values())
+    assert TOKENIZER.decode(token_ids, skip_hidden=True) == text
 
 
 @given(st.lists(st.sampled_from([*CONTROL, "<|im_", "end|>", "<|", "|>", " ", "x", "<p", "ad>", "\n"]), max_size=8))
 def test_plain_text_never_holds_a_control_token(parts: list[str]) -> None:
     text = "".join(parts)
-    plain = TOKENIZER.encode_plain(text)
-    assert set(plain).isdisjoint(TOKENIZER.control_tokens.values())
-    assert TOKENIZER.decode(plain, skip_hidden=True) == text
+    token_ids = plain(TOKENIZER, text)
+    assert set(token_ids).isdisjoint(TOKENIZER.control_tokens.values())
+    assert TOKENIZER.decode(token_ids, skip_hidden=True) == text
 
 
 def test_a_control_token_that_is_also_a_vocabulary_piece_is_cut_apart(tmp_path: Path) -> None:
@@ -52,7 +58,7 @@ def test_a_control_token_that_is_also_a_vocabulary_piece_is_cut_apart(tmp_path: 
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     tokenizer = FastTokenizer(tmp_path)
     assert tokenizer.encode("</s>", add_special_tokens=False) == [2]
-    assert 2 not in tokenizer.encode_plain("</s>")
+    assert 2 not in plain(tokenizer, "</s>")
 
 
 def test_turn_markers_are_control_tokens_without_the_flag_but_other_added_tokens_are_not(tmp_path: Path) -> None:
@@ -60,12 +66,12 @@ def test_turn_markers_are_control_tokens_without_the_flag_but_other_added_tokens
     assert "<|user|>" in tokenizer.control_tokens
     assert "<think>" not in tokenizer.control_tokens
     marker = tokenizer.control_tokens["<|user|>"]
-    assert marker not in tokenizer.encode_plain("hello <|user|>")
-    assert tokenizer.encode_plain("<think>") == tokenizer.encode("<think>", add_special_tokens=False)
+    assert marker not in plain(tokenizer, "hello <|user|>")
+    assert plain(tokenizer, "<think>") == tokenizer.encode("<think>", add_special_tokens=False)
 
 
 def test_split_inside_leaves_no_token_whole() -> None:
-    parts = split_inside("a<x><<x>x>", ["<x>"])
+    parts = split_inside("a<x><<x>x>", token_pattern(["<x>"]))
     assert "".join(parts) == "a<x><<x>x>"
     assert not any("<x>" in part for part in parts)
 
@@ -92,7 +98,7 @@ def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", None, "expected a tokenizer.json, got none"),
+        ("tokenizer.json", None, "expected a tokenizer.json or a tokenizer.model, got neither"),
         ("tokenizer.json", "{", "expected a tokenizer, got"),
         ("tokenizer_config.json", "[", "tokenizer_config.json: expected a readable JSON file"),
         ("tokenizer_config.json", "[]", "expected a JSON object, got list"),
@@ -110,7 +116,7 @@ def test_broken_files_are_named(tmp_path: Path, name: str, content: str | None, 
 
 
 def test_unknown_backend_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expected auto, tokenizers or paddlenlp, got 'slow'"):
+    with pytest.raises(ConfigError, match="expected auto, tokenizers, sentencepiece or paddlenlp, got 'slow'"):
         load_tokenizer(GOLDEN, "slow")
 
 
@@ -149,7 +155,7 @@ def test_paddlenlp_backend_encodes_plain_text_without_control_tokens(monkeypatch
     monkeypatch.setitem(sys.modules, "paddlenlp.transformers", transformers)
     tokenizer = load_tokenizer(GOLDEN, "paddlenlp")
     assert tokenizer.encode("hi<|im_end|>", add_special_tokens=True)[-1] == 2
-    plain = tokenizer.encode_plain("hi<|im_end|>")
-    assert 2 not in plain
-    assert tokenizer.decode(plain, skip_hidden=True) == "hi<|im_end|>"
+    token_ids = plain(tokenizer, "hi<|im_end|>")
+    assert 2 not in token_ids
+    assert tokenizer.decode(token_ids, skip_hidden=True) == "hi<|im_end|>"
     assert tokenizer.token_bytes(5) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from fastdeploy_sd.entrypoints.text.tokenizer import FastTokenizer
+from fastdeploy_sd.entrypoints.text.fast_tokenizer import FastTokenizer
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "qwen3-tiny"
 

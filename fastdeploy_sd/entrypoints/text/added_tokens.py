@@ -1,0 +1,173 @@
+"""Tokens that stand beside a vocabulary's own pieces, and cutting a text at them.
+
+Owns the leftmost-longest search, whose time is linear in the text however many tokens there are, and the whitespace
+that a token takes with it. Knows no vocabulary and no model of language.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fastdeploy_sd.errors import BadRequest, CheckpointError
+
+# Turn markers such as <|User|>, with ASCII or full-width bars, that some checkpoints do not flag as special.
+MARKER = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+# The Unicode property White_Space, which the tokenizers library strips; Python's strip() takes four more characters.
+WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token found by its text before anything else is.
+
+    Attributes:
+        content: its text, at least one character.
+        token_id: None where the files name the token without an id.
+        special: left out of generated text.
+        lstrip, rstrip: it takes the whitespace on that side with it.
+        single_word: it is none where it touches a word.
+    """
+
+    content: str
+    token_id: int | None
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it steers the model: flagged special, or a turn marker."""
+        return self.special or MARKER.fullmatch(self.content) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a prompt: the text of one control token that acts, or text in which none does."""
+
+    text: str
+    is_control: bool
+
+
+def token_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that finds the leftmost, then longest, of these texts; nothing when there are none.
+
+    It is a trie: the time at one character does not grow with the number of tokens.
+
+    Raises:
+        CheckpointError: the texts nest too deeply for a pattern.
+    """
+    try:
+        return re.compile(_alternatives(sorted(filter(None, set(tokens))), 0) or r"(?!)", re.DOTALL)
+    except (RecursionError, OverflowError, re.error) as error:
+        raise CheckpointError(f"added tokens: expected texts that can be searched for, got {error}") from None
+
+
+def _alternatives(tokens: Sequence[str], start: int) -> str:
+    """The pattern of sorted texts that agree before `start`, without that beginning."""
+    branches, i = [], 0
+    is_end = bool(tokens) and len(tokens[0]) == start
+    i = int(is_end)
+    while i < len(tokens):
+        j = i
+        while j < len(tokens) and tokens[j][start] == tokens[i][start]:
+            j += 1
+        shared = _shared_length(tokens[i], tokens[j - 1])  # of all between them too: they are sorted
+        branches.append(re.escape(tokens[i][start:shared]) + _alternatives(tokens[i:j], shared))
+        i = j
+    if not branches:
+        return ""
+    joined = branches[0] if len(branches) == 1 and not is_end else f"(?:{'|'.join(branches)})"
+    return joined + "?" if is_end else joined
+
+
+def _shared_length(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def cut(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the stretches of `text` in order, none empty: (text, whether it is a match)."""
+    start = 0
+    for match in pattern.finditer(text):
+        if match.start() > start:
+            yield text[start : match.start()], False
+        yield match[0], True
+        start = match.end()
+    if start < len(text):
+        yield text[start:], False
+
+
+def apply_borders(
+    segments: Sequence[Segment],
+    tokens: Mapping[str, AddedToken],
+    whitespace: str | None = None,
+    touches: Callable[[str], bool] = lambda neighbour: neighbour != " ",
+) -> list[Segment]:
+    """Return the segments with each token's whitespace taken from its neighbours, without empty ones.
+
+    Args:
+        segments: control = a text that is a key of `tokens`.
+        tokens: by text.
+        whitespace: the characters a token takes with it, None = all that Python's strip() does.
+        touches: whether a neighbouring character makes a `single_word` token ordinary text.
+    """
+    parts = list(segments)
+    for i, part in enumerate(parts):
+        if not part.is_control:
+            continue
+        token = tokens[part.text]
+        left = parts[i - 1] if i > 0 and not parts[i - 1].is_control else None
+        right = parts[i + 1] if i + 1 < len(parts) and not parts[i + 1].is_control else None
+        if token.rstrip and right:
+            right = parts[i + 1] = replace(right, text=right.text.lstrip(whitespace))
+        if token.lstrip and left:
+            left = parts[i - 1] = replace(left, text=left.text.rstrip(whitespace))
+        if token.single_word:
+            if left and left.text and touches(left.text[-1]):
+                parts[i - 1], parts[i] = replace(left, text=left.text + part.text), Segment("", is_control=False)
+            elif right and right.text and touches(right.text[0]):
+                parts[i], parts[i + 1] = Segment("", is_control=False), replace(right, text=part.text + right.text)
+    return [part for part in parts if part.text]
+
+
+def encode_spelled_out(text: str, pattern: re.Pattern[str], encode: Callable[[str], list[int] | None]) -> list[int]:
+    """Return the ids of a text that some token would be found in, cut so often that none is.
+
+    Cuts after the first character of each occurrence; where a normalizer makes a token of other characters, in halves.
+
+    Args:
+        pattern: the tokens' texts.
+        encode: gives the ids of a part, None where a token is among them.
+
+    Raises:
+        BadRequest: a single character is such a token.
+    """
+    ids: list[int] = []
+    parts = [*reversed(split_inside(text, pattern))]
+    while parts:
+        part = parts.pop()
+        found = encode(part)
+        if found is not None:
+            ids += found
+        elif len(part) > 1:
+            parts += [part[len(part) // 2 :], part[: len(part) // 2]]
+        else:
+            raise BadRequest(f"messages: expected text without control tokens, got {part!r}", param="messages")
+    return ids
+
+
+def split_inside(text: str, pattern: re.Pattern[str]) -> list[str]:
+    """Cut `text` after the first character of every match, overlapping ones too, so that none is left whole.
+
+    A match of one character cannot be cut and stays.
+    """
+    parts, start = [], 0
+    position = 0
+    while match := pattern.search(text, position):
+        position = match.start() + 1
+        if len(match[0]) > 1:
+            parts.append(text[start:position])
+            start = position
+    return [*parts, text[start:]]

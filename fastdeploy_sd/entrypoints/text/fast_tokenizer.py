@@ -1,0 +1,204 @@
+"""The Tokenizer interface on a tokenizer.json, run by the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from fastdeploy_sd.entrypoints.text.added_tokens import (
+    WHITE_SPACE,
+    AddedToken,
+    Segment,
+    apply_borders,
+    encode_spelled_out,
+    token_pattern,
+)
+from fastdeploy_sd.entrypoints.text.token_bytes import TokenBytes
+from fastdeploy_sd.entrypoints.text.token_length import longest_token
+from fastdeploy_sd.entrypoints.text.tokenizer_files import read_tokenizer_files
+from fastdeploy_sd.errors import BadRequest, CheckpointError
+from fastdeploy_sd.files import describe, read_text
+
+
+class FastTokenizer:
+    """A tokenizer.json with the tokens that other files add; see Tokenizer for the meaning of each method.
+
+    Raises:
+        CheckpointError: a file is missing or malformed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / "tokenizer.json"
+        self.files = read_tokenizer_files(directory)
+        self._tokenizer, spec = _load(path)
+        _add_missing(path, self._tokenizer, self.files.added_tokens)
+        added = _added_tokens(self._tokenizer, self.files.special_tokens.values())
+        self.hidden_ids = frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
+        self._controls = {text: token for text, token in added.items() if token.is_control}
+        self.control_tokens = {text: i for text, token in self._controls.items() if (i := token.token_id) is not None}
+        self._control_ids = frozenset(self.control_tokens.values())
+        self._any_control = token_pattern(self._controls)
+        self._token_bytes = TokenBytes(self._tokenizer.id_to_token, spec.get("decoder"))
+        self.max_token_chars = longest_token(spec | {"added_tokens": [asdict(token) for token in added.values()]})
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text: the checkpoint's list, or the tokenizer's end-of-text token."""
+        if self.files.eos_token_ids:
+            return self.files.eos_token_ids
+        token_id = self._tokenizer.token_to_id(self.files.special_tokens.get("eos_token", ""))
+        return () if token_id is None else (token_id,)
+
+    @cached_property
+    def _plain(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+        """The tokenizer without control tokens, which no spelling reaches then: for a prompt's start, and behind it."""
+        spec = json.loads(self._tokenizer.to_str())
+        for token in spec["added_tokens"]:
+            token["special"] = token["content"] in self.control_tokens
+        start = inner = _without_special_tokens(spec)
+        if _drop_space_at_start(spec["pre_tokenizer"]):
+            inner = _without_special_tokens(spec)
+        return start, inner
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the ids of `text`, control tokens parsed; `add_special_tokens` adds e.g. a leading BOS.
+
+        Raises:
+            BadRequest: the library fails on this text.
+        """
+        return _encode(self._tokenizer, text, add_special_tokens)
+
+    def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
+        """Return the ids of a prompt in which exactly the segments marked so are control tokens.
+
+        Raises:
+            BadRequest: a text cannot be written without a control token, or the library fails on it.
+        """
+        start, inner = self._plain
+        token_ids: list[int] = []
+        for i, part in enumerate(apply_borders(segments, self._controls, WHITE_SPACE, _is_word)):
+            if part.is_control:
+                token_ids.append(self.control_tokens[part.text])
+            else:
+                token_ids += self._encode_plain(part.text, start if i == 0 else inner)
+        return token_ids
+
+    def _encode_plain(self, text: str, tokenizer: tokenizers.Tokenizer) -> list[int]:
+        token_ids = _encode(tokenizer, text, False)
+        if self._control_ids.isdisjoint(token_ids):
+            return token_ids
+
+        def encode(part: str) -> list[int] | None:
+            found = _encode(self._plain[1], part, False)
+            return found if self._control_ids.isdisjoint(found) else None
+
+        # A control token can also be a piece of the model's own vocabulary: then it is spelled out by force.
+        return encode_spelled_out(text, self._any_control, encode)
+
+    def decode(self, token_ids: Sequence[int], *, skip_hidden: bool) -> str:
+        """Return the text of a whole sequence; ids unknown to the tokenizer have no text."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_hidden)
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes a token adds in the middle of a text, None where that depends on its neighbours."""
+        return self._token_bytes.of(token_id)
+
+
+def _load(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    try:
+        text = read_text(path)
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+        spec = json.loads(text)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: expected a tokenizer.json or a tokenizer.model, got neither") from None
+    except BaseException as error:  # the library raises bare Exception for a malformed file, and its panics are worse
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
+        reason = describe(error) if isinstance(error, Exception) else str(error)
+        raise CheckpointError(f"{path}: expected a tokenizer, got {reason:.300}") from None
+    tokenizer.no_truncation()  # a file may ask to cut or pad silently: prompts are never cut
+    tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None  # random ids, meant for training
+    return tokenizer, spec
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Encode one text as a batch: unlike `encode`, that lets other threads run meanwhile and finds no offsets."""
+    try:
+        ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    except BaseException as error:
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
+        raise BadRequest(
+            f"prompt: expected text that the model's tokenizer can encode, got an error of it: {error!s:.200}",
+            param="prompt",
+        ) from None
+    return ids
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether a Rust library panicked; the class cannot be imported, and is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
+def _add_missing(path: Path, tokenizer: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
+    """Add what only the smaller files list, as transformers does: those with an id, or that the vocabulary has.
+
+    Raises:
+        CheckpointError: a listed id is another token's.
+    """
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    missing = [t for t in tokens if t.content not in known and (t.token_id is not None or _has(tokenizer, t.content))]
+    for token in sorted(missing, key=lambda t: -1 if t.token_id is None else t.token_id):
+        flags = {"lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word}
+        made = tokenizers.AddedToken(token.content, normalized=False, special=token.special, **flags)
+        tokenizer.add_special_tokens([made]) if token.special else tokenizer.add_tokens([made])
+        token_id = tokenizer.token_to_id(token.content)
+        if token.token_id not in (None, token_id):
+            raise CheckpointError(
+                f"{path}: expected the token {token.content!r} with id {token.token_id}, as tokenizer_config.json or"
+                f" added_tokens.json has it, got {token_id}"
+            )
+
+
+def _has(tokenizer: tokenizers.Tokenizer, text: str) -> bool:
+    return tokenizer.token_to_id(text) is not None
+
+
+def _added_tokens(tokenizer: tokenizers.Tokenizer, roles: Iterable[str]) -> dict[str, AddedToken]:
+    """Return text -> token of all that the tokenizer finds by text; those with a role (BOS, EOS ...) are special."""
+    special = set(roles)
+    return {
+        t.content: AddedToken(t.content, i, t.special or t.content in special, t.lstrip, t.rstrip, t.single_word)
+        for i, t in tokenizer.get_added_tokens_decoder().items()
+    }
+
+
+def _without_special_tokens(spec: dict[str, Any]) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _drop_space_at_start(step: dict[str, Any] | None) -> bool:
+    """Have a pre-tokenizer put no space before the first word; return whether it would have put one there only."""
+    if step is None:
+        return False
+    found = False
+    for part in step["pretokenizers"] if step["type"] == "Sequence" else [step]:
+        if part.get("prepend_scheme") == "first":
+            part["prepend_scheme"] = "never"
+            found = True
+    return found
+
+
+def _is_word(character: str) -> bool:
+    return re.fullmatch(r"\w", character) is not None

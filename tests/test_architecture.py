@@ -79,6 +79,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "uvicorn": ("entrypoints",),
     "pydantic": ("entrypoints/openai",),
     "tokenizers": ("entrypoints/text",),
+    "sentencepiece": ("entrypoints/text",),
+    "google": ("entrypoints/text/sentencepiece_model.py",),
     "jinja2": ("entrypoints/text",),
     "prometheus_client": ("metrics",),
     "yaml": ("config",),

@@ -32,8 +32,12 @@ class ModelConfig:
         None, Spec("Name clients use in the `model` field and see in responses; none: the value of `model`.")
     )
     tokenizer: str | None = option(None, Spec("Directory of the tokenizer files; none: the checkpoint's."))
-    tokenizer_backend: Literal["auto", "tokenizers", "paddlenlp"] = option(
-        "auto", Spec("Tokenizer implementation; auto is `tokenizers`. `paddlenlp` needs the extra of that name.")
+    tokenizer_backend: Literal["auto", "tokenizers", "sentencepiece", "paddlenlp"] = option(
+        "auto",
+        Spec(
+            "Who reads the tokenizer: `tokenizers` (tokenizer.json), `sentencepiece` (tokenizer.model), or `paddlenlp`,"
+            " which needs the extra of that name. auto: tokenizer.json where there is one, else tokenizer.model."
+        ),
     )
     dtype: Literal["float32", "bfloat16"] = option(
         "bfloat16",

@@ -228,7 +228,10 @@ def test_a_wrong_option_and_a_wrong_checkpoint_end_with_status_2(tmp_path: Path)
     (tmp_path / "config.json").write_text("{}")
     for options, message in (
         (["--model", "x", "--max-modle-len", "5"], "did you mean"),
-        (["--model", str(tmp_path), "--port", "0"], "tokenizer.json: expected a tokenizer.json, got none"),
+        (
+            ["--model", str(tmp_path), "--port", "0"],
+            "tokenizer.json: expected a tokenizer.json or a tokenizer.model, got neither",
+        ),
     ):
         ended = subprocess.run(
             [*COMMAND, *options], env=ENVIRONMENT, capture_output=True, text=True, timeout=START_S, check=False

@@ -51,6 +51,9 @@ class Segment:
     is_control: bool
 
 
+_NOTHING = Segment("", is_control=False)
+
+
 def token_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that finds the leftmost, then longest, of these texts; nothing when there are none.
 
@@ -118,17 +121,16 @@ def apply_borders(
         if not part.is_control:
             continue
         token = tokens[part.text]
-        left = parts[i - 1] if i > 0 and not parts[i - 1].is_control else None
-        right = parts[i + 1] if i + 1 < len(parts) and not parts[i + 1].is_control else None
-        if token.rstrip and right:
+        left = parts[i - 1] if i > 0 else _NOTHING
+        right = parts[i + 1] if i + 1 < len(parts) else _NOTHING
+        if token.rstrip and right.text:
             right = parts[i + 1] = replace(right, text=right.text.lstrip(whitespace))
-        if token.lstrip and left:
+        if token.lstrip and left.text:
             left = parts[i - 1] = replace(left, text=left.text.rstrip(whitespace))
-        if token.single_word:
-            if left and left.text and touches(left.text[-1]):
-                parts[i - 1], parts[i] = replace(left, text=left.text + part.text), Segment("", is_control=False)
-            elif right and right.text and touches(right.text[0]):
-                parts[i], parts[i + 1] = Segment("", is_control=False), replace(right, text=part.text + right.text)
+        if token.single_word and left.text and touches(left.text[-1]):
+            parts[i - 1 : i + 1] = Segment(left.text + part.text, is_control=False), _NOTHING
+        elif token.single_word and right.text and touches(right.text[0]):
+            parts[i : i + 2] = _NOTHING, Segment(part.text + right.text, is_control=False)
     return [part for part in parts if part.text]
 
 

@@ -166,7 +166,7 @@ class _Shield:
         return text
 
     def _cover_match(self, match: re.Match[str]) -> str:
-        if len(self._originals) == self._limit:
+        if self._limit is not None and len(self._originals) >= self._limit:
             raise BadRequest(
                 f"messages: expected at most {self._limit} control tokens written in them (the tokens of a prompt), got"
                 " more",

@@ -43,7 +43,7 @@ class FastTokenizer:
         self.hidden_ids = frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
         self._controls = {text: token for text, token in added.items() if token.is_control}
         self.control_tokens = {text: i for text, token in self._controls.items() if (i := token.token_id) is not None}
-        self._control_ids = frozenset(self.control_tokens.values())
+        self._control_ids = frozenset(self.control_tokens.values()) - {_unknown_id(self._tokenizer, spec["model"])}
         self._any_control = token_pattern(self._controls)
         self._token_bytes = TokenBytes(self._tokenizer.id_to_token, spec.get("decoder"))
         self.max_token_chars = longest_token(spec | {"added_tokens": [asdict(token) for token in added.values()]})
@@ -186,6 +186,12 @@ def _without_special_tokens(spec: dict[str, Any]) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def _unknown_id(tokenizer: tokenizers.Tokenizer, model: dict[str, Any]) -> int | None:
+    """The id that stands for any text without another; plain text may have it, though it is often flagged special."""
+    unknown_id: int | None = model.get("unk_id")
+    return tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else unknown_id
 
 
 def _drop_space_at_start(step: dict[str, Any] | None) -> bool:

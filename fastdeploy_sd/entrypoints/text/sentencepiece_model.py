@@ -61,6 +61,11 @@ class SentencePieceModel:
         return frozenset(i for i, p in enumerate(self._model.pieces) if p.type in (Piece.CONTROL, Piece.UNKNOWN))
 
     @cached_property
+    def unknown_ids(self) -> frozenset[int]:
+        """The id that stands for any text without another."""
+        return frozenset(i for i, p in enumerate(self._model.pieces) if p.type == Piece.UNKNOWN)
+
+    @cached_property
     def user_defined(self) -> dict[str, int]:
         """Text -> id of the pieces that are found in a text before any other."""
         return {p.piece: i for i, p in enumerate(self._model.pieces) if p.type == Piece.USER_DEFINED}

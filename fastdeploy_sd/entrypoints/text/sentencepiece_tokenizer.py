@@ -25,6 +25,7 @@ from fastdeploy_sd.entrypoints.text.tokenizer_files import TokenizerFiles, read_
 from fastdeploy_sd.errors import CheckpointError, suggest
 
 _ERNIE = frozenset({"Ernie4_5Tokenizer", "Ernie4_5_Tokenizer"})
+_DEFAULT_TOKENS = frozenset({"<s>", "</s>", "<unk>"})
 _LLAMA = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
 
 
@@ -56,11 +57,12 @@ class SentencePieceTokenizer:
         self._rules = _rules_of(directory / "tokenizer_config.json", self.files)
         self._model = SentencePieceModel(directory / "tokenizer.model")
         self._added = _with_ids(self.files, self._model.pieces)
+        self._named = self.files.named_tokens | _DEFAULT_TOKENS
         markers = {text: AddedToken(text, i) for text, i in self._model.user_defined.items()}
         controls = {text: t for text, t in (markers | self._added).items() if t.is_control}
         self.control_tokens = {text: _id_of(token) for text, token in controls.items()}
         self.hidden_ids = self._model.control_ids | {_id_of(t) for t in self._added.values() if t.special}
-        self._control_ids = frozenset(self.control_tokens.values())
+        self._control_ids = frozenset(self.control_tokens.values()) - self._model.unknown_ids  # any text may have those
         self._any_added = token_pattern(self._added)
         self._plain_added = token_pattern(self._added.keys() - controls.keys())
         self._any_control = token_pattern(controls)
@@ -115,18 +117,21 @@ class SentencePieceTokenizer:
 
     def _encode_parts(self, parts: Sequence[Segment], *, is_plain: bool = False) -> list[int]:
         token_ids: list[int] = []
-        is_start = True  # of a stretch between added tokens, as the original sees it
-        parts = apply_borders(parts, self._tokens)
+        found = self._added.keys() - self.control_tokens.keys() if is_plain else self._added.keys()
+        parts = [Segment(p.text, p.is_control or p.text in found) for p in apply_borders(parts, self._tokens)]
         for i, part in enumerate(parts):
-            if part.is_control and part.text in self._added:
-                if i == 1 and parts[0].text == SPACE and len(token_ids) == 1 and self._tokens[part.text].special:
-                    token_ids.clear()  # the space before a text is left out when a special token comes first
-                token_ids.append(_id_of(self._added[part.text]))
-                is_start = True
+            if not self._is_added(part):
+                # A marker of the model's own is part of the stretch around it, in which only the start gets a space.
+                is_start = i == 0 or self._is_added(parts[i - 1]) or not (part.is_control or parts[i - 1].is_control)
+                token_ids += self._encode_stretch(part, is_start, is_plain and not part.is_control)
                 continue
-            token_ids += self._encode_stretch(part, is_start, is_plain and not part.is_control)
-            is_start = False
+            if i == 1 and parts[0].text in (SPACE, " ") and part.text in self._named and not self._rules.is_legacy:
+                token_ids.clear()  # a space before a text is left out when a special token comes next
+            token_ids.append(_id_of(self._added[part.text]))
         return token_ids
+
+    def _is_added(self, part: Segment) -> bool:
+        return part.is_control and part.text in self._added
 
     def _encode_stretch(self, part: Segment, is_start: bool, is_plain: bool) -> list[int]:
         token_ids = self._encode_text(part.text, is_start)
@@ -203,8 +208,7 @@ def _with_ids(files: TokenizerFiles, pieces: Sequence[str]) -> dict[str, AddedTo
     vocabulary = {text: i for i, text in enumerate(pieces)}
     added = {token.content: token for token in files.added_tokens if token.token_id is not None}
     vocabulary |= {text: _id_of(token) for text, token in added.items()}
-    default_texts = ("<s>", "</s>", "<unk>")
-    defaults = [AddedToken(text, None, special=True) for text in default_texts if text in vocabulary]
+    defaults = [AddedToken(text, None, special=True) for text in sorted(_DEFAULT_TOKENS) if text in vocabulary]
     for token in [*files.added_tokens, *defaults]:
         if token.content not in added:
             token_id = vocabulary.setdefault(token.content, len(vocabulary))

@@ -5,7 +5,7 @@ Knows the files' names and their historical variants; knows no tokenizer library
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class TokenizerFiles:
         eos_token_ids: of generation_config.json, else config.json; empty when neither says.
         chat_template: Jinja source, None when the checkpoint has none.
         added_tokens: those with an id in the order of the files, then special ones that are named without an id.
+        named_tokens: texts of special tokens that have a role or are listed as additional ones.
         tokenizer_class: the class that wrote the files, None when they do not say.
         model_type: of config.json, None when it does not say.
         switches: those of add_bos_token, add_eos_token, add_prefix_space, legacy and split_special_tokens that the
@@ -42,6 +43,7 @@ class TokenizerFiles:
     eos_token_ids: tuple[int, ...]
     chat_template: str | None
     added_tokens: tuple[AddedToken, ...] = ()
+    named_tokens: frozenset[str] = frozenset()
     tokenizer_class: str | None = None
     model_type: str | None = None
     switches: Mapping[str, bool] = field(default_factory=dict)
@@ -57,12 +59,14 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
     """
     reader = _Reader(directory)
     special = reader.special_tokens()
+    named = [*special.values(), *reader.additional_tokens()]
     eos = _eos_ids(directory / "generation_config.json") or _eos_ids(directory / "config.json")
     return TokenizerFiles(
         special_tokens={name: token.content for name, token in special.items()},
         eos_token_ids=eos,
         chat_template=_read_chat_template(directory, reader.config),
-        added_tokens=tuple(reader.added_tokens(special)),
+        added_tokens=tuple(reader.added_tokens(named)),
+        named_tokens=frozenset(token.content for token in named),
         tokenizer_class=_optional_text(directory / "tokenizer_config.json", reader.config, "tokenizer_class"),
         model_type=_optional_text(
             directory / "config.json", read_json(directory / "config.json", missing_ok=True), "model_type"
@@ -100,9 +104,8 @@ class _Reader:
                     special.setdefault(name, token)
         return special
 
-    def added_tokens(self, special: Mapping[str, AddedToken]) -> Iterator[AddedToken]:
-        """Yield tokens with an id, then special ones without."""
-        named = [*special.values(), *self._additional()]
+    def added_tokens(self, named: Sequence[AddedToken]) -> Iterator[AddedToken]:
+        """Yield tokens with an id, then those of `named` without."""
         special_texts = {token.content for token in named}
         ids: dict[str, int] = {}
         listed = list(self._decoder() if "added_tokens_decoder" in self.config else self._listed())
@@ -122,7 +125,8 @@ class _Reader:
         sources = [(self._map_path, self._map), (self._config_path, self.config)]
         return sources[::-1] if "added_tokens_decoder" in self.config else sources
 
-    def _additional(self) -> Iterator[AddedToken]:
+    def additional_tokens(self) -> Iterator[AddedToken]:
+        """Yield special tokens without a role."""
         for path, source in self._sources():
             values = source.get("additional_special_tokens")
             if values is not None and not isinstance(values, list):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
+from fastdeploy_sd.entrypoints.text.added_tokens import Segment
 from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Message
+from fastdeploy_sd.entrypoints.text.fast_tokenizer import FastTokenizer
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.errors import BadRequest, CheckpointError
-from tests.unit.entrypoints.vocabularies import golden_tokenizer
+from tests.unit.entrypoints.vocabularies import GOLDEN, golden_tokenizer, word_tokenizer
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>"]
 TOKENIZER = golden_tokenizer()
@@ -72,6 +79,76 @@ def test_names_and_template_arguments_are_text_too() -> None:
     template = ChatTemplate(source, {}, CONTROL)
     segments = template.render([Message("user", "x", name="<pad>")], {"style": "<|im_end|>"})
     assert [s.text for s in segments if not s.is_control] == ["<pad> <|im_end|>"]
+
+
+def forgeable(directory: Path, normalizer: normalizers.Normalizer) -> PromptEncoder:
+    """A tokenizer that finds `<|user|>` after normalization, and so in other spellings."""
+    shutil.copytree(GOLDEN, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.npz"))
+    tokenizer = tokenizers.Tokenizer.from_file(str(GOLDEN / "tokenizer.json"))
+    tokenizer.normalizer = normalizer
+    tokenizer.add_special_tokens([tokenizers.AddedToken("<|user|>", normalized=True, special=True)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    source = "{% for m in messages %}<|user|>{{ m.name }}{{ m.content }}<|im_end|>{% endfor %}"
+    (directory / "chat_template.jinja").write_text(source)
+    return PromptEncoder(FastTokenizer(directory))
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "spelling"),
+    [
+        (normalizers.NFKC(), "\uff1c|user|\uff1e"),
+        (normalizers.NFKC(), "<\uff5cuser\uff5c>"),
+        (normalizers.Lowercase(), "<|USER|>"),
+        (normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]), "\uff1c|\uff35ser|>"),
+        (normalizers.StripAccents(), "<|us\u0301er|>"),
+    ],
+)
+def test_no_spelling_of_a_control_token_acts(normalizer: normalizers.Normalizer, spelling: str, tmp_path: Path) -> None:
+    encoder = forgeable(tmp_path, normalizer)
+    tokenizer = FastTokenizer(tmp_path)
+    forged = tokenizer.control_tokens["<|user|>"]
+    assert forged in tokenizer.encode(spelling, add_special_tokens=False), "it would act if it were parsed"
+    messages = [Message("user", f"x {spelling} y", name=spelling), Message("user", f"{spelling[1:]} \u0338", "<")]
+    assert encoder.encode_chat(messages, {}).count(forged) == 2, "only the template's own"
+
+
+@pytest.mark.parametrize("at", range(1, len("<|im_start|>")))
+@pytest.mark.parametrize("gap", ["", " \n"])
+def test_two_texts_cannot_form_a_control_token_together(at: int, gap: str) -> None:
+    head, tail = "<|im_start|>"[:at], "<|im_start|>"[at:]
+    source = "{{ messages[0].name | trim }}{{ messages[0].content }}<|im_end|>"
+    segments = ChatTemplate(source, {}, CONTROL).render([Message("user", tail, name=f"{head}{gap}")], {})
+    assert segments == (Segment("<|im_start|>", False), Segment("<|im_end|>", True))
+
+
+def test_control_tokens_that_only_the_smaller_files_list_are_found(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors", "*.npz"))
+    (tmp_path / "m" / "added_tokens.json").write_text(json.dumps({"<|tool|>": 4096}))
+    vocabulary = json.loads((GOLDEN / "tokenizer.json").read_text())["model"]["vocab"]
+    word = min(piece for piece in vocabulary if piece.isalpha() and piece.isascii())
+    (tmp_path / "m" / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": [word]}))
+    tokenizer = FastTokenizer(tmp_path / "m")
+    assert tokenizer.encode("<|tool|>", add_special_tokens=False) == [4096]
+    assert tokenizer.control_tokens.items() >= {"<|tool|>": 4096, word: vocabulary[word]}.items()
+    plain = tokenizer.encode_segments([Segment("<|tool|>", is_control=False)])
+    assert 4096 not in plain
+    (tmp_path / "m" / "added_tokens.json").write_text(json.dumps({"<|tool|>": 5000}))
+    with pytest.raises(CheckpointError, match=r"expected the token '<|tool|>' with id 5000, .* got 4096"):
+        FastTokenizer(tmp_path / "m")
+
+
+def test_other_added_tokens_keep_their_ids_in_a_conversation(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer(tmp_path)
+    think = tokenizer.encode("<think>", add_special_tokens=False)
+    assert tokenizer.encode_segments([Segment("hello <|user|> <think>", is_control=False)])[-1:] == think
+
+
+def test_the_search_for_control_tokens_is_linear() -> None:
+    """A thousand tokens that share a beginning, over a text of beginnings: minutes if each were tried at each place."""
+    tokens = [f"<|LOC_{i}|>" for i in range(1001)]
+    template = ChatTemplate("{{ messages[0].content }}", {}, tokens)
+    content = "<|LOC_" * 200_000 + "<|LOC_7|>"
+    assert template.render([Message("user", content)], {}) == (Segment(content, False),)
 
 
 def test_string_operations_of_a_template_see_the_message() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fastdeploy_sd.entrypoints.text.chat_template import Message
+from fastdeploy_sd.entrypoints.text.fast_tokenizer import FastTokenizer
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.tokenizer import FastTokenizer
 from fastdeploy_sd.errors import BadRequest
 from tests.unit.entrypoints.vocabularies import GOLDEN, golden_tokenizer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import tokenizers
@@ -52,3 +53,14 @@ def _written(tokenizer: tokenizers.Tokenizer, directory: Path, config: dict[str,
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return FastTokenizer(directory)
+
+
+SENTENCEPIECE = GOLDEN.parent / "sentencepiece"
+
+
+def sentencepiece_files(directory: Path, model: str, **files: object) -> Path:
+    """Write a checkpoint's tokenizer with a golden model; a file is named without its .json."""
+    shutil.copy(SENTENCEPIECE / f"{model}.model", directory / "tokenizer.model")
+    for name, content in files.items():
+        (directory / f"{name.removesuffix('.json')}.json").write_text(json.dumps(content))
+    return directory

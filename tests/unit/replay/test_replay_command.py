@@ -121,7 +121,7 @@ def test_rows_say_whether_answers_were_shared(
         ),
         (["--follow-copies", "maybe"], "follow_copies: expected true or false, got 'maybe'"),
         (["--no-shared-cache", "--methods", "ngram"], "no_shared_cache: expected suffix among the methods, got ngram"),
-        (["--tokenizer", "nowhere"], "expected a tokenizer.json, got none"),
+        (["--tokenizer", "nowhere"], "expected a tokenizer.json or a tokenizer.model, got neither"),
     ],
 )
 def test_errors_are_one_line(recording: str, capsys: pytest.CaptureFixture[str], options: list[str], text: str) -> None:

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from tqdm import tqdm
-
 from fastdeploy_sd.config import Config, config_from_kwargs, verify_offline
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.entrypoints.offline.arguments import chat_message, params_per_prompt, token_id_lists
 from fastdeploy_sd.entrypoints.offline.interrupt import DeferredInterrupt
+from fastdeploy_sd.entrypoints.offline.progress import TokenProgress
 from fastdeploy_sd.entrypoints.text.chat_template import Json
 from fastdeploy_sd.entrypoints.text.completion import Completion, CompletionCollector
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
@@ -25,6 +24,7 @@ from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
 from fastdeploy_sd.entrypoints.text.speculation import SpeculationWish, may_change_tokens
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
 from fastdeploy_sd.errors import BadRequest, Overloaded, Unavailable
+from fastdeploy_sd.log_lines import show_lines
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import Request, RequestMetrics, RequestOutput
 
@@ -72,6 +72,7 @@ class LLM:
     """
 
     def __init__(self, model: str, **engine_args: Any) -> None:
+        show_lines("llm")
         config = config_from_kwargs(model=model, **engine_args)
         verify_offline(config)
         self._tokenizer = load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend)
@@ -99,7 +100,7 @@ class LLM:
             prompts: one text or several.
             sampling_params: for all prompts, or one per prompt; None = defaults.
             prompt_token_ids: int[P] or several of those, instead of `prompts`.
-            use_tqdm: show progress, if stderr is a terminal.
+            use_tqdm: show progress (tokens, their rate, drafts accepted), if stderr is a terminal.
             speculation: of all prompts, a Speculation or some of its fields by name, e.g. {"method": "ngram"};
                 None = as the LLM is configured.
 
@@ -190,15 +191,12 @@ class LLM:
             self._builder.build([prompt.token_ids], sampling, option)
             for prompt, sampling, option in zip(prompts, params, options, strict=True)
         ]
-        batch = _Batch(self._engine, self._tokenizer, [request for group in groups for request in group])
+        batch = _Batch(self._engine, self._tokenizer, groups)
         try:
             batch.run(use_tqdm)
         finally:
             self._failure = batch.failure
-        return [
-            self._result(prompt, group, batch.completions_of(group))
-            for prompt, group in zip(prompts, groups, strict=True)
-        ]
+        return [self._result(p, group, batch.completions_of(group)) for p, group in zip(prompts, groups, strict=True)]
 
     def _result(self, prompt: _Prompt, requests: RequestGroup, completions: list[Completion]) -> GenerationOutput:
         return GenerationOutput(
@@ -232,11 +230,12 @@ class _Sequence:
 class _Batch:
     """Drives the engine until all requests have ended. `failure` tells what a step raised, if one did."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, requests: Iterable[Request]) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, groups: Iterable[RequestGroup]) -> None:
         self._engine = engine
         self._sequences = {
-            r.request_id: _Sequence(r, OutputProcessor(r, tokenizer), CompletionCollector(i % r.sampling.n))
-            for i, r in enumerate(requests)
+            r.request_id: _Sequence(r, OutputProcessor(r, tokenizer), CompletionCollector(index))
+            for group in groups
+            for index, r in enumerate(group)
         }
         self._waiting = deque(self._sequences.values())
         self._running: set[str] = set()
@@ -245,13 +244,13 @@ class _Batch:
     def run(self, use_tqdm: bool) -> None:
         """Submit as the queue takes them and step; abort everything when interrupted or when a request fails."""
         try:
-            # disable=None: no bar unless stderr is a terminal.
-            bar = tqdm(total=len(self._sequences), desc="generating", unit="seq", disable=None if use_tqdm else True)
-            with DeferredInterrupt() as interrupt, bar:
+            requests = [sequence.request for sequence in self._waiting]
+            progress = TokenProgress(requests, self._engine.stats, is_wanted=use_tqdm)
+            with DeferredInterrupt() as interrupt, progress:
                 while self._waiting or self._running:
                     self._submit()
                     for output in self._step():
-                        bar.update(int(self._take(output)))
+                        self._take(output, progress)
                     interrupt.raise_pending()
         finally:
             if self.failure is None:
@@ -276,10 +275,10 @@ class _Batch:
                 return  # the rest follows when the queue has room
             self._running.add(self._waiting.popleft().request.request_id)
 
-    def _take(self, output: RequestOutput) -> bool:
-        """Add an output to its sequence; return whether that ended it."""
+    def _take(self, output: RequestOutput, progress: TokenProgress) -> None:
+        """Add an output to its sequence."""
         if output.request_id not in self._running:
-            return False
+            return
         sequence = self._sequences[output.request_id]
         if output.finish_reason is not None:
             self._running.remove(output.request_id)
@@ -289,7 +288,7 @@ class _Batch:
             [last] = self._engine.abort([output.request_id])
             delta = replace(delta, metrics=last.metrics or delta.metrics)
         sequence.collector.add(delta)
-        return delta.finish_reason is not None
+        progress.add(output.request_id, len(output.token_ids), is_last=delta.finish_reason is not None)
 
 
 def _start(owner: LLM, config: Config) -> tuple[Engine, weakref.finalize[Any, LLM]]:

@@ -27,6 +27,7 @@ VALUES = {"types", "errors", "sampling_params", "sampling_rules", "request_rules
 KERNELS = {"ops", "quantization"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "log_lines": set(),
     "sampling_rules": {"errors"},
     "sampling_params": {"errors", "sampling_rules"},
     "types": {"sampling_params"},
@@ -46,17 +47,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     | KERNELS
     | {"checkpoint", "config", "layers", "models", "sampling", "spec_decode", "engine.executor"},
     "metrics": VALUES | {"engine.stats"},
-    "ipc": VALUES | {"config", "engine", "worker.executor"},
+    "ipc": VALUES | {"config", "engine", "log_lines", "worker.executor"},
     "entrypoints": VALUES | {"config", "ipc", "metrics", "engine.stats"},
-    "llm": VALUES | {"config", "entrypoints.text", "entrypoints.offline", "engine", "worker.executor"},
+    "llm": VALUES | {"config", "entrypoints.text", "entrypoints.offline", "engine", "log_lines", "worker.executor"},
     # Run what the rest made, on recordings and on the user's model.
     "replay": VALUES | {"config", "spec_decode.proposer", "entrypoints.text"},
     "conformance": VALUES | {"config", "engine", "ops.library", "spec_decode.proposer", "worker.executor"},
-    "cli": {"errors", "config", "entrypoints", "replay", "conformance", "spec_decode.proposer"},
+    "cli": {"errors", "config", "entrypoints", "log_lines", "replay", "conformance", "spec_decode.proposer"},
     # Measures everything, is used by nothing.
     "bench": VALUES
     | KERNELS
-    | {"checkpoint", "config", "engine", "entrypoints.text", "ipc.messages", "models", "replay"}
+    | {"checkpoint", "config", "engine", "entrypoints.text", "ipc.messages", "log_lines", "models", "replay"}
     | {"spec_decode.proposer", "worker"},
 }
 # Third-party package -> the only places that may import it; () = none, the package does without.

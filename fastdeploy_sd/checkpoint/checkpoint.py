@@ -74,6 +74,10 @@ class Checkpoint:
         """Return every tensor name, sorted."""
         return sorted(self._files)
 
+    def num_bytes(self) -> int:
+        """Return the bytes of all tensors."""
+        return sum(entry.end - entry.begin for file in self._open_files for entry in file.entries.values())
+
     def is_paddle_layout(self, name: str) -> bool:
         """Whether a matrix is stored [in, out], as Paddle does for ERNIE; files marked format=pt are [out, in]."""
         return self._is_ernie and self._files[name].metadata.get("format") != "pt"

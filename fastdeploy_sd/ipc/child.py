@@ -22,6 +22,7 @@ from typing import IO
 
 from fastdeploy_sd.config.environment import LOG_DIR_VARIABLE
 from fastdeploy_sd.ipc.log_files import LogFile
+from fastdeploy_sd.log_lines import line_format
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -150,5 +151,4 @@ def configure_logging(process: str) -> None:
         return
     folder = os.environ.get(LOG_DIR_VARIABLE)
     files = [LogFile(Path(folder), process)] if folder else []
-    text = f"%(asctime)s %(levelname)s {process}: %(message)s"
-    logging.basicConfig(level=logging.INFO, format=text, handlers=[logging.StreamHandler(), *files])
+    logging.basicConfig(level=logging.INFO, format=line_format(process), handlers=[logging.StreamHandler(), *files])

@@ -44,17 +44,24 @@ class WeightPacker:
 
     Args:
         store: None = every matrix is packed.
+        on_packed: told of every matrix its bytes in the checkpoint and those it takes packed.
     """
 
-    def __init__(self, checkpoint: Checkpoint, store: PackedStore | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        store: PackedStore | None = None,
+        on_packed: Callable[[int, int], object] = lambda *_: None,
+    ) -> None:
         self._checkpoint, self._store, self._memory = checkpoint, store, WeightMemory()
+        self._on_packed = on_packed
 
     def linear(self, matrix: WeightMatrix, fmt: LinearFormat) -> PackedLinear:
         """Return one packed matrix."""
         out_features, in_features = matrix.shape
         num_bytes = packed_bytes(in_features, out_features, fmt)
         data = self._packed(f"{fmt}: {matrix.name}", num_bytes, lambda address: pack_into(address, matrix, fmt))
-        self._release([matrix])
+        self._finish([matrix], num_bytes)
         return PackedLinear(from_numpy(data), in_features, out_features, fmt)
 
     def experts(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat) -> PackedExperts:
@@ -67,7 +74,7 @@ class WeightPacker:
         num_bytes = len(matrices) * packed_bytes(in_features, out_features, fmt)
         name = f"{fmt}: {len(matrices)} experts from {matrices[0].name}"
         data = self._packed(name, num_bytes, lambda address: pack_experts_into(address, matrices, fmt))
-        self._release(matrices)
+        self._finish(matrices, num_bytes)
         return PackedExperts(from_numpy(data), len(matrices), in_features, out_features, fmt)
 
     def _packed(self, name: str, num_bytes: int, pack_to: Callable[[int], None]) -> Bytes:
@@ -80,5 +87,6 @@ class WeightPacker:
             self._store.add(name, data)
         return data
 
-    def _release(self, matrices: Sequence[WeightMatrix]) -> None:
+    def _finish(self, matrices: Sequence[WeightMatrix], num_packed_bytes: int) -> None:
+        self._on_packed(sum(part.data.nbytes for matrix in matrices for part in matrix.parts), num_packed_bytes)
         self._checkpoint.release(part.name for matrix in matrices for part in matrix.parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that imports Paddle)
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
@@ -120,16 +121,24 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
     )
     _log.info("KV cache: %s", size.describe(info.max_request_tokens))
     if info.max_request_tokens < max_model_len:
-        _log.warning(
+        _log.info(
             "the KV cache limits requests to %d tokens; the model's %d take kv_cache_memory_gb %.3f",
             info.max_request_tokens, max_model_len, -(-max_model_len // kv_format.block_size) * one_block / 2**30,
         )  # fmt: skip
     _log.info(
-        "loaded %s in %.1f s: %s, %d draft layers, %d KV blocks of %d tokens in %s, %s kernels on %d threads",
+        "loaded %s in %.1f s: %s weights of %.2f GB, %d tokens of %s KV cache, requests of up to %d tokens, %s,"
+        " %s kernels on %d threads",
         checkpoint.path, time.perf_counter() - start, config.model.quantization or config.model.dtype,
-        num_draft_layers, count, kv_format.block_size, kv_format.kv_dtype, library.isa(), library.num_threads(),
+        model.weight_bytes / 1e9, size.num_tokens, kv_format.kv_dtype, info.max_request_tokens, _drafting(speculation),
+        library.isa(), library.num_threads(),
     )  # fmt: skip
     return LocalExecutor(runner, info)
+
+
+def _drafting(speculation: SpeculationInfo) -> str:
+    if speculation.max_draft_tokens == 0:
+        return "no drafting"
+    return f"{speculation.max_draft_tokens} drafts by {speculation.method}"
 
 
 def _load_operators() -> None:

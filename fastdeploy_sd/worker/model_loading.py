@@ -16,20 +16,26 @@ from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.worker.draft_layers import DraftLayers, draft_head_format, load_draft_layers, own_scheme
+from fastdeploy_sd.worker.load_progress import LoadProgress
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """The target and, where the server drafts by model, its draft layers."""
+    """The target and, where the server drafts by model, its draft layers.
+
+    Attributes:
+        weight_bytes: of all packed matrices.
+    """
 
     decoder: Decoder
     draft: DraftLayers | None
+    weight_bytes: int
 
 
 def load_model(
     config: Config, checkpoint: Checkpoint, decoder_config: DecoderConfig, draft_weights: MtpWeights | None
 ) -> LoadedModel:
-    """Pack the weights and build the layers over them.
+    """Pack the weights, showing how far that has come, and build the layers over them.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
@@ -38,18 +44,22 @@ def load_model(
     _verify_experts(config, decoder_config)
     folder = config.model.packed_weights_folder
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
-    with packed_matrices(folder, checkpoint, scheme, "target") as store:
-        packer = WeightPacker(checkpoint, store)
+    with (
+        LoadProgress(checkpoint.num_bytes()) as progress,
+        packed_matrices(folder, checkpoint, scheme, "target") as store,
+    ):
+        packer = WeightPacker(checkpoint, store, progress.add)
         decoder = Decoder(checkpoint, decoder_config, scheme, packer)
         if draft_weights is None:
-            return LoadedModel(decoder, None)
+            return LoadedModel(decoder, None, progress.num_packed_bytes)
         shared = DecoderWeights(checkpoint, decoder_config)
         target = TargetParts(decoder, shared, packer, draft_head_format(config, scheme.lm_head))
         source = draft_weights.checkpoint
         # A copy of the head in other bits comes from the target's checkpoint, so it is kept in the target's file.
         with packed_matrices(folder, source, own_scheme(config), "draft") as draft_store:
-            draft = load_draft_layers(config, target, draft_weights, WeightPacker(source, draft_store))
-    return LoadedModel(decoder, draft)
+            draft_packer = WeightPacker(source, draft_store, progress.add)
+            draft = load_draft_layers(config, target, draft_weights, draft_packer)
+        return LoadedModel(decoder, draft, progress.num_packed_bytes)
 
 
 def _verify_experts(config: Config, decoder_config: DecoderConfig) -> None:

@@ -95,6 +95,13 @@ def test_sampling_params_per_prompt_and_n(load: Load) -> None:
     assert len(second.outputs[0].logprobs) == 3
 
 
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 3), (3, 1)])
+def test_every_prompt_counts_its_own_completions(load: Load, first: int, second: int) -> None:
+    llm, _ = load()
+    outputs = llm.generate(["a", "b"], [SamplingParams(max_tokens=2, n=n) for n in (first, second)])
+    assert [[c.index for c in output.outputs] for output in outputs] == [[*range(first)], [*range(second)]]
+
+
 def test_chat_of_one_and_of_several_conversations(load: Load) -> None:
     llm, _ = load()
     conversation = [{"role": "user", "content": "hi<|im_end|>"}]

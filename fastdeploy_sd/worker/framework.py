@@ -1,0 +1,37 @@
+"""Brings Paddle in, without what its import does to the process besides. Imported before anything else that needs it.
+
+Paddle takes over the root logger, writes a banner about a C++ traceback when the process is told to end, and recommends
+ccache, which is of no use to people who run a model. A program that has imported Paddle itself keeps what it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import signal
+import sys
+import warnings
+
+
+def _import_paddle() -> None:
+    root = logging.getLogger()
+    handlers, level, on_term = root.handlers[:], root.level, signal.getsignal(signal.SIGTERM)
+    warnings.filterwarnings("ignore", "No ccache found")
+
+    import paddle
+    import paddle.utils.cpp_extension  # the part that takes over the root logger
+
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    # Gives every signal its default action, so that SIGTERM just ends the process; crashes then show Python's stacks.
+    paddle.disable_signal_handler()
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # no standard error to write to
+            faulthandler.enable()
+    with contextlib.suppress(ValueError, TypeError):  # not the main thread; not a handler that Python has set
+        signal.signal(signal.SIGTERM, on_term)
+
+
+if "paddle" not in sys.modules:
+    _import_paddle()

@@ -28,8 +28,12 @@ class ModelConfig:
     model: str = option(
         MISSING, Spec(f"Checkpoint directory in Hugging Face layout, or '{DEMO_MODEL}' for the bundled model.")
     )
-    served_model_name: str | None = option(
-        None, Spec("Name clients use in the `model` field and see in responses; none: the value of `model`.")
+    served_model_name: tuple[str, ...] | None = option(
+        None,
+        Spec(
+            "Names clients may use in the `model` field, one per flag; the first stands for an unnamed model. None:"
+            " the value of `model`."
+        ),
     )
     tokenizer: str | None = option(None, Spec("Directory of the tokenizer files; none: the checkpoint's."))
     tokenizer_backend: Literal["auto", "tokenizers", "sentencepiece", "paddlenlp"] = option(
@@ -89,9 +93,14 @@ class ModelConfig:
         return self.path if self.tokenizer is None else Path(self.tokenizer)
 
     @property
+    def served_names(self) -> tuple[str, ...]:
+        """The model's names in the API, at least one."""
+        return self.served_model_name or (self.model,)
+
+    @property
     def served_name(self) -> str:
-        """The model name of the API."""
-        return self.served_model_name or self.model
+        """The name in responses to requests that do not name the model."""
+        return self.served_names[0]
 
 
 @dataclass(frozen=True, slots=True)

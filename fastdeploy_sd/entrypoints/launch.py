@@ -127,7 +127,7 @@ class _Launcher:
             raise _address_error(server, error) from None
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        logger.info("serving %s on http://%s:%d", self._config.model.served_name, shown, port)
+        logger.info("serving %s on http://%s:%d", ", ".join(self._config.model.served_names), shown, port)
 
     async def _serve_in_workers(self, address: str, engine: ChildProcess) -> int:
         with contextlib.ExitStack() as stack:

@@ -1,16 +1,35 @@
-"""The body fuzzer finds what it is there to find."""
+"""The body fuzzer's fixed budget, and that it finds what it is there to find."""
 
 from __future__ import annotations
 
 import httpx
 import pytest
 
-from tests.fuzz.bodies import BodyMaker, fault_of
+from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, parse_body
+from fastdeploy_sd.errors import BadRequest
+from tests.fuzz.bodies import CHAT, BodyMaker, fault_of
 
 
 def test_a_body_depends_on_its_number_only() -> None:
     assert BodyMaker(1, 7).make() == BodyMaker(1, 7).make()
     assert len({BodyMaker(1, i).make().content for i in range(100)}) > 90
+
+
+def test_bodies_are_right_and_wrong() -> None:
+    """Each way of making them has both, or what it is for."""
+    taken: dict[str, list[bool]] = {}
+    for number in range(1000):
+        sent = BodyMaker(3, number).make()
+        body_type = ChatCompletionBody if sent.path == CHAT else CompletionBody
+        try:
+            parse_body(body_type, sent.content)
+        except BadRequest:
+            taken.setdefault(sent.kind, []).append(False)
+        else:
+            taken.setdefault(sent.kind, []).append(True)
+    assert len(taken) == 8
+    for kind in ("allowed", "edges", "confused", "product", "conversation"):
+        assert set(taken[kind]) == {True, False}, kind
 
 
 @pytest.mark.parametrize(

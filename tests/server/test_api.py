@@ -18,6 +18,7 @@ from tests.server.toy_server import (
     Served,
     read_events,
     serve,
+    server_config,
     text_of,
     toy_tokens,
 )
@@ -197,10 +198,22 @@ async def test_information_routes(served: Served) -> None:
     load = (await get("/load")).json()
     assert (load["num_requests_running"], load["num_requests_waiting"], load["num_tokens_waiting"]) == (0, 0, 0)
     info = (await get("/config-info")).json()
-    assert info["served_model_name"]["value"] == MODEL
+    assert info["served_model_name"]["value"] == [MODEL]
     metrics = await get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain")
     assert "fastdeploy:num_requests_running 0.0" in metrics.text
+
+
+async def test_a_model_of_several_names() -> None:
+    config = server_config()
+    async with serve(replace(config, model=replace(config.model, served_model_name=("first", "second")))) as s:
+        assert [card["id"] for card in (await s.http.get("/v1/models")).json()["data"]] == ["first", "second"]
+        assert (await s.http.get("/v1/models/second")).json()["id"] == "second"
+        for asked, name in ((None, "first"), ("", "first"), ("default", "first"), ("null", "first"),
+                            ("first", "first"), ("second", "second")):  # fmt: skip
+            assert (await post(s, COMPLETION, PROMPT | {"model": asked}))["model"] == name
+        refused = await s.http.post(COMPLETION, json=PROMPT | {"model": "third"})
+        assert refused.json()["error"]["message"] == "model: expected one of 'first', 'second', got 'third'"
 
 
 # ---- clients that leave or dawdle -----------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ DEADLINE_S = 20
 def server_config(server: ServerConfig | None = None, max_num_queued_requests: int = 1000) -> Config:
     """A configuration that serves the golden tokenizer under a name of its own."""
     config = toy_config(max_num_seqs=8, max_num_batched_tokens=64, max_num_queued_requests=max_num_queued_requests)
-    model = ModelConfig(model=str(GOLDEN), served_model_name=MODEL)
+    model = ModelConfig(model=str(GOLDEN), served_model_name=(MODEL,))
     return replace(config, model=model, server=server or ServerConfig())
 
 

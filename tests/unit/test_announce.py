@@ -45,7 +45,7 @@ def test_the_url_is_one_this_machine_can_open(announce: ModuleType, host: str, u
 
 
 def test_the_request_can_be_pasted(announce: ModuleType) -> None:
-    config = Config(ModelConfig("m", served_model_name="it's"), server=ServerConfig(api_key=("hush",)))
+    config = Config(ModelConfig("m", served_model_name=("it's",)), server=ServerConfig(api_key=("hush",)))
     text: str = announce.example_request(config)
     words = shlex.split(text)
     body: dict[str, Any] = json.loads(words[words.index("-d") + 1])

@@ -18,7 +18,8 @@ from fastdeploy_sd.entrypoints.openai.auth import BearerAuth
 from fastdeploy_sd.entrypoints.openai.boundary import Boundary
 from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_response, to_fdsd_error
 from fastdeploy_sd.entrypoints.openai.generation import Client
-from fastdeploy_sd.entrypoints.openai.handler import LOSSY_HEADER, GenerationHandler, model_not_found
+from fastdeploy_sd.entrypoints.openai.handler import LOSSY_HEADER, GenerationHandler
+from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.entrypoints.openai.origins import OriginGate
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import (
@@ -107,14 +108,12 @@ class _Info:
         return Response(status_code=200)
 
     async def models(self) -> Response:
-        """The one served model, as OpenAI's list."""
-        return JsonResponse({"object": "list", "data": [self._model_card()]})
+        """The served model under each of its names, as OpenAI's list."""
+        return JsonResponse({"object": "list", "data": [self._model_card(n) for n in self._config.model.served_names]})
 
     async def model(self, name: str) -> Response:
         """One model of the list."""
-        if name != self._config.model.served_name:
-            raise model_not_found(name, self._config.model.served_name)
-        return JsonResponse(self._model_card())
+        return JsonResponse(self._model_card(resolve_model(name, self._config.model.served_names)))
 
     async def load(self) -> Response:
         """How busy the engine is: counts of requests, prompt tokens and KV blocks."""
@@ -141,11 +140,11 @@ class _Info:
         rows = explain(self._config)
         return JsonResponse({row.name: {"value": row.value, "origin": row.origin} for row in rows})
 
-    def _model_card(self) -> dict[str, Any]:
+    def _model_card(self, name: str) -> dict[str, Any]:
         model = self._client.model_info
         speculation = model.speculation
         return {
-            "id": self._config.model.served_name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "fastdeploy_sd",

@@ -17,6 +17,7 @@ from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_js
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
 from fastdeploy_sd.entrypoints.openai.job import Job, JobBuilder, UsageCounter
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare
+from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, parse_body
 from fastdeploy_sd.entrypoints.openai.request_body import read_body
 from fastdeploy_sd.entrypoints.openai.request_record import record_of
@@ -24,7 +25,7 @@ from fastdeploy_sd.entrypoints.openai.stream import DONE, ClientGoneError, Event
 from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
-from fastdeploy_sd.errors import NotFound, Unavailable
+from fastdeploy_sd.errors import Unavailable
 
 LOSSY_HEADER = "X-Speculation-Lossy"
 
@@ -67,9 +68,7 @@ class GenerationHandler:
         return await read_body(request, self._config.server.max_body_bytes)
 
     def _builder(self, body: GenerationBody) -> JobBuilder:
-        served = self._config.model.served_name
-        if body.model is not None and body.model != served:
-            raise model_not_found(body.model, served)
+        resolve_model(body.model, self._config.model.served_names)
         if not self._client.is_alive:
             raise Unavailable("the engine is down", code="engine_down")
         return JobBuilder(self._encoder, self._client.model_info, self._config)
@@ -91,11 +90,6 @@ class GenerationHandler:
         except BaseException:
             await deltas.aclose()
             raise
-
-
-def model_not_found(name: str, served: str) -> NotFound:
-    """Return the error for a model name that is not served."""
-    return NotFound(f"model: expected {served!r}, got {name!r}", param="model", code="model_not_found")
 
 
 async def _whole(

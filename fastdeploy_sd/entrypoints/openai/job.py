@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody
 from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
@@ -108,7 +109,7 @@ class JobBuilder:
         self._encoder = encoder
         self._requests = RequestBuilder(encoder, model_info, config.model.seed)
         self._speculation = model_info.speculation
-        self._model = config.model.served_name
+        self._served_names = config.model.served_names
         self._verify_strategy = config.speculative.verify_strategy
 
     def build_chat(self, body: ChatCompletionBody) -> Job:
@@ -165,7 +166,7 @@ class JobBuilder:
         return Job(
             job_id=job_id,
             created=int(time.time()),
-            model=self._model,
+            model=resolve_model(body.model, self._served_names),
             echoed_texts=tuple(echoed_texts),
             requests=requests,
             method=self._speculation.method_of(granted),

@@ -120,7 +120,7 @@ class ScriptedApp:
 
     def __init__(self, speculation: SpeculationInfo = SPECULATION, config: SpeculativeConfig | None = None) -> None:
         self.client = ScriptedClient(replace(INFO, speculation=speculation))
-        model = ModelConfig(model=str(GOLDEN), served_model_name="m")
+        model = ModelConfig(model=str(GOLDEN), served_model_name=("m",))
         self._app = create_app(self.client, Config(model=model, speculative=config or SpeculativeConfig()))
 
     def post(self, path: str, body: dict[str, Any], scripts: Sequence[Script] = ()) -> httpx.Response:

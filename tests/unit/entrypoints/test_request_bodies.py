@@ -11,7 +11,7 @@ import pytest
 
 from fastdeploy_sd.entrypoints.openai.protocol import Body, ChatCompletionBody, CompletionBody, parse_body
 from fastdeploy_sd.entrypoints.openai.protocol.faults import MAX_FAULTS
-from fastdeploy_sd.entrypoints.openai.protocol.fields import Only, Sampling
+from fastdeploy_sd.entrypoints.openai.protocol.fields import Only
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
@@ -99,11 +99,6 @@ def test_thinking_has_two_names_and_template_variables_count_first() -> None:
     }  # fmt: skip
 
 
-def other_fields(body_type: type[Body]) -> list[str]:
-    fields = body_type.model_fields
-    return [n for n in fields if not any(isinstance(kind, Sampling) for kind in fields[n].metadata)]
-
-
 # ---- fields that ask for nothing ------------------------------------------------------------------------------------
 
 
@@ -179,7 +174,7 @@ def test_one_report_has_all_faults() -> None:
     message = refusal(ChatCompletionBody, wrong).message
     assert message.split("; ") == [
         "temprature: unknown field (did you mean 'temperature'?)",
-        "temperature: expected a number in 0..1e+06, got 'hot'",
+        "temperature: expected a number in 0..1000000, got 'hot'",
         "priority: expected an integer in -2147483648..2147483647, got true",
         "messages[0]: expected an object, got 5",
         "tools: not supported: this server has no such feature",
@@ -196,7 +191,7 @@ def test_a_report_is_bounded() -> None:
 @pytest.mark.parametrize(("body_type", "least"), BODIES)
 def test_no_text_repeats_more_than_a_little_of_what_was_sent(body_type: type[Body], least: dict[str, Any]) -> None:
     values = (BIG, [BIG], {BIG: BIG}, ["", BIG], {"type": BIG}, [{"role": BIG}], 10**4000, -(10**400))
-    for name in [*other_fields(body_type), "y" * 300]:
+    for name in [*body_type.model_fields, "y" * 300]:
         for error in errors_of(body_type, least, name, values):
             assert "x" * (MAX_SHOWN_CHARS + 1) not in error.message, name
             assert "0" * (MAX_SHOWN_CHARS + 1) not in error.message, name
@@ -209,7 +204,7 @@ def test_texts_speak_json(body_type: type[Body], least: dict[str, Any]) -> None:
     """Every field with values of every kind: no word of pydantic's or Python's, and the field is named."""
     values = (True, 5, -7, 1.5, "text", [None], [[1]], {"a": 1}, {"type": None}, [{"role": "user"}])
     foreign = ("Input should", "valid ", "dictionary", "None", "True", "pattern", "instance")
-    for name in other_fields(body_type):
+    for name in body_type.model_fields:
         for error in errors_of(body_type, least, name, values):
             assert error.message.startswith((name, "prompt: expected either", "messages", "best_of"))
             assert not [word for word in foreign if word in error.message], error.message

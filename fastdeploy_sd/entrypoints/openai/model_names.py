@@ -1,0 +1,28 @@
+"""Which model a client means. There is one model, which may have several names. Knows no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastdeploy_sd.errors import NotFound, shown
+
+# What clients send that know no name: FastDeploy's default value and its examples', and an empty setting.
+_UNNAMED = (None, "", "default", "null")
+
+
+def resolve_model(asked: str | None, served: Sequence[str]) -> str:
+    """Return the served name that a request means, which its response then bears.
+
+    Args:
+        asked: value of `model`.
+        served: names, the first of which stands for an unnamed model.
+
+    Raises:
+        NotFound: another model.
+    """
+    if asked is not None and asked in served:
+        return asked
+    if asked in _UNNAMED:
+        return served[0]
+    wanted = repr(served[0]) if len(served) == 1 else f"one of {', '.join(map(repr, served))}"
+    raise NotFound(f"model: expected {wanted}, got {shown(asked)}", param="model", code="model_not_found")

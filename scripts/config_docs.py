@@ -1,4 +1,4 @@
-"""Write the generated tables of options into the pages of docs/; `scripts/dev fmt` runs it.
+"""Write the generated tables of options and metrics into the pages of docs/; `scripts/dev fmt` runs it.
 
 Usage: python scripts/config_docs.py
 
@@ -18,12 +18,14 @@ from fastdeploy_sd.config.tables import (
     speculative_markdown,
     unsupported_markdown,
 )
+from fastdeploy_sd.metrics.documentation import metrics_markdown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 # Page -> marker -> its table.
 TABLES = {
     "configuration.md": {"options": options_markdown(), "speculative": speculative_markdown()},
     "unsupported.md": {"unsupported": unsupported_markdown(), "no-effect": no_effect_markdown()},
+    "metrics.md": {"metrics": metrics_markdown()},
     "migration.md": {program.lower(): migration_markdown(program) for program in (VLLM, SGLANG, LLAMA_CPP)},
 }
 # Before, the opening marker, the closing marker, after.

@@ -1,4 +1,4 @@
-"""Tables from records: the one of docs/benchmarks.md, and the comparison of two runs with a noise estimate."""
+"""Tables from records: the one of docs/laboratory.md, and the comparison of two runs with a noise estimate."""
 
 from __future__ import annotations
 

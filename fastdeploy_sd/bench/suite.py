@@ -1,4 +1,4 @@
-"""`bench suite`: the table of docs/benchmarks.md: models x weight formats x batch sizes.
+"""`bench suite`: the table of docs/laboratory.md: models x weight formats x batch sizes.
 
 Every configuration runs in a process of its own, so that none inherits another one's memory.
 """

@@ -145,7 +145,7 @@ def test_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_docs_have_a_place_for_the_table() -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[3] / "docs" / "laboratory.md").read_text(encoding="utf-8")
     assert text.index(BEGIN) < text.index(END)
 
 

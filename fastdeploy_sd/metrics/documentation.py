@@ -1,0 +1,35 @@
+"""The table of all metrics for docs/metrics.md, made from what /metrics answers."""
+
+from __future__ import annotations
+
+import re
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from fastdeploy_sd.engine.stats import EngineStats, SourceCounts
+from fastdeploy_sd.metrics.exposition import render_metrics
+from fastdeploy_sd.types import DraftCounts
+
+# Enough has happened for every family to have a sample and for every label to have a value.
+_SOME = EngineStats(
+    drafts={"mtp": SourceCounts((1,), (1,), (1,))},
+    verifications={"mtp": DraftCounts(1, 1, (1,), (1,), (1,))},
+    timings_ms={"forward": 1.0},
+)
+_OF_HISTOGRAMS = {"le"}
+# FastDeploy puts the position into the name.
+_POSITION_IN_NAME = re.compile(r"_rate_0$")
+
+
+def metrics_markdown() -> str:
+    """Return name, type, labels and meaning of every metric as a table; names as they are in the text."""
+    body, _ = render_metrics(_SOME)
+    rows = ["| Name | Type | Labels | Meaning |", "|---|---|---|---|"]
+    for family in text_string_to_metric_families(body.decode()):
+        labels = dict.fromkeys(name for sample in family.samples for name in sample.labels)
+        shown = ", ".join(f"`{name}`" for name in labels if name not in _OF_HISTOGRAMS)
+        name = family.name + ("_total" if family.type == "counter" else "")
+        text = _POSITION_IN_NAME.sub("_rate_{i}", name)
+        meaning = family.documentation.replace("position 0 (0 = first)", "position i (0 = first)")
+        rows.append(f"| `{text}` | {family.type} | {shown} | {meaning} |")
+    return "\n".join(rows) + "\n"

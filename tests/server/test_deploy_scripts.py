@@ -1,0 +1,75 @@
+"""The scripts that deploy a server: their syntax, and one real life of a server under them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "deploy"
+TIMEOUT_S = 120
+
+
+def run(script: str, *arguments: str, run_dir: Path) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"RUN_DIR": str(run_dir), "FDSD_PYTHON": sys.executable}
+    command = [str(FOLDER / script), *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.sh")), ids=lambda path: path.name)
+def test_scripts_are_posix_shell(path: Path) -> None:
+    assert subprocess.run(["sh", "-n", str(path)], check=False).returncode == 0
+    assert os.access(path, os.X_OK)
+
+
+def test_a_server_is_started_once_answers_and_is_stopped(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    flags = ["demo", "--port", "0", "--num-threads", "1"]
+    try:
+        started = run("start.sh", *flags, run_dir=run_dir)
+        assert started.returncode == 0, started.stderr
+        url = started.stdout.strip()
+        assert url == (run_dir / "url").read_text().strip()
+        assert httpx.get(f"{url}/v1/models", timeout=TIMEOUT_S).json()["data"][0]["id"] == "demo"
+        assert run("wait_healthy.sh", url, "1", run_dir=run_dir).returncode == 0
+        pid = run("pid.sh", run_dir=run_dir).stdout.strip()
+        again = run("start.sh", *flags, run_dir=run_dir)
+        assert (again.returncode, again.stderr) == (
+            2,
+            f"start.sh: a server runs already: process {pid} of {run_dir}\n",
+        )
+        assert "loaded " in (run_dir / "log" / "engine.log").read_text()
+    finally:
+        stopped = run("stop.sh", run_dir=run_dir)
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert run("pid.sh", run_dir=run_dir).returncode == 1
+    assert run("wait_healthy.sh", url, "1", run_dir=run_dir).returncode == 1
+    assert not (run_dir / "server.pid").exists()
+
+
+def test_a_wrong_option_is_told_and_leaves_nothing_running(tmp_path: Path) -> None:
+    started = run("start.sh", "demo", "--prot", "1", run_dir=tmp_path)
+    assert (started.returncode, started.stdout) == (2, "")
+    assert started.stderr == "error: prot: unknown option (did you mean 'port'?) (command line)\n"
+    assert not (tmp_path / "server.pid").exists()
+    assert "no server runs" in run("stop.sh", run_dir=tmp_path).stderr
+
+
+def test_a_number_that_belongs_to_another_program_is_left_alone(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            (tmp_path / "server.pid").write_text(f"{other.pid}\n")
+            assert run("stop.sh", run_dir=tmp_path).returncode == 0
+            assert other.poll() is None
+        finally:
+            other.kill()
+
+
+def test_the_unit_starts_what_exists() -> None:
+    unit = (FOLDER / "fastdeploy-sd.service").read_text()
+    assert "/bin/fastdeploy-sd serve " in unit
+    assert "RestartPreventExitStatus=2" in unit

@@ -186,6 +186,32 @@ async def test_a_shared_prompt_counts_its_cached_tokens(served: Served) -> None:
     assert first["choices"] == second["choices"]
 
 
+async def test_texts_become_tokens_and_tokens_texts(served: Served) -> None:
+    text = "Zürich <|im_end|>"
+    answer = await post(served, "/tokenize", {"prompt": text, "return_token_strs": True})
+    expected = TOKENIZER.encode(text, add_special_tokens=True)
+    assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (expected, len(expected), 512)
+    assert "".join(answer["token_strs"]).endswith("rich <|im_end|>")
+    assert (await post(served, "/detokenize", {"tokens": expected}))["prompt"] == text
+    conversation = HELLO["messages"]
+    tokens = (await post(served, "/tokenize", {"messages": conversation}))["tokens"]
+    message = (await post(served, CHAT, HELLO | {"return_token_ids": True}))["choices"][0]["message"]
+    assert tokens == message["prompt_token_ids"], "what /tokenize counts is what a chat completion costs"
+    for path, body, told in (
+        (
+            "/tokenize",
+            {"prompt": "x", "messages": conversation},
+            "prompt: expected either prompt or messages, got both",
+        ),
+        ("/detokenize", {"tokens": [4096]}, "tokens: expected token ids in 0..4095"),
+        ("/detokenize", {"tokens": None}, "tokens: expected token ids"),
+        ("/detokenize", {}, "tokens: expected a value, got none"),
+    ):
+        refused = await served.http.post(path, json=body)
+        assert refused.status_code == 400
+        assert told in refused.json()["error"]["message"]
+
+
 # ---- the server about itself ----------------------------------------------------------------------------------------
 
 

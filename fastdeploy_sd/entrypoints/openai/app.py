@@ -20,6 +20,7 @@ from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_re
 from fastdeploy_sd.entrypoints.openai.generation import Client
 from fastdeploy_sd.entrypoints.openai.handler import LOSSY_HEADER, GenerationHandler
 from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
+from fastdeploy_sd.entrypoints.openai.openapi import describe
 from fastdeploy_sd.entrypoints.openai.origins import OriginGate
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import (
@@ -50,6 +51,8 @@ def create_app(client: Client, config: Config, stats: HttpStats | None = None) -
     handler = GenerationHandler(client, config, tokenizer)
     app.add_api_route("/v1/chat/completions", handler.chat, methods=["POST"])
     app.add_api_route("/v1/completions", handler.completion, methods=["POST"])
+    app.add_api_route("/tokenize", handler.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", handler.detokenize, methods=["POST"])
     _Info(client, config).add_routes(app)
     app.add_exception_handler(FdsdError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
@@ -83,6 +86,7 @@ class _Info:
     def add_routes(self, app: FastAPI) -> None:
         app.add_api_route("/", self.root, methods=["GET"])
         app.add_api_route("/version", self.version, methods=["GET"])
+        app.add_api_route("/openapi.json", self.openapi, methods=["GET"])
         app.add_api_route("/v1/models", self.models, methods=["GET"])
         app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
         app.add_api_route("/health", self.health, methods=["GET"])
@@ -99,6 +103,10 @@ class _Info:
     async def version(self) -> Response:
         """The version of the package."""
         return JsonResponse({"version": __version__})
+
+    async def openapi(self, request: HttpRequest) -> Response:
+        """The routes and the bodies they take, as an OpenAPI document."""
+        return JsonResponse(describe(request.app.routes))
 
     async def health(self) -> Response:
         """200 with an empty body while the engine takes requests, 503 when it is down or finishes its last ones."""

@@ -1,4 +1,4 @@
-"""Answers the two generation routes: body -> job -> engine -> JSON or a stream of events."""
+"""Answers the generation routes: body -> job -> engine -> JSON or a stream of events; and those of the tokenizer."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, Comple
 from fastdeploy_sd.entrypoints.openai.request_body import read_body
 from fastdeploy_sd.entrypoints.openai.request_record import record_of
 from fastdeploy_sd.entrypoints.openai.stream import DONE, ClientGoneError, EventStream, until_disconnected
+from fastdeploy_sd.entrypoints.openai.tokenization import Tokenization
 from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
@@ -63,6 +64,26 @@ class GenerationHandler:
         body = parse_body(CompletionBody, await self._read(request))
         job = await asyncio.to_thread(self._builder(body).build_completion, body)
         return await self._answer(request, job, CompletionFormat(job, self._tokenizer))
+
+    async def tokenize(self, request: HttpRequest) -> Response:
+        """POST /tokenize.
+
+        Raises:
+            FdsdError: of the status that tells the client what happened.
+        """
+        return JsonResponse(await asyncio.to_thread(self._tokenization().tokenize, await self._read(request)))
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        """POST /detokenize.
+
+        Raises:
+            FdsdError: of the status that tells the client what happened.
+        """
+        return JsonResponse(await asyncio.to_thread(self._tokenization().detokenize, await self._read(request)))
+
+    def _tokenization(self) -> Tokenization:
+        names = self._config.model.served_names
+        return Tokenization(self._encoder, self._tokenizer, self._client.model_info, names)
 
     async def _read(self, request: HttpRequest) -> bytes:
         return await read_body(request, self._config.server.max_body_bytes)

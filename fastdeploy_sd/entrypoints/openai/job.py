@@ -14,7 +14,6 @@ from typing import Any, Self
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody
-from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder, RequestOptions
@@ -125,10 +124,7 @@ class JobBuilder:
         elif body.disable_chat_template:
             token_ids = self._encoder.encode_text(body.messages[0].content or "", max_tokens)
         else:
-            messages = [
-                Message(m.role, m.content or "", m.name, m.calls, m.tool_call_id, m.reasoning_content)
-                for m in body.messages
-            ]
+            messages = [message.as_turn() for message in body.messages]
             token_ids = self._encoder.encode_chat(messages, body.template_variables(), max_tokens)
         return self._build(body, params, _job_id(body, "chatcmpl-"), [token_ids])
 

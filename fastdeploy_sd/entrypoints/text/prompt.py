@@ -27,10 +27,11 @@ class PromptEncoder:
         special = tokenizer.files.special_tokens
         self._template = None if source is None else ChatTemplate(source, special, tokenizer.control_tokens)
 
-    def encode_text(self, text: str, max_tokens: int | None = None) -> list[int]:
+    def encode_text(self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a raw prompt: control tokens written in it act, and a BOS is added if the model has one.
 
         Args:
+            add_special_tokens: false = no BOS.
             max_tokens: a text that must have more is refused before it is encoded, one that only may is not; None = no
                 limit.
 
@@ -38,7 +39,7 @@ class PromptEncoder:
             BadRequest: the text is too long.
         """
         self._verify_may_fit([text], max_tokens)
-        return self._tokenizer.encode(text, add_special_tokens=True)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_chat(
         self, messages: Sequence[Message], kwargs: Mapping[str, Json], max_tokens: int | None = None

@@ -14,5 +14,14 @@ from fastdeploy_sd.entrypoints.openai.protocol.chat import ChatCompletionBody
 from fastdeploy_sd.entrypoints.openai.protocol.completion import CompletionBody
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody
+from fastdeploy_sd.entrypoints.openai.protocol.tokenization import DetokenizeBody, TokenizeBody
 
-__all__ = ["Body", "ChatCompletionBody", "CompletionBody", "GenerationBody", "parse_body"]
+__all__ = [
+    "Body",
+    "ChatCompletionBody",
+    "CompletionBody",
+    "DetokenizeBody",
+    "GenerationBody",
+    "TokenizeBody",
+    "parse_body",
+]

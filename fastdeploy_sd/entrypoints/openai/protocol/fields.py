@@ -180,6 +180,9 @@ class TokenIds(FieldKind):
 
     schema = TOKEN_IDS_SCHEMA
 
+    def __init__(self, takes_null: bool = True) -> None:
+        self.takes_null = takes_null
+
     def check(self, value: Any) -> list[int]:
         """Return the ids."""
         if not is_token_ids(value):

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, model_validator
 
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, FieldKind, expected, fault
 from fastdeploy_sd.entrypoints.openai.protocol.ignored import tell_ignored
+from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.entrypoints.text.prompt import ROLES
 
 MAX_MESSAGES = 8192
@@ -156,6 +157,10 @@ class ChatMessage(Body):
     def calls(self) -> tuple[dict[str, Any], ...]:
         """What the assistant called, under either name."""
         return self.tool_calls or (() if self.function_call is None else (self.function_call,))
+
+    def as_turn(self) -> Message:
+        """Return the turn as the chat template gets it."""
+        return Message(self.role, self.content or "", self.name, self.calls, self.tool_call_id, self.reasoning_content)
 
     @model_validator(mode="after")
     def _verify_content(self) -> ChatMessage:

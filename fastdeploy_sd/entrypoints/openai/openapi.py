@@ -1,0 +1,78 @@
+"""The OpenAPI description of the server: its routes, and the bodies as the validator's own models say them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
+
+from fastdeploy_sd import __version__
+from fastdeploy_sd.entrypoints.openai.protocol import (
+    Body,
+    ChatCompletionBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+
+BODIES: Mapping[str, type[Body]] = {
+    "/v1/chat/completions": ChatCompletionBody,
+    "/v1/completions": CompletionBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+_TEXT = {"type": ["string", "null"]}
+_ERROR_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": _TEXT, "code": _TEXT},
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+
+
+def describe(routes: Iterable[object]) -> dict[str, Any]:
+    """Return the OpenAPI document of an application's routes."""
+    _, definitions = models_json_schema(
+        [(body_type, "validation") for body_type in BODIES.values()], ref_template="#/components/schemas/{model}"
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        if isinstance(route, APIRoute):
+            path = route.path.replace(":path}", "}")
+            paths.setdefault(path, {}).update(
+                {method.lower(): _operation(route) for method in sorted(route.methods or ())}
+            )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "fastdeploy_sd", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": definitions["$defs"] | {"Error": _ERROR_SCHEMA}},
+    }
+
+
+def _operation(route: APIRoute) -> dict[str, Any]:
+    error = {"description": "error", "content": _json("Error")}
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": (route.endpoint.__doc__ or "").partition("\n")[0],
+        "responses": {"200": {"description": "done"}, "default": error},
+    }
+    if (body_type := BODIES.get(route.path)) is not None:
+        operation["requestBody"] = {"required": True, "content": _json(body_type.__name__)}
+    names = [part[1:].partition(":")[0].rstrip("}") for part in route.path.split("/") if part.startswith("{")]
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    return operation
+
+
+def _json(schema: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}

@@ -1,0 +1,63 @@
+"""Answers /tokenize and /detokenize: what a text is in tokens, and back. Needs no engine but its sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastdeploy_sd.entrypoints.openai.logprobs import token_label
+from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
+from fastdeploy_sd.entrypoints.openai.protocol import DetokenizeBody, TokenizeBody, parse_body
+from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
+from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
+from fastdeploy_sd.sampling_rules import verify_token_ids
+from fastdeploy_sd.types import ModelInfo
+
+
+class Tokenization:
+    """Bytes of a body -> JSON of the answer. Slow for long texts: call it off the event loop.
+
+    Args:
+        encoder: of the model's prompts.
+        tokenizer: the same one's.
+        model_info: sizes; a text that could never fit into the context is refused by its length.
+        served_names: of the model.
+    """
+
+    def __init__(
+        self, encoder: PromptEncoder, tokenizer: Tokenizer, model_info: ModelInfo, served_names: tuple[str, ...]
+    ) -> None:
+        self._encoder = encoder
+        self._tokenizer = tokenizer
+        self._info = model_info
+        self._served_names = served_names
+
+    def tokenize(self, content: bytes) -> dict[str, Any]:
+        """Return the tokens of a prompt or conversation.
+
+        Raises:
+            BadRequest: the body is wrong, or the chat template refuses the messages.
+            NotFound: it asks for another model.
+        """
+        body = parse_body(TokenizeBody, content)
+        resolve_model(body.model, self._served_names)
+        limit = self._info.max_model_len
+        if body.prompt is None:
+            turns = [message.as_turn() for message in body.messages]
+            token_ids = self._encoder.encode_chat(turns, body.chat_template_kwargs or {}, limit)
+        else:
+            has_bos = body.add_special_tokens is not False
+            token_ids = self._encoder.encode_text(body.prompt, limit, add_special_tokens=has_bos)
+        texts = [token_label(self._tokenizer, i) for i in token_ids] if body.return_token_strs else None
+        return {"count": len(token_ids), "max_model_len": limit, "tokens": token_ids, "token_strs": texts}
+
+    def detokenize(self, content: bytes) -> dict[str, Any]:
+        """Return the text of tokens, with control tokens visible.
+
+        Raises:
+            BadRequest: the body is wrong, or an id is outside the vocabulary.
+            NotFound: it asks for another model.
+        """
+        body = parse_body(DetokenizeBody, content)
+        resolve_model(body.model, self._served_names)
+        verify_token_ids("tokens", body.tokens, self._info.vocab_size)
+        return {"prompt": self._tokenizer.decode(body.tokens, skip_hidden=False)}

@@ -1,0 +1,106 @@
+"""/openapi.json is a valid description, and its schemas say of every value what the validator says."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from fastdeploy_sd.entrypoints.openai.openapi import BODIES, describe
+from fastdeploy_sd.entrypoints.openai.protocol import parse_body
+from fastdeploy_sd.errors import BadRequest
+from tests.fuzz.schema_values import SchemaValues
+from tests.unit.entrypoints.scripted_app import ScriptedApp
+
+LEAST: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
+    "/v1/completions": {"prompt": "hello"},
+    "/tokenize": {"prompt": "hello"},
+    "/detokenize": {"tokens": [5]},
+}
+# A value of every kind; a whole number with a point is an integer to JSON schema and not to the validator.
+PROBES: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 20, 21, 128, 129, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**30, 0.5, -0.5, 1.5, 2.5,
+    10000000.5,
+    "", "x", "none", "auto", "text", "a b", "x" * 65, "x" * 129, "x" * 257, [], {}, [1], ["x"], [""], [[1]], [[]],
+    [True], [-1], ["text"], ["x"] * 17, [1] * 257, {"type": "text"}, {"type": "enabled"}, {"5": 1}, {"5": 101},
+    {"x": 1}, {"a": None}, {"include_usage": True}, {"enabled": False}, {"num_speculative_tokens": 0},
+    [{"role": "user"}],
+    [{"role": "assistant", "content": None}], [{"role": "x", "content": "y"}],
+    [{"role": "user", "content": "z", "q": 1}],
+    [{"role": "user", "content": [{"type": "text", "text": "t", "cache_control": {}}]}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+    [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
+    [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}],
+]  # fmt: skip
+# Rules between fields, and one that JSON schema cannot say in the schema of a message: null content is the assistant's.
+BETWEEN_FIELDS = ("expected only with", "expected either", "expected at least one message", "beside it",
+                  "expected exactly one message", "only the value of n", "only an assistant's", "at most max_tokens",
+                  "expected false with messages", "metadata.")  # fmt: skip
+
+
+def validators() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """(path, validator of the whole body, its schema) of each route with a body."""
+    document = described()
+    for path in BODIES:
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        yield path, jsonschema.Draft202012Validator({**schema, "components": document["components"]}), document
+
+
+def described() -> dict[str, Any]:
+    document: dict[str, Any] = ScriptedApp().get("/openapi.json")
+    return document
+
+
+def fault(path: str, body: dict[str, Any]) -> str | None:
+    try:
+        parse_body(BODIES[path], json.dumps(body).encode())
+    except BadRequest as error:
+        return error.message
+    return None
+
+
+def test_the_document_names_the_routes_and_only_known_schemas() -> None:
+    document = described()
+    assert set(document["paths"]) >= {*LEAST, "/v1/models/{name}", "/health", "/metrics"}
+    assert document["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["name"] == "name"
+    text = json.dumps(document)
+    known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert {part.split('"')[0] for part in text.split('"$ref": "')[1:]} <= known
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_a_value_is_taken_exactly_where_the_schema_allows_it() -> None:
+    num_taken = 0
+    for path, validator, _ in validators():
+        for name in [*BODIES[path].model_fields, "no_such_field"]:
+            for value in PROBES:
+                body = {**LEAST[path], name: value}
+                told = fault(path, body)
+                if told is not None and any(text in told for text in BETWEEN_FIELDS):
+                    continue
+                assert validator.is_valid(body) == (told is None), (path, name, value, told)
+                num_taken += told is None
+    assert num_taken > 1000
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bodies_of_the_schema_are_taken(seed: int) -> None:
+    """Random values of each field's schema, one field at a time."""
+    rng = random.Random(seed)
+    for path, body_type in BODIES.items():
+        schema = body_type.model_json_schema()
+        values = SchemaValues(schema, rng)
+        for name, of_field in schema["properties"].items():
+            body = {**LEAST[path], name: values.draw(of_field)}
+            told = fault(path, body)
+            assert told is None or any(text in told for text in BETWEEN_FIELDS), (path, body, told)
+
+
+def test_the_description_is_made_of_routes() -> None:
+    assert describe([])["paths"] == {}

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.errors import MAX_SHOWN_CHARS, CheckpointError
 
 # Far above what any released checkpoint has: the largest index is 10 MB, the largest tokenizer 35 MB.
 MAX_JSON_BYTES = 1 << 25
@@ -65,10 +65,15 @@ def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     """Return the JSON object of a checkpoint's file; {} where there is none and `missing_ok`.
 
     Raises:
-        CheckpointError: it is no regular file, unreadable, too large, not JSON, nested too deeply, or not an object.
+        CheckpointError: it is no regular file, unreadable, too large, not JSON, nested too deeply, not an object,
+            or has text that is none.
     """
     try:
-        value = json.loads(read_text(path, MAX_JSON_BYTES))
+        text = read_text(path, MAX_JSON_BYTES)
+        value = json.loads(text)
+        if "\\ud" in text.lower():
+            # Half of a pair alone is no text: nothing that takes text could take it.
+            json.dumps(value, ensure_ascii=False).encode()
     except FileNotFoundError as error:
         if missing_ok:
             return {}
@@ -81,6 +86,10 @@ def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
 
 
 def describe(error: Exception) -> str:
-    """Return an error of reading a file as one line; what the system raises repeats the path, which is left out."""
+    """Return an error of reading a file as one short line.
+
+    What the system raises repeats the path, and what libraries raise may repeat the file: neither is wanted.
+    """
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split())
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_SHOWN_CHARS else line[: MAX_SHOWN_CHARS - 3] + "..."

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from fastdeploy_sd.checkpoint.config_file import CONFIG_NAME, read_config
 from fastdeploy_sd.checkpoint.safetensors import SafetensorsFile
-from fastdeploy_sd.errors import CheckpointError, suggest
+from fastdeploy_sd.errors import CheckpointError, shown, suggest
 from fastdeploy_sd.files import read_json
 
-MAX_FILES = 10_000
+MAX_FILES, MAX_NAME_CHARS = 10_000, 255
 Weights = npt.NDArray[np.generic]  # float32, float16, or bfloat16 as u16 bits
 
 
@@ -43,7 +43,7 @@ class Checkpoint:
             for tensor in file.entries:
                 if tensor in self._files:
                     names = f"{self._files[tensor].path.name} and {file.path.name}"
-                    raise CheckpointError(f"{path}: tensor {tensor!r} is in {names}")
+                    raise CheckpointError(f"{path}: tensor {shown(tensor)} is in {names}")
                 self._files[tensor] = file
         self._read: set[str] = set()
         self._is_ernie = any(name.startswith("ernie.") for name in self._files)
@@ -59,8 +59,8 @@ class Checkpoint:
                 raise CheckpointError(f"{index}: weight_map: expected 1 to {MAX_FILES} files, got {len(names)}")
             for name in names:
                 # The index is part of the checkpoint: it may not lead out of it.
-                if pathlib.PurePath(name).name != name:
-                    raise CheckpointError(f"{index}: expected plain file names, got {name!r}")
+                if pathlib.PurePath(name).name != name or len(name) > MAX_NAME_CHARS:
+                    raise CheckpointError(f"{index}: expected plain file names, got {shown(name)}")
             return names
         names = sorted(p.name for p in self.path.glob("*.safetensors"))
         if not names:

@@ -148,14 +148,14 @@ class SafetensorsFile:
 
     def _parse_entry(self, name: str, value: Any) -> TensorEntry:
         if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
-            raise self._fail(f"tensor {name!r}: expected dtype, shape and data_offsets")
+            raise self._fail(f"tensor {shown(name)}: expected dtype, shape and data_offsets")
         dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise self._fail(f"tensor {name!r}: expected a dtype of {', '.join(DTYPES)}, got {shown(dtype)}")
+            raise self._fail(f"tensor {shown(name)}: expected a dtype of {', '.join(DTYPES)}, got {shown(dtype)}")
         if not _is_counts(shape) or len(shape) > MAX_RANK:
-            raise self._fail(f"tensor {name!r}: expected a shape of at most {MAX_RANK} sizes, got {shown(shape)}")
+            raise self._fail(f"tensor {shown(name)}: expected a shape of at most {MAX_RANK} sizes, got {shown(shape)}")
         if not _is_counts(offsets) or len(offsets) != len(("begin", "end")):
-            raise self._fail(f"tensor {name!r}: expected two data_offsets, got {shown(offsets)}")
+            raise self._fail(f"tensor {shown(name)}: expected two data_offsets, got {shown(offsets)}")
         begin, end = offsets
         available = len(self._map) - self._data_start
         # Python integers: a shape whose product overflows 64 bits is compared exactly.
@@ -164,7 +164,8 @@ class SafetensorsFile:
             num_bytes *= dim
         if not begin <= end <= available or end - begin != num_bytes:
             raise self._fail(
-                f"tensor {name!r}: {dtype}{shape} needs {num_bytes} bytes, got [{begin}, {end}) of {available}"
+                f"tensor {shown(name)}: {dtype}{shown(shape)} needs {shown(num_bytes)} bytes,"
+                f" got [{shown(begin)}, {shown(end)}) of {available}"
             )
         return TensorEntry(dtype, tuple(shape), begin, end)
 
@@ -173,7 +174,7 @@ class SafetensorsFile:
         spans = sorted((e.begin, e.end, name) for name, e in self.entries.items() if e.end > e.begin)
         for (_, end, first), (begin, _, second) in itertools.pairwise(spans):
             if begin < end:
-                raise self._fail(f"tensors {first!r} and {second!r} overlap")
+                raise self._fail(f"tensors {shown(first)} and {shown(second)} overlap")
 
 
 def _is_counts(value: Any) -> bool:

@@ -12,7 +12,7 @@ import re
 import numpy as np
 
 from fastdeploy_sd.checkpoint import Checkpoint, Weights
-from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
@@ -183,7 +183,7 @@ class DecoderWeights(LayerWeights):
             self.verify_layer(layer)
         unused = [name for name in self._checkpoint.unread() if self._is_of_decoder(name)]
         if unused:
-            names = ", ".join(unused[:3])
+            names = ", ".join(map(shown, unused[:3]))
             raise CheckpointError(
                 f"{self._checkpoint.path}: expected no tensor beyond those that config.json tells of, got"
                 f" {len(unused)} more: {names}"

@@ -92,6 +92,20 @@ def test_the_index_may_not_lead_out_of_the_directory(tmp_path: pathlib.Path) -> 
         Checkpoint(path)
 
 
+def test_the_index_names_files_that_can_be(tmp_path: pathlib.Path) -> None:
+    path = rewrite.write_folder(tmp_path / "m", "llama-tiny")
+    for name, text in (
+        ("x" * 100_000, "expected plain file names, got 'xxx"),
+        ("", "expected a regular file, got a directory"),
+        ("..", "expected a regular file, got a directory"),
+        ("a\0b", "expected a readable safetensors file: embedded null byte"),
+    ):
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+        with pytest.raises(CheckpointError, match=text) as raised:
+            Checkpoint(path)
+        assert len(raised.value.message) < 500
+
+
 def test_a_directory_without_safetensors_is_refused(tmp_path: pathlib.Path) -> None:
     path = rewrite.write_folder(tmp_path / "m", "llama-tiny")
     (path / "pytorch_model.bin").write_bytes(b"\x80\x04")
@@ -152,8 +166,8 @@ def test_a_tensor_that_is_missing_or_too_much_shows_before_anything_is_packed(
     last, more = "model.layers.2.mlp.experts.7.down_proj.weight", "model.layers.1.self_attn.q_proj.bias"
     for tensors, config, text in (
         ({k: v for k, v in complete.items() if k != last}, {}, f"expected a tensor '{last}', found none"),
-        (complete | {more: np.zeros(128, np.uint16)}, {}, f"got 1 more: {more}"),
-        (complete, {"num_hidden_layers": 2}, r"got \d+ more: model\.layers\.2\.input_layernorm\.weight"),
+        (complete | {more: np.zeros(128, np.uint16)}, {}, f"got 1 more: '{more}'"),
+        (complete, {"num_hidden_layers": 2}, r"got \d+ more: 'model\.layers\.2\.input_layernorm\.weight"),
         (complete, {"num_hidden_layers": 10_000}, r"expected a tensor 'model\.layers\.3\."),
     ):
         rewrite.write_config(path, "qwen3_moe-tiny", config)

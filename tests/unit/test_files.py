@@ -54,6 +54,7 @@ def test_a_link_to_a_file_is_followed(tmp_path: pathlib.Path) -> None:
         ('{"a": ' + "9" * 5000 + "}", "expected a readable JSON file: .*4300 digits"),
         ('{"a": 1', "expected a readable JSON file: "),
         ("[1]", "expected a JSON object, got list"),
+        ('{"eos_token": "\\uD800"}', "expected a readable JSON file: .*surrogates not allowed"),
     ],
 )
 def test_a_fault_of_a_json_file_is_one_line(tmp_path: pathlib.Path, text: str, message: str) -> None:
@@ -63,6 +64,11 @@ def test_a_fault_of_a_json_file_is_one_line(tmp_path: pathlib.Path, text: str, m
         read_json(path)
     assert "\n" not in raised.value.message
     assert len(raised.value.message) < 500
+
+
+def test_a_pair_of_escapes_is_text(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text('{"a": "\\ud83d\\ude00"}')
+    assert read_json(tmp_path / "config.json") == {"a": "\U0001f600"}
 
 
 def test_a_file_beyond_all_measure_is_not_read(tmp_path: pathlib.Path) -> None:

@@ -125,3 +125,22 @@ def test_no_bytes_crash_the_reader(
             continue
         for name in file.entries:
             file.tensor(name).sum()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"a": entry(dtype=["BF16"])},  # type: ignore[arg-type]
+        {"a": entry(dtype={})},  # type: ignore[arg-type]
+        {"a": entry(shape=[10**4000, 10**4000])},
+        {"a": entry(offsets=[0, 10**4000])},
+        {"x" * 100_000: entry(shape=[3])},
+        {"a": entry(), "b" * 100_000: entry()},
+        {"a": 5},
+    ],
+    ids=["dtype a list", "dtype a map", "huge shape", "huge offset", "long name", "long name of two", "no map"],
+)
+def test_whatever_a_header_holds_is_refused_in_a_short_line(tmp_path: pathlib.Path, changed: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="not a valid safetensors file") as raised:
+        SafetensorsFile(write(tmp_path / "m.safetensors", changed, bytes(8)))
+    assert len(raised.value.message) < 1000

@@ -11,7 +11,15 @@ from fastdeploy_sd.conformance.answers import Answer, Difference, compare
 from fastdeploy_sd.conformance.matrix import Cell, Matrix, run_cell, run_matrix
 from fastdeploy_sd.conformance.methods import METHOD_NAMES, NAIVE, Method, standard_methods
 from fastdeploy_sd.conformance.requests import SAMPLINGS, make_requests
-from fastdeploy_sd.conformance.runs import Reference, available_methods, make_reference, open_engine, run, run_alone
+from fastdeploy_sd.conformance.runs import (
+    Reference,
+    available_methods,
+    make_reference,
+    open_engine,
+    run,
+    run_alone,
+    runnable_ways,
+)
 from fastdeploy_sd.conformance.ways import ALONE, Way, all_ways, quick_ways
 
 __all__ = [
@@ -37,5 +45,6 @@ __all__ = [
     "run_alone",
     "run_cell",
     "run_matrix",
+    "runnable_ways",
     "standard_methods",
 ]

@@ -112,9 +112,21 @@ def available_methods(base: Config, methods: Sequence[Method]) -> tuple[list[Met
     return found, reasons
 
 
-def _load_error(base: Config, method: Method) -> str | None:
+def runnable_ways(base: Config, ways: Sequence[Way]) -> tuple[list[Way], dict[str, str]]:
+    """Return the ways in which this machine can run the model, and why it cannot in each of the others."""
+    found, reasons = [], {}
+    for way in ways:
+        # Only eager execution needs something that may not be there: operators, or a compiler that makes them.
+        if not way.enforce_eager or (reason := _load_error(base, NAIVE, way)) is None:
+            found.append(way)
+        else:
+            reasons[way.name] = reason
+    return found, reasons
+
+
+def _load_error(base: Config, method: Method, way: Way = ALONE) -> str | None:
     try:
-        with open_engine(base, ALONE, method):
+        with open_engine(base, way, method):
             return None
     except (CheckpointError, ConfigError) as error:
         return error.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,11 @@ def test_the_command_proves_a_model(golden_dir: Path, capsys: pytest.CaptureFixt
     model = str(golden_dir / "llama-tiny")
     arguments = ["verify", "--model", model, "--methods", "naive,ngram", "--num-speculative-tokens", "2", "--quick"]
     assert main(arguments) == 0
-    text = capsys.readouterr().out
+    text, told = capsys.readouterr()
     assert text.splitlines()[0].split() == ["naive", "ngram", "k=2"]
+    first, second = told.splitlines()[:2]
+    assert first == "verify: 64 requests alone with plain decoding, then 10 cells"
+    assert re.fullmatch(r"verify: alone they took \d+ \w+; 5 ways with 2 methods, about \d+ \w+", second)
     assert "10 of 10 cells equal to plain decoding, bit for bit" in text
     assert "DIFFERS" not in text
 

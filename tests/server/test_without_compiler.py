@@ -99,3 +99,17 @@ def test_eager_execution_compiles_before_it_serves(environment: dict[str, str]) 
         with server(environment | {"PATH": path}, "--enforce-eager") as url:
             body = {"prompt": "x", "max_tokens": 2}
             httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT_S).raise_for_status()
+
+
+def test_verify_says_what_it_leaves_out(environment: dict[str, str]) -> None:
+    """The eager way is one of many; the others are run."""
+    code = """
+from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.conformance import Way, runnable_ways
+ways, reasons = runnable_ways(Config(ModelConfig("demo")), [Way("batch", 4), Way("eager", 4, enforce_eager=True)])
+print([way.name for way in ways], reasons)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    assert done.stdout.startswith("['batch'] {'eager': 'enforce_eager: Paddle operators: expected a C++ compiler")

@@ -383,7 +383,8 @@ class StepResult:
     Attributes:
         drafts: guesses for the next step, at most max_draft_len[r] in row r, and so few that the request's max_tokens
             leave room for one token behind them; 0 while the prompt is unfinished.
-        failed: requests whose computation broke (non-finite logits), with the reason; their rows carry no output.
+        failed: requests whose computation broke (non-finite logits, a kernel that refused their row), with what
+            `RequestOutput.error` says of it; their rows carry no output.
         timings_ms: e.g. {"batch": .., "forward": .., "verify": .., "draft": ..}.
     """
 
@@ -391,7 +392,7 @@ class StepResult:
     request_ids: tuple[RequestId, ...]
     verified: VerifyResult
     drafts: DraftTokens
-    failed: Mapping[RequestId, str] = field(default_factory=dict)
+    failed: Mapping[RequestId, tuple[str, str]] = field(default_factory=dict)
     timings_ms: Mapping[str, float] = field(default_factory=dict)
 
 

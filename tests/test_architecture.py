@@ -28,6 +28,7 @@ KERNELS = {"ops", "quantization"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "log_lines": set(),
+    "bisection": set(),
     "sampling_rules": {"errors"},
     "sampling_params": {"errors", "sampling_rules"},
     "types": {"sampling_params"},
@@ -40,12 +41,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "layers": VALUES | KERNELS | {"checkpoint"},
     "models": VALUES | KERNELS | {"checkpoint", "config", "layers"},
     "sampling": VALUES | {"ops"},
-    "spec_decode": VALUES | {"config", "ops", "layers", "models"},
+    "spec_decode": VALUES | {"bisection", "config", "ops", "layers", "models"},
     "kvcache": VALUES,
     "engine": VALUES | {"config", "kvcache"},
     "worker": VALUES
     | KERNELS
-    | {"checkpoint", "config", "layers", "models", "sampling", "spec_decode", "engine.executor"},
+    | {"bisection", "checkpoint", "config", "layers", "models", "sampling", "spec_decode", "engine.executor"},
     "metrics": VALUES | {"engine.stats"},
     "ipc": VALUES | {"config", "engine", "log_lines", "worker.executor"},
     "entrypoints": VALUES | {"config", "ipc", "metrics", "engine.stats"},

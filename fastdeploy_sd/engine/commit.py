@@ -6,6 +6,7 @@ The rows' numbers are plain lists until they go into the columns; see `result_ch
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from operator import add
@@ -14,8 +15,7 @@ from fastdeploy_sd.engine.logprobs import slice_draft_logprobs, slice_logprobs
 from fastdeploy_sd.engine.result_check import ResultRows, check_result
 from fastdeploy_sd.engine.roster import Roster
 from fastdeploy_sd.engine.stopping import Stop, find_stop
-from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.types import FinishReason, RequestOutput, SchedulerOutput, StepResult
+from fastdeploy_sd.types import FinishReason, RequestId, RequestOutput, SchedulerOutput, StepResult
 
 
 def commit_result(roster: Roster, plan: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
@@ -38,13 +38,15 @@ class _Commit:
         self._states, self._rows = roster.find(plan.request_ids)
         self._stops: dict[int, Stop] = {}
         self._ended: list[tuple[int, int]] = []  # index of the output, row; stopped or failed
+        self._failed: Mapping[RequestId, tuple[str, str]] = {}
         self._now = time.time()
 
     def run(self) -> list[RequestOutput]:
         """Commit every row; returns the outputs there are."""
         roster, result = self._roster, self._result
         num_tokens = [len(state.token_ids) for state in self._states]
-        rows = check_result(self._plan, result, num_tokens)
+        rows, broken = check_result(self._plan, result, num_tokens)
+        self._failed = {**result.failed, **broken} if broken else result.failed
         outputs = self._append()
         for r, stop in self._stops.items():
             rows.num_output[r] = stop.num_tokens
@@ -60,16 +62,17 @@ class _Commit:
 
     def _append(self) -> list[RequestOutput]:
         """Append every row's output, up to the token that ends its request, and note the ends."""
-        verified, failed, stats = self._result.verified, self._result.failed, self._roster.stats
+        verified, failed, stats = self._result.verified, self._failed, self._roster.stats
         token_ids, outputs = verified.token_ids.tolist(), list[RequestOutput]()
         for r, (state, (begin, end)) in enumerate(
             zip(self._states, pairwise(verified.cu_num_output.tolist()), strict=True)
         ):
             row = token_ids[begin:end]
+            if failed and state.request_id in failed:
+                self._ended.append((len(outputs), r))
+                outputs.append(state.empty_output())
+                continue
             if not row:
-                if state.request_id in failed:
-                    self._ended.append((len(outputs), r))
-                    outputs.append(state.empty_output())
                 continue
             num_before = len(state.token_ids)
             if num_before + len(row) >= state.max_total_tokens or not state.end_token_ids.isdisjoint(row):
@@ -98,7 +101,7 @@ class _Commit:
             known - 1 if output else end
             for known, output, end in zip(num_tokens, rows.num_output, rows.ends, strict=True)
         ]
-        for name in self._result.failed:
+        for name in self._failed:
             row = self._plan.request_ids.index(name)
             num_computed[row] = before[row]  # nothing that failed is published
         roster.columns.num_tokens[self._rows] = num_tokens
@@ -142,7 +145,7 @@ class _Commit:
         state, stop = self._states[r], self._stops.get(r)
         if stop is None:
             metrics = self._roster.close(state, FinishReason.ERROR, self._now)
-            error = (InternalError.__name__, self._result.failed[state.request_id])
+            error = self._failed[state.request_id]
             return replace(output, finish_reason=FinishReason.ERROR, error=error, metrics=metrics)
         metrics = self._roster.close(state, stop.reason, self._now)
         return replace(output, finish_reason=stop.reason, stop_reason=stop.stop_reason, metrics=metrics)

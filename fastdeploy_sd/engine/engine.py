@@ -52,7 +52,7 @@ class Engine:
 
         Raises:
             Exception: whatever the executor raised, or InternalError for a result that does not answer the plan. The
-                engine is then unusable.
+                engine is then unusable. What fails for some requests ends these, with FinishReason.ERROR.
         """
         plan = self._scheduler.schedule()
         if not plan.request_ids:

@@ -32,8 +32,9 @@ class Executor(Protocol):
             tokens hold until the next call; nobody writes to its drafts.
 
         Raises:
-            Exception: the whole step broke; the engine's state is then unusable. What breaks for one request only
-                (non-finite logits) is reported in `StepResult.failed` instead.
+            Exception: its own books broke; the engine's state is then unusable. What breaks for some requests only
+                (non-finite logits, a kernel that refuses a row) is reported in `StepResult.failed` instead, and the
+                others get what they would get without them.
         """
         ...
 

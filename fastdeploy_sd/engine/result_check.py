@@ -11,7 +11,7 @@ from operator import add, eq, gt, sub
 from typing import NamedTuple
 
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.types import I32, DraftSource, DraftTokens, SchedulerOutput, StepResult
+from fastdeploy_sd.types import I32, DraftSource, DraftTokens, RequestId, SchedulerOutput, StepResult
 
 _SOURCES = frozenset(map(int, DraftSource))
 
@@ -31,8 +31,11 @@ class ResultRows(NamedTuple):
     num_accepted: list[int]
 
 
-def check_result(plan: SchedulerOutput, result: StepResult, num_tokens: Sequence[int]) -> ResultRows:
-    """Refuse a result that would corrupt the books; returns its numbers.
+Failures = dict[RequestId, tuple[str, str]]
+
+
+def check_result(plan: SchedulerOutput, result: StepResult, num_tokens: Sequence[int]) -> tuple[ResultRows, Failures]:
+    """Refuse what would corrupt the books: a row that breaks a rule fails its request, anything else the engine.
 
     Rules: same step and rows; a row whose committed tokens were all run, and which did not fail, has `num_accepted + 1`
     outputs, at most one more than it had drafts; any other row has none; at most `max_draft_len` drafts follow, each
@@ -41,8 +44,11 @@ def check_result(plan: SchedulerOutput, result: StepResult, num_tokens: Sequence
     Args:
         num_tokens: committed tokens of the plan's rows.
 
+    Returns:
+        The result's numbers, and the requests of rows that break a rule, without output, as in `StepResult.failed`.
+
     Raises:
-        InternalError: naming the rule and the numbers.
+        InternalError: the result as a whole does not answer the plan; names the rule and the numbers.
     """
     num_rows, verified = len(plan.request_ids), result.verified
     if result.step_id != plan.step_id or result.request_ids != plan.request_ids:
@@ -60,10 +66,14 @@ def check_result(plan: SchedulerOutput, result: StepResult, num_tokens: Sequence
     if result.failed:
         _leave_out_failed(plan, result, is_due)
     wanted = [(accepted + 1) * due for accepted, due in zip(rows.num_accepted, is_due, strict=True)]
+    broken = _check_drafts(plan, result.drafts)
     if rows.num_output != wanted or any(map(gt, rows.num_accepted, rows.num_draft)):
-        raise _disagreement(plan, rows, is_due)
-    _check_drafts(plan, result.drafts)
-    return rows
+        broken |= _wrong_outputs(plan, rows, is_due)
+    if broken:
+        for r, request_id in enumerate(plan.request_ids):
+            if request_id in broken:
+                rows.num_output[r] = rows.num_accepted[r] = 0
+    return rows, broken
 
 
 def _lengths(cu: I32) -> list[int]:
@@ -80,33 +90,35 @@ def _leave_out_failed(plan: SchedulerOutput, result: StepResult, is_due: list[bo
         is_due[r] = False
 
 
-def _disagreement(plan: SchedulerOutput, rows: ResultRows, is_due: list[bool]) -> InternalError:
-    """Say which of the rules about output was broken first."""
-    wrong = [r for r, due in enumerate(is_due) if (rows.num_output[r] > 0) != due]
-    if wrong:
-        return InternalError(
-            "step result: expected output from exactly the rows whose tokens were all run and that did not fail, got "
-            f"the contrary for {', '.join(plan.request_ids[r] for r in wrong)}"
-        )
-    return InternalError(
-        f"step result: expected num_accepted + 1 outputs or none, and no more accepted than drafted, got outputs "
-        f"{rows.num_output}, accepted {rows.num_accepted}"
-    )
+def _wrong_outputs(plan: SchedulerOutput, rows: ResultRows, is_due: list[bool]) -> Failures:
+    """The rows whose output breaks a rule."""
+    wrong: Failures = {}
+    for r, (due, num_output, num_accepted) in enumerate(zip(is_due, rows.num_output, rows.num_accepted, strict=True)):
+        if num_output != (num_accepted + 1) * due or num_accepted > rows.num_draft[r]:
+            wanted = f"num_accepted + 1 outputs of at most {rows.num_draft[r]} drafts" if due else "no output"
+            text = f"step result: expected {wanted}, got {num_output} outputs and {num_accepted} accepted"
+            wrong[plan.request_ids[r]] = InternalError.__name__, text
+    return wrong
 
 
-def _check_drafts(plan: SchedulerOutput, drafts: DraftTokens) -> None:
+def _check_drafts(plan: SchedulerOutput, drafts: DraftTokens) -> Failures:
+    """The rows with more drafts than the plan allows."""
     if len(drafts.token_ids) != drafts.cu_num_draft[-1]:
         raise InternalError(f"step result: expected {drafts.cu_num_draft[-1]} drafts, got {len(drafts.token_ids)}")
     if len(drafts.token_ids) == 0:
-        return
+        return {}
     num_next, max_draft_len = _lengths(drafts.cu_num_draft), plan.max_draft_len.tolist()
+    wrong: Failures = {}
     if any(map(gt, num_next, max_draft_len)):
-        raise InternalError(f"step result: expected at most {max_draft_len} drafts, got {num_next}")
-    if drafts.sources is None:
-        return
-    sources = drafts.sources.tolist()
-    if len(sources) != len(drafts.token_ids) or not _SOURCES.issuperset(sources):
-        raise InternalError(
-            f"step result: expected a source in 0..{len(_SOURCES) - 1} for each of {len(drafts.token_ids)} drafts, "
-            f"got {sources}"
-        )
+        for request_id, count, limit in zip(plan.request_ids, num_next, max_draft_len, strict=True):
+            if count > limit:
+                text = f"step result: expected at most {limit} drafts, got {count}"
+                wrong[request_id] = InternalError.__name__, text
+    if drafts.sources is not None:
+        sources = drafts.sources.tolist()
+        if len(sources) != len(drafts.token_ids) or not _SOURCES.issuperset(sources):
+            raise InternalError(
+                f"step result: expected a source in 0..{len(_SOURCES) - 1} for each of {len(drafts.token_ids)} drafts, "
+                f"got {sources}"
+            )
+    return wrong

@@ -6,12 +6,13 @@ Knows no method.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.spec_decode.proposer import ProposeInput
+from fastdeploy_sd.spec_decode.proposer import ProposeInput, TargetStep
 from fastdeploy_sd.types import I8, I32, DraftSource, DraftTokens, LogprobArrays
 
 Rows = npt.NDArray[np.intp]
@@ -57,6 +58,24 @@ def select_rows(x: ProposeInput, rows: Rows) -> ProposeInput:
         num_draft_logprobs=None if x.num_draft_logprobs is None else x.num_draft_logprobs[rows],
         prefix=None if x.prefix is None else _select_tokens(x.prefix, rows),
     )
+
+
+def slice_rows(x: ProposeInput, begin: int, end: int) -> ProposeInput:
+    """Return the input of rows begin .. end - 1 only, with what the model ran of them."""
+    rows = np.arange(begin, end)
+    target = x.target
+    if target is not None:
+        first, last = int(target.query_start_loc[begin]), int(target.query_start_loc[end])
+        hidden: Any = target.hidden  # sliced by rows, whatever holds them
+        target = TargetStep(
+            query_start_loc=target.query_start_loc[begin : end + 1] - target.query_start_loc[begin],
+            num_computed_tokens=target.num_computed_tokens[begin:end],
+            num_valid=target.num_valid[begin:end],
+            block_table=target.block_table,
+            num_kv_slots=target.num_kv_slots[begin:end],
+            hidden=hidden[first:last],
+        )
+    return replace(select_rows(x, rows), target=target)
 
 
 def _select_tokens(drafts: DraftTokens, rows: Rows) -> DraftTokens:

@@ -114,13 +114,24 @@ class MtpProposer:
         target = self._target
         step = _step_of(x, x.target, fill, target.caches[0].block_size, target.model.num_layers)
         logprobs = _DraftLogprobs.wanted_by(x, step.batch.cu_num_draft)
-        logits = self._passes.run(step, wants_logits=logprobs is not None)
+        try:
+            logits = self._passes.run(step, wants_logits=logprobs is not None)
+            if logprobs is not None:
+                for i, rows in enumerate(logits):
+                    logprobs.add(i, rows, step.batch)
+        except Exception:
+            self._give_up_overwritten(x, x.target, fill, target.caches[0].block_size)
+            raise
         self._next_slot[x.slots[fill.has_run]] = fill.end[fill.has_run]
-        if logprobs is None:
-            return _drafts(step.batch, None)
-        for i, rows in enumerate(logits):
-            logprobs.add(i, rows, step.batch)
-        return _drafts(step.batch, logprobs.arrays)
+        return _drafts(step.batch, None if logprobs is None else logprobs.arrays)
+
+    def _give_up_overwritten(self, x: ProposeInput, step: TargetStep, fill: _Fill, block_size: int) -> None:
+        """Give up the rows that began with a hidden row of an earlier step, which the failed passes may have replaced.
+
+        All else can be done again: KV is written where it was, and the other hidden rows are the step's or a block's.
+        """
+        first = fill.begin == step.num_computed_tokens
+        self._next_slot[x.slots[fill.has_run & first & (fill.begin % block_size != 0)]] = _NOT_OURS
 
     def _plan(self, x: ProposeInput, step: TargetStep) -> _Fill:
         next_slot, computed = self._next_slot[x.slots], step.num_computed_tokens

@@ -134,6 +134,10 @@ class Proposer(Protocol):
         Returns:
             At most `max_draft_len[r]` drafts in row r. Fewer or none is always right: a method that does not know
             must not pad. The same history gives the same drafts.
+
+        Raises:
+            Exception: some row cannot be drafted for. The rows are then tried apart, so that nothing may have changed,
+                unless a row whose state has changed is given up: no drafts follow for it.
         """
         ...
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.errors import InternalError
+from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.draft_rows import Rows, merge_drafts, select_rows
 from fastdeploy_sd.spec_decode.hybrid import HybridProposer
 from fastdeploy_sd.spec_decode.proposer import (
@@ -43,7 +44,8 @@ class MethodRouter:
 
     A method sees its own requests only, except the one that runs a model: it gets all rows of the step, as the model
     ran them, with no drafts allowed in the others'. The configured method is made at once; the others, which run no
-    model, when the first request asks for them.
+    model, when the first request asks for them. Each is guarded by itself: a second try for a row must not repeat what
+    another method has done for it.
 
     Args:
         config: names the method of requests that name none.
@@ -137,7 +139,7 @@ class MethodRouter:
 
     def _method(self, index: int) -> Proposer:
         if index not in self._made:
-            self._made[index] = create_method(self._names[index], self._config, self._context)
+            self._made[index] = DraftGuard(create_method(self._names[index], self._config, self._context))
         return self._made[index]
 
     def _propose_for(self, method: int, x: ProposeInput, is_own: npt.NDArray[np.bool_]) -> tuple[Rows, DraftTokens]:

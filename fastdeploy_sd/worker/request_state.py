@@ -6,11 +6,13 @@ tables whose rows the batch ops gather from, so a step costs no Python per token
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from fastdeploy_sd.ops.native.batch import OutputRows, TokenAppender, TokenTables
+from fastdeploy_sd.request_rules import RequestRules
 from fastdeploy_sd.types import (
     EMPTY_I32,
     I32,
@@ -23,6 +25,23 @@ from fastdeploy_sd.types import (
 from fastdeploy_sd.worker.membership import Membership
 from fastdeploy_sd.worker.slot_rules import SlotRules, gather_biases
 from fastdeploy_sd.worker.token_counts import TokenCounts
+
+
+class Changes(NamedTuple):
+    """Who came and went with a plan.
+
+    Attributes:
+        dropped: i32[n], slots that were given up; one of the added may have got one.
+        added: the new requests that were taken in, and their slots.
+        refused: the others, and why: nothing is kept of them.
+    """
+
+    dropped: I32
+    added: Sequence[tuple[NewRequest, int]]
+    refused: Mapping[RequestId, Exception]
+
+
+_NO_CHANGES = Changes(EMPTY_I32, (), {})
 
 
 class RequestTable:
@@ -50,6 +69,7 @@ class RequestTable:
         self.seed = np.zeros(max_num_seqs, np.uint64)
         self.penalty_slot = np.full(max_num_seqs, -1, np.int32)
         self.rules: dict[int, SlotRules] = {}
+        self._rules = RequestRules(vocab_size, max_model_len)
         self.counts = TokenCounts(vocab_size)
         self.num_draft_logprobs = np.full(max_num_seqs, -1, np.int32)
         self._slot_of: dict[RequestId, int] = {}
@@ -59,21 +79,23 @@ class RequestTable:
         self._output: OutputRows | None = None
         self._free = list(range(max_num_seqs))[::-1]
 
-    def apply(self, plan: SchedulerOutput) -> tuple[I32, I32]:
-        """Drop what ended or was preempted, add what is new, append new blocks.
-
-        Returns:
-            i32[n] slots that were given up, and i32[len(plan.new)] slots of the new requests; one slot may be in both.
-        """
+    def apply(self, plan: SchedulerOutput) -> Changes:
+        """Drop what ended or was preempted, add what is new, append new blocks."""
         if not (plan.new or plan.deltas or plan.finished_ids or plan.preempted_ids):
-            return EMPTY_I32, EMPTY_I32
+            return _NO_CHANGES
         dropped = self.drop((*plan.finished_ids, *plan.preempted_ids))
-        added = np.array([self._add(new) for new in plan.new], np.int32)
+        added: list[tuple[NewRequest, int]] = []
+        refused: dict[RequestId, Exception] = {}
+        for new in plan.new:
+            try:
+                added.append((new, self._add(new)))
+            except Exception as error:
+                refused[new.request.request_id] = error
         for delta in plan.deltas:
             self._append_blocks(self._slot_of[delta.request_id], delta.new_block_ids)
         if plan.deltas and self._members is not None:
             self._members.block_tables = None
-        return dropped, added
+        return Changes(dropped, added, refused)
 
     def slots(self, request_ids: Sequence[RequestId]) -> I32:
         """Return i32[R], the slot of each request."""
@@ -125,8 +147,13 @@ class RequestTable:
         return np.array(dropped, np.int32)
 
     def _add(self, new: NewRequest) -> int:
+        """Take a request in; if that raises, nothing has changed."""
         request, s = new.request, new.request.sampling
         assert request.request_id not in self._slot_of, f"request {request.request_id} was added twice"
+        self._rules.verify(request)
+        rules = SlotRules.of(request, new.num_prompt_tokens)
+        penalised = s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
+        penalty_slot = self.counts.allocate(new.token_ids, new.num_prompt_tokens) if penalised else -1
         slot = self._slot_of[request.request_id] = self._free.pop()
         n = len(new.token_ids)
         self.tokens[slot, :n] = new.token_ids
@@ -139,9 +166,7 @@ class RequestTable:
         self.frequency[slot], self.top_k[slot] = s.frequency_penalty, s.top_k
         self.num_logprobs[slot] = -1 if s.logprobs is None else s.logprobs
         self.seed[slot] = request.seed
-        self.rules[slot] = SlotRules.of(request, new.num_prompt_tokens)
-        penalised = s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
-        self.penalty_slot[slot] = self.counts.allocate(new.token_ids, new.num_prompt_tokens) if penalised else -1
+        self.rules[slot], self.penalty_slot[slot] = rules, penalty_slot
         wanted = request.speculation.num_draft_logprobs
         self.num_draft_logprobs[slot] = -1 if wanted is None else wanted
         return slot

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from paddle import Tensor
 
+from fastdeploy_sd.bisection import run_in_parts
+from fastdeploy_sd.errors import FdsdError, InternalError
 from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
+from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, Proposer
 from fastdeploy_sd.types import (
     F32,
-    I32,
     Batch,
     DraftTokens,
+    NewRequest,
     RequestId,
     SchedulerOutput,
     SpeculationInfo,
@@ -26,9 +30,12 @@ from fastdeploy_sd.worker.draft_inputs import DraftInputs
 from fastdeploy_sd.worker.forward import Forward
 from fastdeploy_sd.worker.membership import Membership
 from fastdeploy_sd.worker.request_state import RequestTable
+from fastdeploy_sd.worker.step_rows import kept, merge_results, plan_of_rows
 
-_NOBODY: Mapping[RequestId, str] = {}
-_NOT_FINITE = "the model produced non-finite logits for this request"
+_log = logging.getLogger(__name__)
+
+_NOBODY: Mapping[RequestId, tuple[str, str]] = {}
+_NOT_FINITE = InternalError.__name__, "the model produced non-finite logits for this request"
 
 
 class ModelRunner:
@@ -49,19 +56,42 @@ class ModelRunner:
         speculation: SpeculationInfo,
         rule: VerifyRule,
     ) -> None:
-        self._forward, self._table, self._proposer = forward, table, proposer
+        self._forward, self._table, self._proposer = forward, table, DraftGuard(proposer)
         self._speculation = speculation
         self._batches, self._verifier = BatchBuilder(table, block_size), Verifier(rule)
         self._draft_inputs = DraftInputs(table, block_size, has_target=proposer.num_lookahead_slots > 0)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
-        """Run one step; see Executor.execute."""
+        """Run one step; see Executor.execute.
+
+        A row that the table refuses, or on which the step fails, fails its request. Which rows these are is found by
+        running the step without them: nothing of a request has changed before its output is appended, and KV is written
+        again where it was. The others get what they would get anyway, as no row depends on those beside it.
+        """
+        refused = self._take_in(plan)
+        if not refused:
+            try:
+                return self._run(plan)
+            except Exception:
+                _log.exception("a step of %d requests failed; trying them apart", len(plan.request_ids))
+        return self._run_apart(plan, refused)
+
+    def _run_apart(self, plan: SchedulerOutput, refused: Mapping[RequestId, Exception]) -> StepResult:
+        """Run the rows that the table has taken, in as few parts as do not fail."""
+        rows = np.array([r for r, request_id in enumerate(plan.request_ids) if request_id not in refused], np.intp)
+        failed, results = dict(refused), []
+        for part in run_in_parts(lambda b, e: kept(self._run(plan_of_rows(plan, rows[b:e]))), 0, len(rows)):
+            if part.result is not None:
+                results.append((rows[part.begin : part.end], part.result))
+            elif part.error is not None:
+                failed[plan.request_ids[rows[part.begin]]] = part.error
+        for request_id, error in failed.items():
+            _log.error("request %s failed: %r", request_id, error)
+        return merge_results(plan, results, {request_id: _described(error) for request_id, error in failed.items()})
+
+    def _run(self, plan: SchedulerOutput) -> StepResult:
+        """Run a plan whose requests the table has; raises before any of them has changed, or not at all."""
         begin = time.perf_counter()
-        dropped, added = self._table.apply(plan)
-        if len(dropped):
-            self._proposer.forget(dropped)
-        if plan.new:
-            self._begin(plan, added)
         members = self._table.members(plan.request_ids)
         batch = self._batches.build(plan, members)
         built = time.perf_counter()
@@ -86,28 +116,37 @@ class ModelRunner:
             },
         )
 
+    def _take_in(self, plan: SchedulerOutput) -> Mapping[RequestId, Exception]:
+        """Let the table and the drafting method know who came and went; returns whom the table refused."""
+        changes = self._table.apply(plan)
+        if len(changes.dropped):
+            self._proposer.forget(changes.dropped)
+        if changes.added:
+            self._begin(plan, changes.added)
+        return changes.refused
+
     def _verify(self, batch: Batch, logits: F32) -> tuple[VerifyResult, tuple[int, ...]]:
         if len(batch.logits_indices) == 0:
             none = np.zeros(len(batch.request_ids) + 1, np.int32)
             return VerifyResult(none[:0], none, none[1:].copy()), ()
         return self._verifier.verify(logits, batch)
 
-    def _begin(self, plan: SchedulerOutput, slots: I32) -> None:
+    def _begin(self, plan: SchedulerOutput, added: Sequence[tuple[NewRequest, int]]) -> None:
         row_of = {request_id: row for row, request_id in enumerate(plan.request_ids)}
         self._proposer.begin(
             [
                 DraftRequest(
                     request_id=new.request.request_id,
-                    slot=int(slot),
+                    slot=slot,
                     num_prompt_tokens=new.num_prompt_tokens,
                     num_tokens=len(new.token_ids),
                     num_computed_tokens=int(plan.num_computed_tokens[row_of[new.request.request_id]]),
                     cache_salt=new.request.cache_salt,
                     method=self._speculation.method_of(new.request.speculation),
-                    end_token_ids=self._table.rules[int(slot)].end_token_ids,
-                    min_tokens=self._table.rules[int(slot)].min_tokens,
+                    end_token_ids=self._table.rules[slot].end_token_ids,
+                    min_tokens=self._table.rules[slot].min_tokens,
                 )
-                for new, slot in zip(plan.new, slots, strict=True)
+                for new, slot in added
             ]
         )
 
@@ -116,8 +155,21 @@ class ModelRunner:
     ) -> DraftTokens:
         if self._speculation.max_draft_tokens == 0:  # so no method keeps a state that this would bring up to date
             return members.no_drafts
-        return self._proposer.propose(self._draft_inputs.build(plan, members, batch, verified, hidden))
+        try:
+            x = self._draft_inputs.build(plan, members, batch, verified, hidden)
+        except Exception:
+            _log.exception("preparing to draft for %d requests failed", len(members.slots))
+            self._proposer.give_up(members.request_ids, members.slots)
+            return members.no_drafts
+        return self._proposer.propose(x)
 
     def close(self) -> None:
         """Let the drafting method save what should outlive it."""
         self._proposer.close()
+
+
+def _described(error: Exception) -> tuple[str, str]:
+    """What the client of a failed request is told; the rest is for the log."""
+    if isinstance(error, FdsdError):
+        return type(error).__name__, error.message
+    return InternalError.__name__, "the computation failed for this request"

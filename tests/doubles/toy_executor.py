@@ -106,7 +106,7 @@ class ToyExecutor:
         for r, request_id in enumerate(plan.request_ids):
             self._run_row(self._rows[request_id], plan, r)
         outputs: list[list[int]] = []
-        failed: dict[RequestId, str] = {}
+        failed: dict[RequestId, tuple[str, str]] = {}
         for r, request_id in enumerate(plan.request_ids):
             outputs.append(self._verify_row(plan, r, failed))
             self._rows[request_id].token_ids += outputs[r]
@@ -185,7 +185,7 @@ class ToyExecutor:
         proposed = row.drafted[: len(drafts)]
         assert _rows_of(plan.draft)[r] == proposed, f"{row.request.request_id}: drafts {drafts}, not {proposed}"
 
-    def _verify_row(self, plan: SchedulerOutput, r: int, failed: dict[RequestId, str]) -> list[int]:
+    def _verify_row(self, plan: SchedulerOutput, r: int, failed: dict[RequestId, tuple[str, str]]) -> list[int]:
         """Sample the target at each logits row; keep drafts while they are the same token."""
         request_id = plan.request_ids[r]
         row, drafts = self._rows[request_id], plan.draft.row(r).tolist()
@@ -193,7 +193,7 @@ class ToyExecutor:
             return []
         num_output = len(row.token_ids) - row.num_prompt_tokens
         if num_output >= self._failures.get(request_id, 1 << 62):
-            failed[request_id] = "non-finite logits"
+            failed[request_id] = ("InternalError", "non-finite logits")
             return []
         prefix = row.prefix_after(len(row.token_ids))
         output: list[int] = []
@@ -212,7 +212,9 @@ class ToyExecutor:
         token_ids = np.array([token_id for output in outputs for token_id in output], np.int32)
         return toy_logprobs(token_ids, max(count or 0 for count in wanted), self.model_info.vocab_size)
 
-    def _propose(self, plan: SchedulerOutput, outputs: list[list[int]], failed: Mapping[RequestId, str]) -> DraftTokens:
+    def _propose(
+        self, plan: SchedulerOutput, outputs: list[list[int]], failed: Mapping[RequestId, tuple[str, str]]
+    ) -> DraftTokens:
         rows = [self._rows[request_id] for request_id in plan.request_ids]
         limits = [self._max_draft_len(plan, r, row, len(outputs[r]), failed) for r, row in enumerate(rows)]
         if self._proposer is None:
@@ -233,7 +235,7 @@ class ToyExecutor:
         return drafts
 
     def _max_draft_len(
-        self, plan: SchedulerOutput, r: int, row: _Row, num_output: int, failed: Mapping[RequestId, str]
+        self, plan: SchedulerOutput, r: int, row: _Row, num_output: int, failed: Mapping[RequestId, tuple[str, str]]
     ) -> int:
         """Check what the plan allows, let the draft layers run, and return what can be drafted."""
         planned, info, request = int(plan.max_draft_len[r]), self.model_info.speculation, row.request

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.router import MethodRouter
 from fastdeploy_sd.spec_decode.suffix import SuffixProposer
 from tests.models import golden
@@ -25,8 +26,10 @@ def test_a_repeated_request_shares_its_output_alone(min_tokens: int) -> None:
         i for i in range(max(min_tokens, 1) + 4, NUM_TOKENS) if output[i] not in output[max(min_tokens - 1, 0) : i]
     )
     engine, recorder = make_engine(MODEL, 5, method="suffix")
-    assert isinstance(recorder.proposer, MethodRouter)
-    (suffix,) = (made for made in recorder.proposer._made.values() if isinstance(made, SuffixProposer))
+    assert isinstance(recorder.proposer, DraftGuard)
+    assert isinstance(recorder.proposer.method, MethodRouter)
+    guards = [made for made in recorder.proposer.method._made.values() if isinstance(made, DraftGuard)]
+    (suffix,) = (guard.method for guard in guards if isinstance(guard.method, SuffixProposer))
     first, *_ = make_requests([PROMPT], NUM_TOKENS, stop_token_ids=(output[stop],), min_tokens=min_tokens)
     outputs = [run(engine, [replace(first, request_id=f"r{i}")])[f"r{i}"][len(PROMPT) :] for i in range(3)]
     assert [len(tokens) for tokens in outputs] == [stop + 1] * 3

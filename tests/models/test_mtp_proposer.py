@@ -36,7 +36,8 @@ def proposer(reference: MtpReference) -> MtpProposer:
 def make_proposer(reference: MtpReference, num_steps: int = NUM_STEPS, **options: bool) -> MtpProposer:
     """As a server has it, without the engine."""
     _, recorder = make_engine(str(reference.path), num_steps, **options)
-    made = recorder.proposer._method(recorder.proposer._configured)  # type: ignore[attr-defined]
+    router = recorder.proposer.method  # type: ignore[attr-defined]
+    made = router._method(router._configured).method
     assert isinstance(made, MtpProposer)
     return made
 

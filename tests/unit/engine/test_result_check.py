@@ -24,6 +24,7 @@ PLAN = SchedulerOutput(
     draft=DraftTokens(i32(7, 8), i32(0, 2, 2)),
     max_draft_len=i32(2, 0),
 )
+WHY = ("InternalError", "why")
 # All of a's tokens run, b's prompt goes on.
 NUM_TOKENS = i32(6, 9)
 RESULT = StepResult(
@@ -45,10 +46,38 @@ def with_drafts(*, token_ids: np.ndarray | None = None, sources: list[int] | Non
 
 
 def test_an_answer_to_the_plan_passes() -> None:
-    check_result(PLAN, RESULT, NUM_TOKENS)
-    check_result(PLAN, with_drafts(sources=[0, 3]), NUM_TOKENS)
+    assert check_result(PLAN, RESULT, NUM_TOKENS)[1] == {}
+    assert check_result(PLAN, with_drafts(sources=[0, 3]), NUM_TOKENS)[1] == {}
     no_output = with_verified(cu=i32(0, 0, 0), accepted=i32(0, 0))
-    check_result(PLAN, dataclasses.replace(no_output, failed={"a": "why"}), NUM_TOKENS)
+    assert check_result(PLAN, dataclasses.replace(no_output, failed={"a": WHY}), NUM_TOKENS)[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("result", "failed", "message"),
+    [
+        (
+            with_verified(cu=i32(0, 3, 3), accepted=i32(1, 0)),
+            ["a"],
+            "at most 2 drafts, got 3 outputs and 1 acc",
+        ),
+        (with_verified(cu=i32(0, 4, 4), accepted=i32(3, 0)), ["a"], "at most 2 drafts, got 4 outputs and 3 accepted"),
+        (
+            with_verified(cu=i32(0, 0, 0), accepted=i32(0, 0)),
+            ["a"],
+            "num_accepted + 1 outputs of at most 2 drafts",
+        ),
+        (with_verified(cu=i32(0, 2, 3), accepted=i32(1, 0)), ["b"], "expected no output, got 1 outputs"),
+        (with_verified(cu=i32(0, 0, 1), accepted=i32(0, 0)), ["a", "b"], ""),
+        (dataclasses.replace(RESULT, failed={"a": WHY}), ["a"], "expected no output, got 2 outputs"),
+        (dataclasses.replace(RESULT, drafts=DraftTokens(i32(1, 2, 3), i32(0, 3, 3))), ["a"], "at most 2 drafts, got 3"),
+        (dataclasses.replace(RESULT, drafts=DraftTokens(i32(1), i32(0, 0, 1))), ["b"], "at most 0 drafts, got 1"),
+    ],
+)
+def test_a_row_that_breaks_a_rule_fails_its_request_only(result: StepResult, failed: list[str], message: str) -> None:
+    rows, broken = check_result(PLAN, result, NUM_TOKENS)
+    assert sorted(broken) == failed
+    assert all(kind == "InternalError" and message in text for kind, text in broken.values())
+    assert rows.num_output == [0 if "a" in failed else 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -57,21 +86,13 @@ def test_an_answer_to_the_plan_passes() -> None:
         (dataclasses.replace(RESULT, step_id=3), "step 4, got step 3"),
         (dataclasses.replace(RESULT, request_ids=("b", "a")), "rows of step 4"),
         (with_verified(cu=i32(0, 2), accepted=i32(1)), "expected 2 rows, got 1"),
-        (with_verified(cu=i32(0, 3, 3), accepted=i32(1, 0)), "num_accepted [+] 1 outputs"),
-        (with_verified(cu=i32(0, 4, 4), accepted=i32(3, 0)), "no more accepted than drafted"),
-        (with_verified(cu=i32(0, 0, 0), accepted=i32(0, 0)), "the contrary for a$"),
-        (with_verified(cu=i32(0, 2, 3), accepted=i32(1, 0)), "the contrary for b$"),
-        (with_verified(cu=i32(0, 0, 1), accepted=i32(0, 0)), "the contrary for a, b$"),
-        (dataclasses.replace(RESULT, failed={"a": "why"}), "the contrary for a$"),
-        (dataclasses.replace(RESULT, failed={"c": "why"}), r"failures among \('a', 'b'\), got \['c'\]"),
-        (dataclasses.replace(RESULT, drafts=DraftTokens(i32(1, 2, 3), i32(0, 3, 3))), "at most .2, 0. drafts"),
-        (dataclasses.replace(RESULT, drafts=DraftTokens(i32(1), i32(0, 0, 1))), "at most .2, 0. drafts"),
+        (dataclasses.replace(RESULT, failed={"c": WHY}), r"failures among \('a', 'b'\), got \['c'\]"),
         (with_drafts(sources=[1]), r"a source in 0..3 for each of 2 drafts, got \[1\]"),
         (with_drafts(sources=[1, 4]), r"got \[1, 4\]"),
         (with_drafts(sources=[-1, 0]), r"got \[-1, 0\]"),
         (with_drafts(token_ids=i32(3, 4, 5)), "expected 2 drafts, got 3"),
     ],
 )
-def test_anything_else_is_refused(result: StepResult, message: str) -> None:
+def test_a_result_that_is_no_answer_is_refused(result: StepResult, message: str) -> None:
     with pytest.raises(InternalError, match=message):
         check_result(PLAN, result, NUM_TOKENS)

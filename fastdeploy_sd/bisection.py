@@ -1,0 +1,48 @@
+"""Finds out on which rows a computation fails, by running it without them. Knows nothing of what the rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[T]):
+    """Rows begin .. end - 1 and what they gave; more than one row only if they did not fail.
+
+    Attributes:
+        result: None when the row failed.
+        error: what it raised, None when it did not.
+    """
+
+    begin: int
+    end: int
+    result: T | None
+    error: Exception | None = None
+
+
+def run_in_parts(run: Callable[[int, int], T], begin: int, end: int) -> list[Part[T]]:
+    """Run a computation over rows begin .. end - 1; where that raises, over the halves, down to single rows.
+
+    With f rows that fail among n, that is at most about 2 f log2(n) runs. A computation that fails only on too many
+    rows at once, as for want of memory, comes out in smaller parts without a failure.
+
+    Args:
+        run: (begin, end) -> result. It changes nothing if it raises, and gives a row the same whatever rows are with
+            it. What it returned must still hold after later runs.
+
+    Returns:
+        The parts in the order of the rows, all rows together.
+    """
+    if begin == end:
+        return []
+    try:
+        return [Part(begin, end, run(begin, end))]
+    except Exception as error:
+        if end - begin == 1:
+            return [Part(begin, end, None, error)]
+    middle = (begin + end) // 2
+    return run_in_parts(run, begin, middle) + run_in_parts(run, middle, end)

@@ -1,0 +1,106 @@
+"""A drafting method that cannot break a step: a request on which it fails goes on without drafts. Knows no method."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fastdeploy_sd.bisection import run_in_parts
+from fastdeploy_sd.spec_decode.draft_rows import merge_drafts, slice_rows
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
+from fastdeploy_sd.types import I32, DraftTokens, RequestId
+
+logger = logging.getLogger(__name__)
+
+
+class DraftGuard:
+    """Calls a method, and when it raises finds the rows on which it does, by drafting for the others without them.
+
+    Those requests lose their drafts until they end: their tokens are what they would be without speculation, and the
+    other requests' drafts what they would be anyway. A method that has raised has changed nothing, or has given up the
+    rows that it cannot draft for again; so each one that composes others guards every one of them.
+
+    Args:
+        method: not called for rows that it lost.
+    """
+
+    def __init__(self, method: Proposer) -> None:
+        self.method = method
+        self._lost: set[int] = set()
+
+    @property
+    def num_lookahead_slots(self) -> int:
+        return self.method.num_lookahead_slots
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Begin all requests, or each by itself where that fails; raises nothing."""
+        self._lost.difference_update(request.slot for request in requests)
+        try:
+            self.method.begin(requests)
+        except Exception:
+            logger.exception("beginning to draft for %d requests failed", len(requests))
+            for request in requests:
+                self._begin_alone(request)
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        """Return the method's drafts, none for rows that it lost; raises nothing."""
+        if self._lost.isdisjoint(x.slots.tolist()):
+            try:
+                return self.method.propose(x)
+            except Exception:
+                logger.exception("drafting for %d requests failed; trying them apart", len(x.slots))
+        return self._propose_in_parts(x)
+
+    def give_up(self, request_ids: Sequence[RequestId], slots: I32) -> None:
+        """Draft no more for these requests, which something else than the method failed for."""
+        for request_id, slot in zip(request_ids, slots.tolist(), strict=True):
+            self._lose(request_id, slot)
+
+    def forget(self, slots: I32) -> None:
+        """Forget the slots; raises nothing."""
+        self._lost.difference_update(slots.tolist())
+        self._forget(slots)
+
+    def close(self) -> None:
+        self.method.close()
+
+    def _propose_in_parts(self, x: ProposeInput) -> DraftTokens:
+        kept: list[tuple[np.ndarray[tuple[int], np.dtype[np.intp]], DraftTokens]] = []
+        for begin, end in self._spans(x):
+            for part in run_in_parts(lambda b, e: self.method.propose(slice_rows(x, b, e)), begin, end):
+                if part.result is not None:
+                    kept.append((np.arange(part.begin, part.end), part.result))
+                else:
+                    logger.error("drafting for request %s: %r", x.request_ids[part.begin], part.error)
+                    self._lose(x.request_ids[part.begin], int(x.slots[part.begin]))
+        return merge_drafts(len(x.slots), kept) if kept else DraftTokens.none(len(x.slots))
+
+    def _spans(self, x: ProposeInput) -> Iterator[tuple[int, int]]:
+        """The longest runs of rows that the method has not lost."""
+        begin = 0
+        for row, slot in enumerate([*x.slots.tolist(), None]):
+            if slot is None or slot in self._lost:
+                if begin < row:
+                    yield begin, row
+                begin = row + 1
+
+    def _begin_alone(self, request: DraftRequest) -> None:
+        try:
+            self._forget(np.array([request.slot], np.int32))  # it may have been begun before another one failed
+            self.method.begin([request])
+        except Exception as error:
+            logger.error("beginning to draft for request %s: %r", request.request_id, error)
+            self._lose(request.request_id, request.slot)
+
+    def _lose(self, request_id: RequestId, slot: int) -> None:
+        logger.error("request %s goes on without drafts", request_id)
+        self._lost.add(slot)
+        self._forget(np.array([slot], np.int32))
+
+    def _forget(self, slots: I32) -> None:
+        try:
+            self.method.forget(slots)
+        except Exception:
+            logger.exception("forgetting what was kept to draft for slots %s failed", slots.tolist())

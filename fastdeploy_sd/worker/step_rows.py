@@ -1,0 +1,72 @@
+"""A step run in parts: the plan of some of its rows, and the result of all rows from the parts'. Knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fastdeploy_sd.spec_decode.draft_rows import Rows, merge_drafts
+from fastdeploy_sd.types import DraftTokens, RequestId, SchedulerOutput, StepResult, VerifyResult
+
+
+def plan_of_rows(plan: SchedulerOutput, rows: Rows) -> SchedulerOutput:
+    """Return the plan of some rows, intp[n] rising, with nobody who comes or goes: that is applied for all at once."""
+    draft = plan.draft
+    counts = np.diff(draft.cu_num_draft)
+    index = np.flatnonzero(np.isin(np.repeat(np.arange(len(counts)), counts), rows))
+    return replace(
+        plan,
+        request_ids=tuple(plan.request_ids[r] for r in rows.tolist()),
+        new=(),
+        deltas=(),
+        num_computed_tokens=plan.num_computed_tokens[rows],
+        num_new_tokens=plan.num_new_tokens[rows],
+        draft=DraftTokens(draft.token_ids[index], np.cumsum([0, *counts[rows]], dtype=np.int32)),
+        max_draft_len=plan.max_draft_len[rows],
+        finished_ids=(),
+        preempted_ids=(),
+    )
+
+
+def kept(result: StepResult) -> StepResult:
+    """Return a result that holds after further steps."""
+    verified = result.verified
+    columns = (verified.token_ids.copy(), verified.cu_num_output.copy(), verified.num_accepted.copy())
+    return replace(result, verified=VerifyResult(*columns, verified.logprobs))
+
+
+def merge_results(
+    plan: SchedulerOutput, parts: Sequence[tuple[Rows, StepResult]], failed: Mapping[RequestId, tuple[str, str]]
+) -> StepResult:
+    """Return the result of a plan.
+
+    Args:
+        parts: rows of the plan, intp[n] each and rising, and what they gave.
+        failed: the plan's other requests, and why.
+    """
+    num_rows = len(plan.request_ids)
+    # A row's outputs are put together as its drafts are: tokens with perhaps a log-probability each.
+    outputs = [
+        (rows, DraftTokens(part.verified.token_ids, part.verified.cu_num_output, None, part.verified.logprobs))
+        for rows, part in parts
+    ]
+    drafts = [(rows, part.drafts) for rows, part in parts]
+    output = merge_drafts(num_rows, outputs) if parts else DraftTokens.none(num_rows)
+    num_accepted = np.zeros(num_rows, np.int32)
+    timings_ms: dict[str, float] = {}
+    all_failed = dict(failed)
+    for rows, part in parts:
+        num_accepted[rows] = part.verified.num_accepted
+        all_failed |= part.failed
+        for phase, milliseconds in part.timings_ms.items():
+            timings_ms[phase] = timings_ms.get(phase, 0.0) + milliseconds
+    return StepResult(
+        plan.step_id,
+        plan.request_ids,
+        VerifyResult(output.token_ids, output.cu_num_draft, num_accepted, output.logprobs),
+        merge_drafts(num_rows, drafts) if parts else DraftTokens.none(num_rows),
+        all_failed,
+        timings_ms,
+    )

@@ -44,7 +44,8 @@ class Scheduler:
     running request that needs a block when none is left preempts the running request with the highest key (perhaps
     itself): that one loses its blocks and drafts and goes back to the queue by its key, to be recomputed; it is not
     admitted again in the same step. Under the 'priority' policy the head of the queue also preempts, in the same way,
-    running requests of strictly lower priority, but only for want of blocks, never for want of a seat or of budget.
+    running requests of strictly lower priority, but only for want of blocks, never for want of a seat or of budget, and
+    only if all of them together hold enough.
     Neither drafts nor the slots that drafting writes ahead preempt anyone: they get blocks when the rows have theirs.
     A row keeps these blocks, those of rejected drafts too, as its next tokens go there; so in a later step another row
     may find none left, and preempt, sooner than it would without speculation.
@@ -236,11 +237,12 @@ class Scheduler:
         fits_whole_budget = num_new <= self._max_num_batched_tokens
         if num_new > plan.budget and fits_whole_budget and not self._enable_chunked_prefill:
             return False
-        while not self._roster.admit(state, match):
-            running = self._roster.running
-            if not running or running[-1].key[0] <= state.key[0]:
+        if not self._roster.admit(state, match):
+            lower = [running.table for running in self._roster.running if running.key[0] > state.key[0]]
+            if not lower or not self._kv.fits_without(lower, match, state.num_tokens):
                 return False
-            self._preempt_last(plan)
+            while not self._roster.admit(state, match):
+                self._preempt_last(plan)
         plan.add(state, min(num_new, plan.budget, self._max_chunk_tokens))
         return True
 

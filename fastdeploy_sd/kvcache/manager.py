@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -147,6 +149,19 @@ class KVCacheManager:
         table.num_published = len(match.block_ids)
         self._tables[table.request_id] = table
         return True
+
+    def fits_without(self, tables: Sequence[BlockTable], match: PrefixMatch, num_tokens: int) -> bool:
+        """Whether `admit` would succeed if the blocks of these tables were given back.
+
+        Blocks that others refer to as well stay where they are; those of the match are not there to be given away.
+        """
+        counts = Counter(block_id for table in tables for block_id in table.block_ids)
+        released = {block_id for block_id, count in counts.items() if count == self._pool.ref_count(block_id)}
+        num_idle_matched = sum(
+            self._pool.ref_count(block_id) == 0 or block_id in released for block_id in match.block_ids
+        )
+        num_available = self._pool.num_available_blocks + len(released) - num_idle_matched
+        return self.num_blocks_for(num_tokens) - len(match.block_ids) <= num_available
 
     def is_still_refused(self, table: BlockTable) -> bool:
         """Whether the last admission failed and would fail again, whatever `match_prefix` finds now. O(1).

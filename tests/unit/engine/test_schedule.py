@@ -154,6 +154,21 @@ def test_a_more_urgent_request_preempts_for_blocks_within_the_step() -> None:
     bench.finish()
 
 
+def test_a_request_preempts_nobody_whose_blocks_would_not_be_enough() -> None:
+    bench = Bench(info={"num_blocks": 10}, policy="priority", max_num_batched_tokens=40, enable_prefix_caching=False)
+    bench.submit(toy_request("urgent", range(2, 22), 8), toy_request("low", range(30, 34), 12, priority=10))
+    assert bench.step() == {"urgent": 20, "low": 4}
+    bench.step()
+    # Of 10 blocks urgent has 6, which only its end gives back; what low has and what is free are not the 8 of this one.
+    bench.submit(toy_request("between", range(40, 72), 2, priority=5))
+    while "urgent" not in bench.transcript.last:
+        assert bench.step() == {"urgent": 1, "low": 1}
+    assert bench.engine.stats().num_preemptions == 0
+    assert bench.step() == {"between": 32}
+    assert bench.plans[-1].preempted_ids == ("low",), "now it is enough"
+    bench.finish()
+
+
 def test_equal_priority_never_preempts_from_the_queue() -> None:
     bench = Bench(info={"num_blocks": 4}, policy="priority", max_num_batched_tokens=40)
     bench.submit(toy_request("a", range(2, 14), 3), toy_request("b", range(40, 52), 3))

@@ -96,6 +96,33 @@ def test_a_string_completed_before_min_tokens_is_text() -> None:
 
 
 @pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("pieces", [["aba", "ba"], ["ab", "a", "b", "a"], ["a", "b", "a", "b", "a"]])
+def test_the_end_of_a_string_passed_over_may_begin_the_next(pieces: list[str], include: bool) -> None:
+    """ "aba" is passed over at its first end, and completes at its second, which shares a character with the first."""
+    strings, shown, position = StopStrings(["aba"], include), "", 0
+    for piece in pieces:
+        position += len(piece)
+        text, match = strings.push(piece, can_match=position > 3)
+        shown += text
+        assert (match is not None) == (position == 5)
+    assert shown == ("ababa" if include else "ab")
+
+
+@given(st.text(alphabet="ab", max_size=24), st.lists(WORDS, min_size=1, max_size=3), st.integers(0, 24))
+def test_matches_end_behind_the_minimum_and_may_begin_before_it(text: str, stops: list[str], minimum: int) -> None:
+    strings, shown, ended = StopStrings(stops, include_in_output=True), "", False
+    for position, char in enumerate(text, 1):
+        piece, match = strings.push(char, can_match=position > minimum)
+        shown += piece
+        ended = match is not None
+        assert ended == (position > minimum and any(text[:position].endswith(stop) for stop in stops))
+        if ended:
+            break
+    assert text.startswith(shown)
+    assert ended or shown == text
+
+
+@pytest.mark.parametrize("include", [True, False])
 def test_without_stop_strings_text_passes(include: bool) -> None:
     strings = StopStrings([], include)
     assert strings.push("anything", can_match=True) == ("anything", None)

@@ -50,6 +50,27 @@ def test_a_table_grows_as_far_as_there_are_blocks() -> None:
     kv.check_integrity()
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_what_would_fit_without_some_tables_is_what_fits_then(seed: int) -> None:
+    rng = random.Random(seed)
+    kv, tables = make(rng.randint(6, 14)), list[BlockTable]()
+    for i in range(4):
+        text = np.array([*COUNTING[: rng.choice([0, 4, 8])], *rng.sample(range(100, 200), rng.randint(1, 9))], np.int32)
+        table = BlockTable(f"r{i}")
+        if kv.admit(table, kv.match_prefix(table, text, len(text)), len(text)):
+            kv.publish(table, text, len(text))
+            tables.append(table)
+    if tables and rng.random() < 0.5:
+        kv.free(tables.pop(0))  # its full blocks stay to be found
+    victims = tables[rng.randint(0, len(tables)) :]
+    text, probe = np.array([*COUNTING[:8], *range(200, 200 + rng.randint(1, 30))], np.int32), BlockTable("probe")
+    would_fit = kv.fits_without(victims, kv.match_prefix(probe, text, len(text)), len(text))
+    for table in victims:
+        kv.free(table)
+    assert kv.admit(probe, kv.match_prefix(probe, text, len(text)), len(text)) == would_fit
+    kv.check_integrity()
+
+
 def test_a_request_gets_blocks_for_its_tokens_and_grows_by_whole_blocks() -> None:
     kv = make()
     table = admit(kv, "a", COUNTING[:5])

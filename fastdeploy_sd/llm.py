@@ -82,7 +82,7 @@ class LLM:
         self._failure: str | None = None
         self._builder = RequestBuilder(self._encoder, self._engine.model_info, config.model.seed)
         self._speculation = self._engine.model_info.speculation
-        self._verify_strategy = config.speculative.verify_strategy
+        self._rule = config.speculative
         self._serials = itertools.count()
 
     def generate(
@@ -206,7 +206,7 @@ class LLM:
             outputs=completions,
             num_cached_tokens=completions[0].num_cached_tokens,
             metrics=completions[0].metrics,
-            lossy=may_change_tokens(requests.speculation, self._speculation, self._verify_strategy),
+            lossy=may_change_tokens(requests.speculation, requests.sampling.temperature, self._speculation, self._rule),
         )
 
 

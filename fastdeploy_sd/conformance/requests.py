@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ _MIN_VOCAB_SIZE = 128
 _SHARED_LEN = 70
 _OWN_LENS = (1, 2, 9, 17, 40, 90)
 _OUTPUT_LENS = (1, 5, 20, 40)
+# The first requests have prompts and outputs as long as any, share no token and end at their limits only: what a way
+# that must preempt counts on, see ways.tight_blocks.
+NUM_LONG = 2
+LONG_PROMPT_LEN = max(_OWN_LENS)
+LONG_LEN = LONG_PROMPT_LEN + max(_OUTPUT_LENS)
 # Tokens of the longest request, prompt and output.
 MAX_LEN = _SHARED_LEN + max(_OWN_LENS) + max(_OUTPUT_LENS)
 
@@ -72,14 +78,22 @@ def _make_request(
 ) -> Request:
     # Turn about, shifted by one after each round, so that every sampling gets both kinds.
     is_repetitive = (i + i // len(SAMPLINGS)) % 2 == 1
-    own_len = rng.choice(_OWN_LENS)
+    own_len, shared_len, max_tokens = (
+        rng.choice(_OWN_LENS),
+        rng.choice([0, 16, 33, _SHARED_LEN]),
+        rng.choice(_OUTPUT_LENS),
+    )
+    sampling = _sampling(sampling_name(i), eos_token_ids)
+    if i < NUM_LONG:
+        own_len, shared_len, max_tokens = max(_OWN_LENS), 0, max(_OUTPUT_LENS)
+        sampling = replace(sampling, ignore_eos=True)
     own = _phrase(rng, own_len, vocab_size) if is_repetitive else _random_ids(rng, own_len, vocab_size)
-    prompt = [*shared[: rng.choice([0, 16, 33, _SHARED_LEN])], *own]
+    prompt = [*shared[:shared_len], *own]
     return Request(
         f"r{i}",
         np.array(prompt, np.int32),
-        _sampling(sampling_name(i), eos_token_ids),
-        max_tokens=rng.choice(_OUTPUT_LENS),
+        sampling,
+        max_tokens=max_tokens,
         seed=1000 + i,
         eos_token_ids=eos_token_ids,
         bad_words_token_ids=((own[0],), (own[-1], 11)) if i % 5 == 0 else (),

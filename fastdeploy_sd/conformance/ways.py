@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fastdeploy_sd.conformance.requests import MAX_LEN
+from fastdeploy_sd.conformance.requests import LONG_LEN, LONG_PROMPT_LEN, MAX_LEN
 
 _ALL_AT_ONCE = 1 << 20
 _LARGEST_BATCH = 64
@@ -90,13 +90,20 @@ def _way(batch: int, chunk: int, has_prefix: bool, is_tight: bool) -> Way:
     )
     if is_tight:
         # All at once: admission then fills the cache, and whoever grows takes blocks from another.
-        way = replace(way, num_blocks=_tight_blocks(batch), arrivals_per_step=_ALL_AT_ONCE, must_preempt=True)
+        way = replace(way, num_blocks=tight_blocks(_BLOCK_SIZE), arrivals_per_step=_ALL_AT_ONCE, must_preempt=True)
     return way
 
 
-def _tight_blocks(batch: int) -> int:
-    """Room for one request of any length, and far less than a full batch would take."""
-    return -(-MAX_LEN // _BLOCK_SIZE) + (1 if batch < _LARGEST_BATCH else _LARGEST_BATCH // 16)
+def tight_blocks(block_size: int) -> int:
+    """So few blocks that somebody must be preempted, and room for one request of any length.
+
+    The long requests come first and are admitted together, with blocks for their prompts. Whichever ends first then has
+    blocks for all its tokens but the last, beside those for the prompt of the other: one block less is there.
+    """
+    at_its_end, prompt = -(-(LONG_LEN - 1) // block_size), -(-LONG_PROMPT_LEN // block_size)
+    num_blocks = at_its_end + prompt - 1
+    assert num_blocks >= max(2 * prompt, -(-MAX_LEN // block_size)), "the long requests do not even start together"
+    return num_blocks
 
 
 _OTHERS = (

@@ -120,6 +120,32 @@ def test_same_tokens_in_every_combination_of_ways(references: References) -> Non
     check(run_matrix(references.get("ernie4_5-tiny"), all_ways(), standard_methods(["mtp-suffix", "mixed"], [4])))
 
 
+def test_a_way_that_must_preempt_does_so_however_much_is_drafted(references: References) -> None:
+    """Requests that are drafted for well end early, and need not be in each other's way by themselves."""
+    reference = references.get("demo")
+    tight = [way for way in all_ways() if way.must_preempt]
+    cells = [(way, references.double("demo", "oracle", 8)) for way in tight]
+    cells += [(quick_ways()[1], method) for method in standard_methods(["mtp"], [3, 5])]
+    for way, method in cells:
+        first = replace(way, num_requests=6, num_passes=1, must_hit=False)
+        cell = run_cell(reference.base, first, method, reference.requests, reference.answers)
+        assert (cell.difference, cell.missing) == (None, None), (way.name, method.name)
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "topp"])
+def test_every_strategy_is_lossless_at_temperature_0(
+    references: References, strategy: Literal["greedy", "topp"]
+) -> None:
+    reference = references.get("demo")
+    greedy = [r for r in reference.requests if r.sampling.temperature == 0]
+    [column] = standard_methods(["mtp-ngram"], [4])
+    column = replace(column, speculative=replace(column.speculative, verify_strategy=strategy))
+    answers = {r.request_id: reference.answers[r.request_id] for r in greedy}
+    cell = run_cell(reference.base, replace(FEW_WAYS[0], must_preempt=False), column, greedy, answers)
+    assert (cell.difference, cell.missing) == (None, None)
+    assert 0 < cell.num_accepted < cell.num_drafts
+
+
 @pytest.mark.parametrize("level", library.available_isas())
 def test_the_promise_holds_at_every_isa_level(references: References, level: str) -> None:
     base = references.get("qwen3-tiny").base

@@ -184,7 +184,8 @@ LOSSY = replace(SPECULATION, lossy=True)
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_lossy_answers_say_so(stream: bool) -> None:
-    async with serve(executor=executor(OracleProposer, LOSSY)) as s:
+    config = replace(server_config(), speculative=SpeculativeConfig(accept_policy="accept_all"))
+    async with serve(config, executor=executor(OracleProposer, LOSSY)) as s:
         response = await s.http.post(COMPLETION, json=ASK | {"stream": stream})
         assert response.headers["X-Speculation-Lossy"] == "true"
         assert '"lossy":true' in response.text
@@ -197,7 +198,11 @@ async def test_lossy_answers_say_so(stream: bool) -> None:
 async def test_a_strategy_of_the_server_changes_plain_answers_too(strategy: Literal["greedy", "topp"]) -> None:
     config = replace(server_config(), speculative=SpeculativeConfig(verify_strategy=strategy))
     async with serve(config, executor(OracleProposer, LOSSY)) as s:
-        response = await s.http.post(COMPLETION, json=ASK | {"speculation": {"enabled": False}})
+        plain = ASK | {"temperature": 0, "speculation": {"enabled": False}}
+        response = await s.http.post(COMPLETION, json=plain)
+        assert "X-Speculation-Lossy" not in response.headers, "all strategies draw the same there"
+        assert "lossy" not in response.text
+        response = await s.http.post(COMPLETION, json=plain | {"temperature": 1})
         assert response.headers["X-Speculation-Lossy"] == "true"
         metrics = response.json()["choices"][0]["speculate_metrics"]
         assert (metrics["method"], metrics["lossy"], metrics["accepted_tokens"]) == ("naive", True, 0)

@@ -109,7 +109,7 @@ class JobBuilder:
         self._requests = RequestBuilder(encoder, model_info, config.model.seed)
         self._speculation = model_info.speculation
         self._served_names = config.model.served_names
-        self._verify_strategy = config.speculative.verify_strategy
+        self._rule = config.speculative
 
     def build_chat(self, body: ChatCompletionBody) -> Job:
         """Return the job of a chat completion.
@@ -166,7 +166,7 @@ class JobBuilder:
             echoed_texts=tuple(echoed_texts),
             requests=requests,
             method=self._speculation.method_of(granted),
-            is_lossy=may_change_tokens(granted, self._speculation, self._verify_strategy),
+            is_lossy=may_change_tokens(granted, params.temperature, self._speculation, self._rule),
             answer=AnswerOptions.of(body),
         )
 

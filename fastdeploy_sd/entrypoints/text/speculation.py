@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
+from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.config.speculative import METHODS, canonical_method
 from fastdeploy_sd.errors import BadRequest, suggest
 from fastdeploy_sd.sampling_rules import MAX_LOGPROBS
@@ -56,16 +59,22 @@ def resolve_speculation(wish: SpeculationWish, info: SpeculationInfo) -> Specula
     return Speculation(**given)
 
 
-def may_change_tokens(granted: Speculation, info: SpeculationInfo, verify_strategy: str) -> bool:
+def may_change_tokens(granted: Speculation, temperature: float, info: SpeculationInfo, rule: SpeculativeConfig) -> bool:
     """Return whether verification may give a request tokens that plain decoding would not.
 
-    A strategy draws every token of every request, with drafts or without; `accept_all` touches nothing but drafts.
+    A strategy draws every token of every request, with drafts or without, and all strategies draw the same at
+    temperature 0; `accept_all` touches nothing but drafts, and keeps them at any temperature.
 
     Args:
         granted: of the request, resolved.
-        verify_strategy: the server's.
+        temperature: of the request; what is 0 as the kernels see it is 0.
+        rule: the server's.
     """
-    return info.lossy and (verify_strategy != "target_match" or info.method_of(granted) != NAIVE)
+    if not info.lossy:
+        return False
+    if rule.accept_policy == "accept_all" and info.method_of(granted) != NAIVE:
+        return True
+    return rule.verify_strategy != "target_match" and bool(np.float32(temperature) > 0)
 
 
 def verify_has_draft_logprobs(info: SpeculationInfo, field: str) -> None:

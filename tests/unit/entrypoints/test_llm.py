@@ -171,8 +171,9 @@ def test_drafts_of_a_completion_that_a_stop_string_ends_are_counted(load: Load) 
     [
         ("target_match", None, True),
         ("target_match", {"enabled": False}, False),
-        ("greedy", {"enabled": False}, True),
-        ("topp", {"enabled": False}, True),
+        ("greedy", None, True),
+        ("greedy", {"enabled": False}, False),
+        ("topp", {"enabled": False}, False),
     ],
 )
 def test_outputs_say_that_verification_may_have_changed_them(
@@ -185,6 +186,8 @@ def test_outputs_say_that_verification_may_have_changed_them(
     llm, _ = load(ToyExecutor(info), speculative_config=keys)
     [output] = llm.generate("x", GREEDY, speculation=wish)
     assert output.lossy is expected
+    [sampled] = llm.generate("x", SamplingParams(temperature=0.5, max_tokens=2), speculation=wish)
+    assert sampled.lossy is (expected or strategy != "target_match")
 
 
 def test_speculation_of_a_chat(load: Load) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.entrypoints.text.speculation import may_change_tokens, resolve_speculation
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.types import Speculation, SpeculationInfo
@@ -68,14 +69,26 @@ def test_what_no_server_could_honour_is_refused_beside_no_drafts_too(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "drafting", "plain"),
-    [("target_match", True, False), ("greedy", True, True), ("topp", True, True)],
+    ("strategy", "policy", "temperature", "drafting", "plain"),
+    [
+        ("target_match", "accept_all", 1.0, True, False),
+        ("target_match", "accept_all", 0.0, True, False),
+        ("greedy", "normal", 1.0, True, True),
+        ("greedy", "normal", 0.0, False, False),
+        ("greedy", "normal", 1e-50, False, False),  # 0 as the kernels see it
+        ("greedy", "accept_all", 0.0, True, False),
+        ("greedy", "reject_all", 1.0, True, True),
+        ("topp", "normal", 0.5, True, True),
+        ("topp", "normal", 0.0, False, False),
+    ],
 )
-def test_a_strategy_draws_every_token_and_a_policy_judges_drafts(strategy: str, drafting: bool, plain: bool) -> None:
-    lossy = replace(SERVER, lossy=True)  # under target_match by accept_all
-    assert may_change_tokens(Speculation(), lossy, strategy) is drafting
-    assert may_change_tokens(OFF, lossy, strategy) is plain
-    assert not may_change_tokens(Speculation(), SERVER, "target_match")
+def test_a_strategy_draws_every_token_and_a_policy_judges_drafts(
+    strategy: Any, policy: Any, temperature: float, drafting: bool, plain: bool
+) -> None:
+    lossy, rule = replace(SERVER, lossy=True), SpeculativeConfig(verify_strategy=strategy, accept_policy=policy)
+    assert may_change_tokens(Speculation(), temperature, lossy, rule) is drafting
+    assert may_change_tokens(OFF, temperature, lossy, rule) is plain
+    assert not may_change_tokens(Speculation(), 1.0, SERVER, SpeculativeConfig())
 
 
 def test_nothing_asked_is_fine_on_a_plain_server() -> None:

@@ -230,7 +230,8 @@ def test_mtp_passes_that_fail_when_all_is_written_are_done_again(references: Ref
     reference = references.get("demo")
     num_accepted = []
     roomy = replace(WAY, num_blocks=512)  # or how many drafts a request may have depends on what others leave
-    for culprits in ((), ("r7",)):
+    [culprit] = long_ones(reference, 1)
+    for culprits in ((), (culprit,)):
         with opened(reference, "mtp", roomy) as (engine, requests):
             guard = next(iter(runner_of(engine)._proposer.method._made.values()))  # type: ignore[attr-defined]
             mtp = guard.method
@@ -247,7 +248,7 @@ def test_mtp_passes_that_fail_when_all_is_written_are_done_again(references: Ref
             transcript = run(engine, requests)
             check(reference, transcript, ())
             metrics = {i: last.metrics for i, last in transcript.last.items()}
-            num_accepted.append({i: m.drafts for i, m in metrics.items() if m and i != "r7"})
+            num_accepted.append({i: m.drafts for i, m in metrics.items() if m and i != culprit})
     assert num_accepted[0] == num_accepted[1]
 
 
@@ -293,15 +294,15 @@ def test_a_request_whose_columns_break_a_rule_fails_alone(
 
 
 def test_drafts_outside_the_vocabulary_cost_their_request_only(reference: Reference) -> None:
-    known = {r.request_id: [4096] * 512 for r in reference.requests}
+    [culprit] = long_ones(reference, 1)
     right = {i: [*r.prompt_token_ids.tolist(), *a.token_ids, *[5] * 200] for r, (i, a) in zip(
         reference.requests, reference.answers.items(), strict=True
     )}  # fmt: skip
-    method = double("oracle", 4, {**right, "r7": known["r7"]})
+    method = double("oracle", 4, {**right, culprit: [4096] * 512})
     way = replace(WAY, enable_prefix_caching=False)
     with open_engine(reference.base, way, method) as engine:
         transcript = run(engine, reference.requests[:NUM_REQUESTS])
-        check(reference, transcript, ["r7"])
+        check(reference, transcript, [culprit])
         assert engine.stats().num_accepted_tokens > 0
 
 

@@ -133,7 +133,11 @@ def numbered_names(layers: list[MtpParts], first: int) -> rewrite.Tensors:
 def write_blocks(path: pathlib.Path, name: str, layers: list[MtpParts]) -> pathlib.Path:
     """The MTP layers' decoder layers as the layers 0, 1, ... of a model, for NumpyDecoder."""
     is_moe = any("experts" in part for part in layers[0].block)
-    config = {"num_hidden_layers": len(layers), "moe_layer_start_index": 0 if is_moe else len(layers)}
+    config = {
+        "num_hidden_layers": len(layers),
+        "layer_types": None,
+        "moe_layer_start_index": 0 if is_moe else len(layers),
+    }
     rewrite.write_folder(path, name, config)
     tensors = {n: v for n, v in rewrite.read(name).items() if ".layers." not in n}
     for j, layer in enumerate(layers):

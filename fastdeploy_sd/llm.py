@@ -76,7 +76,7 @@ class LLM:
         config = config_from_kwargs(model=model, **engine_args)
         verify_offline(config)
         self._tokenizer = load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend)
-        self._encoder = PromptEncoder(self._tokenizer)
+        self._encoder = PromptEncoder(self._tokenizer, isolates_template=True)
         self._engine: Engine | None
         self._engine, self._free = _start(self, config)
         self._failure: str | None = None

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
+from fastdeploy_sd.entrypoints.text.added_tokens import Segment
 from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Json, Message
+from fastdeploy_sd.entrypoints.text.template_process import TemplateProcess
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import BadRequest
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # OpenAI renamed the role; chat templates know the older name.
 _TEMPLATE_ROLES = {"developer": "system"}
+
+
+class Template(Protocol):
+    """What renders conversations."""
+
+    def render(
+        self, messages: Sequence[Message], kwargs: Mapping[str, Json], max_control_tokens: int | None = None
+    ) -> tuple[Segment, ...]:
+        """Return the prompt that asks for the assistant's next turn, see ChatTemplate.render."""
+        ...
 
 
 class PromptEncoder:
@@ -21,11 +34,15 @@ class PromptEncoder:
         CheckpointError: the chat template is not valid.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, isolates_template: bool = False) -> None:
+        """Encode with `tokenizer`; with `isolates_template` the template runs in a process of its own, under limits."""
         self._tokenizer = tokenizer
+        self._template: Template | None = None
         source = tokenizer.files.chat_template
-        special = tokenizer.files.special_tokens
-        self._template = None if source is None else ChatTemplate(source, special, tokenizer.control_tokens)
+        if source is not None:
+            kind = TemplateProcess if isolates_template else ChatTemplate
+            self._template = kind(source, tokenizer.files.special_tokens, tokenizer.control_tokens)
+            tokenizer.encode_segments([])  # what the first conversation would have to build, forked processes share
 
     def encode_text(self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a raw prompt: control tokens written in it act, and a BOS is added if the model has one.

@@ -15,7 +15,7 @@ from fastdeploy_sd.errors import MAX_SHOWN_CHARS, CheckpointError
 
 # Far above what any released checkpoint has: the largest index is 10 MB, the largest tokenizer 35 MB.
 MAX_JSON_BYTES = 1 << 25
-MAX_TEXT_BYTES = 1 << 28
+MAX_TEXT_BYTES = 1 << 26
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a FIFO"),

@@ -105,7 +105,8 @@ class FieldReader:
 
     def error(self, name: str, expected: str, value: object) -> CheckpointError:
         """Return the error for a key's value."""
-        return CheckpointError(f"{self.where}: {name}: expected {expected}, got {shown(value)}")
+        got = "nothing" if value is None else shown(value)
+        return CheckpointError(f"{self.where}: {name}: expected {expected}, got {got}")
 
     def _get(self, name: str, default: object) -> Any:
         value = self.values.get(name)

@@ -1,6 +1,9 @@
 """config.json of the published ERNIE 4.5 releases: their keys and values, written down as facts.
 
 `-PT` releases are in Hugging Face's layout, `-Paddle` ones in Paddle's, whose files keep more of the training.
+Sources: the releases of `baidu` on Hugging Face; PaddlePaddle/ERNIE (its converter of releases and its configurations
+for training); PaddlePaddle/FastDeploy (documents and tests, for quantised releases); PaddleFormers and transformers
+(configuration classes, for keys and defaults).
 """
 
 from __future__ import annotations

@@ -61,6 +61,18 @@ def test_a_folder_without_a_place_for_the_lock_is_still_read(folder: pathlib.Pat
     assert load(folder, model) == (want, True)
 
 
+def test_a_fifo_in_the_place_of_the_file_or_its_lock_is_not_waited_for(
+    folder: pathlib.Path, model: pathlib.Path
+) -> None:
+    want, _ = load(folder, model)
+    path = only_file(folder)
+    for name in (path, path.with_suffix(".lock")):
+        name.unlink()
+        os.mkfifo(name)
+    assert load(folder, model) == (want, True)
+    assert path.is_file(), "written in its place"
+
+
 def flock_failing(code: int, failing: int) -> Callable[[object, int], None]:
     """Return a flock that fails with an error number where all flags of `failing` are given."""
 

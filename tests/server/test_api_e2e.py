@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -239,3 +240,25 @@ def test_a_wrong_option_and_a_wrong_checkpoint_end_with_status_2(tmp_path: Path)
         assert ended.returncode == 2, ended.stderr
         assert message in ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("damage", ["quantised", "a FIFO"])
+def test_a_checkpoint_that_cannot_be_served_ends_with_status_2_and_one_line(
+    golden_dir: Path, tmp_path: Path, damage: str
+) -> None:
+    model = shutil.copytree(golden_dir / "qwen3-tiny", tmp_path / "m", ignore=shutil.ignore_patterns("*.npz"))
+    if damage == "quantised":
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+        message = f"{model / 'config.json'}: quantization_config: this checkpoint is AWQ"
+    else:
+        (model / "model.safetensors").unlink()
+        os.mkfifo(model / "model.safetensors")
+        message = f"{model / 'model.safetensors'}: expected a readable safetensors file: expected a regular file, got"
+    options = ["--model", str(model), "--port", "0", "--kv-cache-memory-gb", "0.01"]
+    ended = subprocess.run(
+        [*COMMAND, *options], env=ENVIRONMENT, capture_output=True, text=True, timeout=START_S, check=False
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1

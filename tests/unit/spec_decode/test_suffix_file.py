@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -188,6 +189,12 @@ def test_a_file_of_another_vocabulary_is_refused(saved: Path) -> None:
 def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a readable file"):
         make(tmp_path)
+
+
+def test_a_fifo_in_the_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="expected a readable file: expected a regular file, got a FIFO"):
+        load_sequences(tmp_path / "fifo", VOCAB)
 
 
 @pytest.mark.parametrize("change", ["offsets", "tokens"])

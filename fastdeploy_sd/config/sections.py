@@ -238,6 +238,15 @@ class ServerConfig:
         5,
         Spec("Seconds a connection may idle between two requests.", name="timeout_keep_alive", minimum=1),
     )
+    engine_timeout_s: float = option(
+        30.0,
+        Spec(
+            "Seconds the engine may neither answer nor compute; then /health is 503, its requests end with an error and"
+            " new ones are refused until it is back.",
+            name="timeout_engine",
+            minimum=0.1,
+        ),
+    )
     shutdown_timeout_s: float = option(
         30.0,
         Spec(

@@ -24,6 +24,7 @@ from fastdeploy_sd.ipc.child import (
     ChildProcess,
     configure_logging,
     end_with_parent,
+    leave_within,
     read_start,
 )
 from fastdeploy_sd.ipc.client import EngineClient
@@ -31,6 +32,7 @@ from fastdeploy_sd.metrics import HttpStats
 
 # When the engine has ended, every answer is complete or an error; so long may slow readers take to fetch it.
 _FLUSH_S = 5
+_LEAVE_S = 3.0
 
 
 class _Server(uvicorn.Server):
@@ -105,13 +107,15 @@ def main() -> int:
     """Entry point of an HTTP process. Signals do not stop it: while the engine drains, HTTP is needed."""
     configure_logging("http")
     start = read_start()
-    end_with_parent()
-    client = EngineClient(start["address"], int(start["engine_pid"]))
+    config = from_json(start["config"])
+    client = EngineClient(start["address"], int(start["engine_pid"]), config.server.engine_timeout_s)
     listener = socket.socket(fileno=int(start["listener"]))
-    return asyncio.run(_work(from_json(start["config"]), client, listener))
+    return asyncio.run(_work(config, client, listener))
 
 
 async def _work(config: Config, client: EngineClient, listener: socket.socket) -> int:
+    loop = asyncio.get_running_loop()
+    end_with_parent(heard=lambda: loop.call_soon_threadsafe(client.begin_drain))
     try:
         http = HttpServer(client, config)
         await client.connect()
@@ -120,3 +124,4 @@ async def _work(config: Config, client: EngineClient, listener: socket.socket) -
         return EXIT_OK  # the engine ended before it greeted us, which is not for HTTP to report
     finally:
         await client.close()
+        leave_within(_LEAVE_S, EXIT_OK)

@@ -2,6 +2,7 @@
 
 Stopping (SIGTERM or Ctrl-C): the engine drains first while HTTP goes on, so that running requests finish and new ones
 are told 503; when the engine has ended, HTTP ends. The same order answers every pending request when the engine dies.
+Each of these ends has a deadline.
 
 Exit status: 0 after a requested stop, 1 when a process failed, 2 when the configuration, the checkpoint or the address
 is wrong (nothing has been served then).
@@ -15,10 +16,13 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from fastdeploy_sd.config import Config, ServerConfig
 from fastdeploy_sd.entrypoints.acceptor import raise_descriptor_limit
 from fastdeploy_sd.entrypoints.http_process import HttpServer, start_worker
+from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
 from fastdeploy_sd.errors import ConfigError, Unavailable
 from fastdeploy_sd.ipc.channel import private_address
 from fastdeploy_sd.ipc.child import (
@@ -28,6 +32,7 @@ from fastdeploy_sd.ipc.child import (
     ChildProcess,
     configure_logging,
     describe_exit,
+    leave_within,
     stop_on_signals,
 )
 from fastdeploy_sd.ipc.client import EngineClient
@@ -38,6 +43,9 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 # A draining engine that is inside a step looks at its deadline after the step; beyond this it is stuck.
 _STUCK_S = 30.0
+_HURRY_S = 5.0  # the same, for who does not want to wait
+_HTTP_END_S = 10.0
+_LEAVE_S = 3.0
 
 
 def run(config: Config, executor: str = DEFAULT_EXECUTOR) -> int:
@@ -89,35 +97,52 @@ class _Launcher:
     def __init__(self, config: Config, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
-        self._is_stopping = False
+        self._num_signals = 0
+        self._begin_drain: Callable[[], None] = lambda: None
 
     async def run(self, executor: str) -> int:
+        """Serve; return the exit status, with which this process ends soon, whatever its threads are doing."""
         with private_address() as address, contextlib.closing(start_engine(self._config, address, executor)) as engine:
             stop_on_signals(lambda: self._stop(engine))
-            client = EngineClient(address, engine.pid)
+            status = await self._serve(address, engine)
+        leave_within(_LEAVE_S, status)
+        return status
+
+    async def _serve(self, address: str, engine: ChildProcess) -> int:
+        client = EngineClient(address, engine.pid, self._config.server.engine_timeout_s)
+        try:
+            http = HttpServer(client, self._config)  # the tokenizer's errors show while the model still loads
             try:
-                http = HttpServer(client, self._config)  # the tokenizer's errors show while the model still loads
-                try:
-                    await client.connect()
-                except Unavailable:
-                    return self._status(await engine.wait())
-                self._listen()
-                if self._config.server.workers > 1:
-                    await client.close()
-                    return await self._serve_in_workers(address, engine)
-                return await self._until_end([asyncio.create_task(http.serve(self._listener))], engine)
-            finally:
+                await client.connect()
+            except Unavailable:
+                return self._status(await engine.wait())
+            self._listen()
+            if self._config.server.workers > 1:
                 await client.close()
+                return await self._serve_in_workers(address, engine)
+            self._begin_drain = client.begin_drain
+            return await self._until_end(http.serve(self._listener), engine)
+        finally:
+            await client.close()
 
     def _stop(self, engine: ChildProcess) -> None:
-        """On every signal: the first lets the engine drain, a second has it end its requests at once."""
-        if self._is_stopping:
+        """On every signal: the first lets the engine drain, a second has it end its requests at once, a third kills it.
+
+        HTTP refuses new requests from the first one on, whatever state the engine is in. A suspended engine goes on.
+        """
+        self._num_signals += 1
+        if self._num_signals == 1:
+            logger.info("stopping: running requests may finish (%g s)", self._config.server.shutdown_timeout_s)
+            self._begin_drain()
+            engine.signal(signal.SIGTERM)
+            self._kill_after(self._config.server.shutdown_timeout_s + _STUCK_S, engine)
+        elif self._num_signals == 2:  # noqa: PLR2004 (the second one)
+            logger.info("stopping: running requests end now")
             engine.signal(signal.SIGINT)
-            return
-        self._is_stopping = True
-        logger.info("stopping: running requests may finish (%g s)", self._config.server.shutdown_timeout_s)
-        engine.signal(signal.SIGTERM)
-        self._kill_after(self._config.server.shutdown_timeout_s + _STUCK_S, engine)
+            self._kill_after(_HURRY_S, engine)
+        else:
+            engine.signal(signal.SIGKILL)
+        engine.signal(signal.SIGCONT)
 
     def _listen(self) -> None:
         server = self._config.server
@@ -130,24 +155,30 @@ class _Launcher:
         logger.info("serving %s on http://%s:%d", ", ".join(self._config.model.served_names), shown, port)
 
     async def _serve_in_workers(self, address: str, engine: ChildProcess) -> int:
-        with contextlib.ExitStack() as stack:
-            workers = [
-                stack.enter_context(contextlib.closing(start_worker(self._config, address, engine.pid, self._listener)))
-                for _ in range(self._config.server.workers)
-            ]
-            return await self._until_end([asyncio.create_task(_oversee(worker)) for worker in workers], engine)
+        pool = WorkerPool(
+            lambda: start_worker(self._config, address, engine.pid, self._listener),
+            self._config.server.workers,
+            give_up=lambda: self._stop(engine),
+        )
+        self._begin_drain = pool.begin_drain
+        return await self._until_end(pool.run(), engine)
 
-    async def _until_end(self, http: list[asyncio.Task[int]], engine: ChildProcess) -> int:
-        """Wait for the engine's end and HTTP's; when a part of HTTP fails, stop the engine."""
+    async def _until_end(self, serving: Coroutine[Any, Any, int], engine: ChildProcess) -> int:
+        """Wait for the engine's end and HTTP's; when HTTP fails, stop the engine."""
+        http = asyncio.create_task(serving)
         engine_end = asyncio.create_task(engine.wait())
-        await asyncio.wait({*http, engine_end}, return_when=asyncio.FIRST_COMPLETED)
-        if any(part.done() and part.result() != EXIT_OK for part in http):
+        await asyncio.wait({http, engine_end}, return_when=asyncio.FIRST_COMPLETED)
+        if http.done() and http.result() != EXIT_OK:
             self._stop(engine)
         elif not engine_end.done():  # it has said goodbye and is about to end
             self._kill_after(_STUCK_S, engine)
         status = self._status(await engine_end)
         self._listener.close()  # who connects now is refused, not kept waiting
-        http_status = max(await asyncio.gather(*http))  # also after a failure: pending answers are still being sent
+        try:
+            http_status = await asyncio.wait_for(http, _HTTP_END_S)  # pending answers are still being sent
+        except TimeoutError:
+            logger.error("HTTP did not end within %g s after the engine", _HTTP_END_S)
+            http_status = EXIT_FAILED
         return status or http_status
 
     def _kill_after(self, patience_s: float, engine: ChildProcess) -> None:
@@ -157,14 +188,7 @@ class _Launcher:
         """Our exit status for the engine's."""
         if engine_status in (EXIT_OK, EXIT_CONFIG):
             return engine_status  # the engine has said what is wrong
-        if self._is_stopping and -engine_status in (signal.SIGTERM, signal.SIGINT):
+        if self._num_signals and -engine_status in (signal.SIGTERM, signal.SIGINT):
             return EXIT_OK  # stopped while loading
         print(f"error: the engine process failed ({describe_exit(engine_status)})", file=sys.stderr)
         return EXIT_FAILED
-
-
-async def _oversee(worker: ChildProcess) -> int:
-    status = await worker.wait()
-    if status != EXIT_OK:
-        logger.error("HTTP process %d failed (%s)", worker.pid, describe_exit(status))
-    return EXIT_OK if status == EXIT_OK else EXIT_FAILED

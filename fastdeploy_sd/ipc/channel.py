@@ -12,6 +12,9 @@ process ends), not guessed from silence: an engine step or a tokenizer call may 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -21,23 +24,56 @@ from typing import cast
 
 import zmq
 
+from fastdeploy_sd.errors import ConfigError, shown
+
 # A client may be there long before the engine has loaded its model and listens; it tries silently and this often.
 _RECONNECT_MS = 20
 _MAX_RECONNECT_MS = 200
 _MAX_PATH_BYTES = 100  # a Unix socket path holds 107
+_PREFIX = "fdsd-"
+_LOCK = "lock"
 
 
 @contextmanager
 def private_address() -> Iterator[str]:
-    """Yield an address that only this user can reach, in a directory of mode 0700 that is removed afterwards."""
-    directory = tempfile.mkdtemp(prefix="fdsd-")
+    """Yield an address that only this user can reach, in a directory of mode 0700 that is removed afterwards.
+
+    Raises:
+        ConfigError: the system's directory for temporary files cannot be used.
+    """
+    parent = tempfile.gettempdir()
+    path = os.path.join(parent, f"{_PREFIX}{'x' * 8}", "engine")  # as long as the real one
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise ConfigError(f"TMPDIR: expected a directory whose name leaves room for a socket, got {shown(parent)}")
+    _remove_abandoned(parent)
     try:
-        path = os.path.join(directory, "engine")
-        if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-            raise OSError(f"TMPDIR: expected a directory whose name leaves room for a socket, got {directory}")
-        yield f"ipc://{path}"
+        directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+    except OSError as error:
+        raise ConfigError(f"TMPDIR: expected a directory to write in, got {shown(parent)}: {error}") from None
+    try:
+        with _held(directory):
+            yield f"ipc://{os.path.join(directory, 'engine')}"
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _held(directory: str) -> Iterator[None]:
+    """Hold a lock on the directory's lock file, which the kernel drops when this process ends, however that happens."""
+    unlocked, locked = os.path.join(directory, "unlocked"), os.path.join(directory, _LOCK)
+    with open(unlocked, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.rename(unlocked, locked)  # nobody ever sees it without the lock
+        yield
+
+
+def _remove_abandoned(parent: str) -> None:
+    """Remove the directories of this user's servers that were killed together with their engines."""
+    for lock in glob.glob(os.path.join(glob.escape(parent), f"{_PREFIX}*", _LOCK)):
+        with contextlib.suppress(OSError), open(lock, "rb") as file:
+            if os.fstat(file.fileno()).st_uid == os.getuid():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its server lives
+                shutil.rmtree(os.path.dirname(lock), ignore_errors=True)
 
 
 def directory_of(address: str) -> str:

@@ -93,6 +93,11 @@ class ChildProcess:
         """Send a signal, unless the process has ended."""
         self._popen.send_signal(number)
 
+    def tell(self) -> None:
+        """Have what the child gave `end_with_parent` as `heard` called there, unless it has ended."""
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.write(b"\n")
+
     def close(self) -> None:
         """Free everything; a process that still runs is killed."""
         self._popen.kill()
@@ -112,19 +117,32 @@ def read_start() -> dict[str, str]:
     return start
 
 
-def end_with_parent(before: Callable[[], object] = lambda: None) -> None:
+def end_with_parent(before: Callable[[], object] = lambda: None, heard: Callable[[], object] = lambda: None) -> None:
     """From now on end this process with status 1 as soon as its parent ends; `before` runs first, in another thread.
 
     At once also when the main thread is inside a long computation; nothing is cleaned up but by `before`.
+
+    Args:
+        heard: called, in that thread too, whenever the parent uses `ChildProcess.tell`.
     """
 
     def watch() -> None:
         while os.read(_STDIN_FD, 1):
-            pass
+            heard()
         before()
         os._exit(EXIT_FAILED)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def leave_within(patience_s: float, status: int) -> None:
+    """End this process with `status` after so long at the latest, even if some thread of it goes on computing.
+
+    Python waits for its threads before it ends, for ever if need be.
+    """
+    timer = threading.Timer(patience_s, os._exit, (status,))
+    timer.daemon = True
+    timer.start()
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import logging
 import os
@@ -15,6 +16,7 @@ from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
 from fastdeploy_sd.ipc import messages as m
 from fastdeploy_sd.ipc.channel import ClientChannel
 from fastdeploy_sd.ipc.codec import ProtocolError
+from fastdeploy_sd.ipc.life_signs import Heartbeat
 from fastdeploy_sd.ipc.stream import OutputStream
 from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestOutput
 
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _FLUSH_S = 0.5
 _ENDED = "the engine's process ended"
+_STATS_PATIENCE_S = 5.0
 
 
 class EngineClient:
@@ -32,14 +35,21 @@ class EngineClient:
     Belongs to one event loop. When the engine's process ends, for whatever reason, every waiting `generate` and
     `stats` raises Unavailable at once and `is_alive` turns False for good.
 
+    With a timeout the engine is asked for its statistics about every second. When it neither answers nor computes for
+    so long, every waiting `generate` and `stats` raises Unavailable as well, and new ones do so until it is back.
+
     Args:
         address: where the engine listens, or will when it has loaded its model.
         engine_pid: the engine's process.
+        timeout_s: how long the engine may give no sign of life; None = for ever.
     """
 
-    def __init__(self, address: str, engine_pid: int) -> None:
+    def __init__(self, address: str, engine_pid: int, timeout_s: float | None = None) -> None:
         self._address = address
         self._engine_pid = engine_pid
+        self._timeout_s = timeout_s
+        self._heart: Heartbeat | None = None
+        self._last_stats: EngineStats | None = None
         self._channel: ClientChannel | None = None
         self._receiver: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[ModelInfo] | None = None
@@ -67,6 +77,8 @@ class EngineClient:
         self._watch_engine()
         self._channel.send(m.encode(m.Hello(os.getpid())))
         self._model_info = await self._ready
+        if self._timeout_s is not None:
+            self._heart = Heartbeat(self._engine_pid, self._ask_stats, self._timeout_s, self._note_silence)
 
     async def close(self) -> None:
         """Abort what is left, end the conversation and free the socket. May be called twice."""
@@ -77,6 +89,8 @@ class EngineClient:
         if is_alive:
             channel.send(m.encode(m.Bye()))
         self._die("the client is closed")
+        if self._heart is not None:
+            await self._heart.stop()
         if self._receiver is not None:
             self._receiver.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -104,9 +118,31 @@ class EngineClient:
         return self._model_info is not None and self._death is None
 
     @property
-    def is_draining(self) -> bool:
-        """Whether the engine finishes its requests and takes no new ones."""
-        return self._is_draining
+    def silence_s(self) -> float:
+        """Seconds since the engine's last sign of life; of a loaded engine that works or waits, one or two at most."""
+        return 0.0 if self._heart is None else self._heart.signs.age_s
+
+    @property
+    def last_stats(self) -> EngineStats | None:
+        """The engine's latest known statistics, None = it has not told any yet."""
+        return self._last_stats
+
+    def begin_drain(self) -> None:
+        """Take no new requests from now on; for who knows before the engine says so."""
+        self._is_draining = True
+
+    def verify_takes_requests(self) -> None:
+        """Check that the engine takes new requests.
+
+        Raises:
+            Unavailable: it does not; `code` is "engine_down", "engine_silent" or "draining".
+        """
+        if not self.is_alive:
+            raise Unavailable("the engine is down", code="engine_down")
+        if self._is_draining:
+            raise Unavailable("the server is draining: it takes no new requests", code="draining")
+        if self._heart is not None:
+            self._heart.verify()
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -118,9 +154,10 @@ class EngineClient:
 
         Raises:
             FdsdError: of the class that tells the user what happened: BadRequest or Overloaded when the engine does not
-                take it, Unavailable when the engine shuts down or dies, InternalError when this request's computation
-                broke. An output with FinishReason.ERROR is raised as the error it carries, never yielded.
+                take it, Unavailable when the engine shuts down, dies or falls silent, InternalError when this request's
+                computation broke. An output with FinishReason.ERROR is raised as the error it carries, never yielded.
         """
+        self.verify_takes_requests()
         handle = next(self._serials)
         stream = self._streams[handle] = OutputStream(request.request_id)
         try:
@@ -143,8 +180,17 @@ class EngineClient:
         """Return the engine's statistics as of its next pause between two steps.
 
         Raises:
-            Unavailable: the engine is down.
+            Unavailable: the engine is down, or does not answer within some seconds.
         """
+        if self._heart is not None:
+            self._heart.verify()
+        try:
+            async with asyncio.timeout(_STATS_PATIENCE_S):
+                return await self._ask_stats()
+        except TimeoutError:
+            raise Unavailable(f"the engine has not answered for {_STATS_PATIENCE_S:g} s", code="engine_busy") from None
+
+    async def _ask_stats(self) -> EngineStats:
         serial = next(self._serials)
         future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._stats[serial] = future
@@ -166,6 +212,8 @@ class EngineClient:
     async def _receive(self, channel: ClientChannel) -> None:
         while True:
             frame = await channel.receive()
+            if self._heart is not None:
+                self._heart.signs.note()
             try:
                 self._take(m.decode(frame))
             except ProtocolError as error:
@@ -181,6 +229,7 @@ class EngineClient:
             case m.Rejected(handle, error):
                 self._put(handle, error.to_exception(), is_last=True)
             case m.StatsReply(serial, stats):
+                self._last_stats = stats
                 _resolve(self._stats.get(serial), stats)
             case m.Ready(model_info):
                 _resolve(self._ready, model_info)
@@ -193,6 +242,13 @@ class EngineClient:
                 self._distrust(f"the engine could not read a message: {reason}")
             case _:
                 raise ProtocolError(f"expected an engine's message, got {type(message).__name__}")
+
+    def _note_silence(self, silence: Unavailable | None) -> None:
+        if silence is None:
+            logger.warning("the engine is back")
+        elif self._death is None:
+            logger.error("%s: its requests end with an error", silence.message)
+            self._abandon(silence)
 
     def _put(self, handle: int, item: RequestOutput | FdsdError, is_last: bool) -> None:
         stream = self._streams.get(handle)
@@ -210,11 +266,14 @@ class EngineClient:
     def _distrust(self, reason: str) -> None:
         """A message was lost and nobody knows whose: end everything that waits with an error rather than hang."""
         logger.error("%s", reason)
-        if self._death is not None:
-            return
+        if self._death is None:
+            self._abandon(InternalError("the conversation with the engine broke"))
+
+    def _abandon(self, error: FdsdError) -> None:
+        """End everything that waits with an error; what the engine still does for it is nobody's any more."""
         handles = [handle for handle, stream in self._streams.items() if not stream.is_ended]
         self._send(m.Abort(tuple(handles)))
-        self._fail_waiting(InternalError, "the conversation with the engine broke")
+        self._fail_waiting(error)
 
     def _die(self, reason: str) -> None:
         """The engine is gone: answer everyone who waits, once."""
@@ -225,14 +284,14 @@ class EngineClient:
         if self._death is None:
             self._death = reason
             self._ended.set()
-            self._fail_waiting(Unavailable, reason)
+            self._fail_waiting(Unavailable(reason))
 
-    def _fail_waiting(self, kind: type[FdsdError], reason: str) -> None:
+    def _fail_waiting(self, error: FdsdError) -> None:
         for stream in self._streams.values():
-            stream.put(kind(reason), is_last=True)
+            stream.put(copy.copy(error), is_last=True)  # each is raised, and so changed, on its own
         for future in [self._ready, *self._stats.values()]:
             if future is not None and not future.done():
-                future.set_exception(kind(reason))
+                future.set_exception(copy.copy(error))
 
 
 def _resolve(future: asyncio.Future[T] | None, value: T) -> None:

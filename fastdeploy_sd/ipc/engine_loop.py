@@ -134,7 +134,7 @@ class EngineLoop:
     def _submit(self, identity: bytes, handle: int, request: Request) -> None:
         try:
             if self._deadline is not None:
-                raise Unavailable("the server is shutting down")
+                raise Unavailable("the server is draining: it takes no new requests", code="draining")
             self._engine.submit(request)
         except FdsdError as error:
             self._send(identity, m.Rejected(handle, m.WireError.of(error)))

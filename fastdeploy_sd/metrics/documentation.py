@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdeploy_sd.engine.stats import EngineStats, SourceCounts
 from fastdeploy_sd.metrics.exposition import render_metrics
+from fastdeploy_sd.metrics.http_stats import HttpStats
 from fastdeploy_sd.types import DraftCounts
 
 # Enough has happened for every family to have a sample and for every label to have a value.
@@ -16,6 +18,9 @@ _SOME = EngineStats(
     verifications={"mtp": DraftCounts(1, 1, (1,), (1,), (1,))},
     timings_ms={"forward": 1.0},
 )
+_SOME_HTTP = HttpStats(
+    refused=Counter(limit=1), closed=Counter(malformed=1), requests=Counter({("/health", "200", ""): 1})
+)
 _OF_HISTOGRAMS = {"le"}
 # FastDeploy puts the position into the name.
 _POSITION_IN_NAME = re.compile(r"_rate_0$")
@@ -23,7 +28,7 @@ _POSITION_IN_NAME = re.compile(r"_rate_0$")
 
 def metrics_markdown() -> str:
     """Return name, type, labels and meaning of every metric as a table; names as they are in the text."""
-    body, _ = render_metrics(_SOME)
+    body, _ = render_metrics(_SOME, _SOME_HTTP, silence_s=0.0)
     rows = ["| Name | Type | Labels | Meaning |", "|---|---|---|---|"]
     for family in text_string_to_metric_families(body.decode()):
         labels = dict.fromkeys(name for sample in family.samples for name in sample.labels)

@@ -1,9 +1,10 @@
-"""EngineStats -> Prometheus text. Keeps no state: the engine counts, whichever HTTP process is scraped."""
+"""Statistics of engine and HTTP -> Prometheus text. Keeps no state: whichever HTTP process is scraped says the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -13,12 +14,20 @@ from prometheus_client.utils import floatToGoString
 
 from fastdeploy_sd.engine.stats import EngineStats, Histogram
 from fastdeploy_sd.metrics import families
+from fastdeploy_sd.metrics.http_stats import HttpStats
 
 
-def render_metrics(stats: EngineStats) -> tuple[bytes, str]:
-    """Return the body and the content type of a /metrics answer."""
+def render_metrics(stats: EngineStats | None, http: HttpStats, silence_s: float) -> tuple[bytes, str]:
+    """Return the body and the content type of a /metrics answer.
+
+    Args:
+        stats: None = the engine has not told any yet.
+        silence_s: how old the engine's last sign of life is.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_StatsCollector(stats))
+    if stats is not None:
+        registry.register(_StatsCollector(stats))
+    registry.register(_HttpCollector(http, silence_s))
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
@@ -93,6 +102,55 @@ class _StatsCollector(Collector):
                 f"Drafts accepted at position {position} (0 = first) of those judged there after accepted ones only.",
                 value=share,
             )
+
+
+class _HttpCollector(Collector):
+    """Presents what the HTTP side knows, also when the engine says nothing."""
+
+    def __init__(self, http: HttpStats, silence_s: float) -> None:
+        self._http = http
+        self._silence_s = silence_s
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "fastdeploy_sd:engine_silence_seconds",
+            "Time since the engine process last said something or was seen computing.",
+            value=self._silence_s,
+        )
+        yield GaugeMetricFamily("fastdeploy_sd:http_connections", "Open connections.", value=self._http.num_open)
+        yield CounterMetricFamily(
+            "fastdeploy_sd:http_connections_accepted", "Connections served.", value=self._http.num_accepted
+        )
+        yield _by_labels(
+            "fastdeploy_sd:http_connections_refused",
+            "Connections not served, by reason: limit, address_limit (answered 503), system (attempts to accept one "
+            "without a descriptor left; it waits).",
+            ["reason"],
+            {(reason,): count for reason, count in self._http.refused.items()},
+        )
+        yield _by_labels(
+            "fastdeploy_sd:http_connections_closed",
+            "Connections closed before they had sent a complete request, by reason: headers_timeout, body_timeout, "
+            "malformed, surplus_body (sent behind its answer), room (another one needed its place).",
+            ["reason"],
+            {(reason,): count for reason, count in self._http.closed.items()},
+        )
+        yield _by_labels(
+            "fastdeploy_sd:http_requests",
+            "Requests by route, status of the answer (499 = the client left before) and code or type of its error.",
+            ["route", "status", "error"],
+            self._http.requests,
+        )
+
+
+def _by_labels(name: str, text: str, labels: list[str], counts: Mapping[Any, int]) -> Metric:
+    counter = CounterMetricFamily(name, text, labels=labels)
+    for values, count in counts.items():
+        counter.add_metric(values, count)
+    return counter
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:

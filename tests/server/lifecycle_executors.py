@@ -7,7 +7,7 @@ import time
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.types import ModelInfo, SchedulerOutput
 from tests.doubles.toy_executor import ToyExecutor
 
 # The vocabulary of the tokenizer of the tiny checkpoints.
@@ -17,6 +17,22 @@ INFO = ModelInfo("toy", 4096, 4096, (1,), 64, 1024)
 def create_slow(config: Config) -> ToyExecutor:
     """Takes a while per step, so that requests are still running when a test acts on them."""
     return ToyExecutor(INFO, before_step=lambda plan: time.sleep(0.01))
+
+
+def create_busy(config: Config) -> ToyExecutor:
+    """Computes for some seconds in each step, as over a long prompt."""
+
+    def compute(plan: SchedulerOutput) -> None:
+        end = time.monotonic() + 3.0
+        while time.monotonic() < end:
+            pass
+
+    return ToyExecutor(INFO, before_step=compute)
+
+
+def create_stuck(config: Config) -> ToyExecutor:
+    """Never comes back from its first step."""
+    return ToyExecutor(INFO, before_step=lambda plan: time.sleep(1000))
 
 
 def create_never(config: Config) -> ToyExecutor:

@@ -311,8 +311,9 @@ async def test_an_engine_that_dies_answers_who_waits(error: Any) -> None:
         response = await task
         assert response.status_code == error.status
         assert error_of(response)["message"] == error.message
-        for path in ("/health", "/ping", "/load", "/metrics"):
+        for path in ("/health", "/ping", "/load"):
             assert (await s.http.get(path)).status_code == 503
+        assert "fastdeploy_sd:engine_silence_seconds" in (await s.http.get("/metrics")).text, "also then"
         assert (await s.http.post(COMPLETION, json=PROMPT)).status_code == 503
 
 

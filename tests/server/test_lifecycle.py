@@ -6,9 +6,7 @@ The model is the toy one; engine process, sockets, HTTP and signals are real.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import select
 import signal
 import socket
@@ -17,48 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.toy_process import WAIT_S, serving
-
-
-class Stream:
-    """A streaming completion over its own connection; constructed once its first chunk has arrived."""
-
-    def __init__(self, url: str, max_tokens: int) -> None:
-        self._client = httpx.Client(timeout=WAIT_S)
-        body = {"model": "toy", "prompt": [5, 6], "max_tokens": max_tokens, "stream": True, "temperature": 0}
-        self._response = self._client.send(
-            self._client.build_request("POST", f"{url}/v1/completions", json=body), stream=True
-        )
-        assert self._response.status_code == 200, self._response.read()
-        self._lines = (line for line in self._response.iter_lines() if line)
-        self.events = [next(self._lines)]
-
-    def read(self) -> list[str]:
-        """Read to the end; return the data of all events."""
-        self.events += self._lines
-        self.close()
-        return [event.removeprefix("data: ") for event in self.events]
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._response.close()
-        self._client.close()
-
-
-def _complete(url: str, **options: object) -> httpx.Response:
-    body = {"model": "toy", "prompt": [5, 6], "max_tokens": 3, "temperature": 0, **options}
-    return httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT_S)
-
-
-def _is_complete(events: list[str]) -> bool:
-    reasons = [choice["finish_reason"] for event in events[:-1] for choice in json.loads(event)["choices"]]
-    return events[-1] == "[DONE]" and reasons[-1] == "length"
-
-
-def _error_of(events: list[str]) -> dict[str, object]:
-    assert events[-1] == "[DONE]"
-    error: dict[str, object] = json.loads(events[-2])["error"]
-    return error
+from tests.server.toy_process import WAIT_S, Stream, complete, error_of, is_complete, serving
 
 
 def _wait_ended(pid: int) -> None:
@@ -75,14 +32,14 @@ def _wait_ended(pid: int) -> None:
 
 def test_sigterm_finishes_running_requests_refuses_new_ones_and_exits_with_0(golden_dir: Path) -> None:
     with serving(golden_dir) as server:
-        assert _complete(server.url).status_code == 200
+        assert complete(server.url).status_code == 200
         streams = [Stream(server.url, max_tokens=150) for _ in range(3)]
         server.process.send_signal(signal.SIGTERM)
         server.wait_for_line("draining")
-        refused = _complete(server.url)
+        refused = complete(server.url)
         assert refused.status_code == 503
         assert refused.json()["error"]["type"] == "service_unavailable_error"
-        assert all(_is_complete(stream.read()) for stream in streams)
+        assert all(is_complete(stream.read()) for stream in streams)
         assert server.wait() == 0
         assert "Traceback" not in server.stderr
 
@@ -93,7 +50,7 @@ def test_a_second_signal_ends_requests_with_an_error_and_exits_with_0(golden_dir
         server.process.send_signal(signal.SIGTERM)
         server.wait_for_line("draining")
         server.process.send_signal(signal.SIGINT)
-        assert _error_of(stream.read())["type"] == "service_unavailable_error"
+        assert error_of(stream.read())["type"] == "service_unavailable_error"
         assert server.wait() == 0
 
 
@@ -101,20 +58,20 @@ def test_the_deadline_ends_requests_with_an_error_and_exits_with_0(golden_dir: P
     with serving(golden_dir, timeout_graceful_shutdown=0) as server:
         stream = Stream(server.url, max_tokens=4000)
         server.process.send_signal(signal.SIGTERM)
-        assert _error_of(stream.read())["type"] == "service_unavailable_error"
+        assert error_of(stream.read())["type"] == "service_unavailable_error"
         assert server.wait() == 0
 
 
 def test_signals_to_every_process_at_once_are_one_wish_to_stop(golden_dir: Path) -> None:
     """As a service manager does it."""
     with serving(golden_dir, workers=2) as server:
-        assert _complete(server.url).status_code == 200
+        assert complete(server.url).status_code == 200
         stream = Stream(server.url, max_tokens=100)
         children = server.children("main")
         assert len(children) == 3
         for pid in (*children, server.process.pid):
             os.kill(pid, signal.SIGTERM)
-        assert _is_complete(stream.read())
+        assert is_complete(stream.read())
         assert server.wait() == 0
 
 
@@ -135,12 +92,12 @@ def test_a_killed_engine_is_an_error_to_clients_and_exit_status_1(golden_dir: Pa
         (engine,) = server.children("engine_process")
         os.kill(engine, signal.SIGKILL)
         for stream in streams:
-            assert _error_of(stream.read())["type"] == "service_unavailable_error"
+            assert error_of(stream.read())["type"] == "service_unavailable_error"
         assert server.wait() == 1
         assert "error: the engine process failed (killed by SIGKILL)" in server.stderr
 
 
-def test_a_killed_http_process_stops_the_server_after_the_others_requests(golden_dir: Path) -> None:
+def test_a_killed_http_process_is_replaced_and_the_others_streams_go_on(golden_dir: Path) -> None:
     with serving(golden_dir, workers=2) as server:
         url = server.url
         doomed, other = server.wait_for_children("http_process", 2)
@@ -154,14 +111,20 @@ def test_a_killed_http_process_stops_the_server_after_the_others_requests(golden
         for stream in lost:
             with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
                 stream.read()
-        assert all(_is_complete(stream.read()) for stream in kept)
-        assert server.wait() == 1
-        assert re.search(r"HTTP process \d+ failed \(killed by SIGKILL\)", server.stderr)
+        assert httpx.get(f"{url}/health", timeout=WAIT_S).status_code == 200
+        assert all(is_complete(stream.read()) for stream in kept)
+        server.wait_for_line(rf"HTTP process {doomed} failed \(killed by SIGKILL\)")
+        assert doomed not in server.wait_for_children("http_process", 2)
+        os.kill(other, signal.SIGSTOP)  # the new one has to answer
+        assert complete(url).status_code == 200
+        os.kill(other, signal.SIGCONT)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
 
 
 def test_everything_ends_with_a_killed_launcher(golden_dir: Path) -> None:
     with serving(golden_dir, workers=2) as server:
-        assert _complete(server.url).status_code == 200
+        assert complete(server.url).status_code == 200
         children = server.children("main")
         server.process.kill()
         for pid in children:
@@ -215,3 +178,38 @@ def test_a_tokenizer_that_cannot_be_read_is_one_clear_line_and_status_2(golden_d
         errors = [line for line in server.stderr.splitlines() if line != "loading"]
         assert len(errors) == 1
         assert errors[0].startswith("error: ")
+
+
+def test_a_temporary_directory_with_too_long_a_name_is_one_clear_line_and_status_2(
+    golden_dir: Path, tmp_path: Path
+) -> None:
+    tmpdir = tmp_path / ("x" * 100)
+    tmpdir.mkdir()
+    with serving(golden_dir, tmpdir=tmpdir) as server:
+        assert server.wait() == 2
+        assert server.stderr.startswith("error: TMPDIR: expected a directory whose name leaves room for a socket, got")
+        assert len(server.stderr.splitlines()) == 1
+
+
+# ---- what is left -------------------------------------------------------------------------------------------------
+
+
+def test_the_next_start_removes_what_a_double_kill_left_and_nothing_of_the_living(
+    golden_dir: Path, tmp_path: Path
+) -> None:
+    with serving(golden_dir, tmpdir=tmp_path) as living, serving(golden_dir, tmpdir=tmp_path) as killed:
+        assert living.url
+        assert killed.url
+        both = set(tmp_path.glob("fdsd-*"))
+        (engine,) = killed.children("engine_process")
+        os.kill(engine, signal.SIGSTOP)  # or it would clean up
+        os.kill(killed.process.pid, signal.SIGKILL)
+        os.kill(engine, signal.SIGKILL)
+        _wait_ended(engine)
+        assert set(tmp_path.glob("fdsd-*")) == both
+        with serving(golden_dir, tmpdir=tmp_path) as third:
+            assert third.url
+            left = set(tmp_path.glob("fdsd-*"))
+            assert len(left) == 2
+            assert len(left & both) == 1
+            assert complete(living.url).status_code == 200

@@ -6,12 +6,15 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import httpx
 
 WAIT_S = 30.0
 _EXECUTORS = "tests.server.lifecycle_executors"
@@ -29,15 +32,24 @@ class Server:
     Args:
         executor: a function of lifecycle_executors.py.
         num_files: limit of open files; None = this process's.
+        tmpdir: its TMPDIR; None = this process's.
         options: of the server.
     """
 
-    def __init__(self, golden_dir: Path, executor: str, num_files: int | None = None, **options: object) -> None:
+    def __init__(
+        self,
+        golden_dir: Path,
+        executor: str,
+        num_files: int | None = None,
+        tmpdir: Path | None = None,
+        **options: object,
+    ) -> None:
         limit = [] if num_files is None else ["prlimit", f"--nofile={num_files}"]
         options = {"model": str(golden_dir / "qwen3-tiny"), "served_model_name": "toy", "port": 0, **options}
         self.process = subprocess.Popen(
             [*limit, sys.executable, "-c", _SCRIPT, json.dumps(options), f"{_EXECUTORS}:{executor}"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            | ({} if tmpdir is None else {"TMPDIR": str(tmpdir)}),
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -100,6 +112,9 @@ class Server:
         return status
 
     def close(self) -> None:
+        if self.process.poll() is None:
+            for pid in self.children(""):
+                os.kill(pid, signal.SIGCONT)  # one that is suspended would stay behind
         self.process.kill()
         self.wait()
         assert self.process.stderr is not None
@@ -108,8 +123,56 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
-    golden_dir: Path, executor: str = "create_slow", num_files: int | None = None, **options: object
+    golden_dir: Path,
+    executor: str = "create_slow",
+    num_files: int | None = None,
+    tmpdir: Path | None = None,
+    **options: object,
 ) -> Iterator[Server]:
     """A server process that is killed at the end, should it still run then."""
-    with contextlib.closing(Server(golden_dir, executor, num_files, **options)) as server:
+    with contextlib.closing(Server(golden_dir, executor, num_files, tmpdir, **options)) as server:
         yield server
+
+
+class Stream:
+    """A streaming completion over its own connection; constructed once its first chunk has arrived."""
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        self._client = httpx.Client(timeout=WAIT_S)
+        body = {"model": "toy", "prompt": [5, 6], "max_tokens": max_tokens, "stream": True, "temperature": 0}
+        self._response = self._client.send(
+            self._client.build_request("POST", f"{url}/v1/completions", json=body), stream=True
+        )
+        assert self._response.status_code == 200, self._response.read()
+        self._lines = (line for line in self._response.iter_lines() if line)
+        self.events = [next(self._lines)]
+
+    def read(self) -> list[str]:
+        """Read to the end; return the data of all events."""
+        self.events += self._lines
+        self.close()
+        return [event.removeprefix("data: ") for event in self.events]
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._response.close()
+        self._client.close()
+
+
+def complete(url: str, **options: object) -> httpx.Response:
+    """The answer to a small request; `options` are fields of its body."""
+    body = {"model": "toy", "prompt": [5, 6], "max_tokens": 3, "temperature": 0, **options}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT_S)
+
+
+def is_complete(events: list[str]) -> bool:
+    """Whether a stream's events end as they should."""
+    reasons = [choice["finish_reason"] for event in events[:-1] for choice in json.loads(event)["choices"]]
+    return events[-1] == "[DONE]" and reasons[-1] == "length"
+
+
+def error_of(events: list[str]) -> dict[str, object]:
+    """The error that a stream ended with."""
+    assert events[-1] == "[DONE]"
+    error: dict[str, object] = json.loads(events[-2])["error"]
+    return error

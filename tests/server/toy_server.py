@@ -64,7 +64,8 @@ class LocalClient:
         self.engine = engine
         self.model_info = engine.model_info
         self.is_alive = True
-        self.is_draining = False
+        self.silence_s = 0.0
+        self.last_stats: EngineStats | None = None
         self.running = asyncio.Event()
         self.running.set()
         self.aborted: list[RequestId] = []
@@ -103,6 +104,10 @@ class LocalClient:
         if not self.is_alive:
             raise Unavailable("the engine is down")
         return self.engine.stats()
+
+    def verify_takes_requests(self) -> None:
+        if not self.is_alive:
+            raise Unavailable("the engine is down", code="engine_down")
 
     async def until(self, condition: str) -> None:
         """Wait until "started" (something runs or waits) or "idle" (nothing does) is true of the engine."""

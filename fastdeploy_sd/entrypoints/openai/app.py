@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from fastdeploy_sd import __version__
 from fastdeploy_sd.config import Config, ServerConfig, explain
+from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.openai.auth import BearerAuth
 from fastdeploy_sd.entrypoints.openai.boundary import Boundary
 from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_response, to_fdsd_error
@@ -53,10 +54,11 @@ def create_app(client: Client, config: Config, stats: HttpStats | None = None) -
     app.add_api_route("/v1/completions", handler.completion, methods=["POST"])
     app.add_api_route("/tokenize", handler.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", handler.detokenize, methods=["POST"])
-    _Info(client, config).add_routes(app)
+    stats = stats or HttpStats()
+    _Info(client, config, stats).add_routes(app)
     app.add_exception_handler(FdsdError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
-    _protect(app, config.server, stats or HttpStats())
+    _protect(app, config.server, stats)
     return app
 
 
@@ -78,8 +80,9 @@ def _protect(app: FastAPI, server: ServerConfig, stats: HttpStats) -> None:
 class _Info:
     """The routes that tell about the server."""
 
-    def __init__(self, client: Client, config: Config) -> None:
+    def __init__(self, client: Client, config: Config, stats: HttpStats) -> None:
         self._client = client
+        self._stats = stats
         self._config = config
         self._created = int(time.time())
 
@@ -109,10 +112,8 @@ class _Info:
         return JsonResponse(describe(request.app.routes))
 
     async def health(self) -> Response:
-        """200 with an empty body while the engine takes requests, 503 when it is down or finishes its last ones."""
-        self._verify_alive()
-        if self._client.is_draining:
-            raise Unavailable("the server is draining: it takes no new requests", code="draining")
+        """200 with an empty body while requests are taken, 503 with the reason when none are."""
+        self._client.verify_takes_requests()
         return Response(status_code=200)
 
     async def models(self) -> Response:
@@ -139,8 +140,12 @@ class _Info:
         )
 
     async def metrics(self) -> Response:
-        """Prometheus text."""
-        body, content_type = render_metrics(await self._client.stats())
+        """Prometheus text; of an engine that does not answer, what it said last."""
+        try:
+            stats: EngineStats | None = await self._client.stats()
+        except Unavailable:
+            stats = self._client.last_stats
+        body, content_type = render_metrics(stats, self._stats, self._client.silence_s)
         return Response(body, media_type=content_type)
 
     async def config_info(self) -> Response:
@@ -165,10 +170,6 @@ class _Info:
                 "draft_logprobs": speculation.has_draft_logprobs,
             },
         }
-
-    def _verify_alive(self) -> None:
-        if not self._client.is_alive:
-            raise Unavailable("the engine is down", code="engine_down")
 
 
 async def _answer_error(request: HttpRequest, error: Exception) -> Response:

@@ -26,7 +26,6 @@ from fastdeploy_sd.entrypoints.openai.tokenization import Tokenization
 from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
-from fastdeploy_sd.errors import Unavailable
 
 LOSSY_HEADER = "X-Speculation-Lossy"
 
@@ -90,8 +89,7 @@ class GenerationHandler:
 
     def _builder(self, body: GenerationBody) -> JobBuilder:
         resolve_model(body.model, self._config.model.served_names)
-        if not self._client.is_alive:
-            raise Unavailable("the engine is down", code="engine_down")
+        self._client.verify_takes_requests()
         return JobBuilder(self._encoder, self._client.model_info, self._config)
 
     async def _answer(self, request: HttpRequest, job: Job, form: ChoiceFormat) -> Response:

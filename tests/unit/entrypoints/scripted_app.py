@@ -91,8 +91,8 @@ class ScriptedClient:
     model_info: ModelInfo
     scripts: Sequence[Script] = ()
     error: Exception | None = None
-    is_alive: bool = True
-    is_draining: bool = False
+    silence_s: float = 0.0
+    last_stats: EngineStats | None = None
     submitted: list[Request] = field(default_factory=list)
     aborted: set[RequestId] = field(default_factory=set)
 
@@ -113,6 +113,9 @@ class ScriptedClient:
 
     async def stats(self) -> EngineStats:
         return EngineStats()
+
+    def verify_takes_requests(self) -> None:
+        pass
 
 
 class ScriptedApp:

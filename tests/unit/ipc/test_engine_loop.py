@@ -237,9 +237,11 @@ async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
         late = asyncio.create_task(collect(client, toy_request("late", [5])))
         await asyncio.sleep(0)
         gate.open()
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable) as caught:
             await late
-        assert client.is_draining
+        assert caught.value.code == "draining"
+        with pytest.raises(Unavailable, match="draining"):
+            client.verify_takes_requests()
         assert tokens_of(await running) == MODEL.generate(request)
         await asyncio.wait_for(client.wait_ended(), WAIT_S)
         assert await host.ended() == 0

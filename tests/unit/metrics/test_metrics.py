@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdeploy_sd.engine.stats import EngineStats, Histogram, SourceCounts
-from fastdeploy_sd.metrics import render_metrics
+from fastdeploy_sd.metrics import HttpStats, render_metrics
 from fastdeploy_sd.types import DraftCounts, SpeculationInfo
 from tests.doubles.engines import run_to_end, toy_config, toy_info, toy_request
 
@@ -14,7 +14,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def _samples(stats: EngineStats) -> Samples:
-    body, content_type = render_metrics(stats)
+    body, content_type = render_metrics(stats, HttpStats(), silence_s=0.0)
     assert content_type.startswith("text/plain")
     found: Samples = {}
     for family in text_string_to_metric_families(body.decode()):
@@ -179,3 +179,27 @@ def test_a_speculating_engines_numbers_add_up() -> None:
         if name == "fastdeploy_sd:spec_decode_draft_tokens_by_method_total" and ("method", "ngram") in labels
     ]
     assert by_method == [4, 4, 4]
+
+
+def test_http_counts_are_told_with_and_without_an_engine() -> None:
+    http = HttpStats(num_open=3, num_accepted=9)
+    http.refused["limit"] = 2
+    http.closed["headers_timeout"] = 4
+    http.requests["/health", "200", ""] = 5
+    http.requests["other", "404", "route_not_found"] = 1
+    for stats in (None, EngineStats()):
+        body, _ = render_metrics(stats, http, silence_s=1.5)
+        families = {f.name: f for f in text_string_to_metric_families(body.decode())}
+        found = {
+            name: {tuple(s.labels.values()): s.value for s in families[f"fastdeploy_sd:{name}"].samples}
+            for name in ("http_connections", "http_connections_accepted", "http_connections_refused")
+        }
+        assert found == {
+            "http_connections": {(): 3},
+            "http_connections_accepted": {(): 9},
+            "http_connections_refused": {("limit",): 2},
+        }
+        requests = families["fastdeploy_sd:http_requests"].samples
+        assert {(s.labels["route"], s.labels["status"], s.labels["error"]): s.value for s in requests} == http.requests
+        assert families["fastdeploy_sd:engine_silence_seconds"].samples[0].value == 1.5
+        assert ("fastdeploy:requests_number" in families) is (stats is not None)

@@ -1,0 +1,124 @@
+"""An engine that gives no sign of life, takes long, or is to stop: what clients and probes are told, and when."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.toy_process import WAIT_S, Server, Stream, complete, error_of, is_complete, serving
+
+
+def engine_of(server: Server) -> int:
+    (pid,) = server.children("engine_process")
+    return pid
+
+
+def health(server: Server) -> tuple[int, str | None]:
+    response = httpx.get(f"{server.url}/health", timeout=WAIT_S)
+    return response.status_code, response.json()["error"]["code"] if response.content else None
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_suspended_engine_is_told_to_everybody_until_it_is_back(golden_dir: Path, workers: int) -> None:
+    with serving(golden_dir, timeout_engine=1, workers=workers) as server:
+        assert complete(server.url).status_code == 200
+        stream = Stream(server.url, max_tokens=4000)
+        os.kill(engine_of(server), signal.SIGSTOP)
+        assert error_of(stream.read())["code"] == "engine_silent"
+        wait_for(lambda: all(health(server) == (503, "engine_silent") for _ in range(10)))
+        for answer in (complete(server.url), httpx.get(f"{server.url}/load", timeout=WAIT_S)):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_silent")
+        metrics = httpx.get(f"{server.url}/metrics", timeout=WAIT_S)
+        assert metrics.status_code == 200
+        values = dict(line.rsplit(" ", 1) for line in metrics.text.splitlines() if not line.startswith("#"))
+        assert float(values["fastdeploy_sd:engine_silence_seconds"]) > 1
+        assert float(values["fastdeploy:requests_number_total"]) >= 1
+        os.kill(engine_of(server), signal.SIGCONT)
+        wait_for(lambda: all(health(server) == (200, None) for _ in range(10)))
+        assert complete(server.url).status_code == 200
+        wait_for(lambda: httpx.get(f"{server.url}/load").json()["num_requests_running"] == 0)
+        assert server.stderr.count("the engine has given no sign of life") == workers
+
+
+def test_a_short_suspension_costs_nothing_but_time(golden_dir: Path) -> None:
+    with serving(golden_dir) as server:
+        stream = Stream(server.url, max_tokens=100)
+        os.kill(engine_of(server), signal.SIGSTOP)
+        time.sleep(1)
+        assert health(server) == (200, None)
+        os.kill(engine_of(server), signal.SIGCONT)
+        assert is_complete(stream.read())
+
+
+def test_asking_a_suspended_engine_has_a_deadline_before_it_counts_as_silent(golden_dir: Path) -> None:
+    with serving(golden_dir, timeout_engine=1000) as server:
+        assert complete(server.url).status_code == 200
+        os.kill(engine_of(server), signal.SIGSTOP)
+        load = httpx.get(f"{server.url}/load", timeout=WAIT_S)
+        assert (load.status_code, load.json()["error"]["code"]) == (503, "engine_busy")
+        assert httpx.get(f"{server.url}/metrics", timeout=WAIT_S).status_code == 200
+
+
+def test_a_long_step_is_no_silence(golden_dir: Path) -> None:
+    """It answers nobody for 3 s, but it computes."""
+    with serving(golden_dir, "create_busy", timeout_engine=1) as server:
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: answers.append(complete(server.url, max_tokens=1)))
+        assert server.url
+        thread.start()
+        while thread.is_alive():
+            assert health(server) == (200, None)
+            time.sleep(0.1)
+        thread.join()
+        assert answers[0].status_code == 200
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_http_drains_at_the_signal_not_at_the_engines_word(golden_dir: Path, workers: int) -> None:
+    with serving(golden_dir, "create_stuck", workers=workers) as server:
+        assert health(server) == (200, None)
+        threading.Thread(target=lambda: complete(server.url), daemon=True).start()
+        wait_for(lambda: "engine_busy" in httpx.get(f"{server.url}/load", timeout=WAIT_S).text)  # it is in its step
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_line("stopping")
+        wait_for(lambda: all(health(server) == (503, "draining") for _ in range(10)))
+        refused = complete(server.url)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        server.process.send_signal(signal.SIGINT)
+        server.wait_for_line("running requests end now")
+        server.process.send_signal(signal.SIGTERM)  # the third: no more patience
+        assert server.wait() == 1
+        assert "error: the engine process failed (killed by SIGKILL)" in server.stderr
+
+
+def test_a_second_signal_has_a_deadline(golden_dir: Path) -> None:
+    with serving(golden_dir, "create_stuck", timeout_graceful_shutdown=1000) as server:
+        threading.Thread(target=lambda: complete(server.url), daemon=True).start()
+        wait_for(lambda: "engine_busy" in httpx.get(f"{server.url}/load", timeout=WAIT_S).text)
+        for _ in range(2):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        assert server.wait() == 1
+
+
+def test_a_suspended_engine_goes_on_to_drain(golden_dir: Path) -> None:
+    with serving(golden_dir) as server:
+        stream = Stream(server.url, max_tokens=100)
+        os.kill(engine_of(server), signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        assert is_complete(stream.read())
+        assert server.wait() == 0

@@ -54,7 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Run what the rest made, on recordings and on the user's model.
     "replay": VALUES | {"config", "spec_decode.proposer", "entrypoints.text"},
     "conformance": VALUES | {"config", "engine", "ops.library", "spec_decode.proposer", "worker.executor"},
-    "cli": {"errors", "config", "entrypoints", "log_lines", "replay", "conformance", "spec_decode.proposer"},
+    "cli": {"errors", "config", "entrypoints", "log_lines", "replay", "conformance", "spec_decode.proposer"}
+    | {"worker.forecast"},
     # Measures everything, is used by nothing.
     "bench": VALUES
     | KERNELS

@@ -17,10 +17,10 @@ from fastdeploy_sd.bench.offline import CHECKPOINT_DIR, OUTPUT_DIR, ensure_check
 from fastdeploy_sd.bench.progress import Progress
 from fastdeploy_sd.bench.record import Record, config_json, load_records
 from fastdeploy_sd.bench.step_cost import FixedDrafts, Round, RowSteps, median_ratio
-from fastdeploy_sd.bench.weights import weight_bytes_per_step
 from fastdeploy_sd.config import Config, SpeculativeConfig, load_config
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError, FdsdError
+from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
 
 _PROG = "python -m fastdeploy_sd.bench forward"
 FORMATS = ("bfloat16", "wint8", "wint4")

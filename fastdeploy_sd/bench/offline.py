@@ -17,12 +17,12 @@ from fastdeploy_sd.bench.percentiles import percentiles
 from fastdeploy_sd.bench.progress import Progress
 from fastdeploy_sd.bench.record import Record, config_json
 from fastdeploy_sd.bench.report import results_table
-from fastdeploy_sd.bench.weights import weight_bytes_per_step
 from fastdeploy_sd.config import Config, SpeculativeConfig, load_config
 from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.sources import read_command_line
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
 
 OUTPUT_DIR = Path("build", "bench")
 CHECKPOINT_DIR = OUTPUT_DIR / "checkpoints"

@@ -14,6 +14,7 @@ from pathlib import Path
 from fastdeploy_sd import __version__
 from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.config import explain, load_config
+from fastdeploy_sd.worker.forecast import forecast
 
 PACKAGES = (
     "paddlepaddle",
@@ -37,15 +38,21 @@ _LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "libfdsd.so"
 def explain_config(argv: Sequence[str]) -> int:
     """Print every option's effective value and origin, for the arguments `serve` would get; secrets are hidden.
 
+    Behind them stands what the options come to with this checkpoint on this machine.
+
     Raises:
-        ConfigError: as load_config.
+        ConfigError: as load_config and forecast.
     """
-    description = "Print every option's effective value and where it came from."
-    rows = explain(load_config(argv, "fastdeploy-sd explain-config", description))
+    description = "Print every option's effective value, where it came from, and what they come to; loads nothing."
+    config = load_config(argv, "fastdeploy-sd explain-config", description)
+    rows = explain(config)
     cells = [(row.name, json.dumps(row.value), row.origin) for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in (0, 1)]
     for name, value, origin in cells:
         print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+    print()
+    for name, text in forecast(config).items():
+        print(f"{name:<{widths[0]}}  {text}")
     return 0
 
 

@@ -17,12 +17,11 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Weights
-from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.layers.linear import Linear
 from fastdeploy_sd.layers.norm import ConcatRmsNorm, RmsNorm
 from fastdeploy_sd.models.decoder import Decoder, DecoderLayer, Embedding, LayerBuilder
-from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.models.mtp_weights import MtpWeights, verify_num_steps
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.cast import cast
@@ -132,20 +131,6 @@ class TargetParts:
     weights: DecoderWeights
     packer: WeightPacker
     head_format: LinearFormat
-
-
-def verify_num_steps(weights: MtpWeights, num_steps: int) -> None:
-    """Check that the draft layers can make so many steps.
-
-    Raises:
-        ConfigError: there are several layers, and fewer than steps.
-    """
-    if weights.num_layers > 1 and num_steps > weights.num_layers:
-        raise ConfigError(
-            f"speculative_config.num_model_steps: expected at most the {weights.num_layers} MTP layers of "
-            f"{weights.path}, each of which makes one step, got {num_steps}",
-            param="speculative_config",
-        )
 
 
 def build_mtp_model(

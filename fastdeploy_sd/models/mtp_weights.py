@@ -217,3 +217,17 @@ def _verify_fits(path: pathlib.Path, draft: DecoderConfig, target_path: pathlib.
                 f"{path}: {name}: expected {wanted} as in the target {target_path}, whose KV blocks, embedding and "
                 f"head the MTP layers share, got {got}"
             )
+
+
+def verify_num_steps(weights: MtpWeights, num_steps: int) -> None:
+    """Check that the draft layers can make so many steps.
+
+    Raises:
+        ConfigError: there are several layers, and fewer than steps.
+    """
+    if weights.num_layers > 1 and num_steps > weights.num_layers:
+        raise ConfigError(
+            f"speculative_config.num_model_steps: expected at most the {weights.num_layers} MTP layers of "
+            f"{weights.path}, each of which makes one step, got {num_steps}",
+            param="speculative_config",
+        )

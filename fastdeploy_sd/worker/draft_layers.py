@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.mtp import MtpModel, TargetParts, build_mtp_model, verify_num_steps
-from fastdeploy_sd.models.mtp_weights import MtpWeights, open_mtp_weights
+from fastdeploy_sd.models.mtp import MtpModel, TargetParts, build_mtp_model
+from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.ops.reference.linear import LinearFormat
 from fastdeploy_sd.quantization.scheme import QuantScheme
@@ -24,22 +23,6 @@ class DraftLayers:
 
     model: MtpModel
     config: DecoderConfig
-
-
-def open_draft_weights(config: Config, target: Checkpoint, target_config: DecoderConfig) -> MtpWeights | None:
-    """Find the draft layers that the configured method needs, without reading them; None where it needs none.
-
-    Raises:
-        ConfigError: there are no such weights, or too few layers for `num_model_steps`.
-        CheckpointError: they are malformed, or do not fit the target.
-    """
-    wish = config.speculative
-    if wish.method != "mtp":
-        return None
-    weights = open_mtp_weights(target, target_config, wish.model)
-    verify_num_steps(weights, wish.num_model_steps)
-    weights.verify(wish.num_model_steps)
-    return weights
 
 
 def own_scheme(config: Config) -> QuantScheme:

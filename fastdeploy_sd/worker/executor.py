@@ -10,7 +10,6 @@ from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops import library, shim
 from fastdeploy_sd.request_rules import producible_eos
@@ -20,7 +19,7 @@ from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext, cr
 from fastdeploy_sd.spec_decode.router import available_methods
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
-from fastdeploy_sd.worker.draft_layers import open_draft_weights
+from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.forward import EagerForward, RecordedForward
 from fastdeploy_sd.worker.free_memory import free_memory
 from fastdeploy_sd.worker.model_loading import load_model
@@ -70,7 +69,7 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
         _load_operators()
     checkpoint = Checkpoint(config.model.path)
     decoder_config = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
-    max_model_len = _max_model_len(config, decoder_config)
+    max_model_len = kv_sizing.max_model_len(config, decoder_config)
     eos_token_ids = producible_eos("checkpoint", read_eos_token_ids(checkpoint), decoder_config.vocab_size)
     # Opened first: that there are none must not be found out after the target was packed.
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
@@ -147,14 +146,3 @@ def _load_operators() -> None:
         shim.load()
     except ConfigError as error:
         raise ConfigError(f"enforce_eager: {error.message}", param="enforce_eager") from None
-
-
-def _max_model_len(config: Config, decoder_config: DecoderConfig) -> int:
-    """Return the configured length, else the checkpoint's; raises ConfigError when the checkpoint cannot do it."""
-    max_model_len = config.model.max_model_len or decoder_config.max_position
-    if max_model_len > decoder_config.max_position:
-        raise ConfigError(
-            f"max_model_len: expected at most the checkpoint's {decoder_config.max_position}, got {max_model_len}",
-            param="max_model_len",
-        )
-    return max_model_len

@@ -94,6 +94,21 @@ def block_bytes(config: DecoderConfig, fmt: KvCacheFormat, num_draft_layers: int
     return (config.num_layers + num_draft_layers) * layer_bytes + num_draft_layers * hidden_bytes
 
 
+def max_model_len(config: Config, decoder_config: DecoderConfig) -> int:
+    """Return the configured length, else the checkpoint's.
+
+    Raises:
+        ConfigError: the checkpoint cannot do the configured one.
+    """
+    length = config.model.max_model_len or decoder_config.max_position
+    if length > decoder_config.max_position:
+        raise ConfigError(
+            f"max_model_len: expected at most the checkpoint's {decoder_config.max_position}, got {length}",
+            param="max_model_len",
+        )
+    return length
+
+
 def choose_size(config: Config, one_block: int, max_model_len: int, free_memory: Callable[[], int]) -> KvCacheSize:
     """Return the configured size, else what requests can make use of, at most half of the memory that is free.
 

@@ -14,7 +14,8 @@ from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.packed_cache import PackedMatrices
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.reference.linear import LinearFormat
-from fastdeploy_sd.worker.draft_layers import DraftLayers, open_draft_weights
+from fastdeploy_sd.worker.draft_layers import DraftLayers
+from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.model_loading import load_model
 from tests.models.mtp_models import MtpReference, make_model
 from tests.models.mtp_runs import Event, make_engine, make_requests, run

@@ -219,7 +219,11 @@ def test_explain_config_names_values_and_origins(
     (tmp_path / "c.yaml").write_text("port: 1\nmax_num_seqs: 2\napi_key: hush\n")
     model = str(golden_dir / "qwen3-tiny")
     assert main(["explain-config", "--config", str(tmp_path / "c.yaml"), "--port", "9", "--model", model]) == 0
-    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    text = capsys.readouterr().out
+    rows = dict(line.split(maxsplit=1) for line in text.splitlines() if line)
+    assert re.search(
+        r"\n\nweights +\S.*\nKV cache +\d+ tokens in .*\nlongest request +\d+ tokens.*\ndrafting +none\n$", text
+    )
     assert rows["port"].split(maxsplit=1) == ["9", "command line"]
     assert rows["max_num_seqs"].split(maxsplit=1) == ["2", f"{tmp_path / 'c.yaml'}, line 2"]
     assert rows["block_size"].split() == ["64", "default"]

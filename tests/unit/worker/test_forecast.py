@@ -1,0 +1,61 @@
+"""What a configuration comes to, without loading anything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fastdeploy_sd.config import config_from_kwargs
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.worker.forecast import forecast
+
+GIB = 1 << 30
+MTP = {"method": "mtp", "num_speculative_tokens": 3}
+
+
+def test_the_rows_follow_from_options_checkpoint_and_memory() -> None:
+    rows = forecast(config_from_kwargs(model="demo", speculative_config=MTP), lambda: 64 * GIB)
+    assert rows["weights"] == "0.02 GB in files, 0.02 GB of linear layers as bfloat16"
+    assert rows["KV cache"].startswith("131072 tokens in 2048 blocks of 64, ")
+    assert rows["longest request"] == "4096 tokens, prompt and output"
+    assert rows["drafting"] == "up to 3 by mtp"
+
+
+def test_a_small_memory_bounds_requests() -> None:
+    rows = forecast(config_from_kwargs(model="demo"), lambda: 30 << 20)
+    assert rows["longest request"].endswith("(the model's 4096 do not fit into the KV cache)")
+    assert rows["drafting"] == "none"
+
+
+def test_it_is_what_the_executor_does() -> None:
+    from fastdeploy_sd.worker.executor import create_executor
+
+    config = config_from_kwargs(model="demo", kv_cache_memory_gb=0.02, speculative_config=MTP)
+    executor = create_executor(config)
+    try:
+        info = executor.model_info
+    finally:
+        executor.shutdown()
+    rows = forecast(config)
+    assert rows["KV cache"].startswith(f"{info.num_blocks * 64} tokens in {info.num_blocks} blocks")
+    assert rows["longest request"].startswith(f"{info.max_request_tokens} tokens")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_model_len": 5000}, "max_model_len: expected at most the checkpoint's 4096, got 5000"),
+        ({"speculative_config": MTP | {"model": "nowhere"}}, "speculative_config.model: expected"),
+    ],
+)
+def test_what_the_checkpoint_cannot_do_is_an_error(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        forecast(config_from_kwargs(model="demo", **options))
+    assert caught.value.message.startswith(text)
+
+
+def test_paddle_is_not_needed() -> None:
+    code = "import sys; sys.modules['paddle'] = None; import fastdeploy_sd.worker.forecast"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

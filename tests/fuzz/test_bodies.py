@@ -7,7 +7,21 @@ import pytest
 
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, parse_body
 from fastdeploy_sd.errors import BadRequest
-from tests.fuzz.bodies import CHAT, BodyMaker, fault_of
+from tests.fuzz.bodies import CHAT, BodyMaker, fault_of, run
+from tests.fuzz.harness import server_at
+
+COUNT = 1000
+
+
+@pytest.mark.e2e
+def test_no_body_breaks_the_server() -> None:
+    with server_at(None, "--kv-cache-memory-gb", "0.1") as url:
+        report = run(url, seed=20, numbers=range(COUNT))
+    print(report)
+    assert not report.findings, report
+    assert sum(report.statuses.values()) == COUNT
+    assert report.statuses[200] > COUNT / 10, "bodies must reach the engine"
+    assert report.num_reference_runs > 0
 
 
 def test_a_body_depends_on_its_number_only() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from fastdeploy_sd.entrypoints.openai.protocol import Body, ChatCompletionBody, CompletionBody
+from fastdeploy_sd.entrypoints.openai.protocol.fields import Only
 from tests.doubles.toy_executor import ToyExecutor
 from tests.server.toy_server import (
     DEADLINE_S,
@@ -210,6 +213,26 @@ async def test_texts_become_tokens_and_tokens_texts(served: Served) -> None:
         refused = await served.http.post(path, json=body)
         assert refused.status_code == 400
         assert told in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "least", "body_type"), [(CHAT, HELLO, ChatCompletionBody), (COMPLETION, PROMPT, CompletionBody)]
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_fields_that_ask_for_nothing_change_no_byte(
+    served: Served, path: str, least: dict[str, Any], body_type: type[Body], stream: bool
+) -> None:
+    """Every field of other servers at once, with each neutral value: the answer is the same but for the time."""
+    kinds = {name: [k for k in f.metadata if isinstance(k, Only)] for name, f in body_type.model_fields.items()}
+    allowed = {name: found[0].schema["enum"] for name, found in kinds.items() if found}
+    ask = least | {"request_id": "same", "temperature": 1, "seed": 3, "stream": stream, "max_tokens": 12}
+    answers = []
+    for i in range(-1, max(map(len, allowed.values()))):
+        neutral = {name: values[i % len(values)] for name, values in allowed.items()} if i >= 0 else {}
+        response = await served.http.post(path, json=ask | neutral)
+        assert response.status_code == 200, response.text
+        answers.append(re.sub(r'"created":[0-9]+', "", response.text))
+    assert set(answers) == {answers[0]}
 
 
 # ---- the server about itself ----------------------------------------------------------------------------------------

@@ -1,0 +1,26 @@
+"""What every client program says, and how it reports: one JSON object on standard output.
+
+A report has `first`, the answer to the first question; `seconds`, the answer to the second one for each way in which
+the client carries the conversation on; `streamed`, the first answer once more as a stream; and `usage`, the prompt
+tokens of each second turn, where the client tells them. Runs in the clients' environments: standard library only.
+"""
+
+import json
+import sys
+
+MODEL = "demo"
+FIRST = "Write a function that adds two numbers."
+SECOND = "Now one that multiplies them."
+MAX_TOKENS = 64
+STOP = "\n"  # some clients refuse an answer that was cut off
+API_KEY = "none"
+
+
+def base_url():
+    """The server's /v1, from the command line."""
+    return sys.argv[1] + "/v1"
+
+
+def report(first, seconds, streamed, usage=None, **more):
+    """Print the report."""
+    print(json.dumps({"first": first, "seconds": seconds, "streamed": streamed, "usage": usage or {}, **more}))

@@ -1,0 +1,32 @@
+"""litellm, as the openai/ and hosted_vllm/ providers."""
+
+import litellm
+from conversation import API_KEY, FIRST, MAX_TOKENS, MODEL, SECOND, STOP, base_url, report
+
+litellm.suppress_debug_info = True
+question = {"role": "user", "content": FIRST}
+
+
+def complete(messages, provider="openai", **more):
+    return litellm.completion(
+        model=f"{provider}/{MODEL}",
+        api_base=base_url(),
+        api_key=API_KEY,
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+        stop=STOP,
+        messages=messages,
+        **more,
+    )
+
+
+answer = complete([question]).choices[0].message
+chunks = complete([question], stream=True)
+streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+seconds, usage = {}, {}
+for provider in ("openai", "hosted_vllm"):
+    for way, turn in (("object", answer), ("model_dump", answer.model_dump())):
+        second = complete([question, turn, {"role": "user", "content": SECOND}], provider)
+        name = f"{provider}, {way}"
+        seconds[name], usage[name] = second.choices[0].message.content, second.usage.prompt_tokens
+report(answer.content, seconds, streamed, usage)

@@ -1,0 +1,32 @@
+"""The openai package: a conversation carried on in each of the ways its documentation shows."""
+
+from conversation import API_KEY, FIRST, MAX_TOKENS, MODEL, SECOND, STOP, base_url, report
+from openai import OpenAI
+
+client = OpenAI(base_url=base_url(), api_key=API_KEY, max_retries=0)
+options = {"model": MODEL, "temperature": 0, "max_tokens": MAX_TOKENS, "stop": STOP}
+question = {"role": "user", "content": FIRST}
+answer = client.chat.completions.create(messages=[question], **options).choices[0].message
+
+with client.chat.completions.stream(messages=[question], **options) as stream:
+    for _ in stream:
+        pass
+    helped = stream.get_final_completion().choices[0].message
+
+asked = {"messages": [question], "stream": True, "stream_options": {"include_usage": True}}
+chunks = client.chat.completions.create(**asked, **options)
+streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+turns = {
+    "object": answer,
+    "to_dict": answer.to_dict(),
+    "model_dump": answer.model_dump(),
+    "stream helper": helped,
+    "stream helper, dumped": helped.model_dump(),
+}
+seconds, usage = {}, {}
+for way, turn in turns.items():
+    history = [question, turn, {"role": "user", "content": SECOND}]
+    second = client.chat.completions.create(messages=history, **options)
+    seconds[way], usage[way] = second.choices[0].message.content, second.usage.prompt_tokens
+report(answer.content, seconds, streamed, usage, models=[model.id for model in client.models.list()])

@@ -13,8 +13,6 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from custom_ops import build as custom_ops  # noqa: E402
-from fastdeploy_sd.errors import ConfigError  # noqa: E402
-from fastdeploy_sd.ops import operators  # noqa: E402
 
 LIBRARY = Path("fastdeploy_sd", "lib", "libfdsd.so")
 SOURCES = Path("fastdeploy_sd", "csrc")
@@ -58,7 +56,8 @@ class BuildKernels(build_ext):
 
     @staticmethod
     def _binding_sources() -> list[Path]:
-        return operators.binding_sources(ROOT / "custom_ops")
+        folder = ROOT / "custom_ops"
+        return sorted([*(folder / "bindings").glob("paddle_*"), *(folder / "include" / "fdsd").iterdir()])
 
     @staticmethod
     def _build(out: Path, name: str, extra: list[str]) -> None:
@@ -76,9 +75,12 @@ def build_operators(library: Path) -> Path | None:
         reason to stop: the server does without them unless `enforce_eager` is set.
     """
     try:
-        import paddle  # noqa: PLC0415 (absent from isolated builds)
+        import paddle  # noqa: PLC0415 (absent from isolated builds, as is all that our package needs)
     except ImportError:
         return None
+    from fastdeploy_sd.errors import ConfigError  # noqa: PLC0415
+    from fastdeploy_sd.ops import operators  # noqa: PLC0415
+
     install = operators.PaddleInstall(Path(paddle.__file__).parent, paddle.__version__, paddle.version.commit)
     root = ROOT / "custom_ops"
     out = library.parent / operators.file_name(root, install, operators.BESIDE)

@@ -100,6 +100,20 @@ def test_a_compile_error_is_one_line_and_its_output_is_logged(
     assert [path.name for path in cache.iterdir()] == ["lock"]
 
 
+def test_an_isolated_build_needs_nothing_that_is_installed() -> None:
+    """pip builds where neither Paddle nor any other package of ours is."""
+    code = """
+import pathlib, sys, setuptools
+sys.modules |= dict.fromkeys(["numpy", "paddle"])
+setuptools.setup = lambda **_: None
+import setup
+print(setup.build_operators(pathlib.Path("lib.so")), len(setup.BuildKernels._binding_sources()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    sources = operators.binding_sources(operators.source_root())
+    assert (done.stdout, done.stderr) == (f"None {len(sources)}\n", "")
+
+
 def test_a_wheel_built_where_paddle_is_brings_operators_that_load(tmp_path: pathlib.Path) -> None:
     """By what setup.py calls; the package they are in lies elsewhere than it was built, as an installed one does."""
     lib = tmp_path / "build" / "lib"

@@ -17,6 +17,7 @@ from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.entrypoints.acceptor import Acceptor
 from fastdeploy_sd.entrypoints.connection import Connection, Connections
 from fastdeploy_sd.entrypoints.openai.app import create_app
+from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.ipc.child import (
     EXIT_FAILED,
@@ -44,20 +45,29 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """The HTTP side of a process.
+    """The HTTP side of a process, with the processes that prepare its requests. Close it at the end.
 
     Args:
         client: of the engine; may still be connecting.
         config: what was started.
 
     Raises:
-        ConfigError: as `create_app`.
+        ConfigError: as `Preparer`.
     """
 
     def __init__(self, client: EngineClient, config: Config) -> None:
         self._client = client
         self._shared = Connections(config.server, HttpStats())
-        self._app = create_app(client, config, self._shared.stats)
+        self._preparer = Preparer(config, lambda: client.model_info)
+        self._app = create_app(client, config, self._preparer, self._shared.stats)
+
+    def start(self) -> None:
+        """Begin to load what serving needs, while the engine still loads its model."""
+        self._preparer.start()
+
+    def close(self) -> None:
+        """End what was started; requests that are still being prepared are told so."""
+        self._preparer.close()
 
     async def serve(self, listener: socket.socket) -> int:
         """Answer HTTP on a listening socket, which is closed at the end, while the client's engine lives.
@@ -78,6 +88,7 @@ class HttpServer:
 
         async def stop_after_engine() -> None:
             await self._client.wait_ended()
+            self.close()
             acceptor.stop()
             listener.close()  # who connects now is refused, not kept waiting
             server.should_exit = True
@@ -117,9 +128,10 @@ async def _work(config: Config, client: EngineClient, listener: socket.socket) -
     loop = asyncio.get_running_loop()
     end_with_parent(heard=lambda: loop.call_soon_threadsafe(client.begin_drain))
     try:
-        http = HttpServer(client, config)
-        await client.connect()
-        return await http.serve(listener)
+        with contextlib.closing(HttpServer(client, config)) as http:
+            http.start()
+            await client.connect()
+            return await http.serve(listener)
     except Unavailable:
         return EXIT_OK  # the engine ended before it greeted us, which is not for HTTP to report
     finally:

@@ -110,18 +110,22 @@ class _Launcher:
 
     async def _serve(self, address: str, engine: ChildProcess) -> int:
         client = EngineClient(address, engine.pid, self._config.server.engine_timeout_s)
+        has_workers = self._config.server.workers > 1
         try:
-            http = HttpServer(client, self._config)  # the tokenizer's errors show while the model still loads
-            try:
-                await client.connect()
-            except Unavailable:
-                return self._status(await engine.wait())
-            self._listen()
-            if self._config.server.workers > 1:
-                await client.close()
-                return await self._serve_in_workers(address, engine)
-            self._begin_drain = client.begin_drain
-            return await self._until_end(http.serve(self._listener), engine)
+            # The tokenizer's errors show while the model still loads.
+            with contextlib.closing(HttpServer(client, self._config)) as http:
+                if not has_workers:
+                    http.start()
+                try:
+                    await client.connect()
+                except Unavailable:
+                    return self._status(await engine.wait())
+                self._listen()
+                if has_workers:
+                    await client.close()
+                    return await self._serve_in_workers(address, engine)
+                self._begin_drain = client.begin_drain
+                return await self._until_end(http.serve(self._listener), engine)
         finally:
             await client.close()
 

@@ -23,6 +23,7 @@ from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestOutput
 from tests.doubles.engines import toy_config
+from tests.doubles.preparer import LocalPreparer
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import ToyModel
 from tests.unit.entrypoints.vocabularies import golden_tokenizer
@@ -170,7 +171,8 @@ async def serve(config: Config | None = None, executor: ToyExecutor | None = Non
     client = LocalClient(Engine(config, executor or ToyExecutor(INFO)))
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = _Server(uvicorn.Config(create_app(client, config), log_config=None, lifespan="off"))
+    app = create_app(client, config, LocalPreparer(config, lambda: client.model_info))
+    server = _Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     tasks = [asyncio.create_task(server.serve(sockets=[listener])), asyncio.create_task(client.drive())]
     key = config.server.api_key[0] if config.server.api_key else "none"
     try:

@@ -23,7 +23,7 @@ from fastdeploy_sd.entrypoints.openai.handler import LOSSY_HEADER, GenerationHan
 from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.entrypoints.openai.openapi import describe
 from fastdeploy_sd.entrypoints.openai.origins import OriginGate
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
+from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.errors import (
     MAX_SHOWN_CHARS,
     BadRequest,
@@ -35,21 +35,17 @@ from fastdeploy_sd.errors import (
 from fastdeploy_sd.metrics import HttpStats, render_metrics
 
 
-def create_app(client: Client, config: Config, stats: HttpStats | None = None) -> FastAPI:
+def create_app(client: Client, config: Config, preparer: Preparer, stats: HttpStats | None = None) -> FastAPI:
     """Return the application that serves the model behind `client`.
 
     Args:
         client: may still be connecting; until then /health is 503.
-        config: what was started; tokenizer and chat template are read from it now.
+        config: what was started.
+        preparer: turns bodies into jobs.
         stats: what this process counts about HTTP; None = only requests count.
-
-    Raises:
-        CheckpointError: the tokenizer's files are missing or malformed.
-        ConfigError: the tokenizer backend is not installed.
     """
-    tokenizer = load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend)
     app = FastAPI(title="fastdeploy_sd", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    handler = GenerationHandler(client, config, tokenizer)
+    handler = GenerationHandler(client, config, preparer)
     app.add_api_route("/v1/chat/completions", handler.chat, methods=["POST"])
     app.add_api_route("/v1/completions", handler.completion, methods=["POST"])
     app.add_api_route("/tokenize", handler.tokenize, methods=["POST"])

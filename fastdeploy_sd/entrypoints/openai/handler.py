@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -15,17 +14,14 @@ from fastdeploy_sd.entrypoints.openai.boundary import CLIENT_CLOSED_REQUEST
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, ChoiceFormat, CompletionFormat
 from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_json, to_fdsd_error, to_json
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
-from fastdeploy_sd.entrypoints.openai.job import Job, JobBuilder, UsageCounter
+from fastdeploy_sd.entrypoints.openai.job import Job, UsageCounter
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare
-from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
-from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, parse_body
-from fastdeploy_sd.entrypoints.openai.request_body import read_body
+from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from fastdeploy_sd.entrypoints.openai.preparer import Preparer
+from fastdeploy_sd.entrypoints.openai.request_body import BodyReader
 from fastdeploy_sd.entrypoints.openai.request_record import record_of
 from fastdeploy_sd.entrypoints.openai.stream import DONE, ClientGoneError, EventStream, until_disconnected
-from fastdeploy_sd.entrypoints.openai.tokenization import Tokenization
 from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 
 LOSSY_HEADER = "X-Speculation-Lossy"
 
@@ -33,15 +29,17 @@ LOSSY_HEADER = "X-Speculation-Lossy"
 class GenerationHandler:
     """Serves one model through one engine client.
 
-    Raises:
-        CheckpointError: the checkpoint's chat template is not valid.
+    Args:
+        client: of the engine.
+        config: what was started.
+        preparer: turns bodies into jobs.
     """
 
-    def __init__(self, client: Client, config: Config, tokenizer: Tokenizer) -> None:
+    def __init__(self, client: Client, config: Config, preparer: Preparer) -> None:
         self._client = client
-        self._config = config
-        self._tokenizer = tokenizer
-        self._encoder = PromptEncoder(tokenizer)
+        self._tokenizer = preparer.tokenizer
+        self._preparer = preparer
+        self._bodies = BodyReader(config.server.max_body_bytes)
         self._share = QueueShare.of(config.scheduler)
 
     async def chat(self, request: HttpRequest) -> Response:
@@ -50,9 +48,7 @@ class GenerationHandler:
         Raises:
             FdsdError: of the status that tells the client what happened.
         """
-        body = parse_body(ChatCompletionBody, await self._read(request))
-        job = await asyncio.to_thread(self._builder(body).build_chat, body)
-        return await self._answer(request, job, ChatFormat(job, self._tokenizer))
+        return await self._respond(request, CHAT, ChatFormat)
 
     async def completion(self, request: HttpRequest) -> Response:
         """POST /v1/completions.
@@ -60,9 +56,7 @@ class GenerationHandler:
         Raises:
             FdsdError: of the status that tells the client what happened.
         """
-        body = parse_body(CompletionBody, await self._read(request))
-        job = await asyncio.to_thread(self._builder(body).build_completion, body)
-        return await self._answer(request, job, CompletionFormat(job, self._tokenizer))
+        return await self._respond(request, COMPLETION, CompletionFormat)
 
     async def tokenize(self, request: HttpRequest) -> Response:
         """POST /tokenize.
@@ -70,7 +64,7 @@ class GenerationHandler:
         Raises:
             FdsdError: of the status that tells the client what happened.
         """
-        return JsonResponse(await asyncio.to_thread(self._tokenization().tokenize, await self._read(request)))
+        return await self._compute(request, TOKENIZE)
 
     async def detokenize(self, request: HttpRequest) -> Response:
         """POST /detokenize.
@@ -78,19 +72,27 @@ class GenerationHandler:
         Raises:
             FdsdError: of the status that tells the client what happened.
         """
-        return JsonResponse(await asyncio.to_thread(self._tokenization().detokenize, await self._read(request)))
+        return await self._compute(request, DETOKENIZE)
 
-    def _tokenization(self) -> Tokenization:
-        names = self._config.model.served_names
-        return Tokenization(self._encoder, self._tokenizer, self._client.model_info, names)
+    async def _compute(self, request: HttpRequest, task: str) -> Response:
+        async with self._bodies.read(request) as content:
+            try:
+                answer = await until_disconnected(request.receive, self._preparer.compute(task, content))
+            except ClientGoneError:
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return Response(answer, media_type=JsonResponse.media_type)
 
-    async def _read(self, request: HttpRequest) -> bytes:
-        return await read_body(request, self._config.server.max_body_bytes)
+    async def _respond(self, request: HttpRequest, task: str, form: type[ChatFormat | CompletionFormat]) -> Response:
+        try:
+            job = await self._prepare(request, task)
+            return await self._answer(request, job, form(job, self._tokenizer))
+        except ClientGoneError:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    def _builder(self, body: GenerationBody) -> JobBuilder:
-        resolve_model(body.model, self._config.model.served_names)
-        self._client.verify_takes_requests()
-        return JobBuilder(self._encoder, self._client.model_info, self._config)
+    async def _prepare(self, request: HttpRequest, task: str) -> Job:
+        async with self._bodies.read(request) as content:
+            self._client.verify_takes_requests()
+            return await until_disconnected(request.receive, self._preparer.prepare(task, content))
 
     async def _answer(self, request: HttpRequest, job: Job, form: ChoiceFormat) -> Response:
         """Answer; where verification may change tokens the header says so, before and beside every choice."""
@@ -104,8 +106,6 @@ class GenerationHandler:
                 return EventStream(_events(request, job, form, _chain(first, deltas)), deltas, headers)
             whole = await until_disconnected(request.receive, _whole(request, job, form, deltas))
             return JsonResponse(whole, headers=headers)
-        except ClientGoneError:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
         except BaseException:
             await deltas.aclose()
             raise

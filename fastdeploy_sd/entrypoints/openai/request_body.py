@@ -1,28 +1,61 @@
-"""Reads the bytes of a request's body. Owns the size limit. Knows no field and no engine."""
+"""Reads bodies of requests within two limits: of each, and of all large ones together. Knows no JSON and no engine."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
 from starlette.requests import Request as HttpRequest
 
-from fastdeploy_sd.errors import PayloadTooLarge
+from fastdeploy_sd.errors import Overloaded, PayloadTooLarge
+
+# Bytes of each body that do not count as large: there are as many small ones as there are connections.
+_SMALL_BYTES = 1 << 16
+# So many bodies of the largest size may be in the process at once, received or being prepared.
+_MAX_LARGEST = 4
 
 
-async def read_body(request: HttpRequest, max_body_bytes: int) -> bytes:
-    """Return the body of a request, reading no more than the limit allows.
+class BodyReader:
+    """Reads the bodies of one process.
 
-    Raises:
-        PayloadTooLarge: it is longer; also when it comes in chunks without a declared length.
+    Args:
+        max_body_bytes: of one body.
     """
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_body_bytes:
-        raise _too_large(max_body_bytes)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_body_bytes:
-            raise _too_large(max_body_bytes)
-    return bytes(body)
 
+    def __init__(self, max_body_bytes: int) -> None:
+        self._max_bytes = max_body_bytes
+        self._num_free = max(_MAX_LARGEST * max_body_bytes, _SMALL_BYTES)
 
-def _too_large(max_body_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"body: expected at most {max_body_bytes} bytes, got more", code="body_too_large")
+    @asynccontextmanager
+    async def read(self, request: HttpRequest) -> AsyncGenerator[bytes, None]:
+        """Read a body, which counts against the limit of all until the end of the block.
+
+        Raises:
+            PayloadTooLarge: it is too long; also when it comes in chunks without a declared length.
+            Overloaded: too many large bodies are here already.
+            ClientDisconnect: the client left.
+        """
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self._max_bytes:
+            raise self._too_large()
+        chunks: list[bytes] = []
+        num_bytes = num_counted = 0
+        try:
+            async for chunk in request.stream():
+                num_bytes += len(chunk)
+                if num_bytes > self._max_bytes:
+                    raise self._too_large()
+                num_more = max(num_bytes - _SMALL_BYTES, 0) - num_counted
+                if num_more > self._num_free:
+                    raise Overloaded("body: expected fewer large bodies at once in this server, got more: try again")
+                self._num_free -= num_more
+                num_counted += num_more
+                chunks.append(chunk)
+            content = b"".join(chunks)
+            chunks.clear()
+            yield content
+        finally:
+            self._num_free += num_counted
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"body: expected at most {self._max_bytes} bytes, got more", code="body_too_large")

@@ -30,13 +30,16 @@ class Template(Protocol):
 class PromptEncoder:
     """Encodes prompts with a checkpoint's tokenizer and chat template.
 
+    Attributes:
+        tokenizer: as given.
+
     Raises:
         CheckpointError: the chat template is not valid.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, isolates_template: bool = False) -> None:
         """Encode with `tokenizer`; with `isolates_template` the template runs in a process of its own, under limits."""
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._template: Template | None = None
         source = tokenizer.files.chat_template
         if source is not None:
@@ -56,7 +59,7 @@ class PromptEncoder:
             BadRequest: the text is too long.
         """
         self._verify_may_fit([text], max_tokens)
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_chat(
         self, messages: Sequence[Message], kwargs: Mapping[str, Json], max_tokens: int | None = None
@@ -84,7 +87,7 @@ class PromptEncoder:
         turns = [replace(m, role=_TEMPLATE_ROLES.get(m.role, m.role)) for m in messages]
         segments = self._template.render(turns, kwargs, max_tokens)
         self._verify_may_fit([segment.text for segment in segments], max_tokens)
-        return self._tokenizer.encode_segments(segments)
+        return self.tokenizer.encode_segments(segments)
 
     def encode_bad_word(self, word: str) -> list[tuple[int, ...]]:
         """Return the token sequences a forbidden text has: at the start of a line and after a space."""
@@ -93,7 +96,7 @@ class PromptEncoder:
 
     def _verify_may_fit(self, texts: Sequence[str], max_tokens: int | None) -> None:
         """Refuse what needs more tokens than there may be even if each were the longest of the vocabulary."""
-        longest = self._tokenizer.max_token_chars
+        longest = self.tokenizer.max_token_chars
         if max_tokens is None or longest is None:
             return
         num_tokens = sum(-(-len(text) // longest) for text in texts)
@@ -105,9 +108,9 @@ class PromptEncoder:
             )
 
     def _encode_fragment(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text according to the tokenizer's files."""
-        return self._tokenizer.eos_token_ids
+        return self.tokenizer.eos_token_ids

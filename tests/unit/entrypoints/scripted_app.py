@@ -25,6 +25,7 @@ from fastdeploy_sd.types import (
     SpeculationInfo,
     TokenLogprob,
 )
+from tests.doubles.preparer import LocalPreparer
 from tests.unit.entrypoints.vocabularies import GOLDEN
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -124,7 +125,8 @@ class ScriptedApp:
     def __init__(self, speculation: SpeculationInfo = SPECULATION, config: SpeculativeConfig | None = None) -> None:
         self.client = ScriptedClient(replace(INFO, speculation=speculation))
         model = ModelConfig(model=str(GOLDEN), served_model_name=("m",))
-        self._app = create_app(self.client, Config(model=model, speculative=config or SpeculativeConfig()))
+        whole = Config(model=model, speculative=config or SpeculativeConfig())
+        self._app = create_app(self.client, whole, LocalPreparer(whole, lambda: self.client.model_info))
 
     def post(self, path: str, body: dict[str, Any], scripts: Sequence[Script] = ()) -> httpx.Response:
         """The whole answer, read to its end."""

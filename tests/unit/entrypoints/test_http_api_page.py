@@ -12,6 +12,7 @@ from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody
 from fastdeploy_sd.errors import ConfigError, FdsdError
+from tests.doubles.preparer import LocalPreparer
 from tests.unit.entrypoints.scripted_app import GOLDEN, INFO, ScriptedClient
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "http_api.md").read_text(encoding="utf-8")
@@ -29,7 +30,8 @@ def names(text: str) -> list[str]:
 
 
 def test_routes() -> None:
-    app = create_app(ScriptedClient(INFO), Config(model=ModelConfig(model=str(GOLDEN))))
+    config = Config(model=ModelConfig(model=str(GOLDEN)))
+    app = create_app(ScriptedClient(INFO), config, LocalPreparer(config, lambda: INFO))
     served = {f"{method} {r.path}" for r in app.routes if isinstance(r, APIRoute) for method in r.methods}
     listed = {name for row in rows(ROUTES) for name in names(row[0])}
     assert {route.replace("{name:path}", "{name}") for route in served} == listed

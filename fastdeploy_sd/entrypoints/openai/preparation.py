@@ -1,0 +1,118 @@
+"""Bytes of a body -> a job, as a worker process does it: parse, validate, render, encode. Knows no socket.
+
+Everything that takes time in proportion to what a client sends happens here, and nothing else does. The tokenizer and
+the chat template are loaded once, before any worker is forked.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fastdeploy_sd.config import Config, from_json
+from fastdeploy_sd.entrypoints.openai.body_shape import verify_shape
+from fastdeploy_sd.entrypoints.openai.error_format import to_json
+from fastdeploy_sd.entrypoints.openai.job import Job, JobBuilder
+from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, parse_body
+from fastdeploy_sd.entrypoints.openai.tokenization import Tokenization
+from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
+from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
+from fastdeploy_sd.errors import BadRequest, FdsdError
+from fastdeploy_sd.ipc.fork_worker import Handle, Setup, memory_limit
+from fastdeploy_sd.ipc.messages import WireError
+from fastdeploy_sd.ipc.packing import pack, unpack
+from fastdeploy_sd.types import ModelInfo
+
+MemoryLimit = Callable[[int], AbstractContextManager[object]]
+
+BodyType = TypeVar("BodyType", bound=GenerationBody)
+
+CHAT, COMPLETION = "chat", "completion"
+TOKENIZE, DETOKENIZE = "tokenize", "detokenize"
+# What reading a body may take, per byte: its bytes, its values, and the lists in which they are collected.
+_GROWTH = 20
+_MIN_GROWTH_BYTES = 64 << 20
+_MAX_ERROR_CHARS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call came to: one of the four.
+
+    Attributes:
+        job: the prepared job.
+        answer: JSON of the answer to a request that needs no engine.
+        error: what is wrong with the request.
+        failure: a traceback of ours, for the log.
+    """
+
+    job: Job | None = None
+    answer: str | None = None
+    error: WireError | None = None
+    failure: str | None = None
+
+
+class Preparation:
+    """Prepares jobs for one loaded model.
+
+    Args:
+        encoder: of the model.
+        config: what was started.
+        model_info: the loaded model.
+        limit: what holds the growth of the process to so many bytes while a body is read.
+    """
+
+    def __init__(
+        self, encoder: PromptEncoder, config: Config, model_info: ModelInfo, limit: MemoryLimit = nullcontext
+    ) -> None:
+        self._limit = limit
+        jobs = JobBuilder(encoder, model_info, config)
+        texts = Tokenization(encoder, encoder.tokenizer, model_info, config.model.served_names)
+        self._tasks: Mapping[str, Callable[[bytes], Outcome]] = {
+            CHAT: lambda content: Outcome(job=jobs.build_chat(self._parse(ChatCompletionBody, content))),
+            COMPLETION: lambda content: Outcome(job=jobs.build_completion(self._parse(CompletionBody, content))),
+            TOKENIZE: lambda content: Outcome(answer=to_json(texts.tokenize(content))),
+            DETOKENIZE: lambda content: Outcome(answer=to_json(texts.detokenize(content))),
+        }
+
+    def run(self, name: str, content: bytes) -> Outcome:
+        """Run a task by its name; whatever happens is in the outcome."""
+        try:
+            verify_shape(content)
+            return self._tasks[name](content)
+        except FdsdError as error:
+            error.message = error.message[:_MAX_ERROR_CHARS]
+            return Outcome(error=WireError.of(error))
+        except MemoryError:
+            return Outcome(error=WireError.of(too_complex("memory")))
+        except Exception:
+            return Outcome(failure=traceback.format_exc())
+
+    def _parse(self, body_type: type[BodyType], content: bytes) -> BodyType:
+        with self._limit(max(_GROWTH * len(content), _MIN_GROWTH_BYTES)):
+            return parse_body(body_type, content)
+
+
+def load(config: str) -> Setup:
+    """Load what workers share; see `fork_server.Loader`.
+
+    Raises:
+        CheckpointError: the tokenizer's files or the chat template are not valid.
+        ConfigError: the tokenizer backend is not installed.
+    """
+    parsed = from_json(config)
+    encoder = PromptEncoder(load_tokenizer(parsed.model.tokenizer_path, parsed.model.tokenizer_backend))
+
+    def setup(model_info: bytes) -> Handle:
+        preparation = Preparation(encoder, parsed, unpack(ModelInfo, model_info), memory_limit)
+        return lambda name, content: pack(preparation.run(name, content))
+
+    return setup
+
+
+def too_complex(what: str) -> BadRequest:
+    """Return the error for a request that is refused because preparing it takes too much `what`."""
+    return BadRequest(f"body: expected a request that can be prepared, got one that takes too much {what}")

@@ -1,0 +1,248 @@
+"""Has bodies turned into jobs so that none stalls the others, whatever it holds.
+
+Owns the lanes: a body goes to a forked worker, under limits on memory and time, and never waits for a larger one; the
+largest have a worker each, which stands back for everybody else. A worker whose client leaves is killed. Only where the
+work is bounded by the size of a small body, as no chat template has a part in it, it is done in a thread, which costs
+less than waking another process. Knows no HTTP and does not look into a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from fastdeploy_sd.config import Config, to_json
+from fastdeploy_sd.entrypoints.openai.job import Job
+from fastdeploy_sd.entrypoints.openai.preparation import COMPLETION, DETOKENIZE, Outcome, Preparation, too_complex
+from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
+from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
+from fastdeploy_sd.errors import FdsdError, InternalError, Overloaded, Unavailable
+from fastdeploy_sd.ipc.child import describe_exit
+from fastdeploy_sd.ipc.fork_worker import WorkerLimits
+from fastdeploy_sd.ipc.forked import ForkServer, ForkServerEndedError, Worker, WorkerEndedError
+from fastdeploy_sd.ipc.packing import pack, unpack
+from fastdeploy_sd.types import ModelInfo
+
+logger = logging.getLogger(__name__)
+
+_LOADER = "fastdeploy_sd.entrypoints.openai.preparation:load"
+_SETUP = "setup"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRules:
+    """How bodies of one size are prepared by workers.
+
+    Attributes:
+        max_bytes: of a body.
+        max_workers: bodies prepared at a time.
+        keeps_workers: a worker takes one body after the other, else each has its own.
+        limits: of each worker.
+    """
+
+    max_bytes: float
+    max_workers: int
+    keeps_workers: bool
+    limits: WorkerLimits
+
+
+LOCAL_BYTES = 1 << 14
+_LOCAL_TASKS = frozenset({COMPLETION, DETOKENIZE})  # these render no template
+# A worker that uses no processor time is stuck; one that gets little of it needs longer by the clock.
+_PATIENCE = 6
+# Encoding takes some 200 bytes of memory and a microsecond per byte of text. What cannot fit into the context is
+# refused before that; these limits are for what may fit, and for tokenizers and templates that misbehave.
+LANES = (
+    LaneRules(LOCAL_BYTES, 2, True, WorkerLimits(nice=0, memory_bytes=512 << 20, cpu_s=5)),
+    LaneRules(1 << 18, 2, True, WorkerLimits(nice=0, memory_bytes=512 << 20, cpu_s=10)),
+    LaneRules(math.inf, 2, False, WorkerLimits(nice=10, memory_bytes=2 << 30, cpu_s=60)),
+)
+
+
+class Preparer:
+    """Turns bodies into jobs. Starts no process before `start` or the first body that is not small.
+
+    Args:
+        config: what was started.
+        model_info: the loaded model, once there is one.
+
+    Attributes:
+        tokenizer: of the checkpoint.
+
+    Raises:
+        CheckpointError: the tokenizer's files or the chat template are missing or malformed.
+        ConfigError: the tokenizer backend is not installed.
+    """
+
+    def __init__(self, config: Config, model_info: Callable[[], ModelInfo]) -> None:
+        self.tokenizer = load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend)
+        self._encoder = PromptEncoder(self.tokenizer)
+        self._config = config
+        self._model_info = model_info
+        self._server: ForkServer | None = None
+        self._is_closed = False
+        limit = config.scheduler.max_num_queued_requests
+        self._lanes = [_Lane(rules, self._fork, limit) for rules in LANES]
+
+    def start(self) -> None:
+        """Start the process that workers are forked from, unless it runs already."""
+        if self._server is None or self._server.is_closed:
+            self._server = ForkServer(_LOADER, {"name": "text", "config": to_json(self._config)})
+
+    @property
+    def server_pid(self) -> int | None:
+        """The process that workers are forked from, None while there is none."""
+        return None if self._server is None or self._server.is_closed else self._server.pid
+
+    def close(self) -> None:
+        """End all processes."""
+        self._is_closed = True
+        if self._server is not None:
+            self._server.close()
+
+    async def prepare(self, task: str, content: bytes) -> Job:
+        """Return the job of a body; cancelling it ends the work.
+
+        Args:
+            task: a task of `Preparation`.
+            content: the body as it came.
+
+        Raises:
+            FdsdError: of the status that tells the client what happened.
+        """
+        outcome = await self._run(task, content)
+        assert outcome.job is not None, f"{task} is not a task that makes jobs"
+        return outcome.job
+
+    async def compute(self, task: str, content: bytes) -> str:
+        """Return the answer to a request that needs no engine, as JSON.
+
+        Args:
+            task, content: as for `prepare`, which this is otherwise like.
+
+        Raises:
+            FdsdError: of the status that tells the client what happened.
+        """
+        outcome = await self._run(task, content)
+        assert outcome.answer is not None, f"{task} is not a task that makes answers"
+        return outcome.answer
+
+    async def _run(self, task: str, content: bytes) -> Outcome:
+        outcome = await self._outcome(task, content)
+        if outcome.error is not None:
+            raise outcome.error.to_exception()
+        if outcome.failure is not None:
+            logger.error("preparing a body failed:\n%s", outcome.failure)
+            raise InternalError("the server failed on this request; its log says why")
+        return outcome
+
+    async def _outcome(self, task: str, content: bytes) -> Outcome:
+        if task in _LOCAL_TASKS and len(content) <= LOCAL_BYTES:
+            return await asyncio.to_thread(self._local.run, task, content)
+        return await self._run_in_worker(task, content)
+
+    @cached_property
+    def _local(self) -> Preparation:
+        return Preparation(self._encoder, self._config, self._model_info())
+
+    async def _run_in_worker(self, task: str, content: bytes) -> Outcome:
+        lane = next(lane for lane in self._lanes if len(content) <= lane.max_bytes)
+        try:
+            return unpack(Outcome, await lane.run(task, content))
+        except TimeoutError:
+            logger.warning("a body of %d bytes is refused: preparing it comes to no end", len(content))
+            raise too_complex("time") from None
+        except WorkerEndedError as error:
+            if self._is_closed:
+                raise _shutting_down() from None
+            raise _explained(error, len(content)) from None
+
+    async def _fork(self, limits: WorkerLimits) -> Worker:
+        for _ in range(2):  # the process may have been killed, which shows when it is asked
+            if self._is_closed:
+                raise _shutting_down()
+            self.start()
+            assert self._server is not None
+            try:
+                worker = await self._server.fork(limits)
+            except ForkServerEndedError:
+                continue
+            worker.tell(_SETUP, pack(self._model_info()))
+            return worker
+        raise InternalError("the process that prepares requests ended; the server's log says why")
+
+
+# How a worker ends that passes a limit: the kernel ends it, or a library finds no memory, or no room on the stack.
+_EXCESS = {-signal.SIGXCPU: "time", -signal.SIGABRT: "memory", -signal.SIGSEGV: "memory"}
+
+
+def _shutting_down() -> Unavailable:
+    return Unavailable("the server is shutting down")
+
+
+def _explained(error: WorkerEndedError, num_bytes: int) -> FdsdError:
+    """What to tell the client of a worker that ended; the log gets a line."""
+    what = _EXCESS.get(error.status)
+    if what is None:
+        logger.error("a worker that prepared a body of %d bytes ended (%s)", num_bytes, describe_exit(error.status))
+        return InternalError("the process that prepared this request ended; the server's log says why")
+    logger.warning("a body of %d bytes is refused: preparing it takes too much %s", num_bytes, what)
+    return too_complex(what)
+
+
+class _Lane:
+    """The workers of one kind of bodies; a body waits while all are taken, first come first served."""
+
+    def __init__(self, rules: LaneRules, fork: Callable[[WorkerLimits], Awaitable[Worker]], max_waiting: int) -> None:
+        self.max_bytes = rules.max_bytes
+        self._rules = rules
+        self._fork = fork
+        self._max_waiting = max_waiting
+        self._num_waiting = 0
+        self._free = asyncio.Semaphore(rules.max_workers)
+        self._idle: list[Worker] = []
+
+    async def run(self, task: str, content: bytes) -> bytes:
+        """Return a worker's result.
+
+        Raises:
+            Overloaded: too many bodies wait.
+            WorkerEndedError: the body passed a limit.
+        """
+        if self._num_waiting >= self._max_waiting:
+            raise Overloaded(f"queue: expected fewer than {self._max_waiting} bodies to be prepared, got more")
+        self._num_waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._num_waiting -= 1
+        try:
+            return await self._call(await self._worker(), task, content)
+        finally:
+            self._free.release()
+
+    async def _worker(self) -> Worker:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_running:
+                return worker
+            worker.close()
+        return await self._fork(self._rules.limits)
+
+    async def _call(self, worker: Worker, task: str, content: bytes) -> bytes:
+        is_kept = False
+        try:
+            async with asyncio.timeout(_PATIENCE * self._rules.limits.cpu_s):
+                result = await worker.call(task, content)
+            is_kept = self._rules.keeps_workers
+            return result
+        finally:
+            if is_kept:
+                self._idle.append(worker)
+            else:
+                worker.close()

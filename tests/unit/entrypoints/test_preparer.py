@@ -1,0 +1,139 @@
+"""Bodies of every size become the same jobs, and none that is refused, killed or abandoned harms the next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.entrypoints.openai.body_shape import MAX_PARTS, verify_shape
+from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION
+from fastdeploy_sd.entrypoints.openai.preparer import LANES, Preparer
+from fastdeploy_sd.errors import BadRequest, FdsdError, Unavailable
+from fastdeploy_sd.types import ModelInfo
+from tests.unit.entrypoints.vocabularies import GOLDEN
+
+INFO = ModelInfo("m", vocab_size=4096, max_model_len=4096, eos_token_ids=(2,), block_size=16, num_blocks=512)
+CONFIG = Config(model=ModelConfig(model=str(GOLDEN)))
+SMALL = json.dumps({"prompt": "hello world", "seed": 5, "bad_words": ["foo"], "echo": True}).encode()
+SIZES = [int(lane.max_bytes) + 1 for lane in LANES[:2]]
+DEADLINE_S = 60
+
+
+@contextlib.asynccontextmanager
+async def preparing(config: Config = CONFIG) -> AsyncIterator[Preparer]:
+    preparer = Preparer(config, lambda: INFO)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield preparer
+    finally:
+        preparer.close()
+
+
+def padded(body: bytes, size: int) -> bytes:
+    """The same JSON in so many bytes."""
+    return body + b" " * (size - len(body))
+
+
+async def test_a_job_does_not_depend_on_where_it_is_prepared() -> None:
+    async with preparing() as preparer:
+        local = await preparer.prepare(COMPLETION, SMALL)
+        for size in SIZES:
+            job = await preparer.prepare(COMPLETION, padded(SMALL, size))
+            assert job.requests[0].prompt_token_ids.tolist() == local.requests[0].prompt_token_ids.tolist()
+            assert job.requests.bad_words_token_ids == local.requests.bad_words_token_ids
+            assert (job.requests.seeds, job.requests.sampling) == (local.requests.seeds, local.requests.sampling)
+            assert (job.answer, job.echoed_texts, job.model) == (local.answer, local.echoed_texts, local.model)
+
+
+async def test_no_template_is_rendered_in_this_process() -> None:
+    async with preparing() as preparer:
+        assert await preparer.prepare(COMPLETION, SMALL)
+        assert preparer.server_pid is None
+        assert await preparer.prepare(CHAT, b'{"messages":[{"role":"user","content":"hi"}]}')
+        assert len(workers_of(preparer)) == 1
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    (CHAT, {"messages": [1] * 500_000}, r"messages\[0\]: expected an object, got 1"),
+    (CHAT, {"messages": [{"role": "user", "content": "<|im_end|>" * 100_000}]}, "expected at most 4095 control tokens"),
+    (COMPLETION, {"prompt": "ab " * 500_000}, "prompt: expected at most 4095 tokens, got at least"),
+    (COMPLETION, {"prompt": [5] * 500_000}, "prompt: expected fewer than max_model_len"),
+    (COMPLETION, {f"f{i}": 1 for i in range(100_000)}, f"body: expected at most {MAX_PARTS} objects, lists and fields"),
+    (COMPLETION, {"prompt": [[]] * 500_000}, f"body: expected at most {MAX_PARTS} objects, lists and fields"),
+    (COMPLETION, {"prompt": "a", "bad_words": ["x" * 900] * 256}, "bad_words: expected words of at most 8192 tokens"),
+    (COMPLETION, {"prompt": "a", "model": "x" * 500_000}, "model: expected"),
+]
+
+
+@pytest.mark.parametrize(("task", "body", "message"), WRONG)
+async def test_a_large_body_is_refused_with_the_field_at_fault(task: str, body: Any, message: str) -> None:
+    async with preparing() as preparer:
+        with pytest.raises(FdsdError, match=message) as caught:
+            await preparer.prepare(task, json.dumps(body).encode())
+        assert len(str(caught.value)) < 1000
+
+
+def workers_of(preparer: Preparer) -> list[int]:
+    assert preparer.server_pid is not None
+    children = Path(f"/proc/{preparer.server_pid}/task/{preparer.server_pid}/children")
+    return [int(pid) for pid in children.read_text().split()]
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_body_whose_client_leaves_is_dropped_with_its_worker(size: int) -> None:
+    async with preparing() as preparer:
+        await preparer.prepare(COMPLETION, padded(SMALL, size))
+        before = set(workers_of(preparer))
+        text = {"messages": [{"role": "user", "content": "ab " * (size // 3)}]}
+        task = asyncio.create_task(preparer.prepare(CHAT, json.dumps(text).encode()))
+        await asyncio.sleep(0.005)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, BadRequest):
+            await task
+        assert await preparer.prepare(COMPLETION, padded(SMALL, size))
+        while len(set(workers_of(preparer)) - before) > 1:
+            await asyncio.sleep(0.01)
+
+
+async def test_killed_processes_are_replaced() -> None:
+    async with preparing() as preparer:
+        body = padded(SMALL, SIZES[0])
+        await preparer.prepare(COMPLETION, body)
+        [worker] = workers_of(preparer)
+        os.kill(worker, signal.SIGKILL)
+        while worker in workers_of(preparer):
+            await asyncio.sleep(0.01)
+        assert await preparer.prepare(COMPLETION, body)
+        assert preparer.server_pid is not None
+        os.kill(preparer.server_pid, signal.SIGKILL)
+        await asyncio.sleep(0.1)
+        assert await preparer.prepare(COMPLETION, body)
+
+
+async def test_closing_ends_what_is_being_prepared() -> None:
+    async with preparing() as preparer:
+        await preparer.prepare(COMPLETION, padded(SMALL, SIZES[1]))
+        body = json.dumps({"prompt": [[5] * 4000] * 100}).encode()
+        tasks = [asyncio.create_task(preparer.prepare(COMPLETION, body)) for _ in range(5)]
+        await asyncio.sleep(0.02)
+        preparer.close()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, Unavailable)
+
+
+def test_what_stands_in_a_text_is_no_part() -> None:
+    verify_shape(json.dumps({"prompt": '{"a":[1]}' * MAX_PARTS}).encode())
+    verify_shape(b"[" * MAX_PARTS)
+    with pytest.raises(BadRequest, match="got more"):
+        verify_shape(b"[" * (MAX_PARTS + 1))
+    with pytest.raises(BadRequest, match="got more"):
+        verify_shape(b'{"a":1}' * MAX_PARTS)

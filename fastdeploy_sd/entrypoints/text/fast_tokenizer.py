@@ -58,7 +58,11 @@ class FastTokenizer:
 
     @cached_property
     def _plain(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-        """The tokenizer without control tokens, which no spelling reaches then: for a prompt's start, and behind it."""
+        """The tokenizer without control tokens, which no spelling reaches then: for a prompt's start, and behind it.
+
+        Raises:
+            CheckpointError: what the library wrote, it cannot read again: the file contradicts itself.
+        """
         spec = json.loads(self._tokenizer.to_str())
         for token in spec["added_tokens"]:
             token["special"] = token["content"] in self.control_tokens
@@ -112,22 +116,18 @@ class FastTokenizer:
 
 
 def _load(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Return the tokenizer, and its content as the library writes it, whatever form the file has."""
     try:
-        text = read_text(path)
-        tokenizer = tokenizers.Tokenizer.from_str(text)
-        spec = json.loads(text)
+        tokenizer = tokenizers.Tokenizer.from_str(read_text(path))
+        tokenizer.no_truncation()  # a file may ask to cut or pad silently: prompts are never cut
+        tokenizer.no_padding()
+        if getattr(tokenizer.model, "dropout", None):
+            tokenizer.model.dropout = None  # random ids, meant for training
+        return tokenizer, json.loads(tokenizer.to_str())
     except FileNotFoundError:
         raise CheckpointError(f"{path}: expected a tokenizer.json or a tokenizer.model, got neither") from None
-    except BaseException as error:  # the library raises bare Exception for a malformed file, and its panics are worse
-        if not isinstance(error, Exception) and not _is_panic(error):
-            raise
-        reason = describe(error) if isinstance(error, Exception) else str(error)
-        raise CheckpointError(f"{path}: expected a tokenizer, got {reason:.300}") from None
-    tokenizer.no_truncation()  # a file may ask to cut or pad silently: prompts are never cut
-    tokenizer.no_padding()
-    if getattr(tokenizer.model, "dropout", None):
-        tokenizer.model.dropout = None  # random ids, meant for training
-    return tokenizer, spec
+    except BaseException as error:
+        raise CheckpointError(f"{path}: expected a tokenizer, got {_reason(error)}") from None
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
@@ -135,18 +135,26 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool
     try:
         ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
     except BaseException as error:
-        if not isinstance(error, Exception) and not _is_panic(error):
-            raise
         raise BadRequest(
-            f"prompt: expected text that the model's tokenizer can encode, got an error of it: {error!s:.200}",
+            f"prompt: expected text that the model's tokenizer can encode, got its error {_reason(error)}",
             param="prompt",
         ) from None
     return ids
 
 
-def _is_panic(error: BaseException) -> bool:
-    """Whether a Rust library panicked; the class cannot be imported, and is no Exception."""
-    return type(error).__name__ == "PanicException"
+def _reason(error: BaseException) -> str:
+    """Return an error of the library in one line. It raises bare Exception for a malformed file.
+
+    A panic of a Rust library is no Exception, and its class cannot be imported.
+
+    Raises:
+        BaseException: the error, where it is none of the library's.
+    """
+    if isinstance(error, Exception):
+        return describe(error)
+    if type(error).__name__ == "PanicException":
+        return describe(RuntimeError(str(error)))
+    raise error
 
 
 def _add_missing(path: Path, tokenizer: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
@@ -183,7 +191,10 @@ def _added_tokens(tokenizer: tokenizers.Tokenizer, roles: Iterable[str]) -> dict
 
 
 def _without_special_tokens(spec: dict[str, Any]) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    except BaseException as error:
+        raise CheckpointError(f"tokenizer.json: expected a tokenizer, got {_reason(error)}") from None
     tokenizer.encode_special_tokens = True
     return tokenizer
 

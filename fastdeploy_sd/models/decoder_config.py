@@ -136,14 +136,14 @@ def read_common(reader: FieldReader, activations: tuple[str, ...] = ("silu",)) -
     """
     reader.require_neutral({**_NEUTRAL, "hidden_act": activations})
     num_heads, hidden_size = reader.integer("num_attention_heads"), reader.integer("hidden_size")
-    num_layers, max_position = reader.integer("num_hidden_layers"), reader.integer("max_position_embeddings")
-    _verify_layer_types(reader, num_layers)
+    max_position = reader.integer("max_position_embeddings")
+    _verify_layer_types(reader)
     num_kv_heads, head_dim = _read_heads(reader, num_heads, hidden_size)
     theta, scaling = read_rope(reader, max_position)
     return {
         "vocab_size": reader.integer("vocab_size"),
         "hidden_size": hidden_size,
-        "num_layers": num_layers,
+        "num_layers": reader.integer("num_hidden_layers"),
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
@@ -174,7 +174,8 @@ def _read_heads(reader: FieldReader, num_heads: int, hidden_size: int) -> tuple[
     return num_kv_heads, head_dim
 
 
-def _verify_layer_types(reader: FieldReader, num_layers: int) -> None:
+def _verify_layer_types(reader: FieldReader) -> None:
+    """Some releases list draft layers too, so that there may be more types than layers."""
     types = reader.values.get("layer_types")
-    if types is not None and types != ["full_attention"] * num_layers:
-        raise reader.error("layer_types", f"{num_layers} times 'full_attention' (nothing else is supported)", types)
+    if types is not None and (not isinstance(types, list) or any(kind != "full_attention" for kind in types)):
+        raise reader.error("layer_types", "a list of 'full_attention' (nothing else is supported)", types)

@@ -130,7 +130,8 @@ def test_yarn_reaches_as_far_as_its_factor_says() -> None:
 
 def test_layers_of_another_attention_are_refused() -> None:
     refuse("qwen3-tiny", "layer_types", ["full_attention", "sliding_attention", "full_attention"])
-    refuse("qwen3-tiny", "layer_types", ["full_attention"])
+    refuse("qwen3-tiny", "layer_types", "full_attention")
+    assert read("qwen3-tiny", layer_types=["full_attention"] * 4).num_layers == 3
 
 
 def test_every_field_is_read_by_some_family() -> None:

@@ -82,7 +82,8 @@ class Watch:
         self._expected: list[Any] = []
 
     def __enter__(self) -> Watch:
-        self._expected = reference_events(self._url)
+        with client_of(self._url) as client:
+            self._expected = reference_events(client)
         for thread in self._threads:
             thread.start()
         return self
@@ -97,7 +98,7 @@ class Watch:
         self._report.add_finding("the server is gone")
 
     def _probe(self) -> None:
-        with httpx.Client(base_url=self._url, timeout=ANSWER_TIMEOUT_S, trust_env=False) as client:
+        with client_of(self._url) as client:
             while not self._stop.wait(HEALTH_PERIOD_S):
                 begin = time.monotonic()
                 try:
@@ -110,19 +111,20 @@ class Watch:
                     self._report.add_finding(f"/health: {status}")
 
     def _repeat(self) -> None:
-        while not self._stop.wait(HEALTH_PERIOD_S):
-            try:
-                events = reference_events(self._url)
-            except httpx.HTTPError as error:
-                self._report.add_finding(f"the reference stream: {error!r}")
-                continue
-            self._report.num_reference_runs += 1
-            if events != self._expected:
-                self._report.add_finding(f"the reference stream differs: {events} instead of {self._expected}")
+        with client_of(self._url) as client:
+            while not self._stop.wait(HEALTH_PERIOD_S):
+                try:
+                    events = reference_events(client)
+                except httpx.HTTPError as error:
+                    self._report.add_finding(f"the reference stream: {error!r}")
+                    continue
+                self._report.num_reference_runs += 1
+                if events != self._expected:
+                    self._report.add_finding(f"the reference stream differs: {events} instead of {self._expected}")
 
     def _verify_idle(self) -> None:
         deadline = time.monotonic() + SETTLE_S
-        with httpx.Client(base_url=self._url, timeout=ANSWER_TIMEOUT_S, trust_env=False) as client:
+        with client_of(self._url) as client:
             while True:
                 load = client.get("/load").raise_for_status().json()
                 if load["num_requests_running"] == load["num_requests_waiting"] == 0:
@@ -134,7 +136,12 @@ class Watch:
             self._report.add_finding(f"KV blocks are left behind: {load}")
 
 
-def reference_events(url: str) -> list[Any]:
+def client_of(url: str) -> httpx.Client:
+    """Return a client of a server, to be closed."""
+    return httpx.Client(base_url=url, timeout=ANSWER_TIMEOUT_S, trust_env=False)
+
+
+def reference_events(client: httpx.Client) -> list[Any]:
     """Return the events of the reference stream, without the time.
 
     A full queue is no finding: the stream is tried again until it is taken.
@@ -142,9 +149,8 @@ def reference_events(url: str) -> list[Any]:
     Raises:
         httpx.HTTPError: no answer, or an error.
     """
-    with httpx.Client(base_url=url, timeout=ANSWER_TIMEOUT_S, trust_env=False) as client:
-        while (response := client.post("/v1/completions", json=REFERENCE)).status_code == httpx.codes.TOO_MANY_REQUESTS:
-            time.sleep(HEALTH_PERIOD_S)
+    while (response := client.post("/v1/completions", json=REFERENCE)).status_code == httpx.codes.TOO_MANY_REQUESTS:
+        time.sleep(HEALTH_PERIOD_S)
     lines = [line.removeprefix("data: ") for line in response.raise_for_status().text.split("\n\n") if line]
     return [line if line == "[DONE]" else json.loads(line) | {"created": None} for line in lines]
 

@@ -234,3 +234,7 @@ def test_a_million_wrong_entries_are_one_fault() -> None:
     names = {"a" * 9 + str(i): 1 for i in range(100_000)}
     assert refusal(CompletionBody, PROMPT | names).message.count("unknown field") == MAX_FAULTS
     assert refusal(CompletionBody, PROMPT | {"speculation": names}).message.count("unknown field") == 1
+    assert (
+        refusal(CompletionBody, PROMPT | {"metadata": names}).message
+        == "metadata: expected at most 64 entries, got 100000"
+    )

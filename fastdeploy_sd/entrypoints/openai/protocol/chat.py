@@ -7,7 +7,15 @@ from typing import Annotated, Any
 from pydantic import FailFast, Field
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
-from fastdeploy_sd.entrypoints.openai.protocol.fields import FieldKind, Ignored, NotSupported, Only, TokenIds, expected
+from fastdeploy_sd.entrypoints.openai.protocol.fields import (
+    FieldKind,
+    Ignored,
+    NotSupported,
+    Only,
+    SmallMap,
+    TokenIds,
+    expected,
+)
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody
 from fastdeploy_sd.entrypoints.openai.protocol.message import MAX_MESSAGES, ChatMessage
 from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens, NumLogprobs
@@ -54,7 +62,7 @@ class ChatCompletionBody(GenerationBody):
     top_logprobs: NumLogprobs = None
     prompt_token_ids: Annotated[list[int] | None, TokenIds()] = None
     disable_chat_template: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: SmallMap | None = None
     enable_thinking: bool | None = None
     thinking: Annotated[bool | None, _Thinking()] = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None

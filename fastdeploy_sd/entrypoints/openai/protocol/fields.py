@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
@@ -23,7 +23,11 @@ Ignored = Any
 # More wrong names than this in one object are not looked at: nobody reads them, and a body may hold a million.
 MAX_NAMES = 5
 TOKEN_IDS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+MAX_MAP_ENTRIES = 64
 EMPTY = '""'
+
+# A map whose keys are not ours; nobody needs more of them, and each costs time.
+SmallMap = Annotated[dict[str, Any], Field(max_length=MAX_MAP_ENTRIES)]
 
 
 class Body(BaseModel):

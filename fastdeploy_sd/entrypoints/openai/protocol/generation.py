@@ -7,7 +7,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
-from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, Ignored, Integer, Matching, NotSupported, Only
+from fastdeploy_sd.entrypoints.openai.protocol.fields import (
+    Body,
+    Ignored,
+    Integer,
+    Matching,
+    NotSupported,
+    Only,
+    SmallMap,
+)
 from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens, SamplingFields
 from fastdeploy_sd.errors import BadRequest, shown
 from fastdeploy_sd.sampling_params import SamplingParams
@@ -78,7 +86,7 @@ class GenerationBody(SamplingFields):
     collect_metrics: bool | None = None
     speculation: SpeculationOptions | None = None
     include_draft_logprobs: bool | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: SmallMap | None = None
 
     user: Ignored = None
     store: Ignored = None

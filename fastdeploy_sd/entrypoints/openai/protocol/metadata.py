@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastdeploy_sd.entrypoints.openai.protocol.fields import MAX_NAMES
+from fastdeploy_sd.entrypoints.openai.protocol.fields import MAX_MAP_ENTRIES, MAX_NAMES
 from fastdeploy_sd.entrypoints.openai.protocol.ignored import tell_ignored
 
 METADATA = "metadata"
@@ -25,7 +25,8 @@ def split_metadata(data: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[d
     metadata = data.get(METADATA)
     options: dict[str, Any] = {}
     unknown: list[str] = []
-    for name, value in metadata.items() if isinstance(metadata, dict) else ():
+    entries = metadata.items() if isinstance(metadata, dict) and len(metadata) <= MAX_MAP_ENTRIES else ()
+    for name, value in entries:  # a larger map is refused for its size
         if isinstance(value, str):
             if name in known:
                 tell_ignored("text in metadata (a tag)", name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import FailFast, Field
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
-from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, NotSupported, Only, TokenIds
+from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, NotSupported, Only, SmallMap, TokenIds
 from fastdeploy_sd.entrypoints.openai.protocol.message import MAX_MESSAGES, ChatMessage
 
 
@@ -27,7 +27,7 @@ class TokenizeBody(Body):
     messages: Annotated[list[ChatMessage], FailFast(), Field(max_length=MAX_MESSAGES)] = Field(default=[])
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: SmallMap | None = None
     add_generation_prompt: Annotated[None, Only(True)] = None
     continue_final_message: Annotated[None, Only(False)] = None
     chat_template: NotSupported = None

@@ -90,6 +90,10 @@ UNSUPPORTED_SPECULATIVE: Mapping[str, tuple[object, ...]] = {
     "model_type": ("main",),
     "sharing_model": (None,),
     "num_extra_cache_layer": (0,),
+    # vLLM's
+    "draft_tensor_parallel_size": (1,),
+    "disable_by_batch_size": (None,),
+    "parallel_drafting": (False,),
 }
 
 # Keys of quantization's map; as above.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastdeploy_sd.config.elsewhere import SAME_MEANING
 from fastdeploy_sd.config.option import Option, options_of
-from fastdeploy_sd.config.sections import CacheConfig, Config, ModelConfig, SchedulerConfig, ServerConfig
+from fastdeploy_sd.config.sections import CacheConfig, Config, ModelConfig, SchedulerConfig
+from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 
 # Attribute of Config -> its class, in the order in which people read about them.

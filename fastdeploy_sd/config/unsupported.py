@@ -67,7 +67,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "innode_prefill_ports": (None,),
     "router": (None,),
     # server
-    "metrics_port": (None,),
     "controller_port": (-1,),
     "max_waiting_time": (-1,),
     "timeout": (),
@@ -76,7 +75,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 # What to use in place of an option, where there is something.
 INSTEAD: Mapping[str, str] = {
     "kv_cache_quant_type": "use kv_cache_dtype: int8",
-    "metrics_port": "metrics are at /metrics on the server's port",
     "enable_logprob": "log-probabilities are always available to requests that ask",
     "scheduler_max_size": "use max_num_queued_requests to bound the queue",
     "max_waiting_time": "use max_num_queued_requests to bound the queue",

@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import socket
 from collections.abc import Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.entrypoints.acceptor import Acceptor
 from fastdeploy_sd.entrypoints.connection import Connection, Connections
+from fastdeploy_sd.entrypoints.listeners import Listeners
 from fastdeploy_sd.entrypoints.openai.app import create_app
+from fastdeploy_sd.entrypoints.openai.monitoring import MonitoringOnly
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.ipc.child import (
@@ -69,8 +71,8 @@ class HttpServer:
         """End what was started; requests that are still being prepared are told so."""
         self._preparer.close()
 
-    async def serve(self, listener: socket.socket) -> int:
-        """Answer HTTP on a listening socket, which is closed at the end, while the client's engine lives.
+    async def serve(self, listeners: Listeners) -> int:
+        """Answer HTTP on listening sockets, which are closed at the end, while the client's engine lives.
 
         Answers that are complete by then, if only with an error, still reach readers that fetch them within a few
         seconds.
@@ -78,40 +80,46 @@ class HttpServer:
         Returns:
             The exit status: 0 when the engine has ended first, as it should.
         """
-        # Below errors uvicorn logs what clients do; which of that is worth a line is for us to say.
-        config = uvicorn.Config(
-            self._app, log_level="error", log_config=None, ws="none", timeout_graceful_shutdown=_FLUSH_S
-        )
-        server = _Server(config)
-        make = functools.partial(Connection, self._shared, config, server.server_state)
-        acceptor = Acceptor(listener, self._shared, make)
+        configs = [_uvicorn_config(self._app), _uvicorn_config(MonitoringOnly(self._app))]
+        server = _Server(configs[0])
+        acceptors = [
+            Acceptor(listener, self._shared, functools.partial(Connection, self._shared, config, server.server_state))
+            for listener, config in zip(listeners, configs, strict=False)
+        ]
 
         async def stop_after_engine() -> None:
             await self._client.wait_ended()
             self.close()
-            acceptor.stop()
-            listener.close()  # who connects now is refused, not kept waiting
+            for acceptor in acceptors:
+                acceptor.stop()
+            listeners.close()
             server.should_exit = True
 
-        acceptor.start()
+        for acceptor in acceptors:
+            acceptor.start()
         stopping = asyncio.create_task(stop_after_engine())
         try:
-            await server.serve(sockets=[])  # the acceptor has the only one
+            await server.serve(sockets=[])  # the acceptors have them
         finally:
             stopping.cancel()
         return EXIT_OK if server.should_exit else EXIT_FAILED
 
 
-def start_worker(config: Config, address: str, engine_pid: int, listener: socket.socket) -> ChildProcess:
-    """Start an HTTP process on a listening socket that others may share. It ends, with status 0, after the engine."""
+def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+    """Below errors uvicorn logs what clients do; which of that is worth a line is for us to say."""
+    return uvicorn.Config(app, log_level="error", log_config=None, ws="none", timeout_graceful_shutdown=_FLUSH_S)
+
+
+def start_worker(config: Config, address: str, engine_pid: int, listeners: Listeners) -> ChildProcess:
+    """Start an HTTP process on listening sockets that others may share. It ends, with status 0, after the engine."""
     start = {
         "config": to_json(config, with_secrets=True),
         "address": address,
         "engine_pid": str(engine_pid),
-        "listener": str(listener.fileno()),
+        **listeners.to_start(),
     }
     function = "fastdeploy_sd.entrypoints.http_process:main"
-    return ChildProcess(function, start, pass_fds=[listener.fileno()], ignores_signals=True)
+    return ChildProcess(function, start, pass_fds=[listener.fileno() for listener in listeners], ignores_signals=True)
 
 
 def main() -> int:
@@ -120,18 +128,17 @@ def main() -> int:
     start = read_start()
     config = from_json(start["config"])
     client = EngineClient(start["address"], int(start["engine_pid"]), config.server.engine_timeout_s)
-    listener = socket.socket(fileno=int(start["listener"]))
-    return asyncio.run(_work(config, client, listener))
+    return asyncio.run(_work(config, client, Listeners.from_start(start)))
 
 
-async def _work(config: Config, client: EngineClient, listener: socket.socket) -> int:
+async def _work(config: Config, client: EngineClient, listeners: Listeners) -> int:
     loop = asyncio.get_running_loop()
     end_with_parent(heard=lambda: loop.call_soon_threadsafe(client.begin_drain))
     try:
         with contextlib.closing(HttpServer(client, config)) as http:
             http.start()
             await client.connect()
-            return await http.serve(listener)
+            return await http.serve(listeners)
     except Unavailable:
         return EXIT_OK  # the engine ended before it greeted us, which is not for HTTP to report
     finally:

@@ -14,14 +14,14 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastdeploy_sd.config import Config, ServerConfig
+from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.acceptor import raise_descriptor_limit
 from fastdeploy_sd.entrypoints.http_process import HttpServer, start_worker
+from fastdeploy_sd.entrypoints.listeners import Listeners, bound, url_of
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
 from fastdeploy_sd.errors import ConfigError, Unavailable
 from fastdeploy_sd.ipc.channel import private_address
@@ -40,7 +40,6 @@ from fastdeploy_sd.ipc.engine_process import DEFAULT_EXECUTOR, start_engine
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 2048
 # A draining engine that is inside a step looks at its deadline after the step; beyond this it is stuck.
 _STUCK_S = 30.0
 _HURRY_S = 5.0  # the same, for who does not want to wait
@@ -57,46 +56,19 @@ def run(config: Config, executor: str = DEFAULT_EXECUTOR) -> int:
     configure_logging("server")
     raise_descriptor_limit()
     try:
-        with bind(config.server) as listener:
-            return asyncio.run(_Launcher(config, listener).run(executor))
+        with bound(config.server) as listeners:
+            return asyncio.run(_Launcher(config, listeners).run(executor))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
 
 
-def bind(server: ServerConfig) -> socket.socket:
-    """Reserve the configured address; connections are refused until the socket listens.
-
-    Raises:
-        ConfigError: host or port cannot be used; the text names both.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise _address_error(server, error) from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections in TIME_WAIT do not matter
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _address_error(server, error) from None
-    return listener
-
-
-def _address_error(server: ServerConfig, error: OSError) -> ConfigError:
-    reason = error.strerror or str(error)
-    return ConfigError(f"host, port: expected a free address, got {server.host}:{server.port}: {reason}", param="port")
-
-
 class _Launcher:
     """One server's processes and the order of their ends."""
 
-    def __init__(self, config: Config, listener: socket.socket) -> None:
+    def __init__(self, config: Config, listeners: Listeners) -> None:
         self._config = config
-        self._listener = listener
+        self._listeners = listeners
         self._num_signals = 0
         self._begin_drain: Callable[[], None] = lambda: None
 
@@ -125,7 +97,7 @@ class _Launcher:
                     await client.close()
                     return await self._serve_in_workers(address, engine)
                 self._begin_drain = client.begin_drain
-                return await self._until_end(http.serve(self._listener), engine)
+                return await self._until_end(http.serve(self._listeners), engine)
         finally:
             await client.close()
 
@@ -149,18 +121,15 @@ class _Launcher:
         engine.signal(signal.SIGCONT)
 
     def _listen(self) -> None:
-        server = self._config.server
-        try:
-            self._listener.listen(_BACKLOG)  # another process may have bound the address too, and be first
-        except OSError as error:
-            raise _address_error(server, error) from None
-        host, port = self._listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        logger.info("serving %s on http://%s:%d", ", ".join(self._config.model.served_names), shown, port)
+        self._listeners.listen(self._config.server)
+        if self._listeners.metrics is not None:
+            logger.info("metrics are at %s/metrics too", url_of(self._listeners.metrics))
+        names = ", ".join(self._config.model.served_names)
+        logger.info("serving %s on %s", names, url_of(self._listeners.api))
 
     async def _serve_in_workers(self, address: str, engine: ChildProcess) -> int:
         pool = WorkerPool(
-            lambda: start_worker(self._config, address, engine.pid, self._listener),
+            lambda: start_worker(self._config, address, engine.pid, self._listeners),
             self._config.server.workers,
             give_up=lambda: self._stop(engine),
         )
@@ -177,7 +146,7 @@ class _Launcher:
         elif not engine_end.done():  # it has said goodbye and is about to end
             self._kill_after(_STUCK_S, engine)
         status = self._status(await engine_end)
-        self._listener.close()  # who connects now is refused, not kept waiting
+        self._listeners.close()
         try:
             http_status = await asyncio.wait_for(http, _HTTP_END_S)  # pending answers are still being sent
         except TimeoutError:

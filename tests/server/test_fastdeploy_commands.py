@@ -52,8 +52,6 @@ COMMANDS = {
 OTHER_FILES = ("eb45-32k-wint4-prefixcache-a800-tp4", "eb45-21b-a3b-32k-wint8-cpu-cache", "GLM45-air-32k-bf16-mtp")
 TENSOR_PARALLEL = "tensor_parallel_size: '4' is not supported yet in this version (only 1 is) (command line)"
 SPLIT_FAULTS = [
-    "metrics_port: '{metrics}' is not supported yet in this version (only none is); metrics are at /metrics on the"
-    " server's port (command line)",
     TENSOR_PARALLEL,
     "splitwise_role: '{role}' is not supported yet in this version (only mixed is) (command line)",
     "scheduler_name: 'splitwise' is not supported yet in this version (only local is) (command line)",
@@ -95,8 +93,7 @@ def test_everything_that_is_missing_is_named_at_once_and_nothing_else(
 ) -> None:
     want = [TENSOR_PARALLEL] if "--tensor-parallel-size 4" in COMMANDS[name] else []
     if name in ("prefill", "decode"):
-        port = {"prefill": 8181, "decode": 8191}[name]
-        want = [line.format(role=name, metrics=port) for line in SPLIT_FAULTS]
+        want = [line.format(role=name) for line in SPLIT_FAULTS]
     assert faults(arguments(COMMANDS[name], model), capsys) == want
 
 

@@ -42,8 +42,8 @@ def test_a_value_that_asks_for_nothing_is_accepted(model: str, flags: str) -> No
         ("--enable-mm", "enable_mm: true is not supported yet in this version (only false is)"),
         ("--no-enable-logprob", "enable_logprob: false is not supported yet in this version (only true is); log"),
         (
-            "--metrics-port 8001",
-            "metrics_port: '8001' is not supported yet in this version (only none is); metrics are",
+            "--scheduler-max-size 9",
+            "scheduler_max_size: '9' is not supported yet in this version (only -1 is); use max_",
         ),
         ("--tensor-parallel-sise 2", "tensor_parallel_sise: unknown option (did you mean 'tensor_parallel_size'?)"),
     ],

@@ -1,0 +1,126 @@
+"""The options of the HTTP side: addresses, keys, limits and timeouts. Rules between options are in rules.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastdeploy_sd.config.option import Spec, option, verify_fields
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str = option("127.0.0.1", Spec("The one address to listen on; 0.0.0.0 is every IPv4 address."))
+    port: int = option(8000, Spec("TCP port.", minimum=0, maximum=65535))
+    metrics_port: int | None = option(
+        None,
+        Spec(
+            "A second port, which answers /metrics, /config-info, /health and /ping only; none: these are on `port`"
+            " alone, where they always are.",
+            minimum=0,
+            maximum=65535,
+        ),
+    )
+    workers: int = option(1, Spec("HTTP processes sharing the port.", minimum=1, maximum=64))
+    api_key: tuple[str, ...] = option(
+        (),
+        Spec(
+            "Accepted bearer tokens of visible ASCII characters, one per flag; without any the API is open.",
+            secret=True,
+        ),
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        Spec(
+            "Web pages that may call the API from a browser, by origin as `https://chat.example`, one per flag; `*`:"
+            " any. Without `api_key`, pages of other origins are refused."
+        ),
+    )
+    access_log: bool = option(
+        False,
+        Spec(
+            "Log a line for each HTTP request: client, method, path, status, duration, error, id and tokens.",
+            aliases=("enable_log_requests",),
+        ),
+    )
+    max_concurrency: int | None = option(
+        None,
+        Spec("Requests in the server at once, running and waiting; sets `max_num_queued_requests`.", minimum=2),
+    )
+    max_body_bytes: int = option(
+        16 << 20, Spec("Largest request body, in bytes; more is answered with 413.", minimum=1)
+    )
+    max_connections: int = option(
+        4096,
+        Spec(
+            "Open connections of each HTTP process; a further one takes the place of the one idle for longest, or is"
+            " answered with 503. Fewer where the limit of open files leaves no room.",
+            minimum=1,
+        ),
+    )
+    max_connections_per_address: int | None = option(
+        1024,
+        Spec(
+            "Open connections of each HTTP process from one client address (of IPv6: /64 network); more are answered"
+            " with 503. none: no limit, for servers behind a proxy.",
+            minimum=1,
+        ),
+    )
+    headers_timeout_s: float = option(
+        10.0,
+        Spec(
+            "Seconds a connection may take to send the headers of a request; then it is closed.",
+            name="timeout_headers",
+            minimum=0.1,
+        ),
+    )
+    body_timeout_s: float = option(
+        30.0,
+        Spec(
+            "Seconds a request's body may pause; longer, or after this time slower than 1 KiB/s, is answered with 408.",
+            name="timeout_body",
+            minimum=0.1,
+        ),
+    )
+    keep_alive_timeout_s: int = option(
+        5,
+        Spec("Seconds a connection may idle between two requests.", name="timeout_keep_alive", minimum=1),
+    )
+    engine_timeout_s: float = option(
+        30.0,
+        Spec(
+            "Seconds the engine may neither answer nor compute; then /health is 503, its requests end with an error and"
+            " new ones are refused until it is back.",
+            name="timeout_engine",
+            minimum=0.1,
+        ),
+    )
+    shutdown_timeout_s: float = option(
+        30.0,
+        Spec(
+            "Seconds that running requests may take to finish after SIGTERM.",
+            name="timeout_graceful_shutdown",
+            minimum=0,
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        verify_fields(self, "server")
+        _verify_api_keys(self.api_key)
+        _verify_origins(self.allowed_origins)
+
+
+def _verify_api_keys(keys: tuple[str, ...]) -> None:
+    """Other characters reach a server in a different form from each client."""
+    if not all(re.fullmatch(r"[!-~]+", key) for key in keys):
+        raise ConfigError("api_key: expected visible ASCII characters without spaces, got others", param="api_key")
+
+
+def _verify_origins(origins: tuple[str, ...]) -> None:
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+", origin):
+            raise ConfigError(
+                f"allowed_origins: expected '*' or an origin as 'https://chat.example', got {origin!r}",
+                param="allowed_origins",
+            )

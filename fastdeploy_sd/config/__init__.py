@@ -23,8 +23,8 @@ from fastdeploy_sd.config.sections import (
     Config,
     ModelConfig,
     SchedulerConfig,
-    ServerConfig,
 )
+from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SpeculativeConfig
 
 __all__ = [

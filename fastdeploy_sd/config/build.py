@@ -130,7 +130,7 @@ def _build(settings: Settings, faults: Faults) -> Config:
     with faults.collecting(_position(settings, "max_concurrency"), origins.get("max_concurrency", "")):
         _apply_max_concurrency(values, origins)
     _apply_whole_prompts(values, origins)
-    config = _with_speculative(_assemble({"model": DEMO_MODEL} | values, origins), speculative, settings)
+    config = _with_speculative(_assemble_sound(values, origins, settings, faults), speculative, settings)
     _verify_rules(config, settings, faults)
     faults.raise_all()
     for note in [*no_effect_notes(name for name in settings if name in NO_EFFECT), *speculative.notes]:
@@ -161,6 +161,18 @@ def _refuse_unsupported(name: str, value: object) -> None:
     reason = rejection(name, value, UNSUPPORTED[name])
     if reason is not None:
         raise ConfigError(reason, param=name)
+
+
+def _assemble_sound(values: dict[str, Any], origins: Mapping[str, str], settings: Settings, faults: Faults) -> Config:
+    """Assemble the values that pass the checks of their sections; what does not is a fault and left out."""
+    while True:
+        try:
+            return _assemble({"model": DEMO_MODEL} | values, origins)
+        except ConfigError as error:
+            name = error.param or ""
+            faults.add(error, _position(settings, name), origins.get(name, ""))
+            if values.pop(name, None) is None:
+                faults.raise_all()
 
 
 def _with_speculative(config: Config, read: SpeculativeMap, settings: Settings) -> Config:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from fastdeploy_sd.config.option import Spec, option, verify_fields
+from fastdeploy_sd.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,11 @@ def test_a_rule_about_a_faulty_option_is_not_checked(model: str) -> None:
     assert report(flags) == ["max_num_batched_tokens: expected an integer of at least 1, got 'x' (command line)"]
 
 
+def test_checks_of_a_section_are_among_the_faults(model: str) -> None:
+    flags = ["--model", model, "--allowed-origins", "nowhere", "--api-key", "a b", "--port", "x"]
+    assert [line.partition(":")[0].strip() for line in report(flags)[1:]] == ["allowed_origins", "api_key", "port"]
+
+
 def test_a_value_that_the_command_line_overrides_is_no_fault(model: str, yaml_file: WriteYaml) -> None:
     path = yaml_file("tensor_parallel_size: 4\nport: none of this\n")
     assert load_config(["--config", path, "--model", model, "-tp", "1", "--port", "80"]).server.port == 80

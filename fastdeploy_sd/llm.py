@@ -26,7 +26,7 @@ from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
 from fastdeploy_sd.errors import BadRequest, Overloaded, Unavailable
 from fastdeploy_sd.log_lines import show_lines
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import Request, RequestMetrics, RequestOutput
+from fastdeploy_sd.types import FinishReason, Request, RequestMetrics, RequestOutput
 
 Conversation = Sequence[Mapping[str, str]]
 
@@ -285,7 +285,7 @@ class _Batch:
         delta = sequence.processor.process(output)
         if delta.needs_abort:
             self._running.remove(output.request_id)
-            [last] = self._engine.abort([output.request_id])
+            [last] = self._engine.abort([output.request_id], FinishReason.STOP)
             delta = replace(delta, metrics=last.metrics or delta.metrics)
         sequence.collector.add(delta)
         progress.add(output.request_id, len(output.token_ids), is_last=delta.finish_reason is not None)

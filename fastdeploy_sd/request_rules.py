@@ -12,8 +12,13 @@ from dataclasses import dataclass
 
 from fastdeploy_sd.errors import BadRequest, shown
 from fastdeploy_sd.sampling_rules import (
+    MAX_BAD_WORD_CHARS,
     MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
     MAX_COUNT,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     NUMBER_RULES,
     NumberRule,
@@ -27,6 +32,11 @@ logger = logging.getLogger(__name__)
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 256
 MAX_EOS_TOKEN_IDS = 4096
+# The longest forms on a wire.
+_MAX_ID_BYTES = _MAX_HEADER_BYTES = 5
+_MAX_CHAR_BYTES = 4
+_MAX_NUMBER_BYTES = 9
+_NUM_OTHER_FIELDS = 256
 _PER_ROW = (
     "temperature",
     "top_p",
@@ -51,6 +61,21 @@ class RequestRules:
 
     vocab_size: int
     max_model_len: int
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Bytes of any request that keeps the rules, its numbers and texts in any usual form."""
+        num_ids = MAX_BAD_WORD_TOKENS + MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS + MAX_LOGIT_BIAS
+        num_chars = (
+            MAX_STOP_STRINGS * MAX_STOP_CHARS + MAX_BAD_WORDS * MAX_BAD_WORD_CHARS + MAX_ID_CHARS + MAX_SALT_CHARS
+        )
+        num_lists = MAX_BAD_WORD_TOKENS + MAX_STOP_STRINGS + MAX_BAD_WORDS
+        return (
+            _MAX_ID_BYTES * (self.max_model_len + num_ids)
+            + _MAX_CHAR_BYTES * num_chars
+            + _MAX_HEADER_BYTES * num_lists
+            + _MAX_NUMBER_BYTES * (MAX_LOGIT_BIAS + _NUM_OTHER_FIELDS)
+        )
 
     def verify(self, request: Request) -> None:
         """Check everything that a step reads of a request. Costs some microseconds.
@@ -113,8 +138,18 @@ def _verify_texts(request: Request) -> None:
         ("request_id", request.request_id, MAX_ID_CHARS),
         ("cache_salt", request.cache_salt, MAX_SALT_CHARS),
     ):
-        if len(text) > limit:
-            raise BadRequest(f"{name}: expected at most {limit} characters, got {shown(text)}", param=name)
+        _verify_text(name, text, limit)
+    verify_count("stop", request.sampling.stop, MAX_STOP_STRINGS)
+    verify_count("bad_words", request.sampling.bad_words, MAX_BAD_WORDS)
+    for text in request.sampling.stop:
+        _verify_text("stop", text, MAX_STOP_CHARS)
+    for text in request.sampling.bad_words:
+        _verify_text("bad_words", text, MAX_BAD_WORD_CHARS)
+
+
+def _verify_text(name: str, text: str, limit: int) -> None:
+    if len(text) > limit:
+        raise BadRequest(f"{name}: expected at most {limit} characters, got {shown(text)}", param=name)
 
 
 def producible_eos(origin: str, token_ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:

@@ -18,9 +18,11 @@ SEED_LIMIT = 1 << 63
 MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024  # of each
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 1024  # of each
 # Every spelling of every bad word together: 16 tokens for each of two spellings. They are looked at per logits row.
 MAX_BAD_WORD_TOKENS = 8192
 

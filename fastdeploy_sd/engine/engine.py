@@ -8,7 +8,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.engine.stats import EngineStats
-from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
 
 
 class Engine:
@@ -36,13 +36,16 @@ class Engine:
         """
         self._scheduler.add(request)
 
-    def abort(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
+    def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> list[RequestOutput]:
         """End requests before the next step.
 
+        Args:
+            reason: STOP when a stop string, which only whoever reads the text can see, has completed them.
+
         Returns:
-            Their last outputs (finish_reason ABORT, no tokens). Ids that are unknown or have ended are ignored.
+            Their last outputs (with that finish_reason, no tokens). Ids that are unknown or have ended are ignored.
         """
-        return self._scheduler.abort(request_ids)
+        return self._scheduler.abort(request_ids, reason)
 
     def step(self) -> list[RequestOutput]:
         """Run the model once for the requests whose turn it is.

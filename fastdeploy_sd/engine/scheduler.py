@@ -102,15 +102,15 @@ class Scheduler:
         self._num_arrived += 1
         self._roster.enter(RequestState(request, key, time.time(), self._speculation, self._roster.columns))
 
-    def abort(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
+    def abort(self, request_ids: Iterable[RequestId], reason: FinishReason) -> list[RequestOutput]:
         """End requests wherever they are; returns their last outputs. Unknown (or ended) ids are ignored."""
         now = time.time()
         outputs = []
         for request_id in request_ids:
             state = self._roster.states.get(request_id)
             if state is not None:
-                metrics = self._roster.close(state, FinishReason.ABORT, now)
-                outputs.append(replace(state.empty_output(), finish_reason=FinishReason.ABORT, metrics=metrics))
+                metrics = self._roster.close(state, reason, now)
+                outputs.append(replace(state.empty_output(), finish_reason=reason, metrics=metrics))
         self._roster.sweep()
         return outputs
 

@@ -84,14 +84,18 @@ def directory_of(address: str) -> str:
 class ServerChannel:
     """The engine's end. Used by one thread.
 
+    Args:
+        max_message_bytes: a peer that sends a longer one is disconnected before it takes memory; -1 = no limit.
+
     Raises:
         OSError: the address cannot be bound.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, max_message_bytes: int = -1) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unreachable client is an error we see, not a silent drop
         self._poller = zmq.Poller()
         try:

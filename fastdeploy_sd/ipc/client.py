@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import TypeVar
 
 from fastdeploy_sd.engine.stats import EngineStats
-from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
+from fastdeploy_sd.errors import BadRequest, FdsdError, InternalError, Unavailable
 from fastdeploy_sd.ipc import messages as m
 from fastdeploy_sd.ipc.channel import ClientChannel
 from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.life_signs import Heartbeat
 from fastdeploy_sd.ipc.stream import OutputStream
-from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
 
 T = TypeVar("T")
 
@@ -161,7 +161,10 @@ class EngineClient:
         handle = next(self._serials)
         stream = self._streams[handle] = OutputStream(request.request_id)
         try:
-            self._send(m.Submit(handle, request))
+            frame = m.encode(m.Submit(handle, request))
+            if len(frame) > m.max_frame_bytes(self.model_info):
+                raise BadRequest(f"request: expected at most what its limits allow, got {len(frame)} bytes")
+            self._send_frame(frame)
             while not stream.is_exhausted:
                 yield await stream.next()
         finally:
@@ -169,12 +172,16 @@ class EngineClient:
             if not stream.is_ended and self._death is None:
                 self._send(m.Abort((handle,)))
 
-    async def abort(self, request_ids: Iterable[RequestId]) -> None:
-        """End requests now: their `generate` yields a last output with FinishReason.ABORT. Unknown ids are ignored."""
+    async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None:
+        """End requests now: their `generate` yields a last output with this reason. Unknown ids are ignored.
+
+        Args:
+            reason: STOP if a stop string has completed them, ABORT if nobody wants them any more.
+        """
         wanted = frozenset(request_ids)
         handles = tuple(handle for handle, stream in self._streams.items() if stream.request_id in wanted)
         if handles and self._death is None:
-            self._send(m.Abort(handles))
+            self._send(m.Abort(handles, reason))
 
     async def stats(self) -> EngineStats:
         """Return the engine's statistics as of its next pause between two steps.
@@ -201,11 +208,14 @@ class EngineClient:
             del self._stats[serial]
 
     def _send(self, message: m.Message) -> None:
+        self._send_frame(m.encode(message))
+
+    def _send_frame(self, frame: bytes) -> None:
         if self._death is not None:
             raise Unavailable(self._death)
         if self._channel is None:
             raise Unavailable("the engine is not connected")
-        self._channel.send(m.encode(message))
+        self._channel.send(frame)
 
     # ---- what the engine says ---------------------------------------------------------------------------------------
 

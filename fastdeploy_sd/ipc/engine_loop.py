@@ -1,8 +1,9 @@
 """The engine process's main loop: take messages, step the engine, hand out outputs.
 
 Every accepted request gets exactly one output with a finish_reason, whatever happens: it ends, it is aborted, the
-server shuts down or the engine breaks. Aborts that have arrived take effect before the next step. The loop blocks in
-the kernel while there is nothing to do. Knows no model, no process start and no HTTP.
+server shuts down or the engine breaks. Aborts that have arrived take effect before the next step, and questions are
+answered then; of a burst of submissions each step waits for a few milliseconds' worth only. The loop blocks in the
+kernel while there is nothing to do. Knows no model, no process start and no HTTP.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from fastdeploy_sd.ipc import messages as m
 from fastdeploy_sd.ipc.channel import ServerChannel
 from fastdeploy_sd.ipc.client_table import ClientTable
 from fastdeploy_sd.ipc.codec import ProtocolError
+from fastdeploy_sd.ipc.inbox import Inbox
 from fastdeploy_sd.types import FinishReason, Request, RequestId, RequestOutput
 
 logger = logging.getLogger(__name__)
 
 _GOODBYE_S = 2.0
+_SUBMIT_S = 0.002
 _BYE = m.encode(m.Bye())
 
 
@@ -35,13 +38,17 @@ class EngineLoop:
         engine: stepped only by `run`.
         channel: closed by `run`.
         shutdown_timeout_s: how long the requests may take to finish after `drain`.
+        submit_s: submissions are read for so long before a step, one of them at least.
     """
 
-    def __init__(self, engine: Engine, channel: ServerChannel, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self, engine: Engine, channel: ServerChannel, shutdown_timeout_s: float, submit_s: float = _SUBMIT_S
+    ) -> None:
         self._engine = engine
         self._channel = channel
-        self._shutdown_timeout_s = shutdown_timeout_s
+        self._shutdown_timeout_s, self._submit_s = shutdown_timeout_s, submit_s
         self._clients = ClientTable()
+        self._inbox = Inbox(channel, m.max_frame_bytes(engine.model_info))
         self._is_drain_asked = False
         self._is_end_asked = False
         self._deadline: float | None = None  # set while draining
@@ -64,7 +71,7 @@ class EngineLoop:
         """Serve until told to stop; return the exit status: 0 after a drain, 1 after the engine broke."""
         try:
             while not self._is_drained():
-                readable = self._channel.wait(timeout_s=0 if self._engine.has_work() else None)
+                readable = self._channel.wait(timeout_s=0 if self._engine.has_work() or self._inbox else None)
                 self._begin_drain()
                 self._take_messages(readable)
                 self._end_at_deadline()
@@ -89,14 +96,25 @@ class EngineLoop:
     def _take_messages(self, readable: set[int]) -> None:
         if self._wake_read in readable:
             os.read(self._wake_read, 4096)
-        for identity, frame in self._channel.receive():
+        for identity, frame in self._inbox.receive():
             self._take(identity, frame)
         for identity in self._clients.ended(readable):
             logger.warning("a client process ended; its requests are aborted")
             self._drop(identity)
+        if self._deadline is not None:
+            self._reject_waiting(Unavailable("the server is shutting down"))
+        deadline = time.monotonic() + self._submit_s
+        while self._inbox:
+            self._take(*self._inbox.next_submission())
+            if time.monotonic() >= deadline:
+                break
 
     def _take(self, identity: bytes, frame: bytes) -> None:
         try:
+            if self._inbox.is_too_long(frame):
+                raise ProtocolError(
+                    f"frame: expected no more than a request at every limit has, got {len(frame)} bytes"
+                )
             message = m.decode(frame)
         except ProtocolError as error:
             logger.error("unreadable message: %s", error)
@@ -111,8 +129,8 @@ class EngineLoop:
         match message:
             case m.Submit(handle, request):
                 self._submit(identity, handle, request)
-            case m.Abort(handles):
-                self._deliver(self._engine.abort(self._clients.requests_of(identity, handles)))
+            case m.Abort(handles, reason):
+                self._abort(identity, handles, reason)
             case m.StatsRequest(serial):
                 self._send(identity, m.StatsReply(serial, self._engine.stats()))
             case m.Bye():
@@ -137,9 +155,25 @@ class EngineLoop:
                 raise Unavailable("the server is draining: it takes no new requests", code="draining")
             self._engine.submit(request)
         except FdsdError as error:
-            self._send(identity, m.Rejected(handle, m.WireError.of(error)))
+            self._reject(identity, handle, error)
             return
         self._clients.own(request.request_id, identity, handle)
+
+    def _reject_waiting(self, error: FdsdError) -> None:
+        """Answer the submissions that wait without reading them."""
+        while self._inbox:
+            identity, frame = self._inbox.next_submission()
+            handle = m.handle_of_submit(frame)
+            if identity in self._clients and handle is not None:
+                self._reject(identity, handle, error)
+
+    def _reject(self, identity: bytes, handle: int, error: FdsdError) -> None:
+        self._send(identity, m.Rejected(handle, m.WireError.of(error)))
+
+    def _abort(self, identity: bytes, handles: tuple[int, ...], reason: FinishReason) -> None:
+        for frame in self._inbox.withdraw(identity, handles):
+            self._take(identity, frame)  # it ends at once, but like any other
+        self._deliver(self._engine.abort(self._clients.requests_of(identity, handles), reason))
 
     # ---- outgoing ---------------------------------------------------------------------------------------------------
 
@@ -170,6 +204,7 @@ class EngineLoop:
             self._engine.abort(self._forget(identity))
 
     def _forget(self, identity: bytes) -> list[RequestId]:
+        self._inbox.drop(identity)
         self._channel.unwatch(self._clients.fd_of(identity))
         return self._clients.remove(identity)
 
@@ -192,6 +227,7 @@ class EngineLoop:
 
     def _fail(self) -> None:
         """Answer everything without touching the engine, whose state is unknown."""
+        self._reject_waiting(InternalError("the engine failed"))
         error = (InternalError.__name__, "the engine failed")
         ids = self._clients.request_ids()
         self._deliver(RequestOutput(i, (), finish_reason=FinishReason.ERROR, error=error) for i in ids)

@@ -28,6 +28,7 @@ from fastdeploy_sd.ipc.child import (
     read_start,
 )
 from fastdeploy_sd.ipc.engine_loop import EngineLoop
+from fastdeploy_sd.ipc.messages import max_frame_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,9 @@ def _serve(engine: Engine, config: Config, address: str) -> int:
     # What is loaded stays: a full collection between two steps must not walk through the framework's modules.
     gc.collect()
     gc.freeze()
-    loop = EngineLoop(engine, ServerChannel(address), config.server.shutdown_timeout_s)
+    # A frame that is too long, but not by far, is answered with what is wrong with it.
+    channel = ServerChannel(address, max_message_bytes=2 * max_frame_bytes(engine.model_info))
+    loop = EngineLoop(engine, channel, config.server.shutdown_timeout_s)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain())
     signal.signal(signal.SIGINT, lambda *_: loop.end_now())
     return loop.run()

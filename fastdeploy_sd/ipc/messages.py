@@ -19,9 +19,11 @@ import msgpack  # type: ignore[import-untyped]
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.errors import ERROR_TYPES, FdsdError, InternalError, Overloaded, shown
 from fastdeploy_sd.ipc.codec import Codec, ProtocolError, codec_of
-from fastdeploy_sd.types import ModelInfo, Request, RequestOutput
+from fastdeploy_sd.request_rules import RequestRules
+from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestOutput
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+_MAX_PID = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,10 @@ class Hello:
 
     pid: int
 
+    def __post_init__(self) -> None:
+        if not 0 < self.pid <= _MAX_PID:
+            raise ValueError(f"expected a process id in 1..{_MAX_PID}, got {self.pid}")
+
 
 @dataclass(frozen=True, slots=True)
 class Submit:
@@ -73,9 +79,19 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Finish these submissions now; unknown handles are ignored (the request may have ended meanwhile)."""
+    """Finish these submissions now; unknown handles are ignored (the request may have ended meanwhile).
+
+    Attributes:
+        reason: what their last outputs say and the statistics count: ABORT, or STOP when a stop string, of which the
+            engine knows nothing, has completed their text.
+    """
 
     handles: tuple[int, ...]
+    reason: FinishReason = FinishReason.ABORT
+
+    def __post_init__(self) -> None:
+        if self.reason not in (FinishReason.ABORT, FinishReason.STOP):
+            raise ValueError(f"expected the reason abort or stop, got {self.reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +185,9 @@ _TYPE_OF_TAG: dict[int, Any] = {
 _TAG_OF_TYPE = {cls: tag for tag, cls in _TYPE_OF_TAG.items()}
 _CODEC: dict[Any, Codec] = {cls: codec_of(cls) for cls in _TAG_OF_TYPE}
 _VERSION_BYTE = bytes([PROTOCOL_VERSION])
+# Version, a list of tag, handle and request, the tag; see `encode`.
+_SUBMIT_START = _VERSION_BYTE + bytes([0x93, _TAG_OF_TYPE[Submit]])
+_MAX_INT_BYTES = 9
 
 
 def encode(message: Message) -> bytes:
@@ -183,6 +202,24 @@ def encode(message: Message) -> bytes:
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"{type(message).__name__}: cannot be sent: {error}") from None
     return _VERSION_BYTE + body
+
+
+def max_frame_bytes(info: ModelInfo) -> int:
+    """Bytes of the longest frame that a client may send: that of a Submit whose request is at every limit."""
+    return RequestRules(info.vocab_size, info.max_model_len).max_request_bytes
+
+
+def handle_of_submit(frame: bytes) -> int | None:
+    """Return the handle of a Submit without reading its request; None for any other frame, also one that is broken."""
+    if frame[: len(_SUBMIT_START)] != _SUBMIT_START:
+        return None
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(frame[len(_SUBMIT_START) : len(_SUBMIT_START) + _MAX_INT_BYTES])
+    try:
+        handle = unpacker.unpack()
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
+    return handle if type(handle) is int else None
 
 
 def decode(frame: bytes) -> Message:

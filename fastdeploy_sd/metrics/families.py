@@ -68,7 +68,7 @@ COUNTERS = (
     Single("fastdeploy:requests_number", "Requests taken.", lambda s: s.num_requests),
     Single(
         "fastdeploy:request_success",
-        "Requests that ended by a stop token or at their length; neither aborted nor failed.",
+        "Requests that ended by a stop token or text or at their length; neither aborted nor failed.",
         lambda s: s.num_finished["stop"] + s.num_finished["length"],
     ),
     Single(
@@ -185,7 +185,12 @@ GAUGES = (
 )
 
 LABELLED_COUNTERS = (
-    Labelled("fastdeploy_sd:requests_finished", "Requests that ended, by reason.", "reason", lambda s: s.num_finished),
+    Labelled(
+        "fastdeploy_sd:requests_finished",
+        "Requests that ended, by reason; abort: the client left.",
+        "reason",
+        lambda s: s.num_finished,
+    ),
     Labelled(
         "fastdeploy_sd:step_time_seconds",
         "Time in engine steps, by phase: batch (preparing), forward (the model), verify (sampling and judging drafts), "

@@ -166,6 +166,22 @@ async def test_stop_reason_tells_a_stop_string_from_a_stop_token(served: Served)
     assert "".join(c["choices"][0]["text"] for c in streamed) == by_string["text"]
 
 
+async def test_a_stop_string_counts_as_a_stop_and_a_reader_that_leaves_as_an_abort(served: Served) -> None:
+    tokens = toy_tokens(TOKENIZER.encode("hello", add_special_tokens=True), 8)
+    ask = PROMPT | {"max_tokens": 50, "stop": text_of(tokens[4:6])}
+    for body in (ask, ask | {"collect_metrics": True}):
+        await post(served, COMPLETION, body)
+        await post_stream(served, COMPLETION, body)
+    await served.client.until("idle")
+    async with served.http.stream("POST", COMPLETION, json=PROMPT | {"max_tokens": 400, "stream": True}):
+        await served.client.until("started")
+    await served.client.until("idle")
+    text = (await served.http.get("/metrics")).text
+    for line in ('requests_finished_total{reason="stop"} 4.0', 'requests_finished_total{reason="abort"} 1.0'):
+        assert f"fastdeploy_sd:{line}" in text
+    assert "fastdeploy:request_success_total 4.0" in text
+
+
 async def test_continuous_usage_grows_to_the_final_one(served: Served) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = await post_stream(served, CHAT, HELLO | {"stream_options": options})

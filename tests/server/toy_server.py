@@ -21,7 +21,7 @@ from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
 from tests.doubles.engines import toy_config
 from tests.doubles.preparer import LocalPreparer
 from tests.doubles.toy_executor import ToyExecutor
@@ -98,8 +98,8 @@ class LocalClient:
             self.engine.check_integrity()
             await self._notify()
 
-    async def abort(self, request_ids: Iterable[RequestId]) -> None:
-        self._deliver(self.engine.abort(request_ids))
+    async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None:
+        self._deliver(self.engine.abort(request_ids, reason))
 
     async def stats(self) -> EngineStats:
         if not self.is_alive:

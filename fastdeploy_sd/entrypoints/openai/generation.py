@@ -17,7 +17,7 @@ from fastdeploy_sd.entrypoints.openai.merging import QueueShare, merge
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor, TextDelta
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import FdsdError
-from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestMetrics, RequestOutput
+from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestMetrics, RequestOutput
 
 ChoiceDelta = tuple[int, TextDelta]
 
@@ -38,7 +38,7 @@ class Client(Protocol):
 
     def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]: ...
 
-    async def abort(self, request_ids: Iterable[RequestId]) -> None: ...
+    async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None: ...
 
     async def stats(self) -> EngineStats: ...
 
@@ -63,8 +63,8 @@ async def _run_choice(client: Client, tokenizer: Tokenizer, job: Job, choice: in
     async with aclosing(client.generate(request)) as outputs:
         async for output in outputs:
             delta = processor.process(output)
-            if delta.needs_abort and job.reports_metrics:
-                measured = await _end(client, request.request_id, outputs)
+            if delta.needs_abort:
+                measured = await _end(client, request.request_id, outputs if job.reports_metrics else None)
                 delta = replace(delta, metrics=measured or delta.metrics)
             yield choice, delta
             if delta.finish_reason is not None:
@@ -72,16 +72,17 @@ async def _run_choice(client: Client, tokenizer: Tokenizer, job: Job, choice: in
 
 
 async def _end(
-    client: Client, request_id: RequestId, outputs: AsyncGenerator[RequestOutput, None]
+    client: Client, request_id: RequestId, outputs: AsyncGenerator[RequestOutput, None] | None
 ) -> RequestMetrics | None:
     """End a request that a stop string has completed, and return what the engine measured of it.
 
-    Takes up to one step of the engine. None when the engine fails in this very moment: the answer is complete, and
-    nothing may turn it into an error any more.
+    That takes up to one step of the engine; nothing is waited for where nobody reads `outputs`. None when the engine
+    fails in this very moment: the answer is complete, and nothing may turn it into an error any more.
     """
     with suppress(FdsdError):
-        await client.abort([request_id])
-        async for output in outputs:
-            if output.finish_reason is not None:
-                return output.metrics
+        await client.abort([request_id], FinishReason.STOP)
+        if outputs is not None:
+            async for output in outputs:
+                if output.finish_reason is not None:
+                    return output.metrics
     return None

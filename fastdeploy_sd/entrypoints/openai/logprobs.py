@@ -103,4 +103,5 @@ def _token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, _LOWEST_LOGPROB)
+    """What JSON can hold: -infinity as the lowest number there is here, and NaN, which nothing should make, as well."""
+    return logprob if logprob >= _LOWEST_LOGPROB else _LOWEST_LOGPROB

@@ -18,11 +18,14 @@ from fastdeploy_sd.entrypoints.text.speculation import SpeculationWish, resolve_
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.request_rules import producible_eos, producible_words
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.sampling_rules import MAX_BAD_WORD_TOKENS, verify_token_ids
+from fastdeploy_sd.sampling_rules import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_STOP_CHARS,
+    verify_token_ids,
+)
 from fastdeploy_sd.types import I32, ModelInfo
 
-MAX_STOP_CHARS = 1024
-MAX_BAD_WORD_CHARS = 1024
 _PRIORITY_LIMIT = 1 << 31
 
 

@@ -86,7 +86,7 @@ class ScriptedClient:
     Attributes:
         error: raised instead of the last output of an aborted request.
         submitted: requests in the order they came.
-        aborted: ids whose end was asked for and awaited.
+        aborted: ids whose end was asked for, and the reason given. awaited: those whose end was then read.
     """
 
     model_info: ModelInfo
@@ -95,7 +95,8 @@ class ScriptedClient:
     silence_s: float = 0.0
     last_stats: EngineStats | None = None
     submitted: list[Request] = field(default_factory=list)
-    aborted: set[RequestId] = field(default_factory=set)
+    aborted: dict[RequestId, FinishReason] = field(default_factory=dict)
+    awaited: set[RequestId] = field(default_factory=set)
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         script = self.scripts[len(self.submitted)]
@@ -104,13 +105,15 @@ class ScriptedClient:
             if request.request_id in self.aborted:
                 if self.error is not None:
                     raise self.error
-                yield RequestOutput(request.request_id, (), finish_reason=FinishReason.ABORT, metrics=METRICS)
+                self.awaited.add(request.request_id)
+                reason = self.aborted[request.request_id]
+                yield RequestOutput(request.request_id, (), finish_reason=reason, metrics=METRICS)
                 return
             yield output
             await asyncio.sleep(0)
 
-    async def abort(self, request_ids: Iterable[RequestId]) -> None:
-        self.aborted.update(request_ids)
+    async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None:
+        self.aborted |= dict.fromkeys(request_ids, reason)
 
     async def stats(self) -> EngineStats:
         return EngineStats()

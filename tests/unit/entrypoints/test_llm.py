@@ -122,6 +122,9 @@ def test_a_stop_string_ends_the_engines_request(load: Load) -> None:
     assert (completion.finish_reason, completion.stop_reason, len(completion.token_ids)) == ("stop", stop, 8)
     assert output.metrics is not None
     assert output.metrics.first_scheduled_time > 0.0, "the engine's own times"
+    assert llm._engine is not None
+    num_finished = llm._engine.stats().num_finished
+    assert (num_finished["stop"], num_finished["abort"]) == (1, 0)
     llm.generate("y", GREEDY)
     assert len(executor.known_request_ids) <= 1, "the stopped request is gone"
 

@@ -7,15 +7,10 @@ from dataclasses import replace
 import pytest
 
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.request_builder import (
-    MAX_BAD_WORD_CHARS,
-    MAX_STOP_CHARS,
-    RequestBuilder,
-    RequestOptions,
-)
+from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder, RequestOptions
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.sampling_rules import SEED_LIMIT
+from fastdeploy_sd.sampling_rules import MAX_BAD_WORD_CHARS, MAX_STOP_CHARS, SEED_LIMIT
 from fastdeploy_sd.types import ModelInfo, Speculation, SpeculationInfo
 from tests.unit.entrypoints.vocabularies import golden_tokenizer
 

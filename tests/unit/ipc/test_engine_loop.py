@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import random
 import subprocess
 import sys
 
+import msgpack
+import numpy as np
 import pytest
 
 from fastdeploy_sd.errors import BadRequest, InternalError, Overloaded, Unavailable
@@ -296,3 +299,44 @@ async def test_200_streams_with_random_aborts_lose_nothing() -> None:
         assert 0 < stats.num_finished["abort"] <= ends.count("left")
         assert stats.num_finished["error"] == 0
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+
+
+async def test_a_frame_that_nobody_may_send_is_a_fault_and_costs_nobody_else_anything() -> None:
+    async with hosted(before_step=dawdle) as host, connected(host) as client:
+        request = toy_request("a", [5, 6, 7], max_tokens=300)
+        running = asyncio.create_task(collect(client, request))
+        await until_stats(client, lambda stats: stats.num_running == 1)
+        raw, version = RawClient(host.address), bytes([m.PROTOCOL_VERSION])
+        for pid in (0, 1 << 31, (1 << 63) - 1):
+            raw.channel.send(version + msgpack.packb([1, pid]))
+            assert isinstance(await raw.receive(), m.Fault)
+        await raw.greet()
+        limit = m.max_frame_bytes(host.engine.model_info)
+        for frame in (bytes(limit + 1), m.encode(m.Abort(tuple(range(limit))))):
+            raw.channel.send(frame)
+            fault = await raw.receive()
+            assert isinstance(fault, m.Fault)
+            assert fault.reason.endswith(f"got {len(frame)} bytes")
+        raw.vanish()
+        assert tokens_of(await running) == MODEL.generate(request)
+
+
+async def test_a_request_too_long_for_a_frame_is_refused_before_it_is_sent() -> None:
+    """Else the engine's answer, a fault, would be about nobody knows which request."""
+    async with hosted(before_step=dawdle) as host, connected(host) as client:
+        request = toy_request("a", [5, 6, 7], max_tokens=100)
+        running = asyncio.create_task(collect(client, request))
+        long = np.zeros(m.max_frame_bytes(host.engine.model_info), np.int32)
+        with pytest.raises(BadRequest, match="request: expected at most"):
+            await collect(client, dataclasses.replace(request, request_id="long", prompt_token_ids=long))
+        assert tokens_of(await running) == MODEL.generate(request)
+
+
+async def test_an_abort_says_why() -> None:
+    async with hosted(before_step=dawdle) as host, connected(host) as client:
+        running = asyncio.create_task(collect(client, toy_request("a", [5], max_tokens=ENDLESS)))
+        await until_stats(client, lambda stats: stats.num_running == 1)
+        await client.abort(["a"], FinishReason.STOP)
+        assert (await running)[-1].finish_reason is FinishReason.STOP
+        stats = await client.stats()
+        assert (stats.num_finished["stop"], stats.num_finished["abort"]) == (1, 0)

@@ -24,6 +24,7 @@ class ScriptedChannel:
         self._turns = list(turns)
         self._arrived: list[tuple[bytes, bytes]] = []
         self.loop: EngineLoop | None = None
+        self.engine: Engine | None = None
         self.sent: list[tuple[bytes, m.Message]] = []
 
     def wait(self, timeout_s: float | None) -> set[int]:
@@ -34,8 +35,8 @@ class ScriptedChannel:
         return set()
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
-        arrived, self._arrived = self._arrived, []
-        yield from arrived
+        while self._arrived:
+            yield self._arrived.pop(0)
 
     def send(self, identity: bytes, frame: bytes) -> bool:
         self.sent.append((identity, m.decode(frame)))
@@ -47,12 +48,21 @@ class ScriptedChannel:
 
     def close(self, linger_s: float) -> None: ...
 
+    def replies_to(self, identity: bytes, kind: type) -> list[object]:
+        return [message for to, message in self.sent if to == identity and isinstance(message, kind)]
+
+    def num_finished(self) -> dict[str, int]:
+        assert self.engine is not None
+        return {reason: count for reason, count in self.engine.stats().num_finished.items() if count}
+
     def outputs_to(self, identity: bytes) -> list[m.Outputs]:
         return [message for to, message in self.sent if to == identity and isinstance(message, m.Outputs)]
 
 
-def _play(turns: Sequence[Turn], **config: int) -> tuple[ScriptedChannel, list[tuple[RequestId, ...]]]:
-    """Run a loop over the turns; return the channel and the requests of every step."""
+def _play(
+    turns: Sequence[Turn], submit_s: float = 1e6, **config: int
+) -> tuple[ScriptedChannel, list[tuple[RequestId, ...]]]:
+    """Run a loop over the turns; return the channel and the requests of every step. `submit_s` 0 is one submission."""
     plans: list[tuple[RequestId, ...]] = []
 
     def note(plan: SchedulerOutput) -> None:
@@ -60,7 +70,8 @@ def _play(turns: Sequence[Turn], **config: int) -> tuple[ScriptedChannel, list[t
 
     channel = ScriptedChannel([[(b"A", m.Hello(os.getpid())), (b"B", m.Hello(os.getpid()))], *turns])
     engine = Engine(toy_config(max_num_batched_tokens=64, **config), ToyExecutor(toy_info(), before_step=note))
-    channel.loop = EngineLoop(engine, cast(ServerChannel, channel), shutdown_timeout_s=1e6)
+    channel.loop = EngineLoop(engine, cast(ServerChannel, channel), shutdown_timeout_s=1e6, submit_s=submit_s)
+    channel.engine = engine
     assert channel.loop.run() == 0
     engine.check_integrity()
     return channel, plans
@@ -127,3 +138,47 @@ def test_what_arrives_after_the_wish_to_stop_is_rejected() -> None:
     assert [type(message) for message in kinds] == [m.Drain, m.Rejected, m.EngineDead]
     assert isinstance(kinds[1], m.Rejected)
     assert kinds[1].error.kind == "Unavailable"
+
+
+def burst(count: int, max_tokens: int = 50) -> list[tuple[bytes, m.Message]]:
+    return [(b"A", m.Submit(i, toy_request(f"a{i}", [5, i + 2], max_tokens=max_tokens))) for i in range(count)]
+
+
+def test_a_burst_of_submissions_holds_no_step_up_and_no_question() -> None:
+    running: Turn = [(b"B", m.Submit(1, toy_request("b", [7], max_tokens=50)))]
+    question: Turn = [*burst(3), (b"B", m.StatsRequest(8))]
+    channel, plans = _play([running, question, [], [], []], submit_s=0)
+    assert plans[:4] == [("b",), ("b", "a0"), ("b", "a0", "a1"), ("b", "a0", "a1", "a2")]
+    [reply] = channel.replies_to(b"B", m.StatsReply)
+    assert isinstance(reply, m.StatsReply)
+    assert reply.stats.num_requests == 1, "asked behind the burst, answered before it"
+
+
+def test_a_submission_that_waits_can_be_aborted() -> None:
+    channel, plans = _play([[*burst(4), (b"A", m.Abort((1, 2)))], [], [], []], submit_s=0)
+    assert "a1" not in {i for plan in plans for i in plan}
+    ends = {
+        h: o.finish_reason for sent in channel.outputs_to(b"A") for h, o in zip(sent.handles, sent.outputs, strict=True)
+    }
+    assert (ends[1], ends[2]) == (FinishReason.ABORT, FinishReason.ABORT)
+    assert plans[-1] == ("a0", "a3")
+
+
+def test_what_waits_of_a_client_that_leaves_is_forgotten() -> None:
+    channel, plans = _play([burst(4), [(b"A", m.Bye())], [], []], submit_s=0)
+    assert {i for plan in plans for i in plan} == {"a0"}
+    assert channel.engine is not None
+    assert not channel.engine.has_work()
+
+
+def test_submissions_that_wait_when_the_server_stops_are_rejected() -> None:
+    channel, _ = _play([burst(4, max_tokens=1)], submit_s=0)
+    assert [reply.handle for reply in channel.replies_to(b"A", m.Rejected)] == [0, 1, 2, 3]  # type: ignore[attr-defined]
+
+
+def test_a_request_that_a_stop_string_completed_counts_as_stopped() -> None:
+    abort: Turn = [(b"A", m.Abort((0,), FinishReason.STOP)), (b"A", m.Abort((1,)))]
+    channel, _ = _play([burst(3, max_tokens=3), abort, [], []])
+    assert channel.num_finished() == {"stop": 1, "abort": 1, "length": 1}
+    ends = {o.request_id: o.finish_reason for sent in channel.outputs_to(b"A") for o in sent.outputs if o.finish_reason}
+    assert ends == {"a0": FinishReason.STOP, "a1": FinishReason.ABORT, "a2": FinishReason.LENGTH}

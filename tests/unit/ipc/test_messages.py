@@ -15,7 +15,19 @@ from fastdeploy_sd import errors
 from fastdeploy_sd.engine.stats import EngineStats, SourceCounts
 from fastdeploy_sd.ipc import messages as m
 from fastdeploy_sd.ipc.codec import ProtocolError, codec_of
+from fastdeploy_sd.request_rules import MAX_EOS_TOKEN_IDS, MAX_ID_CHARS, MAX_SALT_CHARS, RequestRules
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.sampling_rules import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SEED_LIMIT,
+)
 from fastdeploy_sd.types import (
     DraftCounts,
     DraftLogprob,
@@ -227,3 +239,64 @@ def test_an_error_class_without_a_wire_name_travels_as_its_base() -> None:
 def test_a_hint_without_a_wire_form_is_found_when_the_codec_is_made() -> None:
     with pytest.raises(TypeError, match="no wire form"):
         codec_of(complex)
+
+
+def test_a_request_at_every_limit_fits_into_a_frame() -> None:
+    info = ModelInfo("m", 200_000, 5000, (), 16, 512)
+    text = "\U0001f600"  # four bytes
+    sampling = SamplingParams(
+        stop=tuple([text * MAX_STOP_CHARS] * MAX_STOP_STRINGS),
+        bad_words=tuple([text * MAX_BAD_WORD_CHARS] * MAX_BAD_WORDS),
+        stop_token_ids=tuple(range(199_000, 199_000 + MAX_STOP_TOKEN_IDS)),
+        logit_bias={199_999 - i: 99.9 for i in range(MAX_LOGIT_BIAS)},
+        logprobs=MAX_LOGPROBS,
+    )
+    request = Request(
+        text * MAX_ID_CHARS,
+        np.full(4000, 199_999, np.int32),
+        sampling,
+        max_tokens=1000,
+        seed=SEED_LIMIT - 1,
+        eos_token_ids=tuple(range(199_999 - MAX_EOS_TOKEN_IDS, 199_999)),
+        bad_words_token_ids=tuple([(199_999,)] * MAX_BAD_WORD_TOKENS),
+        priority=-(1 << 31),
+        arrival_time=1e9 + 0.1,
+        cache_salt=text * MAX_SALT_CHARS,
+        speculation=Speculation(True, "x" * 10, 1 << 20, MAX_LOGPROBS),
+    )
+    RequestRules(info.vocab_size, info.max_model_len).verify(request)
+    limit = m.max_frame_bytes(info)
+    assert 0.9 * limit < len(m.encode(m.Submit((1 << 63) - 1, request))) <= limit
+    assert m.max_frame_bytes(dataclasses.replace(info, max_model_len=50_000)) - limit == 45_000 * 5
+
+
+@pytest.mark.parametrize("handle", [0, 1, 127, 128, 255, 1 << 20, (1 << 63) - 1])
+def test_the_handle_of_a_submission_is_read_alone(handle: int) -> None:
+    assert m.handle_of_submit(m.encode(m.Submit(handle, REQUEST))) == handle
+
+
+@pytest.mark.parametrize("message", [m.Abort((1, 2)), m.Hello(7), m.Bye(), m.StatsRequest(3)])
+def test_other_frames_are_no_submissions(message: m.Message) -> None:
+    assert m.handle_of_submit(m.encode(message)) is None
+
+
+def test_broken_submissions_have_no_handle_or_are_refused_when_read() -> None:
+    whole = m.encode(m.Submit(300, REQUEST))
+    for length in range(len(whole)):
+        frame = whole[:length]
+        assert m.handle_of_submit(frame) in (None, 300)
+        with pytest.raises(ProtocolError):
+            m.decode(frame)
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1 << 31, (1 << 63) - 1])
+def test_a_process_id_that_no_process_has_is_refused(pid: int) -> None:
+    with pytest.raises(ProtocolError, match="process id"):
+        m.decode(_with_body([1, pid]))
+
+
+@pytest.mark.parametrize("reason", ["length", "error", "no"])
+def test_a_request_cannot_be_aborted_for_any_reason(reason: str) -> None:
+    assert m.decode(_with_body([3, [1], "stop"])) == m.Abort((1,), FinishReason.STOP)
+    with pytest.raises(ProtocolError):
+        m.decode(_with_body([3, [1], reason]))

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import TypeVar
 
 from fastdeploy_sd.engine.stats import EngineStats
-from fastdeploy_sd.errors import BadRequest, FdsdError, InternalError, Unavailable
+from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
 from fastdeploy_sd.ipc import messages as m
 from fastdeploy_sd.ipc.channel import ClientChannel
 from fastdeploy_sd.ipc.codec import ProtocolError
@@ -161,10 +161,7 @@ class EngineClient:
         handle = next(self._serials)
         stream = self._streams[handle] = OutputStream(request.request_id)
         try:
-            frame = m.encode(m.Submit(handle, request))
-            if len(frame) > m.max_frame_bytes(self.model_info):
-                raise BadRequest(f"request: expected at most what its limits allow, got {len(frame)} bytes")
-            self._send_frame(frame)
+            self._send(m.Submit(handle, request))
             while not stream.is_exhausted:
                 yield await stream.next()
         finally:
@@ -173,11 +170,7 @@ class EngineClient:
                 self._send(m.Abort((handle,)))
 
     async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None:
-        """End requests now: their `generate` yields a last output with this reason. Unknown ids are ignored.
-
-        Args:
-            reason: STOP if a stop string has completed them, ABORT if nobody wants them any more.
-        """
+        """End requests now: their `generate` yields a last output with this reason. Unknown ids are ignored."""
         wanted = frozenset(request_ids)
         handles = tuple(handle for handle, stream in self._streams.items() if stream.request_id in wanted)
         if handles and self._death is None:
@@ -208,14 +201,11 @@ class EngineClient:
             del self._stats[serial]
 
     def _send(self, message: m.Message) -> None:
-        self._send_frame(m.encode(message))
-
-    def _send_frame(self, frame: bytes) -> None:
         if self._death is not None:
             raise Unavailable(self._death)
         if self._channel is None:
             raise Unavailable("the engine is not connected")
-        self._channel.send(frame)
+        self._channel.send(m.encode(message, self._model_info))
 
     # ---- what the engine says ---------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ from fastdeploy_sd.types import FinishReason, Request, RequestId, RequestOutput
 logger = logging.getLogger(__name__)
 
 _GOODBYE_S = 2.0
+# Between two steps; what takes longer waits for the next pause.
+_RECEIVE_S = 0.005
 _SUBMIT_S = 0.002
 _BYE = m.encode(m.Bye())
 
@@ -38,17 +40,23 @@ class EngineLoop:
         engine: stepped only by `run`.
         channel: closed by `run`.
         shutdown_timeout_s: how long the requests may take to finish after `drain`.
-        submit_s: submissions are read for so long before a step, one of them at least.
+        receive_s: frames are taken from the channel for so long before a step.
+        submit_s: submissions among them are read for so long, one at least.
     """
 
     def __init__(
-        self, engine: Engine, channel: ServerChannel, shutdown_timeout_s: float, submit_s: float = _SUBMIT_S
+        self,
+        engine: Engine,
+        channel: ServerChannel,
+        shutdown_timeout_s: float,
+        receive_s: float = _RECEIVE_S,
+        submit_s: float = _SUBMIT_S,
     ) -> None:
         self._engine = engine
         self._channel = channel
         self._shutdown_timeout_s, self._submit_s = shutdown_timeout_s, submit_s
         self._clients = ClientTable()
-        self._inbox = Inbox(channel, m.max_frame_bytes(engine.model_info))
+        self._inbox = Inbox(channel, m.max_frame_bytes(engine.model_info), receive_s)
         self._is_drain_asked = False
         self._is_end_asked = False
         self._deadline: float | None = None  # set while draining
@@ -102,7 +110,7 @@ class EngineLoop:
             logger.warning("a client process ended; its requests are aborted")
             self._drop(identity)
         if self._deadline is not None:
-            self._reject_waiting(Unavailable("the server is shutting down"))
+            self._reject_waiting(_draining())
         deadline = time.monotonic() + self._submit_s
         while self._inbox:
             self._take(*self._inbox.next_submission())
@@ -152,10 +160,14 @@ class EngineLoop:
     def _submit(self, identity: bytes, handle: int, request: Request) -> None:
         try:
             if self._deadline is not None:
-                raise Unavailable("the server is draining: it takes no new requests", code="draining")
+                raise _draining()
             self._engine.submit(request)
         except FdsdError as error:
             self._reject(identity, handle, error)
+            return
+        except Exception:  # an accident of this request; the engine's books have not changed
+            logger.exception("request %s could not be taken", request.request_id)
+            self._reject(identity, handle, InternalError("the request could not be taken"))
             return
         self._clients.own(request.request_id, identity, handle)
 
@@ -258,3 +270,7 @@ class EngineLoop:
         wake_write, self._wake_write = self._wake_write, -1  # a late signal must not write to a reused descriptor
         os.close(self._wake_read)
         os.close(wake_write)
+
+
+def _draining() -> Unavailable:
+    return Unavailable("the server is draining: it takes no new requests", code="draining")

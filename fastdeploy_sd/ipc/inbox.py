@@ -13,9 +13,6 @@ from collections.abc import Iterable, Iterator
 from fastdeploy_sd.ipc import messages as m
 from fastdeploy_sd.ipc.channel import ServerChannel
 
-# Of one turn of the engine's loop. What is left stays in the socket.
-_RECEIVE_S = 0.005
-
 
 class Inbox:
     """Frames in the order of their arrival; one client's submissions are known by their handles.
@@ -23,10 +20,11 @@ class Inbox:
     Args:
         channel: where they come from.
         max_frame_bytes: of any frame; a longer one is taken as unreadable, without reading it.
+        receive_s: how long one `receive` may take; what is left then stays in the socket.
     """
 
-    def __init__(self, channel: ServerChannel, max_frame_bytes: int) -> None:
-        self._channel = channel
+    def __init__(self, channel: ServerChannel, max_frame_bytes: int, receive_s: float) -> None:
+        self._channel, self._receive_s = channel, receive_s
         self._max_frame_bytes = max_frame_bytes
         self._submissions: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
 
@@ -35,8 +33,8 @@ class Inbox:
         return bool(self._submissions)
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
-        """Take what has arrived, for a few milliseconds; yields the frames that are no submissions."""
-        deadline = time.monotonic() + _RECEIVE_S
+        """Take what has arrived; yields the frames that are no submissions."""
+        deadline = time.monotonic() + self._receive_s
         for identity, frame in self._channel.receive():
             handle = m.handle_of_submit(frame) if len(frame) <= self._max_frame_bytes else None
             if handle is None or (identity, handle) in self._submissions:

@@ -17,7 +17,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 
 from fastdeploy_sd.engine.stats import EngineStats
-from fastdeploy_sd.errors import ERROR_TYPES, FdsdError, InternalError, Overloaded, shown
+from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, FdsdError, InternalError, Overloaded, shown
 from fastdeploy_sd.ipc.codec import Codec, ProtocolError, codec_of
 from fastdeploy_sd.request_rules import RequestRules
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestOutput
@@ -190,10 +190,14 @@ _SUBMIT_START = _VERSION_BYTE + bytes([0x93, _TAG_OF_TYPE[Submit]])
 _MAX_INT_BYTES = 9
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message, receiver: ModelInfo | None = None) -> bytes:
     """Message -> frame.
 
+    Args:
+        receiver: of the engine that it is for; None = there is no limit.
+
     Raises:
+        BadRequest: the engine would not take so long a frame.
         ProtocolError: a value has no wire form (an integer beyond 64 bits, a NumPy scalar in place of an int).
     """
     try:
@@ -201,6 +205,8 @@ def encode(message: Message) -> bytes:
         body: bytes = msgpack.packb([_TAG_OF_TYPE[type(message)], *values])
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"{type(message).__name__}: cannot be sent: {error}") from None
+    if receiver is not None and len(body) >= max_frame_bytes(receiver):
+        raise BadRequest(f"request: expected at most what its limits allow, got {len(body)} bytes")
     return _VERSION_BYTE + body
 
 

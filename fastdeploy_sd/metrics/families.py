@@ -185,12 +185,7 @@ GAUGES = (
 )
 
 LABELLED_COUNTERS = (
-    Labelled(
-        "fastdeploy_sd:requests_finished",
-        "Requests that ended, by reason; abort: the client left.",
-        "reason",
-        lambda s: s.num_finished,
-    ),
+    Labelled("fastdeploy_sd:requests_finished", "Requests that ended, by reason.", "reason", lambda s: s.num_finished),
     Labelled(
         "fastdeploy_sd:step_time_seconds",
         "Time in engine steps, by phase: batch (preparing), forward (the model), verify (sampling and judging drafts), "

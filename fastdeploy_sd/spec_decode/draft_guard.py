@@ -46,7 +46,7 @@ class DraftGuard:
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Return the method's drafts, none for rows that it lost; raises nothing."""
-        if self._lost.isdisjoint(x.slots.tolist()):
+        if not self._lost or self._lost.isdisjoint(x.slots.tolist()):
             try:
                 return self.method.propose(x)
             except Exception:

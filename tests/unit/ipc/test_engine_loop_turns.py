@@ -6,11 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+import pytest
+
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.ipc import messages as m
 from fastdeploy_sd.ipc.channel import ServerChannel
 from fastdeploy_sd.ipc.engine_loop import EngineLoop
-from fastdeploy_sd.types import FinishReason, RequestId, SchedulerOutput
+from fastdeploy_sd.types import FinishReason, Request, RequestId, SchedulerOutput
 from tests.doubles.engines import toy_config, toy_info, toy_request
 from tests.doubles.toy_executor import ToyExecutor
 
@@ -70,7 +72,7 @@ def _play(
 
     channel = ScriptedChannel([[(b"A", m.Hello(os.getpid())), (b"B", m.Hello(os.getpid()))], *turns])
     engine = Engine(toy_config(max_num_batched_tokens=64, **config), ToyExecutor(toy_info(), before_step=note))
-    channel.loop = EngineLoop(engine, cast(ServerChannel, channel), shutdown_timeout_s=1e6, submit_s=submit_s)
+    channel.loop = EngineLoop(engine, cast(ServerChannel, channel), 1e6, receive_s=1e6, submit_s=submit_s)
     channel.engine = engine
     assert channel.loop.run() == 0
     engine.check_integrity()
@@ -182,3 +184,20 @@ def test_a_request_that_a_stop_string_completed_counts_as_stopped() -> None:
     assert channel.num_finished() == {"stop": 1, "abort": 1, "length": 1}
     ends = {o.request_id: o.finish_reason for sent in channel.outputs_to(b"A") for o in sent.outputs if o.finish_reason}
     assert ends == {"a0": FinishReason.STOP, "a1": FinishReason.ABORT, "a2": FinishReason.LENGTH}
+
+
+def test_a_request_that_cannot_be_taken_is_rejected_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Engine.submit
+
+    def submit(engine: Engine, request: Request) -> None:
+        if request.request_id == "a1":
+            raise MemoryError("no room for its books")
+        real(engine, request)
+
+    monkeypatch.setattr(Engine, "submit", submit)
+    channel, plans = _play([burst(3, max_tokens=2), [], []])
+    assert {i for plan in plans for i in plan} == {"a0", "a2"}
+    [reply] = channel.replies_to(b"A", m.Rejected)
+    assert isinstance(reply, m.Rejected)
+    assert (reply.handle, reply.error.kind) == (1, "InternalError")
+    assert channel.num_finished() == {"length": 2}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.draft_rows import merge_drafts, select_rows
+from fastdeploy_sd.spec_decode.draft_rows import merge_drafts, select_rows, slice_rows
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, TargetStep
 from fastdeploy_sd.types import DraftSource, DraftTokens, LogprobArrays
 
@@ -55,6 +55,22 @@ def test_selected_rows_keep_their_columns_and_prefix() -> None:
     assert {y.slots.dtype, y.num_tokens.dtype, y.prefix.token_ids.dtype, y.prefix.cu_num_draft.dtype} == {
         np.dtype(np.int32)
     }
+
+
+def test_a_slice_of_rows_keeps_what_the_model_ran_of_them() -> None:
+    table = np.arange(40, dtype=np.int32).reshape(4, 10)
+    column, hidden = np.array([1, 2, 3, 4], np.int32), np.arange(20).reshape(10, 2)
+    offsets = np.cumsum([0, *column], dtype=np.int32)
+    target = TargetStep(offsets, column + 1, column + 2, table, column + 3, hidden)
+    x = ProposeInput(("a", "b", "c", "d"), np.array([3, 1, 0, 2], np.int32), table, column, column, target=target)
+    y = slice_rows(x, 1, 3)
+    assert (y.request_ids, y.slots.tolist()) == (("b", "c"), [1, 0])
+    part = y.target
+    assert part is not None
+    assert part.query_start_loc.tolist() == [0, 2, 5]
+    assert (part.num_computed_tokens.tolist(), part.num_valid.tolist()) == ([3, 4], [4, 5])
+    assert (part.num_kv_slots.tolist(), part.block_table is table) == ([5, 6], True)
+    np.testing.assert_array_equal(part.hidden, hidden[1:6])  # type: ignore[arg-type]
 
 
 def test_merged_rows_keep_the_order_of_the_parts() -> None:

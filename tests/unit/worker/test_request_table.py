@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from fastdeploy_sd.sampling_params import SamplingParams
@@ -23,6 +25,31 @@ def table_of(*requests: NewRequest) -> RequestTable:
     names = tuple(r.request.request_id for r in requests)
     table.apply(SchedulerOutput(0, names, requests, (), rows, rows, DraftTokens.none(len(rows)), rows))
     return table
+
+
+def test_a_request_that_breaks_a_rule_is_refused_alone_and_leaves_nothing() -> None:
+    bad = replace(PENALISED)
+    object.__setattr__(bad, "top_p", 1e-50)  # as only a broken frontend has it
+    rows = np.ones(5, np.int32)
+    columns = [
+        new("good", [1, 2], 2, PENALISED),
+        new("bad", [1, 2], 2, bad),
+        new("far", [VOCAB, 2], 2, PENALISED),
+        new("long", [1, 2], 2, PENALISED, max_tokens=31),
+        new("late", [3], 1, PENALISED),
+    ]
+    names = tuple(request.request.request_id for request in columns)
+    table = RequestTable(4, 32, 16, VOCAB)
+    changes = table.apply(SchedulerOutput(0, names, tuple(columns), (), rows, rows, DraftTokens.none(5), rows))
+    assert [(n.request.request_id, slot) for n, slot in changes.added] == [("good", 0), ("late", 1)]
+    assert {name: getattr(error, "param", None) for name, error in changes.refused.items()} == {
+        "bad": "top_p", "far": "prompt_token_ids", "long": "max_tokens",
+    }  # fmt: skip
+    assert len(table._free) == 2
+    assert sorted(table.penalty_slot[:2].tolist()) == [0, 1]
+    # The plan after it drops what the engine has ended, known or not.
+    end = SchedulerOutput(1, ("good",), (), (), rows[:1], rows[:1], DraftTokens.none(1), rows[:1], ("bad", "late"))
+    assert table.apply(end).dropped.tolist() == [1]
 
 
 def output_counts(table: RequestTable, name: str) -> dict[int, int]:

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from fastdeploy_sd.config import ServerConfig
+from fastdeploy_sd.entrypoints.gathered_writes import GatheredWrites
 from fastdeploy_sd.entrypoints.openai.error_format import error_json, to_json
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, FdsdError, HeadersTooLarge, RequestTimeout
 from fastdeploy_sd.metrics import HttpStats
@@ -82,7 +83,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
-        super().connection_made(transport)
+        super().connection_made(GatheredWrites(transport, self.loop))  # type: ignore[arg-type]
         self._shared.waiting[self] = None
         self._time_headers()
 

@@ -258,3 +258,16 @@ def test_the_limit_of_open_files_is_raised(golden_dir: Path) -> None:
     with serving(golden_dir) as server:
         assert server.url
         assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)[0] == hard
+
+
+# ---- answers ------------------------------------------------------------------------------------------------------
+
+
+def test_head_token_and_end_of_a_short_stream_come_in_one_piece(impatient: Server) -> None:
+    """A client that is woken for the head has its first token."""
+    body = json.dumps({"prompt": [5, 6], "max_tokens": 1, "temperature": 0, "stream": True}).encode()
+    with connect(impatient) as connection:
+        connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")

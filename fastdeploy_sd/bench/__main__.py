@@ -1,5 +1,5 @@
-"""`python -m fastdeploy_sd.bench COMMAND`: offline, http, latency, suite (the default), forward, host, speculation,
-drafters, edits, sampling, kernels, table, compare.
+"""`python -m fastdeploy_sd.bench COMMAND`: offline, http, latency, attacks, suite (the default), forward, host,
+speculation, drafters, edits, sampling, kernels, table, compare.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -52,6 +52,12 @@ def _latency(argv: Sequence[str]) -> int:
     from fastdeploy_sd.bench import latency
 
     return latency.main(argv)
+
+
+def _attacks(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.bench import attacks
+
+    return attacks.main(argv)
 
 
 def _suite(argv: Sequence[str]) -> int:
@@ -118,6 +124,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "offline": _offline,
     "http": _http,
     "latency": _latency,
+    "attacks": _attacks,
     "suite": _suite,
     "forward": _forward,
     "host": _host,

@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     for name in ("num_requests", "clients", "output_len"):
         if getattr(args, name) < 1:
             raise ConfigError(f"{name}: expected at least 1, got {getattr(args, name)}", param=name)
-    with _server(options) as (address, processes):
+    with running_server(options) as (address, processes):
         first_token(address, _NUM_WARM_UP)
         cpu = [_cpu_us(processes)]
         results = first_token_metrics(first_token(address, args.num_requests))
@@ -159,7 +159,7 @@ def _more(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def _server(options: Sequence[str]) -> Iterator[tuple[tuple[str, int], dict[str, int]]]:
+def running_server(options: Sequence[str]) -> Iterator[tuple[tuple[str, int], dict[str, int]]]:
     """A server with these options, until the end of the block; yields its address and its processes by name."""
     command = [sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server", "--port", "0", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

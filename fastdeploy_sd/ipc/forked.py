@@ -19,7 +19,7 @@ from fastdeploy_sd.ipc.fork_server import ASK, STARTED, TELL
 from fastdeploy_sd.ipc.fork_worker import CALL, RESULT, WorkerLimits
 
 _FUNCTION = "fastdeploy_sd.ipc.fork_server:main"
-_JOINED_BYTES = 1 << 16  # a call of at most so many bytes is sent at once
+_SENT_BYTES = 1 << 16  # at a time
 
 
 class WorkerEndedError(Exception):
@@ -153,21 +153,21 @@ class Worker(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._result: asyncio.Future[bytes] | None = None
         self._received = bytearray()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def connect(self, connection: socket.socket) -> None:
         """Take the socket to the worker; before the first call."""
         await asyncio.get_running_loop().create_connection(lambda: self, sock=connection)
 
-    def tell(self, name: str, payload: bytes) -> None:
+    async def tell(self, name: str, payload: bytes) -> None:
         """Send a call without waiting for a result."""
         assert self._transport is not None, "called before it is connected"
-        header = CALL.pack(name.encode(), len(payload))
-        if len(payload) <= _JOINED_BYTES:
-            self._transport.write(header + payload)
-        else:
-            self._transport.write(header)
-            self._transport.write(payload)
+        self._transport.write(CALL.pack(name.encode(), len(payload)) + payload[:_SENT_BYTES])
+        for start in range(_SENT_BYTES, len(payload), _SENT_BYTES):
+            await self._has_room.wait()  # the transport copies what it cannot send at once
+            self._transport.write(payload[start : start + _SENT_BYTES])
 
     async def call(self, name: str, payload: bytes) -> bytes:
         """Send a call and wait for its result. A worker whose call was cancelled is of no more use: close it.
@@ -178,7 +178,7 @@ class Worker(asyncio.Protocol):
         self._result = asyncio.get_running_loop().create_future()
         if self._transport is None or self._transport.is_closing():
             raise WorkerEndedError(await self._ended)
-        self.tell(name, payload)
+        await self.tell(name, payload)
         try:
             return await self._result
         except ConnectionResetError:
@@ -187,6 +187,14 @@ class Worker(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection (asyncio)."""
         self._transport = cast(asyncio.Transport, transport)
+
+    def pause_writing(self) -> None:
+        """Note that the worker reads more slowly than it is sent to (asyncio)."""
+        self._has_room.clear()
+
+    def resume_writing(self) -> None:
+        """Note that there is room again (asyncio)."""
+        self._has_room.set()
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a result (asyncio)."""
@@ -200,6 +208,7 @@ class Worker(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the call that waits (asyncio)."""
+        self._has_room.set()
         if self._result is not None and not self._result.done():
             self._result.set_exception(ConnectionResetError())
 

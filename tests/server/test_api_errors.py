@@ -285,6 +285,13 @@ async def test_sequences_that_nobody_could_ever_queue_are_refused_before_they_ar
         assert not s.client.submitted
 
 
+async def test_more_logprobs_than_an_answer_may_have_are_refused(served: Served) -> None:
+    body = {"prompt": [[5, 6]] * 1024, "max_tokens": 500, "logprobs": 20}
+    response = await served.http.post(COMPLETION, json=body)
+    assert response.status_code == 400
+    assert error_of(response)["message"].startswith("logprobs: expected at most 4194304 of them")
+
+
 async def test_the_engine_failing_a_request_is_500() -> None:
     executor = ToyExecutor(INFO, failures={"bad": 0})
     async with serve(executor=executor) as s:

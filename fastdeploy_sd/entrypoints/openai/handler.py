@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.boundary import CLIENT_CLOSED_REQUEST
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, ChoiceFormat, CompletionFormat
-from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_json, to_fdsd_error, to_json
+from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_json, json_pieces, to_fdsd_error, to_json
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
 from fastdeploy_sd.entrypoints.openai.job import Job, UsageCounter
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare
@@ -22,6 +23,8 @@ from fastdeploy_sd.entrypoints.openai.request_body import BodyReader
 from fastdeploy_sd.entrypoints.openai.request_record import record_of
 from fastdeploy_sd.entrypoints.openai.stream import DONE, ClientGoneError, EventStream, until_disconnected
 from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
+
+_MAX_INLINE_ENTRIES = 2048  # of tokens and alternatives: some milliseconds
 
 LOSSY_HEADER = "X-Speculation-Lossy"
 
@@ -105,7 +108,7 @@ class GenerationHandler:
                 first = await until_disconnected(request.receive, anext(deltas))
                 return EventStream(_events(request, job, form, _chain(first, deltas)), deltas, headers)
             whole = await until_disconnected(request.receive, _whole(request, job, form, deltas))
-            return JsonResponse(whole, headers=headers)
+            return Response(whole, headers=headers, media_type=JsonResponse.media_type)
         except BaseException:
             await deltas.aclose()
             raise
@@ -113,15 +116,22 @@ class GenerationHandler:
 
 async def _whole(
     request: HttpRequest, job: Job, form: ChoiceFormat, deltas: AsyncGenerator[ChoiceDelta, None]
-) -> dict[str, Any]:
+) -> bytes:
+    """Return the JSON of the answer; a large one is written in a thread, so that others do not wait for it."""
     collectors = [CompletionCollector(i) for i in range(len(job.requests))]
     usage = _usage(request, job)
     async with contextlib.aclosing(deltas):
         async for choice, delta in deltas:
             collectors[choice].add(delta)
             usage.add(choice, delta)
-    choices = [form.whole(collector.build()) for collector in collectors]
-    return _envelope(job, form.response_object, choices) | {"usage": usage.to_json()}
+
+    def render() -> bytes:
+        choices = [form.whole(collector.build()) for collector in collectors]
+        answer = _envelope(job, form.response_object, choices) | {"usage": usage.to_json()}
+        return "".join(json_pieces(answer)).encode("utf-8")
+
+    num_entries = usage.num_completion_tokens * job.requests.num_logprobs_per_token
+    return render() if num_entries <= _MAX_INLINE_ENTRIES else await asyncio.to_thread(render)
 
 
 async def _events(

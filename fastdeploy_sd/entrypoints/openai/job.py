@@ -25,6 +25,8 @@ from fastdeploy_sd.types import ModelInfo
 
 # Every sequence of a job costs a task and a buffer for its output, whether it runs or waits for its turn.
 MAX_SEQUENCES = 1024
+# Each takes about 100 bytes until it is sent, and the text of an answer as much again.
+MAX_LOGPROBS_OUTPUT = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,12 @@ class JobBuilder:
         wish = body.speculation_wish(params)
         options = RequestOptions(job_id, body.priority or 0, body.cache_salt or "", wish)
         requests = self._requests.build(prompts, params, options)
+        if params.logprobs is not None and requests.max_output_entries > MAX_LOGPROBS_OUTPUT:
+            raise BadRequest(
+                f"logprobs: expected at most {MAX_LOGPROBS_OUTPUT} of them (sequences times max_tokens times"
+                f" alternatives and one), got {requests.max_output_entries}",
+                param="logprobs",
+            )
         granted = requests.speculation
         return Job(
             job_id=job_id,
@@ -181,12 +189,12 @@ class UsageCounter:
     def __init__(self, requests: RequestGroup) -> None:
         self._num_choices_per_prompt = requests.sampling.n
         self._num_prompt_tokens = sum(map(len, requests.prompts))
-        self._num_completion_tokens = 0
+        self.num_completion_tokens = 0
         self._num_cached: dict[int, int] = {}
 
     def add(self, choice: int, delta: TextDelta) -> None:
         """Take a delta of a choice."""
-        self._num_completion_tokens += len(delta.token_ids)
+        self.num_completion_tokens += len(delta.token_ids)
         if choice % self._num_choices_per_prompt == 0:  # its siblings only repeat the prompt
             self._num_cached[choice] = max(self._num_cached.get(choice, 0), delta.num_cached_tokens)
 
@@ -194,7 +202,7 @@ class UsageCounter:
         """Return OpenAI's `usage`; a prompt counts once however many choices it has."""
         return {
             "prompt_tokens": self._num_prompt_tokens,
-            "completion_tokens": self._num_completion_tokens,
-            "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": self._num_prompt_tokens + self.num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached.values())},
         }

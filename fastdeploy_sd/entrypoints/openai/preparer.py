@@ -172,7 +172,7 @@ class Preparer:
                 worker = await self._server.fork(limits)
             except ForkServerEndedError:
                 continue
-            worker.tell(_SETUP, pack(self._model_info()))
+            await worker.tell(_SETUP, pack(self._model_info()))
             return worker
         raise InternalError("the process that prepares requests ended; the server's log says why")
 

@@ -74,6 +74,16 @@ class RequestGroup(Sequence[Request]):
         suffixes += [str(sequence)] if self.sampling.n > 1 else []
         return "-".join([self.request_id, *suffixes])
 
+    @property
+    def num_logprobs_per_token(self) -> int:
+        """How many entries the output has per token: itself, and the alternatives that are reported beside it."""
+        return 1 + (self.sampling.logprobs or 0)
+
+    @property
+    def max_output_entries(self) -> int:
+        """The most entries that all outputs together can have."""
+        return sum(self.max_tokens) * self.sampling.n * self.num_logprobs_per_token
+
     def prompt_of(self, index: int) -> I32:
         """Return the prompt of request `index`."""
         return self.prompts[index // self.sampling.n]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fastdeploy_sd.entrypoints.openai.error_format import json_pieces, to_json
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare, merge
 from fastdeploy_sd.entrypoints.openai.stream import ClientGoneError, EventStream, until_disconnected
 from fastdeploy_sd.errors import InternalError, Overloaded
@@ -189,3 +190,20 @@ async def test_a_job_that_has_begun_waits_until_others_leave_the_queue() -> None
     door.num_free += 1
     assert await waiting == 1
     await items.aclose()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        [],
+        None,
+        "x\u00e9",
+        {"a": []},
+        [[], {}, [1, [2]]],
+        {"choices": [{"logprobs": {"content": [{"top": [{"b": 1}]}]}}]},
+    ],
+)
+def test_json_in_pieces_is_the_same_json(value: object) -> None:
+    for depth in range(7):
+        assert "".join(json_pieces(value, depth)) == to_json(value)

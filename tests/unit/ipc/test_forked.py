@@ -30,7 +30,7 @@ async def forking() -> AsyncIterator[ForkServer]:
 
 async def started(server: ForkServer) -> Worker:
     worker = await server.fork(LIMITS)
-    worker.tell("setup", b"set up")
+    await worker.tell("setup", b"set up")
     return worker
 
 

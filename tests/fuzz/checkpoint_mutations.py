@@ -109,7 +109,7 @@ def _mutate_value(rng: random.Random, document: Any) -> str:
 
 def _nudged(rng: random.Random, value: Any) -> Any:
     """A neighbour of a number, or any other value."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and rng.random() < 0.4:
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 10**300 and rng.random() < 0.4:
         return rng.choice((value + 1, value - 1, -value, value * 2, value * 10**9, float(value), str(value)))
     return _value(rng)
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -21,6 +22,7 @@ from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.entrypoints.openai.monitoring import MonitoringOnly
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.errors import Unavailable
+from fastdeploy_sd.ipc.channel import directory_of
 from fastdeploy_sd.ipc.child import (
     EXIT_FAILED,
     EXIT_OK,
@@ -31,11 +33,12 @@ from fastdeploy_sd.ipc.child import (
     read_start,
 )
 from fastdeploy_sd.ipc.client import EngineClient
-from fastdeploy_sd.metrics import HttpStats
+from fastdeploy_sd.metrics import SharedStats
 
 # When the engine has ended, every answer is complete or an error; so long may slow readers take to fetch it.
 _FLUSH_S = 5
 _LEAVE_S = 3.0
+_PUBLISH_S = 1.0
 
 
 class _Server(uvicorn.Server):
@@ -52,16 +55,18 @@ class HttpServer:
     Args:
         client: of the engine; may still be connecting.
         config: what was started.
+        stats: where this process counts.
 
     Raises:
         ConfigError: as `Preparer`.
     """
 
-    def __init__(self, client: EngineClient, config: Config) -> None:
+    def __init__(self, client: EngineClient, config: Config, stats: SharedStats) -> None:
         self._client = client
-        self._shared = Connections(config.server, HttpStats())
+        self._stats = stats
+        self._shared = Connections(config.server, stats.own)
         self._preparer = Preparer(config, lambda: client.model_info)
-        self._app = create_app(client, config, self._preparer, self._shared.stats)
+        self._app = create_app(client, config, self._preparer, stats)
 
     def start(self) -> None:
         """Begin to load what serving needs, while the engine still loads its model."""
@@ -97,12 +102,18 @@ class HttpServer:
 
         for acceptor in acceptors:
             acceptor.start()
-        stopping = asyncio.create_task(stop_after_engine())
+        tasks = [asyncio.create_task(stop_after_engine()), asyncio.create_task(self._publish())]
         try:
             await server.serve(sockets=[])  # the acceptors have them
         finally:
-            stopping.cancel()
+            for task in tasks:
+                task.cancel()
         return EXIT_OK if server.should_exit else EXIT_FAILED
+
+    async def _publish(self) -> None:
+        while True:
+            self._stats.publish()
+            await asyncio.sleep(_PUBLISH_S)
 
 
 def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
@@ -110,13 +121,18 @@ def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(app, log_level="error", log_config=None, ws="none", timeout_graceful_shutdown=_FLUSH_S)
 
 
-def start_worker(config: Config, address: str, engine_pid: int, listeners: Listeners) -> ChildProcess:
-    """Start an HTTP process on listening sockets that others may share. It ends, with status 0, after the engine."""
+def start_worker(config: Config, address: str, engine_pid: int, listeners: Listeners, number: int) -> ChildProcess:
+    """Start an HTTP process on listening sockets that others may share. It ends, with status 0, after the engine.
+
+    Args:
+        number: among them; that of its predecessor, if it has one.
+    """
     start = {
         "config": to_json(config, with_secrets=True),
         "address": address,
         "engine_pid": str(engine_pid),
         **listeners.to_start(),
+        "number": str(number),
     }
     function = "fastdeploy_sd.entrypoints.http_process:main"
     return ChildProcess(function, start, pass_fds=[listener.fileno() for listener in listeners], ignores_signals=True)
@@ -128,14 +144,15 @@ def main() -> int:
     start = read_start()
     config = from_json(start["config"])
     client = EngineClient(start["address"], int(start["engine_pid"]), config.server.engine_timeout_s)
-    return asyncio.run(_work(config, client, Listeners.from_start(start)))
+    stats = SharedStats(Path(directory_of(start["address"])), int(start["number"]))
+    return asyncio.run(_work(config, client, Listeners.from_start(start), stats))
 
 
-async def _work(config: Config, client: EngineClient, listeners: Listeners) -> int:
+async def _work(config: Config, client: EngineClient, listeners: Listeners, stats: SharedStats) -> int:
     loop = asyncio.get_running_loop()
     end_with_parent(heard=lambda: loop.call_soon_threadsafe(client.begin_drain))
     try:
-        with contextlib.closing(HttpServer(client, config)) as http:
+        with contextlib.closing(HttpServer(client, config, stats)) as http:
             http.start()
             await client.connect()
             return await http.serve(listeners)

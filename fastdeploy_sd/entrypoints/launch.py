@@ -37,6 +37,7 @@ from fastdeploy_sd.ipc.child import (
 )
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.ipc.engine_process import DEFAULT_EXECUTOR, start_engine
+from fastdeploy_sd.metrics import SharedStats
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class _Launcher:
         has_workers = self._config.server.workers > 1
         try:
             # The tokenizer's errors show while the model still loads.
-            with contextlib.closing(HttpServer(client, self._config)) as http:
+            with contextlib.closing(HttpServer(client, self._config, SharedStats())) as http:
                 if not has_workers:
                     http.start()
                 try:
@@ -129,7 +130,7 @@ class _Launcher:
 
     async def _serve_in_workers(self, address: str, engine: ChildProcess) -> int:
         pool = WorkerPool(
-            lambda: start_worker(self._config, address, engine.pid, self._listeners),
+            lambda number: start_worker(self._config, address, engine.pid, self._listeners, number),
             self._config.server.workers,
             give_up=lambda: self._stop(engine),
         )

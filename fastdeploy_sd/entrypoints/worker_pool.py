@@ -25,12 +25,12 @@ class WorkerPool:
     successors die young; after too many such deaths in a row there will be none.
 
     Args:
-        start: starts a process.
+        start: starts a process, given its number, 0 to count - 1; a successor has the same.
         count: how many run side by side.
         give_up: called when one is not replaced any more; the others go on until they end.
     """
 
-    def __init__(self, start: Callable[[], ChildProcess], count: int, give_up: Callable[[], None]) -> None:
+    def __init__(self, start: Callable[[int], ChildProcess], count: int, give_up: Callable[[], None]) -> None:
         self._start = start
         self._count = count
         self._give_up = give_up
@@ -49,7 +49,7 @@ class WorkerPool:
         Returns:
             0 when every process ended by itself, 1 when one died and was not replaced.
         """
-        tasks = [asyncio.create_task(self._keep_one()) for _ in range(self._count)]
+        tasks = [asyncio.create_task(self._keep_one(number)) for number in range(self._count)]
         try:
             return max(await asyncio.gather(*tasks))
         finally:
@@ -57,11 +57,11 @@ class WorkerPool:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep_one(self) -> int:
+    async def _keep_one(self, number: int) -> int:
         num_quick_deaths = 0
         while True:
             began = time.monotonic()
-            status = await self._run_one()
+            status = await self._run_one(number)
             if status == EXIT_OK:
                 return EXIT_OK
             num_quick_deaths = 1 if time.monotonic() - began >= _STABLE_S else num_quick_deaths + 1
@@ -75,8 +75,8 @@ class WorkerPool:
             logger.info("another HTTP process starts in %g s", pause_s)
             await asyncio.sleep(pause_s)
 
-    async def _run_one(self) -> int:
-        with contextlib.closing(self._start()) as worker:
+    async def _run_one(self, number: int) -> int:
+        with contextlib.closing(self._start(number)) as worker:
             self._running.add(worker)
             try:
                 status = await worker.wait()

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from fastdeploy_sd.metrics.exposition import render_metrics
-from fastdeploy_sd.metrics.http_stats import HttpStats
+from fastdeploy_sd.metrics.http_stats import HttpStats, SharedStats
 
-__all__ = ["HttpStats", "render_metrics"]
+__all__ = ["HttpStats", "SharedStats", "render_metrics"]

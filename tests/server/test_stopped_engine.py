@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -52,6 +53,26 @@ def test_a_suspended_engine_is_told_to_everybody_until_it_is_back(golden_dir: Pa
         assert complete(server.url).status_code == 200
         wait_for(lambda: httpx.get(f"{server.url}/load").json()["num_requests_running"] == 0)
         assert server.stderr.count("the engine has given no sign of life") == workers
+
+
+def test_every_http_process_tells_the_counts_of_all_and_of_the_dead(golden_dir: Path) -> None:
+    def count(server: Server) -> float:
+        text = httpx.get(f"{server.url}/metrics", timeout=WAIT_S).text
+        found = re.search(r'http_requests_total\{error="",route="/v1/completions",status="200"\} (\S+)', text)
+        return float(found[1]) if found else 0.0
+
+    with serving(golden_dir, workers=2) as server:
+        for _ in range(10):
+            assert complete(server.url).status_code == 200
+        wait_for(lambda: all(count(server) == 10 for _ in range(10)))
+        first, second = server.wait_for_children("http_process", 2)
+        os.kill(first, signal.SIGKILL)
+        server.wait_for_line("another HTTP process starts")
+        server.wait_for_children("http_process", 2)
+        assert all(count(server) == 10 for _ in range(5))
+        os.kill(second, signal.SIGSTOP)  # the new one has to answer
+        assert count(server) == 10
+        os.kill(second, signal.SIGCONT)
 
 
 def test_a_short_suspension_costs_nothing_but_time(golden_dir: Path) -> None:

@@ -32,17 +32,17 @@ from fastdeploy_sd.errors import (
     NotFound,
     Unavailable,
 )
-from fastdeploy_sd.metrics import HttpStats, render_metrics
+from fastdeploy_sd.metrics import HttpStats, SharedStats, render_metrics
 
 
-def create_app(client: Client, config: Config, preparer: Preparer, stats: HttpStats | None = None) -> FastAPI:
+def create_app(client: Client, config: Config, preparer: Preparer, stats: SharedStats | None = None) -> FastAPI:
     """Return the application that serves the model behind `client`.
 
     Args:
         client: may still be connecting; until then /health is 503.
         config: what was started.
         preparer: turns bodies into jobs.
-        stats: what this process counts about HTTP; None = only requests count.
+        stats: what the HTTP processes count; None = there is this one, and only its requests count.
     """
     app = FastAPI(title="fastdeploy_sd", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     handler = GenerationHandler(client, config, preparer)
@@ -50,11 +50,11 @@ def create_app(client: Client, config: Config, preparer: Preparer, stats: HttpSt
     app.add_api_route("/v1/completions", handler.completion, methods=["POST"])
     app.add_api_route("/tokenize", handler.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", handler.detokenize, methods=["POST"])
-    stats = stats or HttpStats()
+    stats = stats or SharedStats()
     _Info(client, config, stats).add_routes(app)
     app.add_exception_handler(FdsdError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
-    _protect(app, config.server, stats)
+    _protect(app, config.server, stats.own)
     return app
 
 
@@ -76,7 +76,7 @@ def _protect(app: FastAPI, server: ServerConfig, stats: HttpStats) -> None:
 class _Info:
     """The routes that tell about the server."""
 
-    def __init__(self, client: Client, config: Config, stats: HttpStats) -> None:
+    def __init__(self, client: Client, config: Config, stats: SharedStats) -> None:
         self._client = client
         self._stats = stats
         self._config = config
@@ -141,7 +141,7 @@ class _Info:
             stats: EngineStats | None = await self._client.stats()
         except Unavailable:
             stats = self._client.last_stats
-        body, content_type = render_metrics(stats, self._stats, self._client.silence_s)
+        body, content_type = render_metrics(stats, self._stats.total(), self._client.silence_s)
         return Response(body, media_type=content_type)
 
     async def config_info(self) -> Response:

@@ -42,7 +42,7 @@ async def test_who_keeps_dying_is_given_up(monkeypatch: pytest.MonkeyPatch, capl
         nonlocal num_given_up
         num_given_up += 1
 
-    pool = WorkerPool(lambda: ChildProcess(f"{MODULE}:die", {}), 1, give_up)
+    pool = WorkerPool(lambda number: ChildProcess(f"{MODULE}:die", {}), 1, give_up)
     assert await asyncio.wait_for(pool.run(), WAIT_S) == 1
     assert num_given_up == 1
     deaths = [r for r in caplog.records if "failed (exit status 7)" in r.getMessage()]
@@ -61,7 +61,7 @@ async def test_one_that_dies_is_replaced_and_the_others_are_left_alone(
 ) -> None:
     monkeypatch.setattr(worker_pool, "_FIRST_PAUSE_S", 0.01)
     start = {"folder": str(tmp_path)}
-    pool = WorkerPool(lambda: ChildProcess(f"{MODULE}:wait_for_word", start), 2, give_up=lambda: None)
+    pool = WorkerPool(lambda number: ChildProcess(f"{MODULE}:wait_for_word", start), 2, give_up=lambda: None)
     running = asyncio.create_task(pool.run())
     doomed, other = await _wait_for_files(tmp_path, 2)
     os.kill(doomed, signal.SIGKILL)
@@ -73,7 +73,7 @@ async def test_one_that_dies_is_replaced_and_the_others_are_left_alone(
 
 async def test_none_is_replaced_during_a_drain(tmp_path: Path) -> None:
     start = {"folder": str(tmp_path)}
-    pool = WorkerPool(lambda: ChildProcess(f"{MODULE}:wait_for_word", start), 1, give_up=lambda: None)
+    pool = WorkerPool(lambda number: ChildProcess(f"{MODULE}:wait_for_word", start), 1, give_up=lambda: None)
     running = asyncio.create_task(pool.run())
     (only,) = await _wait_for_files(tmp_path, 1)
     os.kill(only, signal.SIGSTOP)

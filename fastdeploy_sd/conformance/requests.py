@@ -65,7 +65,13 @@ def make_requests(seed: int, count: int, vocab_size: int, eos_token_ids: Sequenc
         raise ValueError(f"vocab_size: expected at least {_MIN_VOCAB_SIZE}, got {vocab_size}")
     rng = random.Random(seed)
     shared = _random_ids(rng, _SHARED_LEN, vocab_size)
-    return [_make_request(rng, i, shared, vocab_size, tuple(eos_token_ids)) for i in range(count)]
+    requests = [_make_request(rng, i, shared, vocab_size, tuple(eos_token_ids)) for i in range(count)]
+    makers = (_random_ids, _phrase)  # in turn, as for the others
+    requests[:NUM_LONG] = [
+        _lengthened(request, make(rng, LONG_PROMPT_LEN, vocab_size))
+        for request, make in zip(requests[:NUM_LONG], makers, strict=False)
+    ]
+    return requests
 
 
 def sampling_name(index: int) -> str:
@@ -78,26 +84,25 @@ def _make_request(
 ) -> Request:
     # Turn about, shifted by one after each round, so that every sampling gets both kinds.
     is_repetitive = (i + i // len(SAMPLINGS)) % 2 == 1
-    own_len, shared_len, max_tokens = (
-        rng.choice(_OWN_LENS),
-        rng.choice([0, 16, 33, _SHARED_LEN]),
-        rng.choice(_OUTPUT_LENS),
-    )
-    sampling = _sampling(sampling_name(i), eos_token_ids)
-    if i < NUM_LONG:
-        own_len, shared_len, max_tokens = max(_OWN_LENS), 0, max(_OUTPUT_LENS)
-        sampling = replace(sampling, ignore_eos=True)
+    own_len = rng.choice(_OWN_LENS)
     own = _phrase(rng, own_len, vocab_size) if is_repetitive else _random_ids(rng, own_len, vocab_size)
-    prompt = [*shared[:shared_len], *own]
+    prompt = [*shared[: rng.choice([0, 16, 33, _SHARED_LEN])], *own]
     return Request(
         f"r{i}",
         np.array(prompt, np.int32),
-        sampling,
-        max_tokens=max_tokens,
+        _sampling(sampling_name(i), eos_token_ids),
+        max_tokens=rng.choice(_OUTPUT_LENS),
         seed=1000 + i,
         eos_token_ids=eos_token_ids,
         bad_words_token_ids=((own[0],), (own[-1], 11)) if i % 5 == 0 else (),
     )
+
+
+def _lengthened(request: Request, prompt: list[int]) -> Request:
+    """The request with another prompt, the longest output and nothing that ends it before."""
+    assert not request.sampling.stop_token_ids, "it may end early"
+    token_ids = np.array(prompt, np.int32)
+    return replace(request, prompt_token_ids=token_ids, max_tokens=LONG_LEN - len(prompt), eos_token_ids=())
 
 
 def _sampling(name: str, eos_token_ids: tuple[int, ...]) -> SamplingParams:

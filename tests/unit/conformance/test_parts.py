@@ -25,7 +25,7 @@ from fastdeploy_sd.conformance import (
     standard_methods,
 )
 from fastdeploy_sd.conformance.report import findings, matrix_json, matrix_table
-from fastdeploy_sd.conformance.requests import MAX_LEN
+from fastdeploy_sd.conformance.requests import LONG_LEN, LONG_PROMPT_LEN, MAX_LEN, NUM_LONG
 from fastdeploy_sd.conformance.runs import engine_config
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
@@ -48,6 +48,16 @@ def test_requests_cover_every_sampling_with_both_kinds_of_prompt() -> None:
     again = make_requests(0, 2 * len(SAMPLINGS), 4096)
     assert [r.prompt_token_ids.tolist() for r in again] == [r.prompt_token_ids.tolist() for r in requests]
     assert make_requests(1, 1, 4096)[0].prompt_token_ids.tolist() != requests[0].prompt_token_ids.tolist()
+
+
+def test_the_first_requests_are_long_whatever_the_seed() -> None:
+    """What ways that must preempt count on."""
+    for seed in range(20):
+        long = make_requests(seed, 12, 4096)[:NUM_LONG]
+        assert [len(r.prompt_token_ids) for r in long] == [LONG_PROMPT_LEN] * NUM_LONG
+        assert [len(r.prompt_token_ids) + r.max_tokens for r in long] == [LONG_LEN] * NUM_LONG
+        assert not any(r.eos_token_ids or r.sampling.stop_token_ids for r in long)
+        assert long[0].prompt_token_ids[0] != long[1].prompt_token_ids[0], "they share no block"
 
 
 def test_half_of_the_prompts_repeat_themselves() -> None:

@@ -113,7 +113,8 @@ class ChatTemplate:
         except BadRequest:
             raise
         except Exception as error:  # a template can raise anything; it is about these messages
-            raise BadRequest(f"messages: the chat template cannot render them: {error}", param="messages") from None
+            reason = describe(error) or type(error).__name__
+            raise BadRequest(f"messages: the chat template cannot render them: {reason}", param="messages") from None
         return tuple(self._segments(text, shield))
 
     def _verify_kwargs(self, kwargs: Mapping[str, Json]) -> None:

@@ -97,7 +97,7 @@ def test_a_hostile_template_costs_one_request(source: str, monkeypatch: pytest.M
     monkeypatch.setattr(template_process, "MEMORY_BYTES", 1 << 29)
     monkeypatch.setattr(template_process, "CPU_S", 1)
     process = TemplateProcess("{% if messages[0].content == 'go' %}" + source + "{% endif %}ok", {}, [])
-    with pytest.raises(BadRequest, match="messages: "):
+    with pytest.raises(BadRequest, match=r"messages: .*(takes more|cannot render them: [A-Za-z])"):
         process.render([Message("user", "go")], {})
     assert process.render(HELLO, {}) == (Segment("ok", is_control=False),)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1 << 20, "KiB"

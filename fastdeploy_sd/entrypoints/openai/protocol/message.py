@@ -22,8 +22,6 @@ MAX_TOOL_CALLS = 128
 _MAX_NAMES_TOLD = 16
 # Type of a part of the content -> the key of its text.
 _TEXT_KEYS = {"text": "text", "refusal": "refusal"}
-
-
 # OpenAI's older name of a role.
 _RENAMED = {"function": "tool"}
 _ROLES = (*ROLES, *_RENAMED)

@@ -167,6 +167,8 @@ class Worker(asyncio.Protocol):
         self._transport.write(CALL.pack(name.encode(), len(payload)) + payload[:_SENT_BYTES])
         for start in range(_SENT_BYTES, len(payload), _SENT_BYTES):
             await self._has_room.wait()  # the transport copies what it cannot send at once
+            if self._transport.is_closing():
+                return  # the call learns it from `connection_lost`
             self._transport.write(payload[start : start + _SENT_BYTES])
 
     async def call(self, name: str, payload: bytes) -> bytes:

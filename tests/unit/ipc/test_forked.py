@@ -115,6 +115,19 @@ async def test_closing_the_server_ends_the_calls_and_the_workers() -> None:
             await server.fork(LIMITS)
 
 
+async def test_a_worker_that_ends_while_it_is_sent_a_call_is_sent_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    async with forking() as server:
+        worker = await started(server)
+        await worker.call("echo", b"")
+        os.kill(worker.pid, signal.SIGSTOP)
+        call = asyncio.create_task(worker.call("echo", b"x" * (5 << 20)))
+        await asyncio.sleep(0.05)
+        server.close()
+        with pytest.raises(WorkerEndedError):
+            await call
+    assert not caplog.records
+
+
 async def test_workers_do_not_outlive_a_fork_server_that_is_killed() -> None:
     async with forking() as server:
         worker = await started(server)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fastdeploy_sd.errors import BadRequest, shown, suggest
@@ -17,7 +18,9 @@ from fastdeploy_sd.sampling_rules import (
 )
 
 _TOP_K = replace(NUMBER_RULES["top_k"], low=-1)  # another way to say 0
-_ANY_NUMBER = ("n", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_REQUIRED = (
+    "n", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
+)  # fmt: skip
 _OPTIONAL = ("max_tokens", "seed", "logprobs")
 _MAX_ID_DIGITS = 10
 
@@ -69,35 +72,50 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        set_ = object.__setattr__  # normalising a frozen dataclass in its own constructor
-        set_(self, "stop", _strings("stop", self.stop, MAX_STOP_STRINGS))
-        set_(self, "bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS))
-        set_(self, "stop_token_ids", _token_ids(self.stop_token_ids))
-        set_(self, "logit_bias", _logit_bias(self.logit_bias))
-        for name in (*_ANY_NUMBER, "min_tokens"):
-            NUMBER_RULES[name].verify(name, getattr(self, name))
-        for name in _OPTIONAL:
-            if getattr(self, name) is not None:
-                NUMBER_RULES[name].verify(name, getattr(self, name))
-        _TOP_K.verify("top_k", self.top_k)
-        set_(self, "top_k", max(self.top_k, 0))
+        for name in _CHECKS:
+            object.__setattr__(self, name, checked(name, getattr(self, name)))  # normalised in its own constructor
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise BadRequest(
                 f"min_tokens: expected at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
                 param="min_tokens",
             )
-        for name in ("include_stop_str_in_output", "ignore_eos"):
-            if not isinstance(getattr(self, name), bool):
-                raise BadRequest(f"{name}: expected true or false, got {shown(getattr(self, name))}", param=name)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Build from a mapping; an unknown key is a BadRequest with a suggestion."""
-        known = [f.name for f in fields(cls)]
         for key in values:
-            if key not in known:
-                raise BadRequest(f"{key}: unknown sampling parameter{suggest(key, known)}", param=key)
+            if key not in _CHECKS:
+                raise BadRequest(f"{key}: unknown sampling parameter{suggest(key, _CHECKS)}", param=key)
         return cls(**values)
+
+
+def checked(name: str, value: object) -> object:
+    """Return the value of one parameter as SamplingParams holds it; rules between two of them are its own.
+
+    Raises:
+        BadRequest: the value is out of range.
+    """
+    return _CHECKS[name](value)
+
+
+def _number(name: str, value: object) -> object:
+    NUMBER_RULES[name].verify(name, value)
+    return value
+
+
+def _optional_number(name: str, value: object) -> object:
+    return None if value is None else _number(name, value)
+
+
+def _top_k(value: Any) -> int:
+    _TOP_K.verify("top_k", value)
+    return max(int(value), 0)
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise BadRequest(f"{name}: expected true or false, got {shown(value)}", param=name)
+    return value
 
 
 def _token_ids(value: object) -> tuple[int, ...]:
@@ -147,3 +165,16 @@ def _bias_token_id(key: object) -> int:
     if not isinstance(token_id, int) or not NUMBER_RULES["stop_token_ids"].accepts(token_id):
         raise BadRequest(f"logit_bias: expected token ids as keys, got {shown(key)}", param="logit_bias")
     return token_id
+
+
+# Every parameter of SamplingParams by its name.
+_CHECKS: Mapping[str, Callable[[Any], object]] = {
+    **{name: partial(_number, name) for name in _REQUIRED},
+    **{name: partial(_optional_number, name) for name in _OPTIONAL},
+    **{name: partial(_flag, name) for name in ("include_stop_str_in_output", "ignore_eos")},
+    "top_k": _top_k,
+    "logit_bias": _logit_bias,
+    "stop_token_ids": _token_ids,
+    "stop": partial(_strings, "stop", limit=MAX_STOP_STRINGS),
+    "bad_words": partial(_strings, "bad_words", limit=MAX_BAD_WORDS),
+}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, shown
-from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.sampling_params import SamplingParams, checked
 from fastdeploy_sd.sampling_rules import NUMBER_RULES, SEED_LIMIT
 
 FLOATS = [name for name, rule in NUMBER_RULES.items() if rule.dtype is np.float32 and name != "logit_bias"]
@@ -110,3 +111,10 @@ def test_a_wrong_answer_is_short_whatever_was_sent() -> None:
     huge: Sequence[Any] = ["x" * 1_000_000] * 1000
     for name in (*FLOATS, *INTEGERS, "stop_token_ids", "logit_bias", "ignore_eos"):
         refused(name, huge)
+
+
+@pytest.mark.parametrize("name", [parameter.name for parameter in fields(SamplingParams)])
+def test_every_parameter_is_checked(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"^{name}: expected"):
+        checked(name, object())
+    assert SamplingParams.from_dict({name: getattr(SamplingParams(), name)}) == SamplingParams()

@@ -23,7 +23,7 @@ from fastdeploy_sd.entrypoints.text.added_tokens import (
 from fastdeploy_sd.entrypoints.text.token_bytes import TokenBytes
 from fastdeploy_sd.entrypoints.text.token_length import longest_token
 from fastdeploy_sd.entrypoints.text.tokenizer_files import read_tokenizer_files
-from fastdeploy_sd.errors import BadRequest, CheckpointError
+from fastdeploy_sd.errors import BadRequest, CheckpointError, InternalError
 from fastdeploy_sd.files import describe, read_text
 
 
@@ -107,8 +107,18 @@ class FastTokenizer:
         return encode_spelled_out(text, self._any_control, encode)
 
     def decode(self, token_ids: Sequence[int], *, skip_hidden: bool) -> str:
-        """Return the text of a whole sequence; ids unknown to the tokenizer have no text."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_hidden)
+        """Return the text of a whole sequence; ids unknown to the tokenizer have no text.
+
+        Raises:
+            InternalError: the library fails on these ids.
+        """
+        try:
+            return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_hidden)
+        except BaseException as error:
+            reason = _reason(error)
+            raise InternalError(
+                f"output: expected tokens that the model's tokenizer can decode, got {reason}"
+            ) from None
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes a token adds in the middle of a text, None where that depends on its neighbours."""

@@ -14,7 +14,7 @@ from fastdeploy_sd.entrypoints.text.added_tokens import token_pattern
 from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.entrypoints.text.fast_tokenizer import FastTokenizer
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.errors import BadRequest, CheckpointError
+from fastdeploy_sd.errors import BadRequest, CheckpointError, InternalError
 from tests.unit.entrypoints.vocabularies import GOLDEN
 
 SPEC: dict[str, Any] = json.loads((GOLDEN / "tokenizer.json").read_text())
@@ -90,6 +90,11 @@ def test_a_pattern_that_backtracks_fails_one_text(tmp_path: Path) -> None:
             made.encode_text("x" * 5000)
         with pytest.raises(BadRequest, match=r"prompt: expected text that the model's tokenizer can encode, got its"):
             made.encode_chat([Message("user", "x" * 5000)], {})
+
+
+def test_output_that_the_library_cannot_decode_fails_one_request() -> None:
+    with pytest.raises(InternalError, match=r"^output: expected tokens"):
+        FastTokenizer(GOLDEN).decode([1 << 40], skip_hidden=True)
 
 
 def test_random_ids_of_training_are_off(tmp_path: Path) -> None:

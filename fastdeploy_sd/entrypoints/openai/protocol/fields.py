@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, suggest
-from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.sampling_params import checked
 
 # Bookkeeping of OpenAI's platform (billing, storage, abuse control, cache routing) with no meaning for one server.
 Ignored = Any
@@ -117,7 +117,7 @@ class Sampling(FieldKind):
         if self._unset is not None and _is_same(value, self._unset):
             return None
         try:
-            SamplingParams.from_dict({self._name: value})
+            checked(self._name, value)
         except BadRequest as error:
             text = error.message.removeprefix(self._name)
             raise fault("refused", text.removeprefix(": ")) from None

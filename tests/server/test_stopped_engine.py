@@ -37,6 +37,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_a_suspended_engine_is_told_to_everybody_until_it_is_back(golden_dir: Path, workers: int) -> None:
     with serving(golden_dir, timeout_engine=1, workers=workers) as server:
         assert complete(server.url).status_code == 200
+        assert httpx.get(f"{server.url}/metrics", timeout=WAIT_S).status_code == 200
         stream = Stream(server.url, max_tokens=4000)
         os.kill(engine_of(server), signal.SIGSTOP)
         assert error_of(stream.read())["code"] == "engine_silent"
@@ -47,7 +48,8 @@ def test_a_suspended_engine_is_told_to_everybody_until_it_is_back(golden_dir: Pa
         assert metrics.status_code == 200
         values = dict(line.rsplit(" ", 1) for line in metrics.text.splitlines() if not line.startswith("#"))
         assert float(values["fastdeploy_sd:engine_silence_seconds"]) > 1
-        assert float(values["fastdeploy:requests_number_total"]) >= 1
+        # What this HTTP process heard last; another one may have heard nothing since the request.
+        assert float(values["fastdeploy:requests_number_total"]) >= (1 if workers == 1 else 0)
         os.kill(engine_of(server), signal.SIGCONT)
         wait_for(lambda: all(health(server) == (200, None) for _ in range(10)))
         assert complete(server.url).status_code == 200

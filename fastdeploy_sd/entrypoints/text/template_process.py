@@ -45,6 +45,11 @@ class TemplateProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
+    @property
+    def pid(self) -> int | None:
+        """The process, None while there is none."""
+        return None if self._process is None else self._process.pid
+
     def render(
         self, messages: Sequence[Message], kwargs: Mapping[str, Json], max_control_tokens: int | None = None
     ) -> tuple[Segment, ...]:

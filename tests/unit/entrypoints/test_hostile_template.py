@@ -100,7 +100,8 @@ def test_a_hostile_template_costs_one_request(source: str, monkeypatch: pytest.M
     with pytest.raises(BadRequest, match=r"messages: .*(takes more|cannot render them: [A-Za-z])"):
         process.render([Message("user", "go")], {})
     assert process.render(HELLO, {}) == (Segment("ok", is_control=False),)
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1 << 20, "KiB"
+    assert process.pid is not None
+    assert resource.prlimit(process.pid, resource.RLIMIT_AS) == (1 << 29, 1 << 29)
 
 
 def test_a_long_conversation_renders() -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from types import ModuleType
@@ -247,6 +247,15 @@ def test_a_failing_request_raises_and_takes_the_others_back(load: Load) -> None:
     assert executor.known_request_ids <= {output.request_id}
 
 
+@pytest.fixture
+def _heeds_ctrl_c() -> Iterator[None]:
+    """A test run in the background ignores SIGINT, and what it starts does, too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_heeds_ctrl_c")
 def test_ctrl_c_takes_effect_between_steps_and_leaves_the_llm_usable(load: Load) -> None:
     steps: list[int] = []
 

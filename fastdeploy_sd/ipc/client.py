@@ -137,10 +137,10 @@ class EngineClient:
         Raises:
             Unavailable: it does not; `code` is "engine_down", "engine_silent" or "draining".
         """
-        if not self.is_alive:
-            raise Unavailable("the engine is down", code="engine_down")
         if self._is_draining:
             raise Unavailable("the server is draining: it takes no new requests", code="draining")
+        if not self.is_alive:
+            raise Unavailable("the engine is down", code="engine_down")
         if self._heart is not None:
             self._heart.verify()
 
@@ -202,7 +202,7 @@ class EngineClient:
 
     def _send(self, message: m.Message) -> None:
         if self._death is not None:
-            raise Unavailable(self._death)
+            raise self._ended_with(self._death)
         if self._channel is None:
             raise Unavailable("the engine is not connected")
         self._channel.send(m.encode(message, self._model_info))
@@ -284,7 +284,11 @@ class EngineClient:
         if self._death is None:
             self._death = reason
             self._ended.set()
-            self._fail_waiting(Unavailable(reason))
+            self._fail_waiting(self._ended_with(reason))
+
+    def _ended_with(self, reason: str) -> Unavailable:
+        """What becomes of a request that the engine's end left over, told before by a drain or not."""
+        return Unavailable(reason, code="draining" if self._is_draining else "engine_down")
 
     def _fail_waiting(self, error: FdsdError) -> None:
         for stream in self._streams.values():

@@ -137,10 +137,8 @@ class EngineClient:
         Raises:
             Unavailable: it does not; `code` is "engine_down", "engine_silent" or "draining".
         """
-        if self._is_draining:
-            raise Unavailable("the server is draining: it takes no new requests", code="draining")
-        if not self.is_alive:
-            raise Unavailable("the engine is down", code="engine_down")
+        if self._is_draining or not self.is_alive:
+            raise self._ended_with("the server is draining" if self._is_draining else "the engine is down")
         if self._heart is not None:
             self._heart.verify()
 
@@ -287,7 +285,6 @@ class EngineClient:
             self._fail_waiting(self._ended_with(reason))
 
     def _ended_with(self, reason: str) -> Unavailable:
-        """What becomes of a request that the engine's end left over, told before by a drain or not."""
         return Unavailable(reason, code="draining" if self._is_draining else "engine_down")
 
     def _fail_waiting(self, error: FdsdError) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import shutil
 import sys
 from pathlib import Path
@@ -51,13 +53,13 @@ class BuildKernels(build_ext):
 
     def get_source_files(self) -> list[str]:
         folder = ROOT / "custom_ops"
-        found = [p for p in folder.rglob("*") if p.suffix in {".cc", ".h", ".def", ".py"}]
+        found = [p for p in folder.rglob("*") if p.suffix in {".cc", ".h", ".py"}]
         return [str(path.relative_to(ROOT)) for path in found]
 
     @staticmethod
     def _binding_sources() -> list[Path]:
         folder = ROOT / "custom_ops"
-        return sorted([*(folder / "bindings").glob("paddle_*"), *(folder / "include" / "fdsd").iterdir()])
+        return [folder / "bindings" / "paddle_binding.h", *sorted((folder / "include" / "fdsd").glob("*.h"))]
 
     @staticmethod
     def _build(out: Path, name: str, extra: list[str]) -> None:
@@ -79,14 +81,20 @@ def build_operators(library: Path) -> Path | None:
     except ImportError:
         return None
     from fastdeploy_sd.errors import ConfigError  # noqa: PLC0415
-    from fastdeploy_sd.ops import operators  # noqa: PLC0415
+    from fastdeploy_sd.ops.operators import declared_ops  # noqa: PLC0415
+    from fastdeploy_sd.runtime import operator_files  # noqa: PLC0415
+    from fastdeploy_sd.runtime.layout import read_layout  # noqa: PLC0415
+    from fastdeploy_sd.runtime.operator_source import operator_source  # noqa: PLC0415
 
-    install = operators.PaddleInstall(Path(paddle.__file__).parent, paddle.__version__, paddle.version.commit)
+    install = operator_files.PaddleInstall(Path(paddle.__file__).parent, paddle.__version__, paddle.version.commit)
     root = ROOT / "custom_ops"
-    out = library.parent / operators.file_name(root, install, operators.BESIDE)
+    layout = functools.partial(read_layout, ctypes.CDLL(str(library)))
+    source = operator_source(declared_ops(), (header.name for header in operator_files.headers(root)), layout)
+    operators = operator_files.Operators(root, install, source)
+    out = library.parent / operator_files.file_name(root, install, source, operator_files.BESIDE)
     try:
         compiler = custom_ops.find_compiler()
-        operators.compile_operators(compiler, root, install, library, out, library_folder=operators.BESIDE)
+        operator_files.compile_operators(compiler, operators, library, out, library_folder=operator_files.BESIDE)
     except (ConfigError, custom_ops.BuildError) as error:
         print(f"fastdeploy_sd: without operators for Paddle {install.version}: {error}", file=sys.stderr)
         return None

@@ -1,1 +1,1 @@
-"""Benchmarks that are run from a checkout; nothing here is installed."""
+"""Benchmarks: how fast a configuration is on this machine, as JSON records and tables. See docs/laboratory.md."""

@@ -2,8 +2,10 @@
 
 Usage: python custom_ops/build.py [--sanitize] [--out DIR]
 
-Files in cpu/kernels/ are compiled once per instruction-set level, the rest once with baseline flags; objects are kept
-in build/ and rebuilt when a source or header they include is newer.
+Files in cpu/kernels/ are compiled once per instruction-set level, the rest (cpu/kernels/shared/, cpu/drafters/,
+cpu/runtime/, the C functions of bindings/) once with baseline flags; objects are kept in build/ and rebuilt when a
+source or header they include is newer. One file is generated: the ops and the fields of the structs that the
+headers in include/fdsd/ declare.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 ROOT = pathlib.Path(__file__).resolve().parent
 AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
 AVX512_FLAGS = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mavx512bf16"]
+BASELINE_FOLDERS = ("cpu/kernels/shared", "cpu/drafters", "cpu/runtime")
 ISA_FLAGS = {"scalar": [], "avx2": AVX2_FLAGS, "avx512": [*AVX2_FLAGS, *AVX512_FLAGS]}
 # -ffp-contract=off: a * b + c is fused only where a kernel says so, or rows would depend on how the compiler unrolled.
 # -Wno-*uninitialized: gcc 12 reports its own AVX-512 headers.
@@ -30,6 +33,8 @@ COMMON_FLAGS = ["-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility
 COMMON_FLAGS += ["-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 # For us only: another compiler may warn about something new, and that must not stop an installation.
 STRICT_FLAGS = ["-Werror"]
+# A line of a header outside of structs.
+_DECLARATION = r"#.*|[^{}]*[;,]|enum class [^{]*{[^}]*};|"
 SANITIZE_FLAGS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
@@ -67,8 +72,67 @@ def units(build: pathlib.Path, extra: list[str]) -> list[Unit]:
         for isa, flags in ISA_FLAGS.items():
             all_flags = (*COMMON_FLAGS, *extra, *flags, f"-DFDSD_ISA={isa}")
             found.append(Unit(source, build / f"{source.stem}.{isa}.o", all_flags))
-    baseline = [*sorted((ROOT / "cpu").glob("*.cc")), *sorted((ROOT / "bindings").glob("c_api*.cc"))]
+    baseline = [source for folder in BASELINE_FOLDERS for source in sorted((ROOT / folder).glob("*.cc"))]
+    baseline += sorted((ROOT / "bindings").glob("c_api*.cc"))
     return found + [Unit(source, build / f"{source.stem}.o", (*COMMON_FLAGS, *extra)) for source in baseline]
+
+
+def struct_members(header: pathlib.Path) -> dict[str, list[tuple[str, str]]]:
+    """Return the structs of a header: name -> (type, name) of each member. A nested struct is named `Outer::Inner`.
+
+    Raises:
+        BuildError: naming the first line that is not in the headers' style: one field, brace or declaration per line.
+    """
+    structs: dict[str, list[tuple[str, str]]] = {}
+    inside: list[str] = []  # names of the blocks around a line, "" of those that are no structs
+    for number, text in enumerate(header.read_text().splitlines(), 1):
+        line = text.split("//")[0].strip()
+        if match := re.fullmatch(r"struct (\w+) {", line):
+            inside.append("::".join([*filter(None, inside[-1:]), match[1]]))
+            structs[inside[-1]] = []
+        elif re.fullmatch(r"(namespace|enum class|extern) [^;}]*{", line):
+            inside.append("")
+        elif (match := re.fullmatch(r"}(?: (\w+))?;?", line)) and inside:
+            ended = inside.pop()
+            if match[1] is not None and any(inside[-1:]):
+                structs[inside[-1]].append((ended, match[1]))
+        elif (match := re.fullmatch(r"((?:const )?[\w:]+\**) (\w+);", line)) and any(inside[-1:]):
+            structs[inside[-1]].append((match[1], match[2]))
+        elif (any(inside[-1:]) and line) or not re.fullmatch(_DECLARATION, line):
+            raise BuildError(f"{header}:{number}: expected one declaration, field or brace, got {line!r}")
+    return structs
+
+
+def declarations_source(headers: list[pathlib.Path]) -> str:
+    """Return what the headers declare, for files that need all of it: FDSD_OP(Name, name) of every op, a function
+    `Error Name(const NameParams& p)`; and the fields of every struct, members of members by their path.
+
+    Raises:
+        BuildError: a header is in another style.
+    """
+    structs: dict[str, list[tuple[str, str]]] = {}
+    ops: list[str] = []
+    for header in headers:
+        structs |= struct_members(header)
+        ops += re.findall(r"^Error (\w+)\(const \1Params& p\);", header.read_text(), re.MULTILINE)
+
+    def paths(name: str) -> list[str]:
+        found = []
+        for kind, member in structs[name]:
+            found += [f"{member}.{path}" for path in paths(kind)] if kind in structs else [member]
+        return found
+
+    lines = [f'#include "fdsd/{header.name}"' for header in headers]
+    snake_names = [re.sub(r"(?<!^)([A-Z])", r"_\1", op).lower() for op in ops]
+    lines += [
+        "#ifdef FDSD_OP",
+        *(f"FDSD_OP({op}, {name})" for op, name in zip(ops, snake_names, strict=True)),
+        "#endif",
+    ]
+    lines.append("#ifdef FDSD_STRUCT")
+    for name in structs:
+        lines += [f"FDSD_STRUCT({name})", *(f"FDSD_FIELD({path})" for path in paths(name)), "FDSD_END"]
+    return "\n".join([*lines, "#endif", ""])
 
 
 def is_current(unit: Unit) -> bool:
@@ -78,7 +142,7 @@ def is_current(unit: Unit) -> bool:
         return False
     built = unit.obj.stat().st_mtime
     inputs = re.sub(r"\\\n", " ", depfile.read_text().split(":", 1)[1]).split()
-    return all(os.path.exists(path) and os.path.getmtime(path) <= built for path in [*inputs, __file__])
+    return all(os.path.exists(path) and os.path.getmtime(path) <= built for path in inputs)
 
 
 def run(command: list[str]) -> None:
@@ -112,9 +176,16 @@ def build_library(out: pathlib.Path, build: pathlib.Path, extra: list[str]) -> p
 
 
 def _build(compiler: str, out: pathlib.Path, build: pathlib.Path, extra: list[str]) -> pathlib.Path:
+    generated = build / "declarations.inc"
+    source = declarations_source(sorted((ROOT / "include" / "fdsd").glob("*.h")))
+    if not generated.exists() or generated.read_text() != source:
+        generated.write_text(source)
     todo = units(build, extra)
-    stale = [unit for unit in todo if not is_current(unit)]
-    includes = [f"-I{ROOT / 'include'}", f"-I{ROOT / 'cpu'}"]
+    record, flags = build / "flags", repr((compiler, COMMON_FLAGS, ISA_FLAGS, extra))
+    has_other_flags = record.exists() and record.read_text() != flags
+    stale = [unit for unit in todo if has_other_flags or not is_current(unit)]
+    includes = [f"-I{ROOT / folder}" for folder in ("include", "cpu/kernels", "cpu/drafters", "cpu/runtime")]
+    includes.append(f"-I{build}")
 
     def compile_unit(unit: Unit) -> None:
         depfile = unit.obj.with_suffix(".d")
@@ -123,6 +194,7 @@ def _build(compiler: str, out: pathlib.Path, build: pathlib.Path, extra: list[st
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(compile_unit, stale))
+    record.write_text(flags)
     library = out / "libfdsd.so"
     newest = max(unit.obj.stat().st_mtime for unit in todo)
     if not library.exists() or library.stat().st_mtime < newest:

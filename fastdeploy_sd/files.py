@@ -1,15 +1,20 @@
-"""Reads files that somebody else wrote: regular files only, within a size. Knows no format but JSON objects.
+"""Reads files that somebody else wrote: regular files only, within a size. Writes files whole or not at all.
 
-Opening a FIFO or a device waits, or never ends; here both are refused before a byte is read.
+Opening a FIFO or a device waits, or never ends; here both are refused before a byte is read. Knows no format but JSON
+objects.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, CheckpointError
 
@@ -59,6 +64,47 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """Return a UTF-8 file's text; raises as read_bytes, and UnicodeDecodeError (a ValueError) for other bytes."""
     return read_bytes(path, max_bytes).decode("utf-8")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that replaces the one at `path` when the block ends well. A crash leaves one of the two, whole.
+
+    A process that is killed in the block leaves an unfinished file beside it: see `remove_unfinished`.
+
+    Raises:
+        OSError: the folder is missing, cannot be written, or is full.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_unfinished_prefix(path), delete=False) as file:
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+            raise
+    # The new name itself is to survive a power failure.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what killed processes left of attempts to write a file. Nobody else may be writing it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    for unfinished in path.parent.glob(glob.escape(_unfinished_prefix(path)) + "*"):
+        unfinished.unlink(missing_ok=True)
+
+
+def _unfinished_prefix(path: Path) -> str:
+    return f".{path.name}."
 
 
 def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 
 from fastdeploy_sd.config import Config, config_from_kwargs, verify_offline
@@ -19,9 +18,9 @@ from fastdeploy_sd.entrypoints.text.chat_template import Json
 from fastdeploy_sd.entrypoints.text.completion import Completion, CompletionCollector
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder, RequestOptions
+from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder
 from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
-from fastdeploy_sd.entrypoints.text.speculation import SpeculationWish, may_change_tokens
+from fastdeploy_sd.entrypoints.text.speculation import SpeculationOptions, may_change_tokens
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
 from fastdeploy_sd.errors import BadRequest, Overloaded, Unavailable
 from fastdeploy_sd.log_lines import show_lines
@@ -92,7 +91,7 @@ class LLM:
         *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
-        speculation: SpeculationWish = None,
+        speculation: SpeculationOptions = None,
     ) -> list[GenerationOutput]:
         """Complete raw prompts; control tokens written in them act.
 
@@ -132,7 +131,7 @@ class LLM:
         use_tqdm: bool = True,
         chat_template_kwargs: Mapping[str, Json] | None = None,
         *,
-        speculation: SpeculationWish = None,
+        speculation: SpeculationOptions = None,
     ) -> list[GenerationOutput]:
         """Answer conversations; control tokens written in messages are plain text.
 
@@ -164,9 +163,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _encode_text(self, prompt: object) -> list[int]:
@@ -178,7 +175,7 @@ class LLM:
         self,
         prompts: Sequence[_Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        speculation: SpeculationWish,
+        speculation: SpeculationOptions,
         use_tqdm: bool,
     ) -> list[GenerationOutput]:
         if self._engine is None:
@@ -186,10 +183,9 @@ class LLM:
         if self._failure is not None:
             raise Unavailable(f"this LLM is unusable, make another: a step of an earlier call raised {self._failure}")
         params = params_per_prompt(sampling_params, len(prompts))
-        options = [RequestOptions(f"llm-{next(self._serials)}", speculation=speculation) for _ in prompts]
         groups = [
-            self._builder.build([prompt.token_ids], sampling, option)
-            for prompt, sampling, option in zip(prompts, params, options, strict=True)
+            self._builder.build([p.token_ids], sampling, f"llm-{next(self._serials)}", speculation=speculation)
+            for p, sampling in zip(prompts, params, strict=True)
         ]
         batch = _Batch(self._engine, self._tokenizer, groups)
         try:

@@ -14,9 +14,9 @@ def line_format(process: str) -> str:
 
 
 def show_lines(process: str) -> None:
-    """Write our lines from INFO on to standard error, unless the program has set up logging: then that decides.
+    """Write our lines from INFO on to standard error, unless the program has set up logging of its own.
 
-    Looks when a line comes, so the program may do that later too. May be called again.
+    Whether it has is seen at every line, so the program may set it up later too. May be called again.
     """
     logger = logging.getLogger(_PACKAGE)
     if any(isinstance(handler, _DefaultHandler) for handler in logger.handlers):

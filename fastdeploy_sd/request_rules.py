@@ -168,7 +168,7 @@ def producible_eos(origin: str, token_ids: Iterable[int], vocab_size: int) -> tu
 def producible_words(words: Iterable[tuple[int, ...]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
     """Return the spellings of bad words that a model can produce.
 
-    A tokenizer may know more ids than its model. A spelling with such an id never occurs, so that nothing is left to
-    forbid; the word's other spellings stay.
+    A tokenizer may know more ids than its model. A spelling with such an id never occurs and need not be forbidden; the
+    word's other spellings stay.
     """
     return tuple(word for word in words if all(0 <= i < vocab_size for i in word))

@@ -73,7 +73,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in _CHECKS:
-            object.__setattr__(self, name, checked(name, getattr(self, name)))  # normalised in its own constructor
+            object.__setattr__(self, name, verified(name, getattr(self, name)))  # normalised in its own constructor
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise BadRequest(
                 f"min_tokens: expected at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
@@ -89,8 +89,8 @@ class SamplingParams:
         return cls(**values)
 
 
-def checked(name: str, value: object) -> object:
-    """Return the value of one parameter as SamplingParams holds it; rules between two of them are its own.
+def verified(name: str, value: object) -> object:
+    """Return the value of one parameter as SamplingParams holds it; rules between two parameters are not looked at.
 
     Raises:
         BadRequest: the value is out of range.

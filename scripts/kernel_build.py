@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "custom_ops"))
+sys.path.insert(0, str(ROOT))
 
-import build  # noqa: E402
+from custom_ops import build  # noqa: E402
 
 _LOOK_EVERY_S = 5.0
 # Of processor time, on a machine of 2024.

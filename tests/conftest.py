@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fastdeploy_sd.runtime import library
+
 GOLDEN_DIR = Path(__file__).resolve().parent / "golden"
 
 
@@ -15,6 +17,85 @@ GOLDEN_DIR = Path(__file__).resolve().parent / "golden"
 def golden_dir() -> Path:
     """Folder of the tiny checkpoints, one per architecture, in Hugging Face layout."""
     return GOLDEN_DIR
+
+
+# What `--fast` leaves out: tests that start processes, compile, fuzz or go over a whole matrix, ...
+SLOW = (
+    "tests/benchmarks/test_latency.py",
+    "tests/benchmarks/test_peers_report.py",
+    "tests/benchmarks/test_peers_run.py",
+    "tests/benchmarks/test_peers_servers.py",
+    "tests/benchmarks/test_speculation.py",
+    "tests/clients/",
+    "tests/conformance/",
+    "tests/e2e/",
+    "tests/engine/",
+    "tests/fuzz/",
+    "tests/models/",
+    "tests/ops/test_arena.py",
+    "tests/ops/test_attention_int8.py",
+    "tests/ops/test_operators.py",
+    "tests/ops/test_row_invariance_attention.py",
+    "tests/server/",
+    "tests/test_architecture.py",  # part of `scripts/dev check`
+    "tests/unit/engine/test_engine_properties.py",
+    "tests/unit/entrypoints/test_hostile_template.py",
+    "tests/unit/entrypoints/test_hostile_tokenizer.py",
+    "tests/unit/entrypoints/test_openapi.py::test_a_value_is_taken_exactly_where_the_schema_allows_it",
+    "tests/unit/entrypoints/test_preparer.py",
+    "tests/unit/entrypoints/test_request_bodies.py::test_a_million_wrong_entries_are_one_fault",
+    "tests/unit/entrypoints/test_sentencepiece.py::test_damaged_models_are_refused_or_served",
+    "tests/unit/entrypoints/test_step_sizes.py",
+    "tests/unit/entrypoints/test_worker_pool.py",
+    "tests/unit/ipc/test_engine_process.py",
+    "tests/unit/ipc/test_forked.py",
+    "tests/unit/sampling/test_joint_law.py",
+    "tests/unit/spec_decode/test_ngram.py::test_random_steps_follow_the_definition",
+    "tests/unit/spec_decode/test_suffix_reference.py",
+    "tests/unit/test_cli.py",
+)
+# ... and what of that stays: logits of every architecture, every method equal to plain decoding, a real server.
+FAST = (
+    "tests/engine/test_exactness.py::test_the_promise_holds_at_every_isa_level",
+    "tests/models/test_golden.py",
+    "tests/models/test_mtp_weights.py",
+    "tests/server/test_api.py::test_many_requests_at_once_get_what_they_get_alone",
+    "tests/server/test_api_e2e.py::test_greedy_completions_are_the_reference",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out what takes long, as tests/conftest.py says")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only the order is random: a test seeds its own generators, and none may lean on a global one."""
+    if config.pluginmanager.hasplugin("randomly"):
+        config.option.randomly_reset_seed = False
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which nothing stays are not even imported."""
+    name = collection_path.relative_to(config.rootpath).as_posix() + ("/" if collection_path.is_dir() else "")
+    stays = any(test.startswith(name) or name.startswith(test) for test in FAST)
+    return True if config.getoption("fast") and name.startswith(SLOW) and not stays else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Ops are tested fast in one way: on NumPy arrays, at this machine's best instruction-set level."""
+    if not config.getoption("fast"):
+        return
+    other_ways = {*library.available_isas(), "paddle"} - {library.isa()}
+
+    def is_slow(item: pytest.Item) -> bool:
+        callspec = getattr(item, "callspec", None)
+        values = () if callspec is None else callspec.params.values()
+        in_another_way = any(isinstance(value, str) and value in other_ways for value in values)
+        return in_another_way or (item.nodeid.startswith(SLOW) and not item.nodeid.startswith(FAST))
+
+    left_out = [item for item in items if is_slow(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not is_slow(item)]
 
 
 class _Errors(logging.Handler):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import fastdeploy_sd
+from fastdeploy_sd.draft_methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fastdeploy_sd"
@@ -23,55 +24,64 @@ TOP_LEVEL = ("fastdeploy_sd", "custom_ops", "benchmarks", "scripts", "tests", "d
 GENERATED = {"__pycache__", "build", "lib", "csrc", "demo_model", "golden", "node_modules"}
 
 # Part of the package -> our parts it may import. Values flow down; nothing calls upward.
-VALUES = {"types", "errors", "sampling_params", "sampling_rules", "request_rules", "files"}
-KERNELS = {"ops", "quantization"}
+VALUES = {"draft_methods", "types", "errors", "sampling_params", "sampling_rules", "request_rules", "files"}
+KERNELS = {"runtime", "ops"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "log_lines": set(),
     "bisection": set(),
     "sampling_rules": {"errors"},
     "sampling_params": {"errors", "sampling_rules"},
-    "types": {"sampling_params"},
+    "draft_methods": set(),
+    "types": {"draft_methods", "sampling_params"},
     "files": {"errors"},
     "request_rules": {"errors", "sampling_rules", "types"},
-    "config": {"errors"},
-    "ops": VALUES,
-    "quantization": VALUES | {"config", "ops"},
+    "config": {"draft_methods", "errors"},
+    "runtime": VALUES,
+    "ops": VALUES | {"runtime"},
     "checkpoint": VALUES,
     "layers": VALUES | KERNELS | {"checkpoint"},
     "models": VALUES | KERNELS | {"checkpoint", "config", "layers"},
-    "sampling": VALUES | {"ops"},
-    "spec_decode": VALUES | {"bisection", "config", "ops", "layers", "models"},
+    "step_memory": VALUES,
+    "sampling": VALUES | {"runtime", "ops", "step_memory"},
+    "spec_decode": VALUES | {"bisection", "config", "runtime", "ops", "layers", "models"},
     "kvcache": VALUES,
     "engine": VALUES | {"config", "kvcache"},
     "worker": VALUES
     | KERNELS
-    | {"bisection", "checkpoint", "config", "layers", "models", "sampling", "spec_decode", "engine.executor"},
+    | {
+        "bisection",
+        "checkpoint",
+        "config",
+        "layers",
+        "models",
+        "sampling",
+        "spec_decode",
+        "step_memory",
+        "engine.executor",
+    },
     "metrics": VALUES | {"engine.stats"},
     "ipc": VALUES | {"config", "engine", "log_lines", "worker.executor"},
     "entrypoints": VALUES | {"config", "ipc", "metrics", "engine.stats"},
     "llm": VALUES | {"config", "entrypoints.text", "entrypoints.offline", "engine", "log_lines", "worker.executor"},
     # Run what the rest made, on recordings and on the user's model.
     "replay": VALUES | {"config", "spec_decode.proposer", "entrypoints.text"},
-    "conformance": VALUES | {"config", "engine", "ops.library", "spec_decode.proposer", "worker.executor"},
-    "cli": {"errors", "config", "entrypoints", "log_lines", "replay", "conformance", "spec_decode.proposer"}
-    | {"worker.forecast"},
-    # Measures everything, is used by nothing.
-    "bench": VALUES
-    | KERNELS
-    | {"checkpoint", "config", "engine", "entrypoints.text", "ipc.messages", "log_lines", "models", "replay"}
-    | {"spec_decode.proposer", "worker"},
+    "conformance": VALUES | {"config", "engine", "runtime.library", "spec_decode", "worker.executor"},
+    "cli": {"errors", "config", "entrypoints", "log_lines", "replay", "conformance", "spec_decode"}
+    | {"draft_methods", "worker.forecast"},
 }
 # Third-party package -> the only places that may import it; () = none, the package does without.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "paddle": (
+        "runtime",
         "ops",
         "layers",
         "models",
-        "quantization",
+        "spec_decode/draft_model.py",
         "spec_decode/mtp.py",
         "spec_decode/mtp_passes.py",
         "spec_decode/mtp_recorded.py",
+        "spec_decode/proposer.py",  # its types only
         "worker",
     ),
     "paddlenlp": ("entrypoints/text",),
@@ -87,11 +97,16 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "jinja2": ("entrypoints/text",),
     "prometheus_client": ("metrics",),
     "yaml": ("config",),
-    "httpx": ("cli", "bench"),
-    "matplotlib": ("bench/plot.py",),
+    "httpx": ("cli",),
+    "matplotlib": (),
     "redis": (),
     "torch": (),
     "transformers": (),
+}
+# What the meanings of ops may know: values and NumPy's number formats, and nothing of how ops are implemented.
+REFERENCE = PACKAGE / "ops" / "reference"
+REFERENCES_MAY_IMPORT = {"types", "errors", "runtime.arrays", "ops.reference"} | {
+    f"ops.{values}" for values in ("bf16", "candidates", "kv_cache", "linear_format", "mtp_batch")
 }
 PADDLE_FREE = [part for part in MAY_IMPORT if part not in ONLY_IN["paddle"]]
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "marshal", "shelve"}
@@ -100,9 +115,7 @@ FORBIDDEN_FILE_NAMES = re.compile(r"(utils?|helpers?|common|misc)\.\w+$|_(v\d+|i
 # Nothing of somebody's machine: absolute paths of homes and scratch folders, paths out of the checkout.
 MACHINE_PATH = re.compile(r"(?<![\w.~}$/])/(?:home|root|tmp|mnt|work|Users)/\w|\.\./shared\b|\bissue #?\d")
 MAX_LINES = 300
-MAX_LINES_EXCUSED = 500
-# Files between the two limits, each with the reason why it is not two files.
-EXCUSED = {"fastdeploy_sd/types.py": "one list of the values that cross borders, mostly their descriptions"}
+MAX_LINES_OF_TESTS = 500
 
 
 def files(*suffixes: str) -> list[Path]:
@@ -216,19 +229,64 @@ def test_kernels_know_no_framework() -> None:
     bindings = ROOT / "custom_ops" / "bindings"
     found = [
         str(path)
-        for path in files(".cc", ".h", ".cu", ".cuh", ".def")
+        for path in files(".cc", ".h", ".cu", ".cuh")
         if bindings not in path.parents
         and re.search(r'#include\s*["<](paddle|torch)/', path.read_text(encoding="utf-8"))
     ]
     assert not found
 
 
+def test_references_know_nothing_of_implementations() -> None:
+    found = [
+        f"{path}:{line}: {name}"
+        for path in sorted(REFERENCE.glob("*.py"))
+        for line, name in imports(path)
+        if is_below(name, "fastdeploy_sd")
+        and not any(is_below(name.removeprefix("fastdeploy_sd."), allowed) for allowed in REFERENCES_MAY_IMPORT)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_nobody_spells_a_struct_of_the_library() -> None:
+    """They come from the library's own table."""
+    spelled = [path for path in PACKAGE.rglob("*.py") if "_fields_" in path.read_text(encoding="utf-8")]
+    assert spelled == [PACKAGE / "runtime" / "layout.py"]
+
+
+def test_what_runs_ops_names_none() -> None:
+    """Programs, recordings and operators work for every op: no string of runtime/ is the name of one."""
+    headers = [path.read_text(encoding="utf-8") for path in (ROOT / "custom_ops" / "include" / "fdsd").glob("*.h")]
+    ops = {camel for text in headers for camel in re.findall(r"^Error (\w+)\(const \1Params& p\);", text, re.MULTILINE)}
+    names = {re.sub(r"(?<!^)([A-Z])", r"_\1", op).lower() for op in ops}
+    assert len(names) > 10
+    strings = {
+        node.value: f"{path}:{node.lineno}"
+        for path in sorted((PACKAGE / "runtime").glob("*.py"))
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert not [place for text, place in strings.items() if text.removeprefix("fdsd_") in names]
+
+
+def test_methods_are_known_by_name_in_their_registry_only() -> None:
+    """Whoever wants to know something of a drafting method asks its entry."""
+    names = set(METHODS)
+    found = [
+        f"{path}:{part.lineno}: {part.value!r}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Compare | ast.Match)
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and part.value in names
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_files_stay_small() -> None:
     errors = []
     for path in files(".py", ".cc", ".h", ".cu", ".cuh", ".sh"):
         name = str(path.relative_to(ROOT))
-        is_test = name.startswith("tests/")
-        limit = MAX_LINES_EXCUSED if is_test or name in EXCUSED else MAX_LINES
+        limit = MAX_LINES_OF_TESTS if name.startswith("tests/") else MAX_LINES
         num_lines = len(path.read_text(encoding="utf-8").splitlines())
         if num_lines > limit:
             errors.append(f"{name}: {num_lines} lines, at most {limit}")

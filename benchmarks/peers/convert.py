@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from benchmarks.peers.catalogue import PEERS
-from benchmarks.peers.checkpoint import make_counting_checkpoint
+from benchmarks.peers.counting_checkpoint import make_counting_checkpoint
 from benchmarks.peers.install import run_command
 from benchmarks.peers.paths import CHECKPOINT, LLAMA_BIN, LLAMA_SOURCE, ROOT, model_path, venv
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from benchmarks.peers.counting import answer, random_prompt
 from benchmarks.peers.plan import Plan
 from benchmarks.peers.process import Worker
-from benchmarks.peers.prompts import answer, random_prompt
 from benchmarks.peers.protocol import TokenIds
 from benchmarks.peers.results import Case
 from benchmarks.peers.turns import Turns, verify_tokens

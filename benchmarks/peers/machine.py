@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.bench.hardware import describe_hardware, measure_memory
-from fastdeploy_sd.ops import library
+from benchmarks.hardware import describe_hardware, measure_memory
+from benchmarks.processes import family
+from fastdeploy_sd.runtime import library
 
 _MATMUL_SIZE = 1024
 _NUM_MATMULS = 4
@@ -70,23 +72,9 @@ def _busy_s() -> float:
 
 def _own_s() -> float:
     """CPU seconds of this process and everything it started, ended children included."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue  # it has ended meanwhile
-        words = text.rpartition(")")[2].split()
-        parents[int(entry.name)] = int(words[1])
-        ticks[int(entry.name)] = sum(int(word) for word in words[11:15])
-    return sum(ticks[pid] for pid in ticks if _descends(pid, parents)) / _TICKS_PER_S
-
-
-def _descends(pid: int, parents: dict[int, int]) -> bool:
-    me = os.getpid()
-    while pid not in (0, me):
-        pid = parents.get(pid, 0)
-    return pid == me
+    ticks = 0
+    for pid in family(os.getpid()):
+        with suppress(OSError):  # it has ended meanwhile
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+            ticks += sum(map(int, text.rpartition(")")[2].split()[11:15]))
+    return ticks / _TICKS_PER_S

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.peers.counting import COPY_LEN, answer
 from benchmarks.peers.in_process import CALL_TIMEOUT_S
 from benchmarks.peers.plan import Plan
 from benchmarks.peers.process import Worker
-from benchmarks.peers.prompts import COPY_LEN, answer
 from benchmarks.peers.results import Case
 from benchmarks.peers.servers import Server, Texts
 from benchmarks.peers.turns import Turns, verify_tokens

@@ -1,75 +1,75 @@
-"""The comparison as a picture: decoding by batch size and forward passes by rows, a panel per weight size."""
+"""The comparison as a picture: a row of panels per metric that has records, a panel per weight size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.catalogue import BITS, OURS, PEERS
-from benchmarks.peers.results import Group
-from fastdeploy_sd.errors import ConfigError
+from benchmarks.peers.results import Case, Group
+from benchmarks.plot import panels
 
-_PANEL_INCHES = (4.0, 3.2)
-_DPI = 120
 _CONTEXT = 512
 
 
+def _rate(case: Case) -> float:
+    return case.tokens_per_s()
+
+
+def _milliseconds(case: Case) -> float:
+    return case.median_seconds() * 1e3
+
+
+# Metric -> labels of the axes, the cases' names end in, and what is drawn over their work.
+_PLOTTED: Mapping[str, tuple[str, str, str, Callable[[Case], float]]] = {
+    "decode": ("sequences", "decoding, tokens/s", "", _rate),
+    "forward": ("rows", f"forward pass behind {_CONTEXT} tokens, ms", f"@{_CONTEXT}", _milliseconds),
+}
+
+
 def save_plot(groups: Sequence[Group], path: Path) -> None:
-    """Write a PNG: tokens per second over sequences, and milliseconds over rows behind 512 tokens.
+    """Write a PNG of what was measured: tokens per second over sequences, milliseconds over rows behind 512 tokens.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("plot: expected matplotlib, got none; pip install 'fastdeploy-sd[bench]'") from None
-    bits = [b for b in BITS if any(g.bits == b and g.metric in ("decode", "forward") for g in groups)]
-    if not bits:
+    drawn = {(group.metric, group.bits): group for group in groups if any(_cases(group, peer) for peer in PEERS)}
+    metrics = [metric for metric in _PLOTTED if any(key[0] == metric for key in drawn)]
+    sizes = [bits for bits in BITS if any(key[1] == bits for key in drawn)]
+    if not drawn:
         return
-    width, height = _PANEL_INCHES
-    figure = Figure((width * len(bits), height * 2), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(2, len(bits), squeeze=False)
-    for column, name in enumerate(bits):
-        panels[0][column].set_title(name)
-        for group in groups:
-            if group.bits == name and group.metric == "decode":
-                _draw_decode(panels[0][column], group)
-            elif group.bits == name and group.metric == "forward":
-                _draw_forward(panels[1][column], group)
-    panels[0][0].set_ylabel("decoding, tokens/s")
-    panels[1][0].set_ylabel(f"forward pass behind {_CONTEXT} tokens, ms")
-    panels[0][0].legend(fontsize="small")
-    figure.suptitle(f"{groups[0].machine['cpu']}, {groups[0].settings['threads']} threads each")
-    figure.savefig(path, dpi=_DPI)
+    title = f"{groups[0].machine['cpu']}, {groups[0].settings['threads']} threads each"
+    with panels(path, len(metrics), len(sizes), title) as grid:
+        for row, metric in enumerate(metrics):
+            for column, bits in enumerate(sizes):
+                _draw(grid[row][column], drawn.get((metric, bits)), metric)
+            grid[row][0].set_ylabel(_PLOTTED[metric][1])
+        for panel, bits in zip(grid[0], sizes, strict=True):
+            panel.set_title(bits)
+        grid[0][0].legend(fontsize="small")
 
 
-def _draw_decode(panel: Any, group: Group) -> None:
-    for peer in PEERS:
-        cases = [case for name in group.case_names() if (case := group.find(name, peer)) is not None]
+def _cases(group: Group, peer: str) -> list[Case]:
+    """What is drawn of a peer: nothing of a metric that is in tables only."""
+    if group.metric not in _PLOTTED:
+        return []
+    names = [name for name in group.case_names() if name.endswith(_PLOTTED[group.metric][2])]
+    return [case for name in names if (case := group.find(name, peer)) is not None]
+
+
+def _draw(panel: Any, group: Group | None, metric: str) -> None:
+    if group is None:
+        panel.set_axis_off()
+        return
+    x_label, _, _, value = _PLOTTED[metric]
+    for i, peer in enumerate(PEERS):  # each keeps its colour in all panels
+        cases = _cases(group, peer)
         if cases:
-            _line(panel, peer, [int(case.case) for case in cases], [case.tokens_per_s() for case in cases])
-    panel.set_xlabel("sequences")
-
-
-def _draw_forward(panel: Any, group: Group) -> None:
-    names = [name for name in group.case_names() if name.endswith(f"@{_CONTEXT}")]
-    for peer in PEERS:
-        cases = [case for name in names if (case := group.find(name, peer)) is not None]
-        if cases:
-            _line(panel, peer, [case.work for case in cases], [case.median_seconds() * 1e3 for case in cases])
-    panel.set_xlabel("rows")
+            xs, ys = [case.work for case in cases], [value(case) for case in cases]
+            style = {"color": f"C{i}", "label": PEERS[peer].title, "linewidth": 2 if peer == OURS else 1}
+            panel.plot(xs, ys, marker="o", markersize=3, **style)
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(xs, [str(x) for x in xs])
+    panel.set_xlabel(x_label)
     panel.set_ylim(bottom=0)
-
-
-def _line(panel: Any, peer: str, xs: Sequence[int], ys: Sequence[float]) -> None:
-    """Each peer keeps its colour in all panels."""
-    color = f"C{list(PEERS).index(peer)}"
-    panel.plot(
-        xs, ys, marker="o", markersize=3, color=color, label=PEERS[peer].title, linewidth=2 if peer == OURS else 1
-    )
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(xs, [str(x) for x in xs])

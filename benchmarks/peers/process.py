@@ -57,7 +57,7 @@ class Process:
         """Whether it runs or is paused."""
         return self._popen.poll() is None
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """The last line of its log that is not empty."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
@@ -100,7 +100,7 @@ class Worker(Process):
             self._popen.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
             self._popen.stdin.flush()
         except BrokenPipeError:
-            raise PeerError(f"the worker has ended: {self.last_words()}") from None
+            raise PeerError(f"the worker has ended: {self.last_line()}") from None
         answer = json.loads(self._read_line(command, timeout_s))
         if "error" in answer:
             raise PeerError(str(answer["error"]))
@@ -118,6 +118,6 @@ class Worker(Process):
                 raise PeerError(f"{command}: expected an answer within {timeout_s:.0f} s, got none")
             piece = os.read(self._popen.stdout.fileno(), 1 << 16)
             if not piece:
-                raise PeerError(f"the worker has ended: {self.last_words()}")
+                raise PeerError(f"the worker has ended: {self.last_line()}")
             line += piece
         return line

@@ -50,39 +50,28 @@ class Peer(Protocol):
         Returns:
             "versions": name -> version, "kv_type": element type of the KV cache, "notes": what a reader should know.
         """
-        ...
 
     def prefill(self, prompt: TokenIds) -> dict[str, Any]:
         """Compute a prompt that nothing is cached of and choose its first token; {"seconds", "tokens": [id]}."""
-        ...
 
     def start(self, prompts: list[TokenIds]) -> dict[str, Any]:
         """Compute prompts of equal length, which then decode together; {"tokens": first id per sequence}."""
-        ...
 
     def decode(self, steps: int) -> dict[str, Any]:
         """Give every started sequence `steps` tokens; {"seconds": per step, "tokens": ids per step and sequence}."""
-        ...
 
     def stop(self) -> dict[str, Any]:
         """Drop the started sequences; {}."""
-        ...
 
     def context(self, prompt: TokenIds) -> dict[str, Any]:
         """Compute a prompt that `forward` follows; {}."""
-        ...
 
     def forward(self, rows: int, repeats: int) -> dict[str, Any]:
         """Run the model `repeats` times over `rows` tokens behind the context, with logits for each; {"seconds"}."""
-        ...
 
     def generate(self, prompt: TokenIds, max_tokens: int, option: dict[str, Any]) -> dict[str, Any]:
-        """Answer a prompt from start to end with the peer's own drafting, `option` {} = none.
-
-        Returns:
-            "tokens": ids, "seconds": from start to end, "first_token_s": of them until the first token.
-        """
-        ...
+        """Answer a prompt from start to end with the peer's own drafting: {"tokens", "seconds"}; `option` {} = none."""
+        raise CannotError("its drafting is a part of its server, which is measured over HTTP")
 
 
 COMMANDS = ("load", "prefill", "start", "decode", "stop", "context", "forward", "generate")

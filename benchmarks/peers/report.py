@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
+from benchmarks.command import markdown_table
 from benchmarks.peers.catalogue import BITS, OURS, PEERS
 from benchmarks.peers.plan import METRICS
 from benchmarks.peers.plot import save_plot
-from benchmarks.peers.results import Case, Group, load_groups, speed_ratios
+from benchmarks.peers.results import Case, Group, speed_ratios
 from fastdeploy_sd.errors import ConfigError
 
 _TITLES = {
@@ -19,7 +20,7 @@ _TITLES = {
     "http": "Over HTTP, output tokens per second from the first request to the last token, by requests in flight",
     "speculation": "Speculation over a text to be copied with edits, one request at a time, tokens per second",
 }
-_NONE = "-"
+_RATIO = "**ours / best peer**"
 # Other programs' load that hardly changes a figure.
 _QUIET_CPUS = 0.2
 _TEXT_NAME, _PLOT_NAME = "results.md", "results.png"
@@ -33,7 +34,7 @@ def write_report(folder: Path) -> str:
     Raises:
         ConfigError: there are no records.
     """
-    groups = load_groups(folder)
+    groups = Group.load_all(folder)
     text = tables(groups)
     (folder / _TEXT_NAME).write_text(text + "\n", encoding="utf-8")
     try:
@@ -70,34 +71,33 @@ def _metric_tables(metric: str, groups: Sequence[Group]) -> list[str]:
 
 def _table(groups: Sequence[Group], columns: dict[str, str], cell: Cell) -> str:
     """A table of `columns`: heading -> case; a row per peer, and one for the ratio to the best of them."""
-    lines = [_line(["Weights", "", *columns]), "|---|---|" + "---|" * len(columns)]
+    rows: list[list[object]] = []
     for group in groups:
         for peer in _peers(group):
             found = [group.find(case, peer) for case in columns.values()]
-            cells = [_NONE if case is None else cell(group, case) for case in found]
-            lines.append(_line([group.bits, _peer_text(group, peer), *cells]))
+            cells = [None if case is None else cell(group, case) for case in found]
+            rows.append([group.bits, _peer_text(group, peer), *cells])
         ratios = [_ratio_cell(group.find(case, OURS), _best_peer(group, case)) for case in columns.values()]
-        lines.append(_line([group.bits, "**ours / best peer**", *ratios]))
-    return "\n".join(lines)
+        rows.append([group.bits, _RATIO, *ratios])
+    return markdown_table(["Weights", "", *columns], rows)
 
 
 def _speculation_table(groups: Sequence[Group]) -> str:
     """Each peer with its best way of drafting."""
-    lines = [_line(["Weights", "", "Drafting", "tokens/s"]), "|---|---|---|---|"]
+    rows: list[list[object]] = []
     for group in groups:
         best = {}
         for peer in _peers(group):
             tried = [case for name in group.case_names() if (case := group.find(name, peer)) is not None]
-            if not tried:
-                lines.append(_line([group.bits, _peer_text(group, peer), _NONE, _NONE]))
-                continue
-            best[peer] = max(tried, key=Case.tokens_per_s)
-            case = best[peer]
-            lines.append(_line([group.bits, _peer_text(group, peer), case.case, f"{case.tokens_per_s():.1f}"]))
+            cells: list[object] = [None, None]
+            if tried:
+                best[peer] = max(tried, key=Case.tokens_per_s)
+                cells = [best[peer].case, f"{best[peer].tokens_per_s():.1f}"]
+            rows.append([group.bits, _peer_text(group, peer), *cells])
         others = [case for peer, case in best.items() if peer != OURS]
         ratio = _ratio_cell(best.get(OURS), max(others, key=Case.tokens_per_s, default=None))
-        lines.append(_line([group.bits, "**ours / best peer**", "", ratio]))
-    return "\n".join(lines)
+        rows.append([group.bits, _RATIO, "", ratio])
+    return markdown_table(["Weights", "", "Drafting", "tokens/s"], rows)
 
 
 def _rate_cell(group: Group, case: Case) -> str:
@@ -120,10 +120,10 @@ def _best_peer(group: Group, case: str) -> Case | None:
     return max(found, key=Case.tokens_per_s, default=None)
 
 
-def _ratio_cell(ours: Case | None, best: Case | None) -> str:
+def _ratio_cell(ours: Case | None, best: Case | None) -> str | None:
     """Median of the ratios within a round, and their range."""
     if ours is None or best is None:
-        return _NONE
+        return None
     ratios = speed_ratios(ours, best)
     return f"**{median(ratios):.2f}x** {min(ratios):.2f}-{max(ratios):.2f} ({PEERS[best.peer].title})"
 
@@ -170,13 +170,13 @@ def _provenance(groups: Sequence[Group]) -> str:
     for name, measured in of_revision.items():
         dates = sorted({group.created for group in measured})
         text = " to ".join(dict.fromkeys([dates[0], dates[-1]])) + f", revision {name}"
-        parts.append(text if len(of_revision) == 1 else f"{text} ({', '.join(g.name for g in measured)})")
+        parts.append(text if len(of_revision) == 1 else f"{text} ({', '.join(g.file_name for g in measured)})")
     return "; ".join(parts)
 
 
 def _span(states: Sequence[dict[str, float]], name: str) -> str:
     values = [state[name] for state in states]
-    return f"{min(values):.2f} to {max(values):.2f} (median {median(values):.2f})" if values else _NONE
+    return f"{min(values):.2f} to {max(values):.2f} (median {median(values):.2f})" if values else "-"
 
 
 def _failures(groups: Sequence[Group]) -> list[str]:
@@ -185,13 +185,9 @@ def _failures(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         for peer, info in group.peers.items():
             if info["failed"]:
-                places.setdefault((peer, info["failed"]), []).append(group.name)
+                places.setdefault((peer, info["failed"]), []).append(group.file_name)
         for case in group.cases:
             if case.failed:
-                places.setdefault((case.peer, case.failed), []).append(f"{group.name} {case.case}")
+                places.setdefault((case.peer, case.failed), []).append(f"{group.file_name} {case.case}")
     lines = [f"- {PEERS[peer].title}: {reason} ({', '.join(names)})" for (peer, reason), names in places.items()]
     return ["Empty cells:\n\n" + "\n".join(lines)] if lines else []
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

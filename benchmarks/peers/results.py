@@ -1,8 +1,7 @@
 """The records of a comparison: one JSON file per metric and bits, written when all peers of it are measured.
 
-Schema version 1:
-    schema_version, metric, bits, created (UTC), settings: what was asked for,
-    git_sha: the commit, with "-dirty-" and a digest where it had changes, null outside of a checkout,
+Schema version 1, with what every record has (see benchmarks/record.py):
+    metric, bits, settings: what was asked for,
     machine: {cpu, num_cpus},
     rounds: [{read_gb_per_s, core_latency_ns, matmul_gflops, foreign_cpus}], measured before each round,
     peers: peer -> {format, versions, kv_type, notes, failed: reason or null},
@@ -13,17 +12,11 @@ Schema version 1:
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
-from fastdeploy_sd.bench.record import read_fields
-from fastdeploy_sd.errors import ConfigError
-
-SCHEMA_VERSION = 1
-_FIELDS = {"metric", "bits", "created", "git_sha", "settings", "machine", "rounds", "peers", "cases"}
+from benchmarks.record import RecordFile
 
 
 @dataclass(slots=True)
@@ -51,32 +44,31 @@ class Case:
         """The median over the rounds."""
         return median(self.round_seconds())
 
-    def min_seconds(self) -> float:
-        """The fastest sample."""
-        return min(min(samples) for samples in self.seconds)
-
     def tokens_per_s(self) -> float:
         """Tokens per second at the median."""
         return self.work / self.median_seconds()
 
 
-@dataclass(slots=True)
-class Group:
+@dataclass(slots=True, kw_only=True)
+class Group(RecordFile):
     """All peers in one metric at one number of bits; fields as in the module's text."""
+
+    schema_version: ClassVar[int] = 1
 
     metric: str
     bits: str
-    created: str
-    git_sha: str | None
     settings: dict[str, Any]
     machine: dict[str, Any]
     rounds: list[dict[str, float]] = field(default_factory=list)
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
     cases: list[Case] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """Make the cases of a file what they were."""
+        self.cases = [Case(**case) if isinstance(case, dict) else case for case in self.cases]
+
     @property
-    def name(self) -> str:
-        """Of the file."""
+    def file_name(self) -> str:
         return f"{self.metric}-{self.bits}"
 
     def find(self, case: str, peer: str) -> Case | None:
@@ -87,38 +79,6 @@ class Group:
     def case_names(self) -> list[str]:
         """In order of measurement."""
         return list(dict.fromkeys(c.case for c in self.cases))
-
-    def save(self, folder: Path) -> Path:
-        """Write the record, replacing an older one, and return its path."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.name}.json"
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **asdict(self)}, indent=1)
-        path.write_text(text + "\n", encoding="utf-8")
-        return path
-
-
-def load_group(path: Path) -> Group:
-    """Read a record.
-
-    Raises:
-        ConfigError: not a record, or of another schema version.
-    """
-    values = read_fields(path, SCHEMA_VERSION, _FIELDS | {"schema_version"})
-    del values["schema_version"]
-    values["cases"] = [Case(**case) for case in values["cases"]]
-    return Group(**values)
-
-
-def load_groups(folder: Path) -> list[Group]:
-    """Read every record of a folder, by name.
-
-    Raises:
-        ConfigError: no records there, or a file that is none.
-    """
-    groups = [load_group(path) for path in sorted(folder.glob("*.json"))]
-    if not groups:
-        raise ConfigError(f"records: expected *.json files in {folder}, got none; run the comparison first")
-    return groups
 
 
 def speed_ratios(case: Case, other: Case) -> list[float]:

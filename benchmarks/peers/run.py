@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,14 @@ from benchmarks.peers.paths import PEERS_DIR, model_path
 from benchmarks.peers.plan import IN_PROCESS, Plan
 from benchmarks.peers.process import PeerError, Worker
 from benchmarks.peers.protocol import Settings
-from benchmarks.peers.results import Case, Group, load_group
-from benchmarks.peers.revision import revision
+from benchmarks.peers.results import Case, Group
 from benchmarks.peers.servers import Server
-from fastdeploy_sd.bench.progress import Progress
+from benchmarks.progress import Progress
+from benchmarks.revision import revision
 from fastdeploy_sd.errors import ConfigError
 
 _SERVER_MAX_LEN = 1024
-_LOGS = PEERS_DIR / "logs"
+LOGS = PEERS_DIR / "logs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +79,16 @@ class Comparison:
                 launch.verify_ready(peer, bits)
         self._machine = Machine(scope.threads)
         self._revision = revision()
-        self._todo = [
+        self.todo = [
             (bits, metric) for bits in scope.bits for metric in scope.metrics if not self._is_done(metric, bits)
         ]
-        num_rounds = sum(scope.plan.num_rounds(metric) for _, metric in self._todo)
+        num_rounds = sum(scope.plan.num_rounds(metric) for _, metric in self.todo)
         self._progress = Progress(max(1, num_rounds), "peers")
 
     def run(self) -> None:
         """Measure what has no whole record of this revision yet."""
         for bits in self._scope.bits:
-            metrics = [metric for todo, metric in self._todo if todo == bits]
+            metrics = [metric for todo, metric in self.todo if todo == bits]
             in_process = [metric for metric in metrics if metric in IN_PROCESS]
             if in_process:
                 self._with_workers(bits, in_process)
@@ -155,7 +154,7 @@ class Comparison:
         return drafters
 
     def _load(self, stack: ExitStack, peer: str, bits: str, settings: Settings) -> tuple[dict[str, Any], Worker | None]:
-        worker = Worker(launch.worker(peer, settings["threads"]), _LOGS / f"{peer}-{bits}-worker.log")
+        worker = Worker(launch.worker(peer, settings["threads"]), LOGS / f"{peer}-{bits}-worker.log")
         stack.callback(worker.close)
         fmt = PEERS[peer].formats[bits]
         try:
@@ -171,7 +170,7 @@ class Comparison:
         arguments = [] if drafter is None else PEERS[peer].drafting[drafter]
         # A peer's drafters run at the same time, each with a log of its own.
         name = "-".join([peer, bits, "server", *(drafter or "").replace(",", "").split()])
-        server = Server(lambda port: launch.server(peer, bits, port, settings, arguments), _LOGS / f"{name}.log")
+        server = Server(lambda port: launch.server(peer, bits, port, settings, arguments), LOGS / f"{name}.log")
         stack.callback(server.close)
         try:
             server.wait()
@@ -184,7 +183,6 @@ class Comparison:
         return Group(
             metric=metric,
             bits=bits,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
             git_sha=self._revision,
             settings=self._scope.settings(),
             machine=self._machine.describe(),
@@ -198,7 +196,7 @@ class Comparison:
     def _on_round(self, group: Group) -> Callable[[], None]:
         def measure() -> None:
             group.rounds.append(self._machine.measure())
-            self._progress.advance(f"{group.name}: {state_line(group.rounds[-1])}")
+            self._progress.advance(f"{group.file_name}: {state_line(group.rounds[-1])}")
 
         return measure
 
@@ -210,7 +208,7 @@ class Comparison:
         """Whether there is a record of this scope and revision in which no peer has failed."""
         path = self._scope.output / f"{metric}-{bits}.json"
         try:
-            group = load_group(path) if path.exists() else None
+            group = Group.load(path) if path.exists() else None
         except ConfigError:
             return False  # of an older version: measured again
         if group is None or group.settings != self._scope.settings() or group.git_sha != self._revision:

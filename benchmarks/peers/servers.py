@@ -12,15 +12,15 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer
 
+from benchmarks.load_client import Load, LoadClient, Timing
+from benchmarks.peers.counting import answer, copy_prompt, random_prompt
 from benchmarks.peers.launch import Launch
 from benchmarks.peers.paths import CHECKPOINT
 from benchmarks.peers.process import PeerError, Process
-from benchmarks.peers.prompts import answer, copy_prompt, random_prompt
 from benchmarks.peers.protocol import TokenIds
-from fastdeploy_sd.bench.load_client import Load, LoadClient, Timing
 
 _START_TIMEOUT_S = 600.0
-_ANSWER_TIMEOUT_S = 300.0
+ANSWER_TIMEOUT_S = 300.0
 _POLL_S = 0.1
 _CHECKED_TOKENS = 16
 _QUOTED_LEN = 200
@@ -61,7 +61,7 @@ class Server(Process):
         end = time.monotonic() + _START_TIMEOUT_S
         while not self._is_ready():
             if not self.is_alive() or time.monotonic() > end:
-                raise PeerError(f"server: expected it to start, got: {self.last_words()}")
+                raise PeerError(f"server: expected it to start, got: {self.last_line()}")
             time.sleep(_POLL_S)
         for prompt in (random_prompt(_CHECKED_TOKENS, -1), copy_prompt(-1)):
             self._verify_answer(prompt)
@@ -74,9 +74,9 @@ class Server(Process):
         """
         client = LoadClient(self._url, self._model, None, load)
         try:
-            timings = asyncio.run(asyncio.wait_for(client.run(lambda: None), _ANSWER_TIMEOUT_S))
+            timings = asyncio.run(asyncio.wait_for(client.run(lambda: None), ANSWER_TIMEOUT_S))
         except TimeoutError:
-            raise PeerError(f"load: expected its end within {_ANSWER_TIMEOUT_S:.0f} s, got none") from None
+            raise PeerError(f"load: expected its end within {ANSWER_TIMEOUT_S:.0f} s, got none") from None
         for timing in timings:
             if timing.error is not None or timing.num_tokens != load.output_len:
                 reason = timing.error or f"expected {load.output_len} tokens, got {timing.num_tokens}"
@@ -103,10 +103,10 @@ class Server(Process):
             "ignore_eos": True,
         }
         try:
-            response = httpx.post(f"{self._url}/v1/completions", json=body, timeout=_ANSWER_TIMEOUT_S)
+            response = httpx.post(f"{self._url}/v1/completions", json=body, timeout=ANSWER_TIMEOUT_S)
         except httpx.HTTPError as error:
             reason = f"{type(error).__name__}: {error}"
-            raise PeerError(f"request: expected an answer, got {reason}; {self.last_words()}") from None
+            raise PeerError(f"request: expected an answer, got {reason}; {self.last_line()}") from None
         if response.is_error:
             raise PeerError(f"request: HTTP {response.status_code}: {response.text[:_QUOTED_LEN]}")
         got, expected = _field(response, "choices", "text"), _text(answer(prompt, _CHECKED_TOKENS))

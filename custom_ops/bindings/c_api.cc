@@ -2,12 +2,12 @@
 #include "c_api.h"
 
 #include "bandwidth.h"
+#include "declarations.inc"
 #include "dot_peak.h"
-#include "fdsd/fdsd.h"
 
 #define FDSD_OP(Name, snake) \
   FDSD_EXPORT fdsd::Error fdsd_##snake(const fdsd::Name##Params* p) { return fdsd::Name(*p); }
-#include "fdsd/ops.def"
+#include "declarations.inc"
 #undef FDSD_OP
 
 FDSD_EXPORT int32_t fdsd_best_isa() { return static_cast<int32_t>(fdsd::BestIsa()); }

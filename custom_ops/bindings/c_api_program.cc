@@ -10,26 +10,6 @@ constexpr fdsd::Error kOutOfMemory = "memory: expected room for the program, got
 
 }  // namespace
 
-namespace fdsd {
-
-struct ProgramCreateParams {
-  int32_t num_calls;
-  int32_t num_patches;
-  int32_t num_symbols;
-  const ProgramCall* calls;     // [num_calls]
-  const ProgramPatch* patches;  // [num_patches]
-  Program** program;            // [1], to be destroyed with fdsd_program_destroy
-};
-
-struct ProgramRunParams {
-  Program* program;
-  int32_t num_symbols;
-  const int64_t* symbols;  // [num_symbols]
-  int64_t* nanoseconds;    // [num_calls], may be nullptr
-};
-
-}  // namespace fdsd
-
 FDSD_EXPORT fdsd::Error fdsd_program_create(const fdsd::ProgramCreateParams* p) {
   return fdsd::WithinMemory(kOutOfMemory, [&]() -> fdsd::Error {
     auto program = std::make_unique<fdsd::Program>();

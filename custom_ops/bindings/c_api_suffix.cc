@@ -6,6 +6,11 @@ namespace {
 
 constexpr fdsd::Error kOutOfMemory = "memory: expected room for the suffix automata, got none";
 
+template <typename Params>
+fdsd::SuffixDrafter* Drafter(const Params* p) {
+  return static_cast<fdsd::SuffixDrafter*>(p->drafter);
+}
+
 }  // namespace
 
 FDSD_EXPORT fdsd::Error fdsd_suffix_create(const fdsd::SuffixCreateParams* p) {
@@ -22,12 +27,12 @@ FDSD_EXPORT fdsd::Error fdsd_suffix_begin(const fdsd::SuffixBeginParams* p) {
   return fdsd::WithinMemory(kOutOfMemory, [&] { return p->drafter->Begin(*p); });
 }
 
-FDSD_EXPORT fdsd::Error fdsd_suffix_forget(const fdsd::SuffixSlotsParams* p) {
-  return p->drafter->Forget(p->slots, p->count);
+FDSD_EXPORT fdsd::Error fdsd_suffix_forget(const fdsd::DraftTableRowsParams* p) {
+  return Drafter(p)->Forget(p->table_rows, p->count);
 }
 
-FDSD_EXPORT fdsd::Error fdsd_suffix_propose(const fdsd::SuffixProposeParams* p) {
-  return fdsd::WithinMemory(kOutOfMemory, [&] { return p->drafter->Propose(*p); });
+FDSD_EXPORT fdsd::Error fdsd_suffix_propose(const fdsd::DraftProposeParams* p) {
+  return fdsd::WithinMemory(kOutOfMemory, [&] { return Drafter(p)->Propose(*p); });
 }
 
 FDSD_EXPORT void fdsd_suffix_stats(const fdsd::SuffixDrafter* drafter, fdsd::SuffixStats* stats) {

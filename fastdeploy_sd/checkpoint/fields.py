@@ -49,7 +49,7 @@ class FieldReader:
         values: the object.
         fields: its keys.
         where: begins every error: the file, or the file and the key that holds the object.
-        defaults: what another family of files leaves out instead of the fields' own defaults.
+        defaults: what an absent key means in these files, where that is not the field's own default.
 
     Raises (from every method):
         CheckpointError: a key is missing, of another type, or out of range; the text names it.

@@ -32,7 +32,7 @@ DTYPES: Mapping[str, npt.DTypeLike] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "BOOL": np.bool_,
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
-    # Eight-bit floats as their bits: of a valid file, whose tensors nobody here can use.
+    # Eight-bit floats are read as bits: such a file is valid, though no model here uses its tensors.
     "F8_E4M3": np.uint8, "F8_E5M2": np.uint8, "F8_E8M0": np.uint8,
 }  # fmt: skip
 
@@ -73,7 +73,7 @@ class SafetensorsFile:
         metadata = header.pop("__metadata__", {})
         self.metadata: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
         self.entries = {name: self._parse_entry(name, value) for name, value in header.items()}
-        self._check_coverage()
+        self._verify_coverage()
 
     def tensor(self, name: str) -> npt.NDArray[np.generic]:
         """Return one tensor: a read-only view of the file, or a copy where the header misaligns it.
@@ -91,8 +91,8 @@ class SafetensorsFile:
     def identity(self) -> dict[str, Any]:
         """Return what tells the file from others: size, time of the last write, digests of the header and of samples.
 
-        Two trainings of one base differ in neither size nor header, nor in time where an image sets every file's; they
-        differ in almost every tensor. A change that misses every sample and keeps size and time is not seen.
+        Two trainings of one base have the same size and header, and the same time where a container image sets it; but
+        almost every tensor differs. Only a change that keeps size and time and misses every sample is not seen.
         """
         size, mtime_ns = self._status
         header = hashlib.blake2b(self._map[: self._data_start], digest_size=16).hexdigest()
@@ -124,7 +124,7 @@ class SafetensorsFile:
             size = min(entry.end - entry.begin, SAMPLE_BYTES)
             begin = self._data_start + (entry.begin + entry.end - size) // 2
             digest.update(self._map[begin : begin + size])
-            # A fault maps pages around it too; of many thousand experts they would add up.
+            # Reading a page maps its neighbours too, which adds up over thousands of experts.
             self.release(name)
         return digest.hexdigest()
 
@@ -169,7 +169,7 @@ class SafetensorsFile:
             )
         return TensorEntry(dtype, tuple(shape), begin, end)
 
-    def _check_coverage(self) -> None:
+    def _verify_coverage(self) -> None:
         """Tensors must not overlap; a file whose tensors share bytes is lying about one of them."""
         spans = sorted((e.begin, e.end, name) for name, e in self.entries.items() if e.end > e.begin)
         for (_, end, first), (begin, _, second) in itertools.pairwise(spans):

@@ -1,4 +1,4 @@
-"""The parser of a subcommand's own arguments: its errors look like all others. Knows no arguments."""
+"""How subcommands read their arguments: errors that look like all others, lists of names. Knows no arguments."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with argparse's words."""
         raise ConfigError(f"{message} ({self.prog} --help tells more)")
+
+
+def read_names(text: str) -> list[str]:
+    """Return the names between the commas, each once and in the order of its first place."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))

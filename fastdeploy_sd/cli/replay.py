@@ -10,30 +10,25 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fastdeploy_sd.cli.arguments import Parser
-from fastdeploy_sd.cli.name_lists import read_names
+from fastdeploy_sd.cli.arguments import Parser, read_names
 from fastdeploy_sd.config import DEMO_MODEL, SpeculativeConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS
 from fastdeploy_sd.config.speculative_map import read_speculative
+from fastdeploy_sd.draft_methods import METHODS, methods_reading
 from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.replay.encoding import WORDS, load_encoder
 from fastdeploy_sd.replay.memory import memory_of
 from fastdeploy_sd.replay.recording import Conversation, read_recording
 from fastdeploy_sd.replay.report import ReplayResult, replay_table
 from fastdeploy_sd.replay.simulation import Replay, max_len, vocab_size
-from fastdeploy_sd.spec_decode.proposer import ProposerContext, create_method
+from fastdeploy_sd.spec_decode.proposer import ProposerContext
+from fastdeploy_sd.spec_decode.router import create_method
 
-METHODS = ("ngram", "suffix")
+_METHODS = {method.name: method for method in METHODS.values() if method.is_replayable}
 _CACHE_SIZE = "suffix_decoding_max_cached_requests"
-_SUFFIX_PREFIX = "suffix_decoding_"
-_SHARED_KEYS = ("follow_copies",)
 # What changes the drafts of these methods and of nothing else. No cache file: one row must not warm the next.
 _TUNING = [
-    opt
-    for opt in SPECULATIVE_FIELDS
-    if "ngram" in opt.name
-    or opt.name in _SHARED_KEYS
-    or (opt.name.startswith(_SUFFIX_PREFIX) and not opt.name.endswith("_cache_file"))
+    opt for opt in SPECULATIVE_FIELDS if any(opt.name in m.keys and opt.name != m.file_key for m in _METHODS.values())
 ]
 
 
@@ -66,8 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     text = 'JSON lines {"id", "messages": [{"role", "content"}]}; every assistant message is a response'
     parser.add_argument("file", type=Path, metavar="FILE", help=text)
-    text = f"some of {','.join(METHODS)} (default: all)"
-    parser.add_argument("--methods", type=read_names, default=list(METHODS), metavar="A,B", help=text)
+    text = f"some of {','.join(_METHODS)} (default: all)"
+    parser.add_argument("--methods", type=read_names, default=list(_METHODS), metavar="A,B", help=text)
     text = "drafts per step at most; several give a row each (default: 5)"
     parser.add_argument("--num-speculative-tokens", type=int, nargs="+", default=[5], metavar="K", help=text)
     text = f"directory with tokenizer.json, or '{WORDS}': words cut at six letters (default: %(default)s)"
@@ -84,8 +79,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _verified(methods: list[str]) -> list[str]:
     for name in methods:
-        if name not in METHODS:
-            raise ConfigError(f"methods: expected some of {', '.join(METHODS)}, got {name!r}{suggest(name, METHODS)}")
+        if name not in _METHODS:
+            raise ConfigError(f"methods: expected some of {', '.join(_METHODS)}, got {name!r}{suggest(name, _METHODS)}")
     return methods
 
 
@@ -93,10 +88,7 @@ def _tuning(args: argparse.Namespace, methods: Sequence[str]) -> dict[str, Any]:
     """The keys of speculative_config that were given, each as text or converted."""
     given = {opt.name: getattr(args, opt.name) for opt in _TUNING if getattr(args, opt.name) is not None}
     if not args.shared_cache:
-        if "suffix" not in methods:
-            raise ConfigError(
-                f"no_shared_cache: expected suffix among the methods, got {', '.join(methods)}", param="no_shared_cache"
-            )
+        _verify_used("no_shared_cache", _CACHE_SIZE, methods)
         if _CACHE_SIZE in given:
             raise ConfigError(f"no_shared_cache: expected without {_CACHE_SIZE}, got both", param="no_shared_cache")
         given[_CACHE_SIZE] = 0
@@ -106,11 +98,8 @@ def _tuning(args: argparse.Namespace, methods: Sequence[str]) -> dict[str, Any]:
 def _configs(methods: Sequence[str], lengths: Sequence[int], tuning: dict[str, Any]) -> list[SpeculativeConfig]:
     """One for each method and length, with the keys that are the method's own; each key must be somebody's."""
     for key in tuning:
-        if not set(_methods_of(key)) & set(methods):
-            raise ConfigError(
-                f"{key}: expected {_methods_of(key)[0]} among the methods, got {', '.join(methods)}", param=key
-            )
-    own = {method: {key: tuning[key] for key in tuning if method in _methods_of(key)} for method in methods}
+        _verify_used(key, key, methods)
+    own = {method: {key: tuning[key] for key in tuning if key in _METHODS[method].keys} for method in methods}
     return [
         read_speculative({"method": method, "num_speculative_tokens": k} | own[method]).config
         for method in methods
@@ -118,10 +107,11 @@ def _configs(methods: Sequence[str], lengths: Sequence[int], tuning: dict[str, A
     ]
 
 
-def _methods_of(key: str) -> tuple[str, ...]:
-    if key in _SHARED_KEYS:
-        return METHODS
-    return ("suffix",) if key.startswith(_SUFFIX_PREFIX) else ("ngram",)
+def _verify_used(option: str, key: str, methods: Sequence[str]) -> None:
+    """Refuse an option whose key none of the methods reads."""
+    readers = [method.name for method in methods_reading(key)]
+    if set(readers).isdisjoint(methods):
+        raise ConfigError(f"{option}: expected {readers[0]} among the methods, got {', '.join(methods)}", param=option)
 
 
 def _read(path: Path, tokenizer: str) -> list[Conversation]:
@@ -140,5 +130,5 @@ def _replay(config: SpeculativeConfig, conversations: Sequence[Conversation], co
             counts = Replay(proposer, k, concurrency, memory_of(proposer), bar.update).run(conversations)
     finally:
         proposer.close()
-    has_shared_cache = config.suffix_decoding_max_cached_requests != 0 if method == "suffix" else None
+    has_shared_cache = getattr(config, _CACHE_SIZE) != 0 if _CACHE_SIZE in _METHODS[method].keys else None
     return ReplayResult(method, k, counts, has_shared_cache)

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fastdeploy_sd.cli.arguments import Parser
-from fastdeploy_sd.cli.name_lists import read_names
+from fastdeploy_sd.cli.arguments import Parser, read_names
 from fastdeploy_sd.cli.verify_progress import CellProgress, duration, estimate_s, say
 from fastdeploy_sd.config import Config, load_config
 from fastdeploy_sd.conformance import (
@@ -30,6 +29,7 @@ from fastdeploy_sd.conformance import (
     standard_methods,
 )
 from fastdeploy_sd.conformance.report import findings, matrix_json, matrix_table
+from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.log_lines import show_lines
 
@@ -119,7 +119,7 @@ def _refuse_lossy(config: Config) -> None:
 
 
 def _without_cache_file(config: Config) -> Config:
-    """The answers of the matrix are nothing that a server should draft from; its file is neither read nor written."""
+    """Neither read nor write the cache file: no server should draft from the answers of the matrix."""
     return replace(config, speculative=replace(config.speculative, suffix_decoding_cache_file=None))
 
 
@@ -143,9 +143,11 @@ def _methods(args: argparse.Namespace, config: Config) -> tuple[list[Method], Ma
         methods += found
         reasons |= missing
     if "mixed" in names:
-        # Of the same length as the longest chain of MTP drafts that loads.
-        num_steps = max((m.speculative.num_model_steps for m in methods if m.speculative.method == "mtp"), default=0)
-        methods += standard_methods(["mixed"], [num_steps or max(lengths)], configured, has_mtp=num_steps > 0)
+        # Of the same length as the longest chain of drafts by a model that loads.
+        with_model = [m.speculative for m in methods if METHODS[m.speculative.method].needs_model]
+        longest = max(with_model, key=lambda s: s.num_model_steps, default=None)
+        k, model_method = (max(lengths), None) if longest is None else (longest.num_model_steps, longest.method)
+        methods += standard_methods(["mixed"], [k], configured, model_method)
     return methods, reasons
 
 

@@ -164,7 +164,7 @@ def _refuse_unsupported(name: str, value: object) -> None:
 
 
 def _assemble_sound(values: dict[str, Any], origins: Mapping[str, str], settings: Settings, faults: Faults) -> Config:
-    """Assemble the values that pass the checks of their sections; what does not is a fault and left out."""
+    """Assemble the values that their sections accept. A value that is refused becomes a fault and is left out."""
     while True:
         try:
             return _assemble({"model": DEMO_MODEL} | values, origins)
@@ -202,7 +202,7 @@ def _position(settings: Settings, name: str) -> tuple[int, int]:
 
 
 def _require(settings: Settings, faults: Faults) -> None:
-    """A file that cannot be read might have said what is missing."""
+    """Note required options that are missing; not where the file that could name them was not read."""
     for opt in OPTIONS:
         if opt.is_required and opt.name not in settings and CONFIG_OPTION not in faults.params:
             text = f"{opt.name}: expected {opt.expected}, got nothing ({opt.flag})"
@@ -226,7 +226,7 @@ def _apply_max_concurrency(values: dict[str, Any], origins: dict[str, str]) -> N
 
 
 def _apply_whole_prompts(values: dict[str, Any], origins: dict[str, str]) -> None:
-    """Without chunks a step must hold the longest prompt, as FastDeploy's does where nobody says how long a step is."""
+    """Without chunked prefill a step must hold the longest prompt. That is then the default, as in FastDeploy."""
     longest = values.get("max_model_len")
     if values.get("enable_chunked_prefill", True) or longest is None or _STEP in values:
         return

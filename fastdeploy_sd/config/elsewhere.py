@@ -1,4 +1,4 @@
-"""Names that vLLM, SGLang and llama.cpp have for options: taken where they mean the same, else told what is meant here.
+"""Options' names in vLLM, SGLang and llama.cpp: taken where they mean the same, else refused with the name to use.
 
 docs/migration.md shows both tables. Knows the names of our options, not their types.
 """

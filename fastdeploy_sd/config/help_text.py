@@ -32,7 +32,9 @@ def help_text(prog: str, description: str) -> str:
     for opt in OPTIONS:
         _add_flag(groups[opt.section], opt)
     speculative = parser.add_argument_group("speculative")
-    text = 'How drafts are made and judged, e.g. {"method": "ngram", "num_speculative_tokens": 4}. The keys are below.'
+    text = (
+        'How drafts are made and verified, e.g. {"method": "ngram", "num_speculative_tokens": 4}. The keys are below.'
+    )
     speculative.add_argument("--speculative-config", dest=SPECULATIVE_OPTION, metavar="JSON", help=text)
     parser.add_argument_group("keys of --speculative-config", "\n".join(map(_key_text, SPECULATIVE_KEYS.values())))
     return parser.format_help()

@@ -33,7 +33,7 @@ def _options(kind: type, reason: str, *names: str) -> tuple[Option, ...]:
     return tuple(_option(name, kind, reason) for name in names)
 
 
-# A port may be a number, several a text with commas or a list: all of them are texts here.
+# A port may be a number, and several ports a text with commas or a list. All are kept as text.
 NO_EFFECT: Mapping[str, Option] = {
     opt.name: opt
     for opt in (

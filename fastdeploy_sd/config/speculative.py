@@ -1,4 +1,4 @@
-"""The values of `speculative_config`: how drafts are made and judged. Each key is declared once, with text and limits.
+"""The values of `speculative_config`: how drafts are made and verified. Each key is declared once, with its limits.
 
 Single values are checked when the section is constructed; rules between keys are in speculative_map.py, so that tests
 may construct unusual combinations on purpose. Knows no proposer and no verification.
@@ -6,50 +6,19 @@ may construct unusual combinations on purpose. Knows no proposer and no verifica
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fastdeploy_sd.config.option import Option, Spec, option, options_of, verify_fields
+from fastdeploy_sd.draft_methods import METHODS, NAIVE, STRATEGIES, methods_reading
 
 SPECULATIVE_OPTION = "speculative_config"
-METHODS = ("naive", "ngram", "suffix", "mtp")
-# Of other programs; each names the MTP layers of one architecture, which the checkpoint does here.
-_MTP_ALIASES = ("ernie_mtp", "deepseek_mtp", "glm4_moe_mtp", "nextn")
-_METHOD_ALIASES = {"ngram_match": "ngram"} | dict.fromkeys(_MTP_ALIASES, "mtp")
-# Known by these names, and not there yet.
-UNSUPPORTED_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator", "dflash")
-
-
-def canonical_method(name: str) -> str:
-    """Return the method a user's spelling means: any case, FastDeploy's second name; others, known or not, as is."""
-    lower = name.strip().lower()
-    return _METHOD_ALIASES.get(lower, lower)
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """How drafts are made and judged. `naive` makes none: plain decoding on the same path.
-
-    Attributes:
-        method: one of METHODS.
-        num_speculative_tokens: drafts per request and step at most (k).
-        mtp_strategy: "default"; "with_ngram" or "with_suffix": that method extends what MTP drafted, up to k.
-        num_model_steps: drafts of those that MTP itself makes, at most: k where it drafts alone, fewer in a hybrid.
-        model: directory of the MTP weights; None = where a checkpoint keeps them.
-        quantization: of the MTP layer's linear weights; None = the target's, "none" = unquantised.
-        draft_head_quantization: of the output head that drafts are chosen with; "target" = no copy of the target's.
-        max_ngram_size, min_ngram_size: lengths of the text's end that n-gram looks up, longest first.
-        ngram_max_spec_factor: drafts at most this many times as long as what n-gram matched.
-        follow_copies: n-gram and suffix go on with a long copy of earlier text, also behind changed tokens.
-        suffix_decoding_max_tree_depth: longest context that suffix decoding tells apart, in tokens.
-        suffix_decoding_max_cached_requests: outputs kept for other requests; -1 = only the bytes bound, 0 = none kept.
-        suffix_decoding_max_cache_mb: their memory at most, in MiB.
-        suffix_decoding_max_spec_factor: drafts at most this many times as long as the matched context.
-        suffix_decoding_min_token_prob: drafting stops where the drafts' joint estimated probability falls below it.
-        suffix_decoding_cache_file: loaded at start if it exists, saved at shutdown; None = neither.
-        verify_strategy, accept_policy, max_candidate_len, verify_window: see sampling.verify.VerifyRule.
-        enable_draft_logprob: requests may ask for the log-probabilities of drafts.
+    """How drafts are made and verified. `naive` makes none: plain decoding on the same path.
 
     Raises:
         ConfigError: a value has another type than declared or is out of its limits.
@@ -59,7 +28,10 @@ class SpeculativeConfig:
 
     method: str = option(
         "naive",
-        Spec("Where drafts come from; `naive` makes none. Upper case is accepted, and `ngram_match`.", choices=METHODS),
+        Spec(
+            "Where drafts come from; `naive` makes none. Upper case is accepted, and `ngram_match`.",
+            choices=tuple(METHODS),
+        ),
     )
     num_speculative_tokens: int = option(
         0,
@@ -69,10 +41,11 @@ class SpeculativeConfig:
             default_text="`1`; for `mtp` alone a given `num_model_steps`",
         ),
     )
-    mtp_strategy: Literal["default", "with_ngram", "with_suffix"] = option(
+    mtp_strategy: str = option(
         "default",
         Spec(
             "What extends the drafts of MTP, up to k; `default`: nothing.",
+            choices=("default", *STRATEGIES),
             default_text="`default`; beside a `suffix_decoding_*` key `with_suffix`",
         ),
     )
@@ -156,10 +129,14 @@ class SpeculativeConfig:
         verify_fields(self, "speculative")
 
     @property
+    def extended_by(self) -> str | None:
+        """The method that goes on behind the configured one's drafts, if any does."""
+        return METHODS[self.method].extensions.get(self.mtp_strategy) if self.method in METHODS else None
+
+    @property
     def label(self) -> str:
         """The method in names of files and rows of tables: a hybrid is "mtp-ngram" or "mtp-suffix"."""
-        extension = "" if self.mtp_strategy == "default" else self.mtp_strategy.replace("with_", "-")
-        return self.method + extension
+        return self.method if self.extended_by is None else f"{self.method}-{self.extended_by}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +154,12 @@ class Scope:
     subject: str = "method"
 
 
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
 _ANY = Scope("any method", lambda c: True)
-# The keys of ngram and suffix too: a request may choose them on any server that drafts.
-_DRAFTING = Scope("method ngram, suffix or mtp", lambda c: c.method != "naive")
-_MTP = Scope("method mtp", lambda c: c.method == "mtp")
+_DRAFTING = Scope(f"method {_either([name for name in METHODS if name != NAIVE])}", lambda c: c.method != NAIVE)
 _TOPP = Scope("verify_strategy topp", lambda c: c.verify_strategy == "topp", "verify_strategy")
 
 # FastDeploy's second name of a policy. It is a key but no field, as one fact has one place.
@@ -199,29 +178,27 @@ SPECULATIVE_FIELDS: tuple[Option, ...] = options_of(SpeculativeConfig, "speculat
 SPECULATIVE_KEYS: Mapping[str, Option] = {opt.name: opt for opt in (*SPECULATIVE_FIELDS, BENCHMARK_MODE)}
 
 
+# Of the keys that belong to no method.
 _SCOPES: Mapping[str, Scope] = {
     "method": _ANY,
     "num_speculative_tokens": _ANY,
-    "mtp_strategy": _MTP,
-    "num_model_steps": _MTP,
-    "model": _MTP,
-    "quantization": _MTP,
-    "draft_head_quantization": _MTP,
-    "max_ngram_size": _DRAFTING,
-    "min_ngram_size": _DRAFTING,
-    "ngram_max_spec_factor": _DRAFTING,
-    "follow_copies": _DRAFTING,
     "verify_strategy": _DRAFTING,
     "accept_policy": _DRAFTING,
     "benchmark_mode": _DRAFTING,
     "max_candidate_len": _TOPP,
     "verify_window": _TOPP,
-    "enable_draft_logprob": _MTP,
 }
 
 
 def scope_of(key: str) -> Scope:
-    """Return where a key of SPECULATIVE_KEYS has a meaning."""
-    if key.startswith("suffix_decoding_"):
+    """Return where a key of SPECULATIVE_KEYS has a meaning.
+
+    Those of a method without a model have one wherever anything drafts, as a request may choose it there.
+    """
+    readers = methods_reading(key)
+    if not readers:
+        return _SCOPES[key]
+    if not all(method.needs_model for method in readers):
         return _DRAFTING
-    return _SCOPES[key]
+    names = [method.name for method in readers]
+    return Scope(f"method {_either(names)}", lambda c: c.method in names)

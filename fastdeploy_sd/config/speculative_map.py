@@ -11,19 +11,18 @@ from typing import Any
 
 from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.maps import has_meaning, read_map
-from fastdeploy_sd.config.speculative import (
-    METHODS,
-    SPECULATIVE_KEYS,
-    SPECULATIVE_OPTION,
-    UNSUPPORTED_METHODS,
-    SpeculativeConfig,
-    canonical_method,
-    scope_of,
-)
+from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, SpeculativeConfig, scope_of
 from fastdeploy_sd.config.unsupported import UNSUPPORTED_SPECULATIVE
+from fastdeploy_sd.draft_methods import (
+    METHODS,
+    NAIVE,
+    UNSUPPORTED_METHODS,
+    DraftMethod,
+    canonical_method,
+    methods_reading,
+)
 from fastdeploy_sd.errors import ConfigError, shown
 
-_SUFFIX_PREFIX = "suffix_decoding_"
 # vLLM's names of keys.
 _KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
 _LENGTH_KEYS = {
@@ -127,16 +126,13 @@ def _derive_policy(values: dict[str, Any], origins: dict[str, str]) -> None:
 
 def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> tuple[str, ...]:
     """Return lines for the log."""
-    method = values.get("method", "naive")
-    if method == "mtp":
-        suffix_key = next((key for key in values if key.startswith(_SUFFIX_PREFIX)), None)
-        # FastDeploy's published example of suffix decoding says "mtp".
-        if suffix_key is not None and "mtp_strategy" not in values:
-            values["mtp_strategy"], origins["mtp_strategy"] = "with_suffix", suffix_key
+    method = METHODS[values.get("method", NAIVE)]
+    if method.needs_model:
+        _derive_strategy(method, values, origins)
         if values.get("mtp_strategy", "default") == "default":
             _derive_equal(values, origins, "num_model_steps", "num_speculative_tokens")
             _derive_equal(values, origins, "num_speculative_tokens", "num_model_steps")
-    if method != "naive":
+    if method.name != NAIVE:
         values.setdefault("num_speculative_tokens", 1)
     elif values.get("num_speculative_tokens"):
         # FastDeploy's published example has a number, which it sets to 0 too.
@@ -146,10 +142,18 @@ def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> tuple[s
     return ()
 
 
-def _derive_equal(values: dict[str, Any], origins: dict[str, str], key: str, source: str) -> None:
+def _derive_strategy(method: DraftMethod, values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Let a key that only one method behind this one reads ask for that method."""
+    implied = method.extensions.get(method.implied_strategy)
+    own_key = next((key for key in values if [m.name for m in methods_reading(key)] == [implied]), None)
+    if own_key is not None and "mtp_strategy" not in values:
+        values["mtp_strategy"], origins["mtp_strategy"] = method.implied_strategy, own_key
+
+
+def _derive_equal(values: dict[str, Any], origins: dict[str, str], key: str, origin: str) -> None:
     """Give an absent key the value of a present one. A length of 0 is not passed on: it is an error by itself."""
-    if key not in values and values.get(source, 0) > 0:
-        values[key], origins[key] = values[source], source
+    if key not in values and values.get(origin, 0) > 0:
+        values[key], origins[key] = values[origin], origin
 
 
 # ---- rules between keys ---------------------------------------------------------------------------------------------
@@ -167,12 +171,12 @@ def _verify_lengths(config: SpeculativeConfig, written: Mapping[str, Any]) -> No
     if config.max_ngram_size < config.min_ngram_size:
         expected = f"at least min_ngram_size ({config.min_ngram_size})"
         raise _error("max_ngram_size", expected, config.max_ngram_size)
-    if config.method == "naive":
+    if config.method == NAIVE:
         return
     if config.num_speculative_tokens < 1:
         expected = f"at least 1 with method {config.method}"
         raise _error("num_speculative_tokens", expected, config.num_speculative_tokens)
-    if config.method == "mtp":
+    if METHODS[config.method].needs_model:
         _verify_model_steps(config, has_default="num_speculative_tokens" not in written)
 
 

@@ -24,7 +24,7 @@ def options_markdown() -> str:
     rows += [f"| `{o.name}` | {o.expected} | {_default_text(o)} | {_meaning(o)} |" for o in OPTIONS]
     rows.append(
         f"| `{SPECULATIVE_OPTION}` | a map, or JSON on the command line | `{{method: naive}}` | How drafts are made and"
-        " judged; its keys are below. |"
+        " verified; its keys are below. |"
     )
     return "\n".join(rows) + "\n"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fastdeploy_sd.conformance.answers import Answer, Difference, compare
 from fastdeploy_sd.conformance.matrix import Cell, Matrix, run_cell, run_matrix
-from fastdeploy_sd.conformance.methods import METHOD_NAMES, NAIVE, Method, standard_methods
+from fastdeploy_sd.conformance.methods import METHOD_NAMES, PLAIN, Method, standard_methods
 from fastdeploy_sd.conformance.requests import SAMPLINGS, make_requests
 from fastdeploy_sd.conformance.runs import (
     Reference,
@@ -25,7 +25,7 @@ from fastdeploy_sd.conformance.ways import ALONE, Way, all_ways, quick_ways
 __all__ = [
     "ALONE",
     "METHOD_NAMES",
-    "NAIVE",
+    "PLAIN",
     "SAMPLINGS",
     "Answer",
     "Cell",

@@ -21,8 +21,8 @@ class Cell:
     Attributes:
         difference: the first one, None = all answers are equal.
         missing: what should have happened and did not ("no preemption", "no prefix hit"), None = everything did.
-        num_drafts, num_accepted: drafts judged / accepted.
-        num_verifications: rows that had drafts to judge.
+        num_drafts, num_accepted: drafts verified / accepted.
+        num_verifications: rows that had drafts to verify.
         num_emitted: their output tokens.
     """
 

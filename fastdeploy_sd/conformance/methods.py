@@ -1,4 +1,4 @@
-"""The columns of the matrix: how drafts are made, and what single requests wish."""
+"""The columns of the matrix: how drafts are made, and what single requests ask for."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.draft_methods import METHODS, NAIVE
 from fastdeploy_sd.errors import ConfigError, suggest
-from fastdeploy_sd.spec_decode.proposer import MakeProposer, create_proposer
+from fastdeploy_sd.spec_decode.proposer import MakeProposer
+from fastdeploy_sd.spec_decode.router import create_proposer
 from fastdeploy_sd.types import Request, Speculation
 
-METHOD_NAMES = ("naive", "ngram", "suffix", "mtp", "mtp-ngram", "mtp-suffix", "mixed")
-_HYBRIDS = {"mtp-ngram": "with_ngram", "mtp-suffix": "with_suffix"}
+_MIXED = "mixed"
+# Name of the column -> the method, and the strategy by which another one goes on behind it.
+_HYBRIDS = {f"{m.name}-{rest}": (m, strategy) for m in METHODS.values() for strategy, rest in m.extensions.items()}
+_MODEL_FREE = [m.name for m in METHODS.values() if not m.needs_model]
+METHOD_NAMES = (*METHODS, *_HYBRIDS, _MIXED)
 _MIN_HYBRID_TOKENS = 2
-# Drafts on the slightest ground: more of them are judged, and wrong ones are as good a test as right ones.
-_EAGER = SpeculativeConfig(
+# Drafts from the shortest matches: there are more of them, and wrong drafts test as much as right ones.
+_MANY_DRAFTS = SpeculativeConfig(
     min_ngram_size=1,
     max_ngram_size=3,
     ngram_max_spec_factor=8.0,
@@ -32,13 +37,13 @@ class Method:
         name: heading of the column.
         speculative: what the server is configured with.
         make_proposer: makes what drafts; the tests have others than the configured method.
-        wishes: request i asks for wishes[i % n]; () = no request asks for anything.
+        speculations: request i asks for speculations[i % n]; () = no request asks for anything.
     """
 
     name: str
     speculative: SpeculativeConfig
     make_proposer: MakeProposer = create_proposer
-    wishes: tuple[Speculation, ...] = ()
+    speculations: tuple[Speculation, ...] = ()
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -51,30 +56,30 @@ class Method:
         return self.num_speculative_tokens > 0
 
     def apply(self, requests: Sequence[Request]) -> list[Request]:
-        """Return the requests with the method's wishes."""
-        if not self.wishes:
+        """Return the requests with what the method has them ask for."""
+        if not self.speculations:
             return list(requests)
-        return [replace(r, speculation=self.wishes[i % len(self.wishes)]) for i, r in enumerate(requests)]
+        return [replace(r, speculation=self.speculations[i % len(self.speculations)]) for i, r in enumerate(requests)]
 
 
-NAIVE = Method("naive", SpeculativeConfig())
+PLAIN = Method(NAIVE, SpeculativeConfig())
 
 
 def standard_methods(
     names: Sequence[str],
     num_speculative_tokens: Sequence[int],
-    mtp: SpeculativeConfig | None = None,
-    has_mtp: bool = False,
+    weights: SpeculativeConfig | None = None,
+    model_method: str | None = None,
 ) -> list[Method]:
     """Return the columns for some of METHOD_NAMES.
 
     Args:
         names: "mixed" lets the requests of one batch choose among methods and lengths. It has one column, of the
-            largest number, which is also MTP's number of steps there: the checkpoint must have layers for it.
+            largest number, which is also the steps of a model there: the checkpoint must have layers for it.
         num_speculative_tokens: every method that drafts gets a column for each; a hybrid, which needs two drafts, for
             those of at least 2.
-        mtp: says where the MTP weights are and in which formats they and their head are; None = the defaults.
-        has_mtp: whether "mixed" has MTP among its methods; it does too if one of the names uses it.
+        weights: says where those of draft layers are and in which formats they and their head are; None = the defaults.
+        model_method: the one with a model that "mixed" has among its methods; None = that of the names, if any.
 
     Raises:
         ConfigError: an unknown name, or a number below 1.
@@ -85,19 +90,19 @@ def standard_methods(
             raise ConfigError(f"methods: expected some of {known}, got {name!r}{suggest(name, METHOD_NAMES)}")
     if min(num_speculative_tokens, default=1) < 1:
         raise ConfigError(f"num_speculative_tokens: expected at least 1, got {min(num_speculative_tokens)}")
-    weights = mtp or SpeculativeConfig()
+    weights = weights or SpeculativeConfig()
     base = replace(
-        _EAGER,
+        _MANY_DRAFTS,
         model=weights.model,
         quantization=weights.quantization,
         draft_head_quantization=weights.draft_head_quantization,
     )
     methods = []
     for name in dict.fromkeys(names):
-        if name == "naive":
-            methods.append(NAIVE)
-        elif name == "mixed":
-            methods.append(_mixed(max(num_speculative_tokens), base, has_mtp or any("mtp" in n for n in names)))
+        if name == NAIVE:
+            methods.append(PLAIN)
+        elif name == _MIXED:
+            methods.append(_mixed(max(num_speculative_tokens), base, model_method or _model_method(names)))
         else:
             methods += [_column(name, k, base) for k in num_speculative_tokens if _has_room(name, k)]
     return methods
@@ -109,20 +114,23 @@ def _has_room(name: str, k: int) -> bool:
 
 def _column(name: str, k: int, base: SpeculativeConfig) -> Method:
     values: dict[str, Any] = {"method": name, "num_speculative_tokens": k}
-    if name == "mtp":
+    if name in _HYBRIDS:
+        method, strategy = _HYBRIDS[name]
+        values |= {"method": method.name, "mtp_strategy": strategy, "num_model_steps": k // 2}
+    elif METHODS[name].needs_model:
         values["num_model_steps"] = k
-    elif name in _HYBRIDS:
-        values |= {"method": "mtp", "mtp_strategy": _HYBRIDS[name], "num_model_steps": k // 2}
     return Method(f"{name} k={k}", replace(base, **values))
 
 
-def _mixed(k: int, base: SpeculativeConfig, has_mtp: bool) -> Method:
-    name = "mtp" if has_mtp else "suffix"
-    wishes = (
-        Speculation(),
-        Speculation(method="ngram"),
-        Speculation(enabled=False),
-        Speculation(method="suffix", num_speculative_tokens=1),
-        Speculation(method="naive"),
-    )
-    return replace(_column(name, k, base), name=f"mixed k={k}", wishes=wishes)
+def _model_method(names: Sequence[str]) -> str | None:
+    """The first method with a model that a name stands for."""
+    methods = [_HYBRIDS[name][0] if name in _HYBRIDS else METHODS.get(name) for name in names]
+    return next((method.name for method in methods if method is not None and method.needs_model), None)
+
+
+def _mixed(k: int, base: SpeculativeConfig, model_method: str | None) -> Method:
+    """Requests that take what the server does, name a method that needs no model, half of these with k 1, or none."""
+    drafting = enumerate(name for name in _MODEL_FREE if name != NAIVE)
+    named = [Speculation(method=name, num_speculative_tokens=(None, 1)[i % 2]) for i, name in drafting]
+    speculations = (Speculation(), *named, Speculation(enabled=False), Speculation(method=NAIVE))
+    return replace(_column(model_method or _MODEL_FREE[-1], k, base), name=f"{_MIXED} k={k}", speculations=speculations)

@@ -9,13 +9,13 @@ from typing import Any
 from fastdeploy_sd.conformance.matrix import Cell, Matrix
 
 _GAP = "  "
-_TOTAL = "drafts accepted / judged"
+_TOTAL = "drafts accepted / verified"
 
 
 def matrix_table(matrix: Matrix, width: int = 120) -> str:
     """Return ways x methods as text tables of at most `width` columns (one method at least in each).
 
-    A cell is "ok" or "DIFFERS", and the mean number of tokens per verification where drafts were judged.
+    A cell is "ok" or "DIFFERS", and the mean number of tokens per verification where drafts were verified.
     """
     head = max(len(name) for name in (*matrix.ways, _TOTAL))
     columns = [_column(matrix, method) for method in matrix.methods]

@@ -20,7 +20,7 @@ _SHARED_LEN = 70
 _OWN_LENS = (1, 2, 9, 17, 40, 90)
 _OUTPUT_LENS = (1, 5, 20, 40)
 # The first requests have prompts and outputs as long as any, share no token and end at their limits only: what a way
-# that must preempt counts on, see ways.tight_blocks.
+# that must preempt counts on, see ways.blocks_for_preemption.
 NUM_LONG = 2
 LONG_PROMPT_LEN = max(_OWN_LENS)
 LONG_LEN = LONG_PROMPT_LEN + max(_OUTPUT_LENS)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
-from fastdeploy_sd.conformance.methods import NAIVE, Method
+from fastdeploy_sd.conformance.methods import PLAIN, Method
 from fastdeploy_sd.conformance.requests import MAX_LEN, make_requests
 from fastdeploy_sd.conformance.ways import ALONE, Way
+from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import CheckpointError, ConfigError, InternalError
-from fastdeploy_sd.ops import library
+from fastdeploy_sd.runtime import library
 from fastdeploy_sd.types import Request, RequestId
 
 _MAX_STEPS = 1_000_000
@@ -105,7 +106,7 @@ def available_methods(base: Config, methods: Sequence[Method]) -> tuple[list[Met
     found, reasons = [], {}
     for method in methods:
         # Only a method with weights of its own can fail to load.
-        if method.speculative.method != "mtp" or (reason := _load_error(base, method)) is None:
+        if not METHODS[method.speculative.method].needs_model or (reason := _load_error(base, method)) is None:
             found.append(method)
         else:
             reasons[method.name] = reason
@@ -117,7 +118,7 @@ def runnable_ways(base: Config, ways: Sequence[Way]) -> tuple[list[Way], dict[st
     found, reasons = [], {}
     for way in ways:
         # Only eager execution needs something that may not be there: operators, or a compiler that makes them.
-        if not way.enforce_eager or (reason := _load_error(base, NAIVE, way)) is None:
+        if not way.enforce_eager or (reason := _load_error(base, PLAIN, way)) is None:
             found.append(way)
         else:
             reasons[way.name] = reason
@@ -134,7 +135,7 @@ def _load_error(base: Config, method: Method, way: Way = ALONE) -> str | None:
 
 def run_alone(base: Config, requests: Sequence[Request]) -> dict[RequestId, Answer]:
     """Run each request by itself with plain decoding: what every other way must reproduce."""
-    with open_engine(base, ALONE, NAIVE) as engine:
+    with open_engine(base, ALONE, PLAIN) as engine:
         return _run_each(engine, requests)
 
 
@@ -144,7 +145,7 @@ def make_reference(base: Config, seed: int, count: int) -> Reference:
     Raises:
         CheckpointError, ConfigError: the model cannot be loaded, or takes too few tokens.
     """
-    with open_engine(base, ALONE, NAIVE) as engine:
+    with open_engine(base, ALONE, PLAIN) as engine:
         info = engine.model_info
         if info.max_model_len < MAX_LEN:
             raise ConfigError(f"max_model_len: expected at least {MAX_LEN}, got {info.max_model_len}")

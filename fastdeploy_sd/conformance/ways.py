@@ -57,8 +57,8 @@ def all_ways() -> list[Way]:
         for batch in (1, 7, _LARGEST_BATCH)
         for chunk in (16, 64, 0)
         for has_prefix in (False, True)
-        for is_tight in ((False,) if batch == 1 else (False, True))
-        for way in [_way(batch, chunk, has_prefix, is_tight)]
+        for must_preempt in ((False,) if batch == 1 else (False, True))
+        for way in [_way(batch, chunk, has_prefix, must_preempt)]
     ]
     return [*ways, *_OTHERS]
 
@@ -66,17 +66,17 @@ def all_ways() -> list[Way]:
 def quick_ways() -> list[Way]:
     """A few ways in which every value of the product occurs."""
     return [
-        _way(1, 64, has_prefix=True, is_tight=False),
-        _way(7, 16, has_prefix=True, is_tight=True),
-        _way(_LARGEST_BATCH, 0, has_prefix=False, is_tight=False),
-        _way(_LARGEST_BATCH, 16, has_prefix=False, is_tight=True),
-        _way(_LARGEST_BATCH, 64, has_prefix=True, is_tight=False),
+        _way(1, 64, has_prefix=True, must_preempt=False),
+        _way(7, 16, has_prefix=True, must_preempt=True),
+        _way(_LARGEST_BATCH, 0, has_prefix=False, must_preempt=False),
+        _way(_LARGEST_BATCH, 16, has_prefix=False, must_preempt=True),
+        _way(_LARGEST_BATCH, 64, has_prefix=True, must_preempt=False),
     ]
 
 
-def _way(batch: int, chunk: int, has_prefix: bool, is_tight: bool) -> Way:
+def _way(batch: int, chunk: int, has_prefix: bool, must_preempt: bool) -> Way:
     parts = [f"batch {batch}", f"chunks of {chunk}" if chunk else "whole prompts"]
-    parts += ["prefix cache"] * has_prefix + ["preemption"] * is_tight
+    parts += ["prefix cache"] * has_prefix + ["preemption"] * must_preempt
     way = Way(
         ", ".join(parts),
         max_num_seqs=batch,
@@ -88,13 +88,15 @@ def _way(batch: int, chunk: int, has_prefix: bool, is_tight: bool) -> Way:
         num_passes=2 if has_prefix else 1,
         must_hit=has_prefix,
     )
-    if is_tight:
+    if must_preempt:
         # All at once: admission then fills the cache, and whoever grows takes blocks from another.
-        way = replace(way, num_blocks=tight_blocks(_BLOCK_SIZE), arrivals_per_step=_ALL_AT_ONCE, must_preempt=True)
+        way = replace(
+            way, num_blocks=blocks_for_preemption(_BLOCK_SIZE), arrivals_per_step=_ALL_AT_ONCE, must_preempt=True
+        )
     return way
 
 
-def tight_blocks(block_size: int) -> int:
+def blocks_for_preemption(block_size: int) -> int:
     """So few blocks that somebody must be preempted, and room for one request of any length.
 
     The long requests come first and are admitted together, with blocks for their prompts. Whichever ends first then has

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastdeploy_sd.config import SchedulerConfig
+from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.errors import BadRequest, Overloaded, shown
 from fastdeploy_sd.request_rules import RequestRules
 from fastdeploy_sd.types import ModelInfo, Request, Speculation, SpeculationInfo
@@ -21,13 +22,13 @@ class AdmissionRules:
         """Refuse what would break a step, or could not run even alone.
 
         Raises:
-            BadRequest: a column breaks its rule, nothing here drafts as the request wants, or `check_feasible`.
+            BadRequest: a column breaks its rule, nothing here drafts as the request wants, or `verify_feasible`.
         """
         self._rules.verify(request)
         _verify_speculation(request.speculation, self._speculation)
-        self.check_feasible(request)
+        self.verify_feasible(request)
 
-    def check_feasible(self, request: Request) -> None:
+    def verify_feasible(self, request: Request) -> None:
         """Refuse what could not run even alone.
 
         Raises:
@@ -49,7 +50,7 @@ class AdmissionRules:
                 param="prompt",
             )
 
-    def check_queue(self, num_waiting: int, num_waiting_tokens: int, num_prompt: int) -> None:
+    def verify_queue(self, num_waiting: int, num_waiting_tokens: int, num_prompt: int) -> None:
         """Refuse what the queue has no room for. An empty queue takes any request, or a long one could never run.
 
         Args:
@@ -71,21 +72,21 @@ class AdmissionRules:
             )
 
 
-def _verify_speculation(wish: Speculation, info: SpeculationInfo) -> None:
-    method = info.method_of(wish)
+def _verify_speculation(asked: Speculation, info: SpeculationInfo) -> None:
+    method = info.method_of(asked)
     if method not in info.methods:
         raise BadRequest(
             f"speculation.method: expected one of {', '.join(info.methods)}, got {shown(method)}", param="speculation"
         )
-    num_drafts = wish.num_speculative_tokens
-    if method != "naive" and num_drafts is not None and not 1 <= num_drafts <= info.max_draft_tokens:
+    num_drafts = asked.num_speculative_tokens
+    if method != NAIVE and num_drafts is not None and not 1 <= num_drafts <= info.max_draft_tokens:
         wanted = f"an integer in 1..{info.max_draft_tokens}"
         raise BadRequest(
             f"speculation.num_speculative_tokens: expected {wanted}, got {shown(num_drafts)}", param="speculation"
         )
-    if wish.num_draft_logprobs is not None and not info.has_draft_logprobs:
+    if asked.num_draft_logprobs is not None and not info.has_draft_logprobs:
         raise BadRequest(
             "speculation.num_draft_logprobs: expected none, as nothing here reports any, got "
-            f"{wish.num_draft_logprobs}",
+            f"{asked.num_draft_logprobs}",
             param="speculation",
         )

@@ -1,6 +1,6 @@
 """What a step's result does to each of its requests. Knows no planning, text or executor.
 
-The rows' numbers are plain lists until they go into the columns; see `result_check`.
+The rows' numbers are plain lists until they go into the counters; see `result_rules`.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from itertools import pairwise
 from operator import add
 
 from fastdeploy_sd.engine.logprobs import slice_draft_logprobs, slice_logprobs
-from fastdeploy_sd.engine.result_check import ResultRows, check_result
-from fastdeploy_sd.engine.roster import Roster
+from fastdeploy_sd.engine.request_pool import RequestPool
+from fastdeploy_sd.engine.result_rules import ResultRows, verify_result
 from fastdeploy_sd.engine.stopping import Stop, find_stop
-from fastdeploy_sd.types import FinishReason, RequestId, RequestOutput, SchedulerOutput, StepResult
+from fastdeploy_sd.types import DraftTokens, FinishReason, RequestId, RequestOutput, SchedulerOutput, StepResult
 
 
-def commit_result(roster: Roster, plan: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
+def commit_result(pool: RequestPool, plan: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
     """Append outputs, find ends, publish full blocks, keep the next drafts.
 
     Returns:
         One output per request that got tokens or failed, in the plan's order.
 
     Raises:
-        InternalError: the result does not answer the plan; the books are unusable from here on.
+        InternalError: the result does not answer the plan; the pool is unusable from here on.
     """
-    return _Commit(roster, plan, result).run()
+    return _Commit(pool, plan, result).run()
 
 
 class _Commit:
-    """One step's rows on their way into the books. Arrays and lists have an entry per row of the plan."""
+    """One step's rows on their way into the pool. Arrays and lists have an entry per row of the plan."""
 
-    def __init__(self, roster: Roster, plan: SchedulerOutput, result: StepResult) -> None:
-        self._roster, self._plan, self._result = roster, plan, result
-        self._states, self._rows = roster.find(plan.request_ids)
+    def __init__(self, pool: RequestPool, plan: SchedulerOutput, result: StepResult) -> None:
+        self._pool, self._plan, self._result = pool, plan, result
+        self._states, self._counter_rows = pool.find(plan.request_ids)
         self._stops: dict[int, Stop] = {}
         self._ended: list[tuple[int, int]] = []  # index of the output, row; stopped or failed
         self._failed: Mapping[RequestId, tuple[str, str]] = {}
@@ -43,26 +43,26 @@ class _Commit:
 
     def run(self) -> list[RequestOutput]:
         """Commit every row; returns the outputs there are."""
-        roster, result = self._roster, self._result
+        pool, result = self._pool, self._result
         num_tokens = [len(state.token_ids) for state in self._states]
-        rows, broken = check_result(self._plan, result, num_tokens)
+        rows, broken = verify_result(self._plan, result, num_tokens)
         self._failed = {**result.failed, **broken} if broken else result.failed
         outputs = self._append()
         for r, stop in self._stops.items():
             rows.num_output[r] = stop.num_tokens
         self._advance(list(map(add, num_tokens, rows.num_output)), rows)
         self._count(rows)
-        roster.drafts.keep(self._rows, result.drafts)
+        pool.drafts.keep(self._counter_rows, result.drafts)
         for i, r in self._ended:
             outputs[i] = self._close(outputs[i], r)
         if self._ended:
-            roster.sweep()
-        roster.drafts.forget_unwanted(roster.running_rows)
+            pool.sweep()
+        pool.drafts.forget_unwanted(pool.running_rows)
         return outputs
 
     def _append(self) -> list[RequestOutput]:
         """Append every row's output, up to the token that ends its request, and note the ends."""
-        verified, failed, stats = self._result.verified, self._failed, self._roster.stats
+        verified, failed, stats = self._result.verified, self._failed, self._pool.stats
         token_ids, outputs = verified.token_ids.tolist(), list[RequestOutput]()
         for r, (state, (begin, end)) in enumerate(
             zip(self._states, pairwise(verified.cu_num_output.tolist()), strict=True)
@@ -95,7 +95,7 @@ class _Commit:
         The last output has no KV yet. Accepted drafts have theirs; that of rejected ones lies past num_tokens - 1 and
         is overwritten before anyone reads it. A row without output has run a part of its prompt, or failed.
         """
-        roster, block_size = self._roster, self._roster.kv.block_size
+        pool, block_size = self._pool, self._pool.kv.block_size
         before = self._plan.num_computed_tokens.tolist()
         num_computed = [
             known - 1 if output else end
@@ -104,11 +104,11 @@ class _Commit:
         for name in self._failed:
             row = self._plan.request_ids.index(name)
             num_computed[row] = before[row]  # nothing that failed is published
-        roster.columns.num_tokens[self._rows] = num_tokens
-        roster.columns.num_computed_tokens[self._rows] = num_computed
+        pool.counters.num_tokens[self._counter_rows] = num_tokens
+        pool.counters.num_computed_tokens[self._counter_rows] = num_computed
         for r, (now, then) in enumerate(zip(num_computed, before, strict=True)):
             if now // block_size > then // block_size:
-                roster.kv.publish(self._states[r].table, self._states[r].token_ids, now)
+                pool.kv.publish(self._states[r].table, self._states[r].token_ids, now)
 
     def _count(self, rows: ResultRows) -> None:
         """Count the step and what became of its drafts.
@@ -116,15 +116,21 @@ class _Commit:
         Draft i became output token i or was in its place: what lies behind the last one had no say and does not count,
         nor does anything of a row that failed.
         """
-        stats, draft = self._roster.stats, self._plan.draft
+        stats, draft = self._pool.stats, self._plan.draft
         stats.record_step(self._result.timings_ms)
         stats.num_generated_tokens += sum(rows.num_output)
         if len(draft.token_ids):
             for _, r in self._ended:
                 rows.num_draft[r] = min(rows.num_draft[r], rows.num_output[r])
-            num_accepted = list(map(min, rows.num_accepted, rows.num_draft))
-            stats.record_drafts(draft, rows.num_draft, num_accepted)
-            self._roster.columns.count_outcomes(self._rows, rows.num_draft, num_accepted, rows.num_output)
+            self._count_drafts(draft, rows)
+
+    def _count_drafts(self, draft: DraftTokens, rows: ResultRows) -> None:
+        sources = bytes(len(draft.token_ids)) if draft.sources is None else draft.sources.tobytes()
+        for r, (state, begin) in enumerate(zip(self._states, draft.cu_num_draft.tolist(), strict=False)):
+            num_draft = rows.num_draft[r]
+            if num_draft:
+                num_accepted = min(rows.num_accepted[r], num_draft)
+                state.drafts.add(sources[begin : begin + num_draft], num_accepted, rows.num_output[r])
 
     def _report(self, output: RequestOutput, r: int) -> RequestOutput:
         """Add the log-probabilities that the request asked for."""
@@ -144,8 +150,8 @@ class _Commit:
         """End a request; returns its output with what the last one carries."""
         state, stop = self._states[r], self._stops.get(r)
         if stop is None:
-            metrics = self._roster.close(state, FinishReason.ERROR, self._now)
+            metrics = self._pool.close(state, FinishReason.ERROR, self._now)
             error = self._failed[state.request_id]
             return replace(output, finish_reason=FinishReason.ERROR, error=error, metrics=metrics)
-        metrics = self._roster.close(state, stop.reason, self._now)
+        metrics = self._pool.close(state, stop.reason, self._now)
         return replace(output, finish_reason=stop.reason, stop_reason=stop.stop_reason, metrics=metrics)

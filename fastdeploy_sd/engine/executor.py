@@ -21,7 +21,7 @@ class Executor(Protocol):
         ...
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
-        """Run the plan's tokens, judge its drafts, propose the next ones.
+        """Run the plan's tokens, verify its drafts, propose the next ones.
 
         Args:
             plan: at least one request; `num_computed_tokens` says where each one's tokens start.
@@ -32,9 +32,9 @@ class Executor(Protocol):
             tokens hold until the next call; nobody writes to its drafts.
 
         Raises:
-            Exception: its own books broke; the engine's state is then unusable. What breaks for some requests only
-                (non-finite logits, a kernel that refuses a row) is reported in `StepResult.failed` instead, and the
-                others get what they would get without them.
+            Exception: what it keeps of requests broke; the engine's state is then unusable. What breaks for some
+                requests only (non-finite logits, a kernel that refuses a row) is reported in `StepResult.failed`
+                instead, and the others get what they would get without them.
         """
         ...
 

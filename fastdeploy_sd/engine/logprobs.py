@@ -39,7 +39,7 @@ def slice_draft_logprobs(
     """Pick the drafts of a row that have a log-probability; those of methods without a model have none.
 
     Args:
-        drafts: the judged drafts of the whole step.
+        drafts: the verified drafts of the whole step.
         num_accepted: how many of the row's drafts became output, those behind the end of the request not among them.
         num_alternatives: as for `slice_logprobs`.
     """

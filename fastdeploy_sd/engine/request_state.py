@@ -7,25 +7,30 @@ from array import array
 
 import numpy as np
 
-from fastdeploy_sd.engine.columns import RequestColumns
-from fastdeploy_sd.engine.draft_tally import DraftTally
+from fastdeploy_sd.draft_methods import NAIVE
+from fastdeploy_sd.engine.draft_counter import DraftCounter
+from fastdeploy_sd.engine.request_counters import RequestCounters
 from fastdeploy_sd.engine.stopping import StopRule
 from fastdeploy_sd.kvcache.manager import BlockTable
 from fastdeploy_sd.types import Request, RequestMetrics, RequestOutput, SpeculationInfo
 
 
 class RequestStatus(enum.Enum):
-    """WAITING: queued, no blocks, unknown to the executor. RUNNING: has blocks. FINISHED: the last output exists."""
+    """WAITING: queued, without blocks. ADMITTED: has a seat and blocks, and does not run yet. No executor knows them.
+
+    RUNNING: has a row in steps too, when the budget allows. FINISHED: the last output exists.
+    """
 
     WAITING = enum.auto()
+    ADMITTED = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
 
 
 class RequestState:
-    """One request's tokens and progress; the scheduler changes it. Its counters are a row of `RequestColumns`.
+    """One request's tokens and progress; the scheduler changes it. What planning reads is in `RequestCounters`.
 
-    A request in its decode loop, with two drafts that are judged next:
+    A request in its decode loop, with two drafts that are verified next:
 
         token_ids   p p p p p p o o o .  .            p prompt, o output; committed, num_tokens = 9
         drafts                        d  d
@@ -33,25 +38,30 @@ class RequestState:
         next step                   [8 ... 11)        the last output and the drafts
 
     Attributes:
-        row: of the columns, its own until `release`.
+        counter_row: its row of the counters, until `finish`.
         key: (priority or 0, order of arrival); lower runs first, higher is preempted first.
-        token_ids: the committed tokens; as many as the column `num_tokens` says.
+        token_ids: the committed tokens; as many as the counter `num_tokens` says.
         end_token_ids: tokens that may end it; whether they do is for its stop rule to say.
         method: who drafts for it, resolved.
         has_reports: whether its outputs carry log-probabilities, of tokens or of drafts.
         max_total_tokens: prompt + max_tokens.
         num_sent_blocks: leading blocks of the table that the executor knows.
+        is_ready: whether it may run once it is admitted.
+        drafts: what became of its drafts.
         num_cached_tokens: prompt tokens that came from the prefix cache at the first admission.
         arrival_time, first_scheduled_time, first_token_time: seconds since the epoch, 0.0 = has not happened.
     """
 
     __slots__ = (
-        "_columns",
+        "_counters",
         "arrival_time",
+        "counter_row",
+        "drafts",
         "end_token_ids",
         "first_scheduled_time",
         "first_token_time",
         "has_reports",
+        "is_ready",
         "key",
         "max_total_tokens",
         "method",
@@ -61,7 +71,6 @@ class RequestState:
         "num_sent_blocks",
         "request",
         "request_id",
-        "row",
         "status",
         "stop_rule",
         "table",
@@ -74,15 +83,15 @@ class RequestState:
         key: tuple[int, int],
         now: float,
         speculation: SpeculationInfo,
-        columns: RequestColumns,
+        counters: RequestCounters,
     ) -> None:
         """Start a request that has just been submitted.
 
         Args:
             key: see the class.
             now: seconds since the epoch; the arrival, if the request does not say.
-            speculation: what the server offers; the request's wish was validated against it.
-            columns: a row of which it takes.
+            speculation: what the server offers; what the request asks for was validated against it.
+            counters: a row of which it takes.
         """
         self.request = request
         self.request_id = request.request_id
@@ -106,80 +115,95 @@ class RequestState:
         self.arrival_time = request.arrival_time or now
         self.first_scheduled_time = 0.0
         self.first_token_time = 0.0
-        self._columns = columns
-        self.row = columns.allocate()
-        columns.num_tokens[self.row] = self.num_prompt_tokens
-        columns.max_total_tokens[self.row] = self.max_total_tokens
-        columns.max_draft_tokens[self.row] = _max_draft_tokens(request, self.method, speculation)
-        columns.num_lookahead_slots[self.row] = num_lookahead_slots
+        self.is_ready = False
+        self.drafts = DraftCounter()
+        self._counters = counters
+        self.counter_row = counters.allocate()
+        counters.num_tokens[self.counter_row] = self.num_prompt_tokens
+        counters.max_total_tokens[self.counter_row] = self.max_total_tokens
+        counters.max_draft_tokens[self.counter_row] = _max_draft_tokens(request, self.method, speculation)
+        counters.num_lookahead_slots[self.counter_row] = num_lookahead_slots
 
     @property
     def num_tokens(self) -> int:
         """Committed tokens."""
-        return int(self._columns.num_tokens[self.row])
+        return int(self._counters.num_tokens[self.counter_row])
 
     @property
     def num_computed_tokens(self) -> int:
         """Committed tokens whose KV is in the request's blocks."""
-        return int(self._columns.num_computed_tokens[self.row])
+        return int(self._counters.num_computed_tokens[self.counter_row])
 
     @property
     def num_output_tokens(self) -> int:
         """Committed tokens behind the prompt."""
         return self.num_tokens - self.num_prompt_tokens
 
-    @property
-    def tally(self) -> DraftTally:
-        """How its verifications came out, a copy."""
-        return DraftTally.of(self._columns.outcomes[self.row], int(self._columns.num_emitted[self.row]))
-
-    def start(self, num_computed_tokens: int) -> None:
-        """Run, with the KV of that many tokens."""
-        self.status = RequestStatus.RUNNING
-        self._columns.num_computed_tokens[self.row] = num_computed_tokens
+    def admit(self, num_computed_tokens: int) -> None:
+        """Have blocks, with the KV of that many tokens."""
+        self.status = RequestStatus.ADMITTED
+        self._counters.num_computed_tokens[self.counter_row] = num_computed_tokens
 
     def go_back(self) -> None:
         """Go back to the queue without blocks, drafts or KV: every committed token will be computed again."""
         self.status = RequestStatus.WAITING
-        self._columns.num_computed_tokens[self.row] = self._columns.num_drafts[self.row] = 0
+        self._counters.num_computed_tokens[self.counter_row] = self._counters.num_drafts[self.counter_row] = 0
         self.num_sent_blocks = 0
         self.num_preemptions += 1
 
     def finish(self) -> None:
         """Have ended; the counters are gone."""
         self.status = RequestStatus.FINISHED
-        self._columns.free(self.row)
+        self._counters.free(self.counter_row)
 
-    def check_running(self, block_size: int) -> None:
-        """Verify what holds between steps for a request with blocks.
+    def verify_running(self, block_size: int) -> None:
+        """Verify what holds between steps for a request that runs.
 
         Raises:
             AssertionError: naming the request and the broken rule.
         """
-        name, c, row = f"request {self.request_id}", self._columns, self.row
+        name, c, row = f"request {self.request_id}", self._counters, self.counter_row
+        self._verify_blocks(block_size)
         num_tokens, num_computed, num_drafts = self.num_tokens, self.num_computed_tokens, int(c.num_drafts[row])
         max_total = self.max_total_tokens
         assert self.status is RequestStatus.RUNNING, f"{name} is {self.status} among the running"
-        assert len(self.token_ids) == num_tokens, f"{name}: {len(self.token_ids)} tokens, counted {num_tokens}"
-        assert 0 <= num_computed < num_tokens, f"{name}: nothing left to compute"
         if num_tokens > self.num_prompt_tokens and self.num_preemptions == 0:
             assert num_computed == num_tokens - 1, f"{name}: decoding, but not caught up"
-        assert c.num_slots[row] == self.table.num_slots, f"{name}: {c.num_slots[row]} slots, its table says otherwise"
         assert num_computed <= self.table.num_slots, f"{name}: computed tokens without a block"
         assert num_tokens < max_total, f"{name}: should have ended"
         assert num_tokens + num_drafts < max_total, f"{name}: drafts past max_tokens"
         assert not num_drafts or num_computed == num_tokens - 1, f"{name}: drafts in a prompt"
         assert 0 <= num_drafts <= c.max_draft_tokens[row], f"{name}: {num_drafts} drafts, not wanted"
-        # The last token has no KV.
-        assert self.table.num_slots - block_size < max_total - 1, f"{name}: a block that no token needs"
 
-    def check_waiting(self) -> None:
+    def verify_admitted(self, block_size: int) -> None:
+        """Verify what holds between steps for a request that has blocks and does not run.
+
+        Raises:
+            AssertionError: naming the request and the broken rule.
+        """
+        name = f"request {self.request_id}"
+        self._verify_blocks(block_size)
+        assert self.status is RequestStatus.ADMITTED, f"{name} is {self.status} among the admitted"
+        assert self.table.num_slots >= self.num_tokens, f"{name}: admitted without blocks for all its tokens"
+        assert not self._counters.num_drafts[self.counter_row], f"{name} does not run and has drafts"
+        assert not self.num_sent_blocks, f"{name} does not run and has blocks that the executor knows"
+
+    def _verify_blocks(self, block_size: int) -> None:
+        name, num_tokens, num_slots = f"request {self.request_id}", self.num_tokens, self.table.num_slots
+        assert len(self.token_ids) == num_tokens, f"{name}: {len(self.token_ids)} tokens, counted {num_tokens}"
+        assert 0 <= self.num_computed_tokens < num_tokens, f"{name}: nothing left to compute"
+        counted = self._counters.num_slots[self.counter_row]
+        assert counted == num_slots, f"{name}: its blocks have {num_slots} slots, counted {counted}"
+        # The last token has no KV.
+        assert num_slots - block_size < self.max_total_tokens - 1, f"{name}: a block that no token needs"
+
+    def verify_waiting(self) -> None:
         """Verify what holds between steps for a request in the queue.
 
         Raises:
             AssertionError: naming the request and the broken rule.
         """
-        name, c, row = f"request {self.request_id}", self._columns, self.row
+        name, c, row = f"request {self.request_id}", self._counters, self.counter_row
         assert self.status is RequestStatus.WAITING, f"{name} is {self.status} among the waiting"
         assert len(self.token_ids) == self.num_tokens, f"{name}: tokens miscounted"
         assert not self.table.block_ids, f"{name} waits and holds blocks"
@@ -196,7 +220,7 @@ class RequestState:
             self.first_token_time,
             now,
             self.num_preemptions,
-            self.tally.counts(),
+            self.drafts.counts(),
         )
 
     def empty_output(self) -> RequestOutput:
@@ -208,7 +232,7 @@ class RequestState:
 
 
 def _max_draft_tokens(request: Request, method: str, speculation: SpeculationInfo) -> int:
-    if method == "naive":
+    if method == NAIVE:
         return 0
     wanted = request.speculation.num_speculative_tokens
     if wanted is None:

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from operator import add, gt, sub
 
 import numpy as np
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.admission import AdmissionRules
-from fastdeploy_sd.engine.commit import commit_result
+from fastdeploy_sd.engine.request_pool import RequestPool
 from fastdeploy_sd.engine.request_state import RequestState
-from fastdeploy_sd.engine.roster import Roster
-from fastdeploy_sd.engine.stats import EngineStats
-from fastdeploy_sd.engine.step_plan import StepPlan
+from fastdeploy_sd.engine.step_builder import StepBuilder
 from fastdeploy_sd.errors import BadRequest, shown
 from fastdeploy_sd.kvcache.manager import KVCacheManager
-from fastdeploy_sd.types import (
-    I32,
-    FinishReason,
-    ModelInfo,
-    Request,
-    RequestId,
-    RequestOutput,
-    SchedulerOutput,
-    StepResult,
-)
+from fastdeploy_sd.types import I32, ModelInfo, Request, RequestId, SchedulerOutput
+
+Readiness = Callable[[Request], bool]
+"""Whether a request may run as soon as it has its blocks; it may have to wait for KV from elsewhere, or a grammar."""
+
+
+def always_ready(request: Request) -> bool:
+    """No request waits for anything."""
+    del request
+    return True
 
 
 class Scheduler:
@@ -55,14 +52,19 @@ class Scheduler:
     budget holds all its tokens; only one that outgrew the whole budget while it ran and was then preempted is chunked
     all the same.
 
+    Readiness. A request that is not ready when it gets its blocks keeps seat and blocks, and is in no step until
+    `RequestPool.set_ready` says so; then it starts before any waiting one. Meanwhile others run past it, and it can be
+    preempted like a running request.
+
     Source: the single num_computed_tokens rule is vLLM v1's (vllm/v1/core/sched/scheduler.py).
     """
 
-    def __init__(self, config: Config, model_info: ModelInfo) -> None:
+    def __init__(self, config: Config, model_info: ModelInfo, is_ready: Readiness = always_ready) -> None:
         """Make a scheduler without requests.
 
         Args:
             config: limits; its cache size is not read, as `model_info` says what was really allocated.
+            is_ready: asked each time a request has got its blocks.
         """
         limits = config.scheduler
         self._max_num_batched_tokens = limits.max_num_batched_tokens
@@ -77,10 +79,11 @@ class Scheduler:
             f"{limits.max_num_seqs} requests with {num_drafts} drafts each do not fit into a step of "
             f"{limits.max_num_batched_tokens} tokens"
         )
+        self._is_ready = is_ready
         self._kv = KVCacheManager(
             model_info.num_blocks, model_info.block_size, enable_prefix_caching=config.cache.enable_prefix_caching
         )
-        self._roster = Roster(self._kv, limits.max_num_seqs, self._speculation)
+        self.pool = RequestPool(self._kv, limits.max_num_seqs, self._speculation)
         self._num_arrived = 0
         self._step_id = 0
 
@@ -93,115 +96,87 @@ class Scheduler:
             Overloaded: the queue is full. An empty queue takes any request.
         """
         name = request.request_id
-        if name in self._roster.states:
+        if name in self.pool.states:
             raise BadRequest(f"request_id: expected one not in use, got {shown(name)}", param="request_id")
-        waiting = self._roster.waiting
+        waiting = self.pool.waiting
         self._rules.verify(request)
-        self._rules.check_queue(len(waiting), waiting.num_prompt_tokens, len(request.prompt_token_ids))
+        self._rules.verify_queue(len(waiting), waiting.num_prompt_tokens, len(request.prompt_token_ids))
         key = (request.priority if self._order_by_priority else 0, self._num_arrived)
         self._num_arrived += 1
-        self._roster.enter(RequestState(request, key, time.time(), self._speculation, self._roster.columns))
-
-    def abort(self, request_ids: Iterable[RequestId], reason: FinishReason) -> list[RequestOutput]:
-        """End requests wherever they are; returns their last outputs. Unknown (or ended) ids are ignored."""
-        now = time.time()
-        outputs = []
-        for request_id in request_ids:
-            state = self._roster.states.get(request_id)
-            if state is not None:
-                metrics = self._roster.close(state, reason, now)
-                outputs.append(replace(state.empty_output(), finish_reason=reason, metrics=metrics))
-        self._roster.sweep()
-        return outputs
-
-    def has_work(self) -> bool:
-        """Whether any request has not ended."""
-        return bool(self._roster.states)
+        self.pool.enter(RequestState(request, key, time.time(), self._speculation, self.pool.counters))
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. With no request to run the plan has no rows, and must not be executed."""
-        plan, roster = self._plan_running(), self._roster
-        self._plan_waiting(plan)
+        step, pool = self._begin_with_running(), self.pool
+        if self._start_ready(step):
+            self._admit_waiting(step)
         finished_ids: tuple[RequestId, ...] = ()
-        if plan.states:
+        preempted_ids: tuple[RequestId, ...] = ()
+        if step.states:
             self._step_id += 1
-            finished_ids = roster.take_finished_ids()
-        else:
-            assert not plan.preempted, "requests were preempted in favour of none"
-        num_new = np.array(plan.num_new, np.int32)
-        draft = roster.drafts.collect(plan.rows, plan.num_draft)
-        max_draft_len = np.zeros(len(plan.states), np.int32)
+            finished_ids, preempted_ids = pool.take_dropped_ids()
+        num_new = np.array(step.num_new, np.int32)
+        draft = pool.drafts.collect(step.counter_rows, step.num_draft)
+        max_draft_len = np.zeros(len(step.states), np.int32)
         if self._speculation.max_draft_tokens:
-            max_draft_len = plan.max_draft_len(roster.columns)
-            self._reserve_lookahead(plan, max_draft_len)
-        new, deltas = roster.take_block_changes()
-        ids = roster.running_ids if plan.states == roster.running else tuple([s.request_id for s in plan.states])
+            max_draft_len = step.max_draft_len(pool.counters)
+            self._reserve_lookahead(step, max_draft_len)
+        new, deltas = pool.take_block_changes()
+        ids = pool.running_ids if step.states == pool.running else tuple([s.request_id for s in step.states])
         return SchedulerOutput(
             step_id=self._step_id,
             request_ids=ids,
             new=new,
             deltas=deltas,
-            num_computed_tokens=roster.columns.num_computed_tokens.take(plan.rows),
+            num_computed_tokens=pool.counters.num_computed_tokens.take(step.counter_rows),
             num_new_tokens=num_new,
             draft=draft,
             max_draft_len=max_draft_len,
             finished_ids=finished_ids,
-            preempted_ids=tuple([state.request_id for state in plan.preempted]),
+            preempted_ids=preempted_ids,
         )
 
-    def commit(self, plan: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
-        """Apply the result of an executed plan; see `commit_result`."""
-        return commit_result(self._roster, plan, result)
-
-    def stats(self) -> EngineStats:
-        """Counters, histograms and gauges of this moment."""
-        return self._roster.snapshot()
-
-    def check_integrity(self) -> None:
-        """Verify the books between two steps; see `Roster.check_integrity`."""
-        self._roster.check_integrity()
-
-    def _plan_running(self) -> StepPlan:
-        """Plan the running requests in their order, as far as budget and blocks go."""
-        roster = self._roster
-        rows = roster.running_rows
-        num_tokens, num_computed, num_slots, num_draft = roster.columns.read(rows)
+    def _begin_with_running(self) -> StepBuilder:
+        """Begin a step with the running requests in their order, as far as budget and blocks go."""
+        pool = self.pool
+        rows = pool.running_rows
+        num_tokens, num_computed, num_slots, num_draft = pool.counters.read(rows)
         num_own = list(map(sub, num_tokens, num_computed))
         if max(num_own, default=0) > self._max_chunk_tokens:
             num_own = [min(count, self._max_chunk_tokens) for count in num_own]
         num_new = list(map(add, num_own, num_draft))  # drafts are only behind the last token of a request
-        plan = StepPlan(self._max_num_batched_tokens, list(roster.running), rows, num_new, num_draft)
-        if plan.budget < 0:
-            plan.cut_to_budget()
-        if any(map(gt, map(add, num_computed, plan.num_new), num_slots)):  # the budget may have cut the last rows off
-            self._make_room(plan)
+        step = StepBuilder(self._max_num_batched_tokens, list(pool.running), rows, num_new, num_draft)
+        if step.budget < 0:
+            step.cut_to_budget()
+        if any(map(gt, map(add, num_computed, step.num_new), num_slots)):  # the budget may have cut the last rows off
+            self._make_room(step)
             # Only now that every row has blocks for its own tokens, as drafts must not make anyone be preempted.
-            self._fit_drafts(plan)
-        return plan
+            self._fit_drafts(step)
+        return step
 
-    def _make_room(self, plan: StepPlan) -> None:
+    def _make_room(self, step: StepBuilder) -> None:
         """Extend the rows' blocks over their own tokens, preempting from the end; it may hit the row itself."""
-        c = self._roster.columns
-        num_own = np.array(plan.num_new, np.int32) - np.array(plan.num_draft, np.int32)
-        ends = c.num_computed_tokens.take(plan.rows) + num_own
-        for row in np.flatnonzero(ends > c.num_slots.take(plan.rows)).tolist():
-            if row >= len(plan.states):
+        c = self.pool.counters
+        num_own = np.array(step.num_new, np.int32) - np.array(step.num_draft, np.int32)
+        ends = c.num_computed_tokens.take(step.counter_rows) + num_own
+        for row in np.flatnonzero(ends > c.num_slots.take(step.counter_rows)).tolist():
+            if row >= len(step.states):
                 return  # preempted for a row before it
-            state = plan.states[row]
-            while not self._roster.extend(state, int(ends[row])):
-                if self._preempt_last(plan) is state:
+            state = step.states[row]
+            while not self.pool.extend(state, int(ends[row])):
+                if self._preempt_last(step) is state:
                     return
 
-    def _fit_drafts(self, plan: StepPlan) -> None:
+    def _fit_drafts(self, step: StepBuilder) -> None:
         """Give the rows blocks for their drafts while there are any, and shorten these to the slots there are then."""
-        c = self._roster.columns
-        ends = c.num_computed_tokens.take(plan.rows) + np.array(plan.num_new, np.int32)
-        for row in np.flatnonzero(ends > c.num_slots.take(plan.rows)).tolist():
-            num_short = int(ends[row]) - self._roster.extend_as_far_as_possible(plan.states[row], int(ends[row]))
+        c = self.pool.counters
+        ends = c.num_computed_tokens.take(step.counter_rows) + np.array(step.num_new, np.int32)
+        for row in np.flatnonzero(ends > c.num_slots.take(step.counter_rows)).tolist():
+            num_short = int(ends[row]) - self.pool.extend_as_far_as_possible(step.states[row], int(ends[row]))
             if num_short > 0:
-                plan.shorten_drafts(row, plan.num_draft[row] - num_short)
+                step.shorten_drafts(row, step.num_draft[row] - num_short)
 
-    def _reserve_lookahead(self, plan: StepPlan, max_draft_len: I32) -> None:
+    def _reserve_lookahead(self, step: StepBuilder, max_draft_len: I32) -> None:
         """Give rows that will be drafted for with a model the slots this writes, while there are blocks.
 
         With c computed tokens and n new ones the newest token may come to position c + n, and d drafts write:
@@ -214,41 +189,57 @@ class Scheduler:
         """
         if self._speculation.num_lookahead_slots == 0:
             return
-        c, rows = self._roster.columns, plan.rows
+        c, rows = self.pool.counters, step.counter_rows
         num_lookahead = c.num_lookahead_slots.take(rows)
-        ends = c.num_computed_tokens.take(rows) + np.array(plan.num_new, np.int32) + num_lookahead
+        ends = c.num_computed_tokens.take(rows) + np.array(step.num_new, np.int32) + num_lookahead
         num_spared = np.maximum(num_lookahead - max_draft_len, 0)
         num_useful = np.minimum(ends - num_spared, c.max_total_tokens.take(rows) - 1)
         for row in np.flatnonzero(ends > c.num_slots.take(rows)).tolist():
-            self._roster.extend_as_far_as_possible(plan.states[row], int(num_useful[row]))
+            self.pool.extend_as_far_as_possible(step.states[row], int(num_useful[row]))
 
-    def _plan_waiting(self, plan: StepPlan) -> None:
-        while plan.budget > 0 and self._roster.has_seat:
-            state = self._roster.waiting.peek()
-            if state is None or state in plan.preempted or not self._admit(state, plan):
+    def _start_ready(self, step: StepBuilder) -> bool:
+        """Start the admitted requests that are ready; False if one must wait for budget, as nobody overtakes it."""
+        return not self.pool.admitted or all(self._start(state, step) for state in self.pool.ready())
+
+    def _admit_waiting(self, step: StepBuilder) -> None:
+        while step.budget > 0 and self.pool.has_seat:
+            state = self.pool.waiting.peek()
+            if state is None or state in step.preempted or not self._admit(state, step):
                 break
 
-    def _admit(self, state: RequestState, plan: StepPlan) -> bool:
-        """Move the head of the queue to the running requests, if budget and blocks allow."""
+    def _admit(self, state: RequestState, step: StepBuilder) -> bool:
+        """Give the head of the queue a seat and blocks, if budget and blocks allow, and start it if it is ready."""
         if self._kv.is_still_refused(state.table):
-            return False  # nor has anyone come to run since whom it may preempt, as nobody overtakes it
+            return False  # nor has anyone come to a seat since whom it may preempt, as nobody overtakes it
         match = self._kv.match_prefix(state.table, state.token_ids, state.num_tokens)
-        num_new = state.num_tokens - match.num_tokens
-        fits_whole_budget = num_new <= self._max_num_batched_tokens
-        if num_new > plan.budget and fits_whole_budget and not self._enable_chunked_prefill:
+        if not self._may_start(state.num_tokens - match.num_tokens, step):
             return False
-        if not self._roster.admit(state, match):
-            lower = [running.table for running in self._roster.running if running.key[0] > state.key[0]]
+        if not self.pool.admit(state, match):
+            lower = [seated.table for seated in self.pool.seated() if seated.key[0] > state.key[0]]
             if not lower or not self._kv.fits_without(lower, match, state.num_tokens):
                 return False
-            while not self._roster.admit(state, match):
-                self._preempt_last(plan)
-        plan.add(state, min(num_new, plan.budget, self._max_chunk_tokens))
+            while not self.pool.admit(state, match):
+                self._preempt_last(step)
+        state.is_ready = self._is_ready(state.request)
+        return not state.is_ready or self._start(state, step)
+
+    def _start(self, state: RequestState, step: StepBuilder) -> bool:
+        """Let an admitted request run from this step on, if the budget allows."""
+        num_new = state.num_tokens - state.num_computed_tokens
+        if not self._may_start(num_new, step):
+            return False
+        self.pool.start(state)
+        step.add(state, min(num_new, step.budget, self._max_chunk_tokens))
         return True
 
-    def _preempt_last(self, plan: StepPlan) -> RequestState:
-        """Preempt the running request with the highest key and take its row out of the plan."""
-        victim = self._roster.preempt_last()
-        plan.remove(victim)
-        plan.preempted.append(victim)
+    def _may_start(self, num_new: int, step: StepBuilder) -> bool:
+        """Whether the budget left is enough for a request with so many tokens to run, or for a chunk of them."""
+        is_chunked = self._enable_chunked_prefill or num_new > self._max_num_batched_tokens
+        return num_new <= step.budget or (is_chunked and step.budget > 0)
+
+    def _preempt_last(self, step: StepBuilder) -> RequestState:
+        """Preempt the running request with the highest key and take its row out of the step."""
+        victim = self.pool.preempt_last()
+        step.remove(victim)
+        step.preempted.append(victim)
         return victim

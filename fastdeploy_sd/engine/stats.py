@@ -85,9 +85,10 @@ class EngineStats:
             request finds of its own blocks would flatter the rate.
         drafts: DraftSource name in lower case -> what became of its drafts; only sources that drafted.
         verifications: method of the request -> the sum of the DraftCounts of its requests, running and ended; only
-            methods that had drafts judged.
+            methods that had drafts verified.
         timings_ms: phase of a step (as the executor names it: batch, forward, verify, draft) -> total milliseconds.
-        num_running, num_waiting, num_preempted_waiting: requests now; the last is a part of the second.
+        num_running, num_waiting, num_preempted_waiting: requests now; those that are admitted and not ready yet count
+            as running, and the last is a part of the second.
         num_waiting_tokens: prompt tokens of the waiting requests.
         max_num_seqs: limit of num_running.
         speculation: the drafting that requests may ask for.
@@ -126,7 +127,7 @@ class EngineStats:
 
     @property
     def num_draft_tokens(self) -> int:
-        """Drafts judged."""
+        """Drafts verified."""
         return sum(sum(counts.drafted) for counts in self.verifications.values())
 
     @property
@@ -136,10 +137,10 @@ class EngineStats:
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Output tokens of rows that had drafts to judge; see `DraftCounts.num_emitted`."""
+        """Output tokens of rows that had drafts to verify; see `DraftCounts.num_emitted`."""
         return sum(counts.num_emitted for counts in self.verifications.values())
 
     @property
     def num_verified_rows(self) -> int:
-        """Rows that had drafts to judge; emitted tokens over these is the mean acceptance length."""
+        """Rows that had drafts to verify; emitted tokens over these is the mean acceptance length."""
         return sum(counts.num_verifications for counts in self.verifications.values())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
-from fastdeploy_sd.engine.draft_tally import DraftTally
-from fastdeploy_sd.engine.source_tally import SourceTally
+from fastdeploy_sd.engine.draft_counter import DraftCounter
 from fastdeploy_sd.engine.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram
-from fastdeploy_sd.types import DraftCounts, DraftTokens, FinishReason, RequestMetrics
+from fastdeploy_sd.types import FinishReason, RequestMetrics
 
 
 class _HistogramRecorder:
@@ -31,7 +30,7 @@ class _HistogramRecorder:
 
 
 class StatsRecorder:
-    """Mutable counters of one engine. Plain attributes: the scheduler adds to them as things happen."""
+    """Mutable counters of one engine: a public attribute is that of EngineStats, added to as things happen."""
 
     def __init__(self) -> None:
         self.num_requests = 0
@@ -44,8 +43,7 @@ class StatsRecorder:
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
         self._num_finished = {reason.value: 0 for reason in FinishReason}
-        self._drafts = SourceTally()
-        self._ended: dict[str, DraftTally] = {}
+        self._drafts: dict[str, DraftCounter] = {}  # by method, of requests that ended
         self._timings_ms: dict[str, float] = {}
         self._histograms = {name: _HistogramRecorder(bounds) for name, bounds in HISTOGRAM_BOUNDS.items()}
 
@@ -62,13 +60,9 @@ class StatsRecorder:
         self.num_prefix_query_tokens += num_prompt_tokens
         self.num_prefix_hit_tokens += num_cached_tokens
 
-    def record_drafts(self, drafts: DraftTokens, num_counted: Sequence[int], num_accepted: Sequence[int]) -> None:
-        """Count the drafts of a step by source and position; see `SourceTally.add`."""
-        self._drafts.add(drafts, num_counted, num_accepted)
-
-    def record_tally(self, method: str, tally: DraftTally) -> None:
-        """Count the verifications of a request that ended."""
-        self._ended.setdefault(method, DraftTally()).merge(tally)
+    def record_drafts(self, method: str, drafts: DraftCounter) -> None:
+        """Count what became of the drafts of a request that ended."""
+        self._drafts.setdefault(method, DraftCounter()).merge(drafts)
 
     def record_finish(
         self, reason: FinishReason, metrics: RequestMetrics, num_prompt: int, num_generated: int, max_tokens: int
@@ -91,35 +85,25 @@ class StatsRecorder:
             if num_generated > 1:
                 observe("tpot_s", decode_s / (num_generated - 1))
 
-    def snapshot(self, running: Iterable[tuple[str, DraftTally]] = ()) -> EngineStats:
+    def snapshot(self, running: Iterable[tuple[str, DraftCounter]] = ()) -> EngineStats:
         """The counters and histograms so far; the gauges are left at 0 for their owners to fill in.
 
         Args:
-            running: method and tally of the requests that have not ended.
+            running: method and drafts of the requests that have not ended.
         """
+        by_method, total = dict[str, DraftCounter](), DraftCounter()
+        for method, drafts in chain(self._drafts.items(), running):
+            by_method.setdefault(method, DraftCounter()).merge(drafts)
+            total.merge(drafts)
+        counts = {method: drafts.counts() for method, drafts in by_method.items()}
         return EngineStats(
-            num_requests=self.num_requests,
+            **{name: value for name, value in vars(self).items() if not name.startswith("_")},
             num_finished=dict(self._num_finished),
-            num_preemptions=self.num_preemptions,
-            num_steps=self.num_steps,
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_generated_tokens=self.num_generated_tokens,
-            num_prefix_queries=self.num_prefix_queries,
-            num_prefix_hits=self.num_prefix_hits,
-            num_prefix_query_tokens=self.num_prefix_query_tokens,
-            num_prefix_hit_tokens=self.num_prefix_hit_tokens,
-            drafts=self._drafts.counts(),
-            verifications=self._verifications(running),
+            drafts=total.by_source(),
+            verifications={method: c for method, c in counts.items() if c.num_verifications},
             timings_ms=dict(self._timings_ms),
             histograms={name: recorder.snapshot() for name, recorder in self._histograms.items()},
         )
-
-    def _verifications(self, running: Iterable[tuple[str, DraftTally]]) -> dict[str, DraftCounts]:
-        tallies: dict[str, DraftTally] = {}
-        for method, tally in chain(self._ended.items(), running):
-            tallies.setdefault(method, DraftTally()).merge(tally)
-        counts = {method: tally.counts() for method, tally in tallies.items()}
-        return {method: c for method, c in counts.items() if c.num_verifications}
 
     def _observe(self, name: str, value: float) -> None:
         # The frontend's clock stamps the arrival; a clock set back between the two must not make a time negative.

@@ -31,7 +31,7 @@ _RESERVED_DESCRIPTORS = 24
 _PAUSE_S = 0.5
 _QUIET_S = 60.0
 _DISCARDED_BYTES = 1 << 16
-_IPV6_HOST_BITS = 64  # of these a subscriber has all at his disposal
+_IPV6_HOST_BITS = 64  # a subscriber may use every address that differs in these only
 
 
 def raise_descriptor_limit() -> None:
@@ -79,7 +79,7 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(_BATCH):
             if self._is_full and self._tasks and not self._shared.waiting:
-                return  # one that is about to be served may give way; come back when it can
+                return  # a connection that is being set up may give way, but only once it is served
             try:
                 accepted, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

@@ -149,7 +149,7 @@ class Connection(H11Protocol):
 
     def _start_timer(self, delay_s: float, *, is_for_body: bool) -> None:
         self._stop_timer()
-        self._timer = self.loop.call_later(delay_s, self._check)
+        self._timer = self.loop.call_later(delay_s, self._meet_deadline)
         self._is_timing_body = is_for_body
 
     def _stop_timer(self) -> None:
@@ -158,7 +158,7 @@ class Connection(H11Protocol):
             self._timer.cancel()
             self._timer = None
 
-    def _check(self) -> None:
+    def _meet_deadline(self) -> None:
         """The timer has fired: what it waits for is late, unless bytes have come meanwhile."""
         self._timer = None
         if not self._is_timing_body:
@@ -171,7 +171,7 @@ class Connection(H11Protocol):
         slowest_end = self._body_since + patience_s + self._num_body_bytes / MIN_BODY_BYTES_PER_S
         left_s = min(self._last_byte + patience_s, slowest_end) - self.loop.time()
         if left_s > 0:
-            self._timer = self.loop.call_later(left_s, self._check)
+            self._timer = self.loop.call_later(left_s, self._meet_deadline)
         else:
             self._reject(RequestTimeout("body: expected the rest of it in time, got only a part"), "body_timeout")
 

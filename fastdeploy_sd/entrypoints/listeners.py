@@ -42,7 +42,7 @@ class Listeners:
                 raise _address_error(server.host, port, name, error) from None
 
     def close(self) -> None:
-        """Who connects now is refused, not kept waiting."""
+        """From now on connections are refused instead of kept waiting."""
         for listener in self:
             listener.close()
 

@@ -13,7 +13,7 @@ from fastdeploy_sd.ipc.child import EXIT_FAILED, EXIT_OK, ChildProcess, describe
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.25
-# Who has run for so long did not die of its start.
+# A process that has run for so long did not die because it could not start.
 _STABLE_S = 30.0
 _MAX_QUICK_DEATHS = 5
 

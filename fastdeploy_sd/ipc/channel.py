@@ -26,7 +26,7 @@ import zmq
 
 from fastdeploy_sd.errors import ConfigError, shown
 
-# A client may be there long before the engine has loaded its model and listens; it tries silently and this often.
+# A client may start long before the engine listens; it then tries again this often, without a line in the log.
 _RECONNECT_MS = 20
 _MAX_RECONNECT_MS = 200
 _MAX_PATH_BYTES = 100  # a Unix socket path holds 107
@@ -151,8 +151,8 @@ class ServerChannel:
 class ClientChannel:
     """A client's end, for the running event loop. The engine may bind the address later.
 
-    The loop watches the socket's descriptor. It becomes readable when something may have arrived, once, and sending may
-    take that back: so whoever finds a frame looks on until there is none, and so does whoever has sent one.
+    The loop watches the socket's descriptor, which ZMQ makes readable once when something may have arrived. Sending may
+    make it unreadable again. So after a wake-up and after every send the socket is read until it is empty.
     """
 
     def __init__(self, address: str) -> None:

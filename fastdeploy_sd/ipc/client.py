@@ -17,7 +17,7 @@ from fastdeploy_sd.ipc import messages as m
 from fastdeploy_sd.ipc.channel import ClientChannel
 from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.life_signs import Heartbeat
-from fastdeploy_sd.ipc.stream import OutputStream
+from fastdeploy_sd.ipc.output_stream import OutputStream
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class EngineClient:
         self._ready: asyncio.Future[ModelInfo] | None = None
         self._model_info: ModelInfo | None = None
         self._engine_fd: int | None = None
-        self._death: str | None = None  # why the engine is gone
+        self._end_reason: str | None = None  # why the engine is gone
         self._ended = asyncio.Event()
         self._is_draining = False
         self._streams: dict[int, OutputStream] = {}
@@ -85,10 +85,10 @@ class EngineClient:
         channel, self._channel = self._channel, None
         if channel is None:
             return
-        is_alive = self._death is None
+        is_alive = self._end_reason is None
         if is_alive:
             channel.send(m.encode(m.Bye()))
-        self._die("the client is closed")
+        self._close_with("the client is closed")
         if self._heart is not None:
             await self._heart.stop()
         if self._receiver is not None:
@@ -115,7 +115,7 @@ class EngineClient:
     @property
     def is_alive(self) -> bool:
         """Whether the engine is loaded and its process runs."""
-        return self._model_info is not None and self._death is None
+        return self._model_info is not None and self._end_reason is None
 
     @property
     def silence_s(self) -> float:
@@ -128,7 +128,7 @@ class EngineClient:
         return self._last_stats
 
     def begin_drain(self) -> None:
-        """Take no new requests from now on; for who knows before the engine says so."""
+        """Take no new requests from now on, also before the engine has announced its drain."""
         self._is_draining = True
 
     def verify_takes_requests(self) -> None:
@@ -164,14 +164,14 @@ class EngineClient:
                 yield await stream.next()
         finally:
             del self._streams[handle]
-            if not stream.is_ended and self._death is None:
+            if not stream.is_ended and self._end_reason is None:
                 self._send(m.Abort((handle,)))
 
     async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None:
         """End requests now: their `generate` yields a last output with this reason. Unknown ids are ignored."""
         wanted = frozenset(request_ids)
         handles = tuple(handle for handle, stream in self._streams.items() if stream.request_id in wanted)
-        if handles and self._death is None:
+        if handles and self._end_reason is None:
             self._send(m.Abort(handles, reason))
 
     async def stats(self) -> EngineStats:
@@ -199,8 +199,8 @@ class EngineClient:
             del self._stats[serial]
 
     def _send(self, message: m.Message) -> None:
-        if self._death is not None:
-            raise self._ended_with(self._death)
+        if self._end_reason is not None:
+            raise self._ended_with(self._end_reason)
         if self._channel is None:
             raise Unavailable("the engine is not connected")
         self._channel.send(m.encode(message, self._model_info))
@@ -215,10 +215,10 @@ class EngineClient:
             try:
                 self._take(m.decode(frame))
             except ProtocolError as error:
-                self._distrust(f"a message from the engine could not be read: {error.message}")
+                self._fail_conversation(f"a message from the engine could not be read: {error.message}")
 
     def _take(self, message: m.Message) -> None:
-        if self._death is not None:
+        if self._end_reason is not None:
             return  # everyone has been answered
         match message:
             case m.Outputs(handles, outputs):
@@ -235,16 +235,16 @@ class EngineClient:
                 self._is_draining = True
             case m.EngineDead(reason):
                 self._send(m.Bye())
-                self._die(reason)
+                self._close_with(reason)
             case m.Fault(reason):
-                self._distrust(f"the engine could not read a message: {reason}")
+                self._fail_conversation(f"the engine could not read a message: {reason}")
             case _:
                 raise ProtocolError(f"expected an engine's message, got {type(message).__name__}")
 
     def _note_silence(self, silence: Unavailable | None) -> None:
         if silence is None:
             logger.warning("the engine is back")
-        elif self._death is None:
+        elif self._end_reason is None:
             logger.error("%s: its requests end with an error", silence.message)
             self._abandon(silence)
 
@@ -257,30 +257,30 @@ class EngineClient:
         try:
             self._engine_fd = os.pidfd_open(self._engine_pid)
         except ProcessLookupError:
-            self._die(_ENDED)
+            self._close_with(_ENDED)
         else:
-            asyncio.get_running_loop().add_reader(self._engine_fd, self._die, _ENDED)
+            asyncio.get_running_loop().add_reader(self._engine_fd, self._close_with, _ENDED)
 
-    def _distrust(self, reason: str) -> None:
-        """A message was lost and nobody knows whose: end everything that waits with an error rather than hang."""
+    def _fail_conversation(self, reason: str) -> None:
+        """A message was lost, and nobody knows whose: end everything that waits, which might wait for ever."""
         logger.error("%s", reason)
-        if self._death is None:
+        if self._end_reason is None:
             self._abandon(InternalError("the conversation with the engine broke"))
 
     def _abandon(self, error: FdsdError) -> None:
-        """End everything that waits with an error; what the engine still does for it is nobody's any more."""
+        """End everything that waits with an error, and have the engine abort it."""
         handles = [handle for handle, stream in self._streams.items() if not stream.is_ended]
         self._send(m.Abort(tuple(handles)))
         self._fail_waiting(error)
 
-    def _die(self, reason: str) -> None:
+    def _close_with(self, reason: str) -> None:
         """The engine is gone: answer everyone who waits, once."""
         if self._engine_fd is not None:
             asyncio.get_running_loop().remove_reader(self._engine_fd)
             os.close(self._engine_fd)
             self._engine_fd = None
-        if self._death is None:
-            self._death = reason
+        if self._end_reason is None:
+            self._end_reason = reason
             self._ended.set()
             self._fail_waiting(self._ended_with(reason))
 

@@ -2,8 +2,8 @@
 
 Every accepted request gets exactly one output with a finish_reason, whatever happens: it ends, it is aborted, the
 server shuts down or the engine breaks. Aborts that have arrived take effect before the next step, and questions are
-answered then; of a burst of submissions each step waits for a few milliseconds' worth only. The loop blocks in the
-kernel while there is nothing to do. Knows no model, no process start and no HTTP.
+answered then. Submissions are read for a few milliseconds between two steps; the rest of a burst waits. The loop blocks
+in the kernel while there is nothing to do. Knows no model, no process start and no HTTP.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _limit_address_space(num_bytes: int, ceiling: int = resource.RLIM_INFINITY) 
 
 
 def _silence_libraries() -> None:
-    """Leave standard error to our log lines: what native code writes there when it fails, clients could ask for."""
+    """Keep standard error for our log lines: a client could make native code fail, and so fill the log."""
     log = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stderr.fileno())

@@ -187,19 +187,15 @@ class Worker(asyncio.Protocol):
             raise WorkerEndedError(await self._ended) from None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection (asyncio)."""
         self._transport = cast(asyncio.Transport, transport)
 
     def pause_writing(self) -> None:
-        """Note that the worker reads more slowly than it is sent to (asyncio)."""
         self._has_room.clear()
 
     def resume_writing(self) -> None:
-        """Note that there is room again (asyncio)."""
         self._has_room.set()
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a result (asyncio)."""
         self._received += data
         if len(self._received) < RESULT.size:
             return

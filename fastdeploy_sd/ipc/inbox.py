@@ -1,7 +1,7 @@
-"""Inbox: what has arrived at the engine, with submissions apart, so that they can wait while all else is taken at once.
+"""Inbox: the frames that have arrived at the engine. Submissions wait in it; all others are handed out at once.
 
 Reading a request takes some time, and many may come in one burst; an abort, a ping or a farewell takes none. Knows the
-outside of a submission, not what is in it, and no engine.
+handle of a submission and nothing else in it, and no engine.
 """
 
 from __future__ import annotations

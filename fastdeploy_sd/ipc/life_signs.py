@@ -58,7 +58,7 @@ class Heartbeat:
     Args:
         pid: of the process.
         ask: asks it anything and waits for the answer; raises Unavailable when there will be none.
-        timeout_s: silent is who has given no sign of life for longer.
+        timeout_s: a process without a sign of life for longer is silent.
         on_change: called with what `verify` raises when it falls silent, and with None when it is back.
     """
 

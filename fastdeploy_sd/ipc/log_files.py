@@ -1,4 +1,4 @@
-"""Log files of a server's processes, for who asks for them: one file per process, bounded in size.
+"""Log files of a server's processes, where they are asked for: one file per process, bounded in size.
 
 Knows the folder only, not which processes there are. Two processes never write one file, so several servers may share
 a folder: of two with one name the second writes NAME-2.log.

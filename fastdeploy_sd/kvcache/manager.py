@@ -33,7 +33,7 @@ class BlockTable:
         hashes: chain hashes of leading full blocks of committed tokens. Tokens do not change once committed, so they
             outlive the blocks: after preemption nothing is hashed again.
         num_published: leading blocks that have been offered to the prefix cache or came from it.
-        refusal: why the last admission failed, None = it did not.
+        failed_admission: the last one, None = it did not fail.
     """
 
     request_id: RequestId
@@ -42,11 +42,11 @@ class BlockTable:
     num_slots: int = 0
     hashes: list[bytes] = field(default_factory=list)
     num_published: int = 0
-    refusal: Refusal | None = None
+    failed_admission: FailedAdmission | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class FailedAdmission:
     """The moment at which there were not enough blocks for a request.
 
     Attributes:
@@ -140,9 +140,9 @@ class KVCacheManager:
         num_new = self.num_blocks_for(num_tokens) - len(match.block_ids)
         num_idle_matched = sum(self._pool.ref_count(block_id) == 0 for block_id in match.block_ids)
         if num_new > self._pool.num_available_blocks - num_idle_matched:
-            table.refusal = Refusal(self._pool.num_releases, match.missing_hash)
+            table.failed_admission = FailedAdmission(self._pool.num_releases, match.missing_hash)
             return False
-        table.refusal = None
+        table.failed_admission = None
         self._pool.share(match.block_ids)  # first, so that the allocation cannot evict them
         table.block_ids = [*match.block_ids, *self._allocate(num_new)]
         table.num_slots = len(table.block_ids) * self.block_size
@@ -170,10 +170,10 @@ class KVCacheManager:
         is no longer than it was. A block that left the match in between, or was taken by somebody, is one more to
         allocate or one less to allocate from.
         """
-        refusal = table.refusal
-        if refusal is None or refusal.num_releases != self._pool.num_releases:
+        failed = table.failed_admission
+        if failed is None or failed.num_releases != self._pool.num_releases:
             return False
-        return refusal.missing_hash is None or not self._prefix_cache.has_hash(refusal.missing_hash)
+        return failed.missing_hash is None or not self._prefix_cache.has_hash(failed.missing_hash)
 
     def extend(self, table: BlockTable, num_tokens: int) -> bool:
         """Grow a table to hold `num_tokens` tokens.

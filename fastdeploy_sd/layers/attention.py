@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from paddle import Tensor
@@ -9,7 +10,7 @@ from paddle import Tensor
 from fastdeploy_sd.layers.linear import Linear
 from fastdeploy_sd.ops.attention import cascade_append_attention, rope_store_kv_
 from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary
+from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary
 from fastdeploy_sd.types import I32
 
 
@@ -28,22 +29,25 @@ class OutputRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionInputs:
-    """The step's maps as tensors, shared by all layers; see Batch in fastdeploy_sd/types.py.
+    """The step's maps as tensors, shared by all layers; see fastdeploy_sd/step_memory.py.
 
     Attributes:
         positions: i32[T]; slot_mapping: i64[T]; query_start_loc: i32[R+1]; seq_lens: i32[R];
-        block_tables: i32[R, max_blocks].
+        blocks: of the requests.
         rotary: its table has max_model_len rows.
         outputs: None = every row's output is wanted.
+        on_stored: called with a layer's cache once the step's tokens are in it, for calls that belong there; in a
+            recording they stand between the layer's own.
     """
 
     positions: Tensor
     slot_mapping: Tensor
     query_start_loc: Tensor
     seq_lens: Tensor
-    block_tables: Tensor
+    blocks: RequestBlocks[Tensor]
     rotary: Rotary[Tensor]
     outputs: OutputRows | None = None
+    on_stored: Callable[[KvCache[Tensor], AttentionInputs], None] | None = None
 
 
 class Attention:
@@ -58,10 +62,13 @@ class Attention:
         q, starts = self.store_kv(x, cache, inputs), inputs.query_start_loc
         if inputs.outputs is not None:
             q, starts = gather_output_rows(q, inputs.outputs.indices), inputs.outputs.query_start_loc
-        y = cascade_append_attention(q, cache, starts, inputs.seq_lens, inputs.block_tables, self._scale)
+        y = cascade_append_attention(q, cache, starts, inputs.seq_lens, inputs.blocks, self._scale)
         return self._output(y)
 
     def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
         """x [T, H] -> rotated q [T, Hq * D]; writes the T new tokens' KV."""
         qkv = self._qkv(x)
-        return rope_store_kv_(qkv, cache, inputs.positions, inputs.slot_mapping, inputs.rotary, self._qk_norm)
+        q = rope_store_kv_(qkv, cache, inputs.positions, inputs.slot_mapping, inputs.rotary, self._qk_norm)
+        if inputs.on_stored is not None:
+            inputs.on_stored(cache, inputs)
+        return q

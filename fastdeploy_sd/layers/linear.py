@@ -6,13 +6,14 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Weights
-from fastdeploy_sd.ops.linear import PackedLinear, linear
+from fastdeploy_sd.ops.linear import linear
+from fastdeploy_sd.ops.packing import PackedLinear
 
 
 class Linear:
     """y = x . weight^T (+ bias)."""
 
-    def __init__(self, packed: PackedLinear, bias: Weights | None) -> None:
+    def __init__(self, packed: PackedLinear[Tensor], bias: Weights | None) -> None:
         self._packed = packed
         self._bias = None if bias is None else paddle.to_tensor(bias)
 

@@ -9,7 +9,8 @@ from paddle import Tensor
 
 from fastdeploy_sd.layers.linear import Linear
 from fastdeploy_sd.ops.activation import swiglu
-from fastdeploy_sd.ops.moe import PackedExperts, moe_ffn
+from fastdeploy_sd.ops.moe import moe_ffn
+from fastdeploy_sd.ops.packing import PackedExperts
 
 
 class FeedForward(Protocol):
@@ -48,7 +49,9 @@ class Router:
 class MoeMlp:
     """The chosen experts' weighted sum, plus the shared experts' output."""
 
-    def __init__(self, router: Router, gate_up: PackedExperts, down: PackedExperts, shared: SwigluMlp | None) -> None:
+    def __init__(
+        self, router: Router, gate_up: PackedExperts[Tensor], down: PackedExperts[Tensor], shared: SwigluMlp | None
+    ) -> None:
         self._router, self._gate_up, self._down, self._shared = router, gate_up, down, shared
 
     def __call__(self, x: Tensor) -> Tensor:

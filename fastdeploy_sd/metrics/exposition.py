@@ -99,7 +99,7 @@ class _StatsCollector(Collector):
         for position, share in families.acceptance_at_positions(self._stats):
             yield GaugeMetricFamily(
                 f"fastdeploy:spec_decode_draft_single_head_acceptance_rate_{position}",
-                f"Drafts accepted at position {position} (0 = first) of those judged there after accepted ones only.",
+                f"Drafts accepted at position {position} (0 = first) of those verified there after accepted ones only.",
                 value=share,
             )
 

@@ -90,7 +90,7 @@ COUNTERS = (
     ),
     Single(
         "fastdeploy:spec_decode_num_draft_tokens",
-        "Drafts judged; those behind the token that ended a request do not count.",
+        "Drafts verified; those behind the token that ended a request do not count.",
         lambda s: s.num_draft_tokens,
     ),
     Single("fastdeploy:spec_decode_num_accepted_tokens", "Drafts accepted.", lambda s: s.num_accepted_tokens),
@@ -163,12 +163,12 @@ GAUGES = (
     Single("fastdeploy:gpu_cache_usage_perc", "KV blocks in use by requests over all blocks, 0..1.", _used_share),
     Single(
         "fastdeploy:spec_decode_draft_acceptance_rate",
-        "Drafts accepted over drafts judged.",
+        "Drafts accepted over drafts verified.",
         lambda s: ratio(s.num_accepted_tokens, s.num_draft_tokens),
     ),
     Single(
         "fastdeploy:spec_decode_efficiency",
-        "Tokens emitted by verifications over drafts judged and one token more per verification, which is what they "
+        "Tokens emitted by verifications over drafts verified and one token more per verification, which is what they "
         "emit when every draft is accepted and none ends its request.",
         lambda s: ratio(s.num_emitted_tokens, s.num_draft_tokens + s.num_verified_rows),
     ),
@@ -188,7 +188,7 @@ LABELLED_COUNTERS = (
     Labelled("fastdeploy_sd:requests_finished", "Requests that ended, by reason.", "reason", lambda s: s.num_finished),
     Labelled(
         "fastdeploy_sd:step_time_seconds",
-        "Time in engine steps, by phase: batch (preparing), forward (the model), verify (sampling and judging drafts), "
+        "Time in engine steps, by phase: batch (preparing), forward (the model), verify (sampling, drafts), "
         "draft (making the next ones).",
         "phase",
         lambda s: {phase: ms / 1000 for phase, ms in s.timings_ms.items()},
@@ -211,14 +211,14 @@ LABELLED_COUNTERS = (
 BY_POSITION = (
     ByPosition(
         "fastdeploy_sd:spec_decode_draft_tokens_by_method",
-        "Drafts judged, by the method of the request and position (0 = first).",
+        "Drafts verified, by the method of the request and position (0 = first).",
         "method",
         lambda s: {method: counts.drafted for method, counts in s.verifications.items()},
     ),
     ByPosition(
         "fastdeploy_sd:spec_decode_reached_tokens_by_method",
-        "Drafts judged after accepted ones only, by the method of the request and position; accepted over these is the "
-        "acceptance of the position by itself.",
+        "Drafts verified after accepted ones only, by the method of the request and position; accepted over these is "
+        "the acceptance of the position by itself.",
         "method",
         lambda s: {method: counts.reached for method, counts in s.verifications.items()},
     ),
@@ -230,13 +230,13 @@ BY_POSITION = (
     ),
     ByPosition(
         "fastdeploy_sd:spec_decode_draft_tokens_by_source",
-        "Drafts judged, by who made the draft and position (0 = first).",
+        "Drafts verified, by who made the draft and position (0 = first).",
         "source",
         lambda s: {source: counts.drafted for source, counts in s.drafts.items()},
     ),
     ByPosition(
         "fastdeploy_sd:spec_decode_reached_tokens_by_source",
-        "Drafts judged after accepted ones only, by who made the draft and position.",
+        "Drafts verified after accepted ones only, by who made the draft and position.",
         "source",
         lambda s: {source: counts.reached for source, counts in s.drafts.items()},
     ),

@@ -1,8 +1,8 @@
 """What HTTP processes count themselves: connections, and how requests were answered. Knows no HTTP library.
 
 With several processes any of them may be asked for the counts of all. So each keeps its own in a file of the server's
-private directory, up to date within about a second, and adds the others' when it is asked. A successor goes on from the
-counts of who died, so that no counter ever falls.
+private directory, up to date within about a second, and adds the others' when it is asked. A process
+that replaces a dead one goes on from its counts, so that no counter ever falls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class HttpStats:
         num_open: connections that are open now.
         num_accepted: connections that were served.
         refused: reason -> connections that were not served: "limit" and "address_limit" of those that were answered
-            503, "system" of attempts to accept one without a descriptor left; it waits.
+            503, "system" of those that wait because no descriptor is left to accept them.
         closed: reason -> connections that were closed before they had sent a complete request: "headers_timeout",
             "body_timeout", "malformed", "surplus_body" (sent behind its answer), "room" (another one needed its place).
         requests: (route, status, error code or type, "" = none) -> requests; 499 = the client left before its answer.

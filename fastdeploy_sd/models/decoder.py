@@ -14,15 +14,15 @@ from fastdeploy_sd.layers.linear import Linear
 from fastdeploy_sd.layers.mlp import FeedForward, MoeMlp, Router, SwigluMlp
 from fastdeploy_sd.layers.norm import RmsNorm
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights, LayerWeights, expert_parts
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm
-from fastdeploy_sd.ops.moe import PackedExperts
-from fastdeploy_sd.ops.tensors import from_numpy
+from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-from fastdeploy_sd.quantization.scheme import QuantScheme
+from fastdeploy_sd.runtime.device import DEVICE
 from fastdeploy_sd.types import I32
 
 _ROWS_AT_ONCE = 1024
@@ -63,7 +63,7 @@ class Embedding:
     def __init__(self, table: Weights, scheme: QuantScheme) -> None:
         dtype = np.dtype(np.float32 if scheme.dtype == "float32" else np.uint16)
         # In the checkpoint's own type it stays in the mapped file: a step touches a few rows of it.
-        self._table = from_numpy(table if table.dtype == dtype else _convert(table, dtype))
+        self._table = DEVICE.wrap(table if table.dtype == dtype else _convert(table, dtype))
 
     def __call__(self, input_ids: Tensor | I32) -> Tensor:
         """i32[T] -> [T, H]."""
@@ -84,6 +84,7 @@ class Decoder:
 
     Attributes:
         config: the architecture.
+        dtype: "float32" or "bfloat16", of the activations.
         final_norm: before the head; draft layers may share it.
         lm_head_format: what the head is stored as.
     """
@@ -92,7 +93,7 @@ class Decoder:
         self, checkpoint: Checkpoint, config: DecoderConfig, scheme: QuantScheme, packer: WeightPacker | None = None
     ) -> None:
         """Load; `packer` is the checkpoint's, None = one that packs everything."""
-        self.config = config
+        self.config, self.dtype = config, scheme.dtype
         weights = DecoderWeights(checkpoint, config)
         weights.verify()
         packer = WeightPacker(checkpoint) if packer is None else packer
@@ -167,7 +168,7 @@ class LayerBuilder:
         gate_up = self.linear(self._weights.gate_up(i, part, size))
         return SwigluMlp(gate_up, self.linear(self._weights.down(i, part, size)))
 
-    def _experts(self, i: int, moe: MoeConfig) -> tuple[PackedExperts, PackedExperts]:
+    def _experts(self, i: int, moe: MoeConfig) -> tuple[PackedExperts[Tensor], PackedExperts[Tensor]]:
         parts = expert_parts(moe)
         gate_up = [self._weights.gate_up(i, part, moe.intermediate_size)[0] for part in parts]
         down = [self._weights.down(i, part, moe.intermediate_size)[0] for part in parts]

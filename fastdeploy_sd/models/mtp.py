@@ -22,13 +22,13 @@ from fastdeploy_sd.layers.linear import Linear
 from fastdeploy_sd.layers.norm import ConcatRmsNorm, RmsNorm
 from fastdeploy_sd.models.decoder import Decoder, DecoderLayer, Embedding, LayerBuilder
 from fastdeploy_sd.models.mtp_weights import MtpWeights, verify_num_steps
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.cast import cast
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.ops.reference.linear import LinearFormat
+from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.types import I32
 
 
@@ -123,8 +123,8 @@ class TargetParts:
 
     Attributes:
         weights, packer: of its checkpoint.
-        head_format: what the head is read as. In another format than the target's it is a copy, which draft layers
-            alone use: a draft need not be exact, and a pass over it reads little else than the head.
+        head_format: of the head that draft layers use; a copy where it is not the target's format. Drafts need not be
+            exact, and the head is most of what a pass over one draft layer reads.
     """
 
     decoder: Decoder

@@ -1,6 +1,6 @@
 """Keeps packed weights between starts: which file belongs to a checkpoint, when it may be used, and who writes it.
 
-What cannot be used is never used: a warning says why, the weights are packed from the checkpoint, and the file is
+A file that does not fit is not used: a warning says why, the weights are packed from the checkpoint, and the file is
 written anew. Knows no layers.
 """
 
@@ -19,16 +19,10 @@ from typing import IO
 import fastdeploy_sd
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.packed_file import (
-    Bytes,
-    Key,
-    PackedFile,
-    PackedFileError,
-    remove_unfinished,
-    write_packed_file,
-)
-from fastdeploy_sd.ops.native.checksum import packed_layout_version
-from fastdeploy_sd.quantization.scheme import QuantScheme
+from fastdeploy_sd.files import remove_unfinished
+from fastdeploy_sd.models.packed_file import Bytes, Key, PackedFile, PackedFileError, write_packed_file
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.runtime.checksum import packed_layout_version
 
 _OPTION = "packed_weights_cache"
 _log = logging.getLogger(__name__)
@@ -143,7 +137,7 @@ def _turn(path: Path) -> Iterator[bool]:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a lock's file; what is no file fails instead of waiting for somebody at its other end."""
+    """Open a lock's file; a FIFO fails at once instead of waiting for its other end."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 

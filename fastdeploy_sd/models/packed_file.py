@@ -8,21 +8,19 @@ under its name or not at all, and is never written again. Checksums are XXH64.
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import mmap
 import os
 import struct
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.files import open_regular
-from fastdeploy_sd.ops.native.checksum import chunk_checksums
+from fastdeploy_sd.files import open_regular, replacing
+from fastdeploy_sd.runtime.checksum import chunk_checksums
 
 Bytes = npt.NDArray[np.uint8]
 Key = Mapping[str, Any]
@@ -96,9 +94,7 @@ class PackedFile:
 
 
 def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode: int) -> None:
-    """Write a file in place of the old one, if any; a crash leaves one of the two, whole.
-
-    A process that is killed while it writes leaves an unfinished file beside it: see `remove_unfinished`.
+    """Write a file in place of the old one, if any, as `files.replacing` does.
 
     Args:
         key: of JSON values.
@@ -108,35 +104,12 @@ def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode:
         OSError: the folder is missing, cannot be written, or is full.
     """
     begins, header = _header(key, matrices)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_unfinished_prefix(path), delete=False) as file:
-        try:
-            os.fchmod(file.fileno(), mode & ~_umask())
-            file.write(_START.pack(MAGIC, VERSION, len(header), _checksum(np.frombuffer(header, np.uint8))) + header)
-            for begin, data in zip(begins, matrices.values(), strict=True):
-                _pad_to(file, begin)
-                file.write(data.data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(file.name)
-            raise
-    _sync_folder(path.parent)
-
-
-def remove_unfinished(path: Path) -> None:
-    """Remove what killed processes left of attempts to write a file. Nobody else may be writing it.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    for unfinished in path.parent.glob(glob.escape(_unfinished_prefix(path)) + "*"):
-        unfinished.unlink(missing_ok=True)
-
-
-def _unfinished_prefix(path: Path) -> str:
-    return f".{path.name}."
+    with replacing(path) as file:
+        os.fchmod(file.fileno(), mode & ~_umask())
+        file.write(_START.pack(MAGIC, VERSION, len(header), _checksum(np.frombuffer(header, np.uint8))) + header)
+        for begin, data in zip(begins, matrices.values(), strict=True):
+            file.write(bytes(begin - file.tell()))
+            file.write(data.data)
 
 
 def _header(key: Key, matrices: Mapping[str, Bytes]) -> tuple[list[int], bytes]:
@@ -166,10 +139,6 @@ def _aligned(position: int) -> int:
     return -(-position // ALIGNMENT) * ALIGNMENT
 
 
-def _pad_to(file: BinaryIO | Any, position: int) -> None:
-    file.write(bytes(position - file.tell()))
-
-
 def _checksum(data: Bytes) -> int:
     return int(chunk_checksums(data, max(data.nbytes, 1))[0]) if data.nbytes else 0
 
@@ -179,12 +148,3 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -104,9 +104,9 @@ _SCALINGS: Mapping[str, Callable[[FieldReader], RopeScaling | None]] = {
 
 
 def scaled_context(scaling: RopeScaling | None, max_position: int) -> int:
-    """Return the tokens that the positions are good for.
+    """Return the longest context.
 
-    A checkpoint of YaRN may give the context it was trained for first as its own; the scaling says what it reaches.
+    A YaRN checkpoint may give the context of its first training as its own; the scaling says how far it reaches since.
     """
     if not isinstance(scaling, YarnScaling):
         return max_position

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.ops.native.linear import packed_bytes
-from fastdeploy_sd.quantization.scheme import QuantScheme
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.ops.packing import packed_bytes
 
 
 def weight_bytes_per_step(config: DecoderConfig, scheme: QuantScheme) -> int | None:

@@ -10,16 +10,21 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Checkpoint
-from fastdeploy_sd.ops.linear import PackedLinear
-from fastdeploy_sd.ops.moe import PackedExperts
-from fastdeploy_sd.ops.native.linear import pack_into, packed_bytes
-from fastdeploy_sd.ops.native.memory import WeightMemory
-from fastdeploy_sd.ops.native.moe import experts_shape, pack_experts_into
-from fastdeploy_sd.ops.reference.linear import LinearFormat
-from fastdeploy_sd.ops.tensors import from_numpy
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import (
+    PackedExperts,
+    PackedLinear,
+    experts_shape,
+    pack_experts_into,
+    pack_into,
+    packed_bytes,
+)
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.memory import WeightMemory
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -56,15 +61,15 @@ class WeightPacker:
         self._checkpoint, self._store, self._memory = checkpoint, store, WeightMemory()
         self._on_packed = on_packed
 
-    def linear(self, matrix: WeightMatrix, fmt: LinearFormat) -> PackedLinear:
+    def linear(self, matrix: WeightMatrix, fmt: LinearFormat) -> PackedLinear[Tensor]:
         """Return one packed matrix."""
         out_features, in_features = matrix.shape
         num_bytes = packed_bytes(in_features, out_features, fmt)
         data = self._packed(f"{fmt}: {matrix.name}", num_bytes, lambda address: pack_into(address, matrix, fmt))
         self._finish([matrix], num_bytes)
-        return PackedLinear(from_numpy(data), in_features, out_features, fmt)
+        return PackedLinear(DEVICE.wrap(data), in_features, out_features, fmt)
 
-    def experts(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat) -> PackedExperts:
+    def experts(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat) -> PackedExperts[Tensor]:
         """Return one packed matrix per expert, all of one shape.
 
         Raises:
@@ -75,7 +80,7 @@ class WeightPacker:
         name = f"{fmt}: {len(matrices)} experts from {matrices[0].name}"
         data = self._packed(name, num_bytes, lambda address: pack_experts_into(address, matrices, fmt))
         self._finish(matrices, num_bytes)
-        return PackedExperts(from_numpy(data), len(matrices), in_features, out_features, fmt)
+        return PackedExperts(DEVICE.wrap(data), len(matrices), in_features, out_features, fmt)
 
     def _packed(self, name: str, num_bytes: int, pack_to: Callable[[int], None]) -> Bytes:
         found = None if self._store is None else self._store.find(name, num_bytes)

@@ -1,6 +1,6 @@
-"""The ops: one Python function each.
+"""The ops: a module per group, with each op's declaration and a Python function that says what it does.
 
-The modules here work on Paddle tensors; layers and models call them. `native/` calls the same kernels with NumPy arrays
-and without Paddle: what a step does outside the model (batches, sampling, judging drafts, drafting from text), tests
-and tools. `reference/` gives every op's meaning in NumPy. Importing this package loads nothing.
+An Op runs on NumPy arrays and on Paddle tensors alike and can be recorded; a HostOp belongs to the host's side of a
+step and runs on NumPy arrays. `reference/` gives every op's meaning in NumPy and imports none of them. Importing this
+package loads nothing.
 """

@@ -1,13 +1,20 @@
-"""swiglu on Paddle tensors."""
+"""swiglu."""
 
 from __future__ import annotations
 
-from paddle import Tensor
+from fastdeploy_sd.runtime.declaration import ACTIVATIONS, DTypeOf, In, Out
+from fastdeploy_sd.runtime.op import A, Op
 
-from fastdeploy_sd.ops import shim
+SWIGLU = Op(
+    "swiglu",
+    "num_rows",
+    gate_up=In(ACTIVATIONS, "num_rows, 2*intermediate_size"),
+    dtype=DTypeOf("gate_up"),
+    y=Out("gate_up", "num_rows, intermediate_size"),
+)
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
+def swiglu(gate_up: A) -> A:
     """Gate a feed-forward network: y = silu(gate) * up, where a row is [gate | up]. Computed in float32.
 
     Args:
@@ -19,4 +26,5 @@ def swiglu(gate_up: Tensor) -> Tensor:
     Raises:
         ValueError: a shape or dtype disagrees.
     """
-    return shim.run("swiglu", gate_up)[0]
+    y: A = SWIGLU(gate_up=gate_up)
+    return y

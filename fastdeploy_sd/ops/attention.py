@@ -1,24 +1,65 @@
-"""rope_store_kv_ and cascade_append_attention on Paddle tensors."""
+"""rope_store_kv_ and cascade_append_attention."""
 
 from __future__ import annotations
 
-from paddle import Tensor
+from typing import Any
 
-from fastdeploy_sd.ops import shim
-from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary, kv_cache_shapes
-from fastdeploy_sd.ops.rope_table import rope_table
+from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary
+from fastdeploy_sd.runtime.declaration import ACTIVATIONS, BF16, F32, I8, I32, I64, Attr, DTypeOf, In, InOut, Out, Part
+from fastdeploy_sd.runtime.op import A, Op
 
-__all__ = ["KvCache", "QkNorm", "Rotary", "cascade_append_attention", "kv_cache_shapes", "rope_store_kv_", "rope_table"]
+
+def _cache(array: type[In]) -> dict[str, Part]:
+    """The fields of fdsd::KvCache; see ops/kv_cache.py for the shapes."""
+    s, scales = "4/itemsize(k)", "num_blocks, num_kv_heads, block_size"
+    return {
+        "k": array((F32, BF16, I8), f"num_blocks, num_kv_heads, head_dim*itemsize(k)/4, block_size, {s}"),
+        "v": array("k", f"num_blocks, num_kv_heads, block_size*itemsize(k)/4, head_dim, {s}"),
+        "k_scale": array(F32, scales, optional=True),
+        "v_scale": array(F32, scales, optional=True),
+        "kv_dtype": DTypeOf("k"),
+    }
+
+
+ROPE_STORE_KV = Op(
+    "rope_store_kv",
+    "num_tokens",
+    **_cache(InOut),
+    qkv=In(ACTIVATIONS, "num_tokens, (num_heads + 2*num_kv_heads)*head_dim"),
+    dtype=DTypeOf("qkv"),
+    positions=In(I32, "num_tokens"),
+    slot_mapping=In(I64, "num_tokens"),
+    cos_sin=In(F32, "max_position, rotary_dim"),
+    q_norm=In(F32, "head_dim", optional=True),
+    k_norm=In(F32, "head_dim", optional=True),
+    norm_eps=Attr(float),
+    interleaved=Attr(bool),
+    q=Out("qkv", "num_tokens, num_heads*head_dim"),
+)
+CASCADE_APPEND_ATTENTION = Op(
+    "cascade_append_attention",
+    "num_requests",
+    **_cache(In),
+    q=In(ACTIVATIONS, "num_tokens, num_heads*head_dim"),
+    dtype=DTypeOf("q"),
+    table_rows=In(I32, "num_requests"),
+    block_tables=In(I32, "num_table_rows, max_blocks"),
+    query_start_loc=In(I32, "num_requests + 1"),
+    seq_lens=In(I32, "num_requests"),
+    scale=Attr(float),
+    first_key=Attr(int),
+    y=Out("q", "num_tokens, num_heads*head_dim"),
+)
 
 
 def rope_store_kv_(
-    qkv: Tensor,
-    cache: KvCache[Tensor],
-    positions: Tensor,
-    slot_mapping: Tensor,
-    rotary: Rotary[Tensor],
-    qk_norm: QkNorm[Tensor] | None = None,
-) -> Tensor:
+    qkv: A,
+    cache: KvCache[A],
+    positions: A,
+    slot_mapping: A,
+    rotary: Rotary[A],
+    qk_norm: QkNorm[A] | None = None,
+) -> A:
     """Split qkv into heads, norm and rotate q and k, and store k and v in the cache, in place.
 
     The optional norm comes before the rotary embedding; both are computed in float32 and rounded once.
@@ -38,15 +79,23 @@ def rope_store_kv_(
         ValueError: a shape or dtype disagrees, a position is outside the table or a slot outside the cache; nothing is
             written then.
     """
-    norm_q, norm_k, eps = (None, None, 0.0) if qk_norm is None else (qk_norm.q, qk_norm.k, qk_norm.eps)
-    kv = (cache.k, cache.v, cache.k_scale, cache.v_scale)
-    inputs = (qkv, positions, slot_mapping, rotary.cos_sin, *kv, norm_q, norm_k)
-    return shim.run("rope_store_kv", *inputs, eps, rotary.interleaved)[0]
+    q: A = ROPE_STORE_KV(
+        **_arrays(cache),
+        qkv=qkv,
+        positions=positions,
+        slot_mapping=slot_mapping,
+        cos_sin=rotary.cos_sin,
+        interleaved=rotary.interleaved,
+        q_norm=None if qk_norm is None else qk_norm.q,
+        k_norm=None if qk_norm is None else qk_norm.k,
+        norm_eps=0.0 if qk_norm is None else qk_norm.eps,
+    )
+    return q
 
 
 def cascade_append_attention(
-    q: Tensor, cache: KvCache[Tensor], query_start_loc: Tensor, seq_lens: Tensor, block_tables: Tensor, scale: float
-) -> Tensor:
+    q: A, cache: KvCache[A], query_start_loc: A, seq_lens: A, blocks: RequestBlocks[A], scale: float
+) -> A:
     """Attend every new token of every request to the cached tokens up to and including itself.
 
     Row i of request r has position seq_lens[r] - rows + i and sees keys cache.first_key..position, its own one always.
@@ -59,7 +108,7 @@ def cascade_append_attention(
         cache: of the same dtype, or int8 with its scales, the new tokens' k and v included.
         query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
         seq_lens: i32[R], lengths including the new tokens.
-        block_tables: i32[R, max_blocks], padded with -1.
+        blocks: of the requests.
         scale: of the scores, usually D ** -0.5.
 
     Returns:
@@ -69,5 +118,18 @@ def cascade_append_attention(
         ValueError: a shape or dtype disagrees, offsets or lengths contradict each other, a block is outside the cache,
             or cache.first_key is not in 0..63.
     """
-    inputs = (q, cache.k, cache.v, cache.k_scale, cache.v_scale, query_start_loc, seq_lens, block_tables)
-    return shim.run("cascade_append_attention", *inputs, scale, cache.first_key)[0]
+    y: A = CASCADE_APPEND_ATTENTION(
+        **_arrays(cache),
+        q=q,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        table_rows=blocks.table_rows,
+        block_tables=blocks.block_tables,
+        scale=scale,
+        first_key=cache.first_key,
+    )
+    return y
+
+
+def _arrays(cache: KvCache[Any]) -> dict[str, Any]:
+    return {"k": cache.k, "v": cache.v, "k_scale": cache.k_scale, "v_scale": cache.v_scale}

@@ -1,21 +1,69 @@
-"""gather_output_rows on Paddle tensors; a step's maps are built from host arrays, see native/batch.py."""
+"""The ops around a step's batch: its maps, the rows that need logits, and the output behind the committed tokens."""
 
 from __future__ import annotations
 
-import numpy as np
-from paddle import Tensor
+from typing import Any
 
-from fastdeploy_sd.ops import shim
-from fastdeploy_sd.ops.tensors import from_numpy
-from fastdeploy_sd.types import I32
+from fastdeploy_sd.runtime.declaration import ANY, I32, I64, Attr, In, InOut, Out, Value
+from fastdeploy_sd.runtime.host_op import HostOp
+from fastdeploy_sd.runtime.op import A, Op
+
+GATHER_OUTPUT_ROWS = Op(
+    "gather_output_rows",
+    "num_rows_out",
+    x=In(ANY, "num_rows_in, width"),
+    indices=In(I32, "num_rows_out"),
+    row_bytes=Value("width*itemsize(x)"),
+    y=Out("x", "num_rows_out, width"),
+)
 
 
-def gather_output_rows(x: Tensor, indices: Tensor | I32) -> Tensor:
+# See `reference.batch.prepare_batch`.
+PREPARE_BATCH = HostOp(
+    "prepare_batch",
+    table_rows=In(I32, "num_requests"),
+    token_table=In(I32, "num_table_rows, max_tokens_per_row"),
+    num_tokens=In(I32, "num_table_rows"),
+    block_tables=In(I32, "num_table_rows, max_blocks"),
+    num_computed=In(I32, "num_requests"),
+    num_new=In(I32, "num_requests"),
+    draft_token_ids=In(I32, "num_drafts"),
+    cu_num_draft=In(I32, "num_requests + 1"),
+    block_size=Attr(int),
+    input_ids=Out(I32, "max_num_tokens"),
+    positions=Out(I32, "max_num_tokens"),
+    slot_mapping=Out(I64, "max_num_tokens"),
+    query_start_loc=Out(I32, "num_requests + 1"),
+    seq_lens=Out(I32, "num_requests"),
+    logits_indices=Out(I32, "max_num_logits"),
+    cu_num_logits=Out(I32, "num_requests + 1"),
+    batch_id_per_output=Out(I32, "max_num_logits"),
+    output_positions=Out(I32, "max_num_logits"),
+)
+
+# See `reference.batch.append_tokens`.
+APPEND_TOKENS = HostOp(
+    "append_tokens",
+    table_rows=In(I32, "num_requests"),
+    token_ids=In(I32, "num_outputs"),
+    cu_num_output=In(I32, "num_requests + 1"),
+    planned_drafts=In(I32, "num_requests"),
+    tokens=InOut(I32, "num_table_rows, max_tokens_per_row"),
+    num_tokens=InOut(I32, "num_table_rows"),
+    max_total=In(I32, "num_table_rows"),
+    count_rows=In(I32, "num_table_rows"),
+    token_counts=InOut(I32, "num_count_rows, vocab_size"),
+    num_committed=Out(I32, "num_requests"),
+    max_draft_len=Out(I32, "num_requests"),
+)
+
+
+def gather_output_rows(x: A, indices: Any) -> A:
     """Return the rows of x that need logits.
 
     Args:
         x: [T, H], any dtype.
-        indices: i32[L], rows of x, on the host or a tensor.
+        indices: i32[L], rows of x; may be a NumPy array beside a tensor.
 
     Returns:
         [L, H] in x's dtype.
@@ -23,5 +71,5 @@ def gather_output_rows(x: Tensor, indices: Tensor | I32) -> Tensor:
     Raises:
         ValueError: a shape or dtype disagrees, or an index is outside x.
     """
-    (y,) = shim.run("gather_output_rows", x, from_numpy(indices) if isinstance(indices, np.ndarray) else indices)
+    y: A = GATHER_OUTPUT_ROWS(x=x, indices=indices)
     return y

@@ -11,7 +11,7 @@ NOT_DRAWN = -2  # the token of a row that a wrong draft before it has made usele
 
 
 class AcceptPolicy(enum.IntEnum):
-    """Whether drafts are judged at all; the numbers are the kernels'."""
+    """Whether drafts are verified at all; the numbers are the kernels'."""
 
     NORMAL = 0
     ACCEPT_ALL = 1
@@ -19,7 +19,7 @@ class AcceptPolicy(enum.IntEnum):
 
 
 class Candidates(NamedTuple):
-    """The tokens that are plausible at each logits row, and how they judge drafts.
+    """The tokens that are plausible at each logits row, and how they verify drafts.
 
     Attributes:
         token_ids: i32[L, C], best first, -1 past the last one.
@@ -38,9 +38,9 @@ class DraftedRows(NamedTuple):
 
     Attributes:
         cu_num_logits: i32[R+1], rows of each request, at most its drafts + 1.
-        is_judged: whether a request's rows behind its first wrong draft can be left out.
+        is_verified: whether a request's rows behind its first wrong draft can be left out.
     """
 
     cu_num_logits: I32
     draft: DraftTokens
-    is_judged: bool = True
+    is_verified: bool = True

@@ -1,19 +1,28 @@
-"""cast on Paddle tensors."""
+"""cast."""
 
 from __future__ import annotations
 
-import paddle
-from paddle import Tensor
+from typing import Any
 
-from fastdeploy_sd.ops import shim
+from fastdeploy_sd.runtime.declaration import ACTIVATIONS, Attr, DTypeOf, In, Out
+from fastdeploy_sd.runtime.op import Op, dtype_name
+
+CAST = Op(
+    "cast",
+    "num_rows",
+    x=In(ACTIVATIONS, "num_rows, num_columns"),
+    x_dtype=DTypeOf("x"),
+    y_dtype=Attr(ACTIVATIONS),
+    y=Out("y_dtype", "num_rows, num_columns"),
+)
 
 
-def cast(x: Tensor, dtype: paddle.dtype) -> Tensor:
+def cast(x: Any, dtype: Any) -> Any:
     """Return x in another dtype; bfloat16 is rounded to nearest, ties to even.
 
     Args:
         x: f32 or bf16 [T, N].
-        dtype: float32 or bfloat16.
+        dtype: float32 or bfloat16, of the library that x is an array of.
 
     Returns:
         [T, N]; x itself when it has the dtype already.
@@ -21,6 +30,4 @@ def cast(x: Tensor, dtype: paddle.dtype) -> Tensor:
     Raises:
         ValueError: a shape or dtype disagrees.
     """
-    if dtype not in (paddle.float32, paddle.bfloat16):
-        raise ValueError(f"dtype: expected float32 or bfloat16, got {dtype}")
-    return x if x.dtype == dtype else shim.run("cast", x, dtype == paddle.float32)[0]
+    return x if x.dtype == dtype else CAST(x=x, y_dtype=dtype_name(dtype))

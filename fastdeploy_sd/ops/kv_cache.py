@@ -7,7 +7,7 @@ custom_ops/include/fdsd/kv_cache.h, with s = 4 / element size: 1 for float32, 2 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 A = TypeVar("A", bound=Any)
 
@@ -31,6 +31,18 @@ def kv_cache_shapes(
 def kv_scale_shape(num_blocks: int, block_size: int, num_kv_heads: int) -> tuple[int, ...]:
     """Return the shape of k_scale and of v_scale of one layer's int8 cache."""
     return (num_blocks, num_kv_heads, block_size)
+
+
+class RequestBlocks(NamedTuple, Generic[A]):
+    """Where the KV of a step's requests is.
+
+    Attributes:
+        table_rows: i32[R], the row of each request.
+        block_tables: i32[S, max_blocks], padded with -1.
+    """
+
+    table_rows: A
+    block_tables: A
 
 
 @dataclass(frozen=True, slots=True, eq=False)

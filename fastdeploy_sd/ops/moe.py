@@ -1,63 +1,45 @@
-"""pack_experts and moe_ffn on Paddle tensors."""
+"""moe_ffn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from fastdeploy_sd.ops.linear_format import format_code
+from fastdeploy_sd.ops.packing import PackedExperts
+from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, U8, Attr, DTypeOf, In, Out
+from fastdeploy_sd.runtime.op import A, Op
 
-import numpy as np
-import numpy.typing as npt
-from paddle import Tensor
-
-from fastdeploy_sd.ops import shim
-from fastdeploy_sd.ops.native import moe as native
-from fastdeploy_sd.ops.native.linear import format_code
-from fastdeploy_sd.ops.reference.linear import LinearFormat
-from fastdeploy_sd.ops.tensors import from_numpy
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-
-
-@dataclass(frozen=True)
-class PackedExperts:
-    """One weight matrix of every expert, packed one after another.
-
-    Attributes:
-        data: u8[bytes]; the same on every instruction-set level.
-    """
-
-    data: Tensor
-    num_experts: int
-    in_features: int
-    out_features: int
-    format: LinearFormat
-
-
-def pack_experts(weights: Sequence[npt.NDArray[np.generic] | WeightMatrix], fmt: LinearFormat) -> PackedExperts:
-    """Quantise and reorder one matrix per expert; see `ops.linear.pack_linear`.
-
-    Args:
-        weights: as for `pack_linear`, each, all of one shape.
-
-    Raises:
-        ValueError: unknown format, no expert, or a shape or dtype disagrees.
-    """
-    packed = native.pack_experts(weights, fmt)
-    shape = (packed.num_experts, packed.in_features, packed.out_features)
-    return PackedExperts(from_numpy(packed.data), *shape, fmt)
+MOE_FFN = Op(
+    "moe_ffn",
+    "num_tokens",
+    hidden_size=Attr(int),
+    intermediate_size=Attr(int),
+    num_experts=Attr(int),
+    format=Attr(int),
+    x=In(ACTIVATIONS, "num_tokens, hidden_size"),
+    router_weight=In(F32, "num_experts, hidden_size"),
+    gate_up=In(U8, "num_experts*packed_linear_bytes(hidden_size, 2*intermediate_size, format)"),
+    down=In(U8, "num_experts*packed_linear_bytes(intermediate_size, hidden_size, format)"),
+    selection_bias=In(F32, "num_experts", optional=True),
+    shared=In("x", "num_tokens, hidden_size", optional=True),
+    top_k=Attr(int),
+    normalize=Attr(bool),
+    norm_min=Attr(float),
+    dtype=DTypeOf("x"),
+    y=Out("x", "num_tokens, hidden_size"),
+)
 
 
 def moe_ffn(  # noqa: PLR0913
-    x: Tensor,
-    router_weight: Tensor,
-    gate_up: PackedExperts,
-    down: PackedExperts,
+    x: A,
+    router_weight: A,
+    gate_up: PackedExperts[A],
+    down: PackedExperts[A],
     *,
     top_k: int,
     normalize: bool,
     norm_min: float,
-    selection_bias: Tensor | None = None,
-    shared: Tensor | None = None,
-) -> Tensor:
+    selection_bias: A | None = None,
+    shared: A | None = None,
+) -> A:
     """Mixture of experts: the weighted sum of the top_k experts' SwiGLU networks. A row depends on its own x alone.
 
     Experts rank by router probability (float32 softmax over all of them) plus selection_bias, the lowest id first among
@@ -78,9 +60,24 @@ def moe_ffn(  # noqa: PLR0913
     Raises:
         ValueError: a shape or dtype disagrees, or top_k is not in 1..E.
     """
-    if down.format != gate_up.format:
-        raise ValueError(f"down: expected format {gate_up.format} like gate_up, got {down.format}")
-    attributes = (down.in_features, format_code(gate_up.format), top_k, normalize, norm_min)
-    tensors = (gate_up.data, down.data, selection_bias, shared)
-    (y,) = shim.run("moe_ffn", x, router_weight, *tensors, *attributes)
+    shape = (down.num_experts, 2 * down.in_features, down.out_features, down.format)
+    got = (gate_up.num_experts, gate_up.out_features, gate_up.in_features, gate_up.format)
+    if got != shape:
+        expected = "{} matrices [{}, {}] in {}".format
+        raise ValueError(f"moe_ffn: gate_up: expected {expected(*shape)} to fit down, got {expected(*got)}")
+    y: A = MOE_FFN(
+        x=x,
+        router_weight=router_weight,
+        gate_up=gate_up.data,
+        down=down.data,
+        selection_bias=selection_bias,
+        shared=shared,
+        hidden_size=down.out_features,
+        intermediate_size=down.in_features,
+        num_experts=down.num_experts,
+        format=format_code(down.format),
+        top_k=top_k,
+        normalize=normalize,
+        norm_min=norm_min,
+    )
     return y

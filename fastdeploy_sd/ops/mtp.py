@@ -1,53 +1,103 @@
-"""mtp_preprocess_ and mtp_postprocess_ on Paddle tensors: hidden rows and logits stay on their device.
+"""mtp_preprocess_ and mtp_postprocess_: what runs before and after a draft layer.
 
-Per-request columns and the two tables come from the host, or are tensors already.
+Hidden rows and logits stay where they are; per-request columns and the two tables are arrays of the host, or tensors.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from paddle import Tensor
+from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
+from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, I32, I64, Attr, In, InOut, Out, Value
+from fastdeploy_sd.runtime.op import Op
 
-from fastdeploy_sd.ops import shim
-from fastdeploy_sd.ops.native.mtp import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
-from fastdeploy_sd.ops.tensors import from_numpy
+MTP_PREPROCESS = Op(
+    "mtp_preprocess",
+    "num_requests",
+    table_rows=In(I32, "num_requests"),
+    begin=In(I32, "num_requests"),
+    end=In(I32, "num_requests"),
+    hidden_begin=In(I32, "num_requests"),
+    hidden_end=In(I32, "num_requests"),
+    cu_hidden=In(I32, "num_requests + 1"),
+    num_committed=In(I32, "num_requests"),
+    cu_num_draft=In(I32, "num_requests + 1"),
+    draft_token_ids=In(I32, "num_drafts"),
+    token_table=In(I32, "num_table_rows, max_tokens_per_row"),
+    block_table=In(I32, "num_table_rows, max_blocks"),
+    rows_hidden=In(ACTIVATIONS, "num_hidden, width"),
+    block_hidden=InOut("rows_hidden", "num_blocks, width"),
+    request_hidden=InOut("rows_hidden", "num_table_rows, width"),
+    block_size=Attr(int),
+    source=Attr(int),
+    num_tokens=Attr(int),
+    num_draft_rows=Attr(int),
+    row_bytes=Value("width*itemsize(rows_hidden)"),
+    input_ids=Out(I32, "num_tokens"),
+    positions=Out(I32, "num_tokens"),
+    slot_mapping=Out(I64, "num_tokens"),
+    query_start_loc=Out(I32, "num_requests + 1"),
+    seq_lens=Out(I32, "num_requests"),
+    draft_rows=Out(I32, "num_draft_rows"),
+    out_hidden=Out("rows_hidden", "num_tokens, width"),
+)
+MTP_POSTPROCESS = Op(
+    "mtp_postprocess",
+    "num_requests",
+    table_rows=In(I32, "num_requests"),
+    num_committed=In(I32, "num_requests"),
+    cu_num_draft=In(I32, "num_requests + 1"),
+    block_table=In(I32, "num_table_rows, max_blocks"),
+    logits=In(F32, "num_rows, vocab_size"),
+    hidden=In(ACTIVATIONS, "num_rows, width"),
+    draft_token_ids=InOut(I32, "num_drafts"),
+    block_size=Attr(int),
+    step=Attr(int),
+    num_next=Attr(int),
+    row_bytes=Value("width*itemsize(hidden)"),
+    input_ids=Out(I32, "num_next"),
+    positions=Out(I32, "num_next"),
+    slot_mapping=Out(I64, "num_next"),
+    query_start_loc=Out(I32, "num_requests + 1"),
+    seq_lens=Out(I32, "num_requests"),
+    out_hidden=Out("hidden", "num_next, width"),
+)
 
-__all__ = ["DraftBatch", "HiddenRows", "MtpInputs", "MtpPass", "NextInputs", "mtp_postprocess_", "mtp_preprocess_"]
 
-
-def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Tensor]) -> MtpInputs:
+def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Any]) -> MtpInputs:
     """Lay out one pass of a draft layer and keep the hidden rows that later steps need, in place.
 
     The meaning is `reference.mtp.mtp_preprocess_`.
-
-    Returns:
-        Tensors.
 
     Raises:
         ValueError: a shape or dtype disagrees, or counts, positions, blocks and offsets contradict each other; nothing
             is written then.
     """
-    columns = (
-        batch.slots,
-        todo.begin,
-        todo.end,
-        todo.hidden_begin,
-        todo.hidden_end,
-        todo.cu_hidden,
-        batch.num_committed,
-        batch.cu_num_draft,
-        batch.draft_token_ids,
-        batch.token_table,
-        batch.block_table,
+    return MtpInputs(
+        *MTP_PREPROCESS(
+            table_rows=batch.table_rows,
+            begin=todo.begin,
+            end=todo.end,
+            hidden_begin=todo.hidden_begin,
+            hidden_end=todo.hidden_end,
+            cu_hidden=todo.cu_hidden,
+            num_committed=batch.num_committed,
+            cu_num_draft=batch.cu_num_draft,
+            draft_token_ids=batch.draft_token_ids,
+            token_table=batch.token_table,
+            block_table=batch.block_table,
+            rows_hidden=hidden.step,
+            block_hidden=hidden.blocks,
+            request_hidden=hidden.requests,
+            block_size=batch.block_size,
+            source=todo.source,
+            num_tokens=todo.num_tokens,
+            num_draft_rows=batch.num_drafting[todo.source],
+        )
     )
-    inputs = (*_tensors(columns), hidden.step, hidden.blocks, hidden.requests)
-    sizes = (batch.block_size, todo.source, todo.num_tokens(), batch.num_drafting(todo.source))
-    return MtpInputs(*shim.run("mtp_preprocess", *inputs, *sizes)[: len(MtpInputs._fields)])
 
 
-def mtp_postprocess_(batch: DraftBatch, step: int, logits: Tensor, hidden: Tensor) -> NextInputs:
+def mtp_postprocess_(batch: DraftBatch, step: int, logits: Any, hidden: Any) -> NextInputs:
     """Write draft `step` of every drafting request, in place, and lay out the pass that continues after it.
 
     The meaning is `reference.mtp.mtp_postprocess_`.
@@ -57,24 +107,20 @@ def mtp_postprocess_(batch: DraftBatch, step: int, logits: Tensor, hidden: Tenso
         logits: f32[A, V], a row for every request with more than `step` drafts.
         hidden: [A, H], the draft layer's output that the next pass reads.
 
-    Returns:
-        Tensors.
-
     Raises:
         ValueError: a shape or dtype disagrees, or a request has no block for its next slot.
     """
-    columns = (batch.slots, batch.num_committed, batch.cu_num_draft, batch.block_table)
-    *inputs, draft_token_ids = _tensors((*columns, batch.draft_token_ids))
-    sizes = (batch.block_size, step, batch.num_drafting(step + 1))
     return NextInputs(
-        *shim.run("mtp_postprocess", *inputs, logits, hidden, draft_token_ids, *sizes)[: len(NextInputs._fields)]
+        *MTP_POSTPROCESS(
+            table_rows=batch.table_rows,
+            num_committed=batch.num_committed,
+            cu_num_draft=batch.cu_num_draft,
+            block_table=batch.block_table,
+            logits=logits,
+            hidden=hidden,
+            draft_token_ids=batch.draft_token_ids,
+            block_size=batch.block_size,
+            step=step,
+            num_next=batch.num_drafting[step + 1],
+        )
     )
-
-
-def _tensors(columns: tuple[Any, ...]) -> list[Tensor]:
-    """Arrays as tensors, one tensor for an array that comes twice: Paddle frees memory by address, once."""
-    made: dict[int, Tensor] = {}
-    for column in columns:
-        if id(column) not in made:
-            made[id(column)] = from_numpy(column) if isinstance(column, np.ndarray) else column
-    return [made[id(column)] for column in columns]

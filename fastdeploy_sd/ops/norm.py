@@ -1,13 +1,35 @@
-"""rms_norm and concat_rms_norm on Paddle tensors."""
+"""rms_norm and concat_rms_norm."""
 
 from __future__ import annotations
 
-from paddle import Tensor
+from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out
+from fastdeploy_sd.runtime.op import A, Op
 
-from fastdeploy_sd.ops import shim
+RMS_NORM = Op(
+    "rms_norm",
+    "num_rows",
+    x=In(ACTIVATIONS, "num_rows, hidden_size"),
+    residual=In(F32, "num_rows, hidden_size", optional=True),
+    weight=In(F32, "hidden_size"),
+    eps=Attr(float),
+    dtype=DTypeOf("x"),
+    y=Out("x", "num_rows, hidden_size"),
+    residual_out=Out(F32, "num_rows, hidden_size"),
+)
+CONCAT_RMS_NORM = Op(
+    "concat_rms_norm",
+    "num_rows",
+    first=In(ACTIVATIONS, "num_rows, hidden_size"),
+    second=In("first", "num_rows, hidden_size"),
+    first_weight=In(F32, "hidden_size"),
+    second_weight=In(F32, "hidden_size"),
+    eps=Attr(float),
+    dtype=DTypeOf("first"),
+    y=Out("first", "num_rows, 2*hidden_size"),
+)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def rms_norm(x: A, weight: A, eps: float, residual: A | None = None) -> tuple[A, A]:
     """Add the residual stream and normalise: h = x (+ residual), y = h / rms(h) * weight.
 
     Args:
@@ -21,11 +43,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     Raises:
         ValueError: a shape or dtype disagrees.
     """
-    y, residual_out = shim.run("rms_norm", x, weight, residual, eps)
-    return y, residual_out
+    y, h = RMS_NORM(x=x, residual=residual, weight=weight, eps=eps)
+    return y, h
 
 
-def concat_rms_norm(first: Tensor, second: Tensor, first_weight: Tensor, second_weight: Tensor, eps: float) -> Tensor:
+def concat_rms_norm(first: A, second: A, first_weight: A, second_weight: A, eps: float) -> A:
     """Normalise two matrices apart and put them side by side: the input of a draft layer's projection.
 
     Args:
@@ -38,4 +60,6 @@ def concat_rms_norm(first: Tensor, second: Tensor, first_weight: Tensor, second_
     Raises:
         ValueError: a shape or dtype disagrees.
     """
-    return shim.run("concat_rms_norm", first, second, first_weight, second_weight, eps)[0]
+    weights = {"first_weight": first_weight, "second_weight": second_weight}
+    y: A = CONCAT_RMS_NORM(first=first, second=second, **weights, eps=eps)
+    return y

@@ -22,8 +22,8 @@ class ReplayCounts:
     Attributes:
         num_output_tokens: of all responses, the first ones included.
         num_verify_steps: steps after the first one of each response.
-        num_drafting_steps: those of them that judged at least one draft.
-        drafted, reached, accepted: i64[k]; entry i counts drafts at position i that were judged / whose predecessors
+        num_drafting_steps: those of them that verified at least one draft.
+        drafted, reached, accepted: i64[k]; entry i counts drafts at position i that were verified / whose predecessors
             were all accepted / that were accepted.
         num_calls, num_rows: propose calls, and requests in them.
         propose_ns, begin_ns: time in propose, and in begin and forget.
@@ -65,7 +65,7 @@ class ReplayCounts:
 
     @property
     def num_drafted(self) -> int:
-        """Drafts judged."""
+        """Drafts verified."""
         return int(self.drafted.sum())
 
     @property

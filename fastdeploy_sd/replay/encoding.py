@@ -54,11 +54,6 @@ class ModelEncoder:
         self.end_token_id = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else 0
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`; control tokens written in it are plain text.
-
-        Raises:
-            BadRequest: the text cannot be written without a control token.
-        """
         return self._tokenizer.encode_segments([Segment(text, is_control=False)])
 
 

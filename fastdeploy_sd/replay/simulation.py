@@ -29,12 +29,12 @@ class _Row:
     Attributes:
         conversation: the tokens; [begin, end) of them is the response.
         num_tokens: committed, prompt and output.
-        drafts: to be judged in the next step.
+        drafts: to be verified in the next step.
         later: the conversation's responses after this one.
     """
 
     conversation: Conversation
-    slot: int
+    table_row: int
     begin: int
     end: int
     num_tokens: int
@@ -50,7 +50,7 @@ class Replay:
     """One run of one proposer over a recording.
 
     Args:
-        proposer: fresh; made for at least `concurrency` slots and `max_len(conversations)` columns.
+        proposer: fresh; made for at least `concurrency` table rows and `max_len(conversations)` columns.
         num_speculative_tokens: drafts per request and step at most.
         concurrency: conversations at once.
         memory_bytes: what the proposer holds now; asked after every step. None = not known.
@@ -81,23 +81,25 @@ class Replay:
             rows += begun
             self._step(rows, np.array(dropped, np.int32))
             ended = [row for row in rows if row.num_tokens == row.end]
-            dropped = [row.slot for row in ended]
+            dropped = [row.table_row for row in ended]
             free += dropped
             rows = [row for row in rows if row.num_tokens < row.end]
-            # A conversation goes on with its next response before others get the slot.
+            # A conversation goes on with its next response before others get the table row.
             waiting.extendleft(_remaining(row) for row in reversed(ended) if row.later)
         return self._counts
 
-    def _start(self, conversation: Conversation, slot: int) -> _Row:
+    def _start(self, conversation: Conversation, table_row: int) -> _Row:
         later = deque(conversation.responses)
         begin, end = later.popleft()
-        self._table[slot, :begin] = conversation.token_ids[:begin]
+        self._table[table_row, :begin] = conversation.token_ids[:begin]
         self._counts.num_responses += 1
-        return _Row(conversation, slot, begin, end, begin, later)
+        return _Row(conversation, table_row, begin, end, begin, later)
 
     def _step(self, rows: Sequence[_Row], dropped: I32) -> None:
         begun = [
-            DraftRequest(row.request_id, row.slot, row.begin, row.begin) for row in rows if row.num_tokens == row.begin
+            DraftRequest(row.request_id, row.table_row, row.begin, row.begin)
+            for row in rows
+            if row.num_tokens == row.begin
         ]
         start = time.perf_counter_ns()
         self._proposer.forget(dropped)
@@ -111,7 +113,7 @@ class Replay:
             self._on_tokens(num_emitted)
 
     def _commit(self, row: _Row) -> int:
-        """Judge the row's drafts and write its new tokens into the table; return how many these are."""
+        """Verify the row's drafts and write its new tokens into the table; return how many these are."""
         rest = row.conversation.token_ids[row.num_tokens : row.end]
         num_accepted = _num_equal(row.drafts, rest)
         num_emitted = min(num_accepted + 1, len(rest))
@@ -121,14 +123,14 @@ class Replay:
             num_accepted=num_accepted,
             num_emitted=num_emitted,
         )
-        self._table[row.slot, row.num_tokens : row.num_tokens + num_emitted] = rest[:num_emitted]
+        self._table[row.table_row, row.num_tokens : row.num_tokens + num_emitted] = rest[:num_emitted]
         row.num_tokens += num_emitted
         return num_emitted
 
     def _propose(self, rows: Sequence[_Row]) -> None:
         x = ProposeInput(
             request_ids=tuple(row.request_id for row in rows),
-            slots=np.array([row.slot for row in rows], np.int32),
+            table_rows=np.array([row.table_row for row in rows], np.int32),
             token_table=self._table,
             num_tokens=np.array([row.num_tokens for row in rows], np.int32),
             # A server does not know either that an answer is about to end.

@@ -1,1 +1,1 @@
-"""Methods that guess the next tokens. The engine judges every guess; a method can be slow, never wrong."""
+"""Methods that guess the next tokens. The engine verifies every guess; a method can be slow, never wrong."""

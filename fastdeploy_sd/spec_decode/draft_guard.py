@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fastdeploy_sd.bisection import run_in_parts
-from fastdeploy_sd.spec_decode.draft_rows import merge_drafts, slice_rows
+from fastdeploy_sd.spec_decode.draft_rows import slice_rows
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
-from fastdeploy_sd.types import I32, DraftTokens, RequestId
+from fastdeploy_sd.types import I32, DraftSource, DraftTokens, RequestId
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +24,12 @@ class DraftGuard:
 
     Args:
         method: not called for rows that it lost.
+        source: of its drafts, where these do not say it; None = CUSTOM.
     """
 
-    def __init__(self, method: Proposer) -> None:
+    def __init__(self, method: Proposer, source: DraftSource | None = None) -> None:
         self.method = method
+        self._source = None if source is None else int(source)
         self._lost: set[int] = set()
 
     @property
@@ -36,7 +38,7 @@ class DraftGuard:
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Begin all requests, or each by itself where that fails; raises nothing."""
-        self._lost.difference_update(request.slot for request in requests)
+        self._lost.difference_update(request.table_row for request in requests)
         try:
             self.method.begin(requests)
         except Exception:
@@ -46,22 +48,30 @@ class DraftGuard:
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Return the method's drafts, none for rows that it lost; raises nothing."""
-        if not self._lost or self._lost.isdisjoint(x.slots.tolist()):
+        drafts = self._propose(x)
+        if self._source is None or drafts.sources is not None:
+            return drafts
+        sources = np.empty(len(drafts.token_ids), np.int8)
+        sources.fill(self._source)
+        return DraftTokens(drafts.token_ids, drafts.cu_num_draft, sources, drafts.logprobs, drafts.parents)
+
+    def _propose(self, x: ProposeInput) -> DraftTokens:
+        if not self._lost or self._lost.isdisjoint(x.table_rows.tolist()):
             try:
                 return self.method.propose(x)
             except Exception:
-                logger.exception("drafting for %d requests failed; trying them apart", len(x.slots))
+                logger.exception("drafting for %d requests failed; trying them apart", len(x.table_rows))
         return self._propose_in_parts(x)
 
-    def give_up(self, request_ids: Sequence[RequestId], slots: I32) -> None:
+    def give_up(self, request_ids: Sequence[RequestId], table_rows: I32) -> None:
         """Draft no more for these requests, which something else than the method failed for."""
-        for request_id, slot in zip(request_ids, slots.tolist(), strict=True):
-            self._lose(request_id, slot)
+        for request_id, table_row in zip(request_ids, table_rows.tolist(), strict=True):
+            self._lose(request_id, table_row)
 
-    def forget(self, slots: I32) -> None:
-        """Forget the slots; raises nothing."""
-        self._lost.difference_update(slots.tolist())
-        self._forget(slots)
+    def forget(self, table_rows: I32) -> None:
+        """Forget the table rows; raises nothing."""
+        self._lost.difference_update(table_rows.tolist())
+        self._forget(table_rows)
 
     def close(self) -> None:
         self.method.close()
@@ -74,33 +84,33 @@ class DraftGuard:
                     kept.append((np.arange(part.begin, part.end), part.result))
                 else:
                     logger.error("drafting for request %s: %r", x.request_ids[part.begin], part.error)
-                    self._lose(x.request_ids[part.begin], int(x.slots[part.begin]))
-        return merge_drafts(len(x.slots), kept) if kept else DraftTokens.none(len(x.slots))
+                    self._lose(x.request_ids[part.begin], int(x.table_rows[part.begin]))
+        return DraftTokens.merge(len(x.table_rows), kept)
 
     def _spans(self, x: ProposeInput) -> Iterator[tuple[int, int]]:
         """The longest runs of rows that the method has not lost."""
         begin = 0
-        for row, slot in enumerate([*x.slots.tolist(), None]):
-            if slot is None or slot in self._lost:
+        for row, table_row in enumerate([*x.table_rows.tolist(), None]):
+            if table_row is None or table_row in self._lost:
                 if begin < row:
                     yield begin, row
                 begin = row + 1
 
     def _begin_alone(self, request: DraftRequest) -> None:
         try:
-            self._forget(np.array([request.slot], np.int32))  # it may have been begun before another one failed
+            self._forget(np.array([request.table_row], np.int32))  # it may have been begun before another one failed
             self.method.begin([request])
         except Exception as error:
             logger.error("beginning to draft for request %s: %r", request.request_id, error)
-            self._lose(request.request_id, request.slot)
+            self._lose(request.request_id, request.table_row)
 
-    def _lose(self, request_id: RequestId, slot: int) -> None:
+    def _lose(self, request_id: RequestId, table_row: int) -> None:
         logger.error("request %s goes on without drafts", request_id)
-        self._lost.add(slot)
-        self._forget(np.array([slot], np.int32))
+        self._lost.add(table_row)
+        self._forget(np.array([table_row], np.int32))
 
-    def _forget(self, slots: I32) -> None:
+    def _forget(self, table_rows: I32) -> None:
         try:
-            self.method.forget(slots)
+            self.method.forget(table_rows)
         except Exception:
-            logger.exception("forgetting what was kept to draft for slots %s failed", slots.tolist())
+            logger.exception("forgetting what was kept to draft for table rows %s failed", table_rows.tolist())

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.draft_rows import merge_drafts, select_rows
+from fastdeploy_sd.spec_decode.draft_rows import select_rows
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import I32, DraftTokens
 
@@ -19,8 +19,8 @@ class HybridProposer:
 
     Args:
         first: may run a model, and gets the step's rows as they are.
-        rest: runs no model, and gets no rows but those of slots begun here.
-        max_num_seqs: slots 0 .. max_num_seqs - 1.
+        rest: runs no model, and gets no rows but those of table rows begun here.
+        max_num_seqs: table rows 0 .. max_num_seqs - 1.
     """
 
     def __init__(self, first: Proposer, rest: Proposer, max_num_seqs: int) -> None:
@@ -34,7 +34,7 @@ class HybridProposer:
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Hand the requests to both methods."""
-        self._begun[[request.slot for request in requests]] = True
+        self._begun[[request.table_row for request in requests]] = True
         self._first.begin(requests)
         self._rest.begin(requests)
 
@@ -43,24 +43,24 @@ class HybridProposer:
 
         Log-probabilities are those of `first`; the drafts of `rest` have NaN and rank 0, unless it reports its own.
         """
-        num_rows = len(x.slots)
+        num_rows = len(x.table_rows)
         every_row = np.arange(num_rows)
         head = self._first.propose(x)
-        prefix = head if x.prefix is None else merge_drafts(num_rows, [(every_row, x.prefix), (every_row, head)])
+        prefix = head if x.prefix is None else DraftTokens.merge(num_rows, [(every_row, x.prefix), (every_row, head)])
         room = (x.max_draft_len - np.diff(head.cu_num_draft)).astype(np.int32)
         y = replace(x, max_draft_len=room, prefix=prefix, target=None)
-        begun = self._begun[x.slots]
+        begun = self._begun[x.table_rows]
         rows = every_row if begun.all() else np.flatnonzero(begun)
         tail = self._rest.propose(y if len(rows) == num_rows else select_rows(y, rows))
         if len(tail.token_ids) == 0:
             return head
-        return merge_drafts(num_rows, [(every_row, head), (rows, tail)])
+        return DraftTokens.merge(num_rows, [(every_row, head), (rows, tail)])
 
-    def forget(self, slots: I32) -> None:
-        """Forget the slots in both methods."""
-        self._begun[slots] = False
-        self._first.forget(slots)
-        self._rest.forget(slots)
+    def forget(self, table_rows: I32) -> None:
+        """Forget the table rows in both methods."""
+        self._begun[table_rows] = False
+        self._first.forget(table_rows)
+        self._rest.forget(table_rows)
 
     def close(self) -> None:
         """Close both methods."""

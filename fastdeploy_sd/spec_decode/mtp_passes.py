@@ -13,55 +13,36 @@ An only layer makes all drafts, each from the output of the one before; of sever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.layers.attention import AttentionInputs, OutputRows
-from fastdeploy_sd.models.mtp import MtpModel, MtpOutput
+from fastdeploy_sd.models.mtp import MtpOutput
 from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
-from fastdeploy_sd.ops.mtp import (
-    DraftBatch,
-    HiddenRows,
-    MtpInputs,
-    MtpPass,
-    NextInputs,
-    mtp_postprocess_,
-    mtp_preprocess_,
-)
-from fastdeploy_sd.ops.tensors import from_numpy
-from fastdeploy_sd.types import I32
+from fastdeploy_sd.ops.kv_cache import RequestBlocks
+from fastdeploy_sd.ops.mtp import mtp_postprocess_, mtp_preprocess_
+from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
+from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.spec_decode.draft_model import DraftModel
+from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 
 # No slot can be computed: hidden rows are only kept for later steps.
 NOTHING_TO_RUN = -1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MtpTarget:
-    """What the worker has loaded for drafting; ProposerContext.target.
+class StepCounts(Protocol):
+    """What differs from step to step besides contents; see DraftMemory."""
 
-    Attributes:
-        caches: one KV cache per draft layer, over the target's blocks; layer j's first_key is j + 1.
-        rotary: its table has max_model_len rows.
-        block_hidden: per hidden source (the target, then every draft layer but the last) [num_blocks, H]: the hidden
-            row of the last token of every full block. Valid as long as the block's KV is.
-        enforce_eager: run the ops one by one instead of replaying a recording.
-    """
-
-    model: MtpModel
-    caches: Sequence[KvCache[Tensor]]
-    rotary: Rotary[Tensor]
-    block_hidden: Sequence[Tensor]
-    enforce_eager: bool = False
+    num_tokens: Any
+    num_drafting: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftStep:
-    """What the passes of a step read. Arrays on the host, but for the hidden rows.
+    """What the passes of a step read: tensors, or what stands for them in a recording.
 
     Attributes:
         batch: the requests; the passes write its draft_token_ids.
@@ -69,36 +50,63 @@ class DraftStep:
         ends: per layer i32[R], past the last one.
         hidden: [rows, H], the target's rows of this step: of positions from hidden_begin i32[R] on, those before
             hidden_end i32[R] certain; row r's are hidden[cu_hidden[r]:cu_hidden[r + 1]], i32[R+1].
-        block_tables: i32[R, n], the blocks of the batch's requests.
         draft_start_loc: i32[R+1], how many requests before r get a draft from the last layer.
+        num_tokens: per layer, the rows of its first pass: the sum of its end - begin.
         num_steps: most drafts of a request, or NOTHING_TO_RUN.
     """
 
     batch: DraftBatch
-    begin: I32
-    ends: tuple[I32, ...]
-    hidden: Tensor
-    hidden_begin: I32
-    hidden_end: I32
-    cu_hidden: I32
-    block_tables: I32
-    draft_start_loc: I32
+    begin: Any
+    ends: tuple[Any, ...]
+    hidden: Any
+    hidden_begin: Any
+    hidden_end: Any
+    cu_hidden: Any
+    draft_start_loc: Any
+    num_tokens: Sequence[int]
     num_steps: int
+
+    @staticmethod
+    def over(target: DraftModel, columns: Mapping[str, Any], counts: StepCounts, num_steps: int) -> DraftStep:
+        """Return a step over columns by the names that DraftMemory has for them, and `hidden` and the two tables."""
+        batch = DraftBatch(
+            table_rows=columns["table_rows"],
+            num_committed=columns["num_committed"],
+            cu_num_draft=columns["cu_num_draft"],
+            draft_token_ids=columns["draft_token_ids"],
+            token_table=columns["token_table"],
+            block_table=columns["block_table"],
+            block_size=target.caches[0].block_size,
+            num_drafting=counts.num_drafting,
+        )
+        return DraftStep(
+            batch=batch,
+            begin=columns["begin"],
+            ends=tuple(columns[f"end_{layer}"] for layer in range(target.model.num_layers)),
+            hidden=columns["hidden"],
+            hidden_begin=columns["hidden_begin"],
+            hidden_end=columns["hidden_end"],
+            cu_hidden=columns["cu_hidden"],
+            draft_start_loc=columns["draft_start_loc"],
+            num_tokens=counts.num_tokens,
+            num_steps=num_steps,
+        )
 
     def first_pass(self) -> MtpPass:
         """What layer 0 computes, from the target's hidden rows."""
-        return MtpPass(self.begin, self.ends[0], 0, self.hidden_begin, self.hidden_end, self.cu_hidden)
+        hidden = self.hidden_begin, self.hidden_end, self.cu_hidden
+        return MtpPass(self.begin, self.ends[0], 0, *hidden, self.num_tokens[0])
 
     def later_pass(self, layer: int, cu_hidden: Any) -> MtpPass:
         """What another layer computes, from the rows of the layer before it."""
-        return MtpPass(self.begin, self.ends[layer], layer, self.begin, self.ends[0], cu_hidden)
+        return MtpPass(self.begin, self.ends[layer], layer, self.begin, self.ends[0], cu_hidden, self.num_tokens[layer])
 
 
 class DraftPasses(Protocol):
-    """Writes the drafts of a step and the KV of all draft layers."""
+    """Writes the drafts of the step that a DraftMemory holds, and the KV of all draft layers."""
 
-    def run(self, step: DraftStep, *, wants_logits: bool) -> Sequence[Tensor]:
-        """Return, where they are wanted, f32[A, V] of every draft: a row for each request that got it."""
+    def run(self, *, wants_logits: bool) -> Sequence[Tensor]:
+        """Return, where they are wanted, f32[A, V] of every draft: its first rows are the requests' that got it."""
 
 
 class EagerPasses:
@@ -106,18 +114,26 @@ class EagerPasses:
 
     Args:
         request_hidden: per hidden source [max_num_seqs, H], each request's newest row; written.
+        memory: of the steps.
     """
 
-    def __init__(self, target: MtpTarget, request_hidden: Sequence[Tensor]) -> None:
-        self._target, self._request_hidden = target, request_hidden
+    def __init__(self, target: DraftModel, request_hidden: Sequence[Tensor], memory: DraftMemory) -> None:
+        self._target, self._request_hidden, self._memory = target, request_hidden, memory
 
-    def run(self, step: DraftStep, *, wants_logits: bool) -> Sequence[Tensor]:
+    def run(self, *, wants_logits: bool) -> Sequence[Tensor]:
         """See DraftPasses.run."""
-        logits = run_passes(self._target, self._request_hidden, step)
+        target, m = self._target, self._memory
+        arrays = {name: column[: m.count] for name, column in m.per_request().items()}
+        arrays |= {name: column[: m.count + 1] for name, column in m.offsets().items()}
+        arrays["draft_token_ids"] = m.draft_token_ids[: m.cu_num_draft[m.count]]
+        arrays |= {"token_table": target.token_table, "block_table": target.block_table}
+        # Each array once: Paddle frees the memory at an address once.
+        columns = {"hidden": target.hidden} | {name: DEVICE.wrap(array) for name, array in arrays.items()}
+        logits = run_passes(target, self._request_hidden, DraftStep.over(target, columns, m, m.num_steps))
         return logits if wants_logits else ()
 
 
-def run_passes(target: MtpTarget, request_hidden: Sequence[Tensor], step: DraftStep) -> list[Tensor]:
+def run_passes(target: DraftModel, request_hidden: Sequence[Tensor], step: DraftStep) -> list[Tensor]:
     """Run every layer, and return the logits of every draft."""
     passes, last = _Passes(target, step), target.model.num_layers - 1
     logits: list[Tensor] = []
@@ -152,9 +168,9 @@ def run_passes(target: MtpTarget, request_hidden: Sequence[Tensor], step: DraftS
 class _Passes:
     """One layer's pass at a time."""
 
-    def __init__(self, target: MtpTarget, step: DraftStep) -> None:
+    def __init__(self, target: DraftModel, step: DraftStep) -> None:
         self._target, self._batch = target, step.batch
-        self._block_tables, self.draft_start_loc = _tensor(step.block_tables), _tensor(step.draft_start_loc)
+        self.draft_start_loc = step.draft_start_loc
 
     def forward(self, layer: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> MtpOutput:
         """Run a layer, for all rows' output or for that of some."""
@@ -172,16 +188,13 @@ class _Passes:
         return logits, mtp_postprocess_(self._batch, i, logits, output.chained)
 
     def _maps(self, inputs: MtpInputs | NextInputs, outputs: OutputRows | None) -> AttentionInputs:
+        batch: Any = self._batch  # of tensors
         return AttentionInputs(
             positions=inputs.positions,
             slot_mapping=inputs.slot_mapping,
             query_start_loc=inputs.query_start_loc,
             seq_lens=inputs.seq_lens,
-            block_tables=self._block_tables,
+            blocks=RequestBlocks(batch.table_rows, batch.block_table),
             rotary=self._target.rotary,
             outputs=outputs,
         )
-
-
-def _tensor(array: Any) -> Tensor:
-    return from_numpy(array) if isinstance(array, np.ndarray) else array

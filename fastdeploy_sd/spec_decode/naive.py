@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
-from fastdeploy_sd.types import I32, DraftTokens
+from fastdeploy_sd.spec_decode.proposer import ProposeInput, Proposer, ProposerContext
+from fastdeploy_sd.types import DraftTokens
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
 
 
-class NaiveProposer:
+class NaiveProposer(Proposer):
     """Never drafts, keeps no state."""
 
-    num_lookahead_slots = 0
-
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
-        """Neither has anything to say to it; every method is made with both."""
+        """Every method is made with both."""
         del config, context
-
-    def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Nothing to prepare."""
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """No drafts for any row."""
         return DraftTokens.none(len(x.request_ids))
-
-    def forget(self, slots: I32) -> None:
-        """Nothing to drop."""
-
-    def close(self) -> None:
-        """Nothing to save."""

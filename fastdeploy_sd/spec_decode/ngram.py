@@ -7,24 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastdeploy_sd.ops.native.ngram import NgramIndex, NgramRule
-from fastdeploy_sd.spec_decode.draft_rows import SourceColumn
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
-from fastdeploy_sd.types import I32, DraftSource, DraftTokens
+from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
+from fastdeploy_sd.types import I32, DraftTokens
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """Guesses that what followed the text's last tokens before follows them again.
 
     The longest end of the text, of `max_ngram_size` down to `min_ngram_size` tokens, that occurred before decides, at
     its latest occurrence; prompt and output are one text. With `follow_copies`, a copy longer than that is followed on,
     also behind changed tokens. See NgramIndex.propose.
     """
-
-    num_lookahead_slots = 0
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
         rule = NgramRule(
@@ -34,26 +31,22 @@ class NgramProposer:
             follows_copies=config.follow_copies,
         )
         self._index = NgramIndex(context.max_num_seqs, rule)
-        self._sources = SourceColumn(DraftSource.NGRAM)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Start an index per request; its tokens are indexed in its first step."""
-        self._index.begin(np.array([request.slot for request in requests], np.int32))
+        self._index.begin(np.array([request.table_row for request in requests], np.int32))
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Index the new tokens of all rows, and draft for those that may.
 
         Raises:
-            ValueError: a slot was not begun, or the arrays contradict each other.
+            ValueError: a table row was not begun, or the arrays contradict each other.
         """
-        return self._sources.mark(self._index.propose(x.token_table, x))
+        return self._index.propose(x.token_table, x)
 
-    def forget(self, slots: I32) -> None:
-        """Free the indexes of these slots."""
-        self._index.forget(slots)
-
-    def close(self) -> None:
-        """Nothing outlives the server."""
+    def forget(self, table_rows: I32) -> None:
+        """Free the indexes of these table rows."""
+        self._index.forget(table_rows)
 
     def check_integrity(self, token_table: I32) -> None:
         """Check the indexes against the texts; see NgramIndex.check_integrity."""

@@ -1,17 +1,16 @@
-"""The interface of drafting methods and the registry that makes one. Knows no method, scheduler or verification."""
+"""The interface of drafting methods. Knows no method, scheduler or verification."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
-from fastdeploy_sd.errors import ConfigError, suggest
-from fastdeploy_sd.types import I32, DraftTokens, RequestId
+from fastdeploy_sd.types import I32, DraftTokens, RequestId, StepView
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
+    from fastdeploy_sd.spec_decode.draft_model import DraftModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,25 +18,24 @@ class ProposerContext:
     """The surroundings a method is made for.
 
     Attributes:
-        max_num_seqs: slots 0 .. max_num_seqs - 1.
+        max_num_seqs: table rows 0 .. max_num_seqs - 1.
         max_model_len: columns of the token table.
         vocab_size: token ids are below it.
-        target: the loaded model and the draft layers' KV cache, in the worker's own form; None where no model runs (the
-            replay tool), and then a method that needs one cannot be made.
+        draft_model: for a method that needs one; None where none is loaded.
     """
 
     max_num_seqs: int
     max_model_len: int
     vocab_size: int
-    target: object | None = None
+    draft_model: DraftModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A request that a method will see in the steps to come, from `begin` until its slot is forgotten.
+    """A request that a method will see in the steps to come, from `begin` until its table row is forgotten.
 
     Attributes:
-        slot: its row of the token table.
+        table_row: its row of the token table.
         num_prompt_tokens: the first tokens of the row; what follows is output.
         num_tokens: tokens in the row now; more than the prompt when the request comes back after preemption.
         num_computed_tokens: leading tokens whose KV, draft layers' included, came from the prefix cache.
@@ -48,7 +46,7 @@ class DraftRequest:
     """
 
     request_id: RequestId
-    slot: int
+    table_row: int
     num_prompt_tokens: int
     num_tokens: int
     num_computed_tokens: int = 0
@@ -59,36 +57,31 @@ class DraftRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TargetStep:
+class TargetStep(StepView):
     """What the target model ran in the step just verified; for methods that run a model themselves.
 
     Attributes:
-        query_start_loc: i32[R+1], row r ran tokens [q[r], q[r+1]).
+        query_start_loc: i32[R+1], row r ran tokens [q[r], q[r+1]) of the step; the first need not be 0.
         num_computed_tokens: i32[R], the position of each row's first token.
         num_valid: i32[R]: hidden rows of positions num_computed_tokens[r] .. num_valid[r] - 1 belong to committed
             tokens. Those of rejected drafts lie behind; for a row that failed none is valid.
-        block_table: i32[num_slots, max_blocks], rows by slot, -1 past the request's own blocks.
         num_kv_slots: i32[R], tokens that the row's blocks hold, at most max_model_len; at least num_valid[r], not
             always one more.
-        hidden: [T, H], the target's rows after its final norm, in the worker's own form.
     """
 
     query_start_loc: I32
     num_computed_tokens: I32
     num_valid: I32
-    block_table: I32
     num_kv_slots: I32
-    hidden: object
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ProposeInput:
+class ProposeInput(StepView):
     """What any method may look at, after a step was verified. Row r is request_ids[r] everywhere.
 
     Attributes:
-        slots: i32[R], the row of token_table. A request keeps its slot until the slot is forgotten. Nobody writes to
-            this array: as long as it is the same one, the rows belong to the same requests.
-        token_table: i32[num_slots, max_model_len]: prompt, earlier output, and this step's output last.
+        table_rows: i32[R], the row of token_table. A request keeps its row until that is forgotten.
+        token_table: i32[num_table_rows, max_model_len]: prompt, earlier output, and this step's output last.
         num_tokens: i32[R], committed tokens of each row.
         max_draft_len: i32[R], the longest draft allowed, `prefix` not counted; 0 for a row whose prompt is unfinished
             or that failed, and for rows that belong to another method.
@@ -96,12 +89,10 @@ class ProposeInput:
             None = nobody wants any.
         prefix: drafts that another method made already; what is returned follows them. None = nobody did.
         target: what the model ran; None where no model runs, and for a method that writes no KV slots.
-
-    The arrays hold until the method returns: the next step may write other numbers into the same ones.
     """
 
     request_ids: tuple[RequestId, ...]
-    slots: I32
+    table_rows: I32
     token_table: I32
     num_tokens: I32
     max_draft_len: I32
@@ -111,20 +102,21 @@ class ProposeInput:
 
 
 class Proposer(Protocol):
-    """A drafting method. State, if any, is keyed by slot.
+    """A drafting method. State, if any, is keyed by table row.
 
-    The worker calls, step after step: `forget` for slots whose request ended or was preempted, `begin` for requests
-    that got a slot, then, after the model ran and its output was committed, `propose` for all rows of the step.
+    The worker calls, step after step: `forget` for rows whose request ended or was preempted, `begin` for requests
+    that got a row, then, after the model ran and its output was committed, `propose` for all rows of the step.
+    What a method has no use for it inherits: it then writes no KV, keeps no state and saves nothing.
     """
 
     @property
     def num_lookahead_slots(self) -> int:
         """KV slots from a request's newest token on that `propose` writes; 0 = it writes none. Constant."""
-        ...
+        return 0
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Prepare for requests that will be in the next step; their slots are not in use."""
-        ...
+        """Prepare for requests that will be in the next step; their table rows are not in use."""
+        return
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Guess what follows each row's committed tokens and `x.prefix`.
@@ -133,7 +125,8 @@ class Proposer(Protocol):
 
         Returns:
             At most `max_draft_len[r]` drafts in row r. Fewer or none is always right: a method that does not know
-            must not pad. The same history gives the same drafts.
+            must not pad. The same history gives the same drafts. They need not name their source (see DraftGuard), and
+            must be a chain.
 
         Raises:
             Exception: some row cannot be drafted for. The rows are then tried apart, so that nothing may have changed,
@@ -141,50 +134,13 @@ class Proposer(Protocol):
         """
         ...
 
-    def forget(self, slots: I32) -> None:
-        """Drop the state of these slots, i32[n]; those without any are ignored."""
-        ...
+    def forget(self, table_rows: I32) -> None:
+        """Drop the state of these table rows, i32[n]; those without any are ignored."""
+        return
 
     def close(self) -> None:
         """The server ends: save what should outlive it. May be called twice."""
-        ...
+        return
 
 
 MakeProposer = Callable[["SpeculativeConfig", ProposerContext], Proposer]
-
-# Method -> (module, class); the class takes (SpeculativeConfig, ProposerContext). Imported on first use, as a method
-# may bring in Paddle or a native library that a server without it must not need.
-_METHODS: dict[str, tuple[str, str]] = {
-    "mtp": ("fastdeploy_sd.spec_decode.mtp", "MtpProposer"),
-    "naive": ("fastdeploy_sd.spec_decode.naive", "NaiveProposer"),
-    "ngram": ("fastdeploy_sd.spec_decode.ngram", "NgramProposer"),
-    "suffix": ("fastdeploy_sd.spec_decode.suffix", "SuffixProposer"),
-}
-
-
-def create_method(name: str, config: SpeculativeConfig, context: ProposerContext) -> Proposer:
-    """Make one drafting method.
-
-    Raises:
-        ConfigError: no method has that name, or it cannot be made as configured.
-    """
-    if name not in _METHODS:
-        known, near = ", ".join(sorted(_METHODS)), suggest(name, _METHODS)
-        raise ConfigError(
-            f"speculative_config.method: expected one of {known}, got {name!r}{near}", param="speculative_config"
-        )
-    module, class_name = _METHODS[name]
-    return cast(Proposer, getattr(importlib.import_module(module), class_name)(config, context))
-
-
-def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
-    """Make what a server needs: nothing that drafts under `naive`, else a router to every method requests may name.
-
-    Raises:
-        ConfigError: as `create_method`.
-    """
-    if config.method == "naive":
-        return create_method("naive", config, context)
-    from fastdeploy_sd.spec_decode.router import MethodRouter
-
-    return MethodRouter(config, context)

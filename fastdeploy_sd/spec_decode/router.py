@@ -1,42 +1,65 @@
-"""Every request drafts with the method it chose. Knows which methods a server offers, and not how they draft."""
+"""Makes drafting methods, and lets every request draft with the one it chose. Knows no method but by its entry."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.errors import InternalError
+from fastdeploy_sd.draft_methods import METHODS, NAIVE
+from fastdeploy_sd.errors import ConfigError, InternalError, suggest
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
-from fastdeploy_sd.spec_decode.draft_rows import Rows, merge_drafts, select_rows
+from fastdeploy_sd.spec_decode.draft_rows import select_rows
 from fastdeploy_sd.spec_decode.hybrid import HybridProposer
-from fastdeploy_sd.spec_decode.proposer import (
-    DraftRequest,
-    ProposeInput,
-    Proposer,
-    ProposerContext,
-    create_method,
-)
-from fastdeploy_sd.types import I8, I32, DraftTokens
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
+from fastdeploy_sd.types import I8, I32, DraftTokens, Rows
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
 
-# Need nothing loaded, so every server that speculates offers them.
-_MODEL_FREE = ("naive", "ngram", "suffix")
-# mtp_strategy -> the method that continues what MTP drafted.
-_EXTENDED_BY = {"with_ngram": "ngram", "with_suffix": "suffix"}
-_NOBODY = -1
+_NO_METHOD = -1
 
 
 def available_methods(config: SpeculativeConfig) -> tuple[str, ...]:
     """Return what requests may name as their method; a hybrid goes by the name of its first method."""
-    if config.method == "naive":
-        return ("naive",)
-    return _MODEL_FREE if config.method in _MODEL_FREE else (*_MODEL_FREE, config.method)
+    if config.method == NAIVE:
+        return (NAIVE,)
+    return tuple(method.name for method in METHODS.values() if not method.needs_model or method.name == config.method)
+
+
+def create_method(name: str, config: SpeculativeConfig, context: ProposerContext) -> Proposer:
+    """Make one drafting method.
+
+    Raises:
+        ConfigError: no method has that name, it needs a model and none is loaded, or it cannot be made as configured.
+    """
+    if name not in METHODS:
+        wanted, near = f"one of {', '.join(sorted(METHODS))}", suggest(name, METHODS)
+        raise ConfigError(
+            f"speculative_config.method: expected {wanted}, got {name!r}{near}", param="speculative_config"
+        )
+    method = METHODS[name]
+    if method.needs_model and context.draft_model is None:
+        raise ConfigError(
+            f"speculative_config.method: expected a method that needs no model, as none is loaded, got {name!r}",
+            param="speculative_config",
+        )
+    module, class_name = method.proposer.split(":")
+    found = importlib.import_module(module, "fastdeploy_sd.spec_decode")
+    return cast(Proposer, getattr(found, class_name)(config, context))
+
+
+def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
+    """Make what a server needs: nothing that drafts under `naive`, else a router to every method requests may name.
+
+    Raises:
+        ConfigError: as `create_method`.
+    """
+    return create_method(NAIVE, config, context) if config.method == NAIVE else MethodRouter(config, context)
 
 
 class MethodRouter:
@@ -60,19 +83,18 @@ class MethodRouter:
         self._names = available_methods(config)
         self._made: dict[int, Proposer] = {}
         # i8[max_num_seqs], index into _names
-        self._method_of_slot = np.full(context.max_num_seqs, _NOBODY, np.int8)
-        # The slots of the last step, and what `_methods_of` says of them; None after a slot was forgotten.
-        self._last: tuple[I32, tuple[I8, list[int]]] | None = None
+        self._method_of_row = np.full(context.max_num_seqs, _NO_METHOD, np.int8)
         self._configured = self._names.index(config.method)
         configured = self._method(self._configured)
-        if config.method == "mtp" and config.mtp_strategy in _EXTENDED_BY:
+        if config.extended_by is not None:
             # Shared with the requests that name it: what one of them learns from finished outputs serves both.
-            rest = self._method(self._names.index(_EXTENDED_BY[config.mtp_strategy]))
+            rest = self._method(self._names.index(config.extended_by))
             configured = HybridProposer(configured, rest, context.max_num_seqs)
             self._made[self._configured] = configured
-        if config.suffix_decoding_cache_file is not None:
+        for index, name in enumerate(self._names):
             # A file that cannot be read must stop the server here, not in the step of the first request.
-            self._method(self._names.index("suffix"))
+            if METHODS[name].file_key and getattr(config, METHODS[name].file_key) is not None:
+                self._method(index)
         self._num_lookahead_slots = configured.num_lookahead_slots
 
     @property
@@ -90,43 +112,42 @@ class MethodRouter:
         for request in requests:
             groups.setdefault(self._index_of(request), []).append(request)
         for method, group in groups.items():
-            self._method_of_slot[[request.slot for request in group]] = method
+            self._method_of_row[[request.table_row for request in group]] = method
             self._method(method).begin(group)
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Let every method draft for its requests.
 
         Raises:
-            InternalError: a slot was not begun.
+            InternalError: a table row was not begun.
         """
-        if self._last is None or self._last[0] is not x.slots:
-            self._last = x.slots, self._methods_of(x.slots)
-        owners, present = self._last[1]
+        owners, present = self._methods_of(x.table_rows)
         if not present:
             return DraftTokens.none(0)
         if len(present) == 1:
             return self._made[present[0]].propose(x)
-        return merge_drafts(len(owners), [self._propose_for(method, x, owners == method) for method in present])
+        return DraftTokens.merge(len(owners), [self._propose_for(method, x, owners == method) for method in present])
 
-    def forget(self, slots: I32) -> None:
-        """Forget every slot in the method of its request."""
-        self._last = None
-        owners = self._method_of_slot[slots]
-        for method in np.unique(owners[owners != _NOBODY]).tolist():
-            self._made[method].forget(slots[owners == method])
-        self._method_of_slot[slots] = _NOBODY
+    def forget(self, table_rows: I32) -> None:
+        """Forget every table row in the method of its request."""
+        owners = self._method_of_row[table_rows]
+        for method in np.unique(owners[owners != _NO_METHOD]).tolist():
+            self._made[method].forget(table_rows[owners == method])
+        self._method_of_row[table_rows] = _NO_METHOD
 
     def close(self) -> None:
         """Close every method that was made."""
         for proposer in self._made.values():
             proposer.close()
 
-    def _methods_of(self, slots: I32) -> tuple[I8, list[int]]:
-        """The method of each slot, and every method among them once."""
-        owners = self._method_of_slot[slots]
-        present = np.unique(owners).tolist()
-        if _NOBODY in present:
-            raise InternalError(f"slots: expected slots that were begun, got {slots[owners == _NOBODY].tolist()}")
+    def _methods_of(self, table_rows: I32) -> tuple[I8, list[int]]:
+        """The method of each table row, and every method among them once."""
+        owners = self._method_of_row.take(table_rows)
+        present = sorted(set(owners.tolist()))
+        if _NO_METHOD in present:
+            raise InternalError(
+                f"table_rows: expected table rows that were begun, got {table_rows[owners == _NO_METHOD].tolist()}"
+            )
         return owners, present
 
     def _index_of(self, request: DraftRequest) -> int:
@@ -139,13 +160,15 @@ class MethodRouter:
 
     def _method(self, index: int) -> Proposer:
         if index not in self._made:
-            self._made[index] = DraftGuard(create_method(self._names[index], self._config, self._context))
+            name = self._names[index]
+            method = create_method(name, self._config, self._context)
+            self._made[index] = DraftGuard(method, METHODS[name].source)
         return self._made[index]
 
     def _propose_for(self, method: int, x: ProposeInput, is_own: npt.NDArray[np.bool_]) -> tuple[Rows, DraftTokens]:
         """The drafts of one method among several, and the rows they belong to."""
         proposer = self._made[method]
-        if self._names[method] in _MODEL_FREE:
+        if not METHODS[self._names[method]].needs_model:
             rows = np.flatnonzero(is_own)
             return rows, proposer.propose(select_rows(x, rows))
         allowed = np.where(is_own, x.max_draft_len, 0).astype(np.int32)

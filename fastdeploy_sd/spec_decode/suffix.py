@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastdeploy_sd.ops.native.suffix import (
+from fastdeploy_sd.spec_decode.native.suffix import (
     SALT_DIGEST_BYTES,
     SuffixDrafter,
     SuffixEnd,
     SuffixLimits,
     SuffixRule,
+    SuffixStats,
 )
-from fastdeploy_sd.ops.native.suffix_params import SuffixStats
-from fastdeploy_sd.spec_decode.draft_rows import SourceColumn
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.suffix_file import load_sequences, save_sequences, verify_can_save
-from fastdeploy_sd.types import I32, DraftSource, DraftTokens
+from fastdeploy_sd.types import I32, DraftTokens
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class SuffixProposer:
+class SuffixProposer(Proposer):
     """Guesses the most frequent continuation of the longest context seen before; see SuffixDrafter.propose.
 
     A request's prompt and output are searched for it alone. Its output is shared, token by token as it is committed
@@ -44,8 +43,6 @@ class SuffixProposer:
             nothing is cached that could be saved.
     """
 
-    num_lookahead_slots = 0
-
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
         rule = SuffixRule(
             max_context=config.suffix_decoding_max_tree_depth,
@@ -55,7 +52,6 @@ class SuffixProposer:
         )
         limits = SuffixLimits(config.suffix_decoding_max_cached_requests, config.suffix_decoding_max_cache_mb << 20)
         self._vocab_size = context.vocab_size
-        self._sources = SourceColumn(DraftSource.SUFFIX)
         self._drafter = SuffixDrafter(context.max_num_seqs, context.vocab_size, rule, limits)
         self._file = None if config.suffix_decoding_cache_file is None else Path(config.suffix_decoding_cache_file)
         self._is_closed = False
@@ -71,19 +67,19 @@ class SuffixProposer:
             # Output number min_tokens, from 1, is the first that may end it.
             end = SuffixEnd(request.end_token_ids, request.num_prompt_tokens + max(request.min_tokens, 1) - 1)
             # What it has beyond the prompt was shared before it was preempted.
-            self._drafter.begin(request.slot, request.num_tokens, _salt_digest(request.cache_salt), end)
+            self._drafter.begin(request.table_row, request.num_tokens, _salt_digest(request.cache_salt), end)
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Read and share the new tokens of all rows, and draft for those that may.
 
         Raises:
-            ValueError: a slot to draft for was not begun, or the arrays contradict each other.
+            ValueError: a table row to draft for was not begun, or the arrays contradict each other.
         """
-        return self._sources.mark(self._drafter.propose(x.token_table, x))
+        return self._drafter.propose(x.token_table, x)
 
-    def forget(self, slots: I32) -> None:
-        """Drop these slots' own texts; what they shared stays."""
-        self._drafter.forget(slots)
+    def forget(self, table_rows: I32) -> None:
+        """Drop these table rows' own texts; what they shared stays."""
+        self._drafter.forget(table_rows)
 
     def close(self) -> None:
         """Save the shared outputs if a file is configured; that it cannot be written is logged, not raised."""

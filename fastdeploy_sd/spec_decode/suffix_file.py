@@ -7,9 +7,7 @@ stored and not the automata: a tenth of the bytes, nothing in them that could po
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import struct
 import tempfile
 from pathlib import Path
@@ -18,8 +16,8 @@ from typing import NoReturn
 import numpy as np
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.files import read_bytes
-from fastdeploy_sd.ops.native.suffix import SALT_DIGEST_BYTES, SuffixSequences
+from fastdeploy_sd.files import read_bytes, replacing
+from fastdeploy_sd.spec_decode.native.suffix import SALT_DIGEST_BYTES, SuffixSequences
 
 _OPTION = "suffix_decoding_cache_file"
 _MAGIC = b"FDSDSUFX"
@@ -45,7 +43,7 @@ def verify_can_save(path: Path, *, is_cache_enabled: bool) -> None:
 
 
 def save_sequences(path: Path, sequences: SuffixSequences, vocab_size: int) -> None:
-    """Write the file in place of the old one: a crash leaves one of the two, whole.
+    """Write the file in place of the old one, as `files.replacing` does.
 
     Raises:
         OSError: its folder is missing or cannot be written.
@@ -56,16 +54,8 @@ def save_sequences(path: Path, sequences: SuffixSequences, vocab_size: int) -> N
         sequences.cu_tokens.astype("<i8", copy=False).tobytes(),
         sequences.token_ids.astype("<i4", copy=False).tobytes(),
     )
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.writelines((header, _digest(header, *payload), *payload))
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(file.name)
-            raise
+    with replacing(path) as file:
+        file.writelines((header, _digest(header, *payload), *payload))
 
 
 def load_sequences(path: Path, vocab_size: int) -> SuffixSequences:

@@ -1,112 +1,124 @@
-"""Builds a step's Batch from the plan and the request table."""
+"""Fills a step's memory from the plan and the request table, and puts the step's output behind the table's tokens."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
-from fastdeploy_sd.ops.native.batch import BatchMapper, BatchMaps, BatchRows
-from fastdeploy_sd.types import I32, Batch, DraftTokens, SamplingArrays, SchedulerOutput
-from fastdeploy_sd.worker.membership import Membership
-from fastdeploy_sd.worker.request_state import RequestTable
-from fastdeploy_sd.worker.slot_rules import offsets
+from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
+from fastdeploy_sd.step_memory import StepMemory
+from fastdeploy_sd.types import SchedulerOutput
+from fastdeploy_sd.worker.request_table import RequestTable
 
 
 class BatchBuilder:
-    """Makes the Batch of step after step, in memory that the steps share.
+    """Does this step after step, in memory that the steps share.
 
     Args:
         table: the requests and their tokens.
     """
 
-    def __init__(self, table: RequestTable, block_size: int) -> None:
+    def __init__(self, table: RequestTable, memory: StepMemory) -> None:
+        m = self._memory = memory
         self._table = table
-        self._mapper = BatchMapper(table.tokens, block_size)
-        # Of the last step.
-        self._draft: DraftTokens | None = None
-        self._rows: BatchRows | None = None
-        self._maps: BatchMaps | None = None
-        self._last: Batch | None = None
+        self._prepare = PREPARE_BATCH.bind(
+            table_rows=m.table_rows,
+            token_table=table.tokens,
+            num_tokens=table.num_tokens,
+            block_tables=table.blocks,
+            num_computed=m.num_computed,
+            num_new=m.num_new,
+            draft_token_ids=m.draft_token_ids,
+            cu_num_draft=m.cu_num_draft,
+            block_size=table.block_size,
+            input_ids=m.input_ids,
+            positions=m.positions,
+            slot_mapping=m.slot_mapping,
+            query_start_loc=m.query_start_loc,
+            seq_lens=m.seq_lens,
+            logits_indices=m.logits_indices,
+            cu_num_logits=m.cu_num_logits,
+            batch_id_per_output=m.batch_id_per_output,
+            output_positions=m.output_positions,
+        )
+        self._append = APPEND_TOKENS.bind(
+            table_rows=m.table_rows,
+            token_ids=m.output_token_ids,
+            cu_num_output=m.cu_num_output,
+            planned_drafts=m.planned_drafts,
+            tokens=table.tokens,
+            num_tokens=table.num_tokens,
+            max_total=table.max_total,
+            count_rows=table.count_rows,
+            token_counts=table.counts.table,
+            num_committed=m.num_committed,
+            max_draft_len=m.max_draft_len,
+        )
 
-    def build(self, plan: SchedulerOutput, members: Membership) -> Batch:
-        """Return the flat arrays of a step. They hold until the next one, which gets the same Batch if it differs only
-        in what is in them.
-
-        Args:
-            members: those of the plan, from the table.
+    def build(self, plan: SchedulerOutput) -> None:
+        """Write a step's plan, maps and masks into the memory.
 
         Raises:
-            ValueError: the plan contradicts the table (counts, blocks); the text names the array.
+            ValueError: the plan is larger than the memory, or contradicts the table (counts, blocks); the text names
+                the array.
         """
-        rows = self._rows_of(plan, members)
-        maps = self._mapper.prepare(rows)
-        sampling = _sampling(plan, self._table, members, maps.cu_num_logits)
-        last = self._last
-        if last is None or rows is not self._rows or maps is not self._maps or sampling is not last.sampling:
-            last = self._last = Batch(
-                request_ids=plan.request_ids,
-                block_tables=rows.block_tables,
-                draft=rows.draft,
-                sampling=sampling,
-                **maps._asdict(),
-            )
-            self._rows, self._maps = rows, maps
-        return last
-
-    def _rows_of(self, plan: SchedulerOutput, members: Membership) -> BatchRows:
-        """What each request runs; the same object as long as requests, blocks and drafts are."""
-        draft, blocks = self._draft_of(plan), self._table.block_tables(members)
-        num_computed, num_new, num_known = members.counts
-        num_computed[:] = plan.num_computed_tokens
-        num_new[:] = plan.num_new_tokens
-        # A loop, not columns: with cold caches it takes less time, up to some hundred rows.
-        cu_num_draft = draft.cu_num_draft.tolist()
-        for r, slot in enumerate(members.slots.tolist()):
-            num_known[r] = self._table.num_tokens.item(slot) + cu_num_draft[r + 1] - cu_num_draft[r]
-        rows = self._rows
-        if (
-            rows is None
-            or rows.slots is not members.slots
-            or rows.draft is not draft
-            or rows.block_tables is not blocks
+        m, draft = self._memory, plan.draft
+        n, num_drafts = len(plan.request_ids), len(draft.token_ids)
+        for name, got, bound in (
+            ("request_ids", n, m.limits.num_requests),
+            ("draft.token_ids", num_drafts, m.limits.num_drafts),
         ):
-            return BatchRows(num_computed, num_new, num_known, members.slots, draft, blocks)
-        return rows
+            if got > bound:
+                raise ValueError(f"{name}: expected at most {bound}, got {got}")
+        m.num_requests = n
+        m.table_rows[:n] = self._table.table_rows(plan.request_ids)
+        m.num_computed[:n] = plan.num_computed_tokens
+        m.num_new[:n] = plan.num_new_tokens
+        m.planned_drafts[:n] = plan.max_draft_len
+        m.draft_token_ids[:num_drafts] = draft.token_ids
+        m.cu_num_draft[: n + 1] = draft.cu_num_draft
+        if m.cu_num_draft.item(n) != num_drafts:
+            raise ValueError(f"draft.cu_num_draft: expected to end at {num_drafts}, got {m.cu_num_draft.item(n)}")
+        self._prepare.params.num_requests = n
+        self._prepare.run()
+        m.num_tokens, m.num_logits = m.query_start_loc.item(n), m.cu_num_logits.item(n)
+        self._write_masks()
 
-    def _draft_of(self, plan: SchedulerOutput) -> DraftTokens:
-        """The drafts to judge; the same object as last time if there are as many of as many rows."""
-        draft, last = plan.draft, self._draft
-        if len(draft.token_ids) == 0:
-            return draft
-        if last is None or len(draft.cu_num_draft) != len(last.cu_num_draft) or _num_drafts(draft) != _num_drafts(last):
-            last = self._draft = DraftTokens(draft.token_ids.copy(), draft.cu_num_draft.copy())
-        else:
-            last.token_ids[:] = draft.token_ids
-            last.cu_num_draft[:] = draft.cu_num_draft
-        return last
+    def commit(self) -> None:
+        """Append every row's output tokens, and say in the memory how many it has and how many may be drafted.
 
+        Raises:
+            ValueError: the output has no room in the table, or is outside the vocabulary. Nothing has changed then.
+        """
+        self._append.params.num_requests = self._memory.num_requests
+        self._append.run()
 
-def _num_drafts(draft: DraftTokens) -> tuple[int, int]:
-    """As the tokens and as the offsets say: the maps are made only if both agree."""
-    return len(draft.token_ids), int(draft.cu_num_draft[-1])
+    def _write_masks(self) -> None:
+        """The tokens that each row of logits forbids."""
+        m, table = self._memory, self._table
+        if not table.num_masks:
+            m.cu_mask[: m.num_logits + 1] = 0
+            return
+        has_mask = table.has_mask.take(m.table_rows[: m.num_requests])
+        forbidden: list[Sequence[int]] = [()] * m.num_logits
+        for r in has_mask.nonzero()[0].tolist():
+            begin, end = m.cu_num_logits.item(r), m.cu_num_logits.item(r + 1)
+            if begin < end:
+                forbidden[begin:end] = self._forbidden(r, end - begin)
+        m.cu_mask[0] = end = 0
+        for row, token_ids in enumerate(forbidden):
+            begin, end = end, end + len(token_ids)
+            m.mask_token_ids[begin:end] = token_ids
+            m.cu_mask[row + 1] = end
 
-
-def _sampling(plan: SchedulerOutput, table: RequestTable, members: Membership, cu_num_logits: I32) -> SamplingArrays:
-    """The members' parameters, with the tokens that each logits row forbids."""
-    if not members.masked_rows:
-        return members.unmasked_sampling(int(cu_num_logits[-1]))
-    counts = np.zeros(int(cu_num_logits[-1]), np.int32)
-    found: list[int] = []
-    for r, rule in members.masked_rows:
-        begin, end = int(cu_num_logits[r]), int(cu_num_logits[r + 1])
-        slot = members.slots[r]
-        num_committed = int(table.num_tokens[slot])
+    def _forbidden(self, r: int, num_rows: int) -> list[Sequence[int]]:
+        """What request r may not produce, after none, one ... of its drafts."""
+        m, table = self._memory, self._table
+        table_row = m.table_rows.item(r)
+        rule, num_committed = table.rules[table_row], table.num_tokens.item(table_row)
         num_output = num_committed - rule.num_prompt_tokens
-        if begin == end or not (rule.has_bad_words or num_output < rule.min_tokens):
-            continue
-        committed = table.tokens[slot, max(0, num_committed - rule.num_bad_prefix) : num_committed]
-        recent = (*committed.tolist(), *plan.draft.row(r).tolist())
-        for j in range(end - begin):
-            forbidden = rule.forbidden(recent[: len(committed) + j], num_output + j)
-            counts[begin + j] = len(forbidden)
-            found += forbidden
-    return members.masked_sampling(offsets(counts), np.array(found, np.int32))
+        if not (rule.has_bad_words or num_output < rule.min_tokens):
+            return [()] * num_rows
+        committed = table.tokens[table_row, max(0, num_committed - rule.num_bad_prefix) : num_committed].tolist()
+        drafts = m.draft_token_ids[m.cu_num_draft[r] : m.cu_num_draft[r + 1]].tolist()
+        recent = (*committed, *drafts)
+        return [rule.forbidden(recent[: len(committed) + j], num_output + j) for j in range(num_rows)]

@@ -8,9 +8,9 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp import MtpModel, TargetParts, build_mtp_model
 from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weight_packer import WeightPacker
-from fastdeploy_sd.ops.reference.linear import LinearFormat
-from fastdeploy_sd.quantization.scheme import QuantScheme
+from fastdeploy_sd.ops.linear_format import LinearFormat
 
 # Every pass of a draft layer reads a whole head, most of its bytes. Four bits halve or quarter them and lose half a
 # percent of the accepted drafts at most (bench speculation, demo model).
@@ -27,8 +27,8 @@ class DraftLayers:
 
 def own_scheme(config: Config) -> QuantScheme:
     """Return what `speculative_config.quantization` says of the draft layers' weights, whatever they read a head as."""
-    wish = config.speculative.quantization
-    quantization = config.model.quantization if wish is None else wish
+    asked = config.speculative.quantization
+    quantization = config.model.quantization if asked is None else asked
     return QuantScheme.create(config.model.dtype, None if quantization == "none" else quantization)
 
 
@@ -40,10 +40,10 @@ def draft_scheme(config: Config) -> QuantScheme:
 
 def draft_head_format(config: Config, own: LinearFormat) -> LinearFormat:
     """Return what draft layers read a head as that is otherwise stored as `own`."""
-    wish = config.speculative.draft_head_quantization
-    if wish == "target":
+    asked = config.speculative.draft_head_quantization
+    if asked == "target":
         return own
-    return _AUTO_HEAD if wish == "auto" else wish
+    return _AUTO_HEAD if asked == "auto" else asked
 
 
 def load_draft_layers(config: Config, target: TargetParts, weights: MtpWeights, packer: WeightPacker) -> DraftLayers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp_weights import MtpWeights, open_mtp_weights, verify_num_steps
 
@@ -15,10 +16,10 @@ def open_draft_weights(config: Config, target: Checkpoint, target_config: Decode
         ConfigError: there are no such weights, or too few layers for `num_model_steps`.
         CheckpointError: they are malformed, or do not fit the target.
     """
-    wish = config.speculative
-    if wish.method != "mtp":
+    speculative = config.speculative
+    if not METHODS[speculative.method].needs_model:
         return None
-    weights = open_mtp_weights(target, target_config, wish.model)
-    verify_num_steps(weights, wish.num_model_steps)
-    weights.verify(wish.num_model_steps)
+    weights = open_mtp_weights(target, target_config, speculative.model)
+    verify_num_steps(weights, speculative.num_model_steps)
+    weights.verify(speculative.num_model_steps)
     return weights

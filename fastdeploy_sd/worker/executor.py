@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that imports Paddle)
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.ops import library, shim
+from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.ops.operators import declared_ops
 from fastdeploy_sd.request_rules import producible_eos
+from fastdeploy_sd.runtime import library, paddle_ops
 from fastdeploy_sd.sampling.verify import VerifyRule
-from fastdeploy_sd.spec_decode.mtp_passes import MtpTarget
-from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext, create_proposer
-from fastdeploy_sd.spec_decode.router import available_methods
+from fastdeploy_sd.spec_decode.draft_model import DraftModel
+from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext
+from fastdeploy_sd.spec_decode.router import available_methods, create_proposer
+from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
-from fastdeploy_sd.worker.forward import EagerForward, RecordedForward
+from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
 from fastdeploy_sd.worker.free_memory import free_memory
+from fastdeploy_sd.worker.kv_sizing import LayerKv
 from fastdeploy_sd.worker.model_loading import load_model
-from fastdeploy_sd.worker.request_state import RequestTable
+from fastdeploy_sd.worker.request_table import RequestTable
 from fastdeploy_sd.worker.rotary import make_rotary
 from fastdeploy_sd.worker.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 _log = logging.getLogger(__name__)
 
@@ -74,64 +86,106 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
     # Opened first: that there are none must not be found out after the target was packed.
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
     model = load_model(config, checkpoint, decoder_config, draft_weights)
-    decoder, draft = model.decoder, model.draft
-    num_draft_layers = 0 if draft is None else draft.model.num_layers
-    max_num_seqs, kv_format = config.scheduler.max_num_seqs, kv_sizing.KvCacheFormat.create(config)
-    one_block = kv_sizing.block_bytes(decoder_config, kv_format, num_draft_layers)
-    size = kv_sizing.choose_size(config, one_block, max_model_len, free_memory)
-    count = size.num_blocks
-    # No sequence outgrows the cache: tables by position need no more rows, whatever context the checkpoint claims.
-    max_tokens = min(max_model_len, size.num_tokens + 1)
-    caches = kv_tensors.allocate(decoder_config, count, kv_format, num_draft_layers)
-    target = None
-    if draft is not None:
-        block_hidden = kv_tensors.allocate_block_hidden(decoder_config, count, kv_format, num_draft_layers)
-        target = MtpTarget(
-            draft.model,
-            caches[-num_draft_layers:],
-            make_rotary(draft.config, max_tokens),
-            block_hidden,
-            config.model.enforce_eager,
-        )
-    context = ProposerContext(max_num_seqs, max_tokens, decoder_config.vocab_size, target)
-    proposer = make_proposer(config.speculative, context)
-    s = config.speculative
-    rule = VerifyRule(s.verify_strategy, s.accept_policy, s.max_candidate_len, s.verify_window)
-    speculation = SpeculationInfo(
-        method=s.method,
-        methods=available_methods(s),
-        max_draft_tokens=s.num_speculative_tokens,
-        num_lookahead_slots=proposer.num_lookahead_slots,
-        lossy=rule.is_lossy,
-        has_draft_logprobs=s.enable_draft_logprob and draft is not None,
-    )
-    table = RequestTable(max_num_seqs, max_tokens, kv_format.block_size, decoder_config.vocab_size)
+    kv = _allocate_kv(config, decoder_config, model.draft, max_model_len)
+    s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
+    limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
+    memory = StepMemory(limits, vocab_size)
+    table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
     forward_type = EagerForward if config.model.enforce_eager else RecordedForward
-    forward = forward_type(decoder, caches[: decoder_config.num_layers], make_rotary(decoder_config, max_tokens))
-    runner = ModelRunner(forward, kv_format.block_size, table, proposer, speculation, rule)
+    rotary = make_rotary(decoder_config, kv.max_tokens)
+    forward = forward_type(model.decoder, kv.caches, rotary, memory, table.blocks)
+    draft_model = _draft_model(config, model.draft, kv, forward, table)
+    context = ProposerContext(max_num_seqs, kv.max_tokens, vocab_size, draft_model)
+    proposer = make_proposer(s, context)
+    rule = VerifyRule(s.verify_strategy, s.accept_policy, s.max_candidate_len, s.verify_window)
     info = ModelInfo(
         name=config.model.served_name,
         vocab_size=decoder_config.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
-        block_size=kv_format.block_size,
-        num_blocks=count,
-        speculation=speculation,
+        block_size=kv.format.block_size,
+        num_blocks=kv.size.num_blocks,
+        speculation=SpeculationInfo(
+            s.method,
+            available_methods(s),
+            max_draft_tokens=s.num_speculative_tokens,
+            num_lookahead_slots=proposer.num_lookahead_slots,
+            lossy=rule.is_lossy,
+            has_draft_logprobs=s.enable_draft_logprob and context.draft_model is not None,
+        ),
     )
+    runner = ModelRunner(forward, memory, table, proposer, info.speculation, rule)
+    _log_loaded(config, kv, info, model.weight_bytes, time.perf_counter() - start)
+    return LocalExecutor(runner, info)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _KvMemory:
+    """The KV of all layers over the same blocks.
+
+    Attributes:
+        max_tokens: of a sequence.
+        caches: of the target's layers. draft_caches, block_hidden: of the draft layers, if there are any.
+    """
+
+    size: kv_sizing.KvCacheSize
+    format: kv_sizing.KvCacheFormat
+    max_tokens: int
+    caches: Sequence[KvCache[Tensor]]
+    draft_caches: Sequence[KvCache[Tensor]]
+    block_hidden: Sequence[Tensor]
+
+
+def _allocate_kv(config: Config, target: DecoderConfig, draft: DraftLayers | None, max_model_len: int) -> _KvMemory:
+    kv_format, target_layers = kv_sizing.KvCacheFormat.create(config), LayerKv.of_decoder(target)
+    draft_layers = [] if draft is None else LayerKv.of_draft_layers(draft.config, draft.model.num_layers)
+    one_block = kv_sizing.block_bytes([*target_layers, *draft_layers], kv_format)
+    size = kv_sizing.choose_size(config, one_block, max_model_len, free_memory)
+    return _KvMemory(
+        size,
+        kv_format,
+        # No sequence outgrows the cache: tables by position need no more rows, whatever context the checkpoint claims.
+        max_tokens=min(max_model_len, size.num_tokens + 1),
+        caches=kv_tensors.allocate(target_layers, size.num_blocks, kv_format),
+        draft_caches=kv_tensors.allocate(draft_layers, size.num_blocks, kv_format),
+        block_hidden=kv_tensors.allocate_block_hidden(draft_layers, size.num_blocks, kv_format),
+    )
+
+
+def _draft_model(
+    config: Config, draft: DraftLayers | None, kv: _KvMemory, forward: Forward, table: RequestTable
+) -> DraftModel | None:
+    """What a method that needs a model gets, None for the others."""
+    if draft is None:
+        return None
+    return DraftModel(
+        draft.model,
+        kv.draft_caches,
+        make_rotary(draft.config, kv.max_tokens),
+        kv.block_hidden,
+        forward.hidden,
+        table.tokens,
+        table.blocks,
+        config.model.enforce_eager,
+    )
+
+
+def _log_loaded(config: Config, kv: _KvMemory, info: ModelInfo, weight_bytes: int, seconds: float) -> None:
+    size = kv.size
     _log.info("KV cache: %s", size.describe(info.max_request_tokens))
-    if info.max_request_tokens < max_model_len:
+    if info.max_request_tokens < info.max_model_len:
+        needed = -(-info.max_model_len // size.block_size) * size.block_bytes
         _log.info(
             "the KV cache limits requests to %d tokens; the model's %d take kv_cache_memory_gb %.3f",
-            info.max_request_tokens, max_model_len, -(-max_model_len // kv_format.block_size) * one_block / 2**30,
+            info.max_request_tokens, info.max_model_len, needed / 2**30,
         )  # fmt: skip
     _log.info(
         "loaded %s in %.1f s: %s weights of %.2f GB, %d tokens of %s KV cache, requests of up to %d tokens, %s,"
         " %s kernels on %d threads",
-        checkpoint.path, time.perf_counter() - start, config.model.quantization or config.model.dtype,
-        model.weight_bytes / 1e9, size.num_tokens, kv_format.kv_dtype, info.max_request_tokens, _drafting(speculation),
+        config.model.path, seconds, config.model.quantization or config.model.dtype, weight_bytes / 1e9,
+        size.num_tokens, kv.format.kv_dtype, info.max_request_tokens, _drafting(info.speculation),
         library.isa(), library.num_threads(),
     )  # fmt: skip
-    return LocalExecutor(runner, info)
 
 
 def _drafting(speculation: SpeculationInfo) -> str:
@@ -143,6 +197,6 @@ def _drafting(speculation: SpeculationInfo) -> str:
 def _load_operators() -> None:
     """Only eager execution calls Paddle operators; a recording is replayed by the kernel library alone."""
     try:
-        shim.load()
+        paddle_ops.load(declared_ops())
     except ConfigError as error:
         raise ConfigError(f"enforce_eager: {error.message}", param="enforce_eager") from None

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
-from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.worker import kv_sizing
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.free_memory import free_memory
@@ -32,12 +32,14 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
     max_model_len = kv_sizing.max_model_len(config, decoder)
     drafts = open_draft_weights(config, checkpoint, decoder)
-    wish = config.speculative
-    num_draft_layers = 0 if drafts is None else min(wish.num_model_steps, drafts.num_layers)
+    speculative = config.speculative
+    layers = kv_sizing.LayerKv.of_decoder(decoder)
+    if drafts is not None:
+        layers += kv_sizing.LayerKv.of_draft_layers(drafts.config, min(speculative.num_model_steps, drafts.num_layers))
     on_disk = sum(file.stat().st_size for file in config.model.path.glob("*.safetensors"))
     packed = weight_bytes_per_step(decoder, QuantScheme.create(config.model.dtype, config.model.quantization))
     fmt = kv_sizing.KvCacheFormat.create(config)
-    one_block = kv_sizing.block_bytes(decoder, fmt, num_draft_layers)
+    one_block = kv_sizing.block_bytes(layers, fmt)
     taken = on_disk if packed is None else packed
     size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: max(0, free() - taken))
     longest = min(max_model_len, size.num_tokens + 1)
@@ -49,5 +51,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
         "weights": weights,
         "KV cache": size.describe(longest),
         "longest request": f"{longest} tokens, prompt and output{why}",
-        "drafting": f"up to {wish.num_speculative_tokens} by {wish.label}" if wish.num_speculative_tokens else "none",
+        "drafting": f"up to {speculative.num_speculative_tokens} by {speculative.label}"
+        if speculative.num_speculative_tokens
+        else "none",
     }

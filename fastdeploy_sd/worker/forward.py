@@ -1,46 +1,44 @@
 """The model's forward pass over a step: hidden rows of every token, logits of those that were asked for.
 
 EagerForward calls the model's Python; it is the definition. RecordedForward runs that Python once, when the model is
-loaded, and then replays the ops it called as one native call per step. Both give the same bits.
+loaded, and then replays the ops it called as one native call per step. Both give the same bits, and both read a step's
+memory and leave their result where it always is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+import numpy as np
 import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
-from fastdeploy_sd.ops.lowering import LOWERINGS
-from fastdeploy_sd.ops.native.arrays import Array
-from fastdeploy_sd.ops.program import Program
-from fastdeploy_sd.ops.recorder import Recorder, Size
-from fastdeploy_sd.ops.tensors import from_numpy, to_numpy
-from fastdeploy_sd.types import F32, Batch
+from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
+from fastdeploy_sd.runtime.arrays import Array
+from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.program import Recording
+from fastdeploy_sd.runtime.recorder import Recorder, Size
+from fastdeploy_sd.step_memory import StepMemory
+from fastdeploy_sd.types import F32, I32
 
 
-class ForwardOutput(NamedTuple):
-    """What a pass returns. Valid until the next one.
+class Forward(Protocol):
+    """Runs the step's tokens and stores their KV.
 
     Attributes:
         hidden: [T, H] after the final norm, in the model's dtype.
-        logits: f32[L, V], a row for each of the batch's logits_indices.
+        logits: f32[L, V], a row for each of the step's logits_indices.
     """
 
     hidden: Tensor
     logits: F32
 
-
-class Forward(Protocol):
-    """Runs the step's tokens and stores their KV."""
-
-    def __call__(self, batch: Batch) -> ForwardOutput:
-        """Run a step; the same Batch as last time if only what is in its arrays differs."""
+    def __call__(self) -> None:
+        """Run the step that the memory holds."""
         ...
 
 
@@ -50,77 +48,122 @@ class EagerForward:
     Args:
         caches: one per decoder layer.
         rotary: its table has max_model_len rows.
+        memory: of the steps.
+        block_tables: i32[max_num_seqs, max_blocks], the requests' blocks by table row.
     """
 
-    def __init__(self, decoder: Decoder, caches: Sequence[KvCache[Tensor]], rotary: Rotary[Tensor]) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        caches: Sequence[KvCache[Tensor]],
+        rotary: Rotary[Tensor],
+        memory: StepMemory,
+        block_tables: I32,
+    ) -> None:
         self._decoder, self._caches, self._rotary = decoder, caches, rotary
+        self._memory, self._block_tables = memory, block_tables
+        config, limits = decoder.config, memory.limits
+        dtype = np.float32 if decoder.dtype == "float32" else np.uint16
+        self.hidden = DEVICE.zeros((limits.num_tokens, config.hidden_size), dtype)
+        self._rows = DEVICE.read(self.hidden)
+        self.logits: F32 = np.zeros((limits.num_logits, config.vocab_size), np.float32)
 
-    def __call__(self, batch: Batch) -> ForwardOutput:
-        tensors = {name: from_numpy(array) for name, array in _inputs(batch).items()}
+    def __call__(self) -> None:
+        m = self._memory
+        counts = {"num_tokens": m.num_tokens, "num_requests": m.num_requests, "num_logits": m.num_logits}
+        tensors = {}
+        for name, array in _inputs(m, self._block_tables).items():
+            dim = _SHAPES.get(name)
+            tensors[name] = DEVICE.wrap(array if dim is None else array[: counts[dim.name] + dim.extra])
         hidden, logits = _run(self._decoder, self._caches, self._rotary, tensors)
-        return ForwardOutput(hidden, to_numpy(logits))
+        self._rows[: m.num_tokens] = DEVICE.read(hidden)
+        self.logits[: m.num_logits] = DEVICE.read(logits)
 
 
 class RecordedForward:
     """Replays the ops as they were recorded; arguments as EagerForward's.
 
+    Args:
+        on_stored: see AttentionInputs; what it calls is recorded.
+
     Raises:
         RecordingError: the model does something that cannot be recorded.
+        ConfigError: the system has no memory for steps as large as they can be.
     """
 
-    def __init__(self, decoder: Decoder, caches: Sequence[KvCache[Tensor]], rotary: Rotary[Tensor]) -> None:
-        recorder = Recorder(LOWERINGS)
-        tokens, requests = Size("num_tokens"), Size("num_requests")
-        shapes = {
-            "input_ids": (tokens,),
-            "positions": (tokens,),
-            "slot_mapping": (tokens,),
-            "query_start_loc": (requests + 1,),
-            "seq_lens": (requests,),
-            "block_tables": (requests, Size("max_blocks")),
-            "logits_indices": (Size("num_logits"),),
-        }
-        dtypes = {"slot_mapping": paddle.int64}
+    def __init__(
+        self,
+        decoder: Decoder,
+        caches: Sequence[KvCache[Tensor]],
+        rotary: Rotary[Tensor],
+        memory: StepMemory,
+        block_tables: I32,
+        on_stored: Callable[[KvCache[Tensor], AttentionInputs], None] | None = None,
+    ) -> None:
+        recorder, limits = Recorder(), memory.limits
+        arrays = _inputs(memory, block_tables)
         inputs = {
-            name: recorder.add_input(name, dtypes.get(name, paddle.int32), shape) for name, shape in shapes.items()
+            name: recorder.add_input(
+                name,
+                paddle.int64 if name == "slot_mapping" else paddle.int32,
+                (_SHAPES[name],) if name in _SHAPES else array.shape,
+            )
+            for name, array in arrays.items()
         }
-        self.program = Program(recorder, _run(decoder, caches, rotary, inputs))
-        self._last: tuple[Batch, dict[str, Array]] | None = None
-        self._output: tuple[Tensor, ForwardOutput] | None = None
+        bounds = {
+            "num_tokens": limits.num_tokens,
+            "num_requests": limits.num_requests,
+            "num_logits": limits.num_logits,
+        }
+        self._memory = memory
+        self.program = DEVICE.program(
+            Recording(recorder, _run(decoder, caches, rotary, inputs, on_stored), bounds), arrays
+        )
+        self.hidden, logits = self.program.outputs
+        self.logits: F32 = DEVICE.read(logits)
 
-    def __call__(self, batch: Batch) -> ForwardOutput:
-        if self._last is None or self._last[0] is not batch:
-            self._last = batch, _inputs(batch)
-        hidden, logits = self.program.run(self._last[1])
-        # Steps of equal size give the same tensors, and looking at one anew costs 0.1 ms with cold caches.
-        if self._output is None or self._output[0] is not logits:
-            self._output = logits, ForwardOutput(hidden, to_numpy(logits))
-        return self._output[1]
+    def __call__(self) -> None:
+        self.program.run(self.sizes)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Those of the step that the memory holds."""
+        m = self._memory
+        return {"num_tokens": m.num_tokens, "num_requests": m.num_requests, "num_logits": m.num_logits}
 
 
-def _inputs(batch: Batch) -> dict[str, Array]:
-    return {
-        "input_ids": batch.input_ids,
-        "positions": batch.positions,
-        "slot_mapping": batch.slot_mapping,
-        "query_start_loc": batch.query_start_loc,
-        "seq_lens": batch.seq_lens,
-        "block_tables": batch.block_tables,
-        "logits_indices": batch.logits_indices,
-    }
+_SHAPES = {
+    "input_ids": Size("num_tokens"),
+    "positions": Size("num_tokens"),
+    "slot_mapping": Size("num_tokens"),
+    "query_start_loc": Size("num_requests") + 1,
+    "seq_lens": Size("num_requests"),
+    "table_rows": Size("num_requests"),
+    "logits_indices": Size("num_logits"),
+}
+
+
+def _inputs(memory: StepMemory, block_tables: I32) -> dict[str, Array]:
+    """What the pass reads, whole."""
+    return {name: getattr(memory, name) for name in _SHAPES} | {"block_tables": block_tables}
 
 
 def _run(
-    decoder: Decoder, caches: Sequence[KvCache[Tensor]], rotary: Rotary[Tensor], inputs: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
+    decoder: Decoder,
+    caches: Sequence[KvCache[Tensor]],
+    rotary: Rotary[Tensor],
+    inputs: dict[str, Any],
+    on_stored: Callable[[KvCache[Tensor], AttentionInputs], None] | None = None,
+) -> tuple[Any, Any]:
     """The pass itself, on tensors or on symbolic ones: hidden rows and logits."""
     maps = AttentionInputs(
         positions=inputs["positions"],
         slot_mapping=inputs["slot_mapping"],
         query_start_loc=inputs["query_start_loc"],
         seq_lens=inputs["seq_lens"],
-        block_tables=inputs["block_tables"],
+        blocks=RequestBlocks(inputs["table_rows"], inputs["block_tables"]),
         rotary=rotary,
+        on_stored=on_stored,
     )
     hidden = decoder.forward(inputs["input_ids"], caches, maps)
     return hidden, decoder.logits(gather_output_rows(hidden, inputs["logits_indices"]))

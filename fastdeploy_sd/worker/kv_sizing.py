@@ -6,7 +6,7 @@ in the layer it reads from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +58,33 @@ class KvCacheFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerKv:
+    """What one layer keeps in every block. The layers of a model, and those of what drafts for it, may differ.
+
+    Attributes:
+        num_kv_heads, head_dim: of its keys and of its values.
+        first_key: position of the first token that the layer has a key for; nothing before it is attended to.
+        hidden_size: length of the hidden row that it keeps of each block's last token; 0 = it keeps none.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    first_key: int = 0
+    hidden_size: int = 0
+
+    @staticmethod
+    def of_decoder(config: DecoderConfig) -> list[LayerKv]:
+        """Return what the layers of a decoder keep."""
+        return [LayerKv(config.num_kv_heads, config.head_dim)] * config.num_layers
+
+    @staticmethod
+    def of_draft_layers(config: DecoderConfig, num_layers: int) -> list[LayerKv]:
+        """Return what MTP layers keep; layer j's first key is that of token j + 1, the first it can be run for."""
+        geometry = config.num_kv_heads, config.head_dim
+        return [LayerKv(*geometry, first_key, config.hidden_size) for first_key in range(1, num_layers + 1)]
+
+
+@dataclass(frozen=True, slots=True)
 class KvCacheSize:
     """How many blocks there are, and why.
 
@@ -86,12 +113,15 @@ class KvCacheSize:
         )
 
 
-def block_bytes(config: DecoderConfig, fmt: KvCacheFormat, num_draft_layers: int = 0) -> int:
-    """Return the bytes of one block over all layers: keys, values, their scales, and the draft layers' hidden rows."""
-    head_bytes = config.head_dim * np.dtype(fmt.kv_storage).itemsize + (_SCALE_BYTES if fmt.is_int8 else 0)
-    layer_bytes = 2 * config.num_kv_heads * fmt.block_size * head_bytes
-    hidden_bytes = config.hidden_size * np.dtype(fmt.row_storage).itemsize
-    return (config.num_layers + num_draft_layers) * layer_bytes + num_draft_layers * hidden_bytes
+def block_bytes(layers: Iterable[LayerKv], fmt: KvCacheFormat) -> int:
+    """Return the bytes of one block over all layers: keys, values, their scales, and hidden rows."""
+    kv_bytes, row_bytes = np.dtype(fmt.kv_storage).itemsize, np.dtype(fmt.row_storage).itemsize
+    scale_bytes = _SCALE_BYTES if fmt.is_int8 else 0
+    return sum(
+        2 * layer.num_kv_heads * fmt.block_size * (layer.head_dim * kv_bytes + scale_bytes)
+        + layer.hidden_size * row_bytes
+        for layer in layers
+    )
 
 
 def max_model_len(config: Config, decoder_config: DecoderConfig) -> int:

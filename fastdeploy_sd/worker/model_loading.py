@@ -12,9 +12,9 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp import TargetParts
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.packed_cache import packed_matrices
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
-from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.worker.draft_layers import DraftLayers, draft_head_format, load_draft_layers, own_scheme
 from fastdeploy_sd.worker.load_progress import LoadProgress
 

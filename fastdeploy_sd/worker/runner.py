@@ -7,30 +7,26 @@ import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from paddle import Tensor
 
 from fastdeploy_sd.bisection import run_in_parts
 from fastdeploy_sd.errors import FdsdError, InternalError
 from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, Proposer
+from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import (
-    F32,
-    Batch,
     DraftTokens,
     NewRequest,
     RequestId,
     SchedulerOutput,
     SpeculationInfo,
     StepResult,
-    VerifyResult,
 )
 from fastdeploy_sd.worker.batch import BatchBuilder
 from fastdeploy_sd.worker.draft_inputs import DraftInputs
 from fastdeploy_sd.worker.forward import Forward
-from fastdeploy_sd.worker.membership import Membership
-from fastdeploy_sd.worker.request_state import RequestTable
-from fastdeploy_sd.worker.step_rows import kept, merge_results, plan_of_rows
+from fastdeploy_sd.worker.request_table import RequestTable
+from fastdeploy_sd.worker.step_rows import merge_results, plan_of_rows
 
 _log = logging.getLogger(__name__)
 
@@ -43,14 +39,15 @@ class ModelRunner:
 
     Args:
         forward: runs the decoder over its KV caches.
+        memory: of the steps; what they hand on are views of it.
         speculation: what requests may ask for.
-        rule: how drafts are judged.
+        rule: how drafts are verified.
     """
 
     def __init__(
         self,
         forward: Forward,
-        block_size: int,
+        memory: StepMemory,
         table: RequestTable,
         proposer: Proposer,
         speculation: SpeculationInfo,
@@ -58,8 +55,9 @@ class ModelRunner:
     ) -> None:
         self._forward, self._table, self._proposer = forward, table, DraftGuard(proposer)
         self._speculation = speculation
-        self._batches, self._verifier = BatchBuilder(table, block_size), Verifier(rule)
-        self._draft_inputs = DraftInputs(table, block_size, has_target=proposer.num_lookahead_slots > 0)
+        self._batches = BatchBuilder(table, memory)
+        self._verifier = Verifier(rule, memory, table.sampling(memory), forward.logits)
+        self._draft_inputs = DraftInputs(table, memory, has_target=proposer.num_lookahead_slots > 0)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Run one step; see Executor.execute.
@@ -80,7 +78,7 @@ class ModelRunner:
         """Run the rows that the table has taken, in as few parts as do not fail."""
         rows = np.array([r for r, request_id in enumerate(plan.request_ids) if request_id not in refused], np.intp)
         failed, results = dict(refused), []
-        for part in run_in_parts(lambda b, e: kept(self._run(plan_of_rows(plan, rows[b:e]))), 0, len(rows)):
+        for part in run_in_parts(lambda b, e: self._run(plan_of_rows(plan, rows[b:e])).kept(), 0, len(rows)):
             if part.result is not None:
                 results.append((rows[part.begin : part.end], part.result))
             elif part.error is not None:
@@ -92,27 +90,26 @@ class ModelRunner:
     def _run(self, plan: SchedulerOutput) -> StepResult:
         """Run a plan whose requests the table has; raises before any of them has changed, or not at all."""
         begin = time.perf_counter()
-        members = self._table.members(plan.request_ids)
-        batch = self._batches.build(plan, members)
+        self._batches.build(plan)
         built = time.perf_counter()
-        hidden, logits = self._forward(batch)
+        self._forward()
         computed = time.perf_counter()
-        verified, failed_rows = self._verify(batch, logits)
-        judged = time.perf_counter()
-        self._table.commit(members, verified)
-        drafts = self._propose(plan, members, batch, verified, hidden)
+        result, failed_rows = self._verifier.verify(has_reports=self._table.num_reports > 0)
+        verified = time.perf_counter()
+        self._batches.commit()
+        drafts = self._propose(plan.request_ids)
         drafted = time.perf_counter()
         return StepResult(
             step_id=plan.step_id,
             request_ids=plan.request_ids,
-            verified=verified,
+            verified=result,
             drafts=drafts,
             failed={plan.request_ids[r]: _NOT_FINITE for r in failed_rows} if failed_rows else _NOBODY,
             timings_ms={
                 "batch": (built - begin) * 1e3,
                 "forward": (computed - built) * 1e3,
-                "verify": (judged - computed) * 1e3,
-                "draft": (drafted - judged) * 1e3,
+                "verify": (verified - computed) * 1e3,
+                "draft": (drafted - verified) * 1e3,
             },
         )
 
@@ -125,42 +122,34 @@ class ModelRunner:
             self._begin(plan, changes.added)
         return changes.refused
 
-    def _verify(self, batch: Batch, logits: F32) -> tuple[VerifyResult, tuple[int, ...]]:
-        if len(batch.logits_indices) == 0:
-            none = np.zeros(len(batch.request_ids) + 1, np.int32)
-            return VerifyResult(none[:0], none, none[1:].copy()), ()
-        return self._verifier.verify(logits, batch)
-
     def _begin(self, plan: SchedulerOutput, added: Sequence[tuple[NewRequest, int]]) -> None:
         row_of = {request_id: row for row, request_id in enumerate(plan.request_ids)}
         self._proposer.begin(
             [
                 DraftRequest(
                     request_id=new.request.request_id,
-                    slot=slot,
+                    table_row=table_row,
                     num_prompt_tokens=new.num_prompt_tokens,
                     num_tokens=len(new.token_ids),
                     num_computed_tokens=int(plan.num_computed_tokens[row_of[new.request.request_id]]),
                     cache_salt=new.request.cache_salt,
                     method=self._speculation.method_of(new.request.speculation),
-                    end_token_ids=self._table.rules[slot].end_token_ids,
-                    min_tokens=self._table.rules[slot].min_tokens,
+                    end_token_ids=self._table.rules[table_row].end_token_ids,
+                    min_tokens=self._table.rules[table_row].min_tokens,
                 )
-                for new, slot in added
+                for new, table_row in added
             ]
         )
 
-    def _propose(
-        self, plan: SchedulerOutput, members: Membership, batch: Batch, verified: VerifyResult, hidden: Tensor
-    ) -> DraftTokens:
+    def _propose(self, request_ids: tuple[RequestId, ...]) -> DraftTokens:
         if self._speculation.max_draft_tokens == 0:  # so no method keeps a state that this would bring up to date
-            return members.no_drafts
+            return DraftTokens.none(len(request_ids))
         try:
-            x = self._draft_inputs.build(plan, members, batch, verified, hidden)
+            x = self._draft_inputs.build(request_ids)
         except Exception:
-            _log.exception("preparing to draft for %d requests failed", len(members.slots))
-            self._proposer.give_up(members.request_ids, members.slots)
-            return members.no_drafts
+            _log.exception("preparing to draft for %d requests failed", len(request_ids))
+            self._proposer.give_up(request_ids, self._table.table_rows(request_ids))
+            return DraftTokens.none(len(request_ids))
         return self._proposer.propose(x)
 
     def close(self) -> None:

@@ -7,15 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.draft_rows import Rows, merge_drafts
-from fastdeploy_sd.types import DraftTokens, RequestId, SchedulerOutput, StepResult, VerifyResult
+from fastdeploy_sd.types import DraftTokens, RequestId, Rows, SchedulerOutput, StepResult, VerifyResult
 
 
 def plan_of_rows(plan: SchedulerOutput, rows: Rows) -> SchedulerOutput:
     """Return the plan of some rows, intp[n] rising, with nobody who comes or goes: that is applied for all at once."""
-    draft = plan.draft
-    counts = np.diff(draft.cu_num_draft)
-    index = np.flatnonzero(np.isin(np.repeat(np.arange(len(counts)), counts), rows))
     return replace(
         plan,
         request_ids=tuple(plan.request_ids[r] for r in rows.tolist()),
@@ -23,18 +19,11 @@ def plan_of_rows(plan: SchedulerOutput, rows: Rows) -> SchedulerOutput:
         deltas=(),
         num_computed_tokens=plan.num_computed_tokens[rows],
         num_new_tokens=plan.num_new_tokens[rows],
-        draft=DraftTokens(draft.token_ids[index], np.cumsum([0, *counts[rows]], dtype=np.int32)),
+        draft=plan.draft.take(rows),
         max_draft_len=plan.max_draft_len[rows],
         finished_ids=(),
         preempted_ids=(),
     )
-
-
-def kept(result: StepResult) -> StepResult:
-    """Return a result that holds after further steps."""
-    verified = result.verified
-    columns = (verified.token_ids.copy(), verified.cu_num_output.copy(), verified.num_accepted.copy())
-    return replace(result, verified=VerifyResult(*columns, verified.logprobs))
 
 
 def merge_results(
@@ -53,7 +42,7 @@ def merge_results(
         for rows, part in parts
     ]
     drafts = [(rows, part.drafts) for rows, part in parts]
-    output = merge_drafts(num_rows, outputs) if parts else DraftTokens.none(num_rows)
+    output = DraftTokens.merge(num_rows, outputs)
     num_accepted = np.zeros(num_rows, np.int32)
     timings_ms: dict[str, float] = {}
     all_failed = dict(failed)
@@ -66,7 +55,7 @@ def merge_results(
         plan.step_id,
         plan.request_ids,
         VerifyResult(output.token_ids, output.cu_num_draft, num_accepted, output.logprobs),
-        merge_drafts(num_rows, drafts) if parts else DraftTokens.none(num_rows),
+        DraftTokens.merge(num_rows, drafts),
         all_failed,
         timings_ms,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy_sd.cli import main, verify
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
-from fastdeploy_sd.conformance import Method, Reference, Way, make_reference, run_alone, run_matrix
+from fastdeploy_sd.conformance import Cell, Method, Reference, Way, make_reference, run_alone, run_matrix
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import DraftTokens
 from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer
@@ -47,7 +47,7 @@ def test_the_reference_is_each_request_by_itself(reference: Reference) -> None:
 
 def test_any_drafts_give_the_same_answers(reference: Reference) -> None:
     methods = [double(kind.__name__, kind, reference) for kind in (OracleProposer, WrongProposer, RandomLengthProposer)]
-    seen = []
+    seen: list[Cell] = []
     matrix = run_matrix(reference, [WAY], methods, seen.append)
     assert matrix.is_proof
     assert [cell.method for cell in seen] == [m.name for m in methods]

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks.peers.prompts import answer
+from benchmarks.peers.counting import answer
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
 
 

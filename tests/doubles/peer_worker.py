@@ -10,11 +10,11 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.peers.prompts import next_token
-from benchmarks.peers.protocol import CannotError, Settings, TokenIds, serve
+from benchmarks.peers.counting import next_token
+from benchmarks.peers.protocol import CannotError, Peer, Settings, TokenIds, serve
 
 
-class Counting:
+class Counting(Peer):
     """Every step takes a thousandth of a second per row, it says."""
 
     def __init__(self, fault: str) -> None:
@@ -27,16 +27,13 @@ class Counting:
         return {"versions": {"counting": "1"}, "kv_type": fmt, "notes": f"{model} {settings['threads']}"}
 
     def prefill(self, prompt: TokenIds) -> dict[str, Any]:
-        """See Peer."""
         return {"seconds": 0.5, "tokens": self._answer("prefill", [next_token(prompt[-1])])}
 
     def start(self, prompts: list[TokenIds]) -> dict[str, Any]:
-        """See Peer."""
         self._last = [next_token(prompt[-1]) for prompt in prompts]
         return {"tokens": self._answer("start", self._last)}
 
     def decode(self, steps: int) -> dict[str, Any]:
-        """See Peer."""
         tokens = []
         for _ in range(steps):
             self._last = [next_token(token) for token in self._last]
@@ -44,20 +41,17 @@ class Counting:
         return {"seconds": [9.0] + [1e-3 * len(self._last)] * (steps - 1), "tokens": tokens}
 
     def stop(self) -> dict[str, Any]:
-        """See Peer."""
         return {}
 
     def context(self, prompt: TokenIds) -> dict[str, Any]:
-        """See Peer."""
         return {}
 
     def forward(self, rows: int, repeats: int) -> dict[str, Any]:
-        """See Peer."""
         self._answer("forward", [])
         return {"seconds": [9.0] + [1e-3 * rows] * (repeats - 1)}
 
     def generate(self, prompt: TokenIds, max_tokens: int, option: dict[str, Any]) -> dict[str, Any]:
-        """See Peer; the option says how many tokens a second."""
+        """The option says how many tokens a second."""
         if not option:
             raise CannotError("this peer only drafts")
         tokens = []
@@ -65,11 +59,7 @@ class Counting:
         for _ in range(max_tokens):
             token = next_token(token)
             tokens.append(token)
-        return {
-            "tokens": self._answer("generate", tokens),
-            "seconds": max_tokens / option["speed"],
-            "first_token_s": 0.0,
-        }
+        return {"tokens": self._answer("generate", tokens), "seconds": max_tokens / option["speed"]}
 
     def _answer(self, command: str, tokens: TokenIds) -> TokenIds:
         if command != self._command:

@@ -9,5 +9,5 @@ from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 class LocalPreparer(Preparer):
     """Does the work of its workers in the task that asks."""
 
-    async def _outcome(self, task: str, content: bytes) -> Outcome:
+    async def _run_in_worker(self, task: str, content: bytes) -> Outcome:
         return self._local.run(task, content)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
-from fastdeploy_sd.types import I8, I32, DraftSource, DraftTokens, LogprobArrays, RequestId
+from fastdeploy_sd.types import I8, I32, DraftSource, DraftTokens, LogprobArrays, RequestId, offsets
 from tests.doubles.toy_logprobs import toy_logprobs
 
 Continuations = Mapping[RequestId, Sequence[int]]
@@ -16,17 +16,19 @@ Continuations = Mapping[RequestId, Sequence[int]]
 
 
 class _HabitProposer:
-    """Turns one row's habit into the interface. Keeps no state but who has which slot, to check the worker's calls."""
+    """Turns one row's habit into the interface. Keeps only who has which table row, to check the worker's calls."""
 
     num_lookahead_slots = 0
 
     def __init__(self, continuations: Continuations, vocab_size: int) -> None:
-        self.slots: dict[int, RequestId] = {}
+        self.table_rows: dict[int, RequestId] = {}
         self._continuations = continuations
         self._vocab_size = vocab_size
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        assert [self.slots[slot] for slot in x.slots.tolist()] == list(x.request_ids), "a slot changed hands unseen"
+        assert [self.table_rows[table_row] for table_row in x.table_rows.tolist()] == list(x.request_ids), (
+            "a table row changed hands unseen"
+        )
         rows = [
             self.draft(list(self._continuations[request_id][n : n + length]))
             for request_id, n, length in zip(
@@ -36,13 +38,17 @@ class _HabitProposer:
         lengths = [len(row) for row in rows]
         token_ids = np.array([token_id for row in rows for token_id in row], np.int32)
         sources = np.array([self.source_of(i) for length in lengths for i in range(length)], np.int8)
-        cu_num_draft = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        return DraftTokens(token_ids, cu_num_draft, sources, self._logprobs(x, token_ids, sources, lengths))
+        logprobs = self._logprobs(x, token_ids, sources, lengths)
+        return DraftTokens(token_ids, offsets(lengths), sources, logprobs, self.parents_of(lengths))
 
     @staticmethod
     def source_of(position: int) -> DraftSource:
         """Who claims to have made the draft at a position: two come from a model, the rest extends them."""
         return DraftSource.MTP if position < 2 else DraftSource.NGRAM
+
+    def parents_of(self, lengths: list[int]) -> I32 | None:
+        """What each draft follows; None says the same of a chain."""
+        return None
 
     def _logprobs(self, x: ProposeInput, token_ids: I32, sources: I8, lengths: list[int]) -> LogprobArrays | None:
         wanted = x.num_draft_logprobs
@@ -53,12 +59,12 @@ class _HabitProposer:
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
-            assert request.slot not in self.slots, f"slot {request.slot} is in use"
-            self.slots[request.slot] = request.request_id
+            assert request.table_row not in self.table_rows, f"table row {request.table_row} is in use"
+            self.table_rows[request.table_row] = request.request_id
 
-    def forget(self, slots: I32) -> None:
-        for slot in slots.tolist():
-            self.slots.pop(slot, None)
+    def forget(self, table_rows: I32) -> None:
+        for table_row in table_rows.tolist():
+            self.table_rows.pop(table_row, None)
 
     def close(self) -> None:
         """Nothing to save."""
@@ -83,7 +89,7 @@ class WrongProposer(_HabitProposer):
 
 
 class RandomLengthProposer(_HabitProposer):
-    """A seeded mix of right, wrong, short and empty drafts."""
+    """A seeded mix of right, wrong, short and empty drafts, now and then with the parents that a chain has."""
 
     def __init__(self, continuations: Continuations, vocab_size: int, seed: int = 0) -> None:
         super().__init__(continuations, vocab_size)
@@ -96,6 +102,11 @@ class RandomLengthProposer(_HabitProposer):
             token_id if i < first_wrong else (token_id + 1) % self._vocab_size
             for i, token_id in enumerate(right[:length])
         ]
+
+    def parents_of(self, lengths: list[int]) -> I32 | None:
+        if self._random.random() < 0.5:
+            return None
+        return np.array([i - 1 for length in lengths for i in range(length)], np.int32)
 
 
 class ReplacedDrafts:
@@ -122,9 +133,9 @@ class ReplacedDrafts:
         self._real.propose(x)
         return self._drafts.propose(x)
 
-    def forget(self, slots: I32) -> None:
-        self._real.forget(slots)
-        self._drafts.forget(slots)
+    def forget(self, table_rows: I32) -> None:
+        self._real.forget(table_rows)
+        self._drafts.forget(table_rows)
 
     def close(self) -> None:
         self._real.close()

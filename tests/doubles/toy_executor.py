@@ -37,7 +37,7 @@ class _Row:
     token_ids: list[int]
     block_ids: list[int]
     num_prompt_tokens: int
-    slot: int
+    table_row: int
     prefixes: list[int] = field(default_factory=list)
     drafted: list[tuple[int, int]] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ class ToyExecutor:
     A slot of the KV cache holds (position, hash of all tokens up to it). Each step reads the whole context of each row
     back through its block table: a wrong table, a stale or early prefix hit, or a wrong num_computed_tokens is an
     AssertionError. Rejected drafts leave their garbage behind, as in a real cache. With look-ahead slots there are
-    draft layers too, with a cache of their own that is judged in the same way. Plans that ask for more drafts than a
+    draft layers too, with a cache of their own that is checked in the same way. Plans that ask for more drafts than a
     request wants, or bring others than those proposed, are noticed.
 
     Args:
@@ -81,7 +81,7 @@ class ToyExecutor:
         self._before_step = before_step
         self._rows: dict[RequestId, _Row] = {}
         self._kv: dict[int, tuple[int, int]] = {}
-        self._free_slots = list(range(512))
+        self._free_rows = list(range(512))
         self.draft_layers = ToyDraftLayers(model_info.speculation, model_info.block_size)
         self.is_shut_down = False
 
@@ -124,9 +124,9 @@ class ToyExecutor:
         dropped = []
         for request_id in (*plan.finished_ids, *plan.preempted_ids):
             assert request_id in self._rows, f"{request_id} is dropped, but was not known"
-            dropped.append(self._rows.pop(request_id).slot)
+            dropped.append(self._rows.pop(request_id).table_row)
             self.draft_layers.forget(request_id)
-        self._free_slots += dropped
+        self._free_rows += dropped
         computed = dict(zip(plan.request_ids, plan.num_computed_tokens.tolist(), strict=True))
         begun = [self._add(new, computed[new.request.request_id]) for new in plan.new]
         if self._proposer is not None:
@@ -143,14 +143,14 @@ class ToyExecutor:
         assert request.request_id not in self._rows, f"{request.request_id} is new, but was known"
         assert new.token_ids[: new.num_prompt_tokens].tolist() == request.prompt_token_ids.tolist(), "wrong prompt"
         self._rows[request.request_id] = _Row(
-            request, new.token_ids.tolist(), list(new.block_ids), new.num_prompt_tokens, self._free_slots.pop()
+            request, new.token_ids.tolist(), list(new.block_ids), new.num_prompt_tokens, self._free_rows.pop()
         )
-        slot = self._rows[request.request_id].slot
+        table_row = self._rows[request.request_id].table_row
         if method == speculation.method and speculation.num_lookahead_slots:
             self.draft_layers.begin(request.request_id, num_computed)
         return DraftRequest(
             request.request_id,
-            slot,
+            table_row,
             new.num_prompt_tokens,
             len(new.token_ids),
             num_computed,
@@ -220,14 +220,14 @@ class ToyExecutor:
         if self._proposer is None:
             return DraftTokens.none(len(rows))
         max_draft_len = np.array(limits, np.int32)
-        slots = np.array([row.slot for row in rows], np.int32)
+        table_rows = np.array([row.table_row for row in rows], np.int32)
         num_tokens = np.array([len(row.token_ids) for row in rows], np.int32)
-        table = np.zeros((slots.max() + 1, num_tokens.max()), np.int32)
+        table = np.zeros((table_rows.max() + 1, num_tokens.max()), np.int32)
         for row in rows:
-            table[row.slot, : len(row.token_ids)] = row.token_ids
+            table[row.table_row, : len(row.token_ids)] = row.token_ids
         wanted = [row.request.speculation.num_draft_logprobs for row in rows]
         num_logprobs = np.array([-1 if count is None else count for count in wanted], np.int32)
-        x = ProposeInput(plan.request_ids, slots, table, num_tokens, max_draft_len, num_logprobs)
+        x = ProposeInput(plan.request_ids, table_rows, table, num_tokens, max_draft_len, num_logprobs)
         drafts = self._proposer.propose(x)
         assert (np.diff(drafts.cu_num_draft) <= max_draft_len).all(), "the proposer exceeded max_draft_len"
         for row, drafted in zip(rows, _rows_of(drafts), strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.conformance import Method, Reference, make_reference, run_alone
-from fastdeploy_sd.spec_decode.proposer import create_proposer
+from fastdeploy_sd.spec_decode.router import create_proposer
 from fastdeploy_sd.types import Request
 from tests.doubles.proposers import (
     Continuations,
@@ -54,13 +54,16 @@ class References:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
+        self.base = functools.cache(self._configure)
         self.get = functools.cache(self._make)
         self.known = functools.cache(self._continue)
 
+    def _configure(self, model: str) -> Config:
+        return Config(ModelConfig(model=self._path(model), **MODELS[model]), CACHES.get(model, CacheConfig()))
+
     def _make(self, model: str) -> Reference:
         count = _NUM_REQUESTS if model != "demo" else 24
-        config = Config(ModelConfig(model=self._path(model), **MODELS[model]), CACHES.get(model, CacheConfig()))
-        return make_reference(config, seed=3, count=count)
+        return make_reference(self.base(model), seed=3, count=count)
 
     def _path(self, model: str) -> str:
         if model == "demo":

@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.conformance import (
-    NAIVE,
+    PLAIN,
     Matrix,
     Way,
     all_ways,
@@ -19,7 +19,7 @@ from fastdeploy_sd.conformance import (
     run_matrix,
     standard_methods,
 )
-from fastdeploy_sd.ops import library
+from fastdeploy_sd.runtime import library
 from tests.engine.models import DOUBLES, DOUBLES_WITH_DRAFT_KV, MODELS, References
 from tests.models import golden
 from tests.ops.backends import isa
@@ -58,14 +58,14 @@ def test_the_requests_exercise_what_they_claim(references: References) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_same_tokens_whatever_the_way(references: References, model: str) -> None:
-    check(run_matrix(references.get(model), [*quick_ways(), *OTHER_WAYS], [NAIVE]))
+    check(run_matrix(references.get(model), [*quick_ways(), *OTHER_WAYS], [PLAIN]))
 
 
 @pytest.mark.parametrize(("model", "method"), COLUMNS)
 def test_same_tokens_whatever_the_method(references: References, model: str, method: str) -> None:
     # Each of two layers makes one step; a hybrid leaves them half of the drafts.
     k = 2 if model == "two MTP layers" and method == "mixed" else 4
-    [column] = standard_methods([method], [k], has_mtp=True)
+    [column] = standard_methods([method], [k], model_method="mtp")
     assert model != "two MTP layers" or column.speculative.num_model_steps == 2
     matrix = run_matrix(references.get(model), quick_ways(), [column])
     check(matrix)
@@ -148,10 +148,9 @@ def test_every_strategy_is_lossless_at_temperature_0(
 
 @pytest.mark.parametrize("level", library.available_isas())
 def test_the_promise_holds_at_every_isa_level(references: References, level: str) -> None:
-    base = references.get("qwen3-tiny").base
     with isa(level):
-        reference = make_reference(base, seed=5, count=12)
-        check(run_matrix(reference, FEW_WAYS[:1], [NAIVE, *standard_methods(["mtp-ngram"], [3])]))
+        reference = make_reference(references.base("qwen3-tiny"), seed=5, count=12)
+        check(run_matrix(reference, FEW_WAYS[:1], [PLAIN, *standard_methods(METHODS, [3], model_method="mtp")]))
 
 
 def test_a_draft_model_that_is_always_right_saves_steps(references: References) -> None:

@@ -14,7 +14,8 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode import router
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
-from fastdeploy_sd.types import I32, DraftTokens, FinishReason, Request, RequestId
+from fastdeploy_sd.spec_decode.router import create_method
+from fastdeploy_sd.types import I32, DraftTokens, FinishReason, Request, RequestId, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.runner import ModelRunner
 from tests.doubles.engines import Transcript
 from tests.engine.models import References, double
@@ -26,12 +27,12 @@ WAY = replace(quick_ways()[1], num_blocks=24, num_requests=None)
 NUM_REQUESTS = 20
 ONE, SEVERAL = 1, 4
 METHODS = ["naive", "ngram", "suffix", "mtp", "mtp-ngram", "mixed"]
-# Where a step is made to fail: attribute of the runner, method, and the place of the batch among its arguments.
+# Where a step is made to fail: attribute of the runner, and method.
 PHASES = {
     "batch": ("_batches", "build"),
     "forward": ("_forward", None),
     "verify": ("_verifier", "verify"),
-    "commit": ("_table", "commit"),
+    "commit": ("_batches", "commit"),
 }
 
 
@@ -55,8 +56,8 @@ class Fault:
                 raise ValueError("a kernel refused its arguments")
 
     def _is_due(self, runner: ModelRunner, request_id: RequestId) -> bool:
-        [slot] = runner._table.slots([request_id]).tolist()
-        num_output = runner._table.num_tokens[slot] - runner._table.rules[slot].num_prompt_tokens
+        [table_row] = runner._table.table_rows([request_id]).tolist()
+        num_output = runner._table.num_tokens[table_row] - runner._table.rules[table_row].num_prompt_tokens
         return not self.is_late or num_output >= 3
 
     def install(self, runner: ModelRunner, phase: str) -> None:
@@ -64,15 +65,28 @@ class Fault:
         target = getattr(runner, name)
         real = target if method is None else getattr(target, method)
 
-        def faulty(*args: Any) -> Any:
-            with_ids = next(arg for arg in args if hasattr(arg, "request_ids"))
-            self.check(runner, with_ids.request_ids)
-            return real(*args)
+        running = note_requests(runner)
+
+        def faulty(*args: Any, **kwargs: Any) -> Any:
+            self.check(runner, running)
+            return real(*args, **kwargs)
 
         if method is None:
             setattr(runner, name, faulty)
         else:
             setattr(target, method, faulty)
+
+
+def note_requests(runner: ModelRunner) -> list[RequestId]:
+    """A list that holds the requests of the step, or part of one, that runs."""
+    running, real = list[RequestId](), runner._run
+
+    def noted(plan: SchedulerOutput) -> StepResult:
+        running[:] = plan.request_ids
+        return real(plan)
+
+    setattr(runner, "_run", noted)  # noqa: B010 (mypy takes methods for constants)
+    return running
 
 
 def long_ones(reference: Reference, count: int) -> list[RequestId]:
@@ -85,7 +99,7 @@ def long_ones(reference: Reference, count: int) -> list[RequestId]:
 
 
 def method_named(name: str) -> Method:
-    [method] = standard_methods([name], [4], has_mtp=True)
+    [method] = standard_methods([name], [4], model_method="mtp")
     return method
 
 
@@ -155,15 +169,15 @@ def test_an_engine_whose_rows_all_fail_goes_on_with_the_next_requests(reference:
 def test_a_step_that_fails_for_its_size_is_run_in_parts(reference: Reference) -> None:
     with opened(reference, "mtp-ngram") as (engine, requests):
         runner = runner_of(engine)
-        real, sizes = runner._forward, list[int]()
+        real, sizes, running = runner._forward, list[int](), note_requests(runner)
 
-        def too_small(batch: Any) -> Any:
-            sizes.append(len(batch.request_ids))
-            if len(batch.request_ids) > 2:
+        def too_small() -> None:
+            sizes.append(len(running))
+            if len(running) > 2:
                 raise MemoryError("no room for so many rows")
-            return real(batch)
+            real()
 
-        runner._forward = too_small
+        setattr(runner, "_forward", too_small)  # noqa: B010 (it lacks the results, which are bound already)
         check(reference, run(engine, requests), ())
         assert max(sizes) > 4
 
@@ -189,8 +203,8 @@ class FailingMethod:
             self._check([i for i, n in zip(x.request_ids, x.num_tokens.tolist(), strict=True) if n % 3 == 0])
         return self._method.propose(x)
 
-    def forget(self, slots: I32) -> None:
-        self._method.forget(slots)
+    def forget(self, table_rows: I32) -> None:
+        self._method.forget(table_rows)
 
     def close(self) -> None:
         self._method.close()
@@ -207,8 +221,7 @@ def test_a_request_that_cannot_be_drafted_for_goes_on_without(
     reference: Reference, monkeypatch: pytest.MonkeyPatch, method: str, where: str, count: int
 ) -> None:
     culprits = long_ones(reference, count)
-    real = router.create_method
-    monkeypatch.setattr(router, "create_method", lambda *args: FailingMethod(real(*args), culprits, where))
+    monkeypatch.setattr(router, "create_method", lambda *args: FailingMethod(create_method(*args), culprits, where))
     with opened(reference, method) as (engine, requests):
         transcript = run(engine, requests)
         check(reference, transcript, ())
@@ -216,7 +229,7 @@ def test_a_request_that_cannot_be_drafted_for_goes_on_without(
         assert sum(count for i, count in drafted.items() if i not in culprits) > 0
         if where == "begin" and "-" not in method:  # a hybrid's other method goes on
             assert all(drafted[i] == 0 for i in culprits)
-        # Nothing of the lost ones is left for those who come to their slots.
+        # Nothing of the lost ones is left for those who come to their table rows.
         again = [replace(r, request_id=f"{r.request_id}-again") for r in requests]
         transcript = run(engine, again)
         assert all(
@@ -239,8 +252,8 @@ def test_mtp_passes_that_fail_when_all_is_written_are_done_again(references: Ref
 
             def failing(step: Any, *, wants_logits: bool, mtp: Any = mtp, real: Any = real, ids: Any = culprits) -> Any:
                 found = real(step, wants_logits=wants_logits)
-                slots = mtp_slots(engine, ids)
-                if not slots.isdisjoint(step.batch.slots.tolist()):
+                table_rows = mtp_rows(engine, ids)
+                if not table_rows.isdisjoint(step.batch.table_rows.tolist()):
                     raise RuntimeError("a pass failed")
                 return found
 
@@ -252,8 +265,8 @@ def test_mtp_passes_that_fail_when_all_is_written_are_done_again(references: Ref
     assert num_accepted[0] == num_accepted[1]
 
 
-def mtp_slots(engine: Engine, request_ids: Sequence[RequestId]) -> set[int]:
-    known = runner_of(engine)._table._slot_of
+def mtp_rows(engine: Engine, request_ids: Sequence[RequestId]) -> set[int]:
+    known = runner_of(engine)._table._table_row_of
     return {known[i] for i in request_ids if i in known}
 
 

@@ -146,6 +146,11 @@ def mutate_bytes(rng: random.Random, folder: Path) -> str:
     return f"{path.name}: {kind}"
 
 
+def _make_immense(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 42)
+
+
 def mutate_kind(rng: random.Random, folder: Path) -> str:
     """Put something in a file's place that is no regular file, or none at all."""
     path = _any_file(rng, folder)
@@ -157,7 +162,7 @@ def mutate_kind(rng: random.Random, folder: Path) -> str:
         "a link to nothing": lambda: path.symlink_to("nowhere"),
         "a link to itself": lambda: path.symlink_to(path.name),
         "a device": lambda: path.symlink_to(rng.choice(("/dev/zero", "/dev/null", "/dev/tty"))),
-        "immense": lambda: os.close(os.open(path, os.O_CREAT)) or os.truncate(path, 1 << 42),
+        "immense": lambda: _make_immense(path),
     }
     kind = rng.choice(list(kinds))
     kinds[kind]()

@@ -29,7 +29,7 @@ NUM_CLIENTS = 16
 # Who is owed no answer waits no longer for one.
 IMPATIENCE_S = 0.3
 # A server for these tests waits for nobody either.
-SERVER_OPTIONS = {"timeout_headers": 2, "timeout_body": 2, "timeout_keep_alive": 1}
+SERVER_OPTIONS: dict[str, Any] = {"timeout_headers": 2, "timeout_body": 2, "timeout_keep_alive": 1}
 MAX_ERROR_BYTES = 4096
 _BODY = json.dumps({"prompt": [5, 6, 7], "max_tokens": 2, "temperature": 0}).encode()
 _READ_ROUTES = ["/", "/health", "/ping", "/v1/models", "/version", "/load", "/nowhere", "/%2e%2e/x", "/health?a=b&c"]

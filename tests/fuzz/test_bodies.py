@@ -13,7 +13,6 @@ from tests.fuzz.harness import server_at
 COUNT = 1000
 
 
-@pytest.mark.e2e
 def test_no_body_breaks_the_server() -> None:
     with server_at(None, "--kv-cache-memory-gb", "0.1") as url:
         report = run(url, seed=20, numbers=range(COUNT))

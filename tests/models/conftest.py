@@ -7,14 +7,15 @@ import shutil
 
 import pytest
 
-from fastdeploy_sd.ops import shim
+from fastdeploy_sd.ops.operators import declared_ops
+from fastdeploy_sd.runtime import paddle_ops
 from tests.models import golden
 
 
 @pytest.fixture(scope="session", autouse=True)
 def operators() -> None:
     """Decoders without a recording call them; nothing loads operators inside a call."""
-    shim.load()
+    paddle_ops.load(declared_ops())
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import QuantizationFormats
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.ops.kv_cache import Rotary
+from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
-from fastdeploy_sd.ops.tensors import from_numpy
-from fastdeploy_sd.quantization.scheme import QuantScheme
+from fastdeploy_sd.runtime.tensors import from_numpy
 from fastdeploy_sd.types import F32, I32
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from tests.models import golden
@@ -37,13 +37,16 @@ class SingleSequence:
         """Return f32[T, V], the logits after every token of the sequence, computed in one call."""
         n, c = len(token_ids), self.config
         blocks = -(-n // BLOCK_SIZE)
-        caches = kv_tensors.allocate(c, blocks, kv_sizing.KvCacheFormat(BLOCK_SIZE, self.dtype))
+        layers, kv_format = kv_sizing.LayerKv.of_decoder(c), kv_sizing.KvCacheFormat(BLOCK_SIZE, self.dtype)
+        caches = kv_tensors.allocate(layers, blocks, kv_format)
         inputs = AttentionInputs(
             positions=from_numpy(np.arange(n, dtype=np.int32)),
             slot_mapping=from_numpy(np.arange(n, dtype=np.int64)),
             query_start_loc=from_numpy(np.array([0, n], np.int32)),
             seq_lens=from_numpy(np.array([n], np.int32)),
-            block_tables=from_numpy(np.arange(blocks, dtype=np.int32)[None].copy()),
+            blocks=RequestBlocks(
+                from_numpy(np.zeros(1, np.int32)), from_numpy(np.arange(blocks, dtype=np.int32)[None].copy())
+            ),
             rotary=Rotary(from_numpy(rope_table(n, c.head_dim, c.rope_theta, c.rope_scaling)), c.rope_interleaved),
         )
         hidden = self.decoder.forward(np.ascontiguousarray(token_ids, np.int32), caches, inputs)

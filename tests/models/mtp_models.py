@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastdeploy_sd.ops.bf16 import widen
-from fastdeploy_sd.ops.reference.linear import LinearFormat, read_input, stored_weight
-from fastdeploy_sd.ops.reference.norm import rms_norm
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.reference.linear import read_input, stored_weight
 from fastdeploy_sd.types import F32, I32
 from tests.models import golden, rewrite
-from tests.models.numpy_decoder import NumpyDecoder
+from tests.models.numpy_decoder import NumpyDecoder, normalize
 
 LAYOUTS = ("ernie-folder", "ernie-inside", "numbered", "numbered-own")
 
@@ -209,11 +209,11 @@ class MtpReference:
         layer = self._layers[j]
         table = self._embedding if layer.embedding is None else layer.embedding
         parts = [
-            rms_norm(table[token_ids], layer.embedding_norm, self._eps)[0],
-            rms_norm(hidden, layer.hidden_norm, self._eps)[0],
+            normalize(table[token_ids], layer.embedding_norm, self._eps),
+            normalize(hidden, layer.hidden_norm, self._eps),
         ]
         output = self._blocks.layer(np.concatenate(parts, axis=1) @ layer.projection.T, j)
         if layer.output_norm is None:
-            normed = rms_norm(output, self._final_norm, self._eps)[0]
+            normed = normalize(output, self._final_norm, self._eps)
             return normed, normed
-        return rms_norm(output, layer.output_norm, self._eps)[0], output
+        return normalize(output, layer.output_norm, self._eps), output

@@ -24,14 +24,14 @@ class Event:
     """What was drafted after a text, and how many drafts could have been.
 
     Attributes:
-        num_slots: KV slots that the request had from its newest token on; 0 if its method has no use for them.
+        num_kv_slots: KV slots that the request had from its newest token on; 0 if its method has no use for them.
     """
 
     request_id: RequestId
     text: I32
     drafts: I32
     max_draft_len: int
-    num_slots: int
+    num_kv_slots: int
 
 
 @dataclass
@@ -57,8 +57,8 @@ class Recorder:
         self.num_begun += len(requests)
         self.proposer.begin(requests)
 
-    def forget(self, slots: I32) -> None:
-        self.proposer.forget(slots)
+    def forget(self, table_rows: I32) -> None:
+        self.proposer.forget(table_rows)
 
     def close(self) -> None:
         self.proposer.close()
@@ -67,9 +67,9 @@ class Recorder:
         drafts = self.proposer.propose(x)
         for r, request_id in enumerate(x.request_ids):
             if x.max_draft_len[r] > 0:
-                num_slots = 0 if x.target is None else int(x.target.num_kv_slots[r] - x.num_tokens[r] + 1)
-                text = x.token_table[x.slots[r], : x.num_tokens[r]].copy()
-                self.events.append(Event(request_id, text, drafts.row(r).copy(), int(x.max_draft_len[r]), num_slots))
+                num_kv_slots = 0 if x.target is None else int(x.target.num_kv_slots[r] - x.num_tokens[r] + 1)
+                text = x.token_table[x.table_rows[r], : x.num_tokens[r]].copy()
+                self.events.append(Event(request_id, text, drafts.row(r).copy(), int(x.max_draft_len[r]), num_kv_slots))
         return self._replaced(x) if self.habit else drafts
 
     def _replaced(self, x: ProposeInput) -> DraftTokens:
@@ -97,7 +97,7 @@ def make_engine(
         options: of CacheConfig, SchedulerConfig, ModelConfig and SpeculativeConfig, by field name.
     """
     cache = {"block_size": BLOCK_SIZE, "num_blocks": 128, "enable_prefix_caching": False}
-    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
+    limits: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
     arithmetic = {"dtype": "float32", "max_model_len": 512}
     if "enforce_eager" in options:
         arithmetic["enforce_eager"] = options.pop("enforce_eager")
@@ -119,7 +119,7 @@ def make_engine(
     runner = executor._runner
     assert runner is not None
     recorder = Recorder(runner._proposer)
-    runner._proposer = recorder
+    runner._proposer = recorder  # type: ignore[assignment]
     if not is_looking_ahead:
         info = executor.model_info
         executor._model_info = replace(info, speculation=replace(info.speculation, num_lookahead_slots=0))

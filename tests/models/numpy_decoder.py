@@ -9,21 +9,34 @@ import pathlib
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.kv_cache import Rotary
+from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.reference.activation import swiglu
 from fastdeploy_sd.ops.reference.attention import rotate
-from fastdeploy_sd.ops.reference.linear import LinearFormat, linear
+from fastdeploy_sd.ops.reference.linear import linear
 from fastdeploy_sd.ops.reference.moe import moe_ffn
 from fastdeploy_sd.ops.reference.norm import rms_norm
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import F32, I32
 from tests.models import golden
+
+
+def f32(array: npt.NDArray[Any]) -> F32:
+    """The array, which is f32 where its maker only says that it is one of several types."""
+    assert array.dtype == np.float32
+    return array
+
+
+def normalize(x: F32, weight: npt.NDArray[Any], eps: float) -> F32:
+    """RMSNorm of every row."""
+    return f32(rms_norm(x, f32(weight), eps)[0])
 
 
 class NumpyDecoder:
@@ -48,7 +61,7 @@ class NumpyDecoder:
 
     def logits(self, token_ids: I32) -> F32:
         """Return f32[T, V]."""
-        return linear(self.hidden(token_ids), self.weights.lm_head().to_array(), self._head_format)
+        return f32(linear(self.hidden(token_ids), self.weights.lm_head().to_array(), self._head_format))
 
     def hidden(self, token_ids: I32) -> F32:
         """Return f32[T, H], the rows after the final norm."""
@@ -56,18 +69,17 @@ class NumpyDecoder:
         x = widen(w.embedding())[token_ids]
         for i in range(c.num_layers):
             x = self.layer(x, i)
-        return rms_norm(x, w.final_norm(), c.norm_eps)[0]
+        return normalize(x, w.final_norm(), c.norm_eps)
 
     def layer(self, x: F32, i: int) -> F32:
         """Return layer i's output f32[T, H] over the residual stream x, whose rows stand at positions 0, 1, ..."""
         c, w = self._config, self.weights
-        normed, x = rms_norm(x, w.input_norm(i), c.norm_eps)
-        normed, x = rms_norm(self._attention(normed, i), w.post_attention_norm(i), c.norm_eps, x)
-        return x + self._feed_forward(normed, i)
+        x = x + self._attention(normalize(x, w.input_norm(i), c.norm_eps), i)
+        return x + self._feed_forward(normalize(x, w.post_attention_norm(i), c.norm_eps), i)
 
     def _linear(self, x: F32, weight_and_bias: tuple[WeightMatrix, Any]) -> F32:
         weight, bias = weight_and_bias
-        return linear(x, weight.to_array(), self._format, bias)
+        return f32(linear(x, weight.to_array(), self._format, bias))
 
     def _attention(self, x: F32, i: int) -> F32:
         c, n = self._config, len(x)
@@ -76,7 +88,7 @@ class NumpyDecoder:
         norms = self.weights.qk_norms(i)
         if norms is not None:
             q, k = (
-                rms_norm(np.ascontiguousarray(h).reshape(-1, c.head_dim), w, c.norm_eps)[0].reshape(h.shape)
+                normalize(np.ascontiguousarray(h).reshape(-1, c.head_dim), w, c.norm_eps).reshape(h.shape)
                 for h, w in zip((q, k), norms, strict=True)
             )
         positions = np.arange(n, dtype=np.int32)
@@ -101,11 +113,13 @@ class NumpyDecoder:
         shared = None
         if moe.shared_intermediate_size > 0:
             shared = self._dense(x, i, "mlp.shared_experts", moe.shared_intermediate_size)
-        return moe_ffn(
-            x, router, gate_up, down, self._expert_format, top_k=moe.top_k, normalize=moe.normalize,
-            norm_min=moe.norm_min, selection_bias=selection_bias, shared=shared,
+        bias = None if selection_bias is None else f32(selection_bias)
+        y = moe_ffn(
+            x, f32(router), gate_up, down, self._expert_format, top_k=moe.top_k, normalize=moe.normalize,
+            norm_min=moe.norm_min, selection_bias=bias, shared=shared,
         )  # fmt: skip
+        return f32(y)
 
     def _dense(self, x: F32, i: int, part: str, size: int) -> F32:
-        hidden = swiglu(self._linear(x, self.weights.gate_up(i, part, size)))
+        hidden = f32(swiglu(self._linear(x, self.weights.gate_up(i, part, size))))
         return self._linear(hidden, self.weights.down(i, part, size))

@@ -20,8 +20,8 @@ from tests.models import golden, rewrite
 HUGE = 10**400
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
          "num_key_value_heads", "max_position_embeddings")  # fmt: skip
-NOT_SIZES = (-1, 10**12, HUGE, 1.5, math.nan, math.inf, "8", True, [8], {})
-NOT_NUMBERS = (0, -1.0, math.nan, math.inf, -math.inf, HUGE, "1", True, [1.0], {})
+NOT_SIZES: tuple[object, ...] = (-1, 10**12, HUGE, 1.5, math.nan, math.inf, "8", True, [8], {})
+NOT_NUMBERS: tuple[object, ...] = (0, -1.0, math.nan, math.inf, -math.inf, HUGE, "1", True, [1.0], {})
 EXPERTS = {
     "qwen3_moe-tiny": ("num_experts_per_tok", "num_local_experts", "moe_intermediate_size", "decoder_sparse_step"),
     "ernie4_5_moe-tiny": ("moe_k", "moe_num_experts", "moe_intermediate_size", "moe_num_shared_experts"),

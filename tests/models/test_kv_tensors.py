@@ -14,14 +14,17 @@ from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import SpeculativeConfig, config_from_kwargs
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.spec_decode.mtp import MtpTarget
-from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext, create_proposer
+from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
+from fastdeploy_sd.spec_decode.router import create_proposer
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.executor import create_executor
-from fastdeploy_sd.worker.kv_sizing import KvCacheFormat
+from fastdeploy_sd.worker.kv_sizing import KvCacheFormat, LayerKv
 from tests.models import golden
 
 CONFIG = read_decoder_config(Checkpoint(golden.ROOT / "qwen3-tiny").config)
+LAYERS = LayerKv.of_decoder(CONFIG)
+# Of a draft model: one head of another size with a hidden row, and twice the target's heads without.
+OTHER_LAYERS = [LayerKv(1, 32, 1, 48), LayerKv(2 * CONFIG.num_kv_heads, CONFIG.head_dim)]
 FORMATS = [KvCacheFormat(16, dtype, is_int8) for dtype in ("float32", "bfloat16") for is_int8 in (False, True)]
 
 
@@ -33,28 +36,40 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-@pytest.mark.parametrize("num_draft_layers", [0, 2])
+@pytest.mark.parametrize("draft_layers", [[], LayerKv.of_draft_layers(CONFIG, 2), OTHER_LAYERS])
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
-def test_the_bytes_of_a_block_are_those_allocated(fmt: KvCacheFormat, num_draft_layers: int) -> None:
-    caches = kv_tensors.allocate(CONFIG, 3, fmt, num_draft_layers)
-    hidden = kv_tensors.allocate_block_hidden(CONFIG, 3, fmt, num_draft_layers)
+def test_the_bytes_of_a_block_are_those_allocated(fmt: KvCacheFormat, draft_layers: list[LayerKv]) -> None:
+    layers = LAYERS + draft_layers
+    caches = kv_tensors.allocate(layers, 3, fmt)
+    hidden = kv_tensors.allocate_block_hidden(layers, 3, fmt)
     tensors = [x for cache in caches for x in (cache.k, cache.v, cache.k_scale, cache.v_scale)] + hidden
-    assert sum(map(num_bytes, tensors)) == 3 * kv_sizing.block_bytes(CONFIG, fmt, num_draft_layers)
+    assert sum(map(num_bytes, tensors)) == 3 * kv_sizing.block_bytes(layers, fmt)
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_draft_layers_have_a_geometry_of_their_own(fmt: KvCacheFormat) -> None:
+    *target, narrow, wide = kv_tensors.allocate(LAYERS + OTHER_LAYERS, 3, fmt)
+    assert {cache.k.shape[1] for cache in target} == {CONFIG.num_kv_heads}
+    assert [cache.k.shape[1] for cache in (narrow, wide)] == [1, 2 * CONFIG.num_kv_heads]
+    assert [cache.first_key for cache in (*target, narrow, wide)] == [0] * len(target) + [1, 0]
+    assert num_bytes(narrow.k) + num_bytes(narrow.v) == 3 * 2 * fmt.block_size * 32 * np.dtype(fmt.kv_storage).itemsize
+    assert num_bytes(wide.k) == 2 * num_bytes(target[0].k)
+    assert [rows.shape for rows in kv_tensors.allocate_block_hidden(LAYERS + OTHER_LAYERS, 3, fmt)] == [[3, 48]]
 
 
 def test_int8_takes_a_byte_per_element_and_four_per_token_and_head() -> None:
-    one = kv_sizing.block_bytes(CONFIG, KvCacheFormat(16, "bfloat16", is_int8=True))
+    one = kv_sizing.block_bytes(LAYERS, KvCacheFormat(16, "bfloat16", is_int8=True))
     assert one == 2 * CONFIG.num_layers * CONFIG.num_kv_heads * 16 * (CONFIG.head_dim + 4)
 
 
 def test_memory_that_the_system_does_not_give_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"kv_cache_memory_gb, num_gpu_blocks_override: expected .*, got"):
-        kv_tensors.allocate(CONFIG, 1 << 50, FORMATS[0])
+        kv_tensors.allocate(LAYERS, 1 << 50, FORMATS[0])
 
 
 def test_memory_is_taken_only_when_it_is_used() -> None:
     before = resident_bytes()
-    caches = kv_tensors.allocate(CONFIG, (1 << 30) // kv_sizing.block_bytes(CONFIG, FORMATS[0]), FORMATS[0])
+    caches = kv_tensors.allocate(LAYERS, (1 << 30) // kv_sizing.block_bytes(LAYERS, FORMATS[0]), FORMATS[0])
     assert resident_bytes() - before < 1 << 28
     assert len(caches) == CONFIG.num_layers
 
@@ -64,8 +79,8 @@ def test_the_option_reaches_the_layers_and_the_draft_layers() -> None:
     draft_types, num_blocks = [], []
 
     def make_proposer(speculative: SpeculativeConfig, context: ProposerContext) -> Proposer:
-        assert isinstance(context.target, MtpTarget)
-        draft_types.append({x.dtype for cache in context.target.caches for x in (cache.k, cache.v)})
+        assert context.draft_model is not None
+        draft_types.append({x.dtype for cache in context.draft_model.caches for x in (cache.k, cache.v)})
         return create_proposer(speculative, context)
 
     for name in ("auto", "int8"):

@@ -36,7 +36,7 @@ def verify(reference: MtpReference, events: Sequence[Event], num_steps: int, at_
     hidden = {request_id: reference.hidden(text[:-1]) for request_id, text in longest.items()}
     num_compared = 0
     for event in events:
-        assert len(event.drafts) == max(0, min(num_steps, event.max_draft_len, event.num_slots)), event
+        assert len(event.drafts) == max(0, min(num_steps, event.max_draft_len, event.num_kv_slots)), event
         if len(event.drafts) == 0:
             continue
         want = reference.drafts(event.text, len(event.drafts), hidden[event.request_id][: len(event.text) - 1])
@@ -97,5 +97,5 @@ def test_drafts_do_not_depend_on_how_a_text_came_about(
     if "hits" in way:
         assert engine.stats().num_prefix_hit_tokens > 0
     if way == "without-look-ahead":
-        assert {0, 1, 2} <= {event.num_slots for event in recorder.events}
+        assert {0, 1, 2} <= {event.num_kv_slots for event in recorder.events}
     verify(reference, recorder.events, 3, at_least=30)

@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
-from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.packed_cache import PackedMatrices
+from fastdeploy_sd.models.packed_file import Bytes
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.ops.reference.linear import LinearFormat
-from fastdeploy_sd.worker.draft_layers import DraftLayers
+from fastdeploy_sd.models.weight_packer import WeightPacker
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import PackedLinear
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.model_loading import load_model
 from tests.models.mtp_models import MtpReference, make_model
@@ -64,34 +67,48 @@ def load(path: pathlib.Path, head: str, num_steps: int = 1, folder: pathlib.Path
     return load_model(config, checkpoint, decoder_config, open_draft_weights(config, checkpoint, decoder_config))
 
 
-def is_shared(draft: DraftLayers) -> bool:
-    return all(isinstance(getattr(layer.head, "__self__", None), Decoder) for layer in draft.model._layers)
-
-
-def test_the_targets_head_is_read_where_it_has_the_format(tmp_path: pathlib.Path) -> None:
-    path = make_model(tmp_path, NAME, "numbered").path
-    for options, head in (({}, "target"), ({"quantization": "wint8"}, "wint8"), ({"quantization": "wint4"}, "wint8")):
-        assert is_shared(load(path, head, **options).draft), (options, head)
-    for options in ({}, {"dtype": "float32"}, {"quantization": "wint8"}, {"quantization": "wint4"}):
-        assert not is_shared(load(path, "auto", **options).draft), options
-
-
-def test_several_layers_share_one_copy(tmp_path: pathlib.Path) -> None:
-    draft = load(make_model(tmp_path, NAME, "numbered", 2).path, "wint4", num_steps=2).draft
-    assert len({layer.head for layer in draft.model._layers}) == 1
-
-
-@pytest.mark.parametrize(("head", "num_heads"), [("target", 1), ("auto", 2)])
-def test_the_copy_is_packed_once(
-    head: str, num_heads: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("head", "num_heads", "model"),
+    [
+        ("target", 1, {}), ("wint8", 1, {"quantization": "wint8"}), ("wint8", 1, {"quantization": "wint4"}),
+        ("auto", 2, {}), ("auto", 2, {"dtype": "float32"}), ("auto", 2, {"quantization": "wint8"}),
+        ("auto", 2, {"quantization": "wint4"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_the_targets_head_is_read_where_it_has_the_format_and_one_copy_elsewhere(
+    num_layers: int,
+    head: str,
+    num_heads: int,
+    model: dict[str, Any],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is kept with the target's matrices, so the next start maps it like them."""
+    packed: list[str] = []
+    sound = WeightPacker.linear
+
+    def linear(self: WeightPacker, matrix: WeightMatrix, fmt: LinearFormat) -> PackedLinear[Tensor]:
+        packed.append(matrix.name)
+        return sound(self, matrix, fmt)
+
+    monkeypatch.setattr(WeightPacker, "linear", linear)
+    load(make_model(tmp_path, NAME, "numbered", num_layers).path, head, num_layers, **model)
+    assert len([name for name in packed if "embed_tokens" in name or "lm_head" in name]) == num_heads
+
+
+def test_the_copy_is_kept_with_the_targets_matrices(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the next start maps it like them."""
     added: list[str] = []
     sound = PackedMatrices.add
-    monkeypatch.setattr(PackedMatrices, "add", lambda self, name, data: (added.append(name), sound(self, name, data)))
+
+    def add(self: PackedMatrices, name: str, data: Bytes) -> None:
+        added.append(name)
+        sound(self, name, data)
+
+    monkeypatch.setattr(PackedMatrices, "add", add)
     path = make_model(tmp_path, NAME, "numbered").path
-    load(path, head, folder=tmp_path / "packed", quantization="wint8")
-    assert len([name for name in added if "embed_tokens" in name or "lm_head" in name]) == num_heads
+    load(path, "auto", folder=tmp_path / "packed", quantization="wint8")
+    assert len([name for name in added if "embed_tokens" in name or "lm_head" in name]) == 2
     added.clear()
-    load(path, head, folder=tmp_path / "packed", quantization="wint8")
+    load(path, "auto", folder=tmp_path / "packed", quantization="wint8")
     assert added == []

@@ -15,7 +15,8 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.mtp import MtpModel
 from fastdeploy_sd.spec_decode.mtp import MtpProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, TargetStep
-from fastdeploy_sd.types import DraftSource, DraftTokens, Speculation
+from fastdeploy_sd.spec_decode.router import create_method
+from fastdeploy_sd.types import DraftTokens, Speculation
 from fastdeploy_sd.worker.executor import create_executor
 from tests.models.mtp_models import MtpReference, make_model
 from tests.models.mtp_runs import BLOCK_SIZE, make_engine, make_requests, run
@@ -42,18 +43,22 @@ def make_proposer(reference: MtpReference, num_steps: int = NUM_STEPS, **options
     return made
 
 
-def step(reference: MtpReference, num_rows: int, wanted: list[int] | None = None) -> ProposeInput:
+def step(
+    reference: MtpReference, proposer: MtpProposer, num_rows: int, wanted: list[int] | None = None
+) -> ProposeInput:
     """Prompts of five tokens, just run, each with its first output token."""
     rng = np.random.default_rng(5)
-    table = rng.integers(4, 4096, (8, 512)).astype(np.int32)
-    slots = np.arange(num_rows, dtype=np.int32)[::-1].copy()
-    hidden = np.concatenate([reference.hidden(table[slot, :5]) for slot in slots])
-    block_table = np.full((8, 512 // BLOCK_SIZE), -1, np.int32)
-    block_table[:, 0] = np.arange(8)
+    model = proposer._model
+    table = model.token_table
+    table[:] = rng.integers(4, 4096, table.shape)
+    table_rows = np.arange(num_rows, dtype=np.int32)[::-1].copy()
+    hidden = np.concatenate([reference.hidden(table[row, :5]) for row in table_rows])
+    model.hidden[: len(hidden)] = paddle.to_tensor(hidden)  # type: ignore[assignment, index]
+    model.block_table[:, 0] = np.arange(len(table))
     columns = {name: np.full(num_rows, value, np.int32) for name, value in (("zero", 0), ("five", 5), ("six", 6))}
     return ProposeInput(
-        request_ids=tuple(f"r{slot}" for slot in slots),
-        slots=slots,
+        request_ids=tuple(f"r{row}" for row in table_rows),
+        table_rows=table_rows,
         token_table=table,
         num_tokens=columns["six"],
         max_draft_len=np.full(num_rows, NUM_STEPS, np.int32),
@@ -62,42 +67,38 @@ def step(reference: MtpReference, num_rows: int, wanted: list[int] | None = None
             query_start_loc=np.arange(num_rows + 1, dtype=np.int32) * 5,
             num_computed_tokens=columns["zero"],
             num_valid=columns["five"],
-            block_table=block_table,
             num_kv_slots=np.full(num_rows, BLOCK_SIZE, np.int32),
-            hidden=paddle.to_tensor(hidden),
         ),
     )
 
 
-def begin(proposer: MtpProposer, *slots: int) -> None:
-    proposer.begin([DraftRequest(f"r{slot}", slot, 5, 5) for slot in slots])
+def begin(proposer: MtpProposer, *table_rows: int) -> None:
+    proposer.begin([DraftRequest(f"r{row}", row, 5, 5) for row in table_rows])
 
 
 def wanted_drafts(reference: MtpReference, x: ProposeInput, r: int) -> list[int]:
-    text = x.token_table[x.slots[r], : x.num_tokens[r]]
+    text = x.token_table[x.table_rows[r], : x.num_tokens[r]]
     return reference.drafts(text, NUM_STEPS, reference.hidden(text[:-1])).token_ids.tolist()
 
 
 def test_rows_of_others_and_failed_rows_get_nothing_and_disturb_nobody(
     reference: MtpReference, proposer: MtpProposer
 ) -> None:
-    x = step(reference, 4)
+    x = step(reference, proposer, 4)
     assert x.target is not None
-    begin(proposer, 0, 2, 3)  # slot 1 belongs to another method
+    begin(proposer, 0, 2, 3)  # row 1 belongs to another method
     failed = x.target.num_valid.copy()
-    failed[1] = 0  # slot 2
+    failed[1] = 0  # row 2
     drafts = proposer.propose(replace(x, target=replace(x.target, num_valid=failed)))
     assert np.diff(drafts.cu_num_draft).tolist() == [3, 0, 0, 3]
     assert drafts.row(0).tolist() == wanted_drafts(reference, x, 0)
     assert drafts.row(3).tolist() == wanted_drafts(reference, x, 3)
-    assert drafts.sources is not None
-    assert set(drafts.sources.tolist()) == {DraftSource.MTP}
-    proposer.forget(x.slots)
+    proposer.forget(x.table_rows)
     assert len(proposer.propose(x).token_ids) == 0
 
 
 def test_limits_are_kept_and_drafted_rows_not_extended(reference: MtpReference, proposer: MtpProposer) -> None:
-    x = step(reference, 4)
+    x = step(reference, proposer, 4)
     begin(proposer, 0, 1, 2, 3)
     prefix = DraftTokens(np.array([7], np.int32), np.array([0, 0, 0, 0, 1], np.int32))
     limits = np.array([2, 0, 9, 3], np.int32)
@@ -113,12 +114,13 @@ def test_a_draft_without_a_largest_logit_ends_its_row(
     """The step after a failed draft runs something in its place, in the same layer or in the next."""
     reference = make_model(tmp_path, NAME, "ernie-folder", num_layers)
     proposer = make_proposer(reference, enforce_eager=True, enable_draft_logprob=True)
-    x = step(reference, 3, [2, 2, 2])
+    x = step(reference, proposer, 3, [2, 2, 2])
     begin(proposer, 0, 1, 2)
-    sound, calls = MtpModel.logits, []
+    sound = MtpModel.logits
+    calls: list[int] = []
 
     def broken(self: MtpModel, layer: int, normed: Any) -> Any:
-        logits = sound(self, layer, normed)
+        logits: Any = sound(self, layer, normed)
         calls.append(layer)
         if len(calls) == 2:
             logits[1, 9] = float("nan")
@@ -131,7 +133,7 @@ def test_a_draft_without_a_largest_logit_ends_its_row(
         assert drafts.row(r).tolist() == wanted_drafts(reference, x, r)[: len(drafts.row(r))]
     assert drafts.logprobs is not None
     assert np.isfinite(drafts.logprobs.logprobs).all()
-    assert len(drafts.logprobs.ranks) == len(drafts.sources) == 7  # type: ignore[arg-type]
+    assert len(drafts.logprobs.ranks) == 7
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
@@ -140,7 +142,7 @@ def test_the_last_layer_only_stores_kv_where_nobody_may_draft(
 ) -> None:
     reference = make_model(tmp_path, NAME, "ernie-folder", num_layers)
     proposer = make_proposer(reference, num_layers, enforce_eager=True)
-    x = step(reference, 2)
+    x = step(reference, proposer, 2)
     begin(proposer, 0, 1)
     run_layers, sound = [], MtpModel.forward
 
@@ -154,7 +156,7 @@ def test_the_last_layer_only_stores_kv_where_nobody_may_draft(
 
 
 def test_drafts_end_with_the_rotary_table(reference: MtpReference, proposer: MtpProposer) -> None:
-    x = step(reference, 2)
+    x = step(reference, proposer, 2)
     begin(proposer, 0, 1)
     drafts = proposer.propose(replace(x, token_table=np.ascontiguousarray(x.token_table[:, :7])))
     assert np.diff(drafts.cu_num_draft).tolist() == [2, 2]
@@ -177,7 +179,7 @@ def test_draft_layers_that_cannot_serve_are_found_before_the_target_is_read(
 
 
 def test_logprobs_are_the_draft_layers(reference: MtpReference, proposer: MtpProposer) -> None:
-    x = step(reference, 3, [1, -1, 4])
+    x = step(reference, proposer, 3, [1, -1, 4])
     begin(proposer, 0, 1, 2)
     drafts = proposer.propose(x)
     found = drafts.logprobs
@@ -186,7 +188,7 @@ def test_logprobs_are_the_draft_layers(reference: MtpReference, proposer: MtpPro
     assert found.ranks.tolist() == [1, 1, 1, 0, 0, 0, 1, 1, 1]
     assert np.isnan(found.logprobs[3:6]).all()
     for r in (0, 2):
-        text = x.token_table[x.slots[r], : x.num_tokens[r]]
+        text = x.token_table[x.table_rows[r], : x.num_tokens[r]]
         for i, want in enumerate(reference.logprobs(text, NUM_STEPS, reference.hidden(text[:-1]))):
             at = int(drafts.cu_num_draft[r]) + i
             np.testing.assert_allclose(found.logprobs[at], want[drafts.token_ids[at]], atol=1e-3)
@@ -211,7 +213,7 @@ def test_engine_reports_draft_logprobs_only_where_asked(reference: MtpReference)
 
 def test_a_method_that_needs_a_model_says_so_where_none_is_loaded() -> None:
     with pytest.raises(ConfigError, match="needs no model, as none is loaded, got 'mtp'"):
-        MtpProposer(SpeculativeConfig(method="mtp"), ProposerContext(1, 16, 100))
+        create_method("mtp", SpeculativeConfig(method="mtp"), ProposerContext(1, 16, 100))
 
 
 @pytest.mark.parametrize("quantization", [None, "none", "wint8", "wint4"])
@@ -220,7 +222,7 @@ def test_output_does_not_depend_on_how_draft_layers_are_stored(
 ) -> None:
     """The target is wint8; what its draft layers are changes drafts only."""
     prompts = [np.arange(4, 4 + n, dtype=np.int32) for n in (1, 20, 33)]
-    common = {"dtype": "bfloat16", "target_quantization": "wint8"}
+    common: dict[str, Any] = {"dtype": "bfloat16", "target_quantization": "wint8"}
     plain, _ = make_engine(str(reference.path), 0, method="naive", **common)
     want = run(plain, make_requests(prompts, 10))
     engine, recorder = make_engine(str(reference.path), 3, quantization=quantization, **common)

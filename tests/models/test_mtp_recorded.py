@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops.arena import Arena
+from fastdeploy_sd.runtime.device import DEVICE
 from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import DraftTokens, Request
 from tests.models.mtp_models import make_model
@@ -39,7 +39,7 @@ def drafts_of(model: pathlib.Path, num_steps: int, **options: Any) -> tuple[dict
             return getattr(sound, name)
 
         def propose(self, x: ProposeInput) -> DraftTokens:
-            wanted = np.full(len(x.slots), 2, np.int32) if len(found) % 2 == 0 else None
+            wanted = np.full(len(x.table_rows), 2, np.int32) if len(found) % 2 == 0 else None
             drafts = sound.propose(replace(x, num_draft_logprobs=wanted))
             logprobs = np.zeros(0) if drafts.logprobs is None else drafts.logprobs.top_logprobs.copy()
             found.append((drafts.token_ids.tolist(), drafts.cu_num_draft.tolist(), logprobs))
@@ -53,16 +53,16 @@ def test_recordings_for_all_numbers_of_drafts_share_one_memory(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that return logits."""
-    used = set[int]()
-    sound = Arena.reserve
+    arenas = list[int]()
+    sound = DEVICE.arena
 
-    def noted(self: Arena, num_bytes: int) -> None:
-        used.add(id(self))
-        sound(self, num_bytes)
+    def noted(num_bytes: int) -> Any:
+        arenas.append(num_bytes)
+        return sound(num_bytes)
 
-    monkeypatch.setattr(Arena, "reserve", noted)
+    monkeypatch.setattr(DEVICE, "arena", noted)
     drafts_of(make_model(tmp_path, "qwen3-tiny", "numbered", 1).path, 3)
-    assert len(used) == 2  # the model's own pass has the other
+    assert len(arenas) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.errors import CheckpointError, ConfigError
-from fastdeploy_sd.models.decoder import Decoder
-from fastdeploy_sd.models.mtp import TargetParts, build_mtp_model
-from fastdeploy_sd.models.mtp_weights import MtpWeights, find_names, open_mtp_weights
+from fastdeploy_sd.models import mtp
+from fastdeploy_sd.models.decoder import Decoder, Embedding
+from fastdeploy_sd.models.mtp import MtpModel, TargetParts, build_mtp_model
+from fastdeploy_sd.models.mtp_weights import MtpWeights, open_mtp_weights
+from fastdeploy_sd.models.packed_cache import PackedMatrices
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
-from fastdeploy_sd.quantization.scheme import QuantScheme
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.kv_sizing import LayerKv
 from tests.models import golden, rewrite
 from tests.models.mtp_models import make_model
 
@@ -125,17 +128,19 @@ def test_paddle_names_and_layout_give_the_same_weights(tmp_path: pathlib.Path) -
     rewrite.write_file(other / "model.safetensors", rewrite.to_paddle_names(tensors, fused=True))
     ours, theirs = open_weights(path), open_weights(path, str(other))
     for role in ("projection", "qkv", "output", "gate_up", "down"):
-        matrices = [getattr(weights, role)(0)[0].to_array() for weights in (ours, theirs)]
-        np.testing.assert_array_equal(*matrices, err_msg=role)
+        got, want = (getattr(weights, role)(0)[0].to_array() for weights in (theirs, ours))
+        np.testing.assert_array_equal(got, want, err_msg=role)
     np.testing.assert_array_equal(ours.embedding_norm(0), theirs.embedding_norm(0))
 
 
-def build(path: pathlib.Path, num_steps: int) -> Any:
+def build(path: pathlib.Path, num_steps: int, packed: PackedMatrices | None = None) -> MtpModel:
+    """The draft layers; `packed` takes the matrices that are packed for them alone."""
     checkpoint = Checkpoint(path)
     config = read_decoder_config(checkpoint.config)
     decoder, weights = Decoder(checkpoint, config, FLOAT32), open_mtp_weights(checkpoint, config, None)
-    target = TargetParts(decoder, DecoderWeights(checkpoint, config), WeightPacker(checkpoint), FLOAT32.lm_head)
-    return build_mtp_model(target, weights, FLOAT32, WeightPacker(weights.checkpoint), num_steps)
+    packer = WeightPacker(checkpoint, packed)
+    target = TargetParts(decoder, DecoderWeights(checkpoint, config), packer, FLOAT32.lm_head)
+    return build_mtp_model(target, weights, FLOAT32, WeightPacker(weights.checkpoint, packed), num_steps)
 
 
 def test_several_layers_make_one_step_each_and_one_makes_all(tmp_path: pathlib.Path) -> None:
@@ -147,21 +152,32 @@ def test_several_layers_make_one_step_each_and_one_makes_all(tmp_path: pathlib.P
     assert build(make_model(tmp_path / "one", NAME, "ernie-inside").path, 5).num_layers == 1
 
 
-def test_only_what_differs_from_the_target_is_kept_twice(tmp_path: pathlib.Path) -> None:
-    shared, own = (build(make_model(tmp_path / lay, NAME, lay).path, 1) for lay in ("numbered", "numbered-own"))
-    assert find_names(Checkpoint(tmp_path / "numbered" / "model")) is not None
-    assert isinstance(getattr(shared._layers[0].embed, "__self__", None), Decoder)
-    assert isinstance(getattr(shared._layers[0].head, "__self__", None), Decoder)
-    assert not isinstance(getattr(own._layers[0].embed, "__self__", None), Decoder)
-    assert not isinstance(getattr(own._layers[0].head, "__self__", None), Decoder)
+@pytest.mark.parametrize(("layout", "num_copies"), [("numbered", 0), ("numbered-own", 1)])
+def test_only_what_differs_from_the_target_is_kept_twice(
+    layout: str, num_copies: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables: list[Weights] = []
+
+    def noted(table: Weights, scheme: QuantScheme) -> Embedding:
+        tables.append(table)
+        return Embedding(table, scheme)
+
+    monkeypatch.setattr(mtp, "Embedding", noted)
+    packed = PackedMatrices(None)
+    path = make_model(tmp_path, NAME, layout).path
+    build(path, 1, packed)
+    heads = [name for name in packed.matrices if "head" in name or "embed_tokens" in name]
+    assert (len(tables), len(heads)) == (num_copies, num_copies)
 
 
 def test_blocks_count_the_draft_layers() -> None:
     config = read_decoder_config(Checkpoint(golden.ROOT / NAME).config)
     fmt = kv_sizing.KvCacheFormat(16, "bfloat16")
-    one = kv_sizing.block_bytes(config, fmt)
+    target = LayerKv.of_decoder(config)
+    with_one, with_two = (target + LayerKv.of_draft_layers(config, count) for count in (1, 2))
+    one = kv_sizing.block_bytes(target, fmt)
     per_layer = one // config.num_layers
-    assert kv_sizing.block_bytes(config, fmt, 2) == one + 2 * (per_layer + 2 * config.hidden_size)
-    assert kv_sizing.block_bytes(config, fmt, 1) == one + per_layer + 2 * config.hidden_size
-    caches = kv_tensors.allocate(config, 3, fmt, 2)
+    assert kv_sizing.block_bytes(with_two, fmt) == one + 2 * (per_layer + 2 * config.hidden_size)
+    assert kv_sizing.block_bytes(with_one, fmt) == one + per_layer + 2 * config.hidden_size
+    caches = kv_tensors.allocate(with_two, 3, fmt)
     assert [c.first_key for c in caches] == [0] * config.num_layers + [1, 2]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fastdeploy_sd.models import packed_file
 from fastdeploy_sd.models.packed_file import PackedFile, PackedFileError, write_packed_file
 from tests.models.packed_weights import damage_byte, load, only_file, warnings_of
 
@@ -85,7 +84,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(packed_file.os, "fsync", fail)
+        patch.setattr("os.fsync", fail)
         yield
 
 

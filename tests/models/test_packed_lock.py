@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.checkpoint import Checkpoint
-from fastdeploy_sd.models import packed_cache, packed_file
 from fastdeploy_sd.models.packed_cache import packed_matrices
 from tests.models.packed_weights import SCHEME, Loaded, load, only_file, packed_parts
 
@@ -29,7 +28,7 @@ def replace_under_lock(source: str, target: pathlib.Path) -> None:
 
 
 def test_every_write_holds_the_lock(folder: pathlib.Path, model: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_file.os, "replace", replace_under_lock)
+    monkeypatch.setattr(os, "replace", replace_under_lock)
     for name in ("a", "b"):
         with packed_matrices(folder, Checkpoint(model), SCHEME, "draft") as store:
             assert store is not None
@@ -87,7 +86,7 @@ def flock_failing(code: int, failing: int) -> Callable[[object, int], None]:
 def test_a_file_system_without_locks_is_used_without(
     folder: pathlib.Path, model: pathlib.Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(packed_cache.fcntl, "flock", flock_failing(code, fcntl.LOCK_EX))
+    monkeypatch.setattr(fcntl, "flock", flock_failing(code, fcntl.LOCK_EX))
     want, _ = load(None, model)
     assert load(folder, model) == (want, True)
     path = only_file(folder)
@@ -103,7 +102,7 @@ def test_who_waits_says_so(
     folder: pathlib.Path, model: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(packed_cache.fcntl, "flock", flock_failing(errno.EWOULDBLOCK, fcntl.LOCK_NB))
+    monkeypatch.setattr(fcntl, "flock", flock_failing(errno.EWOULDBLOCK, fcntl.LOCK_NB))
     assert load(folder, model)[1]
     assert "waiting for the process that packs the same weights" in caplog.text
 

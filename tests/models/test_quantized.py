@@ -10,7 +10,7 @@ import pytest
 from fastdeploy_sd import LLM, SamplingParams
 from fastdeploy_sd.config import QuantizationFormats
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.quantization.scheme import QuantScheme
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from tests.models import golden
 from tests.models.harness import SingleSequence
 from tests.models.numpy_decoder import NumpyDecoder

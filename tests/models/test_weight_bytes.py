@@ -8,11 +8,11 @@ import pytest
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Quantization, QuantizationFormats
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
 from fastdeploy_sd.models.weights import DecoderWeights
-from fastdeploy_sd.ops.native.linear import pack_linear
-from fastdeploy_sd.quantization.scheme import QuantScheme
+from fastdeploy_sd.ops.packing import pack_linear
 
 FORMATS: tuple[Quantization | None, ...] = (None, "wint8", "wint4", QuantizationFormats("wint4", "none", "wint4"))
 

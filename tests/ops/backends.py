@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import paddle
 
-from fastdeploy_sd.ops import library
+from fastdeploy_sd.runtime import library
 
 
 @contextlib.contextmanager
@@ -45,6 +45,6 @@ def to_paddle(array: np.ndarray | None) -> paddle.Tensor | None:
     return paddle.to_tensor(array, place=paddle.CPUPlace())
 
 
-def from_paddle(tensor: paddle.Tensor) -> np.ndarray:
-    """Inverse of to_paddle."""
-    return np.asarray(tensor.numpy())
+def from_paddle(tensor: paddle.Tensor | np.ndarray) -> np.ndarray:
+    """Inverse of to_paddle; an array stays."""
+    return tensor if isinstance(tensor, np.ndarray) else np.asarray(tensor.numpy())

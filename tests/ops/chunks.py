@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.ops.native import attention as native
+from fastdeploy_sd.ops import attention as ops
 
 
 def chunk(sequence: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
@@ -23,4 +23,4 @@ def chunk(sequence: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
 
 def run_chunks(sequence: dict[str, Any], borders: Sequence[int]) -> np.ndarray:
     chunks = [chunk(sequence, *ends) for ends in itertools.pairwise(borders)]
-    return np.concatenate([native.cascade_append_attention(**args) for args in chunks])
+    return np.concatenate([ops.cascade_append_attention(**args) for args in chunks])

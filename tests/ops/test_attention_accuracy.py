@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops import library
+from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.bf16 import from_bf16, narrow
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.ops.native import attention as native
 from fastdeploy_sd.ops.reference import attention as reference
+from fastdeploy_sd.runtime import library
 from tests.ops.backends import isa
 from tests.ops.cases.attention import batch
 
@@ -25,10 +25,10 @@ def test_rows_are_within_half_a_percent_of_float64(level: str, num_computed: int
     exact = dict(args)
     exact["q"] = from_bf16(args["q"])
     cache = args["cache"]
-    exact["cache"] = KvCache(*(reference_cache(cache)))
-    want = reference.cascade_append_attention(**exact)
+    exact["cache"] = reference_cache(cache)
+    want: np.ndarray = reference.cascade_append_attention(**exact)
     with isa(level):
-        got = from_bf16(native.cascade_append_attention(**args))
+        got = from_bf16(ops.cascade_append_attention(**args))
     error = np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)
     assert error.max() < 0.005, error
 
@@ -41,11 +41,12 @@ def test_weights_still_sum_to_one(level: str) -> None:
     values = np.broadcast_to(column, (args["cache"].num_blocks, 16, 2, 32))
     args["cache"] = KvCache(args["cache"].k, reference.pack_v(values))
     with isa(level):
-        y = native.cascade_append_attention(**args)
+        y = ops.cascade_append_attention(**args)
     np.testing.assert_array_equal(y.reshape(-1, 32), np.broadcast_to(column, (y.size // 32, 32)))
 
 
-def reference_cache(cache: KvCache[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def reference_cache(cache: KvCache[np.ndarray]) -> KvCache[np.ndarray]:
     """The same keys and values in float32 layout."""
-    keys, values = reference.unpack_k(cache.k), reference.unpack_v(cache.v)
-    return reference.pack_k(from_bf16(keys)), reference.pack_v(from_bf16(values))
+    keys: np.ndarray = reference.unpack_k(cache.k)
+    values: np.ndarray = reference.unpack_v(cache.v)
+    return KvCache(reference.pack_k(from_bf16(keys)), reference.pack_v(from_bf16(values)))

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.ops.native import attention as native
+from fastdeploy_sd.ops import attention as ops
+from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks
 from fastdeploy_sd.ops.reference import attention as reference
 from fastdeploy_sd.ops.rope_table import (
     LinearScaling,
@@ -25,6 +25,10 @@ from tests.ops.cases.rope import ROPE_STORE_KV
 I32 = np.int32
 
 
+def blocks(table_rows: list[int], tables: list[list[int]]) -> RequestBlocks[np.ndarray]:
+    return RequestBlocks(np.array(table_rows, I32), np.array(tables, I32))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -34,26 +38,28 @@ I32 = np.int32
         ({"seq_lens": np.array([10, 3], I32)}, "seq_lens: expected at least the request's new tokens"),
         ({"seq_lens": np.array([10, 49], I32)}, "seq_lens: expected at most max_blocks"),
         ({"seq_lens": np.array([10, 33], I32)}, "block_tables: expected a block of the cache"),
-        ({"block_tables": np.array([[99, 0, 0], [0, 1, 2]], I32)}, "block_tables: expected a block of the cache"),
+        ({"blocks": blocks([1, 0], [[99, 0, 0], [0, 1, 2]])}, "block_tables: expected a block of the cache"),
+        ({"blocks": blocks([0, 2], [[0, 0, 0], [0, 1, 2]])}, "table_rows: expected rows of block_tables"),
+        ({"blocks": blocks([-1, 0], [[0, 0, 0], [0, 1, 2]])}, "table_rows: expected rows of block_tables"),
     ],
 )
 def test_attention_refuses_contradictions(change: dict[str, Any], message: str) -> None:
     args = {**batch([(9, 1), (28, 4)], 2, 1, 16, 16, np.float32)}
-    assert args["block_tables"].shape == (2, 3)
+    assert args["blocks"].block_tables.shape == (2, 3)
     with pytest.raises(ValueError, match=message):
-        native.cascade_append_attention(**{**args, **change})
+        ops.cascade_append_attention(**{**args, **change})
 
 
 def test_attention_refuses_geometries() -> None:
     args = batch([(9, 1)], 2, 1, 16, 16, np.float32)
     with pytest.raises(ValueError, match="num_heads: expected at most 16"):
-        native.cascade_append_attention(**{**args, "q": np.zeros((1, 17 * 16), np.float32)})
+        ops.cascade_append_attention(**{**args, "q": np.zeros((1, 17 * 16), np.float32)})
     for first_key in (-1, 64):
         with pytest.raises(ValueError, match=r"first_key: expected 0\.\.63"):
-            native.cascade_append_attention(**{**args, "cache": replace(args["cache"], first_key=first_key)})
+            ops.cascade_append_attention(**{**args, "cache": replace(args["cache"], first_key=first_key)})
     wide = KvCache(np.zeros((4, 1, 272, 16, 1), np.float32), np.zeros((4, 1, 16, 272, 1), np.float32))
     with pytest.raises(ValueError, match=r"head_dim: expected a multiple of 16 in 16\.\.256"):
-        native.cascade_append_attention(**{**args, "cache": wide, "q": np.zeros((1, 272), np.float32)})
+        ops.cascade_append_attention(**{**args, "cache": wide, "q": np.zeros((1, 272), np.float32)})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +76,7 @@ def test_rope_refuses_indices_and_writes_nothing(name: str, value: np.ndarray, m
     case["cache"] = KvCache(case["cache"].k.copy(), case["cache"].v.copy())
     before = case["cache"].k.copy()
     with pytest.raises(ValueError, match=message):
-        native.rope_store_kv_(**{**case, name: value})
+        ops.rope_store_kv_(**{**case, name: value})
     np.testing.assert_array_equal(case["cache"].k, before)
 
 

@@ -8,22 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops import library
+from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.bf16 import narrow, widen
-from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary, kv_cache_shapes, kv_scale_shape
-from fastdeploy_sd.ops.native import attention as native
+from fastdeploy_sd.ops.kv_cache import KvCache, Rotary, kv_cache_shapes, kv_scale_shape
 from fastdeploy_sd.ops.reference import attention as reference
 from fastdeploy_sd.ops.reference.kv_quantize import dequantize_heads, quantize_heads
 from fastdeploy_sd.ops.rope_table import rope_table
+from fastdeploy_sd.runtime import library
 from tests.ops.backends import isa, threads
-from tests.ops.cases.attention import VERIFY, batch
+from tests.ops.cases.attention import VERIFY, Geometry, batch, own_blocks
 from tests.ops.cases.attention_int8 import blunt, copied, quantized
+from tests.ops.cases.rope import random_norm
 from tests.ops.chunks import chunk, run_chunks
 
 LENGTH = 700
 GEOMETRIES = [(2, 1, 32, 16), (5, 1, 48, 64), (16, 1, 16, 32)]
 DTYPES = [np.float32, np.uint16]
 LEVELS = library.available_isas()
+
+
+def zero_cache(num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> KvCache[np.ndarray]:
+    k, v = (np.zeros(shape, np.int8) for shape in kv_cache_shapes(num_blocks, block_size, kv_heads, head_dim, 1))
+    k_scale, v_scale = np.zeros((2, *kv_scale_shape(num_blocks, block_size, kv_heads)), np.float32)
+    return KvCache(k, v, 0, k_scale, v_scale)
 
 
 def rounded_weights(weights: np.ndarray) -> np.ndarray:
@@ -54,7 +61,7 @@ def attend(args: dict[str, Any]) -> np.ndarray:
         first, stop = args["query_start_loc"][r : r + 2]
         for row in range(first, stop):
             slots = np.arange(length - (stop - row) + 1)
-            blocks = args["block_tables"][r, slots // cache.block_size]
+            blocks = own_blocks(args, r)[slots // cache.block_size]
             keys, values, k_scale, v_scale = (
                 x[blocks, slots % cache.block_size].repeat(group, axis=1)
                 for x in (k, v, cache.k_scale.transpose(0, 2, 1), cache.v_scale.transpose(0, 2, 1))
@@ -68,10 +75,10 @@ def attend(args: dict[str, Any]) -> np.ndarray:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("geometry", [(4, 2, 128, 64), (5, 1, 48, 16)], ids=str)
-def test_the_error_is_that_of_the_roundings(level: str, geometry: Any) -> None:
+def test_the_error_is_that_of_the_roundings(level: str, geometry: Geometry) -> None:
     args = quantized(batch([*VERIFY, (699, 1)], *geometry, np.float32))
     with isa(level):
-        y = native.cascade_append_attention(**args)
+        y = ops.cascade_append_attention(**args)
     error = np.abs(y - attend(args))
     # Rarely a product lies so near a tie that float32 rounds it to the other side: one unit of a weight.
     assert error.max() < 2e-2
@@ -84,7 +91,7 @@ def test_the_error_against_exact_attention_is_about_a_percent(dtype: Any) -> Non
     args = batch([(1500, 8)], 4, 2, 128, 64, dtype)
     args["q"][::3] = args["q"][1:2]
     want = widen(reference.cascade_append_attention(**args))
-    y = widen(native.cascade_append_attention(**quantized(args)))
+    y = widen(ops.cascade_append_attention(**quantized(args)))
     assert np.sqrt(np.mean((y - want) ** 2)) < 0.016 * np.sqrt(np.mean(want**2))
 
 
@@ -94,11 +101,11 @@ def test_many_small_weights_keep_their_share(level: str) -> None:
     args = quantized(batch([(639, 1)], 1, 1, 16, 64, np.float32))
     cache = args["cache"]
     cache.k[...], cache.k_scale[...], cache.v[...], cache.v_scale[...] = 0, 1.0, 127, 1.0 / 127
-    cache.k[args["block_tables"][0, 0], 0, 0, 0, 0] = 127
+    cache.k[own_blocks(args, 0)[0], 0, 0, 0, 0] = 127
     args["q"][0] = 0.0
     args["q"][0, 0] = np.log(1 / 0.0019) / (127 * args["scale"])
     with isa(level):
-        np.testing.assert_allclose(native.cascade_append_attention(**args), 1.0, rtol=2e-3)
+        np.testing.assert_allclose(ops.cascade_append_attention(**args), 1.0, rtol=2e-3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -107,35 +114,35 @@ def test_stored_heads_are_half_a_step_from_their_values(level: str, dtype: Any) 
     tokens, heads, kv_heads, head_dim, block_size = 40, 4, 2, 80, 16
     rng = np.random.default_rng(1)
     qkv = narrow(rng.standard_normal((tokens, (heads + 2 * kv_heads) * head_dim), np.float32), dtype)
-    inputs = {
+    inputs: dict[str, Any] = {
         "qkv": qkv,
         "positions": rng.integers(0, 3000, tokens, np.int32),
         "slot_mapping": rng.permutation(4 * block_size)[:tokens].astype(np.int64),
         "rotary": Rotary(rope_table(3000, 64, 10000.0)),
-        "qk_norm": QkNorm(*rng.standard_normal((2, head_dim), np.float32), 1e-6),
+        "qk_norm": random_norm(rng, head_dim),
     }
-    exact = KvCache(*(np.zeros(shape, np.float32) for shape in kv_cache_shapes(4, block_size, kv_heads, head_dim, 4)))
+    k, v = (np.zeros(shape, np.float32) for shape in kv_cache_shapes(4, block_size, kv_heads, head_dim, 4))
+    exact: KvCache[np.ndarray] = KvCache(k, v)
     reference.rope_store_kv_(cache=exact, **{**inputs, "qkv": widen(qkv)})
-    scales = np.zeros((2, *kv_scale_shape(4, block_size, kv_heads)), np.float32)
-    shapes = kv_cache_shapes(4, block_size, kv_heads, head_dim, 1)
-    cache = KvCache(*(np.zeros(shape, np.int8) for shape in shapes), 0, *scales)
+    cache = zero_cache(4, block_size, kv_heads, head_dim)
     with isa(level):
-        native.rope_store_kv_(cache=cache, **inputs)
+        ops.rope_store_kv_(cache=cache, **inputs)
     for unpack, integers, scale, want in (
         (reference.unpack_k, cache.k, cache.k_scale, exact.k),
         (reference.unpack_v, cache.v, cache.v_scale, exact.v),
     ):
-        steps = scale.transpose(0, 2, 1)
-        error = np.abs(dequantize_heads(unpack(integers), steps) - unpack(want))
+        assert scale is not None
+        steps, values = scale.transpose(0, 2, 1), np.asarray(unpack(want), np.float32)
+        error = np.abs(dequantize_heads(unpack(integers), steps) - values)
         assert (error <= 0.501 * steps[..., None]).all()
-        largest = np.abs(unpack(want)).max(axis=-1)
+        largest = np.abs(values).max(axis=-1)
         np.testing.assert_allclose(127 * steps, largest, rtol=1e-5)
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("level", LEVELS)
-def test_rows_do_not_depend_on_chunks_or_threads(level: str, dtype: Any, geometry: Any) -> None:
+def test_rows_do_not_depend_on_chunks_or_threads(level: str, dtype: Any, geometry: Geometry) -> None:
     sequence = quantized(batch([(0, LENGTH)], *geometry, dtype))
     rng = np.random.default_rng(1)
     with isa(level):
@@ -146,7 +153,7 @@ def test_rows_do_not_depend_on_chunks_or_threads(level: str, dtype: Any, geometr
                 cuts = np.sort(rng.choice(np.arange(1, LENGTH), 12, replace=False))
                 np.testing.assert_array_equal(run_chunks(sequence, [0, *cuts.tolist(), LENGTH]), whole)
                 for row in (0, 1, 15, 16, 63, 64, 65, 255, 256, 257, 511, 512, LENGTH - 1):
-                    alone = native.cascade_append_attention(**chunk(sequence, row, row + 1))
+                    alone = ops.cascade_append_attention(**chunk(sequence, row, row + 1))
                     np.testing.assert_array_equal(alone[0], whole[row], err_msg=f"row {row}, {count} threads")
 
 
@@ -171,10 +178,10 @@ def test_a_head_that_was_not_finite_makes_nan_of_the_rows_that_see_it_only(level
     sequence = quantized(batch([(0, 620)], 4, 2, 32, block_size, np.float32))
     verify = chunk(sequence, 590, 620)
     poisoned = copied(sequence["cache"])
-    getattr(poisoned, which)[sequence["block_tables"][0, bad // block_size], :, bad % block_size] = np.nan
+    getattr(poisoned, which)[own_blocks(sequence, 0)[bad // block_size], :, bad % block_size] = np.nan
     with isa(level):
-        good = native.cascade_append_attention(**verify)
-        y = native.cascade_append_attention(**{**verify, "cache": poisoned})
+        good = ops.cascade_append_attention(**verify)
+        y = ops.cascade_append_attention(**{**verify, "cache": poisoned})
     np.testing.assert_array_equal(y[:10], good[:10])
     assert np.isnan(y[10:]).all()
 
@@ -185,7 +192,7 @@ def test_a_query_that_is_not_finite_gives_nan_to_its_head_only(level: str) -> No
     bad = {**args, "q": args["q"].copy()}
     bad["q"][0, 40] = np.inf
     with isa(level):
-        good, y = (native.cascade_append_attention(**x) for x in (args, bad))
+        good, y = (ops.cascade_append_attention(**x) for x in (args, bad))
     assert np.isnan(y[0, 32:64]).all()
     good[0, 32:64] = y[0, 32:64]
     np.testing.assert_array_equal(y, good)
@@ -196,12 +203,12 @@ def test_scales_of_every_size_are_fine(level: str) -> None:
     """Values around 1e-29, 1e-18 and 1e29 and zeros in one block, and rows that see only the small ones."""
     args = quantized(blunt(batch([(0, 64)], 1, 1, 16, 64, np.float32)))
     scales = args["cache"].v_scale
-    table = args["block_tables"][0, 0]
+    table = own_blocks(args, 0)[0]
     scales[table, 0, :64] = np.tile(np.array([1e-31, 0.0, 1e-20, 1e27], np.float32), 16)
     args["cache"].v[table, 0, :, :, 1] = 0
     want = reference.cascade_append_attention(**args)
     with isa(level):
-        y = native.cascade_append_attention(**args)
+        y = ops.cascade_append_attention(**args)
     assert np.isfinite(y).all()
     largest = np.abs(want).max(axis=1)
     assert (np.abs(y - want).max(axis=1) <= 0.05 * largest).all()
@@ -211,21 +218,19 @@ def test_scales_of_every_size_are_fine(level: str) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_stored_rows_do_not_depend_on_the_batch(level: str) -> None:
     rng = np.random.default_rng(0)
-    tokens, shapes, scales = 33, kv_cache_shapes(4, 16, 2, 48, 1), kv_scale_shape(4, 16, 2)
+    tokens = 33
     qkv = rng.standard_normal((tokens, 7 * 48), np.float32)
     rotary = Rotary(rope_table(3000, 48, 10000.0))
-    columns = {
+    columns: dict[str, Any] = {
         "qkv": qkv,
         "positions": rng.integers(0, 3000, tokens, np.int32),
         "slot_mapping": rng.permutation(64)[:tokens].astype(np.int64),
     }
-    together, one_by_one = (
-        KvCache(*(np.zeros(s, np.int8) for s in shapes), 0, *np.zeros((2, *scales), np.float32)) for _ in range(2)
-    )
+    together, one_by_one = (zero_cache(4, 16, 2, 48) for _ in range(2))
     with isa(level), threads(3):
-        native.rope_store_kv_(cache=together, rotary=rotary, **columns)
+        ops.rope_store_kv_(cache=together, rotary=rotary, **columns)
         for t in range(tokens):
-            native.rope_store_kv_(cache=one_by_one, rotary=rotary, **{n: x[t : t + 1] for n, x in columns.items()})
+            ops.rope_store_kv_(cache=one_by_one, rotary=rotary, **{n: x[t : t + 1] for n, x in columns.items()})
     for name in ("k", "v", "k_scale", "v_scale"):
         np.testing.assert_array_equal(getattr(one_by_one, name), getattr(together, name), err_msg=name)
 
@@ -233,10 +238,11 @@ def test_stored_rows_do_not_depend_on_the_batch(level: str) -> None:
 def test_integers_without_scales_and_scales_without_integers_are_errors() -> None:
     args = quantized(batch([(5, 1)], 2, 1, 16, 16, np.float32))
     cache = args["cache"]
-    text = "cache.k_scale, cache.v_scale: expected both for int8 and neither else"
-    for wrong in (replace(cache, v_scale=None), replace(cache, k=cache.k.view(np.float32), v=cache.v.view(np.float32))):
+    text = "k_scale, v_scale: expected both for int8 and neither else"
+    floats = batch([(5, 1)], 2, 1, 16, 16, np.float32)["cache"]
+    for wrong in (replace(cache, v_scale=None), replace(floats, k_scale=cache.k_scale, v_scale=cache.v_scale)):
         with pytest.raises(ValueError, match=text):
-            native.cascade_append_attention(**{**args, "cache": wrong})
+            ops.cascade_append_attention(**{**args, "cache": wrong})
     short = replace(cache, v_scale=cache.v_scale[:, :, :8].copy())
-    with pytest.raises(ValueError, match=r"cache\.v_scale"):
-        native.cascade_append_attention(**{**args, "cache": short})
+    with pytest.raises(ValueError, match="cascade_append_attention: v_scale: expected shape"):
+        ops.cascade_append_attention(**{**args, "cache": short})

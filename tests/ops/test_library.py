@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.ops import library
 from fastdeploy_sd.ops.bf16 import from_bf16, to_bf16
-from fastdeploy_sd.ops.native.norm import rms_norm
+from fastdeploy_sd.ops.norm import rms_norm
+from fastdeploy_sd.runtime import library
 from tests.ops.backends import threads
 
-PRINT_ISA = "from fastdeploy_sd.ops import library; print(library.isa())"
+PRINT_ISA = "from fastdeploy_sd.runtime import library; print(library.isa())"
 
 
 def run_with(level: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops.native.mtp import HiddenRows, mtp_postprocess_, mtp_preprocess_
+from fastdeploy_sd.ops.mtp import mtp_postprocess_, mtp_preprocess_
+from fastdeploy_sd.ops.mtp_batch import HiddenRows
 from tests.ops.cases.mtp import make_batch, preprocess_case
 
 I32 = np.int32
@@ -29,9 +30,9 @@ def changed(array: np.ndarray, index: int, value: int) -> np.ndarray:
         ("todo", "hidden_begin", -1, "hidden_end: expected positions that the request has rows of"),
         ("todo", "hidden_begin", 11, "hidden_end: expected positions that the request has rows of"),
         ("todo", "hidden_end", 15, "hidden_end: expected positions that the request has rows of"),
-        ("todo", "cu_hidden", 7, "cu_hidden: expected 0 and rising offsets"),
+        ("todo", "cu_hidden", 17, "cu_hidden: expected rising offsets"),
         ("todo", "source", -1, "source: expected >= 0"),
-        ("batch", "slots", 9, "slots: expected rows of token_table"),
+        ("batch", "table_rows", 9, "table_rows: expected rows of token_table"),
         ("batch", "num_committed", 91, "num_committed: expected at most a row of token_table"),
         ("batch", "cu_num_draft", 1, "cu_num_draft: expected 0 and rising offsets"),
         ("batch", "block_size", 0, "block_size: expected a positive number"),
@@ -52,11 +53,11 @@ def test_preprocess_refuses_slots_without_blocks_and_wrong_shapes() -> None:
     case = preprocess_case(np.random.default_rng(1), [(9, 9, 9, 1, 19, 0)], 16, 0)
     for value in (-1, 99):
         table = case["batch"].block_table.copy()
-        table[case["batch"].slots[0], 1] = value
+        table[case["batch"].table_rows[0], 1] = value
         with pytest.raises(ValueError, match="block_table: expected a block for every slot"):
             mtp_preprocess_(**{**case, "batch": replace(case["batch"], block_table=table)})
     hidden: HiddenRows[Any] = case["hidden"]
-    with pytest.raises(ValueError, match=r"hidden\.blocks: expected"):
+    with pytest.raises(ValueError, match="block_hidden: expected shape"):
         mtp_preprocess_(**{**case, "hidden": replace(hidden, blocks=hidden.blocks[:, :5].copy())})
 
 
@@ -68,6 +69,15 @@ def test_postprocess_refuses_contradictions() -> None:
     with pytest.raises(ValueError, match="step: expected >= 0"):
         mtp_postprocess_(batch, -1, logits, hidden)
     table = batch.block_table.copy()
-    table[batch.slots[1], 1] = -1
+    table[batch.table_rows[1], 1] = -1
     with pytest.raises(ValueError, match="block_table: expected a block for the next slot"):
         mtp_postprocess_(replace(batch, block_table=table), 1, logits, hidden)
+    with pytest.raises(ValueError, match="cu_num_draft: expected at most num_drafts last, got more"):
+        mtp_postprocess_(replace(batch, draft_token_ids=batch.draft_token_ids[:-1].copy()), 0, logits, hidden)
+
+
+def test_preprocess_refuses_fewer_drafts_than_the_offsets_say() -> None:
+    case = preprocess_case(np.random.default_rng(1), [(9, 5, 1, 1, 11, 2), (3, 1, 1, 1, 5, 2)], 16, 0)
+    short = replace(case["batch"], draft_token_ids=case["batch"].draft_token_ids[:-1].copy())
+    with pytest.raises(ValueError, match="cu_num_draft: expected at most num_drafts last, got more"):
+        mtp_preprocess_(**{**case, "batch": short})

@@ -12,17 +12,21 @@ import sys
 import pytest
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.ops import operators, shim
-from fastdeploy_sd.ops.library import LIBRARY_PATH
+from fastdeploy_sd.ops.operators import declared_ops
+from fastdeploy_sd.runtime import operator_files, paddle_ops
+from fastdeploy_sd.runtime.layout import layout
+from fastdeploy_sd.runtime.library import LIBRARY_PATH
+from fastdeploy_sd.runtime.operator_source import operator_source
 
-PADDLE = operators.PaddleInstall(pathlib.Path("paddle"), "3.1.0", "abc")
+SOURCE = '#include "paddle_binding.h"\n'
+PADDLE = operator_files.PaddleInstall(pathlib.Path("paddle"), "3.1.0", "abc")
 
 
 @pytest.fixture
 def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """An empty folder to keep compiled operators in."""
     monkeypatch.setenv("FDSD_CACHE_DIR", str(tmp_path / "cache"))
-    return operators.cache_folder()
+    return operator_files.cache_folder()
 
 
 @pytest.fixture
@@ -30,17 +34,18 @@ def shipped(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.
     """The package's lib folder, in which an installation may bring operators."""
     folder = tmp_path / "lib"
     folder.mkdir()
-    monkeypatch.setattr(operators, "LIBRARY_PATH", folder / LIBRARY_PATH.name)
+    monkeypatch.setattr(operator_files, "LIBRARY_PATH", folder / LIBRARY_PATH.name)
     return folder
 
 
 def test_a_call_before_loading_is_an_error_and_compiles_nothing(cache: pathlib.Path) -> None:
     code = """
 import paddle
-from fastdeploy_sd.ops import shim
+from fastdeploy_sd.ops.activation import swiglu
+from fastdeploy_sd.runtime import paddle_ops
 try:
-    shim.run("swiglu", paddle.zeros([1, 2]))
-except shim.OperatorsNotLoadedError as error:
+    swiglu(paddle.zeros([1, 2]))
+except paddle_ops.OperatorsNotLoadedError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -52,39 +57,41 @@ def test_a_file_that_is_there_needs_no_compiler(
     cache: pathlib.Path, shipped: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    root = operators.source_root()
-    kept = cache / operators.file_name(root, PADDLE, str(shipped))
+    root = operator_files.source_root()
+    kept = cache / operator_files.file_name(root, PADDLE, SOURCE, str(shipped))
     kept.parent.mkdir(parents=True)
     kept.touch()
-    assert operators.find_or_compile(PADDLE) == kept
-    brought = shipped / operators.file_name(root, PADDLE, operators.BESIDE)
+    assert operator_files.find_or_compile(PADDLE, SOURCE) == kept
+    brought = shipped / operator_files.file_name(root, PADDLE, SOURCE, operator_files.BESIDE)
     brought.touch()
-    assert operators.find_or_compile(PADDLE) == brought
+    assert operator_files.find_or_compile(PADDLE, SOURCE) == brought
     # Neither fits another Paddle.
     for other in (dataclasses.replace(PADDLE, version="3.2.0"), dataclasses.replace(PADDLE, commit="abd")):
         with pytest.raises(ConfigError, match="Paddle operators: expected a C\\+\\+ compiler"):
-            operators.find_or_compile(other)
+            operator_files.find_or_compile(other, SOURCE)
 
 
 def test_the_name_follows_the_sources(tmp_path: pathlib.Path) -> None:
-    root = pathlib.Path(shutil.copytree(operators.source_root(), tmp_path / "sources"))
-    before = operators.file_name(root, PADDLE, operators.BESIDE)
+    root = pathlib.Path(shutil.copytree(operator_files.source_root(), tmp_path / "sources"))
+    before = operator_files.file_name(root, PADDLE, SOURCE, operator_files.BESIDE)
     header = root / "include" / "fdsd" / "sampling.h"
     header.write_text(header.read_text() + "\n")
-    assert operators.file_name(root, PADDLE, operators.BESIDE) != before
+    after = operator_files.file_name(root, PADDLE, SOURCE, operator_files.BESIDE)
+    assert after != before
+    assert operator_files.file_name(root, PADDLE, SOURCE + "\n", operator_files.BESIDE) != after
 
 
 @pytest.mark.usefixtures("cache")
 def test_a_compiler_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match="got CXX=no-such-compiler, which is none"):
-        operators.find_or_compile(PADDLE)
+        operator_files.find_or_compile(PADDLE, SOURCE)
 
 
 def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FDSD_CACHE_DIR", "/dev/null/x")
     with pytest.raises(ConfigError, match=r"FDSD_CACHE_DIR: expected .*, got /dev/null/x/.*: Not a directory"):
-        operators.find_or_compile(PADDLE)
+        operator_files.find_or_compile(PADDLE, SOURCE)
 
 
 def test_a_compile_error_is_one_line_and_its_output_is_logged(
@@ -94,7 +101,7 @@ def test_a_compile_error_is_one_line_and_its_output_is_logged(
     with pytest.raises(
         ConfigError, match=r"Paddle operators: expected \S+ to compile them, got exit status 1"
     ) as caught:
-        operators.find_or_compile(PADDLE)
+        operator_files.find_or_compile(PADDLE, SOURCE)
     assert "\n" not in caught.value.message
     assert caplog.text.count("fatal error: paddle/") == 1
     assert [path.name for path in cache.iterdir()] == ["lock"]
@@ -110,7 +117,7 @@ import setup
 print(setup.build_operators(pathlib.Path("lib.so")), len(setup.BuildKernels._binding_sources()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    sources = operators.binding_sources(operators.source_root())
+    sources = operator_files.shipped_files(operator_files.source_root())
     assert (done.stdout, done.stderr) == (f"None {len(sources)}\n", "")
 
 
@@ -127,7 +134,9 @@ print(setup.build_operators(pathlib.Path(sys.argv[1])))
 """
     library = lib / LIBRARY_PATH.name
     done = subprocess.run([sys.executable, "-c", code, library], capture_output=True, text=True, check=True)
-    name = operators.file_name(operators.source_root(), shim.installed_paddle(), operators.BESIDE)
+    root = operator_files.source_root()
+    source = operator_source(declared_ops(), (path.name for path in operator_files.headers(root)), layout)
+    name = operator_files.file_name(root, paddle_ops.installed_paddle(), source, operator_files.BESIDE)
     assert done.stdout.split()[-1] == str(lib / name), done.stderr
     installed = lib.rename(tmp_path / "site")
     # The directory is gone that the compiler saw, so only the library beside can be found.

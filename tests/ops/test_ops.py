@@ -1,20 +1,19 @@
-"""Every op, every case, every backend against its NumPy meaning: integers exactly, floats by the op's tolerance."""
+"""Every op, every case, every backend against its NumPy meaning, and every row alone against itself in company."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops import library
 from fastdeploy_sd.ops.bf16 import from_bf16
+from fastdeploy_sd.runtime import library
 from tests.ops import cases
-from tests.ops.backends import isa
-from tests.ops.cases.case import OpCases
+from tests.ops.backends import isa, threads
+from tests.ops.cases.case import OpCases, arrays
 
 
 def all_ops() -> Iterator[OpCases]:
@@ -25,15 +24,13 @@ def all_ops() -> Iterator[OpCases]:
 
 OPS = {op.name: op for op in all_ops()}
 ISAS = library.available_isas()
-RUNS = [(name, backend) for name, op in OPS.items() for backend in [*ISAS, *(["paddle"] if op.paddle else [])]]
+RUNS = [(name, backend) for name, op in OPS.items() for backend in [*ISAS, *(["paddle"] if op.is_operator else [])]]
+BY_ROW = [name for name, op in OPS.items() if any(map(op.num_rows, op.inputs.values()))]
 
 
-def assert_same(got: Any, want: Any, op: OpCases, where: str) -> None:
-    gots, wants = (out if isinstance(out, tuple) else (out,) for out in (got, want))
-    assert len(gots) == len(wants)
-    for i, (g, w) in enumerate(zip(gots, wants, strict=True)):
-        if w is None:
-            continue
+def assert_same(got: Sequence[np.ndarray], want: Sequence[np.ndarray], op: OpCases, where: str) -> None:
+    assert len(got) == len(want)
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
         assert g.shape == w.shape, f"{where} output {i}"
         assert g.dtype == w.dtype, f"{where} output {i}"
         if w.dtype == np.float32:
@@ -50,11 +47,36 @@ def assert_same(got: Any, want: Any, op: OpCases, where: str) -> None:
 def test_matches_reference(name: str, backend: str) -> None:
     op = OPS[name]
     for case, kwargs in op.inputs.items():
-        want = op.reference(**kwargs)
+        want = op.run_reference(kwargs)
         if backend == "paddle":
-            assert op.paddle is not None
-            got = op.paddle(**kwargs)
+            got = op.run_operator(kwargs)
         else:
             with isa(backend):
-                got = op.native(**kwargs)
+                got = op.run(kwargs)
         assert_same(got, want, op, f"{name} {backend} {case}")
+
+
+@pytest.mark.parametrize("level", ISAS)
+@pytest.mark.parametrize("name", BY_ROW)
+def test_a_row_has_the_same_bits_alone_and_in_any_company(name: str, level: str) -> None:
+    op, rng = OPS[name], np.random.default_rng(0)
+    for case, kwargs in op.inputs.items():
+        count = op.num_rows(kwargs)
+        order = rng.permutation(count).tolist()
+        one_by_one = op.copied(kwargs)
+        with isa(level):
+            alone = [op.run_rows(one_by_one, [row]) for row in range(count)]
+        for size in {size for size in (2, 3, 5, 8, 13, count // 2, count) if size <= count}:
+            rows, num_threads = order[:size], 1 + size % 3
+            together = op.copied(kwargs)
+            with isa(level), threads(num_threads):
+                got = op.run_rows(together, rows)
+            want = [np.concatenate(outputs) for outputs in zip(*(alone[row] for row in rows), strict=True)]
+            if len(rows) == count > 0:
+                got, want = [*got, *arrays(tuple(together.values()))], [*want, *arrays(tuple(one_by_one.values()))]
+            for i, (g, w) in enumerate(zip(got, want, strict=len(rows) > 0)):
+                np.testing.assert_array_equal(bits(g), bits(w), err_msg=f"{name} {case} output {i}")
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    return array.view(np.uint32) if array.dtype == np.float32 else array

@@ -1,24 +1,21 @@
-"""A row of rope_store_kv_ and cascade_append_attention has the same bits however it is computed.
+"""A row of cascade_append_attention has the same bits in a chunk of any size, whoever shares its blocks.
 
-Alone, in a chunk of any size, beside other requests, with any number of threads; and it touches no key it does not see.
+And it touches no key it does not see. That requests do not depend on one another is tested in test_ops.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops import library
+from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.ops.native import attention as native
+from fastdeploy_sd.runtime import library
 from tests.ops.backends import isa, threads
-from tests.ops.cases.attention import batch, shared_batches
-from tests.ops.cases.attention_int8 import blunt, quantized
-from tests.ops.cases.rope import ROPE_STORE_KV
+from tests.ops.cases.attention import Geometry, batch, own_blocks, select, shared_batches
 from tests.ops.chunks import chunk, run_chunks
 
 LENGTH = 1100
@@ -30,7 +27,7 @@ EDGES = [0, 1, 14, 15, 16, 17, 62, 63, 64, 65, 254, 255, 256, 257, 511, 512, 575
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize("level", library.available_isas())
-def test_attention_rows_do_not_depend_on_chunks_or_threads(level: str, dtype: Any, geometry: Any) -> None:
+def test_attention_rows_do_not_depend_on_chunks_or_threads(level: str, dtype: Any, geometry: Geometry) -> None:
     sequence = batch([(0, LENGTH)], *geometry, dtype)
     rng = np.random.default_rng(1)
     with isa(level):
@@ -41,7 +38,7 @@ def test_attention_rows_do_not_depend_on_chunks_or_threads(level: str, dtype: An
                 cuts = np.sort(rng.choice(np.arange(1, LENGTH), 12, replace=False))
                 np.testing.assert_array_equal(run_chunks(sequence, [0, *cuts.tolist(), LENGTH]), whole)
                 for row in EDGES:
-                    alone = native.cascade_append_attention(**chunk(sequence, row, row + 1))
+                    alone = ops.cascade_append_attention(**chunk(sequence, row, row + 1))
                     np.testing.assert_array_equal(alone[0], whole[row], err_msg=f"row {row}, {count} threads")
 
 
@@ -60,30 +57,6 @@ def test_attention_rows_behind_hidden_keys_do_not_depend_on_chunks(level: str, d
             np.testing.assert_array_equal(run_chunks(sequence, [0, *cuts.tolist(), 140]), alone)
 
 
-def select(together: dict[str, Any], requests: Sequence[int]) -> dict[str, Any]:
-    """Arguments for running some of a batch's requests, in this order."""
-    starts = together["query_start_loc"]
-    rows = [np.arange(starts[r], starts[r + 1]) for r in requests]
-    return {
-        **together,
-        "q": together["q"][np.concatenate(rows)],
-        "query_start_loc": np.cumsum([0, *map(len, rows)]).astype(np.int32),
-        "seq_lens": together["seq_lens"][list(requests)],
-        "block_tables": together["block_tables"][list(requests)],
-    }
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
-@pytest.mark.parametrize("level", library.available_isas())
-def test_attention_rows_do_not_depend_on_other_requests(level: str, dtype: Any) -> None:
-    together = batch([(700, 1), (0, 33), (511, 6), (64, 64), (3, 1), (1200, 5)], 6, 2, 32, 16, dtype)
-    with isa(level), threads(2):
-        y = native.cascade_append_attention(**together)
-        for r, rows in enumerate(np.split(y, together["query_start_loc"][1:-1])):
-            alone = native.cascade_append_attention(**select(together, [r]))
-            np.testing.assert_array_equal(alone, rows, err_msg=f"request {r}")
-
-
 @pytest.mark.parametrize("first_key", [0, 2])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize("level", library.available_isas())
@@ -94,25 +67,13 @@ def test_attention_rows_do_not_depend_on_who_shares_their_blocks(level: str, dty
         together["cache"] = replace(together["cache"], first_key=first_key)
         num_requests = len(together["seq_lens"])
         with isa(level), threads(1):
-            alone = [native.cascade_append_attention(**select(together, [r])) for r in range(num_requests)]
+            alone = [ops.cascade_append_attention(**select(together, [r])) for r in range(num_requests)]
         for count in (1, 2, 3, 8):
             for size in (num_requests, num_requests - 1, 3, 2):
                 some = rng.permutation(num_requests)[:size].tolist()
                 with isa(level), threads(count):
-                    y = native.cascade_append_attention(**select(together, some))
+                    y = ops.cascade_append_attention(**select(together, some))
                 np.testing.assert_array_equal(y, np.concatenate([alone[r] for r in some]), err_msg=f"{name} {some}")
-
-
-@pytest.mark.parametrize("level", library.available_isas())
-def test_attention_rows_over_int8_do_not_depend_on_who_shares_their_blocks(level: str) -> None:
-    for name, args in shared_batches(np.float32).items():
-        together = quantized(blunt(args))
-        for count in (1, 2, 3):
-            with isa(level), threads(count):
-                y = native.cascade_append_attention(**together)
-                for r, rows in enumerate(np.split(y, together["query_start_loc"][1:-1])):
-                    alone = native.cascade_append_attention(**select(together, [r]))
-                    np.testing.assert_array_equal(alone, rows, err_msg=f"{name} request {r}")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
@@ -124,30 +85,13 @@ def test_attention_rows_never_touch_later_keys(level: str, dtype: Any) -> None:
     poison = np.array(np.nan, np.float32) if dtype == np.float32 else np.uint16(0x7FC0)
     cache = KvCache(sequence["cache"].k.copy(), sequence["cache"].v.copy())
     for position in range(first_bad, stop):
-        block, offset = sequence["block_tables"][0, position // block_size], position % block_size
+        block, offset = own_blocks(sequence, 0)[position // block_size], position % block_size
         cache.k[block, :, :, offset] = poison
         s = cache.v.shape[4]
         cache.v[block, :, offset // s, :, offset % s] = poison
     with isa(level):
-        good = native.cascade_append_attention(**verify)
-        y = native.cascade_append_attention(**{**verify, "cache": cache})
+        good = ops.cascade_append_attention(**verify)
+        y = ops.cascade_append_attention(**{**verify, "cache": cache})
     np.testing.assert_array_equal(y[: first_bad - 570], good[: first_bad - 570])
     is_nan = np.isnan(y) if dtype == np.float32 else (y & 0x7FFF) > 0x7F80
     assert is_nan[first_bad - 570 :].all()
-
-
-@pytest.mark.parametrize("name", [name for name in ROPE_STORE_KV.inputs if "-0x" not in name])
-@pytest.mark.parametrize("level", library.available_isas())
-def test_rope_rows_do_not_depend_on_the_batch(level: str, name: str) -> None:
-    case = dict(ROPE_STORE_KV.inputs[name])
-    cache, rotary, qk_norm = (case.pop(key) for key in ("cache", "rotary", "qk_norm"))
-    with isa(level):
-        together, one_by_one = (KvCache(cache.k.copy(), cache.v.copy()) for _ in range(2))
-        with threads(3):
-            q = native.rope_store_kv_(cache=together, rotary=rotary, qk_norm=qk_norm, **case)
-        for t in range(len(q)):
-            row = {key: array[t : t + 1] for key, array in case.items()}
-            alone = native.rope_store_kv_(cache=one_by_one, rotary=rotary, qk_norm=qk_norm, **row)
-            np.testing.assert_array_equal(alone[0], q[t])
-    np.testing.assert_array_equal(one_by_one.k, together.k)
-    np.testing.assert_array_equal(one_by_one.v, together.v)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops import library
-from fastdeploy_sd.ops.native import sampling as native
+from fastdeploy_sd.ops import sampling as native
 from fastdeploy_sd.ops.reference import sampling as reference
+from fastdeploy_sd.runtime import library
 from tests.ops.backends import isa, threads
 from tests.ops.sampling_arrays import build_sampling_arrays
 
@@ -40,9 +41,9 @@ def enumerate_probabilities(temperature: float, top_k: int, top_p: float, min_p:
     return {i: weight[i] / kept for i in nucleus}
 
 
-def draw(level: str, vocab_logits: list[float], **columns: float) -> np.ndarray:
+def draw(level: str, vocab_logits: list[float], **columns: Any) -> np.ndarray:
     logits = np.tile(np.array(vocab_logits, np.float32), (NUM_DRAWS, 1))
-    sampling = build_sampling_arrays(1, NUM_DRAWS, seed=11, **columns)
+    sampling = build_sampling_arrays(1, NUM_DRAWS, vocab=len(vocab_logits), seed=11, **columns)
     with isa(level), threads(1):
         return native.sample(logits, np.zeros(NUM_DRAWS, np.int32), np.arange(NUM_DRAWS, dtype=np.int32), sampling)
 
@@ -102,14 +103,16 @@ def test_ties_at_the_border_keep_the_lowest_ids(level: str) -> None:
     ],
 )
 def test_the_ends_of_the_unit_interval_draw_the_first_and_last_kept_token(
-    level: str, columns: dict[str, float], num_kept: int
+    level: str, columns: dict[str, Any], num_kept: int
 ) -> None:
     # Equal logits, with forbidden tokens before and after them: the kept ones are the first `num_kept` of them.
     logits = np.full((2, 20100), -np.inf, np.float32)
     logits[:, 40:20041] = 3.0
     positions = np.array([POSITION_OF_LOW, POSITION_OF_HIGH], np.int32)
     with isa(level):
-        drawn = native.sample(logits, np.zeros(2, np.int32), positions, build_sampling_arrays(1, 2, **columns))
+        drawn = native.sample(
+            logits, np.zeros(2, np.int32), positions, build_sampling_arrays(1, 2, vocab=logits.shape[1], **columns)
+        )
     assert drawn.tolist() == [40, 40 + num_kept - 1]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops import library
 from fastdeploy_sd.ops.candidates import DraftedRows
-from fastdeploy_sd.ops.native.sampling import sample
-from fastdeploy_sd.ops.native.verification import verify_draft_tokens
+from fastdeploy_sd.ops.sampling import sample
+from fastdeploy_sd.ops.verification import verify_draft_tokens
+from fastdeploy_sd.runtime import library
 from fastdeploy_sd.types import DraftTokens, SamplingArrays
 from tests.ops.backends import isa, threads
 from tests.ops.cases.sampling import offsets
@@ -35,6 +35,7 @@ def step(num_requests: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Samplin
         top_p=rng.choice([1.0, 0.9], num_requests),
         min_p=rng.choice([0.0, 0.02], num_requests),
         seed=rng.integers(0, 2**63, num_requests),
+        vocab=VOCAB,
     )
     request_ids = np.repeat(np.arange(num_requests, dtype=np.int32), NUM_DRAFT + 1)
     return logits, request_ids, rng.integers(0, 10**6, rows).astype(np.int32), sampling
@@ -50,7 +51,7 @@ def test_the_output_is_that_of_drawing_every_row(level: str, num_requests: int) 
 
     def drawn_after(guesses: np.ndarray) -> np.ndarray:
         """The token of every row, whatever the drafts are worth."""
-        drafted = DraftedRows(cu_num_logits, DraftTokens(guesses.reshape(-1), cu_num_draft), is_judged=False)
+        drafted = DraftedRows(cu_num_logits, DraftTokens(guesses.reshape(-1), cu_num_draft), is_verified=False)
         with isa(level), threads(1):
             return sample(logits, request_ids, positions, sampling, drafted)
 
@@ -82,7 +83,7 @@ def test_the_output_is_that_of_drawing_every_row(level: str, num_requests: int) 
         ([0, 2], [0, 0], "cu_num_logits: expected at most drafts . 1 rows"),
         ([1, 2], [0, 1], "cu_num_logits: expected 0 and rising offsets"),
         ([0, 2], [1, 1], "cu_num_draft: expected 0 and rising offsets"),
-        ([0, 2, 2], [0, 1, 1], "cu_num_logits: expected contiguous"),
+        ([0, 2, 2], [0, 1, 1], "cu_num_logits: expected shape"),
     ],
 )
 def test_offsets_that_disagree_are_refused(cu_num_logits: list[int], cu_num_draft: list[int], message: str) -> None:
@@ -90,4 +91,4 @@ def test_offsets_that_disagree_are_refused(cu_num_logits: list[int], cu_num_draf
     draft = DraftTokens(np.zeros(cu_num_draft[-1], np.int32), np.array(cu_num_draft, np.int32))
     drafted = DraftedRows(np.array(cu_num_logits, np.int32), draft)
     with pytest.raises(ValueError, match=message):
-        sample(logits, rows, rows, build_sampling_arrays(1, 2), drafted)
+        sample(logits, rows, rows, build_sampling_arrays(1, 2, vocab=10), drafted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,12 @@ import paddle
 import pytest
 
 from fastdeploy_sd.ops import batch as ops_batch
+from fastdeploy_sd.ops import sampling as native
+from fastdeploy_sd.ops.batch import APPEND_TOKENS
 from fastdeploy_sd.ops.candidates import DraftedRows
-from fastdeploy_sd.ops.native import batch as native_batch
-from fastdeploy_sd.ops.native import sampling as native
-from fastdeploy_sd.ops.native.batch import BatchRows, OutputRows, TokenAppender, TokenTables
+from fastdeploy_sd.ops.reference.batch import Tables
 from fastdeploy_sd.types import DraftTokens
+from tests.ops.cases.batch import prepare_natively
 from tests.ops.sampling_arrays import build_sampling_arrays
 
 
@@ -23,11 +23,16 @@ def i32(*values: int) -> np.ndarray:
 
 
 LOGITS = np.zeros((2, 10), np.float32)
-ROWS = BatchRows(
-    i32(3, 0), i32(3, 4), i32(6, 9), i32(0, 1), DraftTokens(i32(7, 8), i32(0, 2, 2)), np.array([[5], [2]], np.int32)
-)
-TABLE = np.zeros((2, 16), np.int32)
-PENALISED = build_sampling_arrays(1, 2, penalty_slot=0, token_counts=np.zeros((1, 10)))
+TABLES = Tables(np.zeros((2, 16), np.int32), i32(4, 9), np.array([[5], [2]], np.int32))
+STEP: dict[str, Any] = {
+    "tables": TABLES,
+    "table_rows": i32(0, 1),
+    "num_computed": i32(3, 0),
+    "num_new": i32(3, 4),
+    "draft": DraftTokens(i32(7, 8), i32(0, 2, 2)),
+    "block_size": 16,
+}
+PENALISED = build_sampling_arrays(1, 2, count_rows=0, token_counts=np.zeros((1, 10)))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +47,7 @@ PENALISED = build_sampling_arrays(1, 2, penalty_slot=0, token_counts=np.zeros((1
 )
 def test_sample_refuses_rows(request_ids: np.ndarray, positions: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=f"{message}: expected"):
-        native.sample(LOGITS, request_ids, positions, build_sampling_arrays(2, 2))
+        native.sample(LOGITS, request_ids, positions, build_sampling_arrays(2, 2, vocab=10))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,7 @@ def test_sample_refuses_rows(request_ids: np.ndarray, positions: np.ndarray, mes
 def test_top_p_candidates_refuses(
     columns: dict[str, Any], positions: np.ndarray, max_candidate_len: int, message: str
 ) -> None:
-    sampling = build_sampling_arrays(2, 2, **columns)
+    sampling = build_sampling_arrays(2, 2, vocab=10, **columns)
     with pytest.raises(ValueError, match=message):
         native.top_p_candidates(LOGITS, i32(0, 1), positions, sampling, max_candidate_len)
 
@@ -68,12 +73,15 @@ def test_top_p_candidates_refuses(
         ({"cu_mask": i32(0, 0, 1), "mask_token_ids": i32(10)}, "mask_token_ids: expected ids of the vocabulary"),
         ({"cu_mask": i32(0, 2, 1), "mask_token_ids": i32(1)}, "cu_mask: expected 0 and rising offsets"),
         ({"cu_mask": i32(0, 0)}, "cu_mask: expected"),
-        ({"cu_bias": i32(0, 1), "bias_token_ids": i32(-1), "bias_values": (1.0,)}, "bias_token_ids: expected ids"),
-        ({"cu_bias": i32(0, 1), "bias_token_ids": i32(1), "bias_values": ()}, "bias_values: expected"),
-        ({"penalty_slot": 0}, "penalty_slot: expected a row of token_counts"),
-        ({"penalty_slot": 0, "token_counts": np.zeros((1, 9))}, "token_counts: expected"),
+        ({"biases": [{-1: 1.0}]}, "bias_token_ids: expected ids"),
+        ({"biases": [{1: 101.0}]}, "bias_values: expected numbers in -100..100"),
+        ({"bias_values": np.zeros((2, 6))}, "bias_values: expected"),
+        ({"num_bias": i32(7)}, "num_bias: expected 0..max_num_bias"),
+        ({"table_rows": i32(1)}, "table_rows: expected rows of the request columns"),
+        ({"count_rows": 0}, "count_rows: expected a row of token_counts"),
+        ({"count_rows": 0, "token_counts": np.zeros((1, 9))}, "token_counts: expected"),
         (
-            {"penalty_slot": 0, "token_counts": np.zeros((1, 10)), "repetition_penalty": 0.0},
+            {"count_rows": 0, "token_counts": np.zeros((1, 10)), "repetition_penalty": 0.0},
             "repetition_penalty: expected a number in 0.001..1000",
         ),
     ],
@@ -126,7 +134,7 @@ def test_token_logprobs_refuses(token_ids: np.ndarray, num_top: int, message: st
 
 
 def test_prepare_batch_accepts_the_rows_that_the_next_test_breaks() -> None:
-    assert native_batch.prepare_batch(ROWS, TABLE, 16).seq_lens.tolist() == [6, 4]
+    assert prepare_natively(**STEP).seq_lens.tolist() == [6, 4]
 
 
 @pytest.mark.parametrize(
@@ -134,34 +142,31 @@ def test_prepare_batch_accepts_the_rows_that_the_next_test_breaks() -> None:
     [
         ({"num_computed": i32(-1, 0)}, "num_computed: expected >= 0"),
         ({"num_new": i32(3, 0)}, "num_new: expected >= 1"),
-        ({"num_new": i32(3, 10)}, r"num_new: expected computed \+ new <= known"),
-        ({"num_known": i32(7, 9)}, r"num_draft: expected drafts only where computed \+ new == known"),
+        ({"num_new": i32(3, 10)}, r"num_new: expected computed \+ new <= committed"),
+        ({"tables": TABLES._replace(num_tokens=i32(5, 9))}, "num_draft: expected drafts only where every known"),
         ({"num_computed": i32(4, 0), "num_new": i32(2, 4)}, "num_draft: expected less than num_new"),
-        ({"num_known": i32(6, 17)}, "num_known: expected at most a row of token_table"),
-        ({"slots": i32(0, 2)}, "slots: expected rows of token_table"),
-        ({"slots": i32(-1, 0)}, "slots: expected rows of token_table"),
-        ({"block_tables": np.array([[5], [-1]], np.int32)}, "block_tables: expected blocks for every token, got -1"),
-        ({"block_tables": np.zeros((2, 0), np.int32)}, "block_tables: expected blocks for every token, got too few"),
+        ({"tables": TABLES._replace(num_tokens=i32(4, 17))}, "num_tokens: expected at most a row of token_table"),
+        ({"table_rows": i32(0, 2)}, "table_rows: expected rows of token_table"),
+        ({"table_rows": i32(-1, 0)}, "table_rows: expected rows of token_table"),
+        (
+            {"tables": TABLES._replace(blocks=np.array([[5], [-1]], np.int32))},
+            "block_tables: expected blocks .* got -1",
+        ),
+        ({"tables": TABLES._replace(blocks=np.zeros((2, 0), np.int32))}, "block_tables: expected .* got too few"),
         ({"draft": DraftTokens(i32(7, 8), i32(0, 3, 2))}, "cu_num_draft: expected 0 and rising offsets"),
-        ({"draft": DraftTokens(i32(7), i32(0, 2, 2))}, "draft_token_ids: expected|cu_num_draft: expected"),
-        ({"slots": i32(0)}, "slots: expected"),
+        ({"table_rows": i32(0)}, "num_computed: expected"),
+        ({"block_size": 0}, "block_size: expected a positive number"),
     ],
 )
 def test_prepare_batch_refuses(change: dict[str, Any], message: str) -> None:
-    rows = dataclasses.replace(ROWS, **change)
     with pytest.raises(ValueError, match=message):
-        native_batch.prepare_batch(rows, TABLE, 16)
-
-
-def test_prepare_batch_refuses_a_block_size() -> None:
-    with pytest.raises(ValueError, match="block_size: expected a positive number"):
-        native_batch.prepare_batch(ROWS, TABLE, 0)
+        prepare_natively(**{**STEP, **change})
 
 
 @pytest.mark.parametrize("index", [-1, 2])
 def test_gather_output_rows_refuses(index: int) -> None:
     with pytest.raises(ValueError, match="indices: expected rows of x"):
-        native_batch.gather_output_rows(LOGITS, i32(0, index))
+        ops_batch.gather_output_rows(LOGITS, i32(0, index))
     with pytest.raises(ValueError, match="indices: expected rows of x"):
         ops_batch.gather_output_rows(paddle.to_tensor(LOGITS), i32(0, index))
 
@@ -169,21 +174,30 @@ def test_gather_output_rows_refuses(index: int) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"slots": i32(0, 2)}, "slots: expected rows of token_table"),
-        ({"slots": i32(0)}, "cu_num_output: expected"),
-        ({"slots": i32(0, 0)}, "slots: expected every slot once"),
-        ({"cu_num_output": i32(0, 2, 1)}, "cu_num_output: expected 0 and rising offsets|token_ids: expected"),
+        ({"table_rows": i32(0, 2)}, "table_rows: expected rows of token_table"),
+        ({"table_rows": i32(0)}, "cu_num_output: expected"),
+        ({"table_rows": i32(0, 0)}, "table_rows: expected every one once"),
+        ({"cu_num_output": i32(0, 2, 1)}, "cu_num_output: expected 0 and rising offsets"),
         ({"token_ids": i32(3, 10, 1)}, "token_ids: expected ids of the vocabulary"),
         ({"count_rows": i32(1, -1)}, "count_rows: expected a row of token_counts"),
         ({"cu_num_output": i32(0, 0, 3)}, "num_tokens: expected room for the output"),
     ],
 )
 def test_append_tokens_refuses_and_changes_nothing(change: dict[str, Any], message: str) -> None:
-    output = OutputRows(i32(0, 1), i32(3, 4, 1), i32(0, 2, 3), i32(0, -1))
-    tables = TokenTables(np.zeros((2, 16), np.int32), i32(5, 15), np.zeros((1, 10), np.int32))
+    arguments = {
+        "tokens": np.zeros((2, 16), np.int32),
+        "num_tokens": i32(5, 15),
+        "max_total": i32(16, 16),
+        "count_rows": i32(0, -1),
+        "token_counts": np.zeros((1, 10), np.int32),
+        "table_rows": i32(0, 1),
+        "token_ids": i32(3, 4, 1),
+        "cu_num_output": i32(0, 2, 3),
+        "planned_drafts": i32(2, 2),
+    }
     with pytest.raises(ValueError, match=message):
-        TokenAppender().append(output._replace(**change), tables)
-    assert not tables.tokens.any()
-    assert tables.num_tokens.tolist() == [5, 15]
-    TokenAppender().append(output, tables)
-    assert tables.num_tokens.tolist() == [7, 16]
+        APPEND_TOKENS(**{**arguments, **change})
+    assert not arguments["tokens"].any()
+    assert arguments["num_tokens"].tolist() == [5, 15]
+    APPEND_TOKENS(**arguments)
+    assert arguments["num_tokens"].tolist() == [7, 16]

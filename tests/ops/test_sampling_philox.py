@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops.native import sampling as native
+from fastdeploy_sd.ops import sampling as native
 from fastdeploy_sd.ops.reference.philox import philox4x32, philox_uniform
 
 # Random123's kat_vectors for philox4x32 with 10 rounds: counter, key, result.
+Words = tuple[int, int, int, int]
 KNOWN_ANSWERS = [
     (
         (0x00000000, 0x00000000, 0x00000000, 0x00000000),
@@ -29,7 +30,7 @@ KNOWN_ANSWERS = [
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
-def test_reference_gives_known_answers(counter: tuple, key: tuple, words: tuple) -> None:
+def test_reference_gives_known_answers(counter: Words, key: tuple[int, int], words: Words) -> None:
     assert philox4x32(counter, key) == words
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops import library
-from fastdeploy_sd.ops.native import sampling as native
+from fastdeploy_sd.ops import sampling as native
+from fastdeploy_sd.runtime import library
 from fastdeploy_sd.types import DraftTokens, SamplingArrays
 from tests.ops.backends import isa, threads
 from tests.ops.cases.sampling import offsets
@@ -23,10 +23,10 @@ ROWS = 13
 
 def request_columns(sampling: SamplingArrays, requests: np.ndarray) -> SamplingArrays:
     """The same columns for some of the requests, with a row each and their rules but biases and masks."""
-    picked = ("temperature", "top_k", "top_p", "min_p", "seed", "penalty_slot", "token_counts", "frequency_penalty")
+    picked = ("temperature", "top_k", "top_p", "min_p", "seed", "count_rows", "token_counts", "frequency_penalty")
     columns = {name: getattr(sampling, name) for name in picked}
     per_request = {name: column[requests] for name, column in columns.items() if name != "token_counts"}
-    return build_sampling_arrays(len(requests), len(requests), **(columns | per_request))
+    return build_sampling_arrays(len(requests), len(requests), vocab=VOCAB, **(columns | per_request))
 
 
 def sampled(logits: np.ndarray, positions: np.ndarray, sampling: SamplingArrays, rows: np.ndarray) -> tuple[Any, ...]:
@@ -46,7 +46,7 @@ def step() -> tuple[np.ndarray, np.ndarray, SamplingArrays]:
         min_p=rng.choice([0.0, 0.01], ROWS),
         seed=rng.integers(0, 2**63, ROWS),
         frequency_penalty=0.3,
-        penalty_slot=rng.choice([-1, 0, 1], ROWS),
+        count_rows=rng.choice([-1, 0, 1], ROWS),
         token_counts=rng.integers(0, 3, (2, VOCAB)),
     )
     return logits, rng.integers(0, 10**6, ROWS).astype(np.int32), sampling
@@ -71,9 +71,7 @@ def test_sample(level: str) -> None:
     logits, positions, sampling = step()
     # Many positions per row: a wrong sum shows only where it moves a draw over a border.
     for shift in range(0, 200, 20):
-        assert_rows_are_their_own(
-            level, lambda rows, shift=shift: sampled(logits, positions + np.int32(shift), sampling, rows)
-        )
+        assert_rows_are_their_own(level, partial(sampled, logits, positions + np.int32(shift), sampling))
 
 
 @pytest.mark.parametrize("level", library.available_isas())
@@ -81,12 +79,12 @@ def test_top_p_candidates(level: str) -> None:
     logits, positions, sampling = step()
 
     def run(rows: np.ndarray, shift: int, max_candidate_len: int) -> tuple[np.ndarray, ...]:
-        requests = np.arange(len(rows), dtype=np.int32)
+        requests, moved = np.arange(len(rows), dtype=np.int32), positions[rows] + np.int32(shift)
         columns = request_columns(sampling, rows)
-        return native.top_p_candidates(logits[rows], requests, positions[rows] + shift, columns, max_candidate_len)
+        return native.top_p_candidates(logits[rows], requests, moved, columns, max_candidate_len)
 
     for shift, max_candidate_len in ((0, 5), (1, 300), (2, 300)):
-        assert_rows_are_their_own(level, partial(run, shift=np.int32(shift), max_candidate_len=max_candidate_len))
+        assert_rows_are_their_own(level, partial(run, shift=shift, max_candidate_len=max_candidate_len))
 
 
 @pytest.mark.parametrize("level", library.available_isas())
@@ -110,7 +108,7 @@ def test_process_logits(level: str) -> None:
             repetition_penalty=repetition[rows],
             presence_penalty=presence[rows],
             frequency_penalty=0.3,
-            penalty_slot=rows,
+            count_rows=rows,
             token_counts=counts,
         )
         every, one_each = np.arange(len(rows), dtype=np.int32), offsets(np.ones(len(rows), int))

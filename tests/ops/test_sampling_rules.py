@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.ops.native import sampling as native
+from fastdeploy_sd.ops import sampling as native
 from fastdeploy_sd.sampling_rules import NUMBER_RULES, NumberRule, verify_token_ids
-from tests.ops.sampling_arrays import build_sampling_arrays
+from tests.ops.sampling_arrays import bias_columns, build_sampling_arrays
 
 VOCAB = 10
 LOGITS = np.linspace(-1, 1, VOCAB, dtype=np.float32)[None]
 # Rule -> the kernels' columns that show a value of it.
-COLUMNS = {
+COLUMNS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "temperature": lambda value: {"temperature": value},
     "top_p": lambda value: {"top_p": value},
     "top_k": lambda value: {"top_k": value},
@@ -25,7 +25,7 @@ COLUMNS = {
     "repetition_penalty": lambda value: {"repetition_penalty": value, **_counted()},
     "presence_penalty": lambda value: {"presence_penalty": value, **_counted()},
     "frequency_penalty": lambda value: {"frequency_penalty": value, **_counted()},
-    "logit_bias": lambda value: {"cu_bias": [0, 1], "bias_token_ids": [3], "bias_values": [value]},
+    "logit_bias": lambda value: bias_columns([{3: value}]),
     "seed": lambda value: {"seed": value},
 }
 # Read by the engine only, or handed to a kernel as a size.
@@ -33,7 +33,7 @@ NOT_SEEN = {"n", "min_tokens", "max_tokens", "stop_token_ids", "logprobs"}
 
 
 def _counted() -> dict[str, Any]:
-    return {"penalty_slot": 0, "token_counts": np.ones((1, VOCAB))}
+    return {"count_rows": 0, "token_counts": np.ones((1, VOCAB))}
 
 
 def _edges(rule: NumberRule) -> Iterator[tuple[Any, bool]]:
@@ -67,16 +67,17 @@ def test_kernels_and_rules_agree(name: str, value: Any, is_taken: bool) -> None:
         assert 0 <= native.top_p_candidates(LOGITS, rows, positions, sampling, 2)[0][0] < VOCAB
         return
     column = "bias_values" if name == "logit_bias" else name
-    for draw in (native.sample, lambda *args: native.top_p_candidates(*args, 2)):
-        with pytest.raises(ValueError, match=f"{column}: expected"):
-            draw(LOGITS, rows, positions, sampling)
+    with pytest.raises(ValueError, match=f"{column}: expected"):
+        native.sample(LOGITS, rows, positions, sampling)
+    with pytest.raises(ValueError, match=f"{column}: expected"):
+        native.top_p_candidates(LOGITS, rows, positions, sampling, 2)
 
 
 @pytest.mark.parametrize("token_id", [-1, 0, VOCAB - 1, VOCAB])
 @pytest.mark.parametrize("column", ["bias_token_ids", "mask_token_ids"])
 def test_kernels_and_rules_agree_about_the_vocabulary(column: str, token_id: int) -> None:
-    columns = {
-        "bias_token_ids": {"cu_bias": [0, 1], "bias_token_ids": [token_id], "bias_values": [1.0]},
+    columns: dict[str, dict[str, Any]] = {
+        "bias_token_ids": bias_columns([{token_id: 1.0}]),
         "mask_token_ids": {"cu_mask": [0, 1], "mask_token_ids": [token_id]},
     }
     sampling = build_sampling_arrays(1, 1, vocab=VOCAB, **columns[column])

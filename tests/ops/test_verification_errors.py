@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fastdeploy_sd.ops import verification as native
 from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
-from fastdeploy_sd.ops.library import call
-from fastdeploy_sd.ops.native import verification as native
+from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
 from fastdeploy_sd.types import DraftTokens
 
 
@@ -42,7 +42,7 @@ def test_rows_and_drafts(cu_num_logits: np.ndarray, draft: DraftTokens, message:
         (Candidates(np.zeros((3, 2), np.int32), i32(0, 1), 2), "candidate_lens: expected"),
         (Candidates(np.zeros((2, 2), np.int32), i32(0, 1, 2), 2), "candidate_token_ids: expected"),
         (Candidates(np.zeros((3, 2), np.int32), i32(0, 1, 2), -1), "verify_window: expected >= 0"),
-        (Candidates(np.zeros((3, 0), np.int32), i32(0, 0, 0), 2), "candidate_token_ids: expected at least one"),
+        (Candidates(np.zeros((3, 0), np.int32), i32(0, 0, 0), 2), "max_candidate_len: expected >= 1 with candidates"),
     ],
 )
 def test_candidates(candidates: Candidates, message: str) -> None:
@@ -57,14 +57,18 @@ def test_candidates(candidates: Candidates, message: str) -> None:
 )
 def test_candidates_of_another_number_than_said(max_candidate_len: int, message: str) -> None:
     """At the C interface: none where there should be some, and the other way round."""
-    out = [np.zeros(3, np.int32) for _ in range(4)]
-    inputs = [SAMPLED, i32(0, 3), i32(1, 2), i32(0, 2)]
-    candidates = [None, None] if max_candidate_len else [i32(1, 2, 3).ctypes.data, i32(1, 1, 1).ctypes.data]
-    params = native.VerifyDraftTokensParams(
-        1, 0, max_candidate_len, 0, *(a.ctypes.data for a in inputs), *candidates, *(a.ctypes.data for a in out)
-    )
+    given = {} if max_candidate_len else {"candidate_token_ids": np.zeros((3, 0), np.int32), "candidate_lens": SAMPLED}
     with pytest.raises(ValueError, match=message):
-        call("verify_draft_tokens", params)
+        VERIFY_DRAFT_TOKENS(
+            cu_num_logits=i32(0, 3),
+            draft_token_ids=i32(1, 2),
+            cu_num_draft=i32(0, 2),
+            sampled_token_ids=SAMPLED,
+            accept_policy=0,
+            max_candidate_len=max_candidate_len,
+            verify_window=0,
+            **given,
+        )
 
 
 def test_policy() -> None:

@@ -49,12 +49,11 @@ class RunningServer:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    @property
-    def api(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        self.api = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def stop(self) -> int:
         """End it the orderly way; return its exit status."""
+        self.api.close()
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(STOP_S)

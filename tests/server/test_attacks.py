@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fastdeploy_sd.bench.attack_bodies import Attack, large_attacks, small_attacks
-from fastdeploy_sd.bench.attacks import run_attack
+from benchmarks.attack_bodies import Attack, large_attacks, small_attacks
+from benchmarks.attacks import run_attack
 from tests.e2e.server_process import ServerProcess, running_server
 
 LARGE_BYTES = 4 << 20

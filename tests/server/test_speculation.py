@@ -1,4 +1,4 @@
-"""Speculation over HTTP: nothing changes but speed and what is reported of it; wishes are honoured or refused."""
+"""Speculation over HTTP: only speed and reports change, and what a body asks for is honoured or refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_metrics_of_an_answer_that_a_stop_string_ends(served: Served) -> N
 @pytest.mark.parametrize(
     ("speculation", "heads"), [({}, K), ({"num_speculative_tokens": 1}, 1), ({"method": "ngram"}, K)]
 )
-async def test_wishes_are_honoured(served: Served, speculation: dict[str, Any], heads: int) -> None:
+async def test_what_is_asked_for_is_honoured(served: Served, speculation: dict[str, Any], heads: int) -> None:
     [choice] = (await post(served, COMPLETION, ASK | {"speculation": speculation}))["choices"]
     metrics = choice["speculate_metrics"]
     assert len(metrics["accepted_tokens_per_head"]) == heads
@@ -146,7 +146,7 @@ async def refusals(s: Served, cases: Sequence[tuple[str, dict[str, Any], str]]) 
     assert s.client.submitted == []
 
 
-async def test_wrong_wishes_are_named(served: Served) -> None:
+async def test_wrong_options_are_named(served: Served) -> None:
     cases: list[tuple[str, dict[str, Any], str]] = [
         (CHAT, {"speculation": True}, "speculation: expected"),
         (CHAT, {"speculation": {"metod": "mtp"}}, "speculation.metod: unknown field (did you mean 'method'?)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import shlex
 import subprocess
@@ -21,8 +22,10 @@ from fastdeploy_sd.config import Config, ModelConfig, ServerConfig
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "announce.py"
 
 
-@pytest.fixture(scope="module")
-def announce() -> ModuleType:
+@pytest.fixture
+def announce(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script; what it does to the logging of its process ends with the test."""
+    monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
     spec = importlib.util.spec_from_file_location("announce", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

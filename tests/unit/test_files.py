@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Callable
 
 import pytest
 
@@ -12,7 +13,7 @@ from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.files import MAX_JSON_BYTES, open_regular, read_json, read_text
 
-KINDS = {
+KINDS: dict[str, Callable[[pathlib.Path], None]] = {
     "FIFO": os.mkfifo,
     "directory": os.mkdir,
     "device": lambda path: os.symlink("/dev/zero", path),

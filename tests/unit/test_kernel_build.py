@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from custom_ops import build
 from scripts import kernel_build
-from scripts.kernel_build import build
 
 
 def unit(folder: Path, name: str) -> build.Unit:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, shown
-from fastdeploy_sd.sampling_params import SamplingParams, checked
+from fastdeploy_sd.sampling_params import SamplingParams, verified
 from fastdeploy_sd.sampling_rules import NUMBER_RULES, SEED_LIMIT
 
 FLOATS = [name for name, rule in NUMBER_RULES.items() if rule.dtype is np.float32 and name != "logit_bias"]
@@ -116,5 +116,5 @@ def test_a_wrong_answer_is_short_whatever_was_sent() -> None:
 @pytest.mark.parametrize("name", [parameter.name for parameter in fields(SamplingParams)])
 def test_every_parameter_is_checked(name: str) -> None:
     with pytest.raises(BadRequest, match=f"^{name}: expected"):
-        checked(name, object())
+        verified(name, object())
     assert SamplingParams.from_dict({name: getattr(SamplingParams(), name)}) == SamplingParams()

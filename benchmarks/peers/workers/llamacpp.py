@@ -12,7 +12,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.peers.protocol import CannotError, Settings, TimedCalls, TokenIds, serve
+from benchmarks.peers.protocol import Peer, Settings, TimedCalls, TokenIds, serve
 
 _MAX_BATCH = 2048
 _MAX_UBATCH = 512
@@ -20,7 +20,7 @@ _MAX_UBATCH = 512
 _ROOM = 256
 
 
-class Llamacpp:
+class Llamacpp(Peer):
     """One GGUF file; a context is made anew for every number of sequences, as its memory is divided between them."""
 
     def __init__(self) -> None:
@@ -32,7 +32,6 @@ class Llamacpp:
         self._position = 0
 
     def load(self, model: str, fmt: str, settings: Settings) -> dict[str, Any]:
-        """See Peer.load."""
         del fmt
         llama.llama_backend_init()
         self._model = llama.llama_model_load_from_file(model.encode(), llama.llama_model_default_params())
@@ -47,49 +46,39 @@ class Llamacpp:
         }
 
     def prefill(self, prompt: TokenIds) -> dict[str, Any]:
-        """See Peer.prefill."""
         self._new_context(1, len(prompt))
         calls = TimedCalls()
         calls.run(lambda: self._prompt(0, prompt))
         return {"seconds": calls.seconds[0], "tokens": list(self._last)}
 
     def start(self, prompts: list[TokenIds]) -> dict[str, Any]:
-        """See Peer.start."""
         self._new_context(len(prompts), len(prompts[0]))
         for sequence, prompt in enumerate(prompts):
             self._prompt(sequence, prompt)
         return {"tokens": list(self._last)}
 
     def decode(self, steps: int) -> dict[str, Any]:
-        """See Peer.decode."""
         calls = TimedCalls()
         tokens = [list(calls.run(self._step)) for _ in range(steps)]
         return {"seconds": calls.seconds, "tokens": tokens}
 
     def stop(self) -> dict[str, Any]:
-        """See Peer.stop."""
         self._free_context()
         return {}
 
     def context(self, prompt: TokenIds) -> dict[str, Any]:
-        """See Peer.context."""
         self._new_context(1, len(prompt))
         self._prompt(0, prompt)
         return {}
 
     def forward(self, rows: int, repeats: int) -> dict[str, Any]:
-        """See Peer.forward; the rows leave the cache again, so that the context stays as long as it was."""
+        """The rows leave the cache again, so that the context stays as long as it was."""
         calls = TimedCalls()
         places = [(self._last[0], self._position + row, 0) for row in range(rows)]
         for _ in range(repeats):
             calls.run(lambda: self._run(places, num_logits=rows))
             llama.llama_memory_seq_rm(llama.llama_get_memory(self._context), 0, self._position, -1)
         return {"seconds": calls.seconds}
-
-    def generate(self, prompt: TokenIds, max_tokens: int, option: dict[str, Any]) -> dict[str, Any]:
-        """Its drafting is a part of its server."""
-        del prompt, max_tokens, option
-        raise CannotError("llama.cpp drafts in its server, which is measured over HTTP")
 
     def _new_context(self, num_sequences: int, prompt_len: int) -> None:
         self._free_context()

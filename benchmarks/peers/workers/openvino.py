@@ -15,14 +15,14 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from benchmarks.peers.protocol import Settings, TimedCalls, TokenIds, serve
+from benchmarks.peers.protocol import Peer, Settings, TimedCalls, TokenIds, serve
 
 _KV_CACHE_GB = 2
 _MAX_BATCHED_TOKENS = 8192
 _PROPERTIES = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
 
 
-class Openvino:
+class Openvino(Peer):
     """One converted model; each way to run it is made when first needed, as it holds the weights once more."""
 
     def __init__(self) -> None:
@@ -38,7 +38,6 @@ class Openvino:
         self._position = 0
 
     def load(self, model: str, fmt: str, settings: Settings) -> dict[str, Any]:
-        """See Peer.load."""
         del fmt
         self._model, self._threads = model, settings["threads"]
         self._max_seqs, self._max_len = settings["max_seqs"], settings["max_len"]
@@ -51,7 +50,6 @@ class Openvino:
         }
 
     def prefill(self, prompt: TokenIds) -> dict[str, Any]:
-        """See Peer.prefill."""
         self._add([prompt], max_tokens=1)
         calls = TimedCalls()
         while self._pipeline.has_non_finished_requests():
@@ -61,7 +59,6 @@ class Openvino:
         return {"seconds": sum(calls.seconds), "tokens": [ids[-1] for ids in tokens]}
 
     def start(self, prompts: list[TokenIds]) -> dict[str, Any]:
-        """See Peer.start."""
         self._add(prompts, max_tokens=self._max_len - len(prompts[0]))
         first: list[TokenIds] = [[] for _ in prompts]
         while not all(first):
@@ -71,7 +68,6 @@ class Openvino:
         return {"tokens": [ids[0] for ids in first]}
 
     def decode(self, steps: int) -> dict[str, Any]:
-        """See Peer.decode."""
         calls = TimedCalls()
         tokens = []
         for _ in range(steps):
@@ -80,7 +76,6 @@ class Openvino:
         return {"seconds": calls.seconds, "tokens": tokens}
 
     def stop(self) -> dict[str, Any]:
-        """See Peer.stop."""
         for handle in self._handles:
             handle.stop()
         self._handles = []
@@ -89,7 +84,6 @@ class Openvino:
         return {}
 
     def context(self, prompt: TokenIds) -> dict[str, Any]:
-        """See Peer.context."""
         if self._request is None:
             self._request = self._compile().create_infer_request()
         self._request.reset_state()
@@ -98,14 +92,13 @@ class Openvino:
         return {}
 
     def forward(self, rows: int, repeats: int) -> dict[str, Any]:
-        """See Peer.forward."""
         calls = TimedCalls()
         for _ in range(repeats):
             calls.run(lambda: self._run([1] * rows))
         return {"seconds": calls.seconds}
 
     def generate(self, prompt: TokenIds, max_tokens: int, option: dict[str, Any]) -> dict[str, Any]:
-        """See Peer.generate; options are its generation config's for prompt lookup."""
+        """Options are its generation config's for prompt lookup."""
         if self._drafting is None:
             properties = {"INFERENCE_NUM_THREADS": self._threads, "prompt_lookup": True}
             self._drafting = genai.LLMPipeline(self._model, "CPU", scheduler_config=self._scheduler(), **properties)
@@ -117,8 +110,7 @@ class Openvino:
         begin = time.perf_counter()
         result = self._drafting.generate(inputs, config)
         seconds = time.perf_counter() - begin
-        first_token_s = result.perf_metrics.get_ttft().mean / 1e3
-        return {"tokens": list(result.tokens[0]), "seconds": seconds, "first_token_s": first_token_s}
+        return {"tokens": list(result.tokens[0]), "seconds": seconds}
 
     def _scheduler(self) -> Any:
         scheduler = genai.SchedulerConfig()

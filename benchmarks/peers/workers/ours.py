@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 import fastdeploy_sd
-from benchmarks.peers.protocol import CannotError, Settings, TimedCalls, TokenIds, serve
-from fastdeploy_sd.bench.step_cost import FixedDrafts, verify_rows
-from fastdeploy_sd.config import SpeculativeConfig, config_from_kwargs
+from benchmarks.engines import greedy_request
+from benchmarks.peers.protocol import Peer, Settings, TimedCalls, TokenIds, serve
+from benchmarks.step_cost import FixedDrafts, verify_rows
+from fastdeploy_sd.config import config_from_kwargs
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.spec_decode.proposer import ProposerContext
-from fastdeploy_sd.types import FinishReason, Request, RequestOutput
+from fastdeploy_sd.types import FinishReason, RequestOutput
 from fastdeploy_sd.worker.executor import create_executor
 
 # Forward passes over up to this many rows: one token and its drafts.
@@ -24,18 +22,18 @@ _MAX_ROWS = 32
 _MAX_BATCHED_TOKENS = 8192
 
 
-class Ours:
+class Ours(Peer):
     """One model in an engine whose drafts are always wrong, and none at all except in `forward`."""
 
     def __init__(self) -> None:
         self._engine: Any = None
-        self._drafts: Any = None
+        self._drafts = FixedDrafts()
         self._max_len = 0
         self._ids = count()
         self._rows: list[str] = []
 
     def load(self, model: str, fmt: str, settings: Settings) -> dict[str, Any]:
-        """See Peer.load; formats are bfloat16, wint8 and wint4."""
+        """Formats are bfloat16, wint8 and wint4."""
         self._max_len = settings["max_len"]
         config = config_from_kwargs(
             model=model,
@@ -47,12 +45,11 @@ class Ours:
             num_threads=settings["threads"],
             speculative_config={"method": "ngram", "num_speculative_tokens": _MAX_ROWS - 1},
         )
-        self._engine = Engine(config, create_executor(config, self._make_drafts))
+        self._engine = Engine(config, create_executor(config, lambda *_: self._drafts))
         kv_type = "bf16" if settings["kv_cache_dtype"] == "auto" else settings["kv_cache_dtype"]
         return {"versions": {"fastdeploy_sd": fastdeploy_sd.__version__}, "kv_type": kv_type, "notes": ""}
 
     def prefill(self, prompt: TokenIds) -> dict[str, Any]:
-        """See Peer.prefill."""
         self._submit(prompt, 1)
         calls = TimedCalls()
         tokens: dict[str, int] = {}
@@ -61,7 +58,6 @@ class Ours:
         return {"seconds": sum(calls.seconds), "tokens": list(tokens.values())}
 
     def start(self, prompts: list[TokenIds]) -> dict[str, Any]:
-        """See Peer.start."""
         self._rows = [self._submit(prompt, self._max_len - len(prompt)) for prompt in prompts]
         first: dict[str, int] = {}
         while len(first) < len(self._rows):
@@ -69,26 +65,23 @@ class Ours:
         return {"tokens": [first[request_id] for request_id in self._rows]}
 
     def decode(self, steps: int) -> dict[str, Any]:
-        """See Peer.decode."""
         calls = TimedCalls()
         new = [calls.run(self._step) for _ in range(steps)]
         return {"seconds": calls.seconds, "tokens": [[step[row] for row in self._rows] for step in new]}
 
     def stop(self) -> dict[str, Any]:
-        """See Peer.stop."""
         self._engine.abort(self._rows)
         self._rows = []
         self._drafts.num_drafts = 0
         return {}
 
     def context(self, prompt: TokenIds) -> dict[str, Any]:
-        """See Peer.context."""
         self.stop()
         self.start([prompt])
         return {}
 
     def forward(self, rows: int, repeats: int) -> dict[str, Any]:
-        """See Peer.forward: whole engine steps that judge rows - 1 wrong drafts, so the context grows by one each.
+        """Whole engine steps that verify rows - 1 wrong drafts, so the context grows by one each.
 
         Raises:
             InternalError: a step was over another number of rows.
@@ -102,28 +95,9 @@ class Ours:
             verify_rows(rows, (before, self._engine.stats()), outputs)
         return {"seconds": calls.seconds}
 
-    def generate(self, prompt: TokenIds, max_tokens: int, option: dict[str, Any]) -> dict[str, Any]:
-        """Drafting is chosen when an engine is made."""
-        del prompt, max_tokens, option
-        raise CannotError("this server is measured over HTTP")
-
-    def _make_drafts(self, config: SpeculativeConfig, context: ProposerContext) -> FixedDrafts:
-        drafts = FixedDrafts(config, context)
-        self._drafts = drafts
-        return drafts
-
     def _submit(self, prompt: TokenIds, max_tokens: int) -> str:
         request_id = str(next(self._ids))
-        self._engine.submit(
-            Request(
-                request_id=request_id,
-                prompt_token_ids=np.array(prompt, np.int32),
-                sampling=SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens),
-                max_tokens=max_tokens,
-                seed=0,
-                arrival_time=time.time(),
-            )
-        )
+        self._engine.submit(greedy_request(request_id, np.array(prompt, np.int32), max_tokens))
         return request_id
 
     def _step(self) -> dict[str, int]:

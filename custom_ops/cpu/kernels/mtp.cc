@@ -40,41 +40,43 @@ class MtpRow {
   MtpRow(const MtpPreprocessParams& p, int32_t r)
       : p_(p),
         r_(r),
-        tokens_(p.token_table + static_cast<int64_t>(p.slots[r]) * p.max_tokens_per_row),
-        blocks_(p.block_table + static_cast<int64_t>(p.slots[r]) * p.max_blocks) {}
+        tokens_(p.tokens.token_table + static_cast<int64_t>(p.requests.table_rows[r]) * p.tokens.max_tokens_per_row),
+        blocks_(p.blocks.block_table + static_cast<int64_t>(p.requests.table_rows[r]) * p.blocks.max_blocks) {}
 
-  int32_t begin() const { return p_.begin[r_]; }
-  int32_t end() const { return p_.end[r_]; }
-  int32_t num_draft() const { return p_.cu_num_draft[r_ + 1] - p_.cu_num_draft[r_]; }
+  int32_t begin() const { return p_.requests.begin[r_]; }
+  int32_t end() const { return p_.requests.end[r_]; }
+  int32_t num_draft() const { return p_.requests.cu_num_draft[r_ + 1] - p_.requests.cu_num_draft[r_]; }
 
   // A draft that could not be made is run as token 0.
   int32_t TokenAt(int32_t slot) const {
-    const int32_t committed = p_.num_committed[r_];
+    const int32_t committed = p_.requests.num_committed[r_];
     if (slot < committed) return tokens_[slot];
-    return std::max(p_.draft_token_ids[p_.cu_num_draft[r_] + slot - committed], 0);
+    return std::max(p_.requests.draft_token_ids[p_.requests.cu_num_draft[r_] + slot - committed], 0);
   }
 
   int64_t KvSlot(int32_t slot) const {
-    return static_cast<int64_t>(blocks_[slot / p_.block_size]) * p_.block_size + slot % p_.block_size;
+    return static_cast<int64_t>(blocks_[slot / p_.blocks.block_size]) * p_.blocks.block_size +
+           slot % p_.blocks.block_size;
   }
 
   // The hidden row of a position, nullptr for zeros.
   const char* HiddenAt(int32_t position) const {
     if (position < p_.source) return nullptr;
-    if (position >= p_.hidden_begin[r_]) return CurrentHidden(position);
-    if (EndsBlock(position)) return RowAt(p_.block_hidden, Block(position), p_.row_bytes);
-    return RowAt(p_.request_hidden, p_.slots[r_], p_.row_bytes);
+    if (position >= p_.requests.hidden_begin[r_]) return CurrentHidden(position);
+    if (EndsBlock(position)) return RowAt(p_.rows.block_hidden, Block(position), p_.rows.row_bytes);
+    return RowAt(p_.rows.request_hidden, p_.requests.table_rows[r_], p_.rows.row_bytes);
   }
 
   void KeepHidden() const {
-    const int32_t first = p_.hidden_begin[r_];
-    const int32_t last = p_.hidden_end[r_] - 1;
+    const int32_t first = p_.requests.hidden_begin[r_];
+    const int32_t last = p_.requests.hidden_end[r_] - 1;
     if (last < first) return;
-    const auto size = static_cast<size_t>(p_.row_bytes);
-    std::memcpy(RowAt(p_.request_hidden, p_.slots[r_], p_.row_bytes), CurrentHidden(last), size);
-    for (int32_t position = first / p_.block_size * p_.block_size + p_.block_size - 1; position <= last;
-         position += p_.block_size)
-      std::memcpy(RowAt(p_.block_hidden, Block(position), p_.row_bytes), CurrentHidden(position), size);
+    const auto size = static_cast<size_t>(p_.rows.row_bytes);
+    std::memcpy(RowAt(p_.rows.request_hidden, p_.requests.table_rows[r_], p_.rows.row_bytes), CurrentHidden(last),
+                size);
+    for (int32_t position = first / p_.blocks.block_size * p_.blocks.block_size + p_.blocks.block_size - 1;
+         position <= last; position += p_.blocks.block_size)
+      std::memcpy(RowAt(p_.rows.block_hidden, Block(position), p_.rows.row_bytes), CurrentHidden(position), size);
   }
 
   Error Check() const {
@@ -83,17 +85,18 @@ class MtpRow {
   }
 
  private:
-  int32_t Block(int32_t position) const { return blocks_[position / p_.block_size]; }
-  bool EndsBlock(int32_t position) const { return (position + 1) % p_.block_size == 0; }
+  int32_t Block(int32_t position) const { return blocks_[position / p_.blocks.block_size]; }
+  bool EndsBlock(int32_t position) const { return (position + 1) % p_.blocks.block_size == 0; }
   const char* CurrentHidden(int32_t position) const {
-    return RowAt(p_.hidden, p_.cu_hidden[r_] + position - p_.hidden_begin[r_], p_.row_bytes);
+    return RowAt(p_.rows.hidden, p_.requests.cu_hidden[r_] + position - p_.requests.hidden_begin[r_],
+                 p_.rows.row_bytes);
   }
 
   Error CheckSlots() const {
-    const int32_t committed = p_.num_committed[r_];
+    const int32_t committed = p_.requests.num_committed[r_];
     if (begin() < 1) return "begin: expected >= 1, as slot 0 has no hidden row before it; got less";
     if (end() < begin()) return "end: expected >= begin, got less";
-    if (committed < 0 || committed > p_.max_tokens_per_row)
+    if (committed < 0 || committed > p_.tokens.max_tokens_per_row)
       return "num_committed: expected at most a row of token_table, got another number";
     if (end() > begin() && end() > static_cast<int64_t>(committed) + std::min(p_.source, num_draft()))
       return "end: expected committed tokens and known drafts only, got more";
@@ -101,21 +104,21 @@ class MtpRow {
   }
 
   Error CheckHidden() const {
-    const int32_t first = p_.hidden_begin[r_];
-    const int64_t num_rows = p_.cu_hidden[r_ + 1] - p_.cu_hidden[r_];
-    if (first < 0 || p_.hidden_end[r_] < first || p_.hidden_end[r_] > first + num_rows)
+    const int32_t first = p_.requests.hidden_begin[r_];
+    const int64_t num_rows = p_.requests.cu_hidden[r_ + 1] - p_.requests.cu_hidden[r_];
+    if (first < 0 || p_.requests.hidden_end[r_] < first || p_.requests.hidden_end[r_] > first + num_rows)
       return "hidden_end: expected positions that the request has rows of, got others";
-    if (begin() == end()) return CheckBlocks(p_.hidden_end[r_]);
+    if (begin() == end()) return CheckBlocks(p_.requests.hidden_end[r_]);
     if (begin() < first) return "begin: expected at least hidden_begin, got less";
     if (end() - 1 > first + num_rows) return "hidden: expected a row for every slot, got too few";
-    return CheckBlocks(p_.hidden_end[r_]);
+    return CheckBlocks(p_.requests.hidden_end[r_]);
   }
 
   Error CheckBlocks(int32_t num_tokens) const {
-    const int64_t num_blocks = (static_cast<int64_t>(num_tokens) + p_.block_size - 1) / p_.block_size;
-    if (num_blocks > p_.max_blocks) return "block_table: expected blocks for every slot, got too few columns";
+    const int64_t num_blocks = (static_cast<int64_t>(num_tokens) + p_.blocks.block_size - 1) / p_.blocks.block_size;
+    if (num_blocks > p_.blocks.max_blocks) return "block_table: expected blocks for every slot, got too few columns";
     for (int64_t i = 0; i < num_blocks; ++i)
-      if (blocks_[i] < 0 || blocks_[i] >= p_.num_blocks)
+      if (blocks_[i] < 0 || blocks_[i] >= p_.rows.num_blocks)
         return "block_table: expected a block for every slot, got an id outside";
     return nullptr;
   }
@@ -127,16 +130,21 @@ class MtpRow {
 };
 
 Error CheckPreprocess(const MtpPreprocessParams& p) {
-  if (p.block_size <= 0) return "block_size: expected a positive number, got less";
+  if (p.blocks.block_size <= 0) return "block_size: expected a positive number, got less";
   if (p.source < 0) return "source: expected >= 0, got a negative layer";
-  if (p.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
-  if (!AreOffsets(p.cu_hidden, p.num_requests)) return "cu_hidden: expected 0 and rising offsets, got a decrease";
-  if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
-  if (p.cu_hidden[p.num_requests] > p.num_hidden) return "cu_hidden: expected at most the rows of hidden, got more";
+  if (p.rows.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
+  if (!AreRising(p.requests.cu_hidden, p.num_requests)) return "cu_hidden: expected rising offsets, got a decrease";
+  if (!AreOffsets(p.requests.cu_num_draft, p.num_requests))
+    return "cu_num_draft: expected 0 and rising offsets, got a decrease";
+  if (p.requests.cu_num_draft[p.num_requests] > p.requests.num_drafts)
+    return "cu_num_draft: expected at most num_drafts last, got more";
+  if (p.requests.cu_hidden[p.num_requests] > p.rows.num_hidden)
+    return "cu_hidden: expected at most the rows of hidden, got more";
   int64_t num_tokens = 0;
   int64_t num_draft_rows = 0;
   for (int32_t r = 0; r < p.num_requests; ++r) {
-    if (p.slots[r] < 0 || p.slots[r] >= p.num_slots) return "slots: expected rows of token_table, got one outside";
+    if (p.requests.table_rows[r] < 0 || p.requests.table_rows[r] >= p.blocks.num_table_rows)
+      return "table_rows: expected rows of token_table, got one outside";
     const MtpRow row(p, r);
     if (Error error = row.Check()) return error;
     num_tokens += row.end() - row.begin();
@@ -169,7 +177,7 @@ Error MtpPreprocess(const MtpPreprocessParams& p) {
     p.out.seq_lens[r] = row.end();
     p.out.query_start_loc[r + 1] = t;
   }
-  CopyRows(sources, p.num_tokens, p.row_bytes, p.out.hidden);
+  CopyRows(sources, p.num_tokens, p.rows.row_bytes, p.out.hidden);
   for (int32_t r = 0; r < p.num_requests; ++r) MtpRow(p, r).KeepHidden();
   return nullptr;
 }

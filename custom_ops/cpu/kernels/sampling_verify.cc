@@ -5,7 +5,7 @@ namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
-// One request's logits rows, counted from 0, and its drafts: draft i is judged at row i.
+// One request's logits rows, counted from 0, and its drafts: draft i is verified at row i.
 struct Drafted {
   const int32_t* sampled;
   const int32_t* drafts;

@@ -30,17 +30,19 @@ Error RopeStoreKv(const RopeStoreKvParams& p);
 // rounded to bfloat16 before they meet the values, which leaves a row within 0.5 % of its exact length. A row at
 // position p sees the keys first_key..p, and its own key also where p < first_key.
 struct CascadeAppendAttentionParams {
-  KvCache cache;         // read only
-  int32_t num_requests;  // R
-  int32_t num_tokens;    // T
-  int32_t num_heads;     // Hq, a multiple of Hkv
-  int32_t max_blocks;
+  KvCache cache;           // read only
+  int32_t num_requests;    // R
+  int32_t num_tokens;      // T
+  int32_t num_heads;       // Hq, a multiple of Hkv
+  int32_t num_table_rows;  // rows of block_tables
+  int32_t max_blocks;      // columns of block_tables
   float scale;
   int32_t first_key;               // 0..63; keys before it hold nothing defined
   const void* q;                   // [T, Hq * D], cache.dtype
   const int32_t* query_start_loc;  // [R + 1]
   const int32_t* seq_lens;         // [R], length including the new tokens
-  const int32_t* block_tables;     // [R, max_blocks], padded with -1
+  const int32_t* table_rows;       // [R], each request's row of block_tables
+  const int32_t* block_tables;     // [num_table_rows, max_blocks], padded with -1
   void* y;                         // [T, Hq * D]
 };
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p);

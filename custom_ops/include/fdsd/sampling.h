@@ -11,21 +11,25 @@ struct DraftedRows {
   const int32_t* cu_num_draft;     // [R + 1]
 };
 
-// Penalties, bias and forbidden tokens; see SamplingArrays in fastdeploy_sd/types.py, and sampling_rules.py, which
-// states the same ranges for whoever fills the columns. A row counts the drafts before it as if they were output, so a
-// drafted position gets the logits that plain decoding would give it.
+// Penalties, bias and forbidden tokens; see SamplingArrays in fastdeploy_sd/types/steps.py, and sampling_rules.py,
+// which states the same ranges for whoever fills the columns. Request r is row table_rows[r] of each column. A row of
+// logits counts the drafts before it as if they were output, so a drafted position gets the logits that plain decoding
+// would give it.
 struct LogitsRules {
-  const float* repetition;        // [R] in 0.001..1000, 1 = off
-  const float* presence;          // [R] in -2..2, 0 = off
-  const float* frequency;         // [R] in -2..2, 0 = off
-  const int32_t* slot;            // [R] row of token_counts, -1 = no penalty
-  const int32_t* token_counts;    // [num_slots, V]: bits 0..29 count in the output, bit 30: in the prompt
-  const int32_t* cu_bias;         // [R + 1]
-  const int32_t* bias_token_ids;  // [cu_bias[R]]
-  const float* bias_values;       // [cu_bias[R]] in -100..100
-  const int32_t* cu_mask;         // [L + 1]
-  const int32_t* mask_token_ids;  // [cu_mask[L]] forbidden: the logit becomes -inf
-  int32_t num_slots;              // rows of token_counts
+  int32_t num_table_rows;           // S
+  int32_t num_count_rows;           // rows of token_counts
+  int32_t max_num_bias;             // columns of the biases
+  const int32_t* table_rows;        // [R]
+  const float* repetition_penalty;  // [S] in 0.001..1000, 1 = off
+  const float* presence_penalty;    // [S] in -2..2, 0 = off
+  const float* frequency_penalty;   // [S] in -2..2, 0 = off
+  const int32_t* count_rows;        // [S] row of token_counts, -1 = no penalty
+  const int32_t* token_counts;      // [num_count_rows, V]: bits 0..29 count in the output, bit 30: in the prompt
+  const int32_t* num_bias;          // [S] tokens with a bias
+  const int32_t* bias_token_ids;    // [S, max_num_bias]
+  const float* bias_values;         // [S, max_num_bias] in -100..100
+  const int32_t* cu_mask;           // [L + 1]
+  const int32_t* mask_token_ids;    // [cu_mask[L]] forbidden: the logit becomes -inf
 };
 
 // The rows as their requests' rules leave them: what Sample and TopPCandidates look at.
@@ -42,10 +46,10 @@ struct ProcessLogitsParams {
 };
 Error ProcessLogits(const ProcessLogitsParams& p);
 
-// Draw one token per row: the rules -> temperature -> min_p -> top_k -> top_p -> inverse CDF at u = philox(seed,
-// position). Temperature 0 takes the highest logit. Ties go to the lowest token id. A row with NaN or +inf, or without
-// any finite logit, yields -1. Where wrong drafts stop, a row behind a draft that is not its row's token yields -2 and
-// is not looked at.
+// Draw one token per row, with the settings in row rules.table_rows[r] of the columns of its request r: the rules ->
+// temperature -> min_p -> top_k -> top_p -> inverse CDF at u = philox(seed, position). Temperature 0 takes the highest
+// logit. Ties go to the lowest token id. A row with NaN or +inf, or without any finite logit, yields -1. Where wrong
+// drafts stop, a row behind a draft that is not its row's token yields -2 and is not looked at.
 struct SampleParams {
   int32_t num_rows;                    // L
   int32_t num_requests;                // R
@@ -54,11 +58,11 @@ struct SampleParams {
   const float* logits;                 // [L, V]
   const int32_t* batch_id_per_output;  // [L] request of each row
   const int32_t* positions;            // [L] absolute position of the token to draw
-  const float* temperature;            // [R] in 0..1000000, 0 = the highest logit
-  const int32_t* top_k;                // [R] >= 0, 0 = off
-  const float* top_p;                  // [R] in (0, 1], 1 = off
-  const float* min_p;                  // [R] in 0..1, 0 = off
-  const uint64_t* seed;                // [R]
+  const float* temperature;            // [S] in 0..1000000, 0 = the highest logit
+  const int32_t* top_k;                // [S] >= 0, 0 = off
+  const float* top_p;                  // [S] in (0, 1], 1 = off
+  const float* min_p;                  // [S] in 0..1, 0 = off
+  const uint64_t* seed;                // [S]
   int32_t* token_ids;                  // [L]
   DraftedRows drafted;                 // all nullptr = no row follows a draft
   LogitsRules rules;
@@ -99,17 +103,17 @@ Error TopPCandidates(const TopPCandidatesParams& p);
 enum class AcceptPolicy : int32_t { kNormal = 0, kAcceptAll = 1, kRejectAll = 2 };
 
 // Keep a prefix of each request's drafts, then emit the sampled token of the row after it.
-// Drafts are judged by equality with the sampled token of their row or, with candidates, by being a usable one; a draft
-// that is not is still kept when it is its row's second candidate and each of the verify_window drafts after it is the
-// first candidate of its own row, and then these are kept too. Under kAcceptAll and kRejectAll nothing is judged.
-// A request of which a row up to the emitted one has no sampled token (-1) fails: it accepts and emits nothing. Judging
+// Drafts are verified by equality with the sampled token of their row or, with candidates, by being a usable one; a
+// draft that is not is still kept when it is its row's second candidate and each of the verify_window drafts after it
+// is the first candidate of its own row, and then these are kept too. kAcceptAll and kRejectAll verify nothing. A
+// request of which a row up to the emitted one has no sampled token (-1) fails: it accepts and emits nothing. Verifying
 // by equality gives what plain decoding gives before it fails: if the row after the equal drafts has no token, the last
 // of them is not accepted but emitted as the sampled token that it equals, and only a request whose row 0 has none
 // fails.
 struct VerifyDraftTokensParams {
   int32_t num_requests;  // R
   AcceptPolicy accept_policy;
-  int32_t max_candidate_len;           // C, 0 = judge by equality
+  int32_t max_candidate_len;           // C, 0 = verify by equality
   int32_t verify_window;               // >= 0; used with candidates
   const int32_t* sampled_token_ids;    // [L]
   const int32_t* cu_num_logits;        // [R + 1]: num_draft + 1 rows, or 0 while the prompt is unfinished

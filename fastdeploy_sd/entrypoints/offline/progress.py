@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Self
 
 from tqdm import tqdm
@@ -16,7 +15,7 @@ _REFRESH_S = 0.5
 
 
 class TokenProgress:
-    """Counts tokens of sequences that run side by side. What a sequence ends without is taken off the total.
+    """Counts tokens of sequences that run side by side. Tokens that a sequence ends without are taken off the total.
 
     Args:
         requests: one per sequence.
@@ -37,9 +36,7 @@ class TokenProgress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._bar.disable:
             self._describe()
         self._bar.close()
@@ -60,8 +57,8 @@ class TokenProgress:
     def _describe(self) -> None:
         parts = [f"{self._num_sequences - len(self._left)}/{self._num_sequences} done"]
         now, before = self._stats(), self._before
-        num_judged = now.num_draft_tokens - before.num_draft_tokens
-        if num_judged:
+        num_verified = now.num_draft_tokens - before.num_draft_tokens
+        if num_verified:
             num_accepted = now.num_accepted_tokens - before.num_accepted_tokens
-            parts.append(f"{num_accepted / num_judged:.0%} of drafts accepted")
+            parts.append(f"{num_accepted / num_verified:.0%} of drafts accepted")
         self._bar.set_postfix_str(", ".join(parts), refresh=False)

@@ -22,7 +22,7 @@ from fastdeploy_sd.metrics import HttpStats
 
 logger = logging.getLogger(__name__)
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's status for its log; nobody receives it
+_CLIENT_CLOSED_REQUEST = 499  # nginx's status for its log; nobody receives it
 
 
 class Boundary:
@@ -47,13 +47,10 @@ class Boundary:
             return
         inner = _normalized(scope)
         record = begin_record(inner)
-        is_complete = False
 
         async def noting(message: Message) -> None:
-            nonlocal is_complete
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-            is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         try:
@@ -79,7 +76,7 @@ class Boundary:
         return None
 
     def _close(self, record: RequestRecord, scope: Scope, method: str) -> None:
-        record.status = record.status or CLIENT_CLOSED_REQUEST
+        record.status = record.status or _CLIENT_CLOSED_REQUEST
         route = getattr(scope.get("route"), "path", "other")  # a path of the client's own could be any
         self._stats.requests[route, str(record.status), record.reason] += 1
         if self._has_log:

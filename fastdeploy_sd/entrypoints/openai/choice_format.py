@@ -5,10 +5,11 @@ Knows OpenAI's JSON and FastDeploy's extra fields; knows no sockets and no engin
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
-from fastdeploy_sd.entrypoints.openai.job import AnswerOptions, Job
+from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.logprobs import (
     chat_draft_logprobs,
     chat_logprobs,
@@ -22,8 +23,8 @@ from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import RequestMetrics
 
 
-class ChoiceFormat(Protocol):
-    """JSON of choices.
+class ChoiceFormat(ABC):
+    """JSON of the choices of one job.
 
     Attributes:
         response_object, chunk_object: OpenAI's `object` of a whole response and of a stream chunk.
@@ -32,89 +33,89 @@ class ChoiceFormat(Protocol):
     response_object: str
     chunk_object: str
 
-    def whole(self, completion: Completion) -> dict[str, Any]:
+    def __init__(self, job: GenerationJob, tokenizer: Tokenizer) -> None:
+        self._job = job
+        self._answer = job.answer
+        self._tokenizer = tokenizer
+
+    @abstractmethod
+    def final_choice(self, completion: Completion) -> dict[str, Any]:
         """Return a finished choice."""
-        ...
 
-    def chunk(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
+    @abstractmethod
+    def stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
         """Return what a delta adds to a choice, None when a client would learn nothing from it."""
-        ...
+
+    def _token_ids(self, part: Completion | TextDelta, choice: int, is_first: bool) -> dict[str, Any]:
+        """The ids when asked for; those of the prompt once per choice."""
+        if not self._answer.returns_token_ids:
+            return {}
+        prompt = {"prompt_token_ids": self._job.prompt_token_ids_of(choice)} if is_first else {}
+        return prompt | {"completion_token_ids": list(part.token_ids)}
+
+    def _ending(self, part: Completion | TextDelta) -> dict[str, Any]:
+        """How a choice ended, and in its last chunk what was measured."""
+        ending: dict[str, Any] = {
+            "finish_reason": None if part.finish_reason is None else part.finish_reason.value,
+            "stop_reason": part.stop_reason,
+        }
+        if self._answer.collects_metrics and part.metrics is not None:
+            ending["metrics"] = _metrics_json(part.metrics)
+        if self._job.reports_speculation and part.metrics is not None:
+            drafts, method, is_lossy = part.metrics.drafts, self._job.method, self._job.is_lossy
+            ending["speculate_metrics"] = speculate_metrics(drafts, method, is_lossy)
+        return ending
+
+    def _is_silent(self, delta: TextDelta) -> bool:
+        """Whether a delta shows nothing: its text is held back and nobody asked for its tokens."""
+        shows_tokens = delta.token_ids and (self._answer.returns_token_ids or delta.logprobs is not None)
+        return not (delta.text or shows_tokens or delta.finish_reason is not None)
 
 
-class ChatFormat:
+class ChatFormat(ChoiceFormat):
     """Choices of /v1/chat/completions."""
 
     response_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
-        self._job = job
-        self._answer = job.answer
-        self._tokenizer = tokenizer
+    def final_choice(self, completion: Completion) -> dict[str, Any]:
+        index = completion.index
+        message = {"role": "assistant", "content": completion.text} | self._token_ids(completion, index, True)
+        return {"index": index, "message": message} | self._logprobs(completion) | self._ending(completion)
 
-    def whole(self, completion: Completion) -> dict[str, Any]:
-        """Return a finished choice."""
-        message: dict[str, Any] = {"role": "assistant", "content": completion.text}
-        if self._answer.returns_token_ids:
-            message["prompt_token_ids"] = self._job.prompt_token_ids_of(completion.index)
-            message["completion_token_ids"] = list(completion.token_ids)
-        choice = {"index": completion.index, "message": message} | self._logprobs(completion)
-        return choice | _ending(self._job, completion)
-
-    def chunk(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
-        """Return what a delta adds to a choice, None when a client would learn nothing from it."""
-        if not is_first and _is_silent(self._answer, delta):
+    def stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
+        if not is_first and self._is_silent(delta):
             return None
         content: dict[str, Any] = {"role": "assistant"} if is_first else {}
         content["content"] = delta.text
-        if self._answer.returns_token_ids:
-            if is_first:
-                content["prompt_token_ids"] = self._job.prompt_token_ids_of(choice)
-            content["completion_token_ids"] = list(delta.token_ids)
-        return {"index": choice, "delta": content} | self._logprobs(delta) | _ending(self._job, delta)
+        content |= self._token_ids(delta, choice, is_first)
+        return {"index": choice, "delta": content} | self._logprobs(delta) | self._ending(delta)
 
     def _logprobs(self, part: Completion | TextDelta) -> dict[str, Any]:
         """`logprobs`, and `draft_logprobs` when asked for."""
-        logprobs = None if part.logprobs is None else chat_logprobs(self._tokenizer, part.logprobs)
+        logprobs = {"logprobs": None if part.logprobs is None else chat_logprobs(self._tokenizer, part.logprobs)}
         if not self._answer.includes_draft_logprobs:
-            return {"logprobs": logprobs}
-        return {
-            "logprobs": logprobs,
-            "draft_logprobs": chat_draft_logprobs(self._tokenizer, part.draft_logprobs or ()),
-        }
+            return logprobs
+        return logprobs | {"draft_logprobs": chat_draft_logprobs(self._tokenizer, part.draft_logprobs or ())}
 
 
-class CompletionFormat:
+class CompletionFormat(ChoiceFormat):
     """Choices of /v1/completions."""
 
     response_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
-        self._job = job
-        self._answer = job.answer
-        self._tokenizer = tokenizer
+    def final_choice(self, completion: Completion) -> dict[str, Any]:
+        index = completion.index
+        choice = {"index": index, "text": self._echo(index) + completion.text} | self._logprobs(completion)
+        return choice | self._token_ids(completion, index, True) | self._ending(completion)
 
-    def whole(self, completion: Completion) -> dict[str, Any]:
-        """Return a finished choice."""
-        text = self._echo(completion.index) + completion.text
-        choice = {"index": completion.index, "text": text} | self._logprobs(completion)
-        if self._answer.returns_token_ids:
-            choice["prompt_token_ids"] = self._job.prompt_token_ids_of(completion.index)
-            choice["completion_token_ids"] = list(completion.token_ids)
-        return choice | _ending(self._job, completion)
-
-    def chunk(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
-        """Return what a delta adds to a choice, None when a client would learn nothing from it."""
+    def stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
         text = (self._echo(choice) if is_first else "") + delta.text
-        if not text and _is_silent(self._answer, delta):
+        if not text and self._is_silent(delta):
             return None
         entry = {"index": choice, "text": text} | self._logprobs(delta)
-        if self._answer.returns_token_ids:
-            if is_first:
-                entry["prompt_token_ids"] = self._job.prompt_token_ids_of(choice)
-            entry["completion_token_ids"] = list(delta.token_ids)
-        return entry | _ending(self._job, delta)
+        return entry | self._token_ids(delta, choice, is_first) | self._ending(delta)
 
     def _echo(self, choice: int) -> str:
         """The prompt as text, when asked for; token ids are decoded with their control tokens visible."""
@@ -134,25 +135,6 @@ class CompletionFormat:
             return {"logprobs": logprobs}
         drafts, offsets = part.draft_logprobs or (), part.draft_text_offsets
         return {"logprobs": logprobs, "draft_logprobs": completion_draft_logprobs(self._tokenizer, drafts, offsets)}
-
-
-def _ending(job: Job, part: Completion | TextDelta) -> dict[str, Any]:
-    """How a choice ended, and in its last chunk what was measured."""
-    ending: dict[str, Any] = {
-        "finish_reason": None if part.finish_reason is None else part.finish_reason.value,
-        "stop_reason": part.stop_reason,
-    }
-    if job.answer.collects_metrics and part.metrics is not None:
-        ending["metrics"] = _metrics_json(part.metrics)
-    if job.reports_speculation and part.metrics is not None:
-        ending["speculate_metrics"] = speculate_metrics(part.metrics.drafts, job.method, job.is_lossy)
-    return ending
-
-
-def _is_silent(answer: AnswerOptions, delta: TextDelta) -> bool:
-    """Whether a delta shows nothing: its text is held back and nobody asked for its tokens."""
-    shows_tokens = delta.token_ids and (answer.returns_token_ids or delta.logprobs is not None)
-    return not (delta.text or shows_tokens or delta.finish_reason is not None)
 
 
 def _metrics_json(metrics: RequestMetrics) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def error_response(error: FdsdError) -> Response:
 
 
 def to_fdsd_error(error: BaseException, request: HttpRequest) -> FdsdError:
-    """Return an error a user may see. Any that is not one of ours is our fault: logged, and told without detail."""
+    """Return an error a user may see. One of a foreign type is our fault: the log has it, the user gets no detail."""
     if not isinstance(error, FdsdError):
         logger.error("%s %s failed", request.method, request.url.path[:MAX_SHOWN_CHARS], exc_info=error)
         error = InternalError("the server failed on this request; its log says why")

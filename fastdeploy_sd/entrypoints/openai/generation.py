@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from fastdeploy_sd.engine.stats import EngineStats
-from fastdeploy_sd.entrypoints.openai.job import Job
+from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare, merge
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor, TextDelta
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
@@ -43,7 +43,9 @@ class Client(Protocol):
     async def stats(self) -> EngineStats: ...
 
 
-def run_job(client: Client, tokenizer: Tokenizer, job: Job, share: QueueShare) -> AsyncGenerator[ChoiceDelta, None]:
+def run_job(
+    client: Client, tokenizer: Tokenizer, job: GenerationJob, share: QueueShare
+) -> AsyncGenerator[ChoiceDelta, None]:
     """Yield (choice, delta) until every choice has its last delta. Closing it early aborts what still runs.
 
     Args:
@@ -53,11 +55,15 @@ def run_job(client: Client, tokenizer: Tokenizer, job: Job, share: QueueShare) -
         FdsdError: a request was refused or failed; the others are aborted.
     """
     requests = job.requests
+    if len(requests) == 1:
+        return _run_choice(client, tokenizer, job, 0)
     sizes = [len(prompt) for prompt in requests.prompts for _ in range(requests.sampling.n)]
     return merge(lambda choice: _run_choice(client, tokenizer, job, choice), sizes, share)
 
 
-async def _run_choice(client: Client, tokenizer: Tokenizer, job: Job, choice: int) -> AsyncGenerator[ChoiceDelta, None]:
+async def _run_choice(
+    client: Client, tokenizer: Tokenizer, job: GenerationJob, choice: int
+) -> AsyncGenerator[ChoiceDelta, None]:
     request = job.requests[choice]
     processor = OutputProcessor(request, tokenizer)
     async with aclosing(client.generate(request)) as outputs:
@@ -76,8 +82,8 @@ async def _end(
 ) -> RequestMetrics | None:
     """End a request that a stop string has completed, and return what the engine measured of it.
 
-    That takes up to one step of the engine; nothing is waited for where nobody reads `outputs`. None when the engine
-    fails in this very moment: the answer is complete, and nothing may turn it into an error any more.
+    That takes up to one step of the engine; without `outputs` nothing is waited for. None, too, when the engine fails
+    meanwhile: the answer is complete and must not become an error.
     """
     with suppress(FdsdError):
         await client.abort([request_id], FinishReason.STOP)

@@ -11,17 +11,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.entrypoints.openai.boundary import CLIENT_CLOSED_REQUEST
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, ChoiceFormat, CompletionFormat
 from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_json, json_pieces, to_fdsd_error, to_json
+from fastdeploy_sd.entrypoints.openai.event_stream import DONE, EventStream, until_disconnected
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
-from fastdeploy_sd.entrypoints.openai.job import Job, UsageCounter
+from fastdeploy_sd.entrypoints.openai.job import GenerationJob, UsageCounter
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare
 from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.openai.request_body import BodyReader
 from fastdeploy_sd.entrypoints.openai.request_record import record_of
-from fastdeploy_sd.entrypoints.openai.stream import DONE, ClientGoneError, EventStream, until_disconnected
 from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
 
 _MAX_INLINE_ENTRIES = 2048  # of tokens and alternatives: some milliseconds
@@ -36,6 +35,10 @@ class GenerationHandler:
         client: of the engine.
         config: what was started.
         preparer: turns bodies into jobs.
+
+    Raises (from every method):
+        FdsdError: of the status that tells the client what happened.
+        ClientDisconnect: it left.
     """
 
     def __init__(self, client: Client, config: Config, preparer: Preparer) -> None:
@@ -46,58 +49,36 @@ class GenerationHandler:
         self._share = QueueShare.of(config.scheduler)
 
     async def chat(self, request: HttpRequest) -> Response:
-        """POST /v1/chat/completions.
-
-        Raises:
-            FdsdError: of the status that tells the client what happened.
-        """
+        """POST /v1/chat/completions."""
         return await self._respond(request, CHAT, ChatFormat)
 
     async def completion(self, request: HttpRequest) -> Response:
-        """POST /v1/completions.
-
-        Raises:
-            FdsdError: of the status that tells the client what happened.
-        """
+        """POST /v1/completions."""
         return await self._respond(request, COMPLETION, CompletionFormat)
 
     async def tokenize(self, request: HttpRequest) -> Response:
-        """POST /tokenize.
-
-        Raises:
-            FdsdError: of the status that tells the client what happened.
-        """
+        """POST /tokenize."""
         return await self._compute(request, TOKENIZE)
 
     async def detokenize(self, request: HttpRequest) -> Response:
-        """POST /detokenize.
-
-        Raises:
-            FdsdError: of the status that tells the client what happened.
-        """
+        """POST /detokenize."""
         return await self._compute(request, DETOKENIZE)
 
     async def _compute(self, request: HttpRequest, task: str) -> Response:
         async with self._bodies.read(request) as content:
-            try:
-                answer = await until_disconnected(request.receive, self._preparer.compute(task, content))
-            except ClientGoneError:
-                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            answer = await until_disconnected(request.receive, self._preparer.compute(task, content))
         return Response(answer, media_type=JsonResponse.media_type)
 
-    async def _respond(self, request: HttpRequest, task: str, form: type[ChatFormat | CompletionFormat]) -> Response:
-        try:
-            job = await self._prepare(request, task)
-            return await self._answer(request, job, form(job, self._tokenizer))
-        except ClientGoneError:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+    async def _respond(self, request: HttpRequest, task: str, form: type[ChoiceFormat]) -> Response:
+        job = await self._prepare(request, task)  # a function of its own, which lets go of the body
+        return await self._answer(request, job, form(job, self._tokenizer))
 
-    async def _prepare(self, request: HttpRequest, task: str) -> Job:
+    async def _prepare(self, request: HttpRequest, task: str) -> GenerationJob:
         async with self._bodies.read(request) as content:
             self._client.verify_takes_requests()
             return await until_disconnected(request.receive, self._preparer.prepare(task, content))
 
-    async def _answer(self, request: HttpRequest, job: Job, form: ChoiceFormat) -> Response:
+    async def _answer(self, request: HttpRequest, job: GenerationJob, form: ChoiceFormat) -> Response:
         """Answer; where verification may change tokens the header says so, before and beside every choice."""
         record_of(request.scope).request_id = job.job_id
         deltas = run_job(self._client, self._tokenizer, job, self._share)
@@ -106,7 +87,7 @@ class GenerationHandler:
             if job.answer.stream:
                 # The first delta is awaited before the status line is sent: a full queue is a 429, not a broken stream.
                 first = await until_disconnected(request.receive, anext(deltas))
-                return EventStream(_events(request, job, form, _chain(first, deltas)), deltas, headers)
+                return EventStream(_events(request, job, form, first, deltas), deltas, headers)
             whole = await until_disconnected(request.receive, _whole(request, job, form, deltas))
             return Response(whole, headers=headers, media_type=JsonResponse.media_type)
         except BaseException:
@@ -115,7 +96,7 @@ class GenerationHandler:
 
 
 async def _whole(
-    request: HttpRequest, job: Job, form: ChoiceFormat, deltas: AsyncGenerator[ChoiceDelta, None]
+    request: HttpRequest, job: GenerationJob, form: ChoiceFormat, deltas: AsyncGenerator[ChoiceDelta, None]
 ) -> bytes:
     """Return the JSON of the answer; a large one is written in a thread, so that others do not wait for it."""
     collectors = [CompletionCollector(i) for i in range(len(job.requests))]
@@ -126,7 +107,7 @@ async def _whole(
             usage.add(choice, delta)
 
     def render() -> bytes:
-        choices = [form.whole(collector.build()) for collector in collectors]
+        choices = [form.final_choice(collector.build()) for collector in collectors]
         answer = _envelope(job, form.response_object, choices) | {"usage": usage.to_json()}
         return "".join(json_pieces(answer)).encode("utf-8")
 
@@ -136,22 +117,24 @@ async def _whole(
 
 async def _events(
     request: HttpRequest,
-    job: Job,
+    job: GenerationJob,
     form: ChoiceFormat,
-    deltas: AsyncGenerator[ChoiceDelta, None],
+    first: ChoiceDelta,
+    rest: AsyncGenerator[ChoiceDelta, None],
 ) -> AsyncGenerator[str, None]:
     """Yield server-sent events: chunks, an error if one comes up, and always [DONE]."""
     usage = _usage(request, job)
     begun: set[int] = set()
+    item: ChoiceDelta | None = first
     try:
-        async with contextlib.aclosing(deltas):
-            async for choice, delta in deltas:
-                usage.add(choice, delta)
-                entry = form.chunk(choice, delta, is_first=choice not in begun)
-                if entry is None:
-                    continue
+        while item is not None:
+            choice, delta = item
+            usage.add(choice, delta)
+            entry = form.stream_choice(choice, delta, is_first=choice not in begun)
+            if entry is not None:
                 begun.add(choice)
                 yield _event(_chunk(job, form, [entry], usage))
+            item = await anext(rest, None)
         if job.answer.includes_usage:
             yield _event(_envelope(job, form.chunk_object, []) | {"usage": usage.to_json()})
     except Exception as error:
@@ -159,14 +142,16 @@ async def _events(
     yield DONE
 
 
-def _usage(request: HttpRequest, job: Job) -> UsageCounter:
+def _usage(request: HttpRequest, job: GenerationJob) -> UsageCounter:
     """A counter that the request's log line reads at the end, however that comes about."""
     usage = UsageCounter(job.requests)
     record_of(request.scope).usage = usage.to_json
     return usage
 
 
-def _chunk(job: Job, form: ChoiceFormat, choices: list[dict[str, Any]], usage: UsageCounter) -> dict[str, Any]:
+def _chunk(
+    job: GenerationJob, form: ChoiceFormat, choices: list[dict[str, Any]], usage: UsageCounter
+) -> dict[str, Any]:
     chunk = _envelope(job, form.chunk_object, choices)
     if job.answer.includes_continuous_usage:
         chunk["usage"] = usage.to_json()
@@ -175,16 +160,9 @@ def _chunk(job: Job, form: ChoiceFormat, choices: list[dict[str, Any]], usage: U
     return chunk
 
 
-def _envelope(job: Job, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def _envelope(job: GenerationJob, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
     return {"id": job.job_id, "object": kind, "created": job.created, "model": job.model, "choices": choices}
 
 
 def _event(value: object) -> str:
     return f"data: {to_json(value)}\n\n"
-
-
-async def _chain(first: ChoiceDelta, rest: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[ChoiceDelta, None]:
-    async with contextlib.aclosing(rest):
-        yield first
-        async for delta in rest:
-            yield delta

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder, RequestOptions
+from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder
 from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
-from fastdeploy_sd.entrypoints.text.speculation import NAIVE, may_change_tokens, verify_has_draft_logprobs
+from fastdeploy_sd.entrypoints.text.speculation import may_change_tokens, verify_has_draft_logprobs
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import ModelInfo
@@ -61,7 +62,7 @@ class AnswerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GenerationJob:
     """A prepared generation request.
 
     Attributes:
@@ -113,7 +114,7 @@ class JobBuilder:
         self._served_names = config.model.served_names
         self._rule = config.speculative
 
-    def build_chat(self, body: ChatCompletionBody) -> Job:
+    def build_chat(self, body: ChatCompletionBody) -> GenerationJob:
         """Return the job of a chat completion.
 
         Raises:
@@ -130,7 +131,7 @@ class JobBuilder:
             token_ids = self._encoder.encode_chat(messages, body.template_variables(), max_tokens)
         return self._build(body, params, _job_id(body, "chatcmpl-"), [token_ids])
 
-    def build_completion(self, body: CompletionBody) -> Job:
+    def build_completion(self, body: CompletionBody) -> GenerationJob:
         """Return the job of a text completion.
 
         Raises:
@@ -154,12 +155,11 @@ class JobBuilder:
         job_id: str,
         prompts: list[list[int]],
         echoed_texts: Sequence[str | None] = (),
-    ) -> Job:
+    ) -> GenerationJob:
         if body.include_draft_logprobs:
             verify_has_draft_logprobs(self._speculation, "include_draft_logprobs")
-        wish = body.speculation_wish(params)
-        options = RequestOptions(job_id, body.priority or 0, body.cache_salt or "", wish)
-        requests = self._requests.build(prompts, params, options)
+        speculation = body.speculation_options(params)
+        requests = self._requests.build(prompts, params, job_id, body.priority or 0, body.cache_salt or "", speculation)
         if params.logprobs is not None and requests.max_output_entries > MAX_LOGPROBS_OUTPUT:
             raise BadRequest(
                 f"logprobs: expected at most {MAX_LOGPROBS_OUTPUT} of them (sequences times max_tokens times"
@@ -167,7 +167,7 @@ class JobBuilder:
                 param="logprobs",
             )
         granted = requests.speculation
-        return Job(
+        return GenerationJob(
             job_id=job_id,
             created=int(time.time()),
             model=resolve_model(body.model, self._served_names),

@@ -66,7 +66,7 @@ def completion_draft_logprobs(
     Args:
         tokenizer: names the tokens.
         drafts: D of them.
-        text_offsets: int[D], where the text of the token judged against each draft starts in the choice's text.
+        text_offsets: int[D], where the text of the token at each draft's position starts in the choice's text.
     """
     return completion_logprobs(tokenizer, [d.draft for d in drafts], text_offsets) | {
         "position": [d.position for d in drafts],

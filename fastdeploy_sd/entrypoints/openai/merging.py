@@ -18,7 +18,7 @@ from fastdeploy_sd.errors import Overloaded
 
 T = TypeVar("T")
 
-# Of a job that waits for others to leave the queue; as nobody tells when that happens.
+# Between two attempts of a job that waits for others to leave the queue: nobody tells it when they do.
 _RETRY_S = 0.1
 
 
@@ -27,7 +27,7 @@ class QueueShare:
     """What one job may have in the engine at once, running and waiting.
 
     Attributes:
-        max_sequences: twice what one step takes keeps every seat taken, as one is waiting wherever one ends.
+        max_sequences: twice what one step takes, so that another one waits wherever one ends.
         max_tokens: in all their prompts; a longer one goes alone.
     """
 
@@ -45,19 +45,14 @@ async def merge(
 ) -> AsyncGenerator[T, None]:
     """Yield the items of all sources as they come; all are closed when it ends, is closed or one of them raises.
 
-    A source that is refused with Overloaded before its first item is begun again later, unless the whole job is: then
-    the error is raised.
+    A source that is refused with Overloaded before its first item is begun again later. The error is raised only when
+    nothing of the job has begun.
 
     Args:
         begin: makes source i.
         sizes: of source i, in prompt tokens.
         share: how much may run at a time.
     """
-    if len(sizes) == 1:
-        async with aclosing(begin(0)) as source:
-            async for item in source:
-                yield item
-        return
     feed = _Feed(begin, sizes, share)
     try:
         while feed.is_unfinished:

@@ -1,8 +1,8 @@
 """Web pages: which of them may use the server. Knows no route and no key.
 
-A browser sends a page's requests to this machine's own addresses too, with the page's origin in a header. Without a
-key, what keeps a page of somebody else from spending the machine's time, or from reading answers by giving its own
-name this machine's address (DNS rebinding), is looking at where the request comes from. Programs send no origin.
+A browser sends a page's requests to this machine's own addresses too, with the page's origin in a header; programs send
+none. Where there is no key, only the origin tells whether somebody else's page spends the machine's time. Such a page
+could also read answers, by giving its own name this machine's address (DNS rebinding); the Host header shows that.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from fastdeploy_sd.errors import Forbidden, shown
 class OriginGate:
     """Refuses requests of web pages that nobody has allowed.
 
-    Refused are a preflight request of an origin that is not allowed and, where nothing else protects the server,
-    every request of one; likewise a request that reached a server on a loopback address under a name that somebody
-    may own in the Internet, unless it is the host of an allowed origin.
+    A preflight request of an origin that is not allowed is refused. Without keys every request of such an origin is,
+    and on a loopback address also one to a Host that somebody may own in the Internet, unless an allowed origin has it.
 
     Args:
         allowed: origins; "*" = any.

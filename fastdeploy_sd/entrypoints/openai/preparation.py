@@ -15,7 +15,7 @@ from typing import TypeVar
 from fastdeploy_sd.config import Config, from_json
 from fastdeploy_sd.entrypoints.openai.body_shape import verify_shape
 from fastdeploy_sd.entrypoints.openai.error_format import to_json
-from fastdeploy_sd.entrypoints.openai.job import Job, JobBuilder
+from fastdeploy_sd.entrypoints.openai.job import GenerationJob, JobBuilder
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, parse_body
 from fastdeploy_sd.entrypoints.openai.tokenization import Tokenization
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
@@ -49,7 +49,7 @@ class Outcome:
         failure: a traceback of ours, for the log.
     """
 
-    job: Job | None = None
+    job: GenerationJob | None = None
     answer: str | None = None
     error: WireError | None = None
     failure: str | None = None

@@ -1,9 +1,9 @@
 """Has bodies turned into jobs so that none stalls the others, whatever it holds.
 
 Owns the lanes: a body goes to a forked worker, under limits on memory and time, and never waits for a larger one; the
-largest have a worker each, which stands back for everybody else. A worker whose client leaves is killed. Only where the
-work is bounded by the size of a small body, as no chat template has a part in it, it is done in a thread, which costs
-less than waking another process. Knows no HTTP and does not look into a body.
+largest have a worker each, at low priority. A worker whose client leaves is killed. A small body that needs no chat
+template is done in a thread: its size bounds the work, and a thread costs less than waking another process. Knows no
+HTTP and does not look into a body.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fastdeploy_sd.config import Config, to_json
-from fastdeploy_sd.entrypoints.openai.job import Job
+from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.preparation import COMPLETION, DETOKENIZE, Outcome, Preparation, too_complex
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
@@ -105,7 +105,7 @@ class Preparer:
         if self._server is not None:
             self._server.close()
 
-    async def prepare(self, task: str, content: bytes) -> Job:
+    async def prepare(self, task: str, content: bytes) -> GenerationJob:
         """Return the job of a body; cancelling it ends the work.
 
         Args:
@@ -120,31 +120,22 @@ class Preparer:
         return outcome.job
 
     async def compute(self, task: str, content: bytes) -> str:
-        """Return the answer to a request that needs no engine, as JSON.
-
-        Args:
-            task, content: as for `prepare`, which this is otherwise like.
-
-        Raises:
-            FdsdError: of the status that tells the client what happened.
-        """
+        """Return the answer to a request that needs no engine, as JSON; arguments and errors as for `prepare`."""
         outcome = await self._run(task, content)
         assert outcome.answer is not None, f"{task} is not a task that makes answers"
         return outcome.answer
 
     async def _run(self, task: str, content: bytes) -> Outcome:
-        outcome = await self._outcome(task, content)
+        if task in _LOCAL_TASKS and len(content) <= LOCAL_BYTES:
+            outcome = await asyncio.to_thread(self._local.run, task, content)
+        else:
+            outcome = await self._run_in_worker(task, content)
         if outcome.error is not None:
             raise outcome.error.to_exception()
         if outcome.failure is not None:
             logger.error("preparing a body failed:\n%s", outcome.failure)
             raise InternalError("the server failed on this request; its log says why")
         return outcome
-
-    async def _outcome(self, task: str, content: bytes) -> Outcome:
-        if task in _LOCAL_TASKS and len(content) <= LOCAL_BYTES:
-            return await asyncio.to_thread(self._local.run, task, content)
-        return await self._run_in_worker(task, content)
 
     @cached_property
     def _local(self) -> Preparation:

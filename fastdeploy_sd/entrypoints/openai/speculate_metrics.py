@@ -14,20 +14,20 @@ def speculate_metrics(counts: DraftCounts, method: str, is_lossy: bool) -> dict[
     count too, and so do the drafts behind the stop.
 
     FastDeploy's fields count drafts only, never the token that verification adds to them:
-        accepted_tokens, rejected_tokens: of the drafts judged.
-        accept_ratio: accepted / judged.
-        average_accept_length: output tokens per step that judged drafts, the added token included; 1 .. k + 1.
+        accepted_tokens, rejected_tokens: of the drafts verified.
+        accept_ratio: accepted / verified.
+        average_accept_length: output tokens per step that verified drafts, the added token included; 1 .. k + 1.
         accepted_tokens_per_head: entry i counts the drafts accepted at position i of their step.
-        accept_ratio_per_head: accepted at position i / judged there after all before it were accepted.
+        accept_ratio_per_head: accepted at position i / verified there after all before it were accepted.
     Ours:
         method: who drafted.
         lossy: whether the server's verification may have changed the tokens.
     """
-    num_judged, num_accepted = sum(counts.drafted), sum(counts.accepted)
+    num_verified, num_accepted = sum(counts.drafted), sum(counts.accepted)
     return {
         "accepted_tokens": num_accepted,
-        "rejected_tokens": num_judged - num_accepted,
-        "accept_ratio": _ratio(num_accepted, num_judged),
+        "rejected_tokens": num_verified - num_accepted,
+        "accept_ratio": _ratio(num_accepted, num_verified),
         "average_accept_length": _ratio(counts.num_emitted, counts.num_verifications),
         "accepted_tokens_per_head": list(counts.accepted),
         "accept_ratio_per_head": [_ratio(*pair) for pair in zip(counts.accepted, counts.reached, strict=True)],

@@ -27,7 +27,7 @@ class AddedToken:
         token_id: None where the files name the token without an id.
         special: left out of generated text.
         lstrip, rstrip: it takes the whitespace on that side with it.
-        single_word: it is none where it touches a word.
+        single_word: it does not count where it touches a word.
     """
 
     content: str
@@ -135,9 +135,10 @@ def apply_borders(
 
 
 def encode_spelled_out(text: str, pattern: re.Pattern[str], encode: Callable[[str], list[int] | None]) -> list[int]:
-    """Return the ids of a text that some token would be found in, cut so often that none is.
+    """Return the ids of a text that contains tokens' texts, encoded in parts in which no token is found.
 
-    Cuts after the first character of each occurrence; where a normalizer makes a token of other characters, in halves.
+    It is cut after the first character of each occurrence. Where a normalizer makes a token of other characters, the
+    part is cut into halves.
 
     Args:
         pattern: the tokens' texts.

@@ -147,7 +147,7 @@ class _Shield:
     def cover(self, value: Any) -> Any:
         """Return a JSON value with each control token in each of its texts replaced by a placeholder.
 
-        So is the beginning of one at a text's end: the next text could be its rest.
+        The beginning of a token at the end of a text is replaced too, as the next text could be its rest.
         """
         if isinstance(value, str):
             return self._cover_end(self._control.sub(self._cover_match, value))
@@ -230,7 +230,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _environment() -> jinja2.Environment:
-    """The sandbox. It computes nothing while it compiles: `{{ 'a' * 10**10 }}` is for who renders, under limits."""
+    """The sandbox. Compiling computes nothing: `{{ 'a' * 10**10 }}` is computed by rendering, which has limits."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -246,7 +246,7 @@ def _environment() -> jinja2.Environment:
 
 @jinja2.pass_context
 def _finalize(context: jinja2.runtime.Context, value: Any) -> Any:
-    """A step that may look at the context is one that the compiler cannot do in advance."""
+    """Prevent constant folding: the compiler does not run in advance what takes the context."""
     return value
 
 

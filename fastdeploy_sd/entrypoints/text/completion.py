@@ -17,8 +17,8 @@ class Completion:
         token_ids: including the token that ended it (EOS, stop token, or the last one of a stop string).
         text_offsets: per token, where its text starts in the generated text, in characters.
         logprobs: one per token when asked for, else None.
-        draft_logprobs, draft_text_offsets: every draft judged for these tokens when asked for, else None and ();
-            see TextDelta.
+        draft_logprobs, draft_text_offsets: every draft verified for these tokens when asked for, else None and
+            (); see TextDelta.
         stop_reason: the stop string or stop token id that ended it, None otherwise.
         num_cached_tokens: prompt tokens taken from the prefix cache.
     """

@@ -49,13 +49,11 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        """Take the next token and return the text that became certain."""
         if token_id in self._tokenizer.hidden_ids:
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token_id) or b"")
 
     def finish(self) -> str:
-        """Return what is left: an unfinished character becomes U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -74,7 +72,6 @@ class WindowDetokenizer:
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """Take the next token and return the text that became certain."""
         if token_id in self._tokenizer.hidden_ids:
             return ""
         self._pending.append(token_id)
@@ -85,7 +82,6 @@ class WindowDetokenizer:
         return text
 
     def finish(self) -> str:
-        """Return the text of what is pending, with U+FFFD where a character is unfinished."""
         text = self._pending_text() if self._pending else ""
         self._shown, self._pending = [*self._shown, *self._pending], []
         return text

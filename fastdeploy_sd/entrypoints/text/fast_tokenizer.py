@@ -50,7 +50,6 @@ class FastTokenizer:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a text: the checkpoint's list, or the tokenizer's end-of-text token."""
         if self.files.eos_token_ids:
             return self.files.eos_token_ids
         token_id = self._tokenizer.token_to_id(self.files.special_tokens.get("eos_token", ""))
@@ -58,10 +57,10 @@ class FastTokenizer:
 
     @cached_property
     def _plain(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-        """The tokenizer without control tokens, which no spelling reaches then: for a prompt's start, and behind it.
+        """Two tokenizers in which no spelling makes a control token: for a prompt's start, and for what follows.
 
         Raises:
-            CheckpointError: what the library wrote, it cannot read again: the file contradicts itself.
+            CheckpointError: the library cannot read again what it wrote, as the file contradicts itself.
         """
         spec = json.loads(self._tokenizer.to_str())
         for token in spec["added_tokens"]:
@@ -72,19 +71,9 @@ class FastTokenizer:
         return start, inner
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of `text`, control tokens parsed; `add_special_tokens` adds e.g. a leading BOS.
-
-        Raises:
-            BadRequest: the library fails on this text.
-        """
         return _encode(self._tokenizer, text, add_special_tokens)
 
     def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
-        """Return the ids of a prompt in which exactly the segments marked so are control tokens.
-
-        Raises:
-            BadRequest: a text cannot be written without a control token, or the library fails on it.
-        """
         start, inner = self._plain
         token_ids: list[int] = []
         for i, part in enumerate(apply_borders(segments, self._controls, WHITE_SPACE, _is_word)):
@@ -107,11 +96,6 @@ class FastTokenizer:
         return encode_spelled_out(text, self._any_control, encode)
 
     def decode(self, token_ids: Sequence[int], *, skip_hidden: bool) -> str:
-        """Return the text of a whole sequence; ids unknown to the tokenizer have no text.
-
-        Raises:
-            InternalError: the library fails on these ids.
-        """
         try:
             return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_hidden)
         except BaseException as error:
@@ -121,7 +105,6 @@ class FastTokenizer:
             ) from None
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes a token adds in the middle of a text, None where that depends on its neighbours."""
         return self._token_bytes.of(token_id)
 
 
@@ -216,7 +199,7 @@ def _unknown_id(tokenizer: tokenizers.Tokenizer, model: dict[str, Any]) -> int |
 
 
 def _drop_space_at_start(step: dict[str, Any] | None) -> bool:
-    """Have a pre-tokenizer put no space before the first word; return whether it would have put one there only."""
+    """Have a pre-tokenizer put no space before the first word; return whether it put one there and nowhere else."""
     if step is None:
         return False
     found = False

@@ -25,10 +25,10 @@ class TextDelta:
         token_ids: cut at the token that ended the sequence, which is included.
         text_offsets: per token, where its text starts in the generated text (characters; before any stop cut).
         logprobs: one per token when asked for, else None.
-        draft_logprobs: the drafts that the step judged when asked for, else None; in the last delta without those
-            behind its last token, whichever of the two sides cut it.
-        draft_text_offsets: per entry of draft_logprobs, where the text of the token judged against it starts; the end
-            of the step's text for those behind its last token.
+        draft_logprobs: the drafts that the step verified when asked for, else None. The last delta has none behind its
+            last token, whether the engine or a stop string cut it there.
+        draft_text_offsets: per draft, where the text of the token at its position starts; for drafts behind the last
+            token, where the step's text ends.
         stop_reason: the stop string or stop token id that ended it; None for EOS and every other reason.
         needs_abort: the engine does not know that the sequence ended (a stop string did it).
         metrics: set on the last delta; times the engine did not report are 0.0.
@@ -118,7 +118,7 @@ class OutputProcessor:
 
 
 def _kept_drafts(output: RequestOutput, num_kept: int, is_last: bool) -> tuple[DraftLogprob, ...] | None:
-    """The drafts of a step of which `num_kept` tokens remain; draft i was judged at token i."""
+    """The drafts of a step of which `num_kept` tokens remain; draft i was verified at token i."""
     drafts = output.draft_logprobs
     if drafts is None or not is_last:
         return drafts

@@ -42,20 +42,13 @@ class PaddleNLPTokenizer:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a text."""
         own = self._tokenizer.eos_token_id
         return self.files.eos_token_ids or (() if own is None else (int(own),))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of `text`, control tokens parsed."""
         return [int(i) for i in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]
 
     def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
-        """Return the ids of a prompt in which exactly the segments marked so are control tokens.
-
-        Raises:
-            BadRequest: a text cannot be written without a control token.
-        """
         token_ids: list[int] = []
         for segment in segments:
             if segment.is_control:
@@ -69,7 +62,6 @@ class PaddleNLPTokenizer:
         return token_ids if self.hidden_ids.isdisjoint(token_ids) else None
 
     def decode(self, token_ids: Sequence[int], *, skip_hidden: bool) -> str:
-        """Return the text of a whole sequence."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_hidden))
 
     def token_bytes(self, token_id: int) -> bytes | None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
-from fastdeploy_sd.entrypoints.text.speculation import SpeculationWish, resolve_speculation
+from fastdeploy_sd.entrypoints.text.speculation import SpeculationOptions, resolve_speculation
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.request_rules import producible_eos, producible_words
 from fastdeploy_sd.sampling_params import SamplingParams
@@ -27,23 +26,6 @@ from fastdeploy_sd.sampling_rules import (
 from fastdeploy_sd.types import I32, ModelInfo
 
 _PRIORITY_LIMIT = 1 << 31
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """What a user says about a request beside its prompt and sampling.
-
-    Attributes:
-        request_id: of the whole, see RequestGroup.
-        priority: lower runs first.
-        cache_salt: prompts share cached prefixes only with the same salt.
-        speculation: about drafting, see `resolve_speculation`.
-    """
-
-    request_id: str
-    priority: int = 0
-    cache_salt: str = ""
-    speculation: SpeculationWish = None
 
 
 class RequestBuilder:
@@ -62,13 +44,24 @@ class RequestBuilder:
         """The longest prompt that leaves room for a token."""
         return self._info.max_request_tokens - 1
 
-    def build(self, prompts: Sequence[Sequence[int]], params: SamplingParams, options: RequestOptions) -> RequestGroup:
+    def build(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        speculation: SpeculationOptions = None,
+    ) -> RequestGroup:
         """Return the requests for `params.n` sequences of every prompt.
 
         Args:
             prompts: int[P] each, at least one.
             params: `max_tokens` None means all that fits; `seed` None means the default.
-            options: identity, scheduling and drafting.
+            request_id: of the whole, see RequestGroup.
+            priority: lower runs first.
+            cache_salt: prompts share cached prefixes only with the same salt.
+            speculation: about drafting, see `resolve_speculation`.
 
         Raises:
             BadRequest: a token id is outside the vocabulary, a prompt is empty, prompt and max_tokens exceed
@@ -76,21 +69,22 @@ class RequestBuilder:
                 Nothing is cut to fit.
         """
         self._verify_sampling(params)
-        self._verify_options(options)
-        speculation = resolve_speculation(options.speculation, self._info.speculation)
+        if not -_PRIORITY_LIMIT <= priority < _PRIORITY_LIMIT:
+            raise BadRequest(f"priority: expected a 32-bit signed integer, got {priority}", param="priority")
+        resolved = resolve_speculation(speculation, self._info.speculation)
         max_tokens = tuple(self._resolve_max_tokens(len(prompt), params) for prompt in prompts)
         return RequestGroup(
-            request_id=options.request_id,
+            request_id=request_id,
             prompts=tuple(self._verified_prompt(prompt) for prompt in prompts),
             max_tokens=max_tokens,
             sampling=params,
             seeds=tuple(self._resolve_seed(params) for _ in prompts),
             eos_token_ids=self._eos_token_ids,
             bad_words_token_ids=self._encode_bad_words(params.bad_words),
-            priority=options.priority,
+            priority=priority,
             arrival_time=time.time(),
-            cache_salt=options.cache_salt,
-            speculation=speculation,
+            cache_salt=cache_salt,
+            speculation=resolved,
         )
 
     def _resolve_seed(self, params: SamplingParams) -> int:
@@ -117,11 +111,6 @@ class RequestBuilder:
                 )
             sequences += spellings
         return producible_words(sequences, self._info.vocab_size)
-
-    @staticmethod
-    def _verify_options(options: RequestOptions) -> None:
-        if not -_PRIORITY_LIMIT <= options.priority < _PRIORITY_LIMIT:
-            raise BadRequest(f"priority: expected a 32-bit signed integer, got {options.priority}", param="priority")
 
     def _verified_prompt(self, prompt_token_ids: Sequence[int]) -> I32:
         self._verify_ids("prompt_token_ids", prompt_token_ids)

@@ -74,19 +74,16 @@ class SentencePieceTokenizer:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a text: the checkpoint's list, or the tokenizer's end-of-text token."""
         return self.files.eos_token_ids or tuple(self._role("eos_token", "</s>"))
 
     @property
     def max_token_chars(self) -> int | None:
-        """No token stands for more characters of a text than this; None where no bound is known."""
         piece = self._model.max_piece_chars
         if piece is None or any(token.lstrip or token.rstrip for token in self._added.values()):
             return None
         return max([piece, *map(len, self._added)])
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of `text`, added tokens parsed; `add_special_tokens` adds BOS and EOS as the class does."""
         if not self._rules.is_legacy and text:
             text = (SPACE if self._rules.adds_space else "") + text.replace(SPACE, " ")
         token_ids = self._encode_parts([Segment(*part) for part in cut(self._any_added, text)])
@@ -97,11 +94,6 @@ class SentencePieceTokenizer:
         return [*bos, *token_ids, *eos]
 
     def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
-        """Return the ids of a prompt in which exactly the segments marked so are control tokens.
-
-        Raises:
-            BadRequest: a text cannot be written without a control token.
-        """
         parts = list(segments)
         if not self._rules.is_legacy and parts:
             parts = [part if part.is_control else replace(part, text=part.text.replace(SPACE, " ")) for part in parts]
@@ -154,7 +146,6 @@ class SentencePieceTokenizer:
         return token_ids[self._guard_length :] if len(token_ids) >= self._guard_length else token_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_hidden: bool) -> str:
-        """Return the text of a whole sequence; ids unknown to the tokenizer have no text."""
         shown = [i for i in token_ids if not (skip_hidden and i in self.hidden_ids)]
         data = b"".join(self.token_bytes(i) for i in shown)
         adds_space = self._model.adds_space if self._rules.is_legacy else self._rules.adds_space
@@ -163,7 +154,6 @@ class SentencePieceTokenizer:
         return codecs.decode(data, "utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes a token adds in the middle of a text."""
         return self._bytes.get(token_id, b"")
 
     def _is_piece(self, token_id: int) -> bool:

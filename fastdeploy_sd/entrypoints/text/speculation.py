@@ -12,33 +12,32 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.config.speculative import METHODS, canonical_method
+from fastdeploy_sd.draft_methods import METHODS, NAIVE, canonical_method
 from fastdeploy_sd.errors import BadRequest, suggest
 from fastdeploy_sd.sampling_rules import MAX_LOGPROBS
 from fastdeploy_sd.types import Speculation, SpeculationInfo
 
-NAIVE = "naive"
-SpeculationWish = Speculation | Mapping[str, Any] | None
+SpeculationOptions = Speculation | Mapping[str, Any] | None
 """What a caller says: a whole value, some of its fields by name, or nothing."""
 _DEFAULTS = {f.name: f.default for f in fields(Speculation)}
 
 
-def resolve_speculation(wish: SpeculationWish, info: SpeculationInfo) -> Speculation:
-    """Return the wish as the engine takes it.
+def resolve_speculation(options: SpeculationOptions, info: SpeculationInfo) -> Speculation:
+    """Return the options as the engine takes them.
 
-    A wish for no drafts (`enabled` false or method "naive") is granted by every server whatever else it says, so that
-    a client may send one body everywhere; the rest must only be what some server could honour: a known method, a
-    number of at least 1. Any other wish needs a server that speculates.
+    A request for no drafts (`enabled` false or method "naive") is granted by every server, so that a client may send
+    one body everywhere. What else it says must only be possible on some server: a known method, a number of at least 1.
+    Any other options need a server that speculates.
 
     Args:
-        wish: fields of Speculation by name, None counting as not given; or a Speculation, whose defaults do not either.
+        options: fields of Speculation by name, None = not given; or a Speculation, whose defaults are not given either.
             A method may be written as in the configuration: in any case, `ngram_match` for `ngram`.
         info: of the loaded model.
 
     Raises:
         BadRequest: a field is unknown, of the wrong type, or beyond what `info` offers; the text names it.
     """
-    given = _given_fields(wish)
+    given = _given_fields(options)
     for name, value in given.items():
         _verify_type(name, value)
     num_draft_logprobs = given.get("num_draft_logprobs")
@@ -67,7 +66,7 @@ def may_change_tokens(granted: Speculation, temperature: float, info: Speculatio
 
     Args:
         granted: of the request, resolved.
-        temperature: of the request; what is 0 as the kernels see it is 0.
+        temperature: of the request; compared in float32, as the kernels do.
         rule: the server's.
     """
     if not info.lossy:
@@ -91,17 +90,17 @@ def verify_has_draft_logprobs(info: SpeculationInfo, field: str) -> None:
         )
 
 
-def _given_fields(wish: SpeculationWish) -> dict[str, Any]:
-    if wish is None:
+def _given_fields(options: SpeculationOptions) -> dict[str, Any]:
+    if options is None:
         return {}
-    if isinstance(wish, Speculation):
-        wish = {name: value for name, default in _DEFAULTS.items() if (value := getattr(wish, name)) != default}
-    if not isinstance(wish, Mapping):
-        raise BadRequest(f"speculation: expected a map, got {wish!r}", param="speculation")
-    for name in wish:
+    if isinstance(options, Speculation):
+        options = {name: value for name, default in _DEFAULTS.items() if (value := getattr(options, name)) != default}
+    if not isinstance(options, Mapping):
+        raise BadRequest(f"speculation: expected a map, got {options!r}", param="speculation")
+    for name in options:
         if name not in _DEFAULTS:
             raise BadRequest(f"speculation.{name}: unknown field{suggest(str(name), _DEFAULTS)}", param="speculation")
-    given = {name: value for name, value in wish.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     if isinstance(given.get("method"), str):
         given["method"] = canonical_method(given["method"])
     return given
@@ -128,13 +127,13 @@ def _verify_type(name: str, value: object) -> None:
 
 
 def _verify_known_method(name: str) -> None:
-    """Refuse what no server has: it is a slip of the pen, also beside `enabled: false`."""
+    """Refuse a name that no server has, also beside `enabled: false`: it is a typing error."""
     if name not in METHODS:
         raise _unexpected("method", f"one of {', '.join(METHODS)}", f"{name!r}{suggest(name, METHODS)}")
 
 
 def _verify_asks_for_nothing(given: Mapping[str, Any]) -> None:
-    """Refuse a wish for drafts where nothing drafts."""
+    """Refuse a request for drafts where nothing drafts."""
     for name, wanted in (("enabled", "false"), ("method", repr(NAIVE)), ("num_speculative_tokens", "none")):
         if name in given:
             raise _unexpected(name, f"{wanted} (this server was started without speculation)", repr(given[name]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fastdeploy_sd.ops.bf16 import narrow, widen
-from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary
-from fastdeploy_sd.ops.native.arrays import Array
+from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary
 from fastdeploy_sd.ops.reference.kv_quantize import dequantize_heads, quantize_heads
+from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32, I32, I64
 
 
@@ -106,7 +106,7 @@ def _norm_heads(x: F32, weight: F32, eps: float) -> F32:
 
 
 def cascade_append_attention(
-    q: Array, cache: KvCache[Array], query_start_loc: I32, seq_lens: I32, block_tables: I32, scale: float
+    q: Array, cache: KvCache[Array], query_start_loc: I32, seq_lens: I32, blocks: RequestBlocks[I32], scale: float
 ) -> Array:
     """Attend every new token of every request to the cached tokens up to and including itself.
 
@@ -118,7 +118,7 @@ def cascade_append_attention(
         cache: of the same dtype, or int8, the new tokens' k and v included.
         query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
         seq_lens: i32[R], lengths including the new tokens.
-        block_tables: i32[R, max_blocks], padded with -1.
+        blocks: of the requests.
 
     Returns:
         The same dtype, [T, Hq * D].
@@ -128,9 +128,9 @@ def cascade_append_attention(
     keys, values = _unpacked(cache)
     for r, length in enumerate(seq_lens):
         rows = range(query_start_loc[r], query_start_loc[r + 1])
-        blocks = block_tables[r, : -(-int(length) // cache.block_size)]
+        own = blocks.block_tables[blocks.table_rows[r], : -(-int(length) // cache.block_size)]
         k, v = (
-            x[blocks].reshape(-1, *x.shape[2:])[:length].repeat(heads_of_q.shape[1] // cache.num_kv_heads, axis=1)
+            x[own].reshape(-1, *x.shape[2:])[:length].repeat(heads_of_q.shape[1] // cache.num_kv_heads, axis=1)
             for x in (keys, values)
         )
         for i, row in enumerate(rows):

@@ -2,43 +2,84 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from fastdeploy_sd.ops.native.arrays import Array
-from fastdeploy_sd.ops.native.batch import BatchMaps, BatchRows, OutputRows, TokenTables
-from fastdeploy_sd.types import I32
+from fastdeploy_sd.runtime.arrays import Array
+from fastdeploy_sd.types import I32, I64, DraftTokens, offsets
 
 
-def _offsets(counts: I32) -> I32:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+class Tables(NamedTuple):
+    """What the request table keeps of every request.
+
+    Attributes:
+        tokens: i32[S, max_tokens_per_row].
+        num_tokens: i32[S], how many of a row are committed.
+        blocks: i32[S, max_blocks], padded with -1.
+    """
+
+    tokens: I32
+    num_tokens: I32
+    blocks: I32
 
 
-def prepare_batch(rows: BatchRows, token_table: I32, block_size: int) -> BatchMaps:
+class BatchMaps(NamedTuple):
+    """The virtual-padding maps.
+
+    Attributes:
+        input_ids, positions: i32[T], rows concatenated; 0-based absolute positions.
+        slot_mapping: i64[T], block_id * block_size + offset.
+        query_start_loc: i32[R+1], row r owns tokens [q[r], q[r+1]).
+        seq_lens: i32[R], length including this step's tokens.
+        logits_indices: i32[L], the rows of T that need logits.
+        cu_num_logits: i32[R+1], num_draft[r] + 1 logits rows, 0 while the prompt is unfinished.
+        batch_id_per_output: i32[L], request row of every logits row.
+        output_positions: i32[L], absolute position of the token that a logits row is for.
+    """
+
+    input_ids: I32
+    positions: I32
+    slot_mapping: I64
+    query_start_loc: I32
+    seq_lens: I32
+    logits_indices: I32
+    cu_num_logits: I32
+    batch_id_per_output: I32
+    output_positions: I32
+
+
+def prepare_batch(
+    tables: Tables, table_rows: I32, num_computed: I32, num_new: I32, draft: DraftTokens, block_size: int
+) -> BatchMaps:
     """Lay the step's tokens out one request after another and say where each belongs.
 
-    Token i of row r sits at position p = num_computed[r] + i; it is the committed token p of the request's slot or,
-    past those, one of its drafts. Its KV goes to block_tables[r, p // block_size], offset p % block_size. A row that
+    Token i of row r sits at position p = num_computed[r] + i; it is token p of the request's table row or,
+    past those, one of its drafts. Its KV goes to the row's block p // block_size, offset p % block_size. A row that
     reaches its last known token wants logits of its last drafts + 1 tokens.
 
     Args:
-        token_table: i32[num_slots, max_tokens_per_row], the committed tokens of each slot.
+        table_rows: i32[R], the request's row of the tables.
+        num_computed: i32[R], tokens whose KV is already in the cache.
+        num_new: i32[R] >= 1, tokens to run now, drafts included.
+        draft: a row with drafts must finish and run at least one committed token before them.
     """
-    num_requests = len(rows.num_computed)
-    num_draft = np.diff(rows.draft.cu_num_draft)
-    seq_lens = rows.num_computed + rows.num_new
-    query_start_loc = _offsets(rows.num_new)
-    num_logits = np.where(seq_lens == rows.num_known, num_draft + 1, 0)
+    num_requests = len(num_computed)
+    num_draft = np.diff(draft.cu_num_draft)
+    seq_lens = num_computed + num_new
+    query_start_loc = offsets(num_new)
+    num_logits = np.where(seq_lens == tables.num_tokens[table_rows] + num_draft, num_draft + 1, 0)
 
-    request = np.repeat(np.arange(num_requests), rows.num_new)
-    positions = np.arange(len(request)) - query_start_loc[request] + rows.num_computed[request]
+    request = np.repeat(np.arange(num_requests), num_new)
+    positions = np.arange(len(request)) - query_start_loc[request] + num_computed[request]
     known = [
-        np.concatenate([token_table[rows.slots[r], : rows.num_known[r] - num_draft[r]], rows.draft.row(r)])
-        for r in range(num_requests)
+        np.concatenate([tables.tokens[table_row, : tables.num_tokens[table_row]], draft.row(r)])
+        for r, table_row in enumerate(table_rows)
     ]
     input_ids = [known[r][p] for r, p in zip(request, positions, strict=True)]
-    blocks = rows.block_tables[request, positions // block_size].astype(np.int64)
+    blocks = tables.blocks[table_rows[request], positions // block_size].astype(np.int64)
     batch_id_per_output = np.repeat(np.arange(num_requests), num_logits)
-    cu_num_logits = _offsets(num_logits)
+    cu_num_logits = offsets(num_logits)
     # Row l is the k-th last token of its request, where the k-th last of the request's logits rows is l.
     from_end = cu_num_logits[batch_id_per_output + 1] - np.arange(len(batch_id_per_output))
     return BatchMaps(
@@ -54,20 +95,51 @@ def prepare_batch(rows: BatchRows, token_table: I32, block_size: int) -> BatchMa
     )
 
 
-def append_tokens(output: OutputRows, tables: TokenTables) -> TokenTables:
-    """Put every row's output behind the committed tokens of its slot, and count it where a penalty wants that.
+class OutputTables(NamedTuple):
+    """What the request table keeps of every request's output.
+
+    Attributes:
+        tokens: i32[S, max_tokens_per_row].
+        num_tokens: i32[S], how many of a row are committed.
+        max_total: i32[S], tokens after which a request ends.
+        count_rows: i32[S], row of token_counts, -1 = not counted.
+        token_counts: i32[num_count_rows, V]; see `types.SamplingArrays`.
+    """
+
+    tokens: I32
+    num_tokens: I32
+    max_total: I32
+    count_rows: I32
+    token_counts: I32
+
+
+def append_tokens(
+    tables: OutputTables, table_rows: I32, token_ids: I32, cu_num_output: I32, planned_drafts: I32
+) -> tuple[I32, I32]:
+    """Put every row's output behind the committed tokens of its table row, and count it where a penalty wants it.
+
+    Then say what may be drafted: as many as were planned, but so few that max_total leaves room for one token behind
+    them; none without output.
+
+    Args:
+        token_ids: i32[O], row r owns token_ids[cu_num_output[r]:cu_num_output[r + 1]].
+        planned_drafts: i32[R].
 
     Returns:
-        The tables as they are then, copies.
+        Committed tokens i32[R] of each row then, and how many may be drafted i32[R].
     """
-    tokens, num_tokens, counts = (table.copy() for table in tables)
-    for r, slot in enumerate(output.slots):
-        for token_id in output.token_ids[output.cu_num_output[r] : output.cu_num_output[r + 1]]:
-            tokens[slot, num_tokens[slot]] = token_id
-            num_tokens[slot] += 1
-            if output.count_rows[r] >= 0:
-                counts[output.count_rows[r], token_id] += 1
-    return TokenTables(tokens, num_tokens, counts)
+    tokens, num_tokens, max_total, count_rows, token_counts = tables
+    max_draft_len = np.zeros_like(planned_drafts)
+    for r, table_row in enumerate(table_rows):
+        outputs = token_ids[cu_num_output[r] : cu_num_output[r + 1]]
+        for token_id in outputs:
+            tokens[table_row, num_tokens[table_row]] = token_id
+            num_tokens[table_row] += 1
+            if count_rows[table_row] >= 0:
+                token_counts[count_rows[table_row], token_id] += 1
+        if len(outputs):
+            max_draft_len[r] = min(planned_drafts[r], max(0, max_total[table_row] - num_tokens[table_row] - 1))
+    return num_tokens[table_rows], max_draft_len
 
 
 def gather_output_rows(x: Array, indices: I32) -> Array:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.ops.bf16 import from_bf16, narrow, to_bf16, widen
-from fastdeploy_sd.ops.native.arrays import Array
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32
 
-LinearFormat = Literal["float32", "bfloat16", "wint8", "wint4"]
-LINEAR_FORMATS: tuple[LinearFormat, ...] = get_args(LinearFormat)
 I8 = npt.NDArray[np.int8]
 
 QUANT_GROUP = 128

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from fastdeploy_sd.ops.bf16 import narrow, widen
-from fastdeploy_sd.ops.native.arrays import Array
+from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.reference.activation import swiglu
-from fastdeploy_sd.ops.reference.linear import LinearFormat, linear
+from fastdeploy_sd.ops.reference.linear import linear
+from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32, I32
 
 

@@ -7,18 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.ops.native.arrays import Array
-from fastdeploy_sd.ops.native.mtp import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
-from fastdeploy_sd.types import F32, I32, I64
+from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
+from fastdeploy_sd.runtime.arrays import Array
+from fastdeploy_sd.types import F32, I32, I64, offsets
 
 
 def _slot_mapping(batch: DraftBatch, r: int, positions: I32) -> I64:
-    blocks = batch.block_table[batch.slots[r], positions // batch.block_size].astype(np.int64)
+    blocks = batch.block_table[batch.table_rows[r], positions // batch.block_size].astype(np.int64)
     return np.asarray(blocks * batch.block_size + positions % batch.block_size, np.int64)
-
-
-def _offsets(counts: I32) -> I32:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
 def _hidden_at(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array], r: int, position: int) -> Any:
@@ -28,8 +24,8 @@ def _hidden_at(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array], r: i
     if position >= todo.hidden_begin[r]:
         return hidden.step[todo.cu_hidden[r] + position - todo.hidden_begin[r]]
     if (position + 1) % batch.block_size == 0:
-        return hidden.blocks[batch.block_table[batch.slots[r], position // batch.block_size]]
-    return hidden.requests[batch.slots[r]]
+        return hidden.blocks[batch.block_table[batch.table_rows[r], position // batch.block_size]]
+    return hidden.requests[batch.table_rows[r]]
 
 
 def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array]) -> MtpInputs:
@@ -47,19 +43,19 @@ def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array])
         todo: what they compute.
         hidden: rows of the source layer; `blocks` and `requests` are written.
     """
-    num_requests = len(batch.slots)
+    num_requests = len(batch.table_rows)
     positions = [np.arange(todo.begin[r], todo.end[r], dtype=np.int32) for r in range(num_requests)]
     texts = [
         np.concatenate(
             [
-                batch.token_table[batch.slots[r], : batch.num_committed[r]],
+                batch.token_table[batch.table_rows[r], : batch.num_committed[r]],
                 batch.draft_token_ids[batch.cu_num_draft[r] : batch.cu_num_draft[r + 1]].clip(0),
             ]
         )
         for r in range(num_requests)
     ]
     counts = todo.end - todo.begin
-    query_start_loc = _offsets(counts)
+    query_start_loc = offsets(counts)
     drafting = np.diff(batch.cu_num_draft) > todo.source
     gathered = [
         _hidden_at(batch, todo, hidden, r, int(q) - 1).copy() for r in range(num_requests) for q in positions[r]
@@ -78,12 +74,12 @@ def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array])
 
 
 def _keep_hidden(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array]) -> None:
-    for r, slot in enumerate(batch.slots):
+    for r, table_row in enumerate(batch.table_rows):
         for position in range(todo.hidden_begin[r], todo.hidden_end[r]):
             row = hidden.step[todo.cu_hidden[r] + position - todo.hidden_begin[r]]
-            hidden.requests[slot] = row
+            hidden.requests[table_row] = row
             if (position + 1) % batch.block_size == 0:
-                hidden.blocks[batch.block_table[slot, position // batch.block_size]] = row
+                hidden.blocks[batch.block_table[table_row, position // batch.block_size]] = row
 
 
 def _flat(parts: Sequence[Array], dtype: type) -> Array:
@@ -115,7 +111,7 @@ def mtp_postprocess_(batch: DraftBatch, step: int, logits: F32, hidden: Array) -
         input_ids=drafts[kept].clip(0),
         positions=positions,
         slot_mapping=_flat(slots, np.int64),
-        query_start_loc=_offsets(goes_on.astype(np.int32)),
+        query_start_loc=offsets(goes_on.astype(np.int32)),
         seq_lens=np.where(goes_on, batch.num_committed + step + 1, 0).astype(np.int32),
         hidden=hidden[kept],
     )

@@ -40,20 +40,21 @@ def _apply_rules(logits: F32, batch_id_per_output: I32, sampling: SamplingArrays
     y = logits.copy()
     for row, r in enumerate(batch_id_per_output):
         drafts = EMPTY_I32 if drafted is None else drafted.draft.row(r)[: row - drafted.cu_num_logits[r]]
-        y[row] = _apply_row(logits[row], row, r, drafts, sampling)
+        y[row] = _apply_row(logits[row], row, int(sampling.table_rows[r]), drafts, sampling)
     return y
 
 
 def _apply_row(logits: F32, row: int, r: int, drafts: I32, sampling: SamplingArrays) -> F32:
-    y = _penalise(logits, sampling, r, drafts) if sampling.penalty_slot[r] >= 0 else logits.copy()
-    biases = slice(sampling.cu_bias[r], sampling.cu_bias[r + 1])
-    np.add.at(y, sampling.bias_token_ids[biases], sampling.bias_values[biases])
+    """`r` is the request's row of the columns, here and below."""
+    y = _penalise(logits, sampling, r, drafts) if sampling.count_rows[r] >= 0 else logits.copy()
+    num_bias = sampling.num_bias[r]
+    np.add.at(y, sampling.bias_token_ids[r, :num_bias], sampling.bias_values[r, :num_bias])
     y[sampling.mask_token_ids[sampling.cu_mask[row] : sampling.cu_mask[row + 1]]] = -np.inf
     return y
 
 
 def _penalise(logits: F32, sampling: SamplingArrays, r: int, drafts: I32) -> F32:
-    seen = sampling.token_counts[sampling.penalty_slot[r]]
+    seen = sampling.token_counts[sampling.count_rows[r]]
     count = (seen & (IN_PROMPT - 1)) + np.bincount(drafts, minlength=len(logits))
     repetition = sampling.repetition_penalty[r]
     repeated = np.where(logits > 0, logits / repetition, logits * repetition)
@@ -78,16 +79,16 @@ def sample(
         drafted: the drafts that rows follow; None = no row follows one.
 
     Returns:
-        i32[L]; -1 for a row with NaN or +inf or without any finite logit; where drafts are judged, -2 for a row behind
-        a wrong draft: those of a request that follow the first one whose token is not its draft.
+        i32[L]; -1 for a row with NaN or +inf or without any finite logit; where drafts are verified, -2 for a row
+        behind a wrong draft: those of a request that follow the first one whose token is not its draft.
     """
     ruled = _apply_rules(logits, batch_id_per_output, sampling, drafted)
     out = [
-        _sample_row(row.astype(np.float64), int(position), sampling, int(r))
+        _sample_row(row.astype(np.float64), int(position), sampling, int(sampling.table_rows[r]))
         for row, r, position in zip(ruled, batch_id_per_output, positions, strict=True)
     ]
     token_ids = np.array(out, np.int32)
-    return _up_to_wrong_drafts(token_ids, drafted) if drafted is not None and drafted.is_judged else token_ids
+    return _up_to_wrong_drafts(token_ids, drafted) if drafted is not None and drafted.is_verified else token_ids
 
 
 def _up_to_wrong_drafts(token_ids: I32, drafted: DraftedRows) -> I32:
@@ -162,7 +163,7 @@ def top_p_candidates(
         batch_id_per_output: i32[L], the request of each row.
         positions: i32[L], absolute position of the token to draw.
         max_candidate_len: C >= 1.
-        drafted: the drafts that rows follow, not to be judged here; None = no row follows one.
+        drafted: the drafts that rows follow, not to be verified here; None = no row follows one.
 
     Returns:
         token_ids i32[L]; candidate_token_ids i32[L, C], -1 past the last candidate; candidate_lens i32[L], n. A row
@@ -174,7 +175,7 @@ def top_p_candidates(
     logits = _apply_rules(logits, batch_id_per_output, sampling, drafted)
     token_ids, lens = np.full(len(logits), -1, np.int32), np.zeros(len(logits), np.int32)
     candidate_token_ids = np.full((len(logits), max_candidate_len), -1, np.int32)
-    for row, r in enumerate(batch_id_per_output):
+    for row, r in enumerate(sampling.table_rows[batch_id_per_output]):
         wide = logits[row].astype(np.float64)
         if np.isnan(wide).any() or wide.max() == np.inf or wide.max() == -np.inf:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
-from fastdeploy_sd.types import EMPTY_I32, I32, DraftTokens
+from fastdeploy_sd.types import EMPTY_I32, I32, DraftTokens, offsets
 
 
 def verify_draft_tokens(
@@ -20,7 +20,7 @@ def verify_draft_tokens(
     Without candidates the prefix ends before the first draft that differs from its row's sampled token. With candidates
     a draft is kept when it is a usable one of its row. One that is not is still kept when it is its row's second
     candidate and each of the verify_window drafts after it is the first candidate of its own row; these are kept with
-    it, and judging goes on at the row after them. With fewer drafts left than the window it is not kept. ACCEPT_ALL
+    it, and verifying goes on at the row after them. With fewer drafts left than the window it is not kept. ACCEPT_ALL
     keeps all drafts and REJECT_ALL none, unseen.
 
     A request of which a row up to the emitted one has no sampled token (-1) has failed. Without candidates the output
@@ -35,7 +35,7 @@ def verify_draft_tokens(
         token_ids i32[O], cu_num_output i32[R+1], num_accepted i32[R]. A failed request has no output and no accepted
         draft.
 
-    Source: FastDeploy, op verify_draft_tokens (topp and its window); there, judging skips the row after a window.
+    Source: FastDeploy, op verify_draft_tokens (topp and its window); there, verifying skips the row after a window.
     """
     outputs, accepted = [], []
     for r in range(len(cu_num_logits) - 1):
@@ -53,7 +53,7 @@ def verify_draft_tokens(
         failed = len(rows) == 0 or bool((sampled[: keep + 1] < 0).any())
         accepted.append(0 if failed else keep)
         outputs.append(EMPTY_I32 if failed else np.append(drafts[:keep], sampled[keep]))
-    cu_num_output = np.cumsum([0, *(len(output) for output in outputs)]).astype(np.int32)
+    cu_num_output = offsets([len(output) for output in outputs])
     token_ids = np.concatenate([EMPTY_I32, *outputs])
     return token_ids.astype(np.int32), cu_num_output, np.array(accepted, np.int32)
 

@@ -7,6 +7,7 @@ tokens of each second turn, where the client tells them. Runs in the clients' en
 
 import json
 import sys
+from typing import Any
 
 MODEL = "demo"
 FIRST = "Write a function that adds two numbers."
@@ -16,11 +17,13 @@ STOP = "\n"  # some clients refuse an answer that was cut off
 API_KEY = "none"
 
 
-def base_url():
+def base_url() -> str:
     """The server's /v1, from the command line."""
     return sys.argv[1] + "/v1"
 
 
-def report(first, seconds, streamed, usage=None, **more):
+def report(
+    first: object, seconds: dict[str, Any], streamed: object, usage: dict[str, Any] | None = None, **more: object
+) -> None:
     """Print the report."""
     print(json.dumps({"first": first, "seconds": seconds, "streamed": streamed, "usage": usage or {}, **more}))

@@ -5,6 +5,7 @@ second turn. Reports the messages of every attempt and the answer to it.
 """
 
 import json
+from typing import Any
 
 import instructor
 from conversation import API_KEY, FIRST, MAX_TOKENS, MODEL, STOP, base_url
@@ -20,10 +21,11 @@ class Function(BaseModel):
 client = instructor.from_openai(
     OpenAI(base_url=base_url(), api_key=API_KEY, max_retries=0), mode=instructor.Mode.MD_JSON
 )
-attempts, failures = [], []
+attempts: list[dict[str, Any]] = []
+failures: list[str] = []
 
 
-def begin_attempt(*_, **kwargs):
+def begin_attempt(*_: object, **kwargs: Any) -> None:
     attempts.append({"messages": [dict(message) for message in kwargs["messages"]]})
 
 

@@ -1,10 +1,12 @@
 """langchain-openai: messages in, messages out."""
 
+from typing import Any
+
 from conversation import API_KEY, FIRST, MAX_TOKENS, MODEL, SECOND, STOP, base_url, report
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_openai import ChatOpenAI
 
-options = {"temperature": 0, "max_tokens": MAX_TOKENS, "stop": [STOP], "max_retries": 0}
+options: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS, "stop": [STOP], "max_retries": 0}
 model = ChatOpenAI(base_url=base_url(), api_key=API_KEY, model=MODEL, **options)
 question = HumanMessage(FIRST)
 answer = model.invoke([question])
@@ -12,7 +14,8 @@ chunks: list[AIMessageChunk] = list(model.stream([question]))
 whole = chunks[0]
 for chunk in chunks[1:]:
     whole += chunk
-seconds, usage = {}, {}
+seconds: dict[str, str] = {}
+usage: dict[str, int] = {}
 for way, turn in (("message", answer), ("streamed message", whole)):
     second = model.invoke([question, turn, HumanMessage(SECOND)])
     seconds[way], usage[way] = second.content, second.usage_metadata["input_tokens"]

@@ -1,5 +1,7 @@
 """litellm, as the openai/ and hosted_vllm/ providers."""
 
+from typing import Any
+
 import litellm
 from conversation import API_KEY, FIRST, MAX_TOKENS, MODEL, SECOND, STOP, base_url, report
 
@@ -7,7 +9,7 @@ litellm.suppress_debug_info = True
 question = {"role": "user", "content": FIRST}
 
 
-def complete(messages, provider="openai", **more):
+def complete(messages: list[Any], provider: str = "openai", **more: Any) -> Any:
     return litellm.completion(
         model=f"{provider}/{MODEL}",
         api_base=base_url(),
@@ -23,7 +25,8 @@ def complete(messages, provider="openai", **more):
 answer = complete([question]).choices[0].message
 chunks = complete([question], stream=True)
 streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-seconds, usage = {}, {}
+seconds: dict[str, str] = {}
+usage: dict[str, int] = {}
 for provider in ("openai", "hosted_vllm"):
     for way, turn in (("object", answer), ("model_dump", answer.model_dump())):
         second = complete([question, turn, {"role": "user", "content": SECOND}], provider)

@@ -1,11 +1,13 @@
 """The openai package: a conversation carried on in each of the ways its documentation shows."""
 
+from typing import Any
+
 from conversation import API_KEY, FIRST, MAX_TOKENS, MODEL, SECOND, STOP, base_url, report
 from openai import OpenAI
 
 client = OpenAI(base_url=base_url(), api_key=API_KEY, max_retries=0)
-options = {"model": MODEL, "temperature": 0, "max_tokens": MAX_TOKENS, "stop": STOP}
-question = {"role": "user", "content": FIRST}
+options: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": MAX_TOKENS, "stop": STOP}
+question: Any = {"role": "user", "content": FIRST}
 answer = client.chat.completions.create(messages=[question], **options).choices[0].message
 
 with client.chat.completions.stream(messages=[question], **options) as stream:
@@ -13,7 +15,7 @@ with client.chat.completions.stream(messages=[question], **options) as stream:
         pass
     helped = stream.get_final_completion().choices[0].message
 
-asked = {"messages": [question], "stream": True, "stream_options": {"include_usage": True}}
+asked: dict[str, Any] = {"messages": [question], "stream": True, "stream_options": {"include_usage": True}}
 chunks = client.chat.completions.create(**asked, **options)
 streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
@@ -24,9 +26,11 @@ turns = {
     "stream helper": helped,
     "stream helper, dumped": helped.model_dump(),
 }
-seconds, usage = {}, {}
+seconds: dict[str, str | None] = {}
+usage: dict[str, int] = {}
 for way, turn in turns.items():
-    history = [question, turn, {"role": "user", "content": SECOND}]
+    history: Any = [question, turn, {"role": "user", "content": SECOND}]
     second = client.chat.completions.create(messages=history, **options)
+    assert second.usage is not None
     seconds[way], usage[way] = second.choices[0].message.content, second.usage.prompt_tokens
 report(answer.content, seconds, streamed, usage, models=[model.id for model in client.models.list()])

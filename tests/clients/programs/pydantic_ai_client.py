@@ -11,7 +11,7 @@ model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=base_url(), api_
 agent = Agent(model, model_settings={"temperature": 0, "max_tokens": MAX_TOKENS, "stop_sequences": [STOP]})
 
 
-async def main():
+async def main() -> None:
     first = await agent.run(FIRST)
     async with agent.run_stream(FIRST) as stream:
         streamed = await stream.get_output()

@@ -50,7 +50,7 @@ def make_models() -> None:
     (HERE / "rules.tsv").unlink()
 
 
-class _Ernie(PreTrainedTokenizer):
+class _Ernie(PreTrainedTokenizer):  # type: ignore[misc]
     vocab_files_names = {"vocab_file": "tokenizer.model"}  # noqa: RUF012
 
     def __init__(self, vocab_file: str, **options: Any) -> None:

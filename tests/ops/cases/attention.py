@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.ops import attention
+from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.bf16 import narrow
-from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.ops.native import attention as native
+from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks
 from fastdeploy_sd.ops.reference import attention as reference
-from tests.ops.backends import from_paddle, to_paddle
 from tests.ops.cases.case import OpCases
 
 # (tokens in the cache before, new tokens) of each request.
@@ -21,19 +19,20 @@ DECODE = [(0, 1), (14, 1), (15, 1), (16, 1), (62, 1), (63, 1), (64, 1), (510, 1)
 VERIFY = [(10, 5), (60, 8), (508, 5), (1100, 3), (0, 2)]
 PREFILL = [(0, 17), (0, 70), (50, 100), (500, 20)]
 MIXED = [(0, 0), (700, 1), (0, 33), (90, 0), (511, 6), (64, 64), (3, 1)]
+DTYPES: list[Any] = [np.float32, np.uint16]
 FIRST_KEYS = [1, 2, 17, 63]
-# requests, query heads, KV heads, head size, block size
-SHAPES: list[tuple[Sequence[tuple[int, int]], int, int, int, int]] = [
-    ([], 2, 1, 16, 16),
-    (DECODE, 1, 1, 16, 16),
-    (DECODE, 4, 2, 128, 64),
-    (VERIFY, 4, 1, 64, 16),
-    (VERIFY, 8, 1, 32, 48),
-    (PREFILL, 2, 2, 80, 64),
-    (PREFILL, 16, 1, 48, 16),
-    (MIXED, 3, 1, 112, 32),
-    (MIXED, 2, 1, 256, 64),
-    (MIXED, 7, 1, 96, 16),
+Geometry = tuple[int, int, int, int]  # query heads, KV heads, head size, block size
+SHAPES: list[tuple[Sequence[tuple[int, int]], Geometry]] = [
+    ([], (2, 1, 16, 16)),
+    (DECODE, (1, 1, 16, 16)),
+    (DECODE, (4, 2, 128, 64)),
+    (VERIFY, (4, 1, 64, 16)),
+    (VERIFY, (8, 1, 32, 48)),
+    (PREFILL, (2, 2, 80, 64)),
+    (PREFILL, (16, 1, 48, 16)),
+    (MIXED, (3, 1, 112, 32)),
+    (MIXED, (2, 1, 256, 64)),
+    (MIXED, (7, 1, 96, 16)),
 ]
 
 
@@ -45,12 +44,14 @@ def batch(
     lengths = np.array([computed + new for computed, new in requests], np.int32)
     num_blocks = [-(-int(length) // block_size) for length in lengths]
     ids = rng.permutation(sum(num_blocks) + 3)
+    table_rows = np.arange(len(requests), dtype=np.int32)[::-1].copy()
     tables = np.full((len(requests), max(num_blocks, default=0) + 1), -1, np.int32)
     keys, values = np.full((2, len(ids), block_size, kv_heads, head_dim), np.nan, np.float32)
     for r, length in enumerate(lengths):
-        tables[r, : num_blocks[r]], ids = ids[: num_blocks[r]], ids[num_blocks[r] :]
+        own = tables[table_rows[r]]
+        own[: num_blocks[r]], ids = ids[: num_blocks[r]], ids[num_blocks[r] :]
         for position in range(length):
-            block, offset = tables[r, position // block_size], position % block_size
+            block, offset = own[position // block_size], position % block_size
             keys[block, offset], values[block, offset] = rng.standard_normal((2, kv_heads, head_dim), np.float32)
     new = np.array([new for _, new in requests], np.int32)
     starts = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
@@ -62,17 +63,23 @@ def batch(
         "cache": KvCache(reference.pack_k(narrow(keys, dtype)), reference.pack_v(narrow(values, dtype))),
         "query_start_loc": starts,
         "seq_lens": lengths,
-        "block_tables": tables,
+        "blocks": RequestBlocks(table_rows, tables),
         "scale": head_dim**-0.5,
     }
 
 
 def share(args: dict[str, Any], members: Sequence[int], num_tokens: int) -> dict[str, Any]:
     """The same call with the blocks of the first member's first tokens, as far as they fill blocks, at all members."""
-    tables = args["block_tables"].copy()
+    rows, tables = args["blocks"].table_rows, args["blocks"].block_tables.copy()
     num_blocks = num_tokens // args["cache"].block_size
-    tables[members, :num_blocks] = tables[members[0], :num_blocks]
-    return {**args, "block_tables": tables}
+    tables[rows[members], :num_blocks] = tables[rows[members[0]], :num_blocks]
+    return {**args, "blocks": RequestBlocks(rows, tables)}
+
+
+def own_blocks(args: dict[str, Any], r: int) -> np.ndarray:
+    """The row of the block tables that belongs to request r."""
+    row: np.ndarray = args["blocks"].block_tables[args["blocks"].table_rows[r]]
+    return row
 
 
 def shared_batches(dtype: Any) -> dict[str, dict[str, Any]]:
@@ -96,16 +103,16 @@ def shared_batches(dtype: Any) -> dict[str, dict[str, Any]]:
 def inputs() -> dict[str, dict[str, Any]]:
     """Lengths around panels (16), softmax steps (64), partitions (512) and blocks; groups of 1 to 16; no request."""
     found = {}
-    for i, (requests, *geometry) in enumerate(SHAPES):
-        for dtype in (np.float32, np.uint16):
+    for i, (requests, geometry) in enumerate(SHAPES):
+        for dtype in DTYPES:
             name = f"{i}-{np.dtype(dtype)}-{geometry[0]}:{geometry[1]}x{geometry[2]}-block{geometry[3]}"
             found[name] = batch(requests, *geometry, dtype)
-    for dtype, first_key, (requests, *geometry) in itertools.product((np.float32, np.uint16), FIRST_KEYS, SHAPES[1:]):
+    for dtype, first_key, (requests, geometry) in itertools.product(DTYPES, FIRST_KEYS, SHAPES[1:]):
         shape = f"{geometry[0]}:{geometry[1]}x{geometry[2]}-block{geometry[3]}"
         args = batch(requests, *geometry, dtype)
         name = f"first-key-{first_key}-{np.dtype(dtype)}-{len(requests)}-{shape}"
         found[name] = without_first_keys(args, first_key)
-    for dtype in (np.float32, np.uint16):
+    for dtype in DTYPES:
         found |= {f"shared-{name}-{np.dtype(dtype)}": args for name, args in shared_batches(dtype).items()}
     return found
 
@@ -114,19 +121,26 @@ def without_first_keys(args: dict[str, Any], first_key: int) -> dict[str, Any]:
     """The same call with keys before first_key hidden; those that no row of their own position reads become NaN."""
     cache, starts, lengths = args["cache"], args["query_start_loc"], args["seq_lens"]
     k, v, s = cache.k.copy(), cache.v.copy(), cache.v.shape[4]
-    nan = narrow(np.float32(np.nan), k.dtype)
+    (nan,) = narrow(np.array([np.nan], np.float32), k.dtype)
     for r, num_rows in enumerate(np.diff(starts)):
         for position in range(min(first_key, int(lengths[r] - num_rows))):
             block, offset = divmod(position, cache.block_size)
-            k[args["block_tables"][r, block], :, :, offset] = nan
-            v[args["block_tables"][r, block], :, offset // s, :, offset % s] = nan
+            k[own_blocks(args, r)[block], :, :, offset] = nan
+            v[own_blocks(args, r)[block], :, offset // s, :, offset % s] = nan
     return {**args, "cache": KvCache(k, v, first_key)}
 
 
-def through_paddle(cache: KvCache[np.ndarray], scale: float, **kwargs: np.ndarray) -> np.ndarray:
-    tensors = {name: to_paddle(array) for name, array in kwargs.items()}
-    paddle_cache = KvCache(to_paddle(cache.k), to_paddle(cache.v), cache.first_key)
-    return from_paddle(attention.cascade_append_attention(cache=paddle_cache, scale=scale, **tensors))
+def select(together: Mapping[str, Any], requests: Sequence[int]) -> dict[str, Any]:
+    """Arguments for running some of a batch's requests, in this order."""
+    starts = together["query_start_loc"]
+    rows = [np.arange(starts[r], starts[r + 1]) for r in requests]
+    return {
+        **together,
+        "q": together["q"][np.concatenate([np.zeros(0, np.int64), *rows])],
+        "query_start_loc": np.cumsum([0, *map(len, rows)]).astype(np.int32),
+        "seq_lens": together["seq_lens"][list(requests)],
+        "blocks": together["blocks"]._replace(table_rows=together["blocks"].table_rows[list(requests)]),
+    }
 
 
 # A score is a sum of D products in float32: error about sqrt(D) * 2^-24 * |q||k|, below 4e-5 for |score| up to 50, and
@@ -135,10 +149,11 @@ def through_paddle(cache: KvCache[np.ndarray], scale: float, **kwargs: np.ndarra
 # their mean, here by up to 4. Errors that this hides in long contexts are found in test_attention_accuracy.py.
 CASCADE_APPEND_ATTENTION = OpCases(
     "cascade_append_attention",
-    native.cascade_append_attention,
+    ops.cascade_append_attention,
     reference.cascade_append_attention,
-    through_paddle,
     inputs(),
+    ops.CASCADE_APPEND_ATTENTION,
+    take=select,
     rtol=2e-5,
     atol=2e-5,
     bf16_atol=2.0**-7,

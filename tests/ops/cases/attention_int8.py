@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.ops import attention
+from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.kv_cache import KvCache, Rotary, kv_cache_shapes, kv_scale_shape
-from fastdeploy_sd.ops.native import attention as native
 from fastdeploy_sd.ops.reference import attention as reference
 from fastdeploy_sd.ops.reference.kv_quantize import quantize_heads
 from fastdeploy_sd.ops.rope_table import rope_table
-from tests.ops.backends import from_paddle, to_paddle
-from tests.ops.cases.attention import FIRST_KEYS, SHAPES, batch, shared_batches
+from tests.ops.cases.attention import FIRST_KEYS, SHAPES, batch, own_blocks, select, shared_batches
 from tests.ops.cases.case import OpCases
 
 BLOCKS = 4
@@ -59,15 +57,15 @@ def without_first_scales(args: dict[str, Any], cache: KvCache[np.ndarray]) -> Kv
     for r, num_rows in enumerate(np.diff(args["query_start_loc"])):
         for position in range(min(cache.first_key, int(args["seq_lens"][r] - num_rows))):
             block, offset = divmod(position, cache.block_size)
-            new.k_scale[args["block_tables"][r, block], :, offset] = np.nan
-            new.v_scale[args["block_tables"][r, block], :, offset] = np.nan
+            new.k_scale[own_blocks(args, r)[block], :, offset] = np.nan
+            new.v_scale[own_blocks(args, r)[block], :, offset] = np.nan
     return new
 
 
 def attention_inputs() -> dict[str, dict[str, Any]]:
     """The ragged batches of the other types, for both types of activations, hidden first keys and shared blocks."""
     found = {}
-    for i, (requests, *geometry) in enumerate(SHAPES):
+    for i, (requests, geometry) in enumerate(SHAPES):
         for dtype in (np.float32, np.uint16):
             name = f"{i}-{np.dtype(dtype)}-{geometry[0]}:{geometry[1]}x{geometry[2]}-block{geometry[3]}"
             found[name] = quantized(blunt(batch(requests, *geometry, dtype)))
@@ -75,12 +73,6 @@ def attention_inputs() -> dict[str, dict[str, Any]]:
         found[f"{i}-first-key-{first_key}"] = quantized(blunt(batch(requests, *geometry, np.float32)), first_key)
     found |= {f"shared-{name}": quantized(blunt(args)) for name, args in shared_batches(np.float32).items()}
     return found
-
-
-def attend_through_paddle(cache: KvCache[np.ndarray], scale: float, **kwargs: np.ndarray) -> np.ndarray:
-    tensors = {name: to_paddle(array) for name, array in kwargs.items()}
-    y = attention.cascade_append_attention(cache=copied(cache, to_paddle), scale=scale, **tensors)
-    return from_paddle(y)
 
 
 def store_inputs() -> dict[str, dict[str, Any]]:
@@ -110,46 +102,25 @@ def store_inputs() -> dict[str, dict[str, Any]]:
     return found
 
 
-def store_on_copy(op: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
-    """Run the in-place op on a copy of the cache and return q and all of the cache."""
-
-    def run(cache: KvCache[np.ndarray], **kwargs: Any) -> tuple[Any, ...]:
-        copy = copied(cache)
-        return op(cache=copy, **kwargs), copy.k, copy.v, copy.k_scale, copy.v_scale
-
-    return run
-
-
-def store_through_paddle(
-    cache: KvCache[np.ndarray], rotary: Rotary[np.ndarray], **kwargs: np.ndarray
-) -> tuple[Any, ...]:
-    copy = copied(cache, to_paddle)
-    q = attention.rope_store_kv_(
-        **{name: to_paddle(array) for name, array in kwargs.items()},
-        cache=copy,
-        rotary=Rotary(to_paddle(rotary.cos_sin), rotary.interleaved),
-    )
-    return tuple(from_paddle(t) for t in (q, copy.k, copy.v, copy.k_scale, copy.v_scale))
-
-
 # Query vectors are rounded to 127ths of their largest element and weights to 254ths of the largest of 64: each about
 # 0.3 % of an output of size 1, a little more in sums of few values. Whether it is this error and no other is tested in
 # test_attention_int8.py.
 CASCADE_APPEND_ATTENTION_INT8 = OpCases(
     "cascade_append_attention over int8",
-    native.cascade_append_attention,
+    ops.cascade_append_attention,
     reference.cascade_append_attention,
-    attend_through_paddle,
     attention_inputs(),
+    ops.CASCADE_APPEND_ATTENTION,
+    take=select,
     rtol=0.0,
     atol=0.04,
 )
 ROPE_STORE_KV_INT8 = OpCases(
     "rope_store_kv to int8",
-    store_on_copy(native.rope_store_kv_),
-    store_on_copy(reference.rope_store_kv_),
-    store_through_paddle,
+    ops.rope_store_kv_,
+    reference.rope_store_kv_,
     store_inputs(),
+    ops.ROPE_STORE_KV,
     rtol=2e-6,
     atol=1e-37,
 )

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.ops import batch
+from fastdeploy_sd.ops.batch import APPEND_TOKENS as APPEND
+from fastdeploy_sd.ops.batch import PREPARE_BATCH as PREPARE
 from fastdeploy_sd.ops.bf16 import to_bf16
-from fastdeploy_sd.ops.native import batch as native
-from fastdeploy_sd.ops.native.batch import BatchRows, OutputRows, TokenTables
 from fastdeploy_sd.ops.reference import batch as reference
-from fastdeploy_sd.types import DraftTokens
-from tests.ops.backends import from_paddle, to_paddle
+from fastdeploy_sd.ops.reference.batch import BatchMaps, OutputTables, Tables
+from fastdeploy_sd.types import I32, DraftTokens
 from tests.ops.cases.case import OpCases
 
 MAX_TOKENS = 40
@@ -21,18 +21,26 @@ MAX_TOKENS = 40
 def step(rng: np.random.Generator, kinds: list[tuple[int, int, int, int]], block_size: int) -> dict[str, Any]:
     """A step from (computed, new, committed, drafts) per request, with its tokens and blocks at random places."""
     computed, new, committed, num_draft = np.array(kinds, np.int32).reshape(-1, 4).T
-    num_requests, num_slots, max_blocks = len(kinds), len(kinds) + 2, -(-(MAX_TOKENS + 8) // block_size)
-    block_tables = np.full((num_requests, max_blocks), -1, np.int32)
+    num_requests, num_table_rows, max_blocks = len(kinds), len(kinds) + 2, -(-(MAX_TOKENS + 8) // block_size)
+    blocks = np.full((num_table_rows, max_blocks), -1, np.int32)
+    table_rows = rng.permutation(num_table_rows)[:num_requests].astype(np.int32)
+    num_tokens = rng.integers(0, MAX_TOKENS, num_table_rows).astype(np.int32)
+    num_tokens[table_rows] = committed
     free = rng.permutation(max(1, num_requests) * max_blocks).astype(np.int32)
     for r in range(num_requests):
         count = -(-(computed[r] + new[r]) // block_size)
-        block_tables[r, :count], free = free[:count], free[count:]
+        blocks[table_rows[r], :count], free = free[:count], free[count:]
     cu_num_draft = np.concatenate([[0], np.cumsum(num_draft)]).astype(np.int32)
     drafts = DraftTokens(rng.integers(0, 500, cu_num_draft[-1]).astype(np.int32), cu_num_draft)
-    slots = rng.permutation(num_slots)[:num_requests].astype(np.int32)
-    rows = BatchRows(computed.copy(), new.copy(), committed + num_draft, slots, drafts, block_tables)
-    token_table = rng.integers(0, 500, (num_slots, MAX_TOKENS)).astype(np.int32)
-    return {"rows": rows, "token_table": token_table, "block_size": block_size}
+    tokens = rng.integers(0, 500, (num_table_rows, MAX_TOKENS)).astype(np.int32)
+    return {
+        "tables": Tables(tokens, num_tokens, blocks),
+        "table_rows": table_rows,
+        "num_computed": computed.copy(),
+        "num_new": new.copy(),
+        "draft": drafts,
+        "block_size": block_size,
+    }
 
 
 def steps() -> dict[str, dict[str, Any]]:
@@ -53,7 +61,7 @@ def steps() -> dict[str, dict[str, Any]]:
         committed = computed + rng.integers(1, MAX_TOKENS + 1 - computed)
         num_draft = rng.integers(0, 2, 9) * rng.integers(0, 8, 9)
         new = np.where(num_draft > 0, committed + num_draft - computed, rng.integers(1, committed - computed + 1))
-        plan = [tuple(int(v) for v in row) for row in zip(computed, new, committed, num_draft, strict=True)]
+        plan = list(zip(computed.tolist(), new.tolist(), committed.tolist(), num_draft.tolist(), strict=True))
         found[f"random-{r}"] = step(rng, plan, 16)
     return found
 
@@ -63,37 +71,69 @@ def appends() -> dict[str, dict[str, Any]]:
     rng = np.random.default_rng(3)
     found = {}
     for name, lengths in {"none": [], "one-each": [1] * 5, "some": [0, 3, 1, 0, 6, 2]}.items():
-        num_requests, num_slots, vocab = len(lengths), len(lengths) + 2, 9
-        num_tokens = rng.integers(0, MAX_TOKENS - 6, num_slots).astype(np.int32)
-        slots = rng.permutation(num_slots)[:num_requests].astype(np.int32)
+        num_requests, num_table_rows, vocab = len(lengths), len(lengths) + 2, 9
+        num_tokens = rng.integers(0, MAX_TOKENS - 6, num_table_rows).astype(np.int32)
+        table_rows = rng.permutation(num_table_rows)[:num_requests].astype(np.int32)
         if lengths:
-            num_tokens[slots[-1]] = MAX_TOKENS - lengths[-1]
+            num_tokens[table_rows[-1]] = MAX_TOKENS - lengths[-1]
+        count_rows = np.resize([-1, 2, 0, -1, 1, 3], num_table_rows).astype(np.int32)
         found[name] = {
-            "output": OutputRows(
-                slots,
-                rng.integers(0, vocab, sum(lengths)).astype(np.int32),
-                np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-                np.resize([-1, 2, 0, -1, 1, 3], num_requests).astype(np.int32),
-            ),
-            "tables": TokenTables(
-                rng.integers(0, vocab, (num_slots, MAX_TOKENS)).astype(np.int32),
+            "tables": OutputTables(
+                rng.integers(0, vocab, (num_table_rows, MAX_TOKENS)).astype(np.int32),
                 num_tokens,
+                np.minimum(num_tokens + rng.integers(0, 12, num_table_rows), MAX_TOKENS).astype(np.int32),
+                count_rows,
                 rng.integers(0, 5, (4, vocab)).astype(np.int32),
             ),
+            "table_rows": table_rows,
+            "token_ids": rng.integers(0, vocab, sum(lengths)).astype(np.int32),
+            "cu_num_output": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+            "planned_drafts": rng.integers(0, 5, num_requests).astype(np.int32),
         }
     return found
 
 
-def append_natively(output: OutputRows, tables: TokenTables) -> TokenTables:
-    changed = TokenTables(*(table.copy() for table in tables))
-    native.TokenAppender().append(output, changed)
-    return changed
+def prepare_natively(
+    tables: Tables, table_rows: I32, num_computed: I32, num_new: I32, draft: DraftTokens, block_size: int
+) -> BatchMaps:
+    """In memory that is larger than the step."""
+    n, max_tokens, max_logits = len(table_rows), int(num_new.clip(0).sum()) + 3, n_logits(table_rows, draft) + 2
+    out: dict[str, Any] = {name: np.full(max_tokens, -7, np.int32) for name in ("input_ids", "positions")}
+    out["slot_mapping"] = np.full(max_tokens, -7, np.int64)
+    out |= {name: np.full(n + 1, -7, np.int32) for name in ("query_start_loc", "cu_num_logits")}
+    out["seq_lens"] = np.full(n, -7, np.int32)
+    rows = ("logits_indices", "batch_id_per_output", "output_positions")
+    out |= {name: np.full(max_logits, -7, np.int32) for name in rows}
+    PREPARE.bind(
+        table_rows=table_rows,
+        token_table=tables.tokens,
+        num_tokens=tables.num_tokens,
+        block_tables=tables.blocks,
+        num_computed=num_computed,
+        num_new=num_new,
+        draft_token_ids=draft.token_ids,
+        cu_num_draft=draft.cu_num_draft,
+        block_size=block_size,
+        **out,
+    ).run()
+    lengths = dict.fromkeys(("input_ids", "positions", "slot_mapping"), out["query_start_loc"][-1])
+    lengths |= dict.fromkeys(rows, out["cu_num_logits"][-1])
+    assert all((out[name][length:] == -7).all() for name, length in lengths.items()), "written past the step"
+    return BatchMaps(**{name: array[: lengths.get(name)] for name, array in out.items()})
+
+
+def n_logits(table_rows: I32, draft: DraftTokens) -> int:
+    return len(table_rows) + len(draft.token_ids)
+
+
+def append_natively(tables: OutputTables, **rows: I32) -> Any:
+    return APPEND(**tables._asdict(), **rows)
 
 
 def gathers() -> dict[str, dict[str, Any]]:
     """Repeated, reversed and no indices; rows narrower and wider than one task; no column."""
     rng = np.random.default_rng(2)
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for rows, width, count in [(1, 1, 1), (5, 0, 3), (9, 17, 0), (9, 130, 20), (3, 70000, 5), (300, 1024, 300)]:
         x = rng.standard_normal((rows, width), np.float32)
         indices = rng.integers(0, rows, count).astype(np.int32)
@@ -102,18 +142,15 @@ def gathers() -> dict[str, dict[str, Any]]:
     return found
 
 
-def gather_through_paddle(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    return from_paddle(batch.gather_output_rows(to_paddle(x), indices))
-
-
-PREPARE_BATCH = OpCases("prepare_batch", native.prepare_batch, reference.prepare_batch, None, steps())
-APPEND_TOKENS = OpCases("append_tokens", append_natively, reference.append_tokens, None, appends())
+PREPARE_BATCH = OpCases("prepare_batch", prepare_natively, reference.prepare_batch, steps())
+APPEND_TOKENS = OpCases("append_tokens", append_natively, reference.append_tokens, appends())
 GATHER_OUTPUT_ROWS = OpCases(
     "gather_output_rows",
-    native.gather_output_rows,
+    batch.gather_output_rows,
     reference.gather_output_rows,
-    gather_through_paddle,
     gathers(),
+    batch.GATHER_OUTPUT_ROWS,
+    on_host={"indices"},
     rtol=0.0,
     atol=0.0,
     bf16_ulps=0.0,

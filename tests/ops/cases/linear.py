@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import paddle
 
-from fastdeploy_sd.ops import linear
+from fastdeploy_sd.ops import linear as ops
+from fastdeploy_sd.ops import packing
 from fastdeploy_sd.ops.bf16 import to_bf16
-from fastdeploy_sd.ops.native import linear as native
+from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS
 from fastdeploy_sd.ops.reference import linear as reference
-from tests.ops.backends import from_paddle, to_paddle
 from tests.ops.cases.case import OpCases
 
-# (M, K, N): empty, single, odd and not a multiple of a step, group or panel; one tile and several; several row blocks.
+# (M, K, N): empty, single, odd and not a multiple of a step, group or panel; one tile and several; several row
+# blocks; rows that threads pack in parts, with ends that fit neither a group nor four pairs.
 SHAPES = [(0, 8, 8), (1, 1, 1), (3, 0, 5), (2, 5, 0), (1, 256, 32), (2, 129, 33), (5, 127, 31), (13, 260, 96)]
-LARGE_SHAPES = [(8, 1024, 100), (300, 384, 70)]
+LARGE_SHAPES = [(8, 1024, 100), (300, 384, 70), (9, 6605, 40)]
 
 
 def inputs() -> dict[str, dict[str, Any]]:
@@ -37,7 +37,7 @@ def inputs() -> dict[str, dict[str, Any]]:
         } | changes
         return found[f"{fmt}-{m}x{k}x{n}-{name}"]
 
-    for fmt in reference.LINEAR_FORMATS:
+    for fmt in LINEAR_FORMATS:
         for shape in SHAPES + LARGE_SHAPES:
             add("bias", shape, fmt)
         add("no-bias", (4, 130, 40), fmt, bias=None)
@@ -58,15 +58,18 @@ def inputs() -> dict[str, dict[str, Any]]:
     return found
 
 
-def through_native(x: np.ndarray, weight: np.ndarray, fmt: Any, bias: Any, out_dtype: Any) -> Any:
-    return native.linear(x, native.pack_linear(weight, fmt), bias, out_dtype)
-
-
-def through_paddle(x: np.ndarray, weight: np.ndarray, fmt: Any, bias: Any, out_dtype: Any) -> Any:
-    dtype = {None: None, np.float32: paddle.float32, np.uint16: paddle.bfloat16}[out_dtype]
-    packed = linear.pack_linear(weight, fmt)
-    return from_paddle(linear.linear(to_paddle(x), packed, to_paddle(bias), dtype))
+def packed_and_multiplied(x: Any, weight: np.ndarray, fmt: Any, bias: Any, out_dtype: Any) -> Any:
+    return ops.linear(x, packing.pack_linear(weight, fmt), bias, out_dtype)
 
 
 # Outputs are of order 1 and a sum of K float32 terms is off by about 1e-7 sqrt(K); row 4 of "corner" is of order 10.
-LINEAR = OpCases("linear", through_native, reference.linear, through_paddle, inputs(), rtol=1e-5, atol=1e-5)
+LINEAR = OpCases(
+    "linear",
+    packed_and_multiplied,
+    reference.linear,
+    inputs(),
+    ops.LINEAR,
+    on_host={"weight"},
+    rtol=1e-5,
+    atol=1e-5,
+)

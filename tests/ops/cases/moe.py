@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.ops import moe
+from fastdeploy_sd.ops import moe as ops
+from fastdeploy_sd.ops import packing
 from fastdeploy_sd.ops.bf16 import to_bf16
-from fastdeploy_sd.ops.native import moe as native
+from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS
 from fastdeploy_sd.ops.reference import moe as reference
-from fastdeploy_sd.ops.reference.linear import LINEAR_FORMATS
-from tests.ops.backends import from_paddle, to_paddle
 from tests.ops.cases.case import OpCases
 
 
@@ -43,7 +42,8 @@ def inputs() -> dict[str, dict[str, Any]]:
         add("many-experts", (40, 40, 24, 37), 3, fmt)
         add("large-norm-min", (4, 32, 16, 4), 2, fmt, norm_min=3.0)
     add("bias", (20, 32, 16, 8), 2, "float32", selection_bias=rng.standard_normal(8).astype(np.float32))
-    add("bias-unnormalized", (20, 32, 16, 8), 2, "float32", selection_bias=np.float32([0, 9] * 4), normalize=False)
+    bias = np.array([0, 9] * 4, np.float32)
+    add("bias-unnormalized", (20, 32, 16, 8), 2, "float32", selection_bias=bias, normalize=False)
     ties = add("ties", (6, 32, 16, 18), 5, "float32")
     ties["router_weight"][:] = ties["router_weight"][0]
     for fmt in ("float32", "bfloat16"):
@@ -57,20 +57,18 @@ def inputs() -> dict[str, dict[str, Any]]:
     return found
 
 
-def through_native(
-    x: np.ndarray, router_weight: np.ndarray, gate_up: np.ndarray, down: np.ndarray, fmt: Any, **options: Any
-) -> Any:
-    experts = native.pack_experts(gate_up, fmt), native.pack_experts(down, fmt)
-    return native.moe_ffn(x, router_weight, *experts, **options)
-
-
-def through_paddle(
-    x: np.ndarray, router_weight: np.ndarray, gate_up: np.ndarray, down: np.ndarray, fmt: Any, **options: Any
-) -> Any:
-    experts = moe.pack_experts(gate_up, fmt), moe.pack_experts(down, fmt)
-    options |= {name: to_paddle(options[name]) for name in ("selection_bias", "shared")}
-    return from_paddle(moe.moe_ffn(to_paddle(x), to_paddle(router_weight), *experts, **options))
+def packed_and_run(x: Any, router_weight: Any, gate_up: np.ndarray, down: np.ndarray, fmt: Any, **options: Any) -> Any:
+    return ops.moe_ffn(x, router_weight, packing.pack_experts(gate_up, fmt), packing.pack_experts(down, fmt), **options)
 
 
 # Outputs are of order 1.
-MOE_FFN = OpCases("moe_ffn", through_native, reference.moe_ffn, through_paddle, inputs(), rtol=1e-5, atol=1e-5)
+MOE_FFN = OpCases(
+    "moe_ffn",
+    packed_and_run,
+    reference.moe_ffn,
+    inputs(),
+    ops.MOE_FFN,
+    on_host={"gate_up", "down"},
+    rtol=1e-5,
+    atol=1e-5,
+)

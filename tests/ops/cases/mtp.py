@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.ops import mtp
+from fastdeploy_sd.ops import mtp as ops
 from fastdeploy_sd.ops.bf16 import narrow
-from fastdeploy_sd.ops.native import mtp as native
-from fastdeploy_sd.ops.native.mtp import DraftBatch, HiddenRows, MtpPass
+from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpPass
 from fastdeploy_sd.ops.reference import mtp as reference
-from tests.ops.backends import from_paddle, to_paddle
 from tests.ops.cases.case import OpCases
 
 MAX_TOKENS, VOCAB_SIZE = 90, 500
@@ -35,22 +33,23 @@ STEPS: dict[str, list[Kind]] = {
 def make_batch(rng: np.random.Generator, kinds: Sequence[Kind], block_size: int) -> DraftBatch:
     """Tokens and scattered blocks, enough for all drafts, of the requests of a step; a fifth of the drafts failed."""
     committed, num_drafts = np.array(kinds, np.int32).reshape(-1, 6).T[4:]
-    num_slots, max_blocks = len(kinds) + 2, -(-(MAX_TOKENS + 8) // block_size)
-    slots = rng.permutation(num_slots)[: len(kinds)].astype(np.int32)
-    block_table = np.full((num_slots, max_blocks), -1, np.int32)
-    free = rng.permutation(num_slots * max_blocks).astype(np.int32)
-    for r, slot in enumerate(slots):
+    num_table_rows, max_blocks = len(kinds) + 2, -(-(MAX_TOKENS + 8) // block_size)
+    table_rows = rng.permutation(num_table_rows)[: len(kinds)].astype(np.int32)
+    block_table = np.full((num_table_rows, max_blocks), -1, np.int32)
+    free = rng.permutation(num_table_rows * max_blocks).astype(np.int32)
+    for r, table_row in enumerate(table_rows):
         count = -(-(int(committed[r]) + int(num_drafts[r])) // block_size)
-        block_table[slot, :count], free = free[:count], free[count:]
+        block_table[table_row, :count], free = free[:count], free[count:]
     cu_num_draft = np.concatenate([[0], np.cumsum(num_drafts)]).astype(np.int32)
     return DraftBatch(
-        slots=slots,
+        table_rows=table_rows,
         num_committed=committed.copy(),
         cu_num_draft=cu_num_draft,
         draft_token_ids=np.maximum(rng.integers(-VOCAB_SIZE // 4, VOCAB_SIZE, cu_num_draft[-1]), -1).astype(np.int32),
-        token_table=rng.integers(0, VOCAB_SIZE, (num_slots, MAX_TOKENS)).astype(np.int32),
+        token_table=rng.integers(0, VOCAB_SIZE, (num_table_rows, MAX_TOKENS)).astype(np.int32),
         block_table=block_table,
         block_size=block_size,
+        num_drafting=[int((num_drafts > i).sum()) for i in range(8)],
     )
 
 
@@ -67,14 +66,16 @@ def preprocess_case(rng: np.random.Generator, kinds: Sequence[Kind], block_size:
         hidden_begin, hidden_end = begin, end
         num_hidden = end - begin + np.minimum(source - 1, np.where(num_drafts >= source, num_drafts, 0))
     end = (end + np.where(num_drafts > source, source, 0)).astype(np.int32)
-    cu_hidden = np.concatenate([[0], np.cumsum(num_hidden)]).astype(np.int32)
+    # Rows of other requests may come first.
+    first = 3 if block_size == 16 else 0
+    cu_hidden = np.concatenate([[first], first + np.cumsum(num_hidden)]).astype(np.int32)
     dtype, width = (np.float32, 17) if block_size == 16 else (np.uint16, 130)
-    num_slots, num_blocks = len(batch.token_table), batch.block_table.size
+    num_table_rows, num_blocks = len(batch.token_table), batch.block_table.size
     rows = [
         narrow(rng.standard_normal((n, width), np.float32), dtype)
-        for n in (int(cu_hidden[-1]) + 2, num_blocks, num_slots)
+        for n in (int(cu_hidden[-1]) + 2, num_blocks, num_table_rows)
     ]
-    todo = MtpPass(begin, end, source, hidden_begin, hidden_end.astype(np.int32), cu_hidden)
+    todo = MtpPass(begin, end, source, hidden_begin, hidden_end.astype(np.int32), cu_hidden, int((end - begin).sum()))
     return {"batch": batch, "todo": todo, "hidden": HiddenRows(*rows)}
 
 
@@ -110,7 +111,7 @@ def postprocess_cases() -> dict[str, dict[str, Any]]:
         for size, vocab_size in ((16, 33), (64, 9000)):
             batch = make_batch(rng, kinds, size)
             for step in range(max([*num_drafts, 1])):
-                logits = rng.standard_normal((batch.num_drafting(step), vocab_size), np.float32).round(1)
+                logits = rng.standard_normal((batch.num_drafting[step], vocab_size), np.float32).round(1)
                 spoil(logits)
                 hidden = narrow(rng.standard_normal((len(logits), 24), np.float32), np.uint16)
                 found[f"{i}-block{size}-step{step}"] = {
@@ -128,52 +129,71 @@ def spoil(logits: np.ndarray) -> None:
         logits[4] = -np.inf
 
 
-def preprocess_with(function: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, ...]]:
-    def call(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[np.ndarray]) -> tuple[np.ndarray, ...]:
-        own = HiddenRows(hidden.step, hidden.blocks.copy(), hidden.requests.copy())
-        return (*function(batch, todo, own), own.blocks, own.requests)
-
-    return call
-
-
-def preprocess_through_paddle(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[np.ndarray]) -> tuple[Any, ...]:
-    own = HiddenRows(*(to_paddle(rows) for rows in (hidden.step, hidden.blocks, hidden.requests)))
-    out = mtp.mtp_preprocess_(batch, todo, own)
-    return tuple(from_paddle(tensor) for tensor in (*out, own.blocks, own.requests))
-
-
-def postprocess_with(function: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, ...]]:
-    def call(batch: DraftBatch, step: int, logits: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, ...]:
-        own = replace(batch, draft_token_ids=batch.draft_token_ids.copy())
-        return (*function(own, step, logits, hidden), own.draft_token_ids)
-
-    return call
+def take_batch(batch: DraftBatch, rows: Sequence[int]) -> DraftBatch:
+    """Some of the requests."""
+    drafts = ragged(batch.cu_num_draft, rows)
+    return replace(
+        batch,
+        table_rows=batch.table_rows[list(rows)],
+        num_committed=batch.num_committed[list(rows)],
+        cu_num_draft=offsets(drafts),
+        draft_token_ids=batch.draft_token_ids[np.concatenate(drafts)],
+        num_drafting=[sum(len(part) > i for part in drafts) for i in range(8)],
+    )
 
 
-def postprocess_through_paddle(
-    batch: DraftBatch, step: int, logits: np.ndarray, hidden: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    own = replace(batch, draft_token_ids=batch.draft_token_ids.copy())
-    out = mtp.mtp_postprocess_(own, step, to_paddle(logits), to_paddle(hidden))
-    return (*(from_paddle(tensor) for tensor in out), own.draft_token_ids)
+def ragged(cu: np.ndarray, rows: Sequence[int]) -> list[np.ndarray]:
+    """Where the elements of some rows are; the first of the list belongs to none."""
+    return [np.zeros(0, np.int64), *(np.arange(cu[row], cu[row + 1]) for row in rows)]
+
+
+def offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.cumsum([len(part) for part in parts]).astype(np.int32)
+
+
+def take_preprocess(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    todo, hidden = kwargs["todo"], kwargs["hidden"]
+    columns = {name: getattr(todo, name)[list(rows)] for name in ("begin", "end", "hidden_begin", "hidden_end")}
+    parts = ragged(todo.cu_hidden, rows)
+    return {
+        "batch": take_batch(kwargs["batch"], rows),
+        "todo": replace(
+            todo, **columns, cu_hidden=offsets(parts), num_tokens=int((columns["end"] - columns["begin"]).sum())
+        ),
+        "hidden": replace(hidden, step=hidden.step[np.concatenate(parts)]),
+    }
+
+
+def take_postprocess(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    batch, step = kwargs["batch"], kwargs["step"]
+    drafts = np.diff(batch.cu_num_draft) > step
+    logits_rows = (np.cumsum(drafts) - 1)[[row for row in rows if drafts[row]]]
+    taken = {name: kwargs[name][logits_rows] for name in ("logits", "hidden")}
+    return {"batch": take_batch(batch, rows), "step": step, **taken}
 
 
 MTP_PREPROCESS = OpCases(
-    "mtp_preprocess_",
-    preprocess_with(native.mtp_preprocess_),
-    preprocess_with(reference.mtp_preprocess_),
-    preprocess_through_paddle,
+    "mtp_preprocess",
+    ops.mtp_preprocess_,
+    reference.mtp_preprocess_,
     preprocess_cases(),
+    ops.MTP_PREPROCESS,
+    on_host={"batch", "todo"},
+    take=take_preprocess,
+    offsets={"query_start_loc", "draft_rows"},
     rtol=0.0,
     atol=0.0,
     bf16_ulps=0.0,
 )
 MTP_POSTPROCESS = OpCases(
-    "mtp_postprocess_",
-    postprocess_with(native.mtp_postprocess_),
-    postprocess_with(reference.mtp_postprocess_),
-    postprocess_through_paddle,
+    "mtp_postprocess",
+    ops.mtp_postprocess_,
+    reference.mtp_postprocess_,
     postprocess_cases(),
+    ops.MTP_POSTPROCESS,
+    on_host={"batch"},
+    take=take_postprocess,
+    offsets={"query_start_loc"},
     rtol=0.0,
     atol=0.0,
     bf16_ulps=0.0,

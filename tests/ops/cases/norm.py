@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.ops import norm
+from fastdeploy_sd.ops import norm as ops
 from fastdeploy_sd.ops.bf16 import to_bf16
-from fastdeploy_sd.ops.native import norm as native
 from fastdeploy_sd.ops.reference import norm as reference
-from tests.ops.backends import from_paddle, to_paddle
 from tests.ops.cases.case import OpCases
 
 
@@ -34,12 +32,7 @@ def inputs() -> dict[str, dict[str, Any]]:
     return found
 
 
-def through_paddle(x: np.ndarray, weight: np.ndarray, eps: float, residual: np.ndarray | None) -> tuple[Any, ...]:
-    out = norm.rms_norm(to_paddle(x), to_paddle(weight), eps, to_paddle(residual))
-    return tuple(from_paddle(t) for t in out)
-
-
-RMS_NORM = OpCases("rms_norm", native.rms_norm, reference.rms_norm, through_paddle, inputs())
+RMS_NORM = OpCases("rms_norm", ops.rms_norm, reference.rms_norm, inputs(), ops.RMS_NORM)
 
 
 def pairs() -> dict[str, dict[str, Any]]:
@@ -59,13 +52,6 @@ def pairs() -> dict[str, dict[str, Any]]:
     return found
 
 
-def pairs_through_paddle(
-    first: np.ndarray, second: np.ndarray, first_weight: np.ndarray, second_weight: np.ndarray, eps: float
-) -> np.ndarray:
-    tensors = [to_paddle(array) for array in (first, second, first_weight, second_weight)]
-    return from_paddle(norm.concat_rms_norm(*tensors, eps))
-
-
 CONCAT_RMS_NORM = OpCases(
-    "concat_rms_norm", native.concat_rms_norm, reference.concat_rms_norm, pairs_through_paddle, pairs()
+    "concat_rms_norm", ops.concat_rms_norm, reference.concat_rms_norm, pairs(), ops.CONCAT_RMS_NORM
 )

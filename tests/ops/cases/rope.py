@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.ops import attention
+from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.bf16 import narrow
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, Rotary, kv_cache_shapes
-from fastdeploy_sd.ops.native import attention as native
 from fastdeploy_sd.ops.reference import attention as reference
 from fastdeploy_sd.ops.rope_table import rope_table
-from tests.ops.backends import from_paddle, to_paddle
 from tests.ops.cases.case import OpCases
 
 BLOCKS = 4
@@ -30,6 +27,11 @@ SHAPES = [
 ]
 
 
+def random_norm(rng: np.random.Generator, head_dim: int) -> QkNorm[np.ndarray]:
+    q, k = rng.standard_normal((2, head_dim), np.float32)
+    return QkNorm(q, k, 1e-6)
+
+
 def inputs() -> dict[str, dict[str, Any]]:
     """Both pairings, partial rotary sizes (ragged ones too), with and without norm, slots of -1, a zero head."""
     rng = np.random.default_rng(0)
@@ -42,49 +44,27 @@ def inputs() -> dict[str, dict[str, Any]]:
                 slots[1] = -1
                 qkv[2, :head_dim] = 0.0
             shapes = kv_cache_shapes(BLOCKS, block_size, kv_heads, head_dim, np.dtype(dtype).itemsize)
+            k, v = (narrow(rng.standard_normal(shape, np.float32), dtype) for shape in shapes)
             name = f"{np.dtype(dtype)}-{tokens}x{heads}:{kv_heads}x{head_dim}-{rotary_dim}-{interleaved}-{norm}"
             found[name] = {
                 "qkv": narrow(qkv, dtype),
-                "cache": KvCache(*(narrow(rng.standard_normal(shape, np.float32), dtype) for shape in shapes)),
+                "cache": KvCache(k, v),
                 "positions": rng.integers(0, 3000, tokens, np.int32),
                 "slot_mapping": slots,
                 "rotary": Rotary(rope_table(3000, rotary_dim, 10000.0), interleaved),
-                "qk_norm": QkNorm(*rng.standard_normal((2, head_dim), np.float32), 1e-6) if norm else None,
+                "qk_norm": random_norm(rng, head_dim) if norm else None,
             }
     return found
-
-
-def on_copy(op: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
-    """Run the in-place op on a copy of the cache and return (q, k, v)."""
-
-    def run(cache: KvCache[np.ndarray], **kwargs: Any) -> tuple[Any, ...]:
-        copy = KvCache(cache.k.copy(), cache.v.copy())
-        return op(cache=copy, **kwargs), copy.k, copy.v
-
-    return run
-
-
-def through_paddle(
-    cache: KvCache[np.ndarray], rotary: Rotary[np.ndarray], qk_norm: QkNorm[np.ndarray] | None, **kwargs: np.ndarray
-) -> tuple[Any, ...]:
-    copy = KvCache(to_paddle(cache.k), to_paddle(cache.v))
-    q = attention.rope_store_kv_(
-        **{name: to_paddle(array) for name, array in kwargs.items()},
-        cache=copy,
-        rotary=Rotary(to_paddle(rotary.cos_sin), rotary.interleaved),
-        qk_norm=None if qk_norm is None else QkNorm(to_paddle(qk_norm.q), to_paddle(qk_norm.k), qk_norm.eps),
-    )
-    return tuple(from_paddle(t) for t in (q, copy.k, copy.v))
 
 
 # The norm is good to about 1e-6: its sum of squares has only positive terms. x cos - y sin can cancel, which leaves
 # three roundings of values up to 10 as an absolute error.
 ROPE_STORE_KV = OpCases(
     "rope_store_kv",
-    on_copy(native.rope_store_kv_),
-    on_copy(reference.rope_store_kv_),
-    through_paddle,
+    ops.rope_store_kv_,
+    reference.rope_store_kv_,
     inputs(),
+    ops.ROPE_STORE_KV,
     rtol=2e-6,
     atol=1e-6,
 )

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fastdeploy_sd.ops import sampling as native
 from fastdeploy_sd.ops.candidates import DraftedRows
-from fastdeploy_sd.ops.native import sampling as native
 from fastdeploy_sd.ops.reference import sampling as reference
 from fastdeploy_sd.types import DraftTokens
 from tests.ops.cases.case import OpCases
@@ -62,7 +62,7 @@ def draws() -> dict[str, dict[str, Any]]:
         "logits": np.zeros((0, 40), np.float32),
         "batch_id_per_output": np.zeros(0, np.int32),
         "positions": np.zeros(0, np.int32),
-        "sampling": build_sampling_arrays(2, 0),
+        "sampling": build_sampling_arrays(2, 0, vocab=40),
     }
     return found
 
@@ -77,7 +77,7 @@ def listings() -> dict[str, dict[str, Any]]:
             "logits": np.zeros((6, 10), np.float32),
             "batch_id_per_output": np.zeros(6, np.int32),
             "positions": np.arange(6, dtype=np.int32),
-            "sampling": build_sampling_arrays(1, 6, top_p=top_p, seed=3),
+            "sampling": build_sampling_arrays(1, 6, vocab=10, top_p=top_p, seed=3),
             "max_candidate_len": 8,
         }
     return found
@@ -101,6 +101,7 @@ def drafted_steps() -> dict[str, dict[str, Any]]:
                 temperature=rng.choice([0.0, 1.0], num_requests),
                 top_k=rng.choice([0, 3], num_requests),
                 seed=rng.integers(0, 2**63, num_requests),
+                vocab=vocab,
             ),
         }
         for row in (2, 9, 20):
@@ -174,15 +175,13 @@ def rules(rng: np.random.Generator, parts: str, rows: int, num_requests: int, vo
         if parts in (name, "all"):
             columns[f"{name}_penalty"] = rng.choice(values, num_requests)
     if parts not in ("none", "bias", "mask"):
-        columns |= {"penalty_slot": np.resize([2, 0, -1, 3, -1, 1], num_requests), "token_counts": counts}
+        columns |= {"count_rows": np.resize([2, 0, -1, 3, -1, 1], num_requests), "token_counts": counts}
     if parts in ("bias", "all"):
         num_bias = rng.integers(0, min(vocab, 5) + 1, num_requests)
-        ids = np.concatenate([rng.permutation(vocab)[:n] for n in num_bias])
-        columns |= {
-            "cu_bias": offsets(num_bias),
-            "bias_token_ids": ids,
-            "bias_values": rng.normal(0, 30, len(ids)).clip(-100, 100),
-        }
+        columns["biases"] = [
+            dict(zip(rng.permutation(vocab)[:n].tolist(), rng.normal(0, 30, n).clip(-100, 100), strict=True))
+            for n in num_bias
+        ]
     if parts in ("mask", "all"):
         num_mask = rng.integers(0, 4, rows)
         columns |= {"cu_mask": offsets(num_mask), "mask_token_ids": rng.integers(0, vocab, num_mask.sum())}
@@ -212,19 +211,17 @@ PROCESS_LOGITS = OpCases(
     "process_logits",
     native.process_logits,
     reference.process_logits,
-    None,
     processed(),
     rtol=0.0,
     atol=0.0,
 )
-SAMPLE = OpCases("sample", native.sample, reference.sample, None, draws() | drafted_steps())
-TOP_P_CANDIDATES = OpCases("top_p_candidates", native.top_p_candidates, reference.top_p_candidates, None, listings())
+SAMPLE = OpCases("sample", native.sample, reference.sample, draws() | drafted_steps())
+TOP_P_CANDIDATES = OpCases("top_p_candidates", native.top_p_candidates, reference.top_p_candidates, listings())
 # Weights have a relative error below 2e-7, their logarithm thus an absolute one; the result is rounded once.
 TOKEN_LOGPROBS = OpCases(
     "token_logprobs",
     native.token_logprobs,
     reference.token_logprobs,
-    None,
     logprobs(),
     rtol=1.2e-7,
     atol=3e-7,

@@ -35,7 +35,7 @@ def broken_rows(rng: np.random.Generator) -> dict[str, Any]:
     rows[7][8999] = -3e38
     rows[8][:3] = (3e38, -3e38, 3e38)
     num_rows = 2 * len(rows)
-    sampling = build_sampling_arrays(2, num_rows, temperature=np.array([0.0, 1.0]), top_p=np.array([1.0, 0.5]))
+    sampling = build_sampling_arrays(2, num_rows, vocab=vocab, temperature=[0.0, 1.0], top_p=[1.0, 0.5])
     return {
         "logits": np.repeat(rows, 2, axis=0).astype(np.float32),
         "batch_id_per_output": (np.arange(num_rows) % 2).astype(np.int32),
@@ -52,7 +52,7 @@ def wide_rows(rng: np.random.Generator, kind: str) -> dict[str, Any]:
         "logits": logits_of(rng, kind, num_rows, 151937),
         "batch_id_per_output": np.arange(num_rows, dtype=np.int32),
         "positions": rng.integers(0, 2**31, num_rows).astype(np.int32),
-        "sampling": build_sampling_arrays(num_rows, num_rows, top_k=top_k, top_p=top_p, seed=5),
+        "sampling": build_sampling_arrays(num_rows, num_rows, vocab=151937, top_k=top_k, top_p=top_p, seed=5),
     }
 
 
@@ -60,7 +60,7 @@ def far_apart_rows(rng: np.random.Generator) -> dict[str, Any]:
     """Logits as far apart as floats can be, and nearer to each other than a division can tell."""
     values = [[3e38, -3e38], [1e38, 2e38, -1e38], [0.0, 1e-45, -1e-45], [0.0, -0.0, -1.0]]
     logits = np.stack([rng.choice(np.array(row, np.float32), 5000) for row in values for _ in range(3)])
-    sampling = build_sampling_arrays(3, len(logits), top_k=[3000, 100, 0], top_p=[1.0, 0.5, 0.75])
+    sampling = build_sampling_arrays(3, len(logits), vocab=5000, top_k=[3000, 100, 0], top_p=[1.0, 0.5, 0.75])
     return {
         "logits": logits,
         "batch_id_per_output": (np.arange(len(logits)) % 3).astype(np.int32),
@@ -77,7 +77,12 @@ def equal_rows(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
         "batch_id_per_output": np.arange(num_rows, dtype=np.int32),
         "positions": rng.integers(0, 2**31, num_rows).astype(np.int32),
         "sampling": build_sampling_arrays(
-            num_rows, num_rows, temperature=0.7, top_p=np.resize([0.125, 0.25, 0.5, 0.75], num_rows), seed=5
+            num_rows,
+            num_rows,
+            vocab=vocab,
+            temperature=0.7,
+            top_p=np.resize([0.125, 0.25, 0.5, 0.75], num_rows),
+            seed=5,
         ),
     }
 
@@ -91,5 +96,5 @@ def nearly_certain_rows(rng: np.random.Generator) -> dict[str, Any]:
         "logits": logits,
         "batch_id_per_output": np.zeros(num_rows, np.int32),
         "positions": np.arange(num_rows, dtype=np.int32),
-        "sampling": build_sampling_arrays(1, num_rows, seed=9),
+        "sampling": build_sampling_arrays(1, num_rows, vocab=vocab, seed=9),
     }

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from fastdeploy_sd.ops import verification as native
 from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
-from fastdeploy_sd.ops.native import verification as native
 from fastdeploy_sd.ops.reference import verification as reference
 from fastdeploy_sd.types import DraftTokens
 from tests.ops.cases.case import OpCases
@@ -75,6 +75,5 @@ VERIFY_DRAFT_TOKENS = OpCases(
     "verify_draft_tokens",
     native.verify_draft_tokens,
     reference.verify_draft_tokens,
-    None,
     verifications(),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,15 +15,24 @@ from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_option_tables_are_current() -> None:
-    spec = importlib.util.spec_from_file_location("config_docs", ROOT / "scripts" / "config_docs.py")
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    config_docs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(config_docs)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_option_tables_are_current() -> None:
+    config_docs = _script("config_docs")
     for name in config_docs.TABLES:
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         assert config_docs.with_tables(name) == page, f"{name}: run scripts/dev fmt"
+
+
+def test_the_picture_of_the_packages_is_current() -> None:
+    assert _script("package_graph").is_current(), "run scripts/package_graph.py"
 
 
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:

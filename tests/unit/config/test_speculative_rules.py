@@ -8,6 +8,7 @@ import pytest
 
 from fastdeploy_sd.config import Config, SpeculativeConfig, config_from_kwargs
 from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, scope_of
+from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError, shown
 from tests.unit.config.speculative_maps import read, refusal
 
@@ -203,3 +204,8 @@ def test_the_limit_of_drafts_is_what_fits_the_batch(model: str) -> None:
         "speculative_config.num_speculative_tokens: expected at most 8 (max_num_batched_tokens 79 // max_num_seqs 8"
         " is 9, of which one is no draft), got 9 (keyword argument)"
     )
+
+
+def test_every_key_of_a_method_is_declared() -> None:
+    for method in METHODS.values():
+        assert {*method.keys, *filter(None, [method.file_key])} <= set(SPECULATIVE_KEYS)

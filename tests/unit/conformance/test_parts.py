@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.conformance import (
     METHOD_NAMES,
-    NAIVE,
+    PLAIN,
     SAMPLINGS,
     Answer,
     Cell,
@@ -157,7 +158,7 @@ def test_mixed_requests_choose_for_themselves() -> None:
     assert wishes[:5] == wishes[5:]
     assert len(set(wishes)) == 5
     assert {w.enabled for w in wishes} == {True, False}
-    assert [r.speculation for r in NAIVE.apply(make_requests(0, 2, 4096))] == [Speculation()] * 2
+    assert [r.speculation for r in PLAIN.apply(make_requests(0, 2, 4096))] == [Speculation()] * 2
 
 
 def test_an_engine_is_configured_by_way_and_method_only() -> None:
@@ -167,7 +168,7 @@ def test_an_engine_is_configured_by_way_and_method_only() -> None:
     assert config.model == base.model
     assert config.scheduler.max_num_batched_tokens == 64 * 10
     assert (config.num_threads, config.speculative.num_speculative_tokens) == (1, 9)
-    assert engine_config(base, Way("w"), NAIVE).num_threads == 3
+    assert engine_config(base, Way("w"), PLAIN).num_threads == 3
 
 
 def test_running_gives_every_request_its_answer() -> None:
@@ -191,10 +192,10 @@ def matrix(**changes: object) -> Matrix:
 
 def test_a_table_of_equal_cells() -> None:
     assert matrix_table(matrix()).splitlines() == [
-        "                          naive  ngram k=3",
-        "way 1                     ok     ok 1.80",
-        "way 2                     ok     ok 1.00",
-        "drafts accepted / judged  -      4 / 12",
+        "                            naive  ngram k=3",
+        "way 1                       ok     ok 1.80",
+        "way 2                       ok     ok 1.00",
+        "drafts accepted / verified  -      4 / 12",
     ]
     assert matrix().is_proof
     assert findings(matrix(), {}) == []
@@ -229,7 +230,7 @@ def test_what_was_not_exercised_is_no_proof() -> None:
 
 @pytest.mark.parametrize(("num_accepted", "fate"), [(0, "accepted"), (10, "rejected")])
 def test_drafts_with_one_fate_only_are_a_warning(num_accepted: int, fate: str) -> None:
-    counts = {"num_drafts": 10, "num_verifications": 5, "num_emitted": 5 + num_accepted}
+    counts: dict[str, Any] = {"num_drafts": 10, "num_verifications": 5, "num_emitted": 5 + num_accepted}
     cell = Cell("way 1", "mtp k=2", num_accepted=num_accepted, **counts)
     column = Matrix(("way 1",), ("naive", "mtp k=2"), {("way 1", "mtp k=2"): cell})
     assert column.warnings == [f"mtp k=2: no draft was {fate} in any way"]
@@ -247,5 +248,5 @@ def test_both_fates_in_different_ways_are_no_warning() -> None:
 
 
 def test_a_method_says_whether_it_may_draft() -> None:
-    assert not NAIVE.is_drafting
+    assert not PLAIN.is_drafting
     assert Method("m", SpeculativeConfig(method="ngram", num_speculative_tokens=2)).is_drafting

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 
-from fastdeploy_sd.cli import verify_progress
 from fastdeploy_sd.cli.verify_progress import CellProgress, duration, estimate_s
 from fastdeploy_sd.conformance import Cell, Difference, Way
 
@@ -15,7 +15,7 @@ from fastdeploy_sd.conformance import Cell, Difference, Way
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What time it is; a test moves it."""
     now = [100.0]
-    monkeypatch.setattr(verify_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
 
 
@@ -30,7 +30,7 @@ def test_piped_progress_is_a_line_every_ten_seconds(clock: list[float], capsys: 
 @pytest.mark.usefixtures("clock")
 def test_a_difference_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with CellProgress(20) as progress:
-        progress.add(Cell("alone", "ngram", Difference("r1", 3, "token", "5", "6")))
+        progress.add(Cell("alone", "ngram", Difference("r1", "token", 3, "5", "6")))
     assert capsys.readouterr().err.startswith("verify: DIFFERS: ngram, alone: ")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.engine.columns import RequestColumns
 from fastdeploy_sd.engine.pending_drafts import PendingDrafts
+from fastdeploy_sd.engine.request_counters import RequestCounters
 from fastdeploy_sd.engine.stats import SourceCounts
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import (
@@ -42,14 +42,14 @@ def draft_logprob(token_id: int, position: int, accepted: bool, num_alternatives
     return DraftLogprob(entry, position, accepted)
 
 
-def test_draft_logprobs_are_those_of_the_judged_drafts_that_a_model_made() -> None:
+def test_draft_logprobs_are_those_of_the_verified_drafts_that_a_model_made() -> None:
     request = toy_request("a", range(2, 7), 20, speculation=wanting(2))
     other = toy_request("b", range(2, 7), 20, speculation=wanting(0))
     silent = toy_request("c", range(2, 7), 20)
     bench = Bench(info={"max_draft_tokens": 3}, proposer=oracle([request, other, silent]))
     bench.submit(request, other, silent)
     bench.step()
-    assert [bench.outputs[name].draft_logprobs for name in "abc"] == [(), (), None], "nothing was judged yet"
+    assert [bench.outputs[name].draft_logprobs for name in "abc"] == [(), (), None], "nothing was verified yet"
     bench.step()
     first, second = ToyModel(VOCAB).generate(request)[1:3]  # the third is n-gram's and has no log-probability
     assert bench.outputs["a"].draft_logprobs == (draft_logprob(first, 0, True, 2), draft_logprob(second, 1, True, 2))
@@ -68,7 +68,7 @@ def test_rejected_drafts_are_reported_as_such() -> None:
     assert bench.outputs["a"].draft_logprobs == (draft_logprob(drafted, 0, False, 0),)
 
 
-def test_an_abort_judges_nothing() -> None:
+def test_an_abort_verifies_nothing() -> None:
     request = toy_request("a", range(2, 7), 20, speculation=wanting(0))
     bench = Bench(info={"max_draft_tokens": 1}, proposer=oracle([request]))
     bench.submit(request)
@@ -142,8 +142,10 @@ def test_a_rejected_draft_in_the_place_of_the_last_token_counts() -> None:
 
 
 def test_statistics_are_by_source_and_by_method() -> None:
-    wishes = {"a": Speculation(), "b": Speculation(method="ngram"), "c": Speculation(enabled=False)}
-    requests = [toy_request(name, range(2, 7), 6, speculation=wish) for name, wish in wishes.items()]
+    speculations = {"a": Speculation(), "b": Speculation(method="ngram"), "c": Speculation(enabled=False)}
+    requests = [
+        toy_request(name, range(2, 7), 6, speculation=speculation) for name, speculation in speculations.items()
+    ]
     info = {"max_draft_tokens": 3, "num_lookahead_slots": 3}
     bench = Bench(info=info, proposer=oracle(requests), max_num_batched_tokens=40)
     bench.submit(*requests)
@@ -172,17 +174,17 @@ def result_of(first: int, count: int, width: int | None, sources: bool) -> Draft
     )
 
 
-def rows_of(columns: RequestColumns, num_rows: int, max_total_tokens: int = 20) -> np.ndarray:
+def rows_of(counters: RequestCounters, num_rows: int, max_total_tokens: int = 20) -> np.ndarray:
     """Rows of requests that have a token each."""
-    rows = np.array([columns.allocate() for _ in range(num_rows)])
-    columns.num_tokens[rows], columns.max_total_tokens[rows] = 1, max_total_tokens
+    rows = np.array([counters.allocate() for _ in range(num_rows)])
+    counters.num_tokens[rows], counters.max_total_tokens[rows] = 1, max_total_tokens
     return rows
 
 
 def test_drafts_of_different_steps_are_put_together() -> None:
     """A row that the last step left out still has the drafts of the step before."""
-    columns = RequestColumns(4)
-    pending, rows = PendingDrafts(columns), rows_of(columns, 4)
+    counters = RequestCounters()
+    pending, rows = PendingDrafts(counters), rows_of(counters, 4)
     for row, result in (
         (0, result_of(10, 4, 1, True)),
         (1, result_of(20, 3, 2, True)),
@@ -204,8 +206,8 @@ def test_drafts_of_different_steps_are_put_together() -> None:
 
 
 def test_a_row_keeps_its_own_span_of_a_result() -> None:
-    columns = RequestColumns(4)
-    pending, rows = PendingDrafts(columns), rows_of(columns, 3)
+    counters = RequestCounters()
+    pending, rows = PendingDrafts(counters), rows_of(counters, 3)
     drafts = DraftTokens(np.arange(6, dtype=np.int32), np.array([0, 1, 3, 6], np.int32))
     pending.keep(rows, drafts)
     collected = pending.collect(rows[::-1], [2, 2, 0])
@@ -214,8 +216,8 @@ def test_a_row_keeps_its_own_span_of_a_result() -> None:
 
 
 def test_drafts_without_sources_and_logprobs_have_none() -> None:
-    columns = RequestColumns(4)
-    pending, rows = PendingDrafts(columns), rows_of(columns, 1)
+    counters = RequestCounters()
+    pending, rows = PendingDrafts(counters), rows_of(counters, 1)
     pending.keep(rows, result_of(5, 3, None, False))
     drafts = pending.collect(rows, [2])
     assert drafts.token_ids.tolist() == [5, 6]
@@ -223,7 +225,7 @@ def test_drafts_without_sources_and_logprobs_have_none() -> None:
 
 
 def test_drafts_are_cut_where_no_token_would_fit_behind_them() -> None:
-    columns = RequestColumns(9)
-    rows = rows_of(columns, 1, max_total_tokens=5)
-    PendingDrafts(columns).keep(rows, result_of(0, 9, None, False))
-    assert columns.num_drafts[rows[0]] == 3
+    counters = RequestCounters()
+    rows = rows_of(counters, 1, max_total_tokens=5)
+    PendingDrafts(counters).keep(rows, result_of(0, 9, None, False))
+    assert counters.num_drafts[rows[0]] == 3

@@ -84,6 +84,28 @@ def test_an_abort_ends_a_waiting_and_a_running_request() -> None:
     assert engine.abort(["running"]) == []
 
 
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_request_that_is_not_ready_keeps_its_seat_and_blocks(is_aborted: bool) -> None:
+    executor, late = ToyExecutor(toy_info()), toy_request("late", range(2, 12), 5)
+    engine = Engine(toy_config(max_num_seqs=1), executor, lambda request: request.request_id != "late")
+    engine.submit(late)
+    engine.submit(toy_request("other", [2, 3], 3))
+    for _ in range(3):
+        assert engine.step() == []
+        engine.check_integrity()
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_blocks - stats.num_free_blocks) == (1, 1, 3)
+    assert executor.known_request_ids == set()
+    transcript = Transcript()
+    if is_aborted:
+        transcript.add(engine.abort(["late"]))
+        assert engine.stats().num_free_blocks == stats.num_blocks
+    engine.set_ready(["late", "unknown"])
+    run_to_end(engine, transcript)
+    assert transcript.token_ids["late"] == ([] if is_aborted else executor.model.generate(late))
+    assert transcript.last["other"].finish_reason is FinishReason.LENGTH
+
+
 def test_a_preempted_request_can_be_aborted() -> None:
     engine = make_engine(ToyExecutor(toy_info(num_blocks=6)))
     engine.submit(toy_request("a", range(2, 10), 12))

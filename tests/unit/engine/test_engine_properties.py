@@ -10,7 +10,7 @@ from itertools import takewhile
 import numpy as np
 import pytest
 
-from fastdeploy_sd.engine.draft_tally import DraftTally
+from fastdeploy_sd.engine.draft_counter import DraftCounter
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import Proposer
@@ -26,12 +26,31 @@ VOCAB = 97
 PROPOSERS = ("none", "oracle", "wrong", "random")
 
 
+class Late:
+    """Makes some requests wait for something when they get their blocks, each time anew.
+
+    Attributes:
+        held: ids of those that were told to wait since they last got blocks.
+    """
+
+    def __init__(self, seed: int, rate: float) -> None:
+        self.held: set[str] = set()
+        self.num_held = 0
+        self._random, self._rate = random.Random(seed), rate
+
+    def is_ready(self, request: Request) -> bool:
+        is_late = self._random.random() < self._rate
+        self.num_held += is_late
+        (self.held.add if is_late else self.held.discard)(request.request_id)
+        return not is_late
+
+
 @dataclass
 class Scenario:
     """One random engine and the requests for it; everything follows from the seed.
 
     Attributes:
-        known: prompt and continuation by request. plans: of the steps so far.
+        known: prompt and continuation by request. plans: of the steps so far. late: who becomes ready late.
     """
 
     engine: Engine
@@ -41,9 +60,10 @@ class Scenario:
     known: dict[str, list[int]]
     failing: dict[str, int]
     plans: list[SchedulerOutput]
+    late: Late
 
 
-def build_scenario(seed: int, proposer_name: str) -> Scenario:
+def build_scenario(seed: int, proposer_name: str, late_rate: float = 0.0) -> Scenario:
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
     num_blocks = rng.randint(max(2, 40 // block_size), 100 // block_size)
@@ -84,7 +104,8 @@ def build_scenario(seed: int, proposer_name: str) -> Scenario:
         policy=rng.choice(["fcfs", "priority"]),
         long_prefill_token_threshold=threshold,
     )
-    return Scenario(Engine(config, executor), executor, model, requests, known, failing, plans)
+    late = Late(seed, late_rate)
+    return Scenario(Engine(config, executor, late.is_ready), executor, model, requests, known, failing, plans, late)
 
 
 def _requests(rng: random.Random, max_total: int, max_draft_tokens: int) -> list[Request]:
@@ -102,16 +123,18 @@ def _requests(rng: random.Random, max_total: int, max_draft_tokens: int) -> list
             ignore_eos=rng.random() < 0.2,
             logprobs=rng.choice([None, None, 0, 2]),
         )
-        wish = Speculation(
+        speculation = Speculation(
             enabled=rng.random() < 0.85,
             method=rng.choice([None, None, "ngram", "naive"]),
             num_speculative_tokens=rng.choice([None, None, 1, 2]),
             num_draft_logprobs=rng.choice([None, 0, 2]),
         )
         if max_draft_tokens == 0:
-            wish = Speculation()  # all that such a server takes
-        elif wish.num_speculative_tokens is not None:
-            wish = replace(wish, num_speculative_tokens=min(wish.num_speculative_tokens, max_draft_tokens))
+            speculation = Speculation()  # all that such a server takes
+        elif speculation.num_speculative_tokens is not None:
+            speculation = replace(
+                speculation, num_speculative_tokens=min(speculation.num_speculative_tokens, max_draft_tokens)
+            )
         salt = rng.choice(["", "", "tenant"])
         requests.append(
             toy_request(
@@ -121,7 +144,7 @@ def _requests(rng: random.Random, max_total: int, max_draft_tokens: int) -> list
                 priority=rng.randint(-1, 1),
                 cache_salt=salt,
                 sampling=sampling,
-                speculation=wish,
+                speculation=speculation,
             )
         )
     return requests
@@ -139,7 +162,7 @@ class Recount:
     """What verifications must have come to, from the plans and the known continuations alone."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.by_request = {request.request_id: DraftTally() for request in scenario.requests}
+        self.by_request = {request.request_id: DraftCounter() for request in scenario.requests}
         self.by_source: Counter[tuple[str, int, str]] = Counter()
         self._scenario = scenario
         self._requests = {request.request_id: request for request in scenario.requests}
@@ -158,10 +181,10 @@ class Recount:
             num_accepted = min(num_right, len(output.token_ids))
             # What lies behind the end of a request counts nowhere.
             num_counted = len(drafts) if output.finish_reason is None else min(len(drafts), len(output.token_ids))
-            if drafts:
-                self.by_request[name].add(num_counted, num_accepted, len(output.token_ids))
             first = plan.draft.cu_num_draft[row]
             sources = [] if plan.draft.sources is None else plan.draft.sources[first:].tolist()
+            if drafts:
+                self.by_request[name].add(bytes(sources[:num_counted]), num_accepted, len(output.token_ids))
             for i, source in enumerate(sources[:num_counted]):
                 for fate, counts in (("drafted", True), ("reached", i <= num_accepted), ("accepted", i < num_accepted)):
                     self.by_source[DraftSource(source).name.lower(), i, fate] += counts
@@ -174,24 +197,24 @@ class Recount:
             return
         assert output.draft_logprobs is not None
         reported = [(d.draft.token_id, d.draft.logprob, d.position, d.accepted) for d in output.draft_logprobs]
-        judged = zip(drafts, sources[: len(drafts)], strict=True)
+        verified = zip(drafts, sources[: len(drafts)], strict=True)
         assert reported == [
             (token_id, toy_logprob(token_id), i, i < num_accepted)
-            for i, (token_id, source) in enumerate(judged)
+            for i, (token_id, source) in enumerate(verified)
             if source == DraftSource.MTP
         ]
         assert all(len(d.draft.top_token_ids) == count for d in output.draft_logprobs)
 
     def check(self, transcript: Transcript) -> None:
         """Compare with what the engine says, per request, per method and per source."""
-        stats, by_method = self._scenario.engine.stats(), dict[str, DraftTally]()
-        for name, tally in self.by_request.items():
+        stats, by_method = self._scenario.engine.stats(), dict[str, DraftCounter]()
+        for name, counter in self.by_request.items():
             metrics = transcript.last[name].metrics
             assert metrics is not None
-            assert metrics.drafts == tally.counts()
+            assert metrics.drafts == counter.counts()
             method = self._scenario.executor.model_info.speculation.method_of(self._requests[name].speculation)
-            by_method.setdefault(method, DraftTally()).merge(tally)
-        counts = {method: tally.counts() for method, tally in by_method.items()}
+            by_method.setdefault(method, DraftCounter()).merge(counter)
+        counts = {method: counter.counts() for method, counter in by_method.items()}
         assert stats.verifications == {method: c for method, c in counts.items() if c.num_verifications}
         found = {
             (source, i, fate): count
@@ -218,7 +241,14 @@ def drive(scenario: Scenario, rng: random.Random, abort_rate: float) -> tuple[Tr
             transcript.add(outputs)
             aborted |= {output.request_id for output in outputs}
             engine.check_integrity()
+        if scenario.late.held and rng.random() < 0.3:
+            woken = rng.choice(sorted(scenario.late.held))
+            engine.set_ready([woken, "unknown"])
+            scenario.late.held.discard(woken)
+            engine.check_integrity()
         outputs = engine.step()
+        running = set(scenario.plans[-1].request_ids) if scenario.plans else set()
+        assert not outputs or scenario.late.held.isdisjoint(running), "a request ran that was not ready"
         if outputs:
             recount.add(scenario.plans[-1], outputs, transcript)
         transcript.add(outputs)
@@ -281,6 +311,22 @@ def test_the_scenarios_reach_the_rare_paths() -> None:
         short_of_slots += scenario.executor.draft_layers.num_cut_drafts
         extended += sum(stats.drafts["ngram"].drafted) if "ngram" in stats.drafts else 0
     assert min(preemptions, hits, accepted, rejected, failures, short_of_slots, extended) >= 10
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_requests_that_become_ready_late_get_the_plain_tokens(proposer: str) -> None:
+    """Some wait for something when they get their blocks; meanwhile they may lose these, or end."""
+    held = preempted = aborted_early = 0
+    for seed in range(40):
+        scenario = build_scenario(seed, proposer, late_rate=0.4)
+        rng = random.Random(seed + 1)
+        transcript, aborted = drive(scenario, rng, abort_rate=rng.choice([0.0, 0.1]))
+        check_outcome(scenario, transcript, aborted)
+        metrics = {name: last.metrics for name, last in transcript.last.items()}
+        held += scenario.late.num_held
+        preempted += scenario.engine.stats().num_preemptions
+        aborted_early += sum(not m.first_scheduled_time for name in aborted if (m := metrics[name]) is not None)
+    assert min(held, preempted, aborted_early) >= 5
 
 
 def test_the_executor_forgets_every_request() -> None:

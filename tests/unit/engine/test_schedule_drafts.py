@@ -1,14 +1,14 @@
-"""What a plan holds of drafting: the drafts to judge, how many may follow, and the blocks for both."""
+"""What a plan holds of drafting: the drafts to verify, how many may follow, and the blocks for both."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from fastdeploy_sd.engine.columns import RequestColumns
+from fastdeploy_sd.engine.request_counters import RequestCounters
 from fastdeploy_sd.engine.request_state import RequestState
 from fastdeploy_sd.engine.scheduler import Scheduler
-from fastdeploy_sd.engine.step_plan import StepPlan
+from fastdeploy_sd.engine.step_builder import StepBuilder
 from fastdeploy_sd.types import Speculation, SpeculationInfo
 from tests.doubles.bench import VOCAB, Bench, oracle
 from tests.doubles.engines import toy_config, toy_info, toy_request
@@ -86,7 +86,7 @@ def test_drafts_take_no_block_that_another_row_needs_for_its_own_tokens() -> Non
 
 
 def test_a_request_is_drafted_for_as_it_wishes() -> None:
-    wishes = {
+    speculations = {
         "default": Speculation(),
         "one": ONE,
         "two": Speculation(num_speculative_tokens=2),
@@ -95,11 +95,15 @@ def test_a_request_is_drafted_for_as_it_wishes() -> None:
         "other": NGRAM,
     }
     bench = Bench(
-        info={"max_draft_tokens": 3, "num_lookahead_slots": 3}, max_num_seqs=len(wishes), max_num_batched_tokens=24
+        info={"max_draft_tokens": 3, "num_lookahead_slots": 3},
+        max_num_seqs=len(speculations),
+        max_num_batched_tokens=24,
     )
-    bench.submit(*(toy_request(name, [2, 3], 20, speculation=wish) for name, wish in wishes.items()))
+    bench.submit(
+        *(toy_request(name, [2, 3], 20, speculation=speculation) for name, speculation in speculations.items())
+    )
     bench.step()
-    assert dict(zip(wishes, bench.plans[-1].max_draft_len.tolist(), strict=True)) == {
+    assert dict(zip(speculations, bench.plans[-1].max_draft_len.tolist(), strict=True)) == {
         "default": 3, "one": 1, "two": 2, "off": 0, "naive": 0, "other": 3,
     }  # fmt: skip
 
@@ -144,11 +148,11 @@ def test_slots_ahead_follow_the_drafts_that_may_be_accepted() -> None:
 
 
 def test_drafts_that_were_cut_give_their_budget_back() -> None:
-    state = RequestState(toy_request("a", [2], 20), (0, 0), 1.0, SpeculationInfo(), RequestColumns(4))
-    plan = StepPlan(9, [state], np.array([state.row]), np.array([5], np.int32), np.array([4], np.int32))
-    assert plan.budget == 4
-    plan.shorten_drafts(0, 1)
-    assert (plan.budget, plan.num_new.tolist(), plan.num_draft.tolist()) == (7, [2], [1])
+    state = RequestState(toy_request("a", [2], 20), (0, 0), 1.0, SpeculationInfo(), RequestCounters())
+    step = StepBuilder(9, [state], np.array([state.counter_row]), [5], [4])
+    assert step.budget == 4
+    step.shorten_drafts(0, 1)
+    assert (step.budget, step.num_new, step.num_draft) == (7, [2], [1])
 
 
 def test_slots_ahead_end_before_the_last_token_of_a_request() -> None:
@@ -178,9 +182,9 @@ def test_slots_ahead_take_no_block_that_another_row_needs() -> None:
 
 def test_blocks_with_and_without_draft_kv_are_not_shared() -> None:
     bench = Bench(info={"max_draft_tokens": 1, "num_lookahead_slots": 1})
-    first_steps = {}
-    for name, wish in (("mtp", Speculation()), ("ngram", NGRAM), ("mtp-again", ONE), ("off", OFF)):
-        bench.submit(toy_request(name, range(2, 15), 2, speculation=wish))
+    first_steps: dict[str, int] = {}
+    for name, speculation in (("mtp", Speculation()), ("ngram", NGRAM), ("mtp-again", ONE), ("off", OFF)):
+        bench.submit(toy_request(name, range(2, 15), 2, speculation=speculation))
         first_steps |= bench.step()
         bench.finish()
     assert first_steps == {"mtp": 13, "ngram": 13, "mtp-again": 1, "off": 1}
@@ -196,10 +200,10 @@ def test_only_draft_kv_keeps_prefixes_apart() -> None:
 
 def test_no_salt_turns_one_kind_of_block_into_the_other() -> None:
     info = SpeculationInfo("mtp", ("naive", "mtp"), 2, 2)
-    plain = RequestState(toy_request("a", [2], speculation=OFF), (0, 0), 1.0, info, RequestColumns(2)).table.salt
+    plain = RequestState(toy_request("a", [2], speculation=OFF), (0, 0), 1.0, info, RequestCounters()).table.salt
     salts = set()
     for salt in ("", "x", plain, "with draft KV: ", "target KV only: x"):
-        for wish in (Speculation(), OFF):
-            request = toy_request("a", [2], cache_salt=salt, speculation=wish)
-            salts.add(RequestState(request, (0, 0), 1.0, info, RequestColumns(2)).table.salt)
+        for speculation in (Speculation(), OFF):
+            request = toy_request("a", [2], cache_salt=salt, speculation=speculation)
+            salts.add(RequestState(request, (0, 0), 1.0, info, RequestCounters()).table.salt)
     assert len(salts) == 2 * 5

@@ -3,12 +3,10 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import numpy as np
-
-from fastdeploy_sd.engine.draft_tally import DraftTally
+from fastdeploy_sd.engine.draft_counter import DraftCounter
 from fastdeploy_sd.engine.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram, SourceCounts
 from fastdeploy_sd.engine.stats_recorder import StatsRecorder
-from fastdeploy_sd.types import DraftCounts, DraftSource, DraftTokens, FinishReason, RequestMetrics
+from fastdeploy_sd.types import DraftCounts, DraftSource, FinishReason, RequestMetrics
 
 
 def test_a_fresh_recorder_gives_the_default_snapshot() -> None:
@@ -17,7 +15,7 @@ def test_a_fresh_recorder_gives_the_default_snapshot() -> None:
 
 def test_a_snapshot_is_plain_numbers() -> None:
     stats = StatsRecorder()
-    stats.record_drafts(drafts(2), [2], [1])
+    stats.record_drafts("ngram", counted((bytes(2), 1, 2)))
     stats.record_prefix_lookup(8, 4)
     snapshot = dataclasses.asdict(stats.snapshot())
     assert json.loads(json.dumps(snapshot))["drafts"]["custom"]["accepted"] == [1, 0]
@@ -59,18 +57,17 @@ def test_a_clock_set_back_gives_no_negative_time() -> None:
     )
 
 
-def drafts(*lengths: int, sources: tuple[int, ...] | None = None) -> DraftTokens:
-    cu_num_draft = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    token_ids = np.zeros(cu_num_draft[-1], np.int32)
-    return DraftTokens(token_ids, cu_num_draft, None if sources is None else np.array(sources, np.int8))
+def counted(*outcomes: tuple[bytes, int, int]) -> DraftCounter:
+    counter = DraftCounter()
+    for outcome in outcomes:
+        counter.add(*outcome)
+    return counter
 
 
 def test_drafts_are_counted_by_source_and_position() -> None:
     stats, mtp, ngram = StatsRecorder(), int(DraftSource.MTP), int(DraftSource.NGRAM)
-    # Rows: 1 of 3 accepted, no drafts, 2 of 2 accepted, a failed one.
-    step = drafts(3, 0, 2, 1, sources=(mtp, ngram, ngram, mtp, ngram, mtp))
-    stats.record_drafts(step, [3, 0, 2, 0], [1, 0, 2, 0])
-    stats.record_drafts(drafts(1, sources=(mtp,)), [1], [0])
+    stats.record_drafts("mtp", counted((bytes([mtp, ngram, ngram]), 1, 2), (bytes([mtp]), 0, 1)))
+    stats.record_drafts("ngram", counted((bytes([mtp, ngram]), 2, 3)))
     assert stats.snapshot().drafts == {
         "mtp": SourceCounts(drafted=(3,), reached=(3,), accepted=(2,)),
         "ngram": SourceCounts(drafted=(0, 2, 1), reached=(0, 2, 0), accepted=(0, 1, 0)),
@@ -78,12 +75,12 @@ def test_drafts_are_counted_by_source_and_position() -> None:
 
 
 def test_verifications_are_counted_by_method_while_requests_run_and_after() -> None:
-    stats, ended, running, idle = StatsRecorder(), DraftTally(), DraftTally(), DraftTally()
-    ended.add(3, 2, 3)
-    ended.add(3, 0, 1)
-    ended.add(1, 1, 1)
-    stats.record_tally("mtp", ended)
-    running.add(2, 2, 3)
+    stats, ended, running, idle = StatsRecorder(), DraftCounter(), DraftCounter(), DraftCounter()
+    ended.add(bytes(3), 2, 3)
+    ended.add(bytes(3), 0, 1)
+    ended.add(bytes(1), 1, 1)
+    stats.record_drafts("mtp", ended)
+    running.add(bytes(2), 2, 3)
     snapshot = stats.snapshot([("mtp", running), ("ngram", running), ("suffix", idle)])
     assert snapshot.verifications == {
         "mtp": DraftCounts(4, 8, drafted=(4, 3, 2), reached=(4, 2, 1), accepted=(3, 2, 0)),

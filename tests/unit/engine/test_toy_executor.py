@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from fastdeploy_sd.engine.commit import commit_result
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.types import DraftTokens, SchedulerOutput
 from tests.doubles.bench import oracle
@@ -23,7 +24,7 @@ def after_two_steps() -> tuple[ToyExecutor, SchedulerOutput]:
     scheduler.add(toy_request("a", range(2, 8), 9))
     for _ in range(2):
         plan = scheduler.schedule()
-        scheduler.commit(plan, executor.execute(plan))
+        commit_result(scheduler.pool, plan, executor.execute(plan))
     return executor, scheduler.schedule()
 
 
@@ -78,7 +79,7 @@ def drafting() -> tuple[ToyExecutor, SchedulerOutput]:
     scheduler.add(request)
     for _ in range(2):
         plan = scheduler.schedule()
-        scheduler.commit(plan, executor.execute(plan))
+        commit_result(scheduler.pool, plan, executor.execute(plan))
     return executor, scheduler.schedule()
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from fastdeploy_sd.engine.columns import RequestColumns
+from fastdeploy_sd.engine.request_counters import RequestCounters
 from fastdeploy_sd.engine.request_state import RequestState
 from fastdeploy_sd.engine.waiting_queue import WaitingQueue
 from fastdeploy_sd.types import SpeculationInfo
@@ -10,7 +10,7 @@ from tests.doubles.engines import toy_request
 
 
 def waiting(name: str, key: tuple[int, int], num_prompt: int = 1) -> RequestState:
-    return RequestState(toy_request(name, [2] * num_prompt), key, 1.0, SpeculationInfo(), RequestColumns(0))
+    return RequestState(toy_request(name, [2] * num_prompt), key, 1.0, SpeculationInfo(), RequestCounters())
 
 
 def test_the_lowest_key_is_next() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -191,7 +192,7 @@ def test_a_malformed_template_names_its_line() -> None:
 
 def test_template_arguments_that_the_template_does_not_read_have_no_effect() -> None:
     source = "{{ enable_thinking }}{{ range(1) | length }}{{ bos_token }}"
-    assert render(source, Message("user", "x"), enable_thinking=True, thinking=False, top=1).startswith("True1<s>")
+    assert render(source, Message("user", "x"), enable_thinking=True, thinking=False, top="1").startswith("True1<s>")
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "tools", "bos_token", "raise_exception"])
@@ -200,7 +201,11 @@ def test_template_arguments_cannot_replace_what_is_not_theirs(name: str) -> None
         render("{{ messages }}", Message("user", "x"), **{name: "forged"})
 
 
-CALL = {"id": "c<pad>", "type": "function", "function": {"name": "f<pad>", "arguments": '{"k<pad>": ["v<pad>"]}'}}
+CALL: dict[str, Any] = {
+    "id": "c<pad>",
+    "type": "function",
+    "function": {"name": "f<pad>", "arguments": '{"k<pad>": ["v<pad>"]}'},
+}
 
 
 def test_calls_of_tools_reach_the_template_as_objects_and_as_text() -> None:

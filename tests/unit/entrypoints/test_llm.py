@@ -139,7 +139,7 @@ def speculating(*prompts: list[int]) -> ToyExecutor:
 
 
 @pytest.mark.parametrize(
-    ("wish", "num_verifications", "num_positions"),
+    ("asked", "num_verifications", "num_positions"),
     [
         (None, 2, 3),
         ({"num_speculative_tokens": 1}, 4, 1),
@@ -148,10 +148,10 @@ def speculating(*prompts: list[int]) -> ToyExecutor:
         (Speculation(enabled=False), 0, 0),
     ],
 )
-def test_speculation_of_a_call(load: Load, wish: Any, num_verifications: int, num_positions: int) -> None:
+def test_speculation_of_a_call(load: Load, asked: Any, num_verifications: int, num_positions: int) -> None:
     llm, _ = load(speculating([5, 6]))
     params = SamplingParams(temperature=0.0, max_tokens=9)
-    [output] = llm.generate(prompt_token_ids=[5, 6], sampling_params=params, speculation=wish)
+    [output] = llm.generate(prompt_token_ids=[5, 6], sampling_params=params, speculation=asked)
     assert list(output.outputs[0].token_ids) == toy_tokens([5, 6], 9)
     assert output.metrics is not None
     drafts = output.metrics.drafts
@@ -170,7 +170,7 @@ def test_drafts_of_a_completion_that_a_stop_string_ends_are_counted(load: Load) 
 
 
 @pytest.mark.parametrize(
-    ("strategy", "wish", "expected"),
+    ("strategy", "asked", "expected"),
     [
         ("target_match", None, True),
         ("target_match", {"enabled": False}, False),
@@ -180,16 +180,16 @@ def test_drafts_of_a_completion_that_a_stop_string_ends_are_counted(load: Load) 
     ],
 )
 def test_outputs_say_that_verification_may_have_changed_them(
-    load: Load, strategy: str, wish: Any, expected: bool
+    load: Load, strategy: str, asked: Any, expected: bool
 ) -> None:
     [plain] = load()[0].generate("x", GREEDY)
     assert not plain.lossy
     info = replace(INFO, speculation=SpeculationInfo("ngram", ("naive", "ngram"), 3, lossy=True))
     keys = {"method": "ngram", "verify_strategy": strategy, "accept_policy": "accept_all"}
     llm, _ = load(ToyExecutor(info), speculative_config=keys)
-    [output] = llm.generate("x", GREEDY, speculation=wish)
+    [output] = llm.generate("x", GREEDY, speculation=asked)
     assert output.lossy is expected
-    [sampled] = llm.generate("x", SamplingParams(temperature=0.5, max_tokens=2), speculation=wish)
+    [sampled] = llm.generate("x", SamplingParams(temperature=0.5, max_tokens=2), speculation=asked)
     assert sampled.lossy is (expected or strategy != "target_match")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder, RequestOptions
+from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.sampling_rules import MAX_BAD_WORD_CHARS, MAX_STOP_CHARS, SEED_LIMIT
@@ -16,11 +16,10 @@ from tests.unit.entrypoints.vocabularies import golden_tokenizer
 
 INFO = ModelInfo("m", vocab_size=4096, max_model_len=32, eos_token_ids=(2, 7), block_size=16, num_blocks=8)
 BUILDER = RequestBuilder(PromptEncoder(golden_tokenizer()), INFO)
-OPTIONS = RequestOptions("id", priority=3, cache_salt="tenant")
 
 
 def test_defaults_are_resolved() -> None:
-    [request] = BUILDER.build([[5, 6]], SamplingParams(), OPTIONS)
+    [request] = BUILDER.build([[5, 6]], SamplingParams(), "id", priority=3, cache_salt="tenant")
     assert request.request_id == "id"
     assert request.prompt_token_ids.tolist() == [5, 6]
     assert request.max_tokens == 30
@@ -31,29 +30,27 @@ def test_defaults_are_resolved() -> None:
 
 
 def test_random_seeds_differ() -> None:
-    assert len({BUILDER.build([[5]], SamplingParams(), OPTIONS)[0].seed for _ in range(8)}) == 8
+    assert len({BUILDER.build([[5]], SamplingParams(), "id")[0].seed for _ in range(8)}) == 8
 
 
 @pytest.mark.parametrize(("seed", "seeds"), [(7, [7, 8, 9]), (SEED_LIMIT - 1, [SEED_LIMIT - 1, 0, 1])])
 def test_n_sequences_have_their_own_ids_and_seeds(seed: int, seeds: list[int]) -> None:
-    requests = BUILDER.build([[5]], SamplingParams(n=3, seed=seed), OPTIONS)
+    requests = BUILDER.build([[5]], SamplingParams(n=3, seed=seed), "id")
     assert [r.request_id for r in requests] == ["id-0", "id-1", "id-2"]
     assert [r.seed for r in requests] == seeds
 
 
 def test_bad_words_become_token_sequences() -> None:
-    [request] = BUILDER.build([[5]], SamplingParams(bad_words=("foo", "bar")), OPTIONS)
+    [request] = BUILDER.build([[5]], SamplingParams(bad_words=("foo", "bar")), "id")
     assert len(request.bad_words_token_ids) == 4
     assert all(request.bad_words_token_ids)
 
 
 def test_spellings_beyond_the_vocabulary_cannot_occur_and_are_left_out() -> None:
     words = SamplingParams(bad_words=("foo", "bar"))
-    [request] = BUILDER.build([[5]], words, OPTIONS)
+    [request] = BUILDER.build([[5]], words, "id")
     limit = max(max(ids) for ids in request.bad_words_token_ids)
-    [few] = RequestBuilder(PromptEncoder(golden_tokenizer()), replace(INFO, vocab_size=limit)).build(
-        [[5]], words, OPTIONS
-    )
+    [few] = RequestBuilder(PromptEncoder(golden_tokenizer()), replace(INFO, vocab_size=limit)).build([[5]], words, "id")
     assert few.bad_words_token_ids == tuple(ids for ids in request.bad_words_token_ids if max(ids) < limit)
     assert 0 < len(few.bad_words_token_ids) < len(request.bad_words_token_ids)
 
@@ -61,7 +58,7 @@ def test_spellings_beyond_the_vocabulary_cannot_occur_and_are_left_out() -> None
 def test_an_eos_of_the_tokenizer_beyond_the_vocabulary_is_ignored() -> None:
     info = replace(INFO, vocab_size=2, eos_token_ids=())
     assert 2 in golden_tokenizer().eos_token_ids
-    [request] = RequestBuilder(PromptEncoder(golden_tokenizer()), info).build([[1]], SamplingParams(), OPTIONS)
+    [request] = RequestBuilder(PromptEncoder(golden_tokenizer()), info).build([[1]], SamplingParams(), "id")
     assert request.eos_token_ids == ()
 
 
@@ -95,31 +92,31 @@ def test_an_eos_of_the_tokenizer_beyond_the_vocabulary_is_ignored() -> None:
 )
 def test_what_does_not_fit_is_refused(prompt: list[int], sampling: dict[str, object], param: str, message: str) -> None:
     with pytest.raises(BadRequest, match=message) as caught:
-        BUILDER.build([prompt], SamplingParams.from_dict(sampling), OPTIONS)
+        BUILDER.build([prompt], SamplingParams.from_dict(sampling), "id")
     assert caught.value.param == param
 
 
 def test_a_prompt_that_just_fits_is_taken() -> None:
-    assert BUILDER.build([[5] * 31], SamplingParams(max_tokens=1), OPTIONS)[0].max_tokens == 1
+    assert BUILDER.build([[5] * 31], SamplingParams(max_tokens=1), "id")[0].max_tokens == 1
 
 
 def test_priority_must_fit_its_message() -> None:
     with pytest.raises(BadRequest, match="priority: expected a 32-bit signed integer"):
-        BUILDER.build([[5]], SamplingParams(), RequestOptions("id", priority=1 << 31))
+        BUILDER.build([[5]], SamplingParams(), "id", priority=1 << 31)
 
 
 def test_every_sequence_is_drafted_for_as_asked() -> None:
     info = replace(INFO, speculation=SpeculationInfo("mtp", ("naive", "ngram", "mtp"), 4))
     builder = RequestBuilder(PromptEncoder(golden_tokenizer()), info)
-    options = RequestOptions("id", speculation={"method": "ngram", "num_speculative_tokens": 2})
-    requests = builder.build([[5]], SamplingParams(n=2), options)
+    asked = {"method": "ngram", "num_speculative_tokens": 2}
+    requests = builder.build([[5]], SamplingParams(n=2), "id", speculation=asked)
     assert [r.speculation for r in requests] == [Speculation(method="ngram", num_speculative_tokens=2)] * 2
     with pytest.raises(BadRequest, match="started without speculation"):
-        BUILDER.build([[5]], SamplingParams(), options)
+        BUILDER.build([[5]], SamplingParams(), "id", speculation=asked)
 
 
 def test_several_prompts_share_everything_but_their_length_and_seed() -> None:
-    group = BUILDER.build([[5], [6, 7]], SamplingParams(n=2, bad_words=("foo",)), OPTIONS)
+    group = BUILDER.build([[5], [6, 7]], SamplingParams(n=2, bad_words=("foo",)), "id")
     assert [r.request_id for r in group] == ["id-0-0", "id-0-1", "id-1-0", "id-1-1"]
     assert [r.prompt_token_ids.tolist() for r in group] == [[5], [5], [6, 7], [6, 7]]
     assert [r.max_tokens for r in group] == [31, 31, 30, 30]
@@ -139,5 +136,5 @@ class CountingEncoder(PromptEncoder):
 
 def test_bad_words_are_encoded_once_whatever_the_number_of_prompts() -> None:
     encoder = CountingEncoder(golden_tokenizer())
-    RequestBuilder(encoder, INFO).build([[5]] * 100, SamplingParams(n=8, bad_words=("foo", "bar")), OPTIONS)
+    RequestBuilder(encoder, INFO).build([[5]] * 100, SamplingParams(n=8, bad_words=("foo", "bar")), "id")
     assert encoder.num_words == 2

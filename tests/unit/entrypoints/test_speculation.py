@@ -1,4 +1,4 @@
-"""Wishes about drafting: granted as they are, or refused with the reason."""
+"""What callers say about drafting: granted as it is, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OFF = Speculation(enabled=False)
 
 
 @pytest.mark.parametrize(
-    ("wish", "expected"),
+    ("asked", "expected"),
     [
         (None, Speculation()),
         ({}, Speculation()),
@@ -36,18 +36,18 @@ OFF = Speculation(enabled=False)
         ({"num_draft_logprobs": 0}, Speculation(num_draft_logprobs=0)),
     ],
 )
-def test_what_can_be_granted_is(wish: Any, expected: Speculation) -> None:
-    assert resolve_speculation(wish, SERVER) == expected
+def test_what_can_be_granted_is(asked: Any, expected: Speculation) -> None:
+    assert resolve_speculation(asked, SERVER) == expected
 
 
 @pytest.mark.parametrize("info", [SERVER, PLAIN])
 def test_no_drafts_can_be_had_everywhere_whatever_else_is_asked(info: SpeculationInfo) -> None:
-    for wish in (
+    for asked in (
         {"enabled": False, "method": "suffix", "num_speculative_tokens": 99},
         {"enabled": False, "method": "MTP"},
         {"method": "naive"},
     ):
-        resolved = resolve_speculation(wish, info)
+        resolved = resolve_speculation(asked, info)
         assert resolved == OFF
         assert info.method_of(resolved) == "naive"
 
@@ -92,13 +92,13 @@ def test_a_strategy_draws_every_token_and_a_policy_judges_drafts(
 
 
 def test_nothing_asked_is_fine_on_a_plain_server() -> None:
-    wishes: list[Any] = [None, {}, Speculation()]
-    for wish in wishes:
-        assert resolve_speculation(wish, PLAIN) == Speculation()
+    nothing: list[Any] = [None, {}, Speculation()]
+    for asked in nothing:
+        assert resolve_speculation(asked, PLAIN) == Speculation()
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("asked", "message"),
     [
         ("mtp", "speculation: expected a map, got 'mtp'"),
         ({"metod": "mtp"}, "speculation.metod: unknown field (did you mean 'method'?)"),
@@ -117,15 +117,15 @@ def test_nothing_asked_is_fine_on_a_plain_server() -> None:
         ({"num_draft_logprobs": 21}, "speculation.num_draft_logprobs: expected an integer in 0..20, got 21"),
     ],
 )
-def test_what_makes_no_sense_is_named(wish: Any, message: str) -> None:
+def test_what_makes_no_sense_is_named(asked: Any, message: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        resolve_speculation(wish, SERVER)
+        resolve_speculation(asked, SERVER)
     assert message in caught.value.message
     assert caught.value.param == "speculation"
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("asked", "message"),
     [
         ({"enabled": True}, "speculation.enabled: expected false (this server was started without speculation), got"),
         ({"method": "ngram"}, "speculation.method: expected 'naive' (this server was started without speculation)"),
@@ -133,9 +133,9 @@ def test_what_makes_no_sense_is_named(wish: Any, message: str) -> None:
         ({"num_speculative_tokens": 1}, "speculation.num_speculative_tokens: expected none (this server was started"),
     ],
 )
-def test_a_plain_server_says_that_it_is_one(wish: Any, message: str) -> None:
+def test_a_plain_server_says_that_it_is_one(asked: Any, message: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        resolve_speculation(wish, PLAIN)
+        resolve_speculation(asked, PLAIN)
     assert message in caught.value.message
 
 

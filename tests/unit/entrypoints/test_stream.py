@@ -8,10 +8,11 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from fastdeploy_sd.entrypoints.openai.error_format import json_pieces, to_json
+from fastdeploy_sd.entrypoints.openai.event_stream import EventStream, until_disconnected
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare, merge
-from fastdeploy_sd.entrypoints.openai.stream import ClientGoneError, EventStream, until_disconnected
 from fastdeploy_sd.errors import InternalError, Overloaded
 
 
@@ -88,7 +89,7 @@ async def test_a_connection_that_fails_before_the_first_event_closes_a_source_al
 async def test_work_ends_before_the_caller_learns_that_the_client_is_gone() -> None:
     source = Source()
     await anext(source.items)
-    with pytest.raises(ClientGoneError):
+    with pytest.raises(ClientDisconnect):
         await until_disconnected(gone, anext(source.items))
     assert source.is_closed
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.offline.progress import TokenProgress
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import Request
@@ -20,10 +21,12 @@ def request(name: str, max_tokens: int) -> Request:
 
 def test_tokens_and_not_sequences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    stats: Any = SimpleNamespace(num_draft_tokens=100, num_accepted_tokens=90)
-    with TokenProgress(
-        [request("a", 10), request("b", 50)], lambda: SimpleNamespace(**vars(stats)), is_wanted=True
-    ) as bar:
+    stats = SimpleNamespace(num_draft_tokens=100, num_accepted_tokens=90)
+
+    def stats_now() -> Any:
+        return SimpleNamespace(**vars(stats))
+
+    with TokenProgress([request("a", 10), request("b", 50)], stats_now, is_wanted=True) as bar:
         bar.add("a", 4, is_last=False)
         assert (bar._bar.n, bar._bar.total) == (4, 60)
         bar.add("a", 6, is_last=True)
@@ -37,7 +40,7 @@ def test_tokens_and_not_sequences(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_nothing_is_shown_or_asked_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    def never() -> Any:
+    def never() -> EngineStats:
         raise AssertionError("nobody sees it")
 
     with TokenProgress([request("a", 10)], never, is_wanted=True) as bar:

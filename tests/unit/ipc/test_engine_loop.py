@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
@@ -194,7 +194,12 @@ async def test_an_idle_loop_blocks_in_the_kernel() -> None:
     async with hosted() as host, connected(host) as client:
         waits: list[float | None] = []
         wait = host.channel.wait
-        host.channel.wait = lambda timeout_s: (waits.append(timeout_s), wait(timeout_s))[1]  # type: ignore[method-assign]
+
+        def noted(timeout_s: float | None) -> set[int]:
+            waits.append(timeout_s)
+            return wait(timeout_s)
+
+        host.channel.wait = noted  # type: ignore[method-assign]
         await collect(client, toy_request("a", [5, 6], max_tokens=5))
         await client.stats()
         await until(lambda: waits[-1] is None, "the loop to block without limit")

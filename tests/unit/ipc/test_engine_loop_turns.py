@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -62,7 +62,7 @@ class ScriptedChannel:
 
 
 def _play(
-    turns: Sequence[Turn], submit_s: float = 1e6, **config: int
+    turns: Sequence[Turn], submit_s: float = 1e6, **config: Any
 ) -> tuple[ScriptedChannel, list[tuple[RequestId, ...]]]:
     """Run a loop over the turns; return the channel and the requests of every step. `submit_s` 0 is one submission."""
     plans: list[tuple[RequestId, ...]] = []

@@ -82,6 +82,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(opened: Open, tmp_path: Path) 
 
 def test_a_failed_write_is_said_once(opened: Open, capsys: pytest.CaptureFixture[str]) -> None:
     file = opened()
+    assert file.stream is not None
     file.stream.close()
     full = os.open("/dev/full", os.O_WRONLY)
     file.stream = os.fdopen(full, "w")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -199,7 +199,7 @@ def test_a_value_its_own_constructor_refuses_is_refused() -> None:
     "request_",
     [
         dataclasses.replace(REQUEST, max_tokens=1 << 70),
-        dataclasses.replace(REQUEST, max_tokens=np.int64(3)),
+        dataclasses.replace(REQUEST, max_tokens=np.int64(3)),  # type: ignore[arg-type]
         dataclasses.replace(REQUEST, prompt_token_ids=np.array([1, 2])),
         dataclasses.replace(REQUEST, prompt_token_ids=np.zeros((2, 2), np.int32)),
         dataclasses.replace(REQUEST, cache_salt="\ud800"),

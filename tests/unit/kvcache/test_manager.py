@@ -215,9 +215,12 @@ def test_without_prefix_caching_nothing_is_found_or_kept() -> None:
 def test_no_block_is_hashed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[bytes] = []
     chain = PrefixCache.chain
-    monkeypatch.setattr(
-        PrefixCache, "chain", staticmethod(lambda parent, data: hashed.append(data) or chain(parent, data))
-    )
+
+    def noted(parent: bytes, data: bytes) -> bytes:
+        hashed.append(data)
+        return chain(parent, data)
+
+    monkeypatch.setattr(PrefixCache, "chain", staticmethod(noted))
     kv, table = make(), BlockTable("a")
     for _ in range(3):  # admitted, preempted, admitted again
         assert kv.admit(table, kv.match_prefix(table, COUNTING, 16), 16)

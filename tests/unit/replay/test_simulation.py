@@ -11,7 +11,8 @@ from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.replay.counts import ReplayCounts
 from fastdeploy_sd.replay.recording import Conversation
 from fastdeploy_sd.replay.simulation import Replay, max_len, vocab_size
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, create_method
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
+from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.types import I32, DraftTokens
 
 
@@ -79,23 +80,23 @@ class Witness:
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
-            assert request.slot not in self.open
+            assert request.table_row not in self.open
             assert request.num_tokens == request.num_prompt_tokens
-            self.open[request.slot] = request.request_id
+            self.open[request.table_row] = request.request_id
             self.begun.append(request.request_id)
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        assert [self.open[slot] for slot in x.slots.tolist()] == list(x.request_ids)
+        assert [self.open[table_row] for table_row in x.table_rows.tolist()] == list(x.request_ids)
         for r, request_id in enumerate(x.request_ids):
             text = self.texts[request_id.partition("/")[0]]
-            assert x.token_table[x.slots[r], : x.num_tokens[r]].tolist() == text[: x.num_tokens[r]]
+            assert x.token_table[x.table_rows[r], : x.num_tokens[r]].tolist() == text[: x.num_tokens[r]]
         assert (x.max_draft_len == 4).all()
         self.num_at_once.append(len(x.request_ids))
         return DraftTokens.none(len(x.request_ids))
 
-    def forget(self, slots: I32) -> None:
-        for slot in slots.tolist():
-            del self.open[slot]
+    def forget(self, table_rows: I32) -> None:
+        for table_row in table_rows.tolist():
+            del self.open[table_row]
 
     def close(self) -> None:
         """Nothing to save."""

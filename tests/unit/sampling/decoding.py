@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.ops.native.batch import BatchRows, prepare_batch
-from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
-from fastdeploy_sd.types import Batch, DraftTokens, SamplingArrays, VerifyResult
+from fastdeploy_sd.sampling.verify import VerifyRule
+from fastdeploy_sd.types import DraftTokens, SamplingArrays, VerifyResult, offsets
+from tests.unit.sampling.one_step import verify_once
 
 VOCAB = 61
-BLOCK_SIZE = 16
 IN_PROMPT = 1 << 30
 
 # (committed tokens of a request) -> its drafts
@@ -39,11 +39,9 @@ class Decoding:
     rule: VerifyRule = field(default_factory=VerifyRule)
     logits_of: Callable[[Sequence[int]], np.ndarray] = logits_after
     tokens: list[list[int]] = field(init=False)
-    verifier: Verifier = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = [list(prompt) for prompt in self.prompts]
-        self.verifier = Verifier(self.rule)
 
     def counts(self) -> np.ndarray:
         counts = np.zeros((len(self.prompts), VOCAB), np.int32)
@@ -51,34 +49,6 @@ class Decoding:
             np.add.at(counts[r], tokens[len(prompt) :], 1)
             counts[r, prompt] |= IN_PROMPT
         return counts
-
-    def batch(self, drafts: list[list[int]]) -> Batch:
-        """One decoding step: the last committed token of every request and its drafts."""
-        num_requests = len(self.prompts)
-        num_draft = np.array([len(d) for d in drafts])
-        known = np.array([len(t) for t in self.tokens]) + num_draft
-        cu_num_draft = np.concatenate([[0], np.cumsum(num_draft)]).astype(np.int32)
-        draft = DraftTokens(np.array([token for d in drafts for token in d], np.int32), cu_num_draft)
-        max_blocks = -(-int(known.max()) // BLOCK_SIZE)
-        table = np.zeros((num_requests, known.max()), np.int32)
-        for r, tokens in enumerate(self.tokens):
-            table[r, : len(tokens)] = tokens
-        rows = BatchRows(
-            num_computed=(known - num_draft - 1).astype(np.int32),
-            num_new=(num_draft + 1).astype(np.int32),
-            num_known=known.astype(np.int32),
-            slots=np.arange(num_requests, dtype=np.int32),
-            draft=draft,
-            block_tables=np.arange(num_requests * max_blocks, dtype=np.int32).reshape(num_requests, max_blocks),
-        )
-        maps = prepare_batch(rows, table, BLOCK_SIZE)
-        return Batch(
-            request_ids=tuple(str(r) for r in range(num_requests)),
-            block_tables=rows.block_tables,
-            draft=draft,
-            sampling=self.sampling(len(maps.logits_indices)),
-            **maps._asdict(),
-        )
 
     def sampling(self, num_rows: int) -> SamplingArrays:
         num_requests = len(self.prompts)
@@ -88,15 +58,16 @@ class Decoding:
         integers = {
             "top_k": np.zeros(num_requests, np.int32),
             "num_logprobs": np.full(num_requests, -1, np.int32),
-            "penalty_slot": np.full(num_requests, -1, np.int32),
+            "count_rows": np.full(num_requests, -1, np.int32),
             "seed": np.zeros(num_requests, np.uint64),
-            "cu_bias": np.zeros(num_requests + 1, np.int32),
-            "bias_token_ids": np.zeros(0, np.int32),
-            "bias_values": np.zeros(0, np.float32),
+            "table_rows": np.arange(num_requests, dtype=np.int32),
+            "num_bias": np.zeros(num_requests, np.int32),
+            "bias_token_ids": np.zeros((num_requests, 2), np.int32),
+            "bias_values": np.zeros((num_requests, 2), np.float32),
             "cu_mask": np.zeros(num_rows + 1, np.int32),
             "mask_token_ids": np.zeros(0, np.int32),
         }
-        defaults = floats | integers
+        defaults: dict[str, Any] = {**floats, **integers}
         given = {name: np.asarray(value).astype(defaults[name].dtype) for name, value in self.columns.items()}
         return SamplingArrays(**(defaults | given), token_counts=self.counts())
 
@@ -106,7 +77,12 @@ class Decoding:
 
     def step(self, drafts: list[list[int]]) -> tuple[VerifyResult, tuple[int, ...]]:
         """Verify the drafts and commit the output."""
-        result, failed = self.verifier.verify(self.logits(drafts), self.batch(drafts))
+        num_draft = np.array([len(d) for d in drafts])
+        cu_num_logits = offsets(num_draft + 1)
+        positions = np.concatenate([len(t) + np.arange(n + 1) for t, n in zip(self.tokens, num_draft, strict=True)])
+        draft = DraftTokens(np.array([token for d in drafts for token in d], np.int32), offsets(num_draft))
+        logits = self.logits(drafts)
+        result, failed = verify_once(self.rule, logits, cu_num_logits, positions, draft, self.sampling(len(logits)))
         for r, tokens in enumerate(self.tokens):
             tokens.extend(result.row(r).tolist())
         return result, failed

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
-from fastdeploy_sd.types import EMPTY_I32, Batch, DraftTokens, SamplingArrays
+from fastdeploy_sd.sampling.verify import VerifyRule
+from fastdeploy_sd.types import EMPTY_I32, DraftTokens, SamplingArrays
+from tests.unit.sampling.one_step import verify_once
 
 VOCAB = 6
 NUM_TOKENS = 3
@@ -88,10 +89,12 @@ def decode(params: Params, rule: VerifyRule, drafter: np.ndarray | None, num_dra
         if len(active) == 0:
             return tokens
         known, length = tokens[active], lengths[active]
-        num_draft = np.zeros_like(length) if drafter is None else NUM_TOKENS - 1 - length
-        for j in range(int(num_draft.max())):
-            rows = np.flatnonzero(j < num_draft)
-            known[rows, length[rows] + j] = drafter[context_of(known[rows], length[rows] + j)]
+        num_draft = np.zeros_like(length)
+        if drafter is not None:
+            num_draft = NUM_TOKENS - 1 - length
+            for j in range(int(num_draft.max())):
+                rows = np.flatnonzero(j < num_draft)
+                known[rows, length[rows] + j] = drafter[context_of(known[rows], length[rows] + j)]
         outputs, counts = _step(known, length, num_draft, params, rule, active)
         rows = np.repeat(active, counts)
         tokens[rows, np.repeat(length, counts) + _within(counts)] = outputs
@@ -113,22 +116,14 @@ def _step(
     is_draft = j < num_draft[request]
     draft_ids = known[request[is_draft], (length[request] + j)[is_draft]]
     offsets = [np.concatenate([[0], np.cumsum(n)]).astype(np.int32) for n in (num_logits, num_draft)]
-    batch = Batch(
-        request_ids=(),
-        input_ids=EMPTY_I32,
-        positions=(length[request] + j).astype(np.int32),  # of the last known token; the prompt is position 0
-        slot_mapping=np.zeros(0, np.int64),
-        query_start_loc=offsets[0],
-        seq_lens=EMPTY_I32,
-        block_tables=EMPTY_I32,
-        logits_indices=np.arange(len(request), dtype=np.int32),
-        cu_num_logits=offsets[0],
-        batch_id_per_output=request.astype(np.int32),
-        output_positions=(length[request] + j + 1).astype(np.int32),
-        draft=DraftTokens(draft_ids.astype(np.int32), offsets[1]),
-        sampling=_sampling(known, length, len(request), params, seeds),
+    result, failed = verify_once(
+        rule,
+        LOGITS[contexts],
+        offsets[0],
+        (length[request] + j + 1).astype(np.int32),  # the prompt is position 0
+        DraftTokens(draft_ids.astype(np.int32), offsets[1]),
+        _sampling(known, length, len(request), params, seeds),
     )
-    result, failed = Verifier(rule).verify(LOGITS[contexts], batch)
     assert failed == ()
     return result.token_ids, np.diff(result.cu_num_output)
 
@@ -148,6 +143,7 @@ def _sampling(
         return np.full(n, value, np.float32)
 
     return SamplingArrays(
+        table_rows=np.arange(n, dtype=np.int32),
         temperature=column(params.temperature),
         top_k=np.zeros(n, np.int32),
         top_p=column(params.top_p),
@@ -157,11 +153,11 @@ def _sampling(
         frequency_penalty=column(params.frequency_penalty),
         seed=seeds.astype(np.uint64),
         num_logprobs=np.full(n, -1, np.int32),
-        penalty_slot=np.arange(n, dtype=np.int32) if params.has_penalty else np.full(n, -1, np.int32),
+        count_rows=np.arange(n, dtype=np.int32) if params.has_penalty else np.full(n, -1, np.int32),
         token_counts=token_counts,
-        cu_bias=np.zeros(n + 1, np.int32),
-        bias_token_ids=EMPTY_I32,
-        bias_values=np.zeros(0, np.float32),
+        num_bias=np.zeros(n, np.int32),
+        bias_token_ids=np.zeros((n, 0), np.int32),
+        bias_values=np.zeros((n, 0), np.float32),
         cu_mask=np.zeros(num_rows + 1, np.int32),
         mask_token_ids=EMPTY_I32,
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops.native.sampling import process_logits
+from fastdeploy_sd.ops.sampling import process_logits
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import Batch, DraftTokens, NewRequest, Request, SchedulerOutput, VerifyResult
+from fastdeploy_sd.step_memory import StepLimits, StepMemory
+from fastdeploy_sd.types import DraftTokens, NewRequest, Request, SchedulerOutput
 from fastdeploy_sd.worker.batch import BatchBuilder
-from fastdeploy_sd.worker.request_state import RequestTable
+from fastdeploy_sd.worker.request_table import RequestTable
 
 VOCAB, BLOCK_SIZE, MAX_MODEL_LEN = 23, 16, 64
 NUM_DRAFTS = 8
@@ -50,6 +52,8 @@ class Worker:
 
     def __init__(self, requests: list[Request]) -> None:
         self._table = RequestTable(len(requests), MAX_MODEL_LEN, BLOCK_SIZE, VOCAB)
+        self._memory = StepMemory(StepLimits(len(requests), 64, NUM_DRAFTS), VOCAB)
+        self._batches = BatchBuilder(self._table, self._memory)
         self._ids = tuple(request.request_id for request in requests)
         blocks = MAX_MODEL_LEN // BLOCK_SIZE
         new = tuple(
@@ -60,7 +64,7 @@ class Worker:
 
     def _plan(self, drafts: list[tuple[int, ...]], new: tuple[NewRequest, ...] = ()) -> SchedulerOutput:
         num_draft = np.array([len(d) for d in drafts], np.int32)
-        known = self._table.num_tokens[self._table.slots(self._ids)] if not new else num_draft + 1
+        known = self._table.num_tokens[self._table.table_rows(self._ids)] if not new else num_draft + 1
         flat = np.array([token for d in drafts for token in d], np.int32)
         cu_num_draft = np.concatenate([[0], np.cumsum(num_draft)]).astype(np.int32)
         return SchedulerOutput(
@@ -74,22 +78,32 @@ class Worker:
             max_draft_len=np.zeros_like(num_draft),
         )
 
-    def batch(self, drafts: list[tuple[int, ...]]) -> Batch:
-        return BatchBuilder(self._table, BLOCK_SIZE).build(self._plan(drafts), self._table.members(self._ids))
+    def prepare(self, drafts: list[tuple[int, ...]]) -> StepMemory:
+        self._batches.build(self._plan(drafts))
+        return self._memory
+
+    def processed_rows(self, drafts: list[tuple[int, ...]], logits: np.ndarray) -> np.ndarray:
+        """f32[rows, V] of the request under test; its row j has the raw logits of `logits[j]`."""
+        m = self.prepare(drafts)
+        begin, end = m.cu_num_logits[1:3].tolist()
+        raw = np.zeros((len(m.cu_mask) - 1, VOCAB), np.float32)
+        raw[begin:end] = logits[: end - begin]
+        cu_num_logits, cu_num_draft = m.cu_num_logits.copy(), m.cu_num_draft.copy()
+        sampling = self._table.sampling(m)
+        num_rows = m.num_logits
+        sampling = replace(sampling, cu_mask=m.cu_mask[: num_rows + 1].copy())
+        rows = np.arange(begin, end, dtype=np.int32)
+        return process_logits(
+            raw[:num_rows], rows, cu_num_logits, DraftTokens(m.draft_token_ids, cu_num_draft), sampling
+        )
 
     def commit(self, token: int) -> None:
         """One output token for the request under test."""
-        verified = VerifyResult(np.array([token], np.int32), np.array([0, 0, 1, 1], np.int32), np.zeros(3, np.int32))
-        self._table.commit(self._table.members(self._ids), verified)
-
-
-def processed_rows(batch: Batch, logits: np.ndarray) -> np.ndarray:
-    """f32[rows, V] of the request under test; its row j has the raw logits of `logits[j]`."""
-    begin, end = batch.cu_num_logits[1:3]
-    raw = np.zeros((batch.cu_num_logits[-1], VOCAB), np.float32)
-    raw[begin:end] = logits[: end - begin]
-    rows = np.arange(begin, end, dtype=np.int32)
-    return process_logits(raw, rows, batch.cu_num_logits, batch.draft, batch.sampling)
+        m = self._memory
+        m.num_requests = 3
+        m.table_rows[:] = self._table.table_rows(self._ids)
+        m.output_token_ids[0], m.cu_num_output[:] = token, [0, 0, 1, 1]
+        self._batches.commit()
 
 
 @pytest.mark.parametrize("bad_words", [(), BAD_WORDS, (*BAD_WORDS, LONGER_THAN_ANY_HISTORY)])
@@ -106,10 +120,10 @@ def test_row_j_is_plain_decoding_after_the_first_j_drafts(
         for token in (5, 5)[:num_output]:
             plain.commit(token)
             drafted.commit(token)
-        rows = processed_rows(drafted.batch([(1, 7), drafts, ()]), logits)
+        rows = drafted.processed_rows([(1, 7), drafts, ()], logits)
         assert len(rows) == NUM_DRAFTS + 1
         for j in range(NUM_DRAFTS + 1):
-            (row,) = processed_rows(plain.batch([(), (), (4, 4, 4)]), logits[j:])
+            (row,) = plain.processed_rows([(), (), (4, 4, 4)], logits[j:])
             assert rows[j].tobytes() == row.tobytes(), f"{name} drafts {drafts} row {j}"
             if j < NUM_DRAFTS:
                 plain.commit(int(drafts[j]))
@@ -118,8 +132,9 @@ def test_row_j_is_plain_decoding_after_the_first_j_drafts(
 def test_forbidden_tokens_of_every_row() -> None:
     """What the bit-for-bit test cannot see: that a rule does anything, and where it ends."""
     worker = Worker(requests_of({"min_tokens": 3, "stop_token_ids": (9,)}, BAD_WORDS))
-    sampling = worker.batch([(), (2, 7, 1, 2, 7), ()]).sampling
-    masks = np.split(sampling.mask_token_ids, sampling.cu_mask[1:-1])
+    m = worker.prepare([(), (2, 7, 1, 2, 7), ()])
+    cu = m.cu_mask[: m.num_logits + 1]
+    masks = np.split(m.mask_token_ids[: cu[-1]], cu[1:-1])
     # History 3 1 5 and then the drafts; 6 always, 2 and 9 for the first three tokens, then what completes a bad word.
     assert [mask.tolist() for mask in masks[1:-1]] == [[2, 4, 6, 8, 9], [2, 6, 9], [1, 2, 6, 7, 9], [6], [6], [1, 6, 7]]
     assert masks[-1].tolist() == []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops.native.sampling import philox_uniform
+from fastdeploy_sd.ops.sampling import philox_uniform
 from fastdeploy_sd.sampling.verify import VerifyRule
 from tests.unit.sampling.decoding import VOCAB, Decoding
 
@@ -23,7 +24,7 @@ def fixed_logits(history: Sequence[int]) -> np.ndarray:
     return logits
 
 
-def decoding(num_requests: int = 1, rule: VerifyRule = TOPP, **columns: float) -> Decoding:
+def decoding(num_requests: int = 1, rule: VerifyRule = TOPP, **columns: Any) -> Decoding:
     values = {"temperature": 1.0, "top_p": 0.8, "seed": 7} | columns
     prompts = [[50 + r] for r in range(num_requests)]
     return Decoding(
@@ -31,7 +32,7 @@ def decoding(num_requests: int = 1, rule: VerifyRule = TOPP, **columns: float) -
     )
 
 
-def num_accepted(drafts: list[int], rule: VerifyRule = TOPP, **columns: float) -> int:
+def num_accepted(drafts: list[int], rule: VerifyRule = TOPP, **columns: Any) -> int:
     result, failed = decoding(rule=rule, **columns).step([drafts])
     assert failed == ()
     assert result.token_ids[:-1].tolist() == drafts[: result.num_accepted[0]]

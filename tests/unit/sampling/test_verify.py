@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.reference import sampling as reference
-from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
+from fastdeploy_sd.sampling.verify import VerifyRule
+from fastdeploy_sd.types import DraftTokens
 from tests.unit.sampling.decoding import VOCAB, Decoding, Drafter, logits_after
+from tests.unit.sampling.one_step import verify_once
 
 NUM_TOKENS = 40
 PROMPTS = [[1, 2, 3, 2], [5], [9, 9, 9, 9, 9, 9], [4, 8], [20, 21, 22]]
@@ -22,23 +24,29 @@ COLUMNS = {
     "top_p": np.array([1.0, 1.0, 0.9, 1.0, 0.95]),
     "min_p": np.array([0.0, 0.0, 0.01, 0.0, 0.001]),
     "seed": np.array([1, 2, 3, 2**63, 5], np.uint64),
-    "penalty_slot": np.array([-1, -1, -1, 3, 4]),
+    "count_rows": np.array([-1, -1, -1, 3, 4]),
     "repetition_penalty": np.array([1.0, 1.0, 1.0, 1.4, 1.1]),
     "presence_penalty": np.array([0.0, 0.0, 0.0, 0.5, 0.2]),
     "frequency_penalty": np.array([0.0, 0.0, 0.0, 0.6, 1.0]),
 }
-BIAS = {"bias_token_ids": np.array([7, 30]), "bias_values": np.array([3.0, -100.0])}  # of the last request
-ALL_COLUMNS = COLUMNS | BIAS | {"cu_bias": np.array([0, 0, 0, 0, 0, 2])}
+Strategy = Literal["target_match", "greedy", "topp"]
+Policy = Literal["normal", "accept_all", "reject_all"]
+DrafterKind = Callable[[list[list[int]], int], Drafter]
+# Of the last request.
+BIAS = {
+    "num_bias": np.array([0, 0, 0, 0, 2]),
+    "bias_token_ids": np.tile([7, 30], (5, 1)),
+    "bias_values": np.tile([3.0, -100.0], (5, 1)),
+}
+ALL_COLUMNS = COLUMNS | BIAS
 
 
 def plain_decoding() -> list[list[int]]:
     """One token at a time by the definition of the ops, each request alone."""
     outputs = []
     for r, prompt in enumerate(PROMPTS):
-        columns = {name: value[r : r + 1] for name, value in COLUMNS.items()}
-        columns["penalty_slot"] = np.minimum(columns["penalty_slot"], 0)
-        if r == len(PROMPTS) - 1:
-            columns |= BIAS | {"cu_bias": np.array([0, 2])}
+        columns = {name: value[r : r + 1] for name, value in ALL_COLUMNS.items()}
+        columns["count_rows"] = np.minimum(columns["count_rows"], 0)
         alone = Decoding([prompt], columns)
         for _ in range(NUM_TOKENS):
             sampling = alone.sampling(1)
@@ -88,7 +96,7 @@ def test_without_drafts_the_output_is_plain_decoding(plain: list[list[int]]) -> 
 
 @pytest.mark.parametrize("drafter", [oracle, wrong, mixed])
 @pytest.mark.parametrize("length", [1, 3, 7])
-def test_drafts_never_change_the_output(plain: list[list[int]], drafter: type[Drafter], length: int) -> None:
+def test_drafts_never_change_the_output(plain: list[list[int]], drafter: DrafterKind, length: int) -> None:
     assert Decoding(PROMPTS, ALL_COLUMNS).run(NUM_TOKENS, drafter(plain, length)) == plain
 
 
@@ -127,7 +135,7 @@ def test_greedy_output_does_not_depend_on_the_drafts(plain: list[list[int]]) -> 
         (("topp", "normal", 5, -1), "verify_window: expected >= 0, got -1"),
     ],
 )
-def test_rules_that_mean_nothing_are_refused(fields: tuple, message: str) -> None:
+def test_rules_that_mean_nothing_are_refused(fields: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VerifyRule(*fields)
 
@@ -155,7 +163,7 @@ def test_reject_all_gives_plain_decoding_one_token_per_step(plain: list[list[int
 
 
 @pytest.mark.parametrize("strategy", ["target_match", "greedy", "topp"])
-def test_accept_all_emits_the_drafts_whatever_they_are(plain: list[list[int]], strategy: str) -> None:
+def test_accept_all_emits_the_drafts_whatever_they_are(plain: list[list[int]], strategy: Strategy) -> None:
     decoding = Decoding(PROMPTS, ALL_COLUMNS, rule=VerifyRule(strategy, "accept_all"))
     drafts = [wrong(plain, 3)(tokens) for tokens in decoding.tokens]
     result, failed = decoding.step(drafts)
@@ -164,7 +172,7 @@ def test_accept_all_emits_the_drafts_whatever_they_are(plain: list[list[int]], s
     assert result.num_accepted.tolist() == [3] * len(PROMPTS)
 
 
-def break_after(broken: tuple[int, ...]) -> object:
+def break_after(broken: tuple[int, ...]) -> Callable[[Sequence[int]], np.ndarray]:
     def logits_of(history: Sequence[int]) -> np.ndarray:
         return np.full(VOCAB, np.nan, np.float32) if tuple(history[-len(broken) :]) == broken else logits_after(history)
 
@@ -191,7 +199,7 @@ def test_a_request_fails_alone_and_after_the_output_of_plain_decoding(plain: lis
 @pytest.mark.parametrize(("policy", "num_used"), [("normal", 3), ("accept_all", 4), ("reject_all", 1)])
 @pytest.mark.parametrize("broken", range(4))
 def test_a_broken_row_fails_its_request_where_it_is_used(
-    strategy: str, policy: str, num_used: int, broken: int
+    strategy: Strategy, policy: Policy, num_used: int, broken: int
 ) -> None:
     """Greedy requests with drafts right, right, wrong: rows 0, 1 and 2 are used, or all or one without a judgement.
 
@@ -256,15 +264,10 @@ def test_more_alternatives_than_tokens_are_the_whole_vocabulary() -> None:
 
 
 def test_an_unfinished_prompt_has_no_output() -> None:
-    batch = Decoding([[1], [2]], {}).batch([[], []])
-    unfinished = {
-        "logits_indices": batch.logits_indices[:1],
-        "batch_id_per_output": batch.batch_id_per_output[1:],
-        "output_positions": batch.output_positions[1:],
-        "cu_num_logits": np.array([0, 0, 1], np.int32),
-    }
-    fields = {name: getattr(batch, name) for name in batch.__slots__} | unfinished
-    fields["sampling"] = replace(batch.sampling, cu_mask=np.zeros(2, np.int32))
-    result, failed = Verifier(VerifyRule()).verify(logits_after([2])[None], type(batch)(**fields))
+    sampling = Decoding([[1], [2]], {}).sampling(1)
+    positions, cu_num_logits = np.array([1], np.int32), np.array([0, 0, 1], np.int32)
+    result, failed = verify_once(
+        VerifyRule(), logits_after([2])[None], cu_num_logits, positions, DraftTokens.none(2), sampling
+    )
     assert result.cu_num_output.tolist() == [0, 0, 1]
     assert failed == ()

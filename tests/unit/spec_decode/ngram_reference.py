@@ -10,7 +10,7 @@ import numpy as np
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.spec_decode.ngram import NgramProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
-from fastdeploy_sd.types import I32, DraftSource, DraftTokens
+from fastdeploy_sd.types import I32, DraftTokens
 
 MAX_TOKENS = 400
 NUM_SLOTS = 5
@@ -90,7 +90,7 @@ def i32(*values: int) -> I32:
     return np.array(values, np.int32)
 
 
-def proposer_of(rule: Rule = Rule(), num_slots: int = NUM_SLOTS) -> NgramProposer:
+def proposer_of(rule: Rule = Rule(), num_table_rows: int = NUM_SLOTS) -> NgramProposer:
     config = SpeculativeConfig(
         method="ngram",
         min_ngram_size=rule.sizes[0],
@@ -98,49 +98,47 @@ def proposer_of(rule: Rule = Rule(), num_slots: int = NUM_SLOTS) -> NgramPropose
         ngram_max_spec_factor=rule.max_factor,
         follow_copies=rule.follows_copies,
     )
-    return NgramProposer(config, ProposerContext(num_slots, MAX_TOKENS, 1 << 31))
+    return NgramProposer(config, ProposerContext(num_table_rows, MAX_TOKENS, 1 << 31))
 
 
 @dataclass
 class Texts:
-    """The committed tokens of every slot, and steps over some of them."""
+    """The committed tokens of every table row, and steps over some of them."""
 
     proposer: NgramProposer
     table: I32 = field(default_factory=lambda: np.zeros((NUM_SLOTS, MAX_TOKENS), np.int32))
     lengths: dict[int, int] = field(default_factory=dict)
 
-    def begin(self, slot: int, tokens: Sequence[int], num_prompt_tokens: int = 1) -> None:
-        self.lengths[slot] = 0
-        self.append(slot, tokens)
-        self.proposer.begin([DraftRequest(f"r{slot}", slot, num_prompt_tokens, len(tokens))])
+    def begin(self, table_row: int, tokens: Sequence[int], num_prompt_tokens: int = 1) -> None:
+        self.lengths[table_row] = 0
+        self.append(table_row, tokens)
+        self.proposer.begin([DraftRequest(f"r{table_row}", table_row, num_prompt_tokens, len(tokens))])
 
-    def append(self, slot: int, tokens: Sequence[int]) -> None:
-        n = self.lengths[slot]
-        self.table[slot, n : n + len(tokens)] = tokens
-        self.lengths[slot] = n + len(tokens)
+    def append(self, table_row: int, tokens: Sequence[int]) -> None:
+        n = self.lengths[table_row]
+        self.table[table_row, n : n + len(tokens)] = tokens
+        self.lengths[table_row] = n + len(tokens)
 
-    def text(self, slot: int) -> list[int]:
-        return [int(token_id) for token_id in self.table[slot, : self.lengths[slot]]]
+    def text(self, table_row: int) -> list[int]:
+        return [int(token_id) for token_id in self.table[table_row, : self.lengths[table_row]]]
 
     def step(
-        self, slots: Sequence[int], max_draft_len: Sequence[int], prefixes: Sequence[Sequence[int]] | None = None
+        self, table_rows: Sequence[int], max_draft_len: Sequence[int], prefixes: Sequence[Sequence[int]] | None = None
     ) -> list[list[int]]:
         x = ProposeInput(
-            request_ids=tuple(f"r{slot}" for slot in slots),
-            slots=i32(*slots),
+            request_ids=tuple(f"r{table_row}" for table_row in table_rows),
+            table_rows=i32(*table_rows),
             token_table=self.table,
-            num_tokens=i32(*(self.lengths[slot] for slot in slots)),
+            num_tokens=i32(*(self.lengths[table_row] for table_row in table_rows)),
             max_draft_len=i32(*max_draft_len),
             prefix=None if prefixes is None else ragged(prefixes),
         )
         drafts = self.proposer.propose(x)
-        assert drafts.sources is not None
-        assert drafts.sources.tolist() == [DraftSource.NGRAM] * len(drafts.token_ids)
-        return [drafts.row(r).tolist() for r in range(len(slots))]
+        return [drafts.row(r).tolist() for r in range(len(table_rows))]
 
-    def forget(self, slot: int) -> None:
-        self.lengths.pop(slot, None)
-        self.proposer.forget(i32(slot))
+    def forget(self, table_row: int) -> None:
+        self.lengths.pop(table_row, None)
+        self.proposer.forget(i32(table_row))
 
 
 def draft(tokens: Sequence[int], max_len: int, *, prefix: Sequence[int] = (), rule: Rule = Rule()) -> list[int]:

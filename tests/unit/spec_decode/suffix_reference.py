@@ -136,7 +136,7 @@ class Reference:
     follows_copies: bool
     shards: list[Shard] = field(default_factory=list)  # by last append
     outputs: list[Output] = field(default_factory=list)  # that ever began
-    own: dict[int, Own] = field(default_factory=dict)  # by slot
+    own: dict[int, Own] = field(default_factory=dict)  # by table row
 
     def of_salt(self, salt: int) -> list[Shard]:
         return [shard for shard in self.shards if shard.salt == salt]
@@ -144,13 +144,13 @@ class Reference:
     def num_outputs(self) -> int:
         return sum(output.shard in self.shards for output in self.outputs)
 
-    def begin(self, slot: int, num_private: int, salt: int, end: tuple[tuple[int, ...], int]) -> None:
-        self.own[slot] = Own(salt, num_private, *end)
-        self.own[slot].text.start()
+    def begin(self, table_row: int, num_private: int, salt: int, end: tuple[tuple[int, ...], int]) -> None:
+        self.own[table_row] = Own(salt, num_private, *end)
+        self.own[table_row].text.start()
 
-    def read(self, slot: int, tokens: list[int]) -> None:
+    def read(self, table_row: int, tokens: list[int]) -> None:
         """Read a row's new tokens; rows are read in their order."""
-        own = self.own[slot]
+        own = self.own[table_row]
         for token in tokens:
             self.read_own(own, token)
             own.text.append(0, token)
@@ -195,8 +195,8 @@ class Reference:
         self.shards.remove(shard)
         self.shards.append(shard)
 
-    def draft(self, slot: int, budget: int, prefix: list[int]) -> list[int]:
-        own = self.own[slot]
+    def draft(self, table_row: int, budget: int, prefix: list[int]) -> list[int]:
+        own = self.own[table_row]
         own_tail = own.text.sequences[0]
         found = [(own.text, own.match, own_tail, len(own_tail))]
         for shard in reversed(self.of_salt(own.salt)):

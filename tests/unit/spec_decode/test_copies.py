@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, create_method
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
+from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.types import DraftTokens
 
 SOURCE = list(range(10, 40))
@@ -31,8 +32,8 @@ class Text:
         """`tokens`: all so far."""
         self.table[0, : len(tokens)] = tokens
         before = DraftTokens(np.array(prefix, np.int32), np.array([0, len(prefix)], np.int32)) if prefix else None
-        slots, lengths, budget = (np.array([n], np.int32) for n in (0, len(tokens), k))
-        x = ProposeInput(("r",), slots, self.table, lengths, budget, prefix=before)
+        table_rows, lengths, budget = (np.array([n], np.int32) for n in (0, len(tokens), k))
+        x = ProposeInput(("r",), table_rows, self.table, lengths, budget, prefix=before)
         return self.proposer.propose(x).token_ids.tolist()
 
 

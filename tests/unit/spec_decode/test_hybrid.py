@@ -3,14 +3,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.hybrid import HybridProposer
 from fastdeploy_sd.spec_decode.ngram import NgramProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext, TargetStep
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, LogprobArrays
+
+if TYPE_CHECKING:
+    pass
 
 MTP, NGRAM = DraftSource.MTP, DraftSource.NGRAM
 
@@ -26,7 +31,7 @@ def ragged(rows: Sequence[Sequence[int]]) -> DraftTokens:
 
 @dataclass
 class RecordedModel:
-    """A method with a model: says what is written down per slot, one draft at most, and remembers its calls."""
+    """A method with a model: says what is written down per table row, one draft at most, and remembers its calls."""
 
     says: Mapping[int, Sequence[int]]
     num_steps: int = 1
@@ -38,14 +43,14 @@ class RecordedModel:
     inputs: list[ProposeInput] = field(default_factory=list)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        self.begun += [request.slot for request in requests]
+        self.begun += [request.table_row for request in requests]
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         self.inputs.append(x)
         drafts = ragged(
             [
-                list(self.says.get(slot, []))[: min(most, self.num_steps)]
-                for slot, most in zip(x.slots.tolist(), x.max_draft_len.tolist(), strict=True)
+                list(self.says.get(table_row, []))[: min(most, self.num_steps)]
+                for table_row, most in zip(x.table_rows.tolist(), x.max_draft_len.tolist(), strict=True)
             ]
         )
         n = len(drafts.token_ids)
@@ -59,8 +64,8 @@ class RecordedModel:
             logprobs if self.with_logprobs else None,
         )
 
-    def forget(self, slots: I32) -> None:
-        self.forgotten += slots.tolist()
+    def forget(self, table_rows: I32) -> None:
+        self.forgotten += table_rows.tolist()
 
     def close(self) -> None:
         self.num_closed += 1
@@ -69,26 +74,28 @@ class RecordedModel:
 TABLE = np.array([[1, 2, 3, 4, 1], [7, 8, 9, 7, 8], [5, 5, 5, 6, 6]], np.int32)
 
 
-def ngram() -> NgramProposer:
+def ngram() -> Proposer:
     config = SpeculativeConfig(method="ngram", min_ngram_size=2, max_ngram_size=3)
-    return NgramProposer(config, ProposerContext(3, TABLE.shape[1], 100))
+    return DraftGuard(NgramProposer(config, ProposerContext(3, TABLE.shape[1], 100)), DraftSource.NGRAM)
 
 
 def step(
-    hybrid: Proposer, slots: Sequence[int], max_draft_len: Sequence[int], prefix: DraftTokens | None = None
-) -> list:
-    n = i32(*[TABLE.shape[1]] * len(slots))
-    target = TargetStep(n, n, n, TABLE, n, hidden=None)
-    ids = tuple(str(slot) for slot in slots)
-    drafts = hybrid.propose(ProposeInput(ids, i32(*slots), TABLE, n, i32(*max_draft_len), prefix=prefix, target=target))
+    hybrid: Proposer, table_rows: Sequence[int], max_draft_len: Sequence[int], prefix: DraftTokens | None = None
+) -> list[Any]:
+    n = i32(*[TABLE.shape[1]] * len(table_rows))
+    target = TargetStep(n, n, n, n)
+    ids = tuple(str(table_row) for table_row in table_rows)
+    drafts = hybrid.propose(
+        ProposeInput(ids, i32(*table_rows), TABLE, n, i32(*max_draft_len), prefix=prefix, target=target)
+    )
     assert drafts.sources is not None
     bounds = drafts.cu_num_draft.tolist()
     pairs = list(zip(drafts.token_ids.tolist(), drafts.sources.tolist(), strict=True))
     return [pairs[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-def begin(hybrid: Proposer, *slots: int) -> None:
-    hybrid.begin([DraftRequest(str(slot), slot, 3, TABLE.shape[1]) for slot in slots])
+def begin(hybrid: Proposer, *table_rows: int) -> None:
+    hybrid.begin([DraftRequest(str(table_row), table_row, 3, TABLE.shape[1]) for table_row in table_rows])
 
 
 def test_the_second_method_continues_the_first() -> None:
@@ -119,9 +126,9 @@ def test_rows_begun_elsewhere_reach_the_model_only() -> None:
     model = RecordedModel({0: [2]})
     hybrid = HybridProposer(model, ngram(), 3)
     begin(hybrid, 0)
-    # The n-gram method refuses slots that it did not begin.
+    # The n-gram method refuses table rows that it did not begin.
     assert step(hybrid, [2, 0, 1], [0, 2, 0]) == [[], [(2, MTP), (3, NGRAM)], []]
-    assert model.inputs[-1].slots.tolist() == [2, 0, 1]
+    assert model.inputs[-1].table_rows.tolist() == [2, 0, 1]
     assert model.inputs[-1].target is not None
 
 
@@ -157,4 +164,4 @@ def test_everything_else_goes_to_both() -> None:
     assert first.forgotten == rest.forgotten == [0, 1]
     assert first.num_closed == rest.num_closed == 1
     step(hybrid, [0, 2], [1, 1])
-    assert rest.inputs[-1].slots.tolist() == [2]
+    assert rest.inputs[-1].table_rows.tolist() == [2]

@@ -1,14 +1,15 @@
-"""The n-gram proposer against its rule written out, over random texts, commits, prefixes and slots."""
+"""The n-gram proposer against its rule written out, over random texts, commits, prefixes and table rows."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops.native.ngram import NgramIndex, NgramRule
+from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
 from fastdeploy_sd.spec_decode.ngram import NgramProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput
 from fastdeploy_sd.types import DraftTokens
@@ -112,22 +113,22 @@ def test_random_steps_follow_the_definition(
         return [rng.randrange(alphabet) for _ in range(rng.randint(0, most))]
 
     for _ in range(60):
-        for slot in range(NUM_SLOTS):
-            if slot not in texts.lengths and rng.random() < 0.6:
-                texts.begin(slot, [0, *tokens(rng.choice([3, 60]))])
-            elif slot in texts.lengths and (rng.random() < 0.05 or texts.lengths[slot] > MAX_TOKENS - 8):
-                texts.forget(slot)
-        slots = [slot for slot in texts.lengths if rng.random() < 0.8]
-        rng.shuffle(slots)
-        for slot in slots:
-            texts.append(slot, tokens(4))
-        allowed = [rng.choice([0, 0, 1, 2, 9]) for _ in slots]
-        prefixes = [tokens(rng.choice([0, 6])) for _ in slots]
+        for table_row in range(NUM_SLOTS):
+            if table_row not in texts.lengths and rng.random() < 0.6:
+                texts.begin(table_row, [0, *tokens(rng.choice([3, 60]))])
+            elif table_row in texts.lengths and (rng.random() < 0.05 or texts.lengths[table_row] > MAX_TOKENS - 8):
+                texts.forget(table_row)
+        table_rows = [table_row for table_row in texts.lengths if rng.random() < 0.8]
+        rng.shuffle(table_rows)
+        for table_row in table_rows:
+            texts.append(table_row, tokens(4))
+        allowed = [rng.choice([0, 0, 1, 2, 9]) for _ in table_rows]
+        prefixes = [tokens(rng.choice([0, 6])) for _ in table_rows]
         if rng.random() < 0.5:
-            prefixes = [[] for _ in slots]
-        rows = zip(slots, prefixes, allowed, strict=True)
-        want = [drafts_by_definition(texts.text(slot), prefix, most, rule) for slot, prefix, most in rows]
-        assert texts.step(slots, allowed, prefixes if any(prefixes) else None) == want
+            prefixes = [[] for _ in table_rows]
+        rows = zip(table_rows, prefixes, allowed, strict=True)
+        want = [drafts_by_definition(texts.text(table_row), prefix, most, rule) for table_row, prefix, most in rows]
+        assert texts.step(table_rows, allowed, prefixes if any(prefixes) else None) == want
         texts.proposer.check_integrity(texts.table)
 
 
@@ -172,7 +173,7 @@ def test_a_request_that_comes_back_is_indexed_from_its_first_token() -> None:
     texts.step([0], [2])
     texts.forget(0)
     texts.begin(0, [8, 8])
-    assert texts.step([0], [2]) == [[]], "another request in the slot sees nothing of the first"
+    assert texts.step([0], [2]) == [[]], "another request in the table row sees nothing of the first"
     texts.begin(2, [1, 2, 3, 4, 9, 1, 2], num_prompt_tokens=4)
     assert texts.step([2], [2]) == [[3, 4]]
     texts.proposer.check_integrity(texts.table)
@@ -181,8 +182,8 @@ def test_a_request_that_comes_back_is_indexed_from_its_first_token() -> None:
 def test_forgetting_frees_the_memory() -> None:
     texts = Texts(proposer_of())
     rng = random.Random(0)
-    for slot in (0, 4):
-        texts.begin(slot, [rng.randrange(1000) for _ in range(300)])
+    for table_row in (0, 4):
+        texts.begin(table_row, [rng.randrange(1000) for _ in range(300)])
     texts.step([0, 4], [1, 1])
     used = texts.proposer.num_bytes()
     texts.forget(4)
@@ -224,23 +225,23 @@ def good_step() -> tuple[NgramProposer, ProposeInput]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"slots": i32(0, 2)}, "slots: expected slots that were begun"),
-        ({"slots": i32(0, -1)}, "slots: expected 0"),
-        ({"slots": i32(0, NUM_SLOTS)}, "slots: expected 0"),
+        ({"table_rows": i32(0, 2)}, "table_rows: expected table rows that were begun"),
+        ({"table_rows": i32(0, -1)}, "table_rows: expected 0"),
+        ({"table_rows": i32(0, NUM_SLOTS)}, "table_rows: expected 0"),
         ({"num_tokens": i32(4, 2)}, "num_tokens: expected no fewer"),
         ({"num_tokens": i32(3, -1)}, "num_tokens: expected no fewer"),
         ({"num_tokens": i32(4, 5)}, "num_tokens: expected at most a row"),
         ({"max_draft_len": i32(2, -1)}, "max_draft_len: expected >= 0"),
         ({"max_draft_len": i32(2)}, r"max_draft_len: expected contiguous int32\[2\]"),
         ({"num_tokens": np.array([3, 3], np.int64)}, "num_tokens: expected contiguous int32"),
-        ({"token_table": np.zeros((1, 4), np.int32)}, "slots: expected rows of token_table"),
+        ({"token_table": np.zeros((1, 4), np.int32)}, "table_rows: expected rows of token_table"),
         ({"prefix": DraftTokens(i32(1), i32(0, 2, 1))}, "cu_num_prefix: expected rising"),
         ({"prefix": DraftTokens(i32(1), i32(1, 1, 1))}, "cu_num_prefix: expected to start at 0"),
         ({"prefix": DraftTokens(i32(1), i32(0, 1))}, r"cu_num_prefix: expected contiguous int32\[3\]"),
         ({"prefix": DraftTokens(i32(), i32(0, 1, 1))}, r"prefix_token_ids: expected contiguous int32\[1\]"),
     ],
 )
-def test_contradictory_rows_are_refused_and_change_nothing(changes: dict[str, object], message: str) -> None:
+def test_contradictory_rows_are_refused_and_change_nothing(changes: dict[str, Any], message: str) -> None:
     proposer, x = good_step()
     before = proposer.propose(x)
     with pytest.raises(ValueError, match=message):
@@ -249,25 +250,25 @@ def test_contradictory_rows_are_refused_and_change_nothing(changes: dict[str, ob
     assert proposer.propose(x).token_ids.tolist() == before.token_ids.tolist() == [2, 1, 2, 1]
 
 
-@pytest.mark.parametrize("slot", [-1, NUM_SLOTS])
-def test_slots_out_of_range_are_refused(slot: int) -> None:
+@pytest.mark.parametrize("table_row", [-1, NUM_SLOTS])
+def test_slots_out_of_range_are_refused(table_row: int) -> None:
     proposer = proposer_of()
-    with pytest.raises(ValueError, match="slots: expected 0"):
-        proposer.begin([DraftRequest("a", slot, 1, 1)])
-    with pytest.raises(ValueError, match="slots: expected 0"):
-        proposer.forget(i32(0, slot))
+    with pytest.raises(ValueError, match="table_rows: expected 0"):
+        proposer.begin([DraftRequest("a", table_row, 1, 1)])
+    with pytest.raises(ValueError, match="table_rows: expected 0"):
+        proposer.forget(i32(0, table_row))
 
 
 @pytest.mark.parametrize(
-    ("num_slots", "rule", "field"),
+    ("num_table_rows", "rule", "field"),
     [
-        (-1, NgramRule(1, 1, 2.0, True), "num_slots"),
+        (-1, NgramRule(1, 1, 2.0, True), "num_table_rows"),
         (1, NgramRule(0, 1, 2.0, True), "min_n"),
         (1, NgramRule(3, 2, 2.0, True), "min_n"),
         (1, NgramRule(1, 1, 0.0, True), "max_factor"),
         (1, NgramRule(1, 1, float("nan"), True), "max_factor"),
     ],
 )
-def test_an_index_of_nothing_is_refused(num_slots: int, rule: NgramRule, field: str) -> None:
+def test_an_index_of_nothing_is_refused(num_table_rows: int, rule: NgramRule, field: str) -> None:
     with pytest.raises(ValueError, match=f"ngram_create: {field}: expected"):
-        NgramIndex(num_slots, rule)
+        NgramIndex(num_table_rows, rule)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops.native.ngram import NgramIndex, NgramRule
-from fastdeploy_sd.types import DraftSource
+from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
 from tests.unit.spec_decode.ngram_reference import NUM_SLOTS, i32
 from tests.unit.spec_decode.test_ngram import good_step
 
@@ -22,14 +21,13 @@ def test_drafts_outlive_the_step_that_made_them() -> None:
     second = proposer.propose(x)
     assert (first.token_ids.tolist(), first.cu_num_draft.tolist()) == ([2, 1, 2, 1], [0, 2, 4])
     assert (second.token_ids.tolist(), second.cu_num_draft.tolist()) == ([1, 2, 1, 1], [0, 3, 4])
-    assert (first.sources.tolist(), second.sources.tolist()) == ([DraftSource.NGRAM] * 4, [DraftSource.NGRAM] * 4)
 
 
 def test_rows_after_refused_ones_are_read_anew() -> None:
     proposer, x = good_step()
     before = proposer.propose(x)
     with pytest.raises(ValueError, match="max_draft_len: expected contiguous"):
-        proposer.propose(replace(x, slots=i32(1, 0), num_tokens=i32(4, 4), max_draft_len=i32(2)))
+        proposer.propose(replace(x, table_rows=i32(1, 0), num_tokens=i32(4, 4), max_draft_len=i32(2)))
     after = proposer.propose(x)
     assert after.token_ids.tolist() == before.token_ids.tolist()
     proposer.check_integrity(x.token_table)
@@ -54,4 +52,3 @@ def test_there_is_room_for_more_drafts_than_in_the_step_before() -> None:
         drafts = proposer.propose(replace(x, max_draft_len=i32(most, most)))
         row = ([2, 1] * 32)[:most]  # the text that agrees allows 64
         assert drafts.token_ids.tolist() == row * 2
-        assert drafts.sources.tolist() == [DraftSource.NGRAM] * len(drafts.token_ids)

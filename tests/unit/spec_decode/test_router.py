@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError, InternalError
-from fastdeploy_sd.spec_decode import proposer as registry
+from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.naive import NaiveProposer
 from fastdeploy_sd.spec_decode.proposer import (
     DraftRequest,
@@ -16,14 +18,18 @@ from fastdeploy_sd.spec_decode.proposer import (
     Proposer,
     ProposerContext,
     TargetStep,
-    create_proposer,
 )
-from fastdeploy_sd.spec_decode.router import MethodRouter, available_methods
+from fastdeploy_sd.spec_decode.router import MethodRouter, available_methods, create_proposer
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens
 
+if TYPE_CHECKING:
+    pass
+
 NUM_SLOTS = 6
-CONTEXT = ProposerContext(max_num_seqs=NUM_SLOTS, max_model_len=8, vocab_size=100)
-# Slot s says s s s .., so that drafts tell whose they are.
+# The recorders run no model, but mtp is made only where one is loaded.
+LOADED = cast(DraftModel, object())
+CONTEXT = ProposerContext(max_num_seqs=NUM_SLOTS, max_model_len=8, vocab_size=100, draft_model=LOADED)
+# Row s says s s s .., so that drafts tell whose they are.
 TABLE = np.repeat(np.arange(NUM_SLOTS, dtype=np.int32)[:, None], 8, axis=1)
 
 
@@ -32,7 +38,7 @@ def i32(*values: int) -> I32:
 
 
 class Recorder:
-    """Drafts 10 * (its number) + slot as often as allowed, and remembers what it was asked."""
+    """Drafts 10 * (its number) + table row as often as allowed, and remembers what it was asked."""
 
     made: ClassVar[list[Recorder]]
     source = DraftSource.SUFFIX
@@ -46,16 +52,16 @@ class Recorder:
         self.made.append(self)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        self.begun += [request.slot for request in requests]
+        self.begun += [request.table_row for request in requests]
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         self.inputs.append(x)
-        token_ids = np.repeat(10 * self.source.value + x.slots, x.max_draft_len)
+        token_ids = np.repeat(10 * self.source.value + x.table_rows, x.max_draft_len)
         cu = np.concatenate([[0], np.cumsum(x.max_draft_len)]).astype(np.int32)
-        return DraftTokens(token_ids, cu, np.full(len(token_ids), self.source, np.int8))
+        return DraftTokens(token_ids, cu)
 
-    def forget(self, slots: I32) -> None:
-        self.forgotten += slots.tolist()
+    def forget(self, table_rows: I32) -> None:
+        self.forgotten += table_rows.tolist()
 
     def close(self) -> None:
         self.num_closed += 1
@@ -75,25 +81,29 @@ class MtpRecorder(Recorder):
 def propose_one(self: Recorder, x: ProposeInput) -> DraftTokens:
     counts = np.minimum(x.max_draft_len, 1)
     cu = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return DraftTokens(np.repeat(x.slots, counts), cu, np.full(cu[-1], self.source, np.int8))
+    return DraftTokens(np.repeat(x.table_rows, counts), cu)
 
 
 @pytest.fixture(autouse=True)
 def _recorders(monkeypatch: pytest.MonkeyPatch) -> None:
     """suffix and mtp that record; naive and ngram are the real ones."""
     for name, cls in (("suffix", SuffixRecorder), ("mtp", MtpRecorder)):
-        monkeypatch.setitem(registry._METHODS, name, (__name__, cls.__name__))
+        monkeypatch.setitem(METHODS, name, replace(METHODS[name], proposer=f"{__name__}:{cls.__name__}"))
         monkeypatch.setattr(cls, "made", [], raising=False)
 
 
 def begin(proposer: Proposer, methods: dict[int, str]) -> None:
-    proposer.begin([DraftRequest(f"r{slot}", slot, 2, 4, method=method) for slot, method in methods.items()])
+    proposer.begin(
+        [DraftRequest(f"r{table_row}", table_row, 2, 4, method=method) for table_row, method in methods.items()]
+    )
 
 
-def step_input(slots: Sequence[int], most: Sequence[int]) -> ProposeInput:
-    n = np.full(len(slots), 4, np.int32)
-    target = TargetStep(np.arange(len(slots) + 1, dtype=np.int32), n, n, TABLE, n, hidden=None)
-    return ProposeInput(tuple(f"r{slot}" for slot in slots), i32(*slots), TABLE, n, i32(*most), target=target)
+def step_input(table_rows: Sequence[int], most: Sequence[int]) -> ProposeInput:
+    n = np.full(len(table_rows), 4, np.int32)
+    target = TargetStep(np.arange(len(table_rows) + 1, dtype=np.int32), n, n, n)
+    return ProposeInput(
+        tuple(f"r{table_row}" for table_row in table_rows), i32(*table_rows), TABLE, n, i32(*most), target=target
+    )
 
 
 def rows_of(drafts: DraftTokens) -> list[list[int]]:
@@ -124,17 +134,22 @@ def test_an_unknown_configured_method_is_refused() -> None:
         create_proposer(SpeculativeConfig(method="mtpp"), CONTEXT)
 
 
+def sources(drafts: DraftTokens) -> list[int]:
+    assert drafts.sources is not None
+    return drafts.sources.tolist()
+
+
 def test_a_slot_that_changed_hands_changes_methods() -> None:
-    """Also where the step's slots are the same array as before."""
+    """Also where the step's table rows are the same array as before."""
     router = create_proposer(SpeculativeConfig(method="mtp"), CONTEXT)
     begin(router, {0: "mtp", 1: "suffix"})
     x = step_input([0, 1], [1, 1])
-    assert [router.propose(x).sources.tolist() for _ in range(2)] == [[DraftSource.MTP, DraftSource.SUFFIX]] * 2
+    assert [sources(router.propose(x)) for _ in range(2)] == [[DraftSource.MTP, DraftSource.SUFFIX]] * 2
     router.forget(i32(1))
-    with pytest.raises(InternalError, match=r"expected slots that were begun, got \[1\]"):
+    with pytest.raises(InternalError, match=r"expected table rows that were begun, got \[1\]"):
         router.propose(x)
     begin(router, {1: "mtp"})
-    assert router.propose(x).sources.tolist() == [DraftSource.MTP] * 2
+    assert sources(router.propose(x)) == [DraftSource.MTP] * 2
 
 
 def test_a_step_of_one_method_is_passed_on_as_it_is() -> None:
@@ -166,7 +181,7 @@ def test_only_the_model_sees_rows_of_others() -> None:
     assert seen.target is x.target
     seen = SuffixRecorder.made[0].inputs[0]
     assert seen.request_ids == ("r2", "r0")
-    assert (seen.slots.tolist(), seen.max_draft_len.tolist()) == ([2, 0], [3, 1])
+    assert (seen.table_rows.tolist(), seen.max_draft_len.tolist()) == ([2, 0], [3, 1])
     assert seen.target is None
 
 
@@ -197,9 +212,9 @@ def test_a_configured_cache_file_makes_suffix_at_once() -> None:
     ("strategy", "tail"), [("default", []), ("with_suffix", [DraftSource.SUFFIX]), ("with_ngram", [DraftSource.NGRAM])]
 )
 def test_a_hybrid_goes_by_the_name_of_its_model(
-    strategy: str, tail: list[DraftSource], monkeypatch: pytest.MonkeyPatch
+    strategy: Literal["default", "with_suffix", "with_ngram"], tail: list[DraftSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model says one token, which is the one that its slot's text repeats; the other method continues it."""
+    """The model says one token, which is the one that its table row's text repeats; the other method continues it."""
     monkeypatch.setattr(MtpRecorder, "propose", propose_one)
     router = create_proposer(SpeculativeConfig(method="mtp", mtp_strategy=strategy), CONTEXT)
     begin(router, {0: "naive", 1: ""})
@@ -216,7 +231,7 @@ def test_a_hybrid_shares_its_second_method_with_those_who_name_it() -> None:
     router.forget(i32(0, 1))
     (suffix,) = SuffixRecorder.made
     assert sorted(suffix.begun) == sorted(suffix.forgotten) == [0, 1]
-    assert sorted(x.slots.tolist() for x in suffix.inputs) == [[0], [1]]
+    assert sorted(x.table_rows.tolist() for x in suffix.inputs) == [[0], [1]]
 
 
 def test_forgetting_reaches_the_requests_method_and_frees_the_slot() -> None:
@@ -227,7 +242,7 @@ def test_forgetting_reaches_the_requests_method_and_frees_the_slot() -> None:
     begin(router, {2: "ngram", 1: "suffix"})
     assert rows_of(router.propose(step_input([0, 1, 2], [1, 1, 1]))) == [[20], [21], [2]]
     router.forget(i32(2))
-    with pytest.raises(InternalError, match=r"slots: expected slots that were begun, got \[2\]"):
+    with pytest.raises(InternalError, match=r"table_rows: expected table rows that were begun, got \[2\]"):
         router.propose(step_input([0, 2], [1, 1]))
 
 
@@ -237,9 +252,9 @@ def test_a_method_that_is_not_available_is_refused() -> None:
         begin(router, {0: "mtp"})
 
 
-@pytest.mark.parametrize(("method", "num_slots"), [("ngram", 0), ("mtp", 2)])
-def test_lookahead_is_the_configured_methods(method: str, num_slots: int) -> None:
-    assert create_proposer(SpeculativeConfig(method=method), CONTEXT).num_lookahead_slots == num_slots
+@pytest.mark.parametrize(("method", "num_table_rows"), [("ngram", 0), ("mtp", 2)])
+def test_lookahead_is_the_configured_methods(method: str, num_table_rows: int) -> None:
+    assert create_proposer(SpeculativeConfig(method=method), CONTEXT).num_lookahead_slots == num_table_rows
 
 
 def test_closing_closes_every_method_that_was_made() -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.ops.library import num_threads, set_num_threads
-from fastdeploy_sd.ops.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, create_method
+from fastdeploy_sd.runtime.library import num_threads, set_num_threads
+from fastdeploy_sd.spec_decode.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
+from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.spec_decode.suffix import SuffixProposer
-from fastdeploy_sd.types import DraftSource, DraftTokens
+from fastdeploy_sd.types import DraftTokens
 
 NUM_SLOTS = 4
 MAX_LEN = 400
@@ -24,7 +25,7 @@ PHRASE = list(range(10, 30))
 class Server:
     """A proposer and a token table, driven one request at a time."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, **options: Any) -> None:
         config = SpeculativeConfig(method="suffix", **{f"suffix_decoding_{key}": v for key, v in options.items()})
         proposer = create_method("suffix", config, ProposerContext(NUM_SLOTS, MAX_LEN, VOCAB))
         assert isinstance(proposer, SuffixProposer)
@@ -33,33 +34,39 @@ class Server:
         self.lengths = [0] * NUM_SLOTS
 
     def begin(
-        self, slot: int, tokens: Sequence[int], *, num_prompt_tokens: int | None = None, salt: str = "", **ends: Any
+        self,
+        table_row: int,
+        tokens: Sequence[int],
+        *,
+        num_prompt_tokens: int | None = None,
+        salt: str = "",
+        **ends: Any,
     ) -> None:
-        self.lengths[slot] = 0
-        self.commit(slot, tokens)
+        self.lengths[table_row] = 0
+        self.commit(table_row, tokens)
         prompt = len(tokens) if num_prompt_tokens is None else num_prompt_tokens
-        self.proposer.begin([DraftRequest(f"r{slot}", slot, prompt, len(tokens), cache_salt=salt, **ends)])
+        self.proposer.begin([DraftRequest(f"r{table_row}", table_row, prompt, len(tokens), cache_salt=salt, **ends)])
 
-    def commit(self, slot: int, tokens: Sequence[int]) -> None:
-        start = self.lengths[slot]
-        self.table[slot, start : start + len(tokens)] = tokens
-        self.lengths[slot] = start + len(tokens)
+    def commit(self, table_row: int, tokens: Sequence[int]) -> None:
+        start = self.lengths[table_row]
+        self.table[table_row, start : start + len(tokens)] = tokens
+        self.lengths[table_row] = start + len(tokens)
 
-    def draft(self, slot: int, k: int = 5, prefix: Sequence[int] = ()) -> list[int]:
-        return self.drafts(slot, k, prefix).token_ids.tolist()
+    def draft(self, table_row: int, k: int = 5, prefix: Sequence[int] = ()) -> list[int]:
+        return self.drafts(table_row, k, prefix).token_ids.tolist()
 
-    def drafts(self, slot: int, k: int = 5, prefix: Sequence[int] = ()) -> DraftTokens:
+    def drafts(self, table_row: int, k: int = 5, prefix: Sequence[int] = ()) -> DraftTokens:
         before = DraftTokens(np.array(prefix, np.int32), np.array([0, len(prefix)], np.int32)) if prefix else None
-        slots, lengths, budget = (np.array([n], np.int32) for n in (slot, self.lengths[slot], k))
-        return self.proposer.propose(ProposeInput(("r",), slots, self.table, lengths, budget, prefix=before))
+        table_rows, lengths, budget = (np.array([n], np.int32) for n in (table_row, self.lengths[table_row], k))
+        return self.proposer.propose(ProposeInput(("r",), table_rows, self.table, lengths, budget, prefix=before))
 
-    def serve(self, slot: int, prompt: Sequence[int], output: Sequence[int], salt: str = "") -> None:
+    def serve(self, table_row: int, prompt: Sequence[int], output: Sequence[int], salt: str = "") -> None:
         """A request from its first step to its end."""
-        self.begin(slot, prompt, salt=salt)
+        self.begin(table_row, prompt, salt=salt)
         for token in output:
-            self.commit(slot, [token])
-            self.draft(slot)
-        self.proposer.forget(np.array([slot], np.int32))
+            self.commit(table_row, [token])
+            self.draft(table_row)
+        self.proposer.forget(np.array([table_row], np.int32))
 
 
 def test_a_request_drafts_from_its_own_prompt() -> None:
@@ -67,8 +74,6 @@ def test_a_request_drafts_from_its_own_prompt() -> None:
     server.begin(0, [*PHRASE, 1, 2, *PHRASE[:3]])
     drafts = server.drafts(0, 3)
     assert drafts.token_ids.tolist() == PHRASE[3:6]
-    assert drafts.sources is not None
-    assert drafts.sources.tolist() == [DraftSource.SUFFIX] * 3
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -205,11 +210,11 @@ def test_output_after_a_preemption_ends_too() -> None:
 def test_outputs_written_together_do_not_push_each_other_out(num_writers: int, max_requests: int) -> None:
     drafter = SuffixDrafter(num_writers, VOCAB, SuffixRule(), SuffixLimits(max_requests, 1 << 22))
     table = np.random.default_rng(6).integers(0, VOCAB, (num_writers, 100)).astype(np.int32)
-    for slot in range(num_writers):
-        drafter.begin(slot, 0, bytes(16))
-    slots, none = np.arange(num_writers, dtype=np.int32), np.zeros(num_writers, np.int32)
+    for table_row in range(num_writers):
+        drafter.begin(table_row, 0, bytes(16))
+    table_rows, none = np.arange(num_writers, dtype=np.int32), np.zeros(num_writers, np.int32)
     for n in range(1, 101):
-        drafter.propose(table, ProposeInput((), slots, table, np.full(num_writers, n, np.int32), none))
+        drafter.propose(table, ProposeInput((), table_rows, table, np.full(num_writers, n, np.int32), none))
     drafter.check_integrity()
     stats = drafter.stats()
     num_kept = min(num_writers, max_requests)
@@ -217,7 +222,7 @@ def test_outputs_written_together_do_not_push_each_other_out(num_writers: int, m
     # All were whole when they began, and only tokens of the first step may be lost.
     assert stats.num_tokens >= num_kept * 99
     assert stats.num_sequences <= 3 * num_kept
-    tails = [drafter.count(slot, table[slot, -6:]) for slot in range(num_writers)]
+    tails = [drafter.count(table_row, table[table_row, -6:]) for table_row in range(num_writers)]
     assert sum(any(counts[1:]) for counts in tails) == num_kept
 
 
@@ -238,7 +243,7 @@ def test_a_slot_twice_in_a_step_is_refused() -> None:
     server = Server()
     server.begin(0, PHRASE)
     columns = np.zeros(2, np.int32), np.full(2, len(PHRASE), np.int32), np.ones(2, np.int32)
-    with pytest.raises(ValueError, match="slots: expected none twice"):
+    with pytest.raises(ValueError, match="table_rows: expected none twice"):
         server.proposer.propose(ProposeInput(("a", "b"), columns[0], server.table, *columns[1:]))
     assert server.draft(0) == []
 
@@ -301,7 +306,7 @@ def test_slots_of_other_methods_are_left_alone() -> None:
     server = Server()
     server.commit(3, [-5])
     assert server.draft(3, 0) == []
-    with pytest.raises(ValueError, match="slots: expected to draft for slots that were begun"):
+    with pytest.raises(ValueError, match="table_rows: expected to draft for table rows that were begun"):
         server.draft(3, 1)
     server.proposer.forget(np.array([0, 3], np.int32))
 
@@ -319,7 +324,7 @@ def test_wrong_rows_are_refused_and_change_nothing() -> None:
     server.lengths[0] = len(PHRASE)
     with pytest.raises(ValueError, match="token ids"):
         server.draft(0, prefix=[-1])
-    with pytest.raises(ValueError, match="slots: expected 0 to num_slots - 1"):
+    with pytest.raises(ValueError, match="table_rows: expected 0 to num_table_rows - 1"):
         server.proposer.forget(np.array([NUM_SLOTS], np.int32))
     server.proposer.check_integrity()
     assert server.draft(0) == []
@@ -329,12 +334,12 @@ def test_drafts_do_not_depend_on_the_number_of_threads() -> None:
     def run() -> list[list[int]]:
         rng = np.random.default_rng(5)
         drafter = SuffixDrafter(16, 8, SuffixRule(), SuffixLimits(12, 1 << 20))
-        table, slots = rng.integers(0, 3, (16, 200)).astype(np.int32), np.arange(16, dtype=np.int32)
-        for slot in range(16):
-            drafter.begin(slot, 5, bytes([slot % 3] * 16))
+        table, table_rows = rng.integers(0, 3, (16, 200)).astype(np.int32), np.arange(16, dtype=np.int32)
+        for table_row in range(16):
+            drafter.begin(table_row, 5, bytes([table_row % 3] * 16))
         lengths = range(5, 200, 3)
         budget = np.full(16, 6, np.int32)
-        rows = [ProposeInput((), slots, table, np.full(16, n, np.int32), budget) for n in lengths]
+        rows = [ProposeInput((), table_rows, table, np.full(16, n, np.int32), budget) for n in lengths]
         return [drafter.propose(table, row).token_ids.tolist() for row in rows]
 
     before = num_threads()
@@ -354,7 +359,7 @@ def sequences_of(texts: Sequence[np.ndarray], salts: Sequence[int]) -> SuffixSeq
 
 
 MAX_STEPS_PER_TOKEN = 160
-ADVERSARIES = {
+ADVERSARIES: dict[str, Callable[[np.random.Generator], list[np.ndarray]]] = {
     "one token": lambda rng: [np.full(100_000, 7)],
     "two tokens": lambda rng: [np.tile([7, 8], 20_000), np.repeat([7, 8], 10_000)],
     "two random tokens": lambda rng: [rng.integers(0, 2, 40_000)],

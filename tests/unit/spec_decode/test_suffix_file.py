@@ -14,7 +14,7 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.ops.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
+from fastdeploy_sd.spec_decode.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.spec_decode.suffix import SuffixProposer
 from fastdeploy_sd.spec_decode.suffix_file import load_sequences, save_sequences
@@ -42,8 +42,8 @@ def draft(proposer: SuffixProposer, tokens: list[int], num_prompt_tokens: int, s
     table = np.zeros((2, 64), np.int32)
     table[0, : len(tokens)] = tokens
     proposer.begin([DraftRequest("a", 0, num_prompt_tokens, num_prompt_tokens, cache_salt=salt)])
-    length, budget, slot = (np.array([n], np.int32) for n in (len(tokens), 5, 0))
-    return proposer.propose(ProposeInput(("a",), slot, table, length, budget)).token_ids.tolist()
+    length, budget, table_row = (np.array([n], np.int32) for n in (len(tokens), 5, 0))
+    return proposer.propose(ProposeInput(("a",), table_row, table, length, budget)).token_ids.tolist()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
-from fastdeploy_sd.ops.native.suffix import SuffixDrafter, SuffixEnd, SuffixLimits, SuffixRule
+from fastdeploy_sd.spec_decode.native.suffix import SuffixDrafter, SuffixEnd, SuffixLimits, SuffixRule
 from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import DraftTokens
 from tests.unit.spec_decode.suffix_reference import Output, Reference
@@ -48,52 +48,52 @@ class Pair:
             rule.max_context, rule.max_factor, rule.min_token_prob, self.limits.max_outputs, rule.follows_copies
         )
 
-    def begin(self, slot: int) -> None:
+    def begin(self, table_row: int) -> None:
         """Also a request that comes back: some of its private tokens may be output."""
-        self.num_tokens[slot] = 0
+        self.num_tokens[table_row] = 0
         num_private, salt = int(self.rng.integers(0, 6)), int(self.rng.integers(0, 2))
-        self.append(slot, num_private)
+        self.append(table_row, num_private)
         ends = tuple(self.rng.integers(0, self.num_tokens_known, int(self.rng.integers(0, 3))).tolist())
         first_end = int(self.rng.integers(0, 25))
-        self.drafter.begin(slot, num_private, SALTS[salt], SuffixEnd(ends, first_end))
-        self.reference.begin(slot, num_private, salt, (ends, first_end))
+        self.drafter.begin(table_row, num_private, SALTS[salt], SuffixEnd(ends, first_end))
+        self.reference.begin(table_row, num_private, salt, (ends, first_end))
 
     def forget(self) -> None:
-        slots = self.rng.integers(0, NUM_SLOTS, 2).astype(np.int32)
-        self.drafter.forget(slots)
-        for slot in slots:
-            self.reference.own.pop(int(slot), None)
+        table_rows = self.rng.integers(0, NUM_SLOTS, 2).astype(np.int32)
+        self.drafter.forget(table_rows)
+        for table_row in table_rows:
+            self.reference.own.pop(int(table_row), None)
 
-    def append(self, slot: int, count: int) -> None:
+    def append(self, table_row: int, count: int) -> None:
         """Random tokens, or a copy of earlier ones with some replaced."""
-        start = self.num_tokens[slot]
+        start = self.num_tokens[table_row]
         tokens = self.rng.integers(0, self.num_tokens_known, count)
         if self.copy_distance <= start:
             is_copied = self.rng.random(count) < COPIED
-            earlier = self.table[slot, start - self.copy_distance :][:count]
+            earlier = self.table[table_row, start - self.copy_distance :][:count]
             tokens[is_copied] = earlier[is_copied]
-        self.table[slot, start : start + count] = tokens
-        self.num_tokens[slot] = start + count
+        self.table[table_row, start : start + count] = tokens
+        self.num_tokens[table_row] = start + count
 
     def step(self) -> None:
-        slots = [s for s in self.rng.permutation(NUM_SLOTS).tolist() if s in self.reference.own]
-        slots = slots[: int(self.rng.integers(0, NUM_SLOTS + 1))]
-        for slot in slots:
-            self.append(slot, min(int(self.rng.integers(0, 7)), MAX_LEN - self.num_tokens[slot]))
-            known = self.reference.own[slot].text.num_tokens
-            self.reference.read(slot, self.table[slot, known : self.num_tokens[slot]].tolist())
-        budgets = self.rng.integers(0, 7, len(slots)).astype(np.int32)
+        table_rows = [s for s in self.rng.permutation(NUM_SLOTS).tolist() if s in self.reference.own]
+        table_rows = table_rows[: int(self.rng.integers(0, NUM_SLOTS + 1))]
+        for table_row in table_rows:
+            self.append(table_row, min(int(self.rng.integers(0, 7)), MAX_LEN - self.num_tokens[table_row]))
+            known = self.reference.own[table_row].text.num_tokens
+            self.reference.read(table_row, self.table[table_row, known : self.num_tokens[table_row]].tolist())
+        budgets = self.rng.integers(0, 7, len(table_rows)).astype(np.int32)
         prefixes = [self.rng.integers(0, self.num_tokens_known, int(n)).tolist() for n in self.rng.integers(0, 3, 3)]
-        prefixes = prefixes[: len(slots)] if self.rng.random() < 0.3 else [[] for _ in slots]
+        prefixes = prefixes[: len(table_rows)] if self.rng.random() < 0.3 else [[] for _ in table_rows]
         cu_prefix = np.cumsum([0, *map(len, prefixes)]).astype(np.int32)
         prefix = DraftTokens(np.array([token for prefix in prefixes for token in prefix], np.int32), cu_prefix)
-        counts = np.array([self.num_tokens[slot] for slot in slots], np.int32)
+        counts = np.array([self.num_tokens[table_row] for table_row in table_rows], np.int32)
         given = prefix if cu_prefix[-1] else None
-        x = ProposeInput((), np.array(slots, np.int32), self.table, counts, budgets, prefix=given)
+        x = ProposeInput((), np.array(table_rows, np.int32), self.table, counts, budgets, prefix=given)
         drafts = self.drafter.propose(self.table, x)
-        for r, slot in enumerate(slots):
-            expected = self.reference.draft(slot, int(budgets[r]), prefixes[r])
-            assert drafts.row(r).tolist() == expected, (slot, self.table[slot, : counts[r]])
+        for r, table_row in enumerate(table_rows):
+            expected = self.reference.draft(table_row, int(budgets[r]), prefixes[r])
+            assert drafts.row(r).tolist() == expected, (table_row, self.table[table_row, : counts[r]])
 
     def restart(self) -> None:
         """Carry the shared texts to a new drafter; requests end."""
@@ -120,10 +120,10 @@ class Pair:
         assert stats.num_sequences == sum(len(s.text.sequences) for s in shards)
         assert stats.num_shards == len(shards)
         string = tuple(self.rng.integers(0, self.num_tokens_known, int(self.rng.integers(1, 4))).tolist())
-        for slot, own in self.reference.own.items():
+        for table_row, own in self.reference.own.items():
             texts = [own.text, *(s.text for s in self.reference.of_salt(own.salt))]
             expected = [len(text.ends(string)) for text in texts]
-            assert self.drafter.count(slot, np.array(string, np.int32)) == expected
+            assert self.drafter.count(table_row, np.array(string, np.int32)) == expected
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -67,7 +67,7 @@ def test_less_than_a_block_is_an_error(cache: dict[str, Any], got: str) -> None:
 
 
 def test_a_length_that_was_asked_for_is_held_or_refused() -> None:
-    two = {"kv_cache_memory_gb": 2 / 1024}
+    two: dict[str, Any] = {"kv_cache_memory_gb": 2 / 1024}
     assert choose_size(config(129, **two), ONE_BLOCK, 129, never).num_blocks == 2
     with pytest.raises(ConfigError) as caught:
         choose_size(config(130, **two), ONE_BLOCK, 130, never)

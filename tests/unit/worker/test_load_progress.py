@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 
 import pytest
 
@@ -15,7 +16,7 @@ from fastdeploy_sd.worker.load_progress import LoadProgress
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What time it is; a test moves it."""
     now = [100.0]
-    monkeypatch.setattr(load_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
 
 

@@ -36,7 +36,7 @@ class _Thinking(FieldKind):
 
     schema = _THINKING_SCHEMA
 
-    def check(self, value: Any) -> bool:
+    def convert(self, value: Any) -> bool:
         if isinstance(value, bool):
             return value
         kind = value.get("type") if isinstance(value, dict) else None
@@ -92,7 +92,6 @@ class ChatCompletionBody(GenerationBody):
     stream_reasoning: Annotated[None, Only(True)] = None
 
     def contradictions(self) -> list[Fault]:
-        """Return what is wrong between fields that are right by themselves."""
         faults = super().contradictions()
         num_messages = len(self.messages)
         if self.prompt_token_ids is not None and num_messages:
@@ -110,7 +109,6 @@ class ChatCompletionBody(GenerationBody):
         return faults
 
     def sampling_params(self) -> SamplingParams:
-        """Return the sampling options; see the base class."""
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return self._build_sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
 

@@ -35,7 +35,7 @@ class _Prompts(FieldKind):
         self.schema = {"anyOf": [*({**kind, "minItems": 1} if kind is TOKEN_IDS_SCHEMA else kind for kind in kinds)]}
         self.schema["anyOf"] += several
 
-    def check(self, value: Any) -> list[Prompt]:
+    def convert(self, value: Any) -> list[Prompt]:
         one = "a string, token ids" if self._takes_text else "token ids"
         prompts = [value] if isinstance(value, str) or (value and is_token_ids(value)) else value
         if not isinstance(prompts, list) or not 1 <= len(prompts) <= MAX_PROMPTS:
@@ -70,7 +70,6 @@ class CompletionBody(GenerationBody):
         return self.prompt or self.prompt_token_ids or []
 
     def contradictions(self) -> list[Fault]:
-        """Return what is wrong between fields that are right by themselves."""
         faults = super().contradictions()
         if (self.prompt is None) == (self.prompt_token_ids is None):
             got = "neither" if self.prompt is None else "both"
@@ -81,5 +80,4 @@ class CompletionBody(GenerationBody):
         return faults
 
     def sampling_params(self) -> SamplingParams:
-        """Return the sampling options; see the base class."""
         return self._build_sampling_params(self.max_tokens, self.logprobs)

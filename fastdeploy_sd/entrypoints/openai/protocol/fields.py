@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, suggest
-from fastdeploy_sd.sampling_params import checked
+from fastdeploy_sd.sampling_params import verified
 
 # Bookkeeping of OpenAI's platform (billing, storage, abuse control, cache routing) with no meaning for one server.
 Ignored = Any
@@ -79,7 +79,7 @@ class FieldKind:
     schema: Mapping[str, Any]
     takes_null = True
 
-    def check(self, value: Any) -> Any:
+    def convert(self, value: Any) -> Any:
         """Return the value as the body holds it.
 
         Raises:
@@ -90,7 +90,7 @@ class FieldKind:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return pydantic's form of the check."""
         return core_schema.no_info_plain_validator_function(
-            lambda value: None if value is None and self.takes_null else self.check(value)
+            lambda value: None if value is None and self.takes_null else self.convert(value)
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -112,12 +112,11 @@ class Sampling(FieldKind):
         self._unset = unset
         self.schema = schema if unset is None else {"anyOf": [dict(schema), {"const": unset}]}
 
-    def check(self, value: Any) -> Any:
-        """Return the value; `unset` becomes None."""
+    def convert(self, value: Any) -> Any:
         if self._unset is not None and _is_same(value, self._unset):
             return None
         try:
-            checked(self._name, value)
+            verified(self._name, value)
         except BadRequest as error:
             text = error.message.removeprefix(self._name)
             raise fault("refused", text.removeprefix(": ")) from None
@@ -137,8 +136,7 @@ class Only(FieldKind):
         self._reason = instead or "only " + " or ".join(_json_word(value) for value in neutral) + " is"
         self.schema = {"enum": list(neutral)}
 
-    def check(self, value: Any) -> None:
-        """Return None."""
+    def convert(self, value: Any) -> None:
         if not any(_is_same(value, neutral) for neutral in self._neutral):
             raise fault("not_supported", self._reason)
 
@@ -150,8 +148,7 @@ class Integer(FieldKind):
         self._low, self._high = low, high
         self.schema = {"type": "integer", "minimum": low} | ({} if high is None else {"maximum": high})
 
-    def check(self, value: Any) -> int:
-        """Return the integer."""
+    def convert(self, value: Any) -> int:
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         if not is_integer or value < self._low or (self._high is not None and value > self._high):
             limits = f">= {self._low}" if self._high is None else f"in {self._low}..{self._high}"
@@ -172,8 +169,7 @@ class Matching(FieldKind):
         self._description = description
         self.schema = {"type": "string", "pattern": pattern}
 
-    def check(self, value: Any) -> str:
-        """Return the text."""
+    def convert(self, value: Any) -> str:
         if not isinstance(value, str) or not self._pattern.fullmatch(value):
             raise expected(self._description)
         return value
@@ -187,8 +183,7 @@ class TokenIds(FieldKind):
     def __init__(self, takes_null: bool = True) -> None:
         self.takes_null = takes_null
 
-    def check(self, value: Any) -> list[int]:
-        """Return the ids."""
+    def convert(self, value: Any) -> list[int]:
         if not is_token_ids(value):
             raise expected("token ids (a list of integers)")
         return list(value)

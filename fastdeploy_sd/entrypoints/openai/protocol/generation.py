@@ -153,7 +153,6 @@ class GenerationBody(SamplingFields):
         raise NotImplementedError
 
     def contradictions(self) -> list[Fault]:
-        """Return what is wrong between fields that are right by themselves."""
         try:
             params = self.sampling_params()
         except BadRequest as error:
@@ -167,7 +166,7 @@ class GenerationBody(SamplingFields):
             faults.append(Fault(text, "best_of", "not_supported"))
         return faults
 
-    def speculation_wish(self, params: SamplingParams) -> dict[str, Any]:
+    def speculation_options(self, params: SamplingParams) -> dict[str, Any]:
         """Return what was said about drafting, as fields of Speculation by name.
 
         Args:

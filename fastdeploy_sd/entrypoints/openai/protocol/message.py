@@ -57,7 +57,7 @@ class _Role(FieldKind):
     schema = _ROLE_SCHEMA
     takes_null = False
 
-    def check(self, value: Any) -> str:
+    def convert(self, value: Any) -> str:
         if value not in _ROLES:
             raise expected(f"one of {', '.join(_ROLES)}")
         return _RENAMED.get(value, str(value))
@@ -68,7 +68,7 @@ class _Content(FieldKind):
 
     schema = _CONTENT_SCHEMA
 
-    def check(self, value: Any) -> str:
+    def convert(self, value: Any) -> str:
         if isinstance(value, str):
             return value
         if not isinstance(value, list):
@@ -92,7 +92,7 @@ class _ToolCalls(FieldKind):
 
     schema = _CALLS_SCHEMA
 
-    def check(self, value: Any) -> tuple[dict[str, Any], ...]:
+    def convert(self, value: Any) -> tuple[dict[str, Any], ...]:
         if not isinstance(value, list) or len(value) > MAX_TOOL_CALLS:
             raise expected(f"a list of at most {MAX_TOOL_CALLS} calls")
         return tuple(map(self._call, value))
@@ -111,7 +111,7 @@ class _FunctionCall(FieldKind):
 
     schema = _FUNCTION_SCHEMA
 
-    def check(self, value: Any) -> dict[str, Any]:
+    def convert(self, value: Any) -> dict[str, Any]:
         return _called(value)
 
 

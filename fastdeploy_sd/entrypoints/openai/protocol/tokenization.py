@@ -35,7 +35,6 @@ class TokenizeBody(Body):
     mm_processor_kwargs: NotSupported = None
 
     def contradictions(self) -> list[Fault]:
-        """Return what is wrong between fields that are right by themselves."""
         if (self.prompt is None) == (not self.messages):
             got = "neither" if self.prompt is None else "both"
             return [Fault(f"prompt: expected either prompt or messages, got {got}", "prompt")]

@@ -1,0 +1,69 @@
+"""What a benchmark ran on: processor, kernels, and the memory speed measured at that moment.
+
+Virtual machines may move between cores that share a cache and cores that do not, which changes how fast memory is read
+by half or more. So bandwidth is no constant of a machine: it is measured around every run, together with the latency
+between two cores, which tells the placements apart.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
+from fastdeploy_sd.runtime import library
+
+# Larger than any last-level cache two threads share.
+STREAM_BYTES = 512 << 20
+NUM_PASSES = 8
+NUM_PING_PONGS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpeed:
+    """One measurement with all kernel threads.
+
+    Attributes:
+        read_gb_per_s: reading a buffer beyond the caches, 1e9 bytes per second, the best of several passes.
+        core_latency_ns: one way between two threads, the best of several; 0 with a single thread.
+    """
+
+    read_gb_per_s: float
+    core_latency_ns: float
+
+
+def measure_memory() -> MemorySpeed:
+    """Measure now; takes some tenths of a second and `STREAM_BYTES` of memory. No op may run meanwhile."""
+    lib = library.library()
+    lib.fdsd_read_bandwidth.restype = ctypes.c_double
+    lib.fdsd_core_latency.restype = ctypes.c_double
+    bytes_per_s = lib.fdsd_read_bandwidth(ctypes.c_int64(STREAM_BYTES), NUM_PASSES)
+    return MemorySpeed(bytes_per_s / 1e9, lib.fdsd_core_latency(NUM_PING_PONGS) * 1e9)
+
+
+def dot_peak(fmt: LinearFormat) -> float:
+    """Return the operations per second of the instruction that multiplies a weight format, fed from registers.
+
+    A multiplication and an addition count as one each. 0 on the scalar level, which has no such instruction.
+    """
+    lib = library.library()
+    lib.fdsd_dot_peak.restype = ctypes.c_double
+    return float(lib.fdsd_dot_peak(format_code(fmt), NUM_PASSES))
+
+
+def describe_hardware() -> dict[str, Any]:
+    """Return the `hardware` part of a record, without the memory speeds (those belong to a repeat)."""
+    return {"cpu": _cpu_name(), "isa": library.isa(), "num_threads": library.num_threads(), "gpu": None, "driver": None}
+
+
+def memory_json(speed: MemorySpeed) -> dict[str, float]:
+    """Return a measurement as it appears in a record."""
+    return {name: round(value, 2) for name, value in asdict(speed).items()}
+
+
+def _cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown"

@@ -1,0 +1,97 @@
+"""`python -m benchmarks peers COMMAND`: setup (install the peers, convert the checkpoint), run, report."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.command import Command
+from benchmarks.peers.catalogue import BITS, OURS, PEERS
+from benchmarks.peers.paths import RESULTS_DIR
+from benchmarks.peers.plan import METRICS, QUICK, QUICK_METRICS, QUICK_PEERS, Plan
+from fastdeploy_sd.errors import ConfigError, suggest
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command.
+
+    Raises:
+        ConfigError: there is no such command, or an option is wrong.
+        FdsdError: the run failed.
+    """
+    # Peers that wait for their turn are stopped; whatever ends this process must end them too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help"):
+        print(f"{__doc__}\nEvery command has --help.")
+        return 0
+    if name not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        raise ConfigError(f"peers: expected one of {known}, got {name!r}{suggest(name, COMMANDS)}")
+    COMMANDS[name](argv[1:])
+    return 0
+
+
+def _setup(argv: Sequence[str]) -> None:
+    from benchmarks.peers import convert, install
+
+    text = "Install the peers into build/peers, each in an environment of its own, and convert the checkpoint."
+    command = Command("peers setup", text)
+    others = [peer for peer in PEERS if peer != OURS]
+    command.some("--peers", others, "(default: all)", others)
+    command.number("--jobs", os.cpu_count() or 1, "of the build of llama.cpp")
+    args = command.read(argv)
+    # llama.cpp's converter runs in the environment of transformers.
+    converters = ["transformers"] if "llamacpp" in args.peers else []
+    for peer in dict.fromkeys([*converters, *args.peers]):
+        install.install(peer, args.jobs)
+    convert.convert(args.peers)
+
+
+def _run(argv: Sequence[str]) -> None:
+    text = "Measure the peers interleaved, write records, print the tables and draw the plot."
+    command = Command("peers run", text)
+    command.some("--peers", PEERS, "(default: all; --quick: three)")
+    command.some("--bits", BITS, "of weights (default: all)", BITS)
+    command.some("--metrics", METRICS, "(default: all; --quick: all but http)")
+    command.number("--threads", 2, "of every peer")
+    command.number("--rounds", None, "turns of every peer (default: 4, with --quick 2)")
+    command.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"), help="of this server")
+    command.add_argument("--quick", action="store_true", help="fewer peers, metrics, sizes and rounds")
+    command.folder(RESULTS_DIR, "for the records")
+    command.add_argument("--again", action="store_true", help="measure also what has a record already")
+    args = command.read(argv)
+    # NumPy's BLAS tells the processor's speed; it reads this when it is imported.
+    os.environ["OPENBLAS_NUM_THREADS"] = str(args.threads)
+    from benchmarks.peers.run import Comparison, Scope
+
+    plan = QUICK if args.quick else Plan()
+    peers = args.peers or (QUICK_PEERS if args.quick else PEERS)
+    metrics = args.metrics or (QUICK_METRICS if args.quick else METRICS)
+    if args.rounds is not None:
+        plan = replace(plan, rounds=args.rounds)
+    if args.again:
+        for bits in args.bits:
+            for metric in metrics:
+                (args.output / f"{metric}-{bits}.json").unlink(missing_ok=True)
+    scope = Scope(tuple(peers), args.bits, tuple(metrics), args.threads, args.kv_cache_dtype, plan, args.output)
+    Comparison(scope).run()
+    _print_report(args.output)
+
+
+def _report(argv: Sequence[str]) -> None:
+    command = Command("peers report", "Print the tables of the records and write them beside them, with the plot.")
+    command.folder(RESULTS_DIR, "of the records")
+    _print_report(command.read(argv).output)
+
+
+def _print_report(folder: Path) -> None:
+    from benchmarks.peers.report import write_report
+
+    print(write_report(folder))
+
+
+COMMANDS: Mapping[str, Callable[[Sequence[str]], None]] = {"setup": _setup, "run": _run, "report": _report}

@@ -1,0 +1,198 @@
+#include "ngram_index.h"
+
+#include <algorithm>
+#include <array>
+
+#include "draft_length.h"
+#include "random_multiplier.h"
+
+namespace fdsd {
+namespace {
+
+// Tokens indexed at once: one table after another, so that each stays in the cache for a while.
+constexpr int32_t kMaxIndexed = 256;
+
+}  // namespace
+
+// Committed tokens, then a prefix, then what has been drafted so far.
+struct NgramIndex::Text {
+  const int32_t* committed;
+  int32_t num_committed;
+  const int32_t* prefix;
+  int32_t num_prefix;
+
+  Text(const DraftProposeParams& p, int32_t r)
+      : committed(p.token_table + static_cast<int64_t>(p.table_rows[r]) * p.max_tokens_per_row),
+        num_committed(p.num_tokens[r]),
+        prefix(nullptr),
+        num_prefix(0) {
+    if (p.cu_num_prefix == nullptr) return;
+    prefix = p.prefix_token_ids + p.cu_num_prefix[r];
+    num_prefix = p.cu_num_prefix[r + 1] - p.cu_num_prefix[r];
+  }
+
+  // Drafts excluded.
+  int64_t size() const { return static_cast<int64_t>(num_committed) + num_prefix; }
+
+  // committed [0, num_committed), prefix [num_committed, size), drafts [size, ..)
+  int32_t at(int64_t i, const int32_t* drafts) const {
+    if (i < num_committed) return committed[i];
+    return i < size() ? prefix[i - num_committed] : drafts[i - size()];
+  }
+};
+
+NgramIndex::NgramIndex(int32_t num_table_rows, const NgramRule& rule)
+    : rule_(rule), multiplier_(RandomMultiplier()), rows_(static_cast<size_t>(num_table_rows)) {
+  last_tokens_.resize(static_cast<size_t>(rule.max_n));
+}
+
+Error NgramIndex::CheckTableRows(const int32_t* table_rows, int32_t count) const {
+  for (int32_t i = 0; i < count; ++i)
+    if (table_rows[i] < 0 || static_cast<size_t>(table_rows[i]) >= rows_.size())
+      return "table_rows: expected 0 .. max_num_seqs - 1, got one outside";
+  return nullptr;
+}
+
+Error NgramIndex::Begin(const int32_t* table_rows, int32_t count) {
+  if (Error error = CheckTableRows(table_rows, count)) return error;
+  for (int32_t i = 0; i < count; ++i) {
+    Row fresh;
+    fresh.in_use = true;
+    for (int32_t n = rule_.min_n; n <= rule_.max_n; ++n) fresh.tables.emplace_back(n, multiplier_);
+    rows_[static_cast<size_t>(table_rows[i])] = std::move(fresh);
+  }
+  return nullptr;
+}
+
+Error NgramIndex::Forget(const int32_t* table_rows, int32_t count) {
+  if (Error error = CheckTableRows(table_rows, count)) return error;
+  for (int32_t i = 0; i < count; ++i) rows_[static_cast<size_t>(table_rows[i])] = Row{};
+  return nullptr;
+}
+
+Error NgramIndex::CheckRow(const DraftProposeParams& p, int32_t r) const {
+  if (p.table_rows[r] < 0 || p.table_rows[r] >= p.num_table_rows)
+    return "table_rows: expected rows of token_table, got one outside";
+  const Row& table_row = rows_[static_cast<size_t>(p.table_rows[r])];
+  if (!table_row.in_use) return "table_rows: expected table rows that were begun, got another";
+  if (p.num_tokens[r] < table_row.num_tokens)
+    return "num_tokens: expected no fewer than in the table row's last step, got "
+           "fewer";
+  if (p.num_tokens[r] > p.max_tokens_per_row) return "num_tokens: expected at most a row of token_table, got more";
+  if (p.max_draft_len[r] < 0) return "max_draft_len: expected >= 0, got a negative length";
+  if (p.cu_num_prefix != nullptr && p.cu_num_prefix[r + 1] < p.cu_num_prefix[r])
+    return "cu_num_prefix: expected rising offsets, got a decrease";
+  return nullptr;
+}
+
+Error NgramIndex::CheckRows(const DraftProposeParams& p) const {
+  if (Error error = CheckTableRows(p.table_rows, p.num_rows)) return error;
+  if (p.cu_num_prefix != nullptr && p.cu_num_prefix[0] != 0)
+    return "cu_num_prefix: expected to start at 0, got another";
+  int64_t num_allowed = 0;
+  for (int32_t r = 0; r < p.num_rows; ++r) {
+    if (Error error = CheckRow(p, r)) return error;
+    num_allowed += p.max_draft_len[r];
+  }
+  if (num_allowed > p.max_num_drafts) return "max_num_drafts: expected the sum of max_draft_len, got less";
+  return nullptr;
+}
+
+void NgramIndex::Index(const int32_t* text, int32_t end, Row* table_row) const {
+  while (table_row->num_indexed < end) {
+    const int32_t last = std::min(end, table_row->num_indexed + kMaxIndexed);
+    std::array<NgramMatch, kMaxIndexed> before{};
+    for (NgramTable& table : table_row->tables) table.Extend(text, last, before.data());
+    const auto at = [&](int64_t i) { return text[i]; };
+    for (int32_t e = table_row->num_indexed + 1; rule_.follows_copies && e <= last; ++e)
+      table_row->copy.Read(at, e, before[last - e], rule_.max_n);
+    table_row->num_indexed = last;
+  }
+}
+
+NgramMatch NgramIndex::LookUp(const Row& table_row, const Text& text, int64_t end) {
+  const int32_t* text_end = text.committed + end;
+  if (end > text.num_committed) {
+    const int64_t length = std::min<int64_t>(rule_.max_n, end);
+    for (int64_t i = 0; i < length; ++i) last_tokens_[i] = text.at(end - length + i, nullptr);
+    text_end = last_tokens_.data() + length;
+  }
+  // An n-gram that occurred before contains an (n-1)-gram that did: the search ends at the first length not found.
+  NgramMatch match;
+  for (const NgramTable& table : table_row.tables) {
+    const int32_t n = table.n();
+    if (n > end) break;
+    const int32_t* ngram = text_end - n;
+    // The n-gram that ends the committed tokens is not indexed yet: where they are all, it is the one looked for.
+    const bool is_last = end > text.num_committed && n <= text.num_committed &&
+                         std::equal(ngram, ngram + n, text.committed + text.num_committed - n);
+    const int32_t found = is_last ? text.num_committed : table.Find(text.committed, ngram);
+    if (found == 0) break;
+    match = {n, found};
+  }
+  return match;
+}
+
+NgramMatch NgramIndex::Source(const Row& table_row, const Text& text) {
+  if (!rule_.follows_copies) return LookUp(table_row, text, text.size());
+  const auto at = [&](int64_t i) { return text.at(i, nullptr); };
+  NgramCopy copy = table_row.copy;
+  NgramMatch match;
+  for (int64_t end = table_row.num_indexed + 1; end <= text.size(); ++end) {
+    match = LookUp(table_row, text, end);
+    copy.Read(at, end, match, rule_.max_n);
+  }
+  return copy.Choose(match);
+}
+
+Error NgramIndex::Propose(const DraftProposeParams& p) {
+  if (Error error = CheckRows(p)) return error;
+  p.cu_num_draft[0] = 0;
+  for (int32_t r = 0; r < p.num_rows; ++r) {
+    Row& table_row = rows_[static_cast<size_t>(p.table_rows[r])];
+    const Text text(p, r);
+    table_row.num_tokens = text.num_committed;
+    // The n-gram that ends the text stays out: it would hide where it occurred before.
+    Index(text.committed, text.num_committed - 1, &table_row);
+
+    const NgramMatch source = p.max_draft_len[r] > 0 ? Source(table_row, text) : NgramMatch{};
+    const int32_t num_drafts = MaxDrafts(rule_.max_factor, source.length, p.max_draft_len[r]);
+    int32_t* const drafts = p.draft_token_ids + p.cu_num_draft[r];
+    // source.end < text.size(): a draft is copied from the text, or from a draft before it.
+    for (int32_t i = 0; i < num_drafts; ++i) drafts[i] = text.at(static_cast<int64_t>(source.end) + i, drafts);
+    p.cu_num_draft[r + 1] = p.cu_num_draft[r] + num_drafts;
+  }
+  return nullptr;
+}
+
+Error NgramIndex::CheckIntegrity(const int32_t* token_table, int32_t num_table_rows, int32_t max_tokens_per_row) const {
+  for (size_t s = 0; s < rows_.size(); ++s) {
+    const Row& table_row = rows_[s];
+    if (!table_row.in_use && !table_row.tables.empty())
+      return "tables: expected none where the table row is not in use, got some";
+    if (table_row.in_use && static_cast<int32_t>(s) >= num_table_rows)
+      return "token_table: expected every table row in use, got fewer";
+    if (table_row.num_tokens > max_tokens_per_row)
+      return "token_table: expected every token of a table row, got fewer columns";
+    const int32_t* text = token_table + static_cast<int64_t>(s) * max_tokens_per_row;
+    for (const NgramTable& table : table_row.tables)
+      if (Error error = table.CheckIntegrity(text, table_row.num_tokens - 1)) return error;
+    const int32_t source = table_row.copy.source(), recent = table_row.copy.recent();
+    if (source >= std::max(1, table_row.num_indexed) || recent > source)
+      return "copy: expected a source before the last indexed token, got "
+             "another";
+    if (!std::equal(text + source - recent, text + source, text + table_row.num_indexed - recent))
+      return "copy: expected the last indexed tokens before its source, got "
+             "others";
+  }
+  return nullptr;
+}
+
+int64_t NgramIndex::num_bytes() const {
+  int64_t total = 0;
+  for (const Row& table_row : rows_)
+    for (const NgramTable& table : table_row.tables) total += table.num_bytes();
+  return total;
+}
+
+}  // namespace fdsd

@@ -1,0 +1,70 @@
+#pragma once
+// Where the n-grams of growing texts occurred last, and drafts copied from there. Knows no requests, only table rows;
+// reads the texts and keeps no copy of them.
+#include <cstdint>
+#include <vector>
+
+#include "fdsd/draft.h"
+#include "ngram_copy.h"
+#include "ngram_table.h"
+
+namespace fdsd {
+
+struct NgramRule {
+  int32_t min_n;        // tokens of the text's end that are looked up, at least: >= 1
+  int32_t max_n;        // at most: >= min_n
+  double max_factor;    // drafts per token that agreed, at most: > 0
+  bool follows_copies;  // see NgramCopy; without, every step looks up anew
+};
+
+// One table per n and table row in use. Calls must not overlap.
+class NgramIndex {
+ public:
+  // Requires num_table_rows >= 0.
+  NgramIndex(int32_t num_table_rows, const NgramRule& rule);
+
+  // Empty the table rows' tables and start anew.
+  Error Begin(const int32_t* table_rows, int32_t count);
+
+  // Free the table rows' tables; a table row that is not in use is ignored.
+  Error Forget(const int32_t* table_rows, int32_t count);
+
+  // Index the new committed tokens of every row, then look for the longest end of its text, of min_n .. max_n tokens,
+  // that occurred before among the committed tokens. What followed its latest occurrence, or goes on with the copy that
+  // the text ends with, becomes the draft; where that runs into the end of the text, it goes on with what was just
+  // drafted, so a repeated phrase is repeated further. Arguments are checked before anything is changed.
+  Error Propose(const DraftProposeParams& p);
+
+  // Check every table row in use against token_table[num_table_rows, max_tokens_per_row], by definition.
+  Error CheckIntegrity(const int32_t* token_table, int32_t num_table_rows, int32_t max_tokens_per_row) const;
+
+  // Memory of all tables.
+  int64_t num_bytes() const;
+
+ private:
+  struct Row {
+    bool in_use = false;
+    int32_t num_tokens = 0;          // committed tokens when the table row was last seen
+    int32_t num_indexed = 0;         // all of them but the last
+    NgramCopy copy;                  // of the indexed tokens
+    std::vector<NgramTable> tables;  // by rising n
+  };
+  struct Text;
+
+  Error CheckTableRows(const int32_t* table_rows, int32_t count) const;
+  Error CheckRow(const DraftProposeParams& p, int32_t r) const;
+  Error CheckRows(const DraftProposeParams& p) const;
+  // Index the table row's tokens before `end`.
+  void Index(const int32_t* text, int32_t end, Row* table_row) const;
+  // The longest n-gram that ends at `end`, behind all indexed ones, and occurred among the committed tokens.
+  NgramMatch LookUp(const Row& table_row, const Text& text, int64_t end);
+  // What the whole text is to be continued from.
+  NgramMatch Source(const Row& table_row, const Text& text);
+
+  const NgramRule rule_;
+  const uint64_t multiplier_;
+  std::vector<Row> rows_;
+  std::vector<int32_t> last_tokens_;  // the last tokens of a text with a prefix, at most max_n
+};
+
+}  // namespace fdsd

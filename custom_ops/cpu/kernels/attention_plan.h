@@ -1,0 +1,95 @@
+#pragma once
+// The part of the attention ops that does not depend on the instruction set: argument checks and the list of tasks.
+//
+// Query rows are put together into tiles, and the keys of a row are cut into partitions at fixed absolute positions. A
+// row's partitions are computed independently of each other and merged in order, whether by one task or by many, alone
+// or with rows of other requests, so neither the tiles nor the choices made here can show in a result.
+#include "fdsd/attention.h"
+
+namespace fdsd {
+
+constexpr int kMaxHeadDim = 256;
+constexpr int kMaxGroupSize = 16;    // query heads per KV head
+constexpr int kMaxTileVectors = 64;  // query rows of a tile times query heads of its KV head
+constexpr int kMaxRunVectors = 64;   // query vectors that a thread works on at a time
+constexpr int kPartitionKeys = 256;  // part of every row's arithmetic: another value gives other bits
+// Less than a partition: every later row then sees at least one key of the first one.
+constexpr int kMaxFirstKey = 63;
+
+// Where partial results are kept until they are merged: that of vector v of KV head h over part i is at first + (i *
+// Hkv + h) * num_vectors + v, in units of one partial result.
+struct KeptPartials {
+  int64_t first;
+  int32_t num_vectors;
+  int32_t num_parts;  // 1: all partitions merged; else one for each
+};
+
+// Query rows that read the same keys together. Either consecutive rows of one request, which see one key more each, or,
+// if `rows` is given, rows of requests that share a prefix, all of which see every key of the tile.
+struct AttentionTile {
+  const int32_t* rows;  // [num_rows] in q and y, or nullptr
+  int32_t request;      // whose block table leads to the keys
+  int32_t first_row;    // without `rows`
+  int32_t num_rows;
+  int32_t num_keys;         // that the first row sees
+  int32_t first_partition;  // the tile computes these
+  int32_t end_partition;
+  // Indices in AttentionPlan::kept: of the partitions before first_partition, by tiles with `rows`, and of the tile's
+  // own. -1: none; without `kept` its rows are finished at once.
+  int32_t before;
+  int32_t before_vector;  // the tile's first vector in there
+  int32_t kept;
+  int32_t kept_vector;
+  int64_t first_unit;       // see AttentionPlan
+  int64_t part_units;       // of a task, but for the last part
+  int64_t last_part_units;  // of a task over the last part
+  int32_t num_parts;        // that are tasks by themselves; 1: all partitions are one; 0: nothing but merges
+  int64_t first_merge;
+};
+
+// Tasks are of one KV head each, and of one partition where a tile is split. They lie one behind the other on a line of
+// units, as many for each as it costs; neighbours read neighbouring memory.
+struct AttentionPlan {
+  int32_t num_tiles;
+  int32_t num_kv_heads;
+  int32_t heads_per_run;  // what a thread takes at a time, at most
+  int64_t num_units;      // of all tasks, to be done first, in any order
+  int64_t units_per_run;  // what a thread takes at a time
+  int64_t num_merges;     // then these, of one tile and KV head each, in any order
+  int64_t merges_per_run;
+  bool computes_in_merges;  // some tiles' own partitions, whose results are kept nowhere
+  int64_t num_partials;     // to keep in between
+  const AttentionTile* tiles;
+  const KeptPartials* kept;
+};
+
+// Neighbouring tasks or merges of one tile. None: num_heads is 0.
+struct AttentionRun {
+  const AttentionTile* tile;
+  int32_t partition;  // -1: all of the tile's
+  int32_t first_head;
+  int32_t num_heads;
+  int64_t end;  // where the next run begins
+};
+
+// The blocks of request r, in the order of its tokens.
+inline const int32_t* BlocksOf(const CascadeAppendAttentionParams& p, int32_t r) {
+  return p.block_tables + static_cast<int64_t>(p.table_rows[r]) * p.max_blocks;
+}
+
+// nullptr when the kernels can work on a cache of this geometry.
+Error CheckKvCache(const KvCache& cache);
+
+// nullptr when every index the kernel would follow is inside its array.
+Error CheckAttention(const CascadeAppendAttentionParams& p);
+
+// Cut checked arguments into tasks, the longest first within a request; an error when there is no memory for them. The
+// tiles are the calling thread's, until its next plan.
+Error PlanAttention(const CascadeAppendAttentionParams& p, AttentionPlan* plan);
+
+// The first run of the tasks that begin in units [begin, end) of the line.
+AttentionRun RunAt(const AttentionPlan& plan, int64_t begin, int64_t end);
+// The first run of merges [begin, end).
+AttentionRun MergesAt(const AttentionPlan& plan, int64_t begin, int64_t end);
+
+}  // namespace fdsd

@@ -1,0 +1,190 @@
+#pragma once
+// What the rules of a request make of one of its rows of logits, and the checks of the rules' columns.
+#include "fdsd/sampling.h"
+#include "logits_row.h"
+#include "offsets.h"
+
+namespace fdsd {
+namespace FDSD_ISA {
+
+constexpr int32_t kInPrompt = 1 << 30;
+constexpr int32_t kCountMask = kInPrompt - 1;
+
+struct Penalty {
+  float repetition;
+  float presence;
+  float frequency;
+
+  float Apply(float logit, int32_t count, bool in_prompt) const {
+    if (count > 0 || in_prompt) logit = logit > 0.0f ? logit / repetition : logit * repetition;
+    if (count > 0) logit = logit - frequency * static_cast<float>(count) - presence;
+    return logit;
+  }
+};
+
+// One row of logits: whose it is, and the drafts before it.
+struct RuledRow {
+  const float* logits;
+  int64_t index;  // of the L rows
+  int32_t table_row;
+  int32_t num_drafts;
+  const int32_t* drafts;
+};
+
+inline RuledRow RuledRowOf(const LogitsRules& rules, const DraftedRows& drafted, const float* logits, int vocab_size,
+                           int64_t index, int32_t request) {
+  const float* row = logits + index * vocab_size;
+  const int32_t table_row = rules.table_rows[request];
+  if (drafted.cu_num_logits == nullptr) return RuledRow{row, index, table_row, 0, nullptr};
+  return RuledRow{row, index, table_row, static_cast<int32_t>(index) - drafted.cu_num_logits[request],
+                  drafted.draft_token_ids + drafted.cu_num_draft[request]};
+}
+
+inline bool HasRules(const LogitsRules& rules, int64_t index, int32_t request) {
+  const int32_t table_row = rules.table_rows[request];
+  return rules.count_rows[table_row] >= 0 || rules.num_bias[table_row] > 0 ||
+         rules.cu_mask[index] < rules.cu_mask[index + 1];
+}
+
+// Applies the rules of a row's request to it. `rules` and `row` must outlive this.
+class RowRules {
+ public:
+  RowRules(const LogitsRules& rules, const RuledRow& row, int vocab_size)
+      : rules_(rules),
+        row_(row),
+        vocab_size_(vocab_size),
+        penalty_{rules.repetition_penalty[row.table_row], rules.presence_penalty[row.table_row],
+                 rules.frequency_penalty[row.table_row]},
+        counts_(rules.count_rows[row.table_row] < 0
+                    ? nullptr
+                    : rules.token_counts + static_cast<int64_t>(rules.count_rows[row.table_row]) * vocab_size) {}
+
+  // Write the whole row to y, on all threads where no task runs around this.
+  void Apply(float* y) const {
+    ParallelFor(CeilDiv(vocab_size_, kChunkTokens), [&](int64_t c) {
+      const int begin = static_cast<int>(c) * kChunkTokens;
+      CopyPenalised(begin, std::min(begin + kChunkTokens, vocab_size_), y);
+    });
+    CountDrafts(y);
+    BiasAndMask(y);
+  }
+
+ private:
+  // Tokens [begin, end), with the penalties of tokens seen before this step.
+  void CopyPenalised(int begin, int end, float* y) const {
+    constexpr int kSpan = 16;  // tokens tested together for having been seen at all
+    std::memcpy(y + begin, row_.logits + begin, static_cast<size_t>(end - begin) * sizeof(float));
+    if (counts_ == nullptr) return;
+    for (int span = begin; span < end; span += kSpan) {
+      const int span_end = std::min(span + kSpan, end);
+      int32_t any = 0;
+      for (int id = span; id < span_end; ++id) any |= counts_[id];
+      if (any == 0) continue;
+      for (int id = span; id < span_end; ++id) y[id] = Penalised(id, counts_[id] & kCountMask);
+    }
+  }
+
+  // Penalise the drafted tokens again, from the raw logit, with the drafts before the row counted as output.
+  void CountDrafts(float* y) const {
+    if (counts_ == nullptr) return;
+    for (int32_t d = 0; d < row_.num_drafts; ++d) {
+      const int32_t id = row_.drafts[d];
+      int32_t count = counts_[id] & kCountMask;
+      for (int32_t e = 0; e < row_.num_drafts; ++e) count += row_.drafts[e] == id;
+      y[id] = Penalised(id, count);
+    }
+  }
+
+  void BiasAndMask(float* y) const {
+    const int64_t first = static_cast<int64_t>(row_.table_row) * rules_.max_num_bias;
+    for (int64_t b = first; b < first + rules_.num_bias[row_.table_row]; ++b)
+      y[rules_.bias_token_ids[b]] += rules_.bias_values[b];
+    for (int32_t m = rules_.cu_mask[row_.index]; m < rules_.cu_mask[row_.index + 1]; ++m)
+      y[rules_.mask_token_ids[m]] = -kInf;
+  }
+
+  float Penalised(int32_t id, int32_t count) const {
+    return penalty_.Apply(row_.logits[id], count, (counts_[id] & kInPrompt) != 0);
+  }
+
+  const LogitsRules& rules_;
+  const RuledRow& row_;
+  int vocab_size_;
+  Penalty penalty_;
+  const int32_t* counts_;  // of the tokens seen before this step; nullptr = no penalty applies
+};
+
+inline bool AreBelow(int32_t limit, const int32_t* values, int32_t count) {
+  for (int32_t i = 0; i < count; ++i)
+    if (values[i] < 0 || values[i] >= limit) return false;
+  return true;
+}
+
+// NaN is not.
+inline bool IsWithin(float low, float value, float high) { return value >= low && value <= high; }
+
+inline Error CheckDraftedRows(const DraftedRows& drafted, int32_t num_requests, int32_t num_rows) {
+  if (!AreOffsets(drafted.cu_num_logits, num_requests))
+    return "cu_num_logits: expected 0 and rising offsets, got a decrease";
+  if (drafted.cu_num_logits[num_requests] != num_rows)
+    return "cu_num_logits: expected the rows of logits last, got another";
+  if (!AreOffsets(drafted.cu_num_draft, num_requests))
+    return "cu_num_draft: expected 0 and rising offsets, got a decrease";
+  for (int32_t r = 0; r < num_requests; ++r) {
+    const int32_t num_draft = drafted.cu_num_draft[r + 1] - drafted.cu_num_draft[r];
+    if (drafted.cu_num_logits[r + 1] - drafted.cu_num_logits[r] > num_draft + 1)
+      return "cu_num_logits: expected at most drafts + 1 rows per request, got more";
+  }
+  return nullptr;
+}
+
+inline Error CheckTableRows(const LogitsRules& rules, int32_t num_requests) {
+  if (AreBelow(rules.num_table_rows, rules.table_rows, num_requests)) return nullptr;
+  return "table_rows: expected rows of the request columns, got one outside";
+}
+
+// The counts are looked up by draft, so drafts must be ids of the vocabulary where there is a penalty.
+inline Error CheckPenalty(const LogitsRules& rules, const DraftedRows& drafted, int32_t request, int vocab_size) {
+  const int32_t r = rules.table_rows[request];
+  if (rules.count_rows[r] < 0) return nullptr;
+  if (rules.count_rows[r] >= rules.num_count_rows)
+    return "count_rows: expected a row of token_counts or -1, got one outside";
+  if (!IsWithin(1e-3f, rules.repetition_penalty[r], 1e3f))
+    return "repetition_penalty: expected a number in 0.001..1000, got another";
+  if (!IsWithin(-2.0f, rules.presence_penalty[r], 2.0f))
+    return "presence_penalty: expected a number in -2..2, got another";
+  if (!IsWithin(-2.0f, rules.frequency_penalty[r], 2.0f))
+    return "frequency_penalty: expected a number in -2..2, got another";
+  if (drafted.cu_num_draft == nullptr) return nullptr;
+  const int32_t first = drafted.cu_num_draft[request];
+  if (!AreBelow(vocab_size, drafted.draft_token_ids + first, drafted.cu_num_draft[request + 1] - first))
+    return "draft_token_ids: expected ids of the vocabulary, got one outside";
+  return nullptr;
+}
+
+inline Error CheckBiases(const LogitsRules& rules, int32_t request, int vocab_size) {
+  const int32_t num_bias = rules.num_bias[rules.table_rows[request]];
+  if (num_bias < 0 || num_bias > rules.max_num_bias) return "num_bias: expected 0..max_num_bias, got a number outside";
+  const int64_t first = static_cast<int64_t>(rules.table_rows[request]) * rules.max_num_bias;
+  if (!AreBelow(vocab_size, rules.bias_token_ids + first, num_bias))
+    return "bias_token_ids: expected ids of the vocabulary, got one outside";
+  for (int32_t b = 0; b < num_bias; ++b)
+    if (!IsWithin(-100.0f, rules.bias_values[first + b], 100.0f))
+      return "bias_values: expected numbers in -100..100, got another";
+  return nullptr;
+}
+
+inline Error CheckRules(const LogitsRules& rules, const DraftedRows& drafted, int32_t num_requests, int32_t num_rows,
+                        int vocab_size) {
+  if (!AreOffsets(rules.cu_mask, num_rows)) return "cu_mask: expected 0 and rising offsets, got a decrease";
+  if (!AreBelow(vocab_size, rules.mask_token_ids, rules.cu_mask[num_rows]))
+    return "mask_token_ids: expected ids of the vocabulary, got one outside";
+  for (int32_t r = 0; r < num_requests; ++r) {
+    if (Error error = CheckBiases(rules, r, vocab_size)) return error;
+    if (Error error = CheckPenalty(rules, drafted, r, vocab_size)) return error;
+  }
+  return nullptr;
+}
+
+}  // namespace FDSD_ISA
+}  // namespace fdsd

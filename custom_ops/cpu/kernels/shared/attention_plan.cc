@@ -1,0 +1,281 @@
+#include "attention_plan.h"
+
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "attention_sharing.h"
+#include "fdsd/runtime.h"
+#include "thread_pool.h"
+
+namespace fdsd {
+namespace {
+
+// Reading a key and its value takes about as long as computing this many query vectors on it.
+constexpr int64_t kReadCost = 6;
+// So few vectors per KV head wait for memory only.
+constexpr int32_t kMaxStreamVectors = 3;
+
+// Length of the line of tasks, without what rounding up adds: less than what a loop over it can count.
+constexpr int64_t kMaxUnits = 1 << 20;
+constexpr int32_t kMaxKvHeads = 1024;
+
+int32_t NumRows(const CascadeAppendAttentionParams& p, int32_t request) {
+  return p.query_start_loc[request + 1] - p.query_start_loc[request];
+}
+
+Error CheckRequest(const CascadeAppendAttentionParams& p, int32_t r) {
+  if (p.query_start_loc[r + 1] < p.query_start_loc[r]) return "query_start_loc: expected offsets that never decrease";
+  const int32_t num_rows = NumRows(p, r);
+  if (num_rows == 0) return nullptr;
+  if (p.seq_lens[r] < num_rows) return "seq_lens: expected at least the request's new tokens, got fewer";
+  const int64_t num_blocks = (static_cast<int64_t>(p.seq_lens[r]) + p.cache.block_size - 1) / p.cache.block_size;
+  if (num_blocks > p.max_blocks) return "seq_lens: expected at most max_blocks * block_size tokens, got more";
+  if (p.table_rows[r] < 0 || p.table_rows[r] >= p.num_table_rows)
+    return "table_rows: expected rows of block_tables, got one outside";
+  const int32_t* table = BlocksOf(p, r);
+  for (int64_t i = 0; i < num_blocks; ++i) {
+    if (table[i] < 0 || table[i] >= p.cache.num_blocks)
+      return "block_tables: expected a block of the cache for every token, got an id outside";
+  }
+  return nullptr;
+}
+
+// Makes the tiles: first those of rows that share a prefix, then each request's own.
+class Planner {
+ public:
+  explicit Planner(const CascadeAppendAttentionParams& p)
+      : p_(p), group_(p.num_heads / p.cache.num_kv_heads), rows_per_tile_(kMaxTileVectors / group_) {
+    tiles_.clear();
+    kept_.clear();
+    shared_rows_.clear();
+    // Tiles point into it. A row is in one prefix at most.
+    shared_rows_.reserve(static_cast<size_t>(p.num_tokens));
+    before_.assign(static_cast<size_t>(p.num_requests), Before{});
+  }
+
+  AttentionPlan Plan() {
+    if (p_.num_requests > 1) {
+      for (const SharedPrefix& prefix : FindSharedPrefixes(p_, rows_per_tile_)) AddSharedTiles(prefix);
+    }
+    for (int32_t r = 0; r < p_.num_requests; ++r) AddOwnTiles(r);
+    SplitTiles();
+    return Number();
+  }
+
+ private:
+  // Where a request finds its results over shared partitions.
+  struct Before {
+    int32_t num_partitions = 0;
+    int32_t kept = -1;
+    int32_t vector = 0;
+  };
+
+  void AddSharedTiles(const SharedPrefix& prefix) {
+    const size_t first = shared_rows_.size();
+    const auto kept = static_cast<int32_t>(kept_.size());
+    for (const int32_t r : prefix.requests) {
+      const auto num_before = static_cast<int32_t>(shared_rows_.size() - first);
+      before_[static_cast<size_t>(r)] = {prefix.num_partitions, kept, num_before * group_};
+      for (int32_t row = p_.query_start_loc[r]; row < p_.query_start_loc[r + 1]; ++row) shared_rows_.push_back(row);
+    }
+    const auto num_rows = static_cast<int32_t>(shared_rows_.size() - first);
+    kept_.push_back({0, num_rows * group_, 1});
+    for (int32_t begin = 0; begin < num_rows; begin += rows_per_tile_) {
+      AttentionTile tile{};
+      tile.rows = shared_rows_.data() + first + begin;
+      tile.request = prefix.requests[0];
+      tile.num_rows = std::min(rows_per_tile_, num_rows - begin);
+      tile.num_keys = prefix.num_partitions * kPartitionKeys;
+      tile.end_partition = prefix.num_partitions;
+      tile.before = -1;
+      tile.kept = kept;
+      tile.kept_vector = begin * group_;
+      tiles_.push_back(tile);
+    }
+  }
+
+  void AddOwnTiles(int32_t r) {
+    const int32_t num_rows = NumRows(p_, r);
+    const Before& before = before_[static_cast<size_t>(r)];
+    for (int32_t index = (num_rows + rows_per_tile_ - 1) / rows_per_tile_ - 1; index >= 0; --index) {
+      const int32_t begin = index * rows_per_tile_;
+      const int32_t end = std::min(begin + rows_per_tile_, num_rows);
+      AttentionTile tile{};
+      tile.request = r;
+      tile.first_row = p_.query_start_loc[r] + begin;
+      tile.num_rows = end - begin;
+      tile.num_keys = p_.seq_lens[r] - num_rows + begin + 1;
+      tile.first_partition = before.num_partitions;
+      tile.end_partition = (tile.num_keys + tile.num_rows - 2) / kPartitionKeys + 1;
+      tile.before = before.kept;
+      tile.before_vector = before.vector;
+      tile.kept = -1;
+      tiles_.push_back(tile);
+    }
+  }
+
+  // Of the tile's keys in partitions from `begin` on, before `end`.
+  int64_t Cost(const AttentionTile& tile, int32_t begin, int32_t end) const {
+    const int64_t num_keys = tile.num_keys + (tile.rows == nullptr ? tile.num_rows - 1 : 0);
+    const int64_t last = std::min<int64_t>(num_keys, int64_t{end} * kPartitionKeys);
+    return (last - int64_t{begin} * kPartitionKeys) * (tile.num_rows * group_ + kReadCost);
+  }
+  int64_t Cost(const AttentionTile& tile) const { return Cost(tile, tile.first_partition, tile.end_partition); }
+
+  // A tile is split when one head of it would keep a thread busy while the others have run out of work. That is true of
+  // few tiles at a time, which bounds the memory for partial results. With few vectors these are small, and all heads
+  // are best read together: such tiles are split earlier, to have all threads busy to the end.
+  void SplitTiles() {
+    const int64_t threads = NumThreads();
+    const int64_t num_heads = p_.cache.num_kv_heads;
+    int64_t total = 0;
+    for (const AttentionTile& tile : tiles_) total += Cost(tile);
+    unit_ = 1 + total / kMaxUnits;
+    for (AttentionTile& tile : tiles_) {
+      const int32_t num_parts = tile.end_partition - tile.first_partition;
+      const int64_t task = tile.num_rows * group_ <= kMaxStreamVectors ? 4 * Cost(tile) : Cost(tile) / num_heads;
+      if (threads == 1 || num_parts <= 1 || task * 2 * threads <= total) continue;
+      if (tile.kept < 0) {
+        tile.kept = static_cast<int32_t>(kept_.size());
+        kept_.push_back({0, tile.num_rows * group_, 1});
+      }
+      kept_[static_cast<size_t>(tile.kept)].num_parts = num_parts;
+    }
+  }
+
+  // Lays out the line of tasks.
+  AttentionPlan Number() {
+    AttentionPlan plan{};
+    plan.num_tiles = static_cast<int32_t>(tiles_.size());
+    plan.num_kv_heads = p_.cache.num_kv_heads;
+    plan.heads_per_run = plan.num_kv_heads;
+    plan.tiles = tiles_.data();
+    plan.kept = kept_.data();
+    for (KeptPartials& kept : kept_) {
+      kept.first = plan.num_partials;
+      plan.num_partials += static_cast<int64_t>(plan.num_kv_heads) * kept.num_parts * kept.num_vectors;
+    }
+    int64_t longest = 0;
+    for (AttentionTile& tile : tiles_) {
+      tile.first_unit = plan.num_units;
+      tile.first_merge = plan.num_merges;
+      plan.heads_per_run = std::min(plan.heads_per_run, kMaxRunVectors / (tile.num_rows * group_));
+      const bool is_merged = tile.rows == nullptr && (tile.before >= 0 || tile.kept >= 0);
+      if (is_merged) plan.num_merges += plan.num_kv_heads;
+      if (is_merged && tile.kept < 0) {
+        plan.computes_in_merges |= tile.first_partition < tile.end_partition;
+        continue;
+      }
+      LayOut(&tile);
+      plan.num_units += plan.num_kv_heads * ((tile.num_parts - 1) * tile.part_units + tile.last_part_units);
+      longest = std::max(longest, tile.part_units);
+    }
+    const int64_t threads = NumThreads();
+    plan.units_per_run =
+        std::max<int64_t>(1, std::min(plan.heads_per_run * longest, (plan.num_units + threads - 1) / threads));
+    plan.merges_per_run = (plan.num_merges + threads - 1) / threads;
+    return plan;
+  }
+
+  void LayOut(AttentionTile* tile) const {
+    const bool is_split = tile->kept >= 0 && kept_[static_cast<size_t>(tile->kept)].num_parts > 1;
+    const int32_t split_end = is_split ? tile->first_partition + 1 : tile->end_partition;
+    tile->num_parts = is_split ? tile->end_partition - tile->first_partition : 1;
+    tile->part_units = 1 + Cost(*tile, tile->first_partition, split_end) / unit_;
+    tile->last_part_units = 1 + Cost(*tile, tile->first_partition + tile->num_parts - 1, tile->end_partition) / unit_;
+  }
+
+  // Kept from plan to plan for their memory.
+  static thread_local std::vector<AttentionTile> tiles_;
+  static thread_local std::vector<KeptPartials> kept_;
+  static thread_local std::vector<int32_t> shared_rows_;
+  static thread_local std::vector<Before> before_;
+
+  const CascadeAppendAttentionParams& p_;
+  const int32_t group_;
+  const int32_t rows_per_tile_;
+  int64_t unit_ = 1;  // cost that is one unit
+};
+
+thread_local std::vector<AttentionTile> Planner::tiles_;
+thread_local std::vector<KeptPartials> Planner::kept_;
+thread_local std::vector<int32_t> Planner::shared_rows_;
+thread_local std::vector<Planner::Before> Planner::before_;
+
+}  // namespace
+
+Error CheckKvCache(const KvCache& cache) {
+  if (cache.dtype != DType::kFloat32 && cache.dtype != DType::kBFloat16) return "dtype: expected float32 or bfloat16";
+  const KvDType same = cache.dtype == DType::kFloat32 ? KvDType::kFloat32 : KvDType::kBFloat16;
+  if (cache.kv_dtype != same && cache.kv_dtype != KvDType::kInt8)
+    return "kv_dtype: expected int8 or the type of the activations, got another";
+  const bool is_int8 = cache.kv_dtype == KvDType::kInt8;
+  if ((cache.k_scale != nullptr) != is_int8 || (cache.v_scale != nullptr) != is_int8)
+    return "k_scale, v_scale: expected both for int8 and neither else, got others";
+  if (cache.num_blocks < 0) return "num_blocks: expected no negative number";
+  if (cache.num_kv_heads <= 0 || cache.num_kv_heads > kMaxKvHeads) return "num_kv_heads: expected 1 to 1024";
+  if (cache.block_size <= 0 || cache.block_size % 16 != 0) return "block_size: expected a positive multiple of 16";
+  if (cache.head_dim <= 0 || cache.head_dim > kMaxHeadDim || cache.head_dim % 16 != 0)
+    return "head_dim: expected a multiple of 16 in 16..256";
+  return nullptr;
+}
+
+Error CheckAttention(const CascadeAppendAttentionParams& p) {
+  if (const Error error = CheckKvCache(p.cache); error != nullptr) return error;
+  if (p.num_heads <= 0 || p.num_heads % p.cache.num_kv_heads != 0)
+    return "num_heads: expected a positive multiple of num_kv_heads";
+  if (p.num_heads / p.cache.num_kv_heads > kMaxGroupSize) return "num_heads: expected at most 16 per KV head, got more";
+  if (p.num_requests < 0 || p.num_tokens < 0 || p.max_blocks < 0) return "sizes: expected no negative number";
+  if (p.first_key < 0 || p.first_key > kMaxFirstKey) return "first_key: expected 0..63, got a number outside";
+  if (p.query_start_loc[0] != 0 || p.query_start_loc[p.num_requests] != p.num_tokens)
+    return "query_start_loc: expected to start at 0 and to end at the number of rows of q";
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    if (const Error error = CheckRequest(p, r); error != nullptr) return error;
+  }
+  return nullptr;
+}
+
+Error PlanAttention(const CascadeAppendAttentionParams& p, AttentionPlan* plan) {
+  try {
+    *plan = Planner(p).Plan();
+  } catch (const std::bad_alloc&) {
+    return "memory: expected room for the tasks of the call, got none";
+  }
+  return nullptr;
+}
+
+AttentionRun RunAt(const AttentionPlan& plan, int64_t begin, int64_t end) {
+  const auto starts_after = [](int64_t unit, const AttentionTile& tile) { return unit < tile.first_unit; };
+  const AttentionTile* const tiles_end = plan.tiles + plan.num_tiles;
+  const AttentionTile* tile = std::upper_bound(plan.tiles, tiles_end, begin, starts_after) - 1;
+  const int64_t heads = plan.num_kv_heads;
+  for (; tile != tiles_end; ++tile) {
+    if (tile->num_parts == 0) continue;
+    const int64_t offset = std::max<int64_t>(begin - tile->first_unit, 0);
+    int64_t part = std::min<int64_t>(offset / (heads * tile->part_units), tile->num_parts - 1);
+    const auto units = [&] { return part == tile->num_parts - 1 ? tile->last_part_units : tile->part_units; };
+    int64_t head = (offset - part * heads * tile->part_units + units() - 1) / units();
+    if (head >= heads) {
+      head = 0;
+      if (++part >= tile->num_parts) continue;
+    }
+    const int64_t start = tile->first_unit + part * heads * tile->part_units + head * units();
+    const int64_t begun = (end - start + units() - 1) / units();
+    if (begun <= 0) break;
+    const int64_t num_heads = std::min({begun, heads - head, int64_t{plan.heads_per_run}});
+    return {tile, tile->num_parts == 1 ? -1 : tile->first_partition + static_cast<int32_t>(part),
+            static_cast<int32_t>(head), static_cast<int32_t>(num_heads), start + num_heads * units()};
+  }
+  return {nullptr, -1, 0, 0, end};
+}
+
+AttentionRun MergesAt(const AttentionPlan& plan, int64_t begin, int64_t end) {
+  const auto starts_after = [](int64_t merge, const AttentionTile& tile) { return merge < tile.first_merge; };
+  const AttentionTile* tile = std::upper_bound(plan.tiles, plan.tiles + plan.num_tiles, begin, starts_after) - 1;
+  const int64_t head = begin - tile->first_merge;
+  const int64_t num_heads = std::min({end - begin, plan.num_kv_heads - head, int64_t{plan.heads_per_run}});
+  return {tile, -1, static_cast<int32_t>(head), static_cast<int32_t>(num_heads), begin + num_heads};
+}
+
+}  // namespace fdsd

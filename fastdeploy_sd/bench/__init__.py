@@ -1,1 +1,0 @@
-"""Benchmarks: how fast a configuration is on this machine, as JSON records and tables. See docs/laboratory.md."""

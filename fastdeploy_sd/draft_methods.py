@@ -1,0 +1,117 @@
+"""The methods of drafting there are: what each is called, what it needs, and what may go on behind it.
+
+A method is an entry here, its proposer and the keys of `speculative_config` that it reads; whoever wants to know
+something of a method asks its entry and not its name. Imports nothing, as everything may ask.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+class DraftSource(enum.IntEnum):
+    """Who guessed a draft. The lower-case name is the label in metrics."""
+
+    CUSTOM = 0
+    NGRAM = 1
+    SUFFIX = 2
+    MTP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMethod:
+    """What is to be known of a method without making it.
+
+    Attributes:
+        name: in configurations, requests and metrics.
+        proposer: ".module:class" of spec_decode, imported when it is made: it may need Paddle. The class takes
+            (SpeculativeConfig, ProposerContext).
+        source: of its drafts; None = it makes none.
+        keys: of `speculative_config`, those that only drafting reads, this method among others.
+        needs_model: it runs layers of its own over the target's hidden rows: the worker loads them, with a KV cache for
+            each, and a request may ask for the log-probabilities of its drafts. It drafts only where it is configured;
+            a method without a model drafts on every server that speculates.
+        is_replayable: recorded texts are all it needs.
+        extensions: value of `mtp_strategy` -> the method that then goes on behind its drafts, one without a model.
+        implied_strategy: the one that a key asks for too which only its method reads; "" = none.
+        file_key: the key that names a file it keeps what it learnt in, "" = it keeps none.
+        aliases: names of it that other programs have.
+    """
+
+    name: str
+    proposer: str
+    source: DraftSource | None = None
+    keys: Sequence[str] = ()
+    needs_model: bool = False
+    is_replayable: bool = False
+    extensions: Mapping[str, str] = field(default_factory=dict)
+    implied_strategy: str = ""
+    file_key: str = ""
+    aliases: Sequence[str] = ()
+
+
+NAIVE = "naive"
+METHODS: Mapping[str, DraftMethod] = {
+    method.name: method
+    for method in (
+        DraftMethod(NAIVE, ".naive:NaiveProposer"),
+        DraftMethod(
+            "ngram",
+            ".ngram:NgramProposer",
+            DraftSource.NGRAM,
+            keys=("max_ngram_size", "min_ngram_size", "ngram_max_spec_factor", "follow_copies"),
+            is_replayable=True,
+            aliases=("ngram_match",),
+        ),
+        DraftMethod(
+            "suffix",
+            ".suffix:SuffixProposer",
+            DraftSource.SUFFIX,
+            keys=(
+                "follow_copies",
+                "suffix_decoding_max_tree_depth",
+                "suffix_decoding_max_cached_requests",
+                "suffix_decoding_max_cache_mb",
+                "suffix_decoding_max_spec_factor",
+                "suffix_decoding_min_token_prob",
+                "suffix_decoding_cache_file",
+            ),
+            is_replayable=True,
+            file_key="suffix_decoding_cache_file",
+        ),
+        DraftMethod(
+            "mtp",
+            ".mtp:MtpProposer",
+            DraftSource.MTP,
+            keys=(
+                "mtp_strategy",
+                "num_model_steps",
+                "model",
+                "quantization",
+                "draft_head_quantization",
+                "enable_draft_logprob",
+            ),
+            needs_model=True,
+            extensions={"with_ngram": "ngram", "with_suffix": "suffix"},
+            implied_strategy="with_suffix",  # FastDeploy's published example of suffix decoding says "mtp"
+            # Each names the MTP layers of one architecture, which the checkpoint does here.
+            aliases=("ernie_mtp", "deepseek_mtp", "glm4_moe_mtp", "nextn"),
+        ),
+    )
+}
+STRATEGIES = tuple(strategy for method in METHODS.values() for strategy in method.extensions)
+# Known by these names, and not there yet.
+UNSUPPORTED_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator", "dflash")
+
+
+def canonical_method(name: str) -> str:
+    """Return the method a user's spelling means: any case, other programs' names; others, known or not, as is."""
+    lower = name.strip().lower()
+    return next((method.name for method in METHODS.values() if lower in method.aliases), lower)
+
+
+def methods_reading(key: str) -> tuple[DraftMethod, ...]:
+    """Return the methods that read a key of `speculative_config`; none where the key is of no method."""
+    return tuple(method for method in METHODS.values() if key in method.keys)

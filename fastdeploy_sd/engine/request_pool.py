@@ -1,0 +1,281 @@
+"""RequestPool: who waits, who runs, and with which blocks. What planning and committing share.
+
+Owns every request between submission and end, and the moves between the groups. Knows no budget and no results.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from fastdeploy_sd.engine.pending_drafts import PendingDrafts
+from fastdeploy_sd.engine.request_counters import RequestCounters
+from fastdeploy_sd.engine.request_state import RequestState, RequestStatus
+from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.engine.stats_recorder import StatsRecorder
+from fastdeploy_sd.engine.waiting_queue import WaitingQueue
+from fastdeploy_sd.kvcache.manager import KVCacheManager, PrefixMatch
+from fastdeploy_sd.types import (
+    FinishReason,
+    NewRequest,
+    RequestDelta,
+    RequestId,
+    RequestMetrics,
+    RequestOutput,
+    Rows,
+    SpeculationInfo,
+)
+
+
+class RequestPool:
+    """A request is in exactly one group until `close` takes it out of that one:
+
+        enter --> waiting --admit--> admitted --start--> running
+                     ^----------preempt--'--------preempt---'
+
+    One that need not wait for anything is admitted and started in the same step.
+
+    Attributes:
+        kv: the block tables; a waiting request has no blocks.
+        counters: of every request.
+        drafts: what the executor proposed for the next step.
+        stats: counters; every move counts itself.
+        waiting: the queue. admitted: have a seat and blocks, and wait to be ready or for budget; by id.
+        running: by key.
+        states: all groups by id.
+    """
+
+    def __init__(self, kv: KVCacheManager, max_num_seqs: int, speculation: SpeculationInfo) -> None:
+        """Make an empty pool with `max_num_seqs` seats; drafts are made as `speculation` says."""
+        self.kv = kv
+        self.counters = RequestCounters()
+        self.drafts = PendingDrafts(self.counters)
+        self.stats = StatsRecorder()
+        self.waiting = WaitingQueue()
+        self.admitted: dict[RequestId, RequestState] = {}
+        self.running: list[RequestState] = []
+        self.states: dict[RequestId, RequestState] = {}
+        self._max_num_seqs = max_num_seqs
+        self._speculation = speculation
+        self._finished_ids: list[RequestId] = []  # like the preempted ones, since the executor was last told
+        self._preempted_ids: list[RequestId] = []
+        self._resized: dict[RequestId, RequestState] = {}  # since the executor was last told
+        self._rows: Rows | None = None  # of `running`, None after it changed
+        self._running_ids: tuple[RequestId, ...] = ()
+
+    @property
+    def running_rows(self) -> Rows:
+        """The running requests' rows of the counters, in their order; made anew when they change."""
+        return self._index_running()[0]
+
+    @property
+    def running_ids(self) -> tuple[RequestId, ...]:
+        """The running requests' ids, in their order; made anew when they change."""
+        return self._index_running()[1]
+
+    def find(self, request_ids: tuple[RequestId, ...]) -> tuple[list[RequestState], Rows]:
+        """The requests with these ids and their rows of the counters, in this order."""
+        if request_ids == self.running_ids:
+            return self.running, self.running_rows
+        states = [self.states[request_id] for request_id in request_ids]
+        return states, np.array([state.counter_row for state in states], np.intp)
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether one more request may be admitted."""
+        return len(self.running) + len(self.admitted) < self._max_num_seqs
+
+    def enter(self, state: RequestState) -> None:
+        """Queue a new request."""
+        self.states[state.request_id] = state
+        self.waiting.push(state)
+        self.stats.num_requests += 1
+
+    def admit(self, state: RequestState, match: PrefixMatch) -> bool:
+        """Give a waiting request a seat, and blocks for all its tokens.
+
+        Returns:
+            False, with nothing changed, when there are not enough blocks.
+        """
+        if not self.kv.admit(state.table, match, state.num_tokens):
+            return False
+        self.waiting.remove(state)
+        self.admitted[state.request_id] = state
+        self.counters.num_slots[state.counter_row] = state.table.num_slots
+        state.admit(match.num_tokens)
+        if not state.num_preemptions:
+            state.num_cached_tokens = match.num_tokens
+            self.stats.record_prefix_lookup(state.num_prompt_tokens, match.num_tokens)
+        return True
+
+    def set_ready(self, request_ids: Iterable[RequestId]) -> None:
+        """Let admitted requests run; ids of others are ignored: these ended, or lost their blocks meanwhile."""
+        for request_id in request_ids:
+            if request_id in self.admitted:
+                self.admitted[request_id].is_ready = True
+
+    def ready(self) -> list[RequestState]:
+        """The admitted requests that may run, by key."""
+        return sorted((state for state in self.admitted.values() if state.is_ready), key=_key)
+
+    def start(self, state: RequestState) -> None:
+        """Let an admitted request run; it must have a row in the step under construction."""
+        del self.admitted[state.request_id]
+        insort(self.running, state, key=_key)
+        self._rows = None
+        self._resized[state.request_id] = state
+        state.status = RequestStatus.RUNNING
+        state.first_scheduled_time = state.first_scheduled_time or time.time()
+
+    def seated(self) -> list[RequestState]:
+        """The requests with a seat, by key: the last one is the one to preempt."""
+        return sorted([*self.running, *self.admitted.values()], key=_key) if self.admitted else self.running
+
+    def preempt_last(self) -> RequestState:
+        """Put the request with the highest key that has a seat back into the queue, without blocks, drafts or KV."""
+        victim = self.seated()[-1]
+        if victim.status is RequestStatus.RUNNING:
+            self._preempted_ids.append(victim.request_id)
+            self.running.pop()
+            self._rows = None
+        else:
+            del self.admitted[victim.request_id]
+        self.kv.free(victim.table)
+        self._note_slots(victim)
+        victim.go_back()
+        self.waiting.push(victim)
+        self.stats.num_preemptions += 1
+        return victim
+
+    def extend(self, state: RequestState, num_tokens: int) -> bool:
+        """Give a running request blocks for `num_tokens` tokens; False, with nothing changed, if there are too few."""
+        is_extended = self.kv.extend(state.table, num_tokens)
+        self._note_slots(state)
+        return is_extended
+
+    def extend_as_far_as_possible(self, state: RequestState, num_tokens: int) -> int:
+        """Give a running request blocks towards `num_tokens` tokens; returns how many tokens fit in then."""
+        self.kv.extend_as_far_as_possible(state.table, num_tokens)
+        self._note_slots(state)
+        return state.table.num_slots
+
+    def close(self, state: RequestState, reason: FinishReason, now: float) -> RequestMetrics:
+        """End a request: out of its group, its blocks given back. After an ERROR nobody finds their content again.
+
+        Returns:
+            What its last output reports.
+        """
+        # A running one stays in `running` until `sweep`, as ends come many at a time.
+        if state.status is RequestStatus.RUNNING:
+            self._finished_ids.append(state.request_id)
+        elif state.status is RequestStatus.ADMITTED:
+            del self.admitted[state.request_id]
+        else:
+            self.waiting.remove(state)
+        self.kv.free(state.table, discard=reason is FinishReason.ERROR)
+        del self.states[state.request_id]
+        metrics = state.metrics(now)
+        self.stats.record_finish(
+            reason, metrics, state.num_prompt_tokens, state.num_output_tokens, state.request.max_tokens
+        )
+        self.stats.record_drafts(state.method, state.drafts)
+        state.finish()
+        return metrics
+
+    def abort(self, request_ids: Iterable[RequestId], reason: FinishReason) -> list[RequestOutput]:
+        """End requests between steps, wherever they are; returns their last outputs. Unknown ids are ignored."""
+        now, outputs = time.time(), []
+        for request_id in request_ids:
+            state = self.states.get(request_id)
+            if state is None:
+                continue
+            metrics = self.close(state, reason, now)
+            outputs.append(replace(state.empty_output(), finish_reason=reason, metrics=metrics))
+        self.sweep()
+        return outputs
+
+    def sweep(self) -> None:
+        """Take the requests that were closed out of `running`."""
+        self.running = [state for state in self.running if state.status is RequestStatus.RUNNING]
+        self._rows = None
+
+    def take_dropped_ids(self) -> tuple[tuple[RequestId, ...], tuple[RequestId, ...]]:
+        """Requests that ended, and that were preempted, since the last call: the executor still has to drop them."""
+        dropped = tuple(self._finished_ids), tuple(self._preempted_ids)
+        self._finished_ids.clear()
+        self._preempted_ids.clear()
+        return dropped
+
+    def take_block_changes(self) -> tuple[tuple[NewRequest, ...], tuple[RequestDelta, ...]]:
+        """Requests the executor does not know, and blocks it does not, since the last call; then it counts as told."""
+        new: list[NewRequest] = []
+        deltas: list[RequestDelta] = []
+        for state in self._resized.values():
+            num_sent, block_ids = state.num_sent_blocks, state.table.block_ids
+            state.num_sent_blocks = len(block_ids)
+            if num_sent == len(block_ids):
+                continue  # preempted, ended, or no block was left
+            if num_sent:
+                deltas.append(RequestDelta(state.request_id, tuple(block_ids[num_sent:])))
+            else:
+                token_ids = np.array(state.token_ids, np.int32)
+                new.append(NewRequest(state.request, token_ids, state.num_prompt_tokens, tuple(block_ids)))
+        self._resized.clear()
+        return tuple(new), tuple(deltas)
+
+    def snapshot(self) -> EngineStats:
+        """Counters, histograms and gauges of this moment. O(requests)."""
+        return replace(
+            self.stats.snapshot((state.method, state.drafts) for state in self.states.values()),
+            speculation=self._speculation,
+            num_running=len(self.running) + len(self.admitted),
+            num_waiting=len(self.waiting),
+            num_preempted_waiting=sum(state.num_preemptions > 0 for state in self.waiting),
+            num_waiting_tokens=self.waiting.num_prompt_tokens,
+            max_num_seqs=self._max_num_seqs,
+            block_size=self.kv.block_size,
+            num_blocks=self.kv.num_blocks,
+            num_free_blocks=self.kv.num_free_blocks,
+            num_cached_blocks=self.kv.num_cached_blocks,
+        )
+
+    def check_integrity(self) -> None:
+        """Verify every invariant between two steps. O(tokens and blocks); for tests and debug mode.
+
+        Raises:
+            AssertionError: naming the broken rule.
+        """
+        self.kv.check_integrity()
+        assert self.running == sorted(self.running, key=_key), "running requests out of order"
+        assert len(self.seated()) <= self._max_num_seqs, f"{len(self.seated())} requests have a seat"
+        everyone = [*self.running, *self.admitted.values(), *self.waiting]
+        assert {state.request_id for state in everyone} == set(self.states), "a request is lost"
+        assert len(everyone) == len(self.states), "a request is in two groups"
+        assert len({state.counter_row for state in everyone}) == len(everyone), "two requests share counters"
+        assert self.running_rows.tolist() == [state.counter_row for state in self.running], (
+            "the running rows are outdated"
+        )
+        for state in self.running:
+            state.verify_running(self.kv.block_size)
+        for state in self.admitted.values():
+            state.verify_admitted(self.kv.block_size)
+        for state in self.waiting:
+            state.verify_waiting()
+
+    def _index_running(self) -> tuple[Rows, tuple[RequestId, ...]]:
+        if self._rows is None:
+            self._rows = np.array([state.counter_row for state in self.running], np.intp)
+            self._running_ids = tuple([state.request_id for state in self.running])
+        return self._rows, self._running_ids
+
+    def _note_slots(self, state: RequestState) -> None:
+        self.counters.num_slots[state.counter_row] = state.table.num_slots
+        self._resized[state.request_id] = state
+
+
+def _key(state: RequestState) -> tuple[int, int]:
+    return state.key

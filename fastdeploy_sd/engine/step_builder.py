@@ -1,0 +1,85 @@
+"""A step under construction: the rows chosen so far and the token budget left. Knows no queue and no blocks' owners."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastdeploy_sd.engine.request_counters import RequestCounters
+from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.types import I32, Rows
+
+
+class StepBuilder:
+    """Rows of the next step: first of running requests, chosen together, then of those that were admitted.
+
+    Attributes:
+        states: the requests, one per row. counter_rows: intp[R], theirs of the counters.
+        num_new: tokens each row runs, its drafts included. num_draft: drafts at its end. Lists; see `result_rules`.
+        budget: tokens that may still be added.
+        preempted: requests that lost their blocks for this step; they are not admitted again in it.
+    """
+
+    def __init__(
+        self, budget: int, states: list[RequestState], counter_rows: Rows, num_new: list[int], num_draft: list[int]
+    ) -> None:
+        """Begin with what all running requests want; less than no `budget` is left if that is too much."""
+        self.states, self.counter_rows, self.num_new, self.num_draft = states, counter_rows, num_new, num_draft
+        self.budget = budget - sum(num_new)
+        self.preempted: list[RequestState] = []
+
+    def cut_to_budget(self) -> None:
+        """Leave every row what those before it leave, its own tokens before its drafts, and drop rows left without."""
+        left = self.budget + sum(self.num_new)
+        num_rows = 0
+        while left > 0:
+            num_own = min(self.num_new[num_rows] - self.num_draft[num_rows], left)
+            self.num_draft[num_rows] = min(self.num_draft[num_rows], left - num_own)
+            self.num_new[num_rows] = num_own + self.num_draft[num_rows]
+            left -= self.num_new[num_rows]
+            num_rows += 1
+        self.budget = 0
+        self.counter_rows = self.counter_rows[:num_rows]
+        del self.states[num_rows:], self.num_new[num_rows:], self.num_draft[num_rows:]
+
+    def add(self, state: RequestState, num_new: int) -> None:
+        """Add the row of a request that was just admitted; it has no drafts."""
+        self.budget -= num_new
+        self.states.append(state)
+        self.counter_rows = np.append(self.counter_rows, state.counter_row)
+        self.num_new.append(num_new)
+        self.num_draft.append(0)
+
+    def remove(self, state: RequestState) -> None:
+        """Take a request's row back, if it has one, and its tokens into the budget."""
+        if state not in self.states:
+            return
+        row = self.states.index(state)
+        self.budget += self.num_new[row]
+        del self.states[row], self.num_new[row], self.num_draft[row]
+        self.counter_rows = np.delete(self.counter_rows, row)
+
+    def shorten_drafts(self, row: int, num_draft: int) -> None:
+        """Leave a row `num_draft` of its drafts, and give back the budget of the others."""
+        num_cut = self.num_draft[row] - num_draft
+        self.num_draft[row] = num_draft
+        self.num_new[row] -= num_cut
+        self.budget += num_cut
+
+    def max_draft_len(self, counters: RequestCounters) -> I32:
+        """How many drafts may follow each row's output, i32[R]: 0 while tokens are left to compute.
+
+        After this step a request has at least num_tokens + 1 tokens; the drafts that follow leave room for the one
+        token that verification always adds:
+
+            [0 .. num_tokens) [one output] [drafts ........) [recovered or bonus]   <= max_total_tokens
+
+        More outputs may be committed than one; the executor then lets fewer drafts follow. The model's length is no
+        separate limit, as max_total_tokens respects it.
+        """
+        lengths = np.zeros(len(self.states), np.int32)
+        for r, counter_row in enumerate(self.counter_rows.tolist()):
+            num_tokens = counters.num_tokens.item(counter_row)
+            if counters.num_computed_tokens.item(counter_row) + self.num_new[r] - self.num_draft[r] == num_tokens:
+                room = max(counters.max_total_tokens.item(counter_row) - num_tokens - 2, 0)
+                lengths[r] = min(counters.max_draft_tokens.item(counter_row), room)
+        return lengths

@@ -1,0 +1,40 @@
+"""QuantScheme: which storage format each kind of linear layer gets; weight_packer.py converts to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fastdeploy_sd.config import Quantization, formats_of
+from fastdeploy_sd.config.quantization import WeightFormat
+from fastdeploy_sd.ops.linear_format import LinearFormat
+
+
+@dataclass(frozen=True, slots=True)
+class QuantScheme:
+    """Formats of a model's linear layers.
+
+    wint8 and wint4 also quantise activations inside the multiplication (int8, per row and group of 128). Routers, norms
+    and the embedding table keep their type.
+
+    Attributes:
+        dtype: of activations and unquantised weights, and of the KV cache unless that is int8.
+        linear: format of attention and feed-forward layers, shared experts included.
+        experts: format of the experts that a router chooses.
+        lm_head: format of the output head.
+    """
+
+    dtype: Literal["float32", "bfloat16"]
+    linear: LinearFormat
+    experts: LinearFormat
+    lm_head: LinearFormat
+
+    @classmethod
+    def create(cls, dtype: Literal["float32", "bfloat16"], quantization: Quantization | None) -> QuantScheme:
+        """Return the scheme of `--dtype` and `--quantization`."""
+
+        def stored(fmt: WeightFormat) -> LinearFormat:
+            return dtype if fmt == "none" else fmt
+
+        formats = formats_of(quantization)
+        return cls(dtype, stored(formats.dense), stored(formats.moe), stored(formats.lm_head))

@@ -1,0 +1,100 @@
+"""What mtp_preprocess_ and mtp_postprocess_ take and return, by whatever implementation. Arrays, tensors or symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from fastdeploy_sd.types import I32
+
+A = TypeVar("A", bound=Any)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftBatch:
+    """The requests that draft, as columns on the host; constant over the passes of a step.
+
+    Attributes:
+        table_rows: i32[R], row of the two tables.
+        num_committed: i32[R], committed tokens.
+        cu_num_draft: i32[R+1], the drafts that each request gets.
+        draft_token_ids: i32[D], filled in pass by pass.
+        token_table: i32[num_table_rows, max_tokens_per_row], committed tokens.
+        block_table: i32[num_table_rows, max_blocks], -1 past the request's own blocks.
+        num_drafting: requests with more than i drafts, by i.
+    """
+
+    table_rows: I32
+    num_committed: I32
+    cu_num_draft: I32
+    draft_token_ids: I32
+    token_table: I32
+    block_table: I32
+    block_size: int
+    num_drafting: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MtpPass:
+    """What one draft layer computes: request r the KV slots [begin[r], end[r]), none where these are equal.
+
+    Attributes:
+        begin, end: i32[R], begin >= 1.
+        source: the layer whose output the hidden rows are; 0 = the target.
+        hidden_begin: i32[R], position of the request's first hidden row.
+        hidden_end: i32[R]: rows of positions [hidden_begin, hidden_end) belong to committed tokens and are kept.
+        cu_hidden: i32[R+1], row r owns hidden rows [cu[r], cu[r+1]); cu[0] need not be 0.
+        num_tokens: T, the rows to run: the sum of end - begin.
+    """
+
+    begin: I32
+    end: I32
+    source: int
+    hidden_begin: I32
+    hidden_end: I32
+    cu_hidden: I32
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenRows(Generic[A]):
+    """Hidden rows of one source layer: this step's, and those kept from earlier ones. f32 or bf16.
+
+    Attributes:
+        step: [rows, H].
+        blocks: [num_blocks, H], the row of the last token of every full block; written.
+        requests: [num_table_rows, H], each request's newest row; written.
+    """
+
+    step: A
+    blocks: A
+    requests: A
+
+
+class MtpInputs(NamedTuple):
+    """What a draft layer runs on: the maps as in `reference.batch.BatchMaps`.
+
+    Attributes:
+        draft_rows: i32[A], the last row of every request that drafts.
+        hidden: [T, H], the row of the position before each token.
+    """
+
+    input_ids: Any
+    positions: Any
+    slot_mapping: Any
+    query_start_loc: Any
+    seq_lens: Any
+    draft_rows: Any
+    hidden: Any
+
+
+class NextInputs(NamedTuple):
+    """The same for the pass that continues after a draft: every row drafts."""
+
+    input_ids: Any
+    positions: Any
+    slot_mapping: Any
+    query_start_loc: Any
+    seq_lens: Any
+    hidden: Any

@@ -1,0 +1,157 @@
+"""Weight matrices in the layout that `linear` and `moe_ffn` stream, and how they get there. Knows no framework."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
+from fastdeploy_sd.runtime.arrays import Array, pointer
+from fastdeploy_sd.runtime.layout import struct_type
+from fastdeploy_sd.runtime.library import CParams, call, library
+from fastdeploy_sd.runtime.memory import WeightMemory
+
+A = TypeVar("A")
+Experts = Sequence[Array | WeightMatrix] | Array
+# fdsd::WeightDType.
+_WEIGHT_DTYPE_CODES = {np.dtype(np.float32): 0, np.dtype(np.uint16): 1, np.dtype(np.float16): 2}
+
+
+@dataclass(frozen=True)
+class PackedLinear(Generic[A]):
+    """A weight matrix in the layout the kernel streams.
+
+    Attributes:
+        data: u8[packed_bytes(...)], 64-byte aligned; the same on every instruction-set level.
+    """
+
+    data: A
+    in_features: int
+    out_features: int
+    format: LinearFormat
+
+
+def packed_bytes(in_features: int, out_features: int, fmt: LinearFormat) -> int:
+    """Return the size of a packed [out_features, in_features] matrix; a multiple of 64."""
+    function = library().fdsd_packed_linear_bytes
+    function.restype = ctypes.c_int64
+    return int(function(in_features, out_features, format_code(fmt)))
+
+
+def as_matrix(weight: Array | WeightMatrix) -> WeightMatrix:
+    """Return an array as a matrix of one part."""
+    return weight if isinstance(weight, WeightMatrix) else WeightMatrix.whole(weight)
+
+
+def pack_into(address: int, weight: Array | WeightMatrix, fmt: LinearFormat) -> None:
+    """Pack a matrix into `packed_bytes` bytes of memory at a 64-byte aligned address.
+
+    Args:
+        weight: f32, f16 or bf16 [N, K], or parts of it; C-contiguous; may be read-only memory maps.
+
+    Raises:
+        ValueError: a shape, dtype or the alignment disagrees.
+    """
+    matrix = as_matrix(weight)
+    out_features, in_features = matrix.shape
+    rows: type[Any] = struct_type("WeightRows")
+    parts = (rows * len(matrix.parts))(*map(_weight_rows, matrix.parts))
+    params = struct_type("PackLinearParams")(
+        in_features=in_features,
+        out_features=out_features,
+        format=format_code(fmt),
+        num_parts=len(matrix.parts),
+        parts=ctypes.addressof(parts),
+        packed=address,
+    )
+    call("pack_linear", params)
+
+
+def _weight_rows(part: WeightPart) -> CParams:
+    data = part.data
+    if data.dtype not in _WEIGHT_DTYPE_CODES:
+        raise ValueError(f"weight: expected float32, float16 or bfloat16 (as uint16), got {data.dtype}")
+    return struct_type("WeightRows")(
+        data=pointer("weight", data, data.shape, data.dtype),
+        num_rows=part.shape[0],
+        dtype=_WEIGHT_DTYPE_CODES[data.dtype],
+        is_transposed=part.is_transposed,
+    )
+
+
+def pack_linear(weight: Array | WeightMatrix, fmt: LinearFormat) -> PackedLinear[npt.NDArray[np.uint8]]:
+    """Quantise and reorder a weight matrix for `linear`.
+
+    wint8 and wint4 keep one float32 scale per output and group of 128 inputs; see `reference.linear.stored_weight`.
+
+    Args:
+        weight: f32, f16 or bf16 (u16 bits) [N, K], or parts of it; read in place.
+
+    Raises:
+        ValueError: unknown format, or not a matrix of such a type.
+    """
+    matrix = as_matrix(weight)
+    out_features, in_features = matrix.shape
+    data = WeightMemory().take(packed_bytes(in_features, out_features, fmt))
+    pack_into(data.ctypes.data, matrix, fmt)
+    return PackedLinear(data, in_features, out_features, fmt)
+
+
+@dataclass(frozen=True)
+class PackedExperts(Generic[A]):
+    """One weight matrix of every expert, packed one after another.
+
+    Attributes:
+        data: u8[num_experts * packed_bytes(...)], 64-byte aligned; the same on every instruction-set level.
+    """
+
+    data: A
+    num_experts: int
+    in_features: int
+    out_features: int
+    format: LinearFormat
+
+
+def experts_shape(weights: Experts) -> tuple[int, int]:
+    """Return the (out_features, in_features) that all experts share.
+
+    Raises:
+        ValueError: no expert, or shapes that differ.
+    """
+    shapes = {as_matrix(weight).shape for weight in weights}
+    if len(shapes) != 1:
+        raise ValueError(f"weights: expected experts of one shape [N, K], got shapes {sorted(shapes)}")
+    return shapes.pop()
+
+
+def pack_experts_into(address: int, weights: Experts, fmt: LinearFormat) -> None:
+    """Pack matrices one after another into memory at a 64-byte aligned address.
+
+    Raises:
+        ValueError: a shape, dtype or the alignment disagrees.
+    """
+    out_features, in_features = experts_shape(weights)
+    size = packed_bytes(in_features, out_features, fmt)
+    for i, weight in enumerate(weights):
+        pack_into(address + i * size, weight, fmt)
+
+
+def pack_experts(weights: Experts, fmt: LinearFormat) -> PackedExperts[npt.NDArray[np.uint8]]:
+    """Pack one matrix per expert; see `pack_linear`.
+
+    Args:
+        weights: as for `pack_linear`, each, all of one shape; an array [E, N, K] will do.
+
+    Raises:
+        ValueError: unknown format, no expert, or a shape or dtype disagrees.
+    """
+    out_features, in_features = experts_shape(weights)
+    data = WeightMemory().take(len(weights) * packed_bytes(in_features, out_features, fmt))
+    pack_experts_into(data.ctypes.data, weights, fmt)
+    return PackedExperts(data, len(weights), in_features, out_features, fmt)

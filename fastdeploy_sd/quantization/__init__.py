@@ -1,1 +1,0 @@
-"""How weights are stored and multiplied."""

@@ -1,0 +1,38 @@
+"""What the worker has loaded for a method that runs a model. Knows no method; see DraftMethod.needs_model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy_sd.models.mtp import MtpModel
+    from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
+    from fastdeploy_sd.types import I32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftModel:
+    """Layers that draft, with their KV over the target's blocks; ProposerContext.draft_model.
+
+    Attributes:
+        caches: one KV cache per draft layer; layer j's first_key is j + 1.
+        rotary: its table has max_model_len rows.
+        block_hidden: per hidden source (the target, then every draft layer but the last) [num_blocks, H]: the hidden
+            row of the last token of every full block. Valid as long as the block's KV is.
+        hidden: [T, H], the target's rows of the step after its final norm, as large as it can be.
+        token_table, block_table: i32[max_num_seqs, max_model_len], i32[max_num_seqs, max_blocks], the request table's.
+        enforce_eager: run the ops one by one instead of replaying a recording.
+    """
+
+    model: MtpModel
+    caches: Sequence[KvCache[Tensor]]
+    rotary: Rotary[Tensor]
+    block_hidden: Sequence[Tensor]
+    hidden: Tensor
+    token_table: I32
+    block_table: I32
+    enforce_eager: bool = False

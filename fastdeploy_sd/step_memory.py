@@ -1,0 +1,84 @@
+"""The memory of a step: every array that preparing, verifying, committing and drafting write, once, at its bound.
+
+How large a step can be is known when the server starts, so nothing is allocated while one runs. Addresses never change:
+native calls and recorded passes are bound to the whole arrays, and a step writes counts and contents. This is memory,
+not a value: what is in it holds until the next step. What a step hands on are views, see `types.StepView`. Two of these
+are all it takes to prepare one step while another one runs. Knows no request and no op.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastdeploy_sd.request_rules import MAX_EOS_TOKEN_IDS
+from fastdeploy_sd.sampling_rules import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
+
+_MAX_FORBIDDEN = MAX_BAD_WORD_TOKENS + MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """How large a step can be.
+
+    Attributes:
+        num_requests: R.
+        num_tokens: T.
+        num_request_drafts: k, of one request.
+    """
+
+    num_requests: int
+    num_tokens: int
+    num_request_drafts: int = 0
+
+    @property
+    def num_logits(self) -> int:
+        """L: a request has a row for each of its drafts and one more, and every row is a token of the step."""
+        return min(self.num_requests * (self.num_request_drafts + 1), self.num_tokens)
+
+    @property
+    def num_drafts(self) -> int:
+        """D."""
+        return self.num_requests * self.num_request_drafts
+
+
+class StepMemory:
+    """See the module. A page of it is taken from the system when a step first writes to it.
+
+    Args:
+        limits: R, T, L and D of the shapes below.
+        vocab_size: no row of logits forbids more tokens.
+
+    Attributes:
+        num_requests, num_tokens, num_logits: of the step.
+        table_rows: i32[R], the requests' rows of the request table.
+        num_computed, num_new, planned_drafts, draft_token_ids, cu_num_draft: i32[R], i32[R], i32[R], i32[D], i32[R+1],
+            of the plan; see `types.SchedulerOutput`.
+        input_ids .. output_positions: the maps; see `ops.reference.batch.BatchMaps`.
+        cu_mask, mask_token_ids: i32[L+1], i32[K], tokens forbidden per row of logits.
+        output_token_ids, cu_num_output, num_accepted: i32[L], i32[R+1], i32[R]; see `types.VerifyResult`.
+        num_failed: i32[1], requests without a valid distribution.
+        num_committed, max_draft_len: i32[R]; see `spec_decode.proposer.ProposeInput`.
+    """
+
+    def __init__(self, limits: StepLimits, vocab_size: int) -> None:
+        self.limits = limits
+        self.num_requests = self.num_tokens = self.num_logits = 0
+        requests, tokens, logits = limits.num_requests, limits.num_tokens, limits.num_logits
+
+        def column(length: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+            return np.zeros(length, np.int32)
+
+        self.table_rows, self.num_computed, self.num_new = column(requests), column(requests), column(requests)
+        self.planned_drafts = column(requests)
+        self.draft_token_ids, self.cu_num_draft = column(limits.num_drafts), column(requests + 1)
+        self.input_ids, self.positions, self.slot_mapping = column(tokens), column(tokens), np.zeros(tokens, np.int64)
+        self.query_start_loc, self.seq_lens = column(requests + 1), column(requests)
+        self.logits_indices, self.cu_num_logits = column(logits), column(requests + 1)
+        self.batch_id_per_output, self.output_positions = column(logits), column(logits)
+        self.cu_mask = column(logits + 1)
+        self.mask_token_ids = column(logits * min(vocab_size, _MAX_FORBIDDEN))
+        self.output_token_ids, self.cu_num_output = column(logits), column(requests + 1)
+        self.num_accepted, self.num_failed = column(requests), column(1)
+        self.num_committed, self.max_draft_len = column(requests), column(requests)

@@ -1,0 +1,64 @@
+"""Every value that crosses a package border. NumPy only; nothing here knows Paddle, sockets or HTTP.
+
+Dimension letters: R requests, T tokens of a step, L logits rows, D drafts, O outputs, V vocabulary, H hidden size.
+`cu_*` arrays have n+1 entries, start at 0 and never decrease.
+"""
+
+from __future__ import annotations
+
+from fastdeploy_sd.draft_methods import DraftSource
+from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I8, I32, I64, U64, Rows, offsets
+from fastdeploy_sd.types.drafts import DraftTokens, LogprobArrays
+from fastdeploy_sd.types.models import ModelInfo, SpeculationInfo
+from fastdeploy_sd.types.requests import (
+    DraftCounts,
+    DraftLogprob,
+    FinishReason,
+    Request,
+    RequestId,
+    RequestMetrics,
+    RequestOutput,
+    Speculation,
+    TokenLogprob,
+)
+from fastdeploy_sd.types.steps import (
+    NewRequest,
+    RequestDelta,
+    SamplingArrays,
+    SchedulerOutput,
+    StepResult,
+    StepView,
+    VerifyResult,
+)
+
+__all__ = [
+    "EMPTY_I32",
+    "F32",
+    "I8",
+    "I32",
+    "I64",
+    "U64",
+    "DraftCounts",
+    "DraftLogprob",
+    "DraftSource",
+    "DraftTokens",
+    "FinishReason",
+    "LogprobArrays",
+    "ModelInfo",
+    "NewRequest",
+    "Request",
+    "RequestDelta",
+    "RequestId",
+    "RequestMetrics",
+    "RequestOutput",
+    "Rows",
+    "SamplingArrays",
+    "SchedulerOutput",
+    "Speculation",
+    "SpeculationInfo",
+    "StepResult",
+    "StepView",
+    "TokenLogprob",
+    "VerifyResult",
+    "offsets",
+]

@@ -1,0 +1,185 @@
+"""Guesses, and log-probabilities of tokens: ragged values that are cut, picked and put together on their way."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.draft_methods import DraftSource
+from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I8, I32, Rows, offsets
+
+Index = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogprobArrays:
+    """Log-probabilities of a step's tokens; n is the largest number of alternatives asked for in the step.
+
+    Attributes:
+        logprobs: f32[O], NaN where not asked for; ranks: i32[O] from 1, 0 where not asked for;
+        top_token_ids: i32[O, n], 0 where not asked for; top_logprobs: f32[O, n], NaN where not asked for.
+    """
+
+    logprobs: F32
+    ranks: I32
+    top_token_ids: I32
+    top_logprobs: F32
+
+    @staticmethod
+    def empty(num_tokens: int, num_top: int) -> LogprobArrays:
+        """Arrays of tokens for which nobody asked, to be filled by `put`."""
+        return LogprobArrays(
+            np.full(num_tokens, np.nan, np.float32),
+            np.zeros(num_tokens, np.int32),
+            np.zeros((num_tokens, num_top), np.int32),
+            np.full((num_tokens, num_top), np.nan, np.float32),
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[LogprobArrays]) -> LogprobArrays:
+        """Put parts behind each other, as wide as the widest."""
+        cu = offsets([len(part.logprobs) for part in parts])
+        merged = LogprobArrays.empty(int(cu[-1]), max(part.top_token_ids.shape[1] for part in parts))
+        for begin, part in zip(cu.tolist(), parts, strict=False):
+            merged.put(slice(begin, begin + len(part.logprobs)), part)
+        return merged
+
+    def put(self, at: Index | slice, found: LogprobArrays) -> None:
+        """Write what was found for the tokens at these places; it has at most as many alternatives as there are."""
+        num_top = found.top_token_ids.shape[1]
+        self.logprobs[at], self.ranks[at] = found.logprobs, found.ranks
+        self.top_token_ids[at, :num_top] = found.top_token_ids
+        self.top_logprobs[at, :num_top] = found.top_logprobs
+
+    def take(self, index: Index) -> LogprobArrays:
+        """Return those of the tokens `index`."""
+        return LogprobArrays(
+            self.logprobs[index], self.ranks[index], self.top_token_ids[index], self.top_logprobs[index]
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftTokens:
+    """Guesses to be verified; row r owns `token_ids[cu_num_draft[r]:cu_num_draft[r+1]]`.
+
+    Attributes:
+        token_ids: i32[D].
+        cu_num_draft: i32[R+1].
+        sources: i8[D], a DraftSource each; None = all CUSTOM.
+        logprobs: over D, under the drafting model; None when no request of the step asked, or no model drafted.
+        parents: i32[D], the draft of the same row that each one follows, counted from the row's first, before it;
+            -1 = it follows the row's committed tokens. None = a chain: each follows the one before it.
+
+    Every draft is certain (one-hot) in its method's eyes: verification needs no distribution of it.
+    """
+
+    token_ids: I32
+    cu_num_draft: I32
+    sources: I8 | None = None
+    logprobs: LogprobArrays | None = None
+    parents: I32 | None = None
+
+    @staticmethod
+    @functools.cache
+    def none(num_requests: int) -> DraftTokens:
+        """No drafts for so many rows; nobody can write to them, so all plain steps share one per number of rows."""
+        cu_num_draft = np.zeros(num_requests + 1, np.int32)
+        cu_num_draft.flags.writeable = False
+        return DraftTokens(EMPTY_I32, cu_num_draft)
+
+    @staticmethod
+    def concat(parts: Sequence[DraftTokens]) -> DraftTokens:
+        """Put the rows of all parts behind each other. What only some parts tell is spelled out for the others."""
+        if len(parts) == 1:
+            return parts[0]
+        return DraftTokens(
+            token_ids=np.concatenate([part.token_ids for part in parts]),
+            cu_num_draft=offsets(np.concatenate([np.diff(part.cu_num_draft) for part in parts])),
+            sources=_concat_sources(parts),
+            logprobs=_concat_logprobs(parts),
+            parents=None if all(part.parents is None for part in parts) else np.concatenate(list(map(_parents, parts))),
+        )
+
+    @staticmethod
+    def merge(num_rows: int, parts: Sequence[tuple[Rows, DraftTokens]]) -> DraftTokens:
+        """Put drafts of several methods together: row r holds every part's drafts for row r, in the order of the parts.
+
+        A part's drafts follow the last one that the parts before it have in the row.
+
+        Args:
+            num_rows: R.
+            parts: (rows intp[n], drafts of n rows) each: row i of the drafts belongs to row rows[i].
+        """
+        if not parts:
+            return DraftTokens.none(num_rows)
+        row_of = np.concatenate([np.repeat(rows, np.diff(drafts.cu_num_draft)) for rows, drafts in parts])
+        order = np.argsort(row_of, kind="stable")
+        merged = DraftTokens.concat([drafts for _, drafts in parts])
+        if merged.parents is not None:
+            num_before, num_so_far = [], np.zeros(num_rows, np.int32)
+            for rows, drafts in parts:
+                counts = np.diff(drafts.cu_num_draft)
+                num_before.append(np.repeat(num_so_far[rows], counts))
+                num_so_far[rows] += counts
+            merged = replace(merged, parents=merged.parents + np.concatenate(num_before))
+        return merged.pick(order, offsets(np.bincount(row_of, minlength=num_rows)))
+
+    def row(self, r: int) -> I32:
+        """The drafts of a row."""
+        return self.token_ids[self.cu_num_draft[r] : self.cu_num_draft[r + 1]]
+
+    def take(self, rows: Rows) -> DraftTokens:
+        """Return some rows, intp[n], in this order."""
+        counts = np.diff(self.cu_num_draft)[rows]
+        cu = offsets(counts)
+        shift = np.repeat(self.cu_num_draft[:-1][rows] - cu[:-1], counts)
+        return self.pick(shift + np.arange(len(shift)), cu)
+
+    def pick(self, index: Index, cu_num_draft: I32) -> DraftTokens:
+        """Return the drafts `index` as rows of other lengths; a row of them must be the first of one row's here."""
+        return DraftTokens(
+            self.token_ids[index],
+            cu_num_draft,
+            None if self.sources is None else self.sources[index],
+            None if self.logprobs is None else self.logprobs.take(index),
+            None if self.parents is None else self.parents[index],
+        )
+
+    @property
+    def is_chain(self) -> npt.NDArray[np.bool_]:
+        """bool[R]: whether each draft of the row follows the one before it."""
+        if self.parents is None:
+            return np.ones(len(self.cu_num_draft) - 1, np.bool_)
+        num_wrong = offsets(self.parents != _chain_parents(self.cu_num_draft))[self.cu_num_draft]
+        return np.equal(num_wrong[1:], num_wrong[:-1])
+
+
+def _chain_parents(cu_num_draft: I32) -> I32:
+    """Return i32[D], what `DraftTokens.parents` says of chains."""
+    return np.arange(cu_num_draft[-1], dtype=np.int32) - np.repeat(cu_num_draft[:-1], np.diff(cu_num_draft)) - 1
+
+
+def _parents(drafts: DraftTokens) -> I32:
+    return _chain_parents(drafts.cu_num_draft) if drafts.parents is None else drafts.parents
+
+
+def _concat_sources(parts: Sequence[DraftTokens]) -> I8 | None:
+    if all(part.sources is None for part in parts):
+        return None
+    custom = np.int8(DraftSource.CUSTOM)
+    return np.concatenate(
+        [np.full(len(p.token_ids), custom, np.int8) if p.sources is None else p.sources for p in parts]
+    )
+
+
+def _concat_logprobs(parts: Sequence[DraftTokens]) -> LogprobArrays | None:
+    if all(part.logprobs is None for part in parts):
+        return None
+    return LogprobArrays.concat(
+        [LogprobArrays.empty(len(p.token_ids), 0) if p.logprobs is None else p.logprobs for p in parts]
+    )

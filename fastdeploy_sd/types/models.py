@@ -1,0 +1,55 @@
+"""What the engine and the frontend know of a loaded model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastdeploy_sd.draft_methods import NAIVE
+from fastdeploy_sd.types.requests import Speculation
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationInfo:
+    """What requests may ask of the loaded drafting methods, and what these ask of the engine.
+
+    Attributes:
+        method: what a request gets that names none.
+        methods: what it may name.
+        max_draft_tokens: drafts per request and step at most (k).
+        num_lookahead_slots: KV slots from a request's newest token on that drafting writes; 0 = it writes none.
+        lossy: verification may emit tokens that plain decoding would not: verify_strategy greedy or topp, for every
+            request, or accept_policy accept_all, for those that draft.
+        has_draft_logprobs: whether a request may ask for draft log-probabilities.
+    """
+
+    method: str = NAIVE
+    methods: tuple[str, ...] = (NAIVE,)
+    max_draft_tokens: int = 0
+    num_lookahead_slots: int = 0
+    lossy: bool = False
+    has_draft_logprobs: bool = False
+
+    def method_of(self, asked: Speculation) -> str:
+        """The method that drafts for a request that asks for this, validated."""
+        return (asked.method or self.method) if asked.enabled else NAIVE
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the engine and the frontend need to know of a loaded model."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    num_blocks: int
+    speculation: SpeculationInfo = SpeculationInfo()
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of a request, prompt and output together: what fits into the model's context and the KV cache.
+
+        The last output token is never fed back, so its KV is never needed.
+        """
+        return min(self.max_model_len, self.num_blocks * self.block_size + 1)

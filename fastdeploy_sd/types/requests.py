@@ -1,0 +1,160 @@
+"""What goes between frontend and engine: a request, and the outputs of its steps."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.types.arrays import I32
+
+RequestId = str
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended; the values are OpenAI's where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What a request says about drafting. The defaults leave everything to the server's configuration.
+
+    Attributes:
+        enabled: False = no drafts for this request.
+        method: one of `SpeculationInfo.methods`; None = the server's.
+        num_speculative_tokens: drafts per step at most, 1 .. `SpeculationInfo.max_draft_tokens`; None = the server's.
+        num_draft_logprobs: alternatives to report beside each verified draft's log-probability; None = report none.
+    """
+
+    enabled: bool = True
+    method: str | None = None
+    num_speculative_tokens: int | None = None
+    num_draft_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One sequence to generate; a user's request with n > 1 becomes n of these. Validated: nothing is checked again.
+
+    Attributes:
+        prompt_token_ids: i32[P], P >= 1.
+        max_tokens: resolved limit on generated tokens, >= 1; P + max_tokens <= ModelInfo.max_request_tokens.
+        seed: resolved, so that `philox(seed, position)` is defined also when the user gave none.
+        eos_token_ids: ids that end the request unless `sampling.ignore_eos`.
+        bad_words_token_ids: each sequence may not be completed; built from `sampling.bad_words` by the frontend.
+        priority: lower runs first; ties by arrival.
+        arrival_time: seconds since the epoch.
+        cache_salt: requests share prefix blocks, and outputs to draft from, only with the same salt.
+        speculation: validated against the model's SpeculationInfo.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: I32
+    sampling: SamplingParams
+    max_tokens: int
+    seed: int
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    arrival_time: float = 0.0
+    cache_salt: str = ""
+    speculation: Speculation = Speculation()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one generated token and of its best alternatives (natural log, of the raw logits).
+
+    Attributes:
+        rank: 1 for the most likely token.
+        top_token_ids, top_logprobs: the `sampling.logprobs` best, best first; may or may not hold token_id.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLogprob:
+    """A verified draft and how sure its method was of it.
+
+    Attributes:
+        draft: log-probability under the drafting model, and its alternatives.
+        position: 0 for the first draft of its step.
+        accepted: whether it became output; a right draft behind the token that ended the request did not.
+    """
+
+    draft: TokenLogprob
+    position: int
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """What verification did with drafts. Entry i of a tuple is about the draft at position i of its step.
+
+    Drafts behind the token that ended the request count in no tuple: whether they were right made no difference. So
+    an accepted draft is one that became output.
+
+        drafts     a  b  c  d                all of them right, b ends the request
+        output     a  b                      num_emitted 2, drafted, reached and accepted (1, 1)
+
+    Attributes:
+        num_verifications: steps that verified at least one draft of the request.
+        num_emitted: output tokens of these steps: the accepted drafts and, unless an accepted one ended the request, a
+            recovered or bonus token each; emitted / verifications is the mean acceptance length.
+        drafted, accepted: drafts verified / accepted.
+        reached: drafts verified whose predecessors in the step were all accepted; accepted / reached is the conditional
+            acceptance of a position.
+    """
+
+    num_verifications: int = 0
+    num_emitted: int = 0
+    drafted: tuple[int, ...] = ()
+    reached: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Times in seconds since the epoch (0.0 = has not happened) and counts, of one request."""
+
+    arrival_time: float
+    first_scheduled_time: float
+    first_token_time: float
+    finished_time: float
+    num_preemptions: int = 0
+    drafts: DraftCounts = DraftCounts()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step (or an error) added to a request. `finish_reason` is set exactly once, on the last one.
+
+    Attributes:
+        token_ids: the new tokens, cut at the token that ended the request (an EOS or stop token is included).
+        logprobs: one per token when asked for, else None.
+        stop_reason: the stop token id that matched, when it was not an EOS.
+        num_cached_tokens: prompt tokens taken from the prefix cache.
+        error: (exception class name in errors.py, message) when finish_reason is ERROR.
+        metrics: set on the last output.
+        draft_logprobs: the drafts this step verified, when the request asked for them, else None.
+    """
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    error: tuple[str, str] | None = None
+    metrics: RequestMetrics | None = None
+    draft_logprobs: tuple[DraftLogprob, ...] | None = None

@@ -1,0 +1,157 @@
+"""A step: the plan from scheduler to worker, its arrays, and the result on its way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+import numpy as np
+
+from fastdeploy_sd.types.arrays import F32, I32, U64
+from fastdeploy_sd.types.drafts import DraftTokens, LogprobArrays
+from fastdeploy_sd.types.requests import Request, RequestId
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewRequest:
+    """First sight of a request for the worker, also when it comes back after preemption.
+
+    Attributes:
+        token_ids: i32[n], prompt and committed output so far.
+        num_prompt_tokens: the first `num_prompt_tokens` of token_ids are the prompt.
+    """
+
+    request: Request
+    token_ids: I32
+    num_prompt_tokens: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDelta:
+    """What changed for a request the worker knows: blocks appended to its table."""
+
+    request_id: RequestId
+    new_block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SchedulerOutput:
+    """One step's plan. Row r is request_ids[r] in every array.
+
+    Attributes:
+        new: requests the worker has not seen (or has forgotten after preemption), a subset of request_ids.
+        deltas: known requests whose block table grew, a subset of request_ids.
+        num_computed_tokens: i32[R], tokens whose KV is already in the cache.
+        num_new_tokens: i32[R] >= 1, tokens to run now, drafts included.
+        draft: the drafts among them; row r's are its last `num_draft[r]` new tokens.
+        max_draft_len: i32[R], how many drafts the proposer may return for the next step.
+        finished_ids, preempted_ids: requests whose worker state must be dropped before this step.
+    """
+
+    step_id: int
+    request_ids: tuple[RequestId, ...]
+    new: tuple[NewRequest, ...]
+    deltas: tuple[RequestDelta, ...]
+    num_computed_tokens: I32
+    num_new_tokens: I32
+    draft: DraftTokens
+    max_draft_len: I32
+    finished_ids: tuple[RequestId, ...] = ()
+    preempted_ids: tuple[RequestId, ...] = ()
+
+
+class StepView:
+    """A value over memory that the next step writes again: it holds until that step begins. `kept` returns one to keep.
+
+    Base of dataclasses.
+    """
+
+    __slots__ = ()
+
+    def kept(self) -> Self:
+        """Return a copy that holds: of every array, and of every view in it."""
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        copies = {name: _kept(part) for name, part in parts.items() if isinstance(part, (np.ndarray, StepView))}
+        return replace(self, **copies)  # type: ignore[type-var]
+
+
+def _kept(part: Any) -> Any:
+    return part.kept() if isinstance(part, StepView) else part.copy()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingArrays:
+    """Sampling parameters as columns of the request table; request r of the step is row table_rows[r] of each, of S.
+
+    Attributes:
+        table_rows: i32[R].
+        temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: f32[S].
+        top_k: i32[S], 0 = off.
+        seed: u64[S].
+        num_logprobs: i32[S], -1 = not asked for.
+        count_rows: i32[S], row of token_counts, -1 = no penalty applies to the request.
+        token_counts: i32[num_count_rows, V]: bits 0..29 count the token in the output, bit 30 says it is in the prompt.
+        num_bias, bias_token_ids, bias_values: i32[S], i32[S, B], f32[S, B]; a request's logit_bias is the first
+            num_bias of its row.
+        cu_mask, mask_token_ids: i32[L+1], i32[K] tokens forbidden per logits row (bad words, min_tokens).
+    """
+
+    table_rows: I32
+    temperature: F32
+    top_k: I32
+    top_p: F32
+    min_p: F32
+    repetition_penalty: F32
+    presence_penalty: F32
+    frequency_penalty: F32
+    seed: U64
+    num_logprobs: I32
+    count_rows: I32
+    token_counts: I32
+    num_bias: I32
+    bias_token_ids: I32
+    bias_values: F32
+    cu_mask: I32
+    mask_token_ids: I32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerifyResult(StepView):
+    """Output tokens of a step: per row the accepted drafts, then one recovered or bonus token.
+
+    Attributes:
+        token_ids: i32[O].
+        cu_num_output: i32[R+1]; a row has num_accepted + 1 tokens, 0 while its prompt is unfinished.
+        num_accepted: i32[R].
+        logprobs: None when no request of the step asked; holds for longer than the step.
+    """
+
+    token_ids: I32
+    cu_num_output: I32
+    num_accepted: I32
+    logprobs: LogprobArrays | None = None
+
+    def row(self, r: int) -> I32:
+        return self.token_ids[self.cu_num_output[r] : self.cu_num_output[r + 1]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult(StepView):
+    """What the worker returns. Rows follow the plan's request_ids. Its drafts hold for longer than the step.
+
+    Attributes:
+        drafts: guesses for the next step, at most max_draft_len[r] in row r, and so few that the request's max_tokens
+            leave room for one token behind them; 0 while the prompt is unfinished.
+        failed: requests whose computation broke (non-finite logits, a kernel that refused their row), with what
+            `RequestOutput.error` says of it; their rows carry no output.
+        timings_ms: e.g. {"batch": .., "forward": .., "verify": .., "draft": ..}.
+    """
+
+    step_id: int
+    request_ids: tuple[RequestId, ...]
+    verified: VerifyResult
+    drafts: DraftTokens
+    failed: Mapping[RequestId, tuple[str, str]] = field(default_factory=dict)
+    timings_ms: Mapping[str, float] = field(default_factory=dict)

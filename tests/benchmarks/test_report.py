@@ -1,0 +1,147 @@
+"""Records and what is made of them: the table, the comparison, the document."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.percentiles import percentiles, spread
+from benchmarks.record import Record
+from benchmarks.report import BEGIN, END, comparison, results_table, update_document
+from fastdeploy_sd.errors import ConfigError
+
+
+def make_record(
+    rate: float,
+    *,
+    method: str = "naive",
+    quantization: str | dict[str, str] | None = None,
+    batch: int = 1,
+    noise: float = 0.0,
+) -> Record:
+    """A record whose repeats are `noise` below, at, and above the rate."""
+    name = f"{quantization}-{method}-{batch}-{rate}"
+    metrics: dict[str, Any] = {
+        "decode_tokens_per_s": rate,
+        "step_ms": {"p50": 1000 / rate, "p90": 1100 / rate, "p99": 1200 / rate},
+        "ttft_ms": {"p50": 50.0, "p90": 60.0, "p99": 70.0},
+        "prefill_tokens_per_s": 1000.0,
+        "mean_output_len": 1.0 if method == "naive" else 2.5,
+        "acceptance_rate": None if method == "naive" else 0.5,
+        "weights_gb_per_s": 30.0,
+        "read_gb_per_s": 40.0,
+    }
+    repeats = [{**metrics, "decode_tokens_per_s": rate * f} for f in (1 - noise, 1.0, 1 + noise)]
+    config: dict[str, Any] = {"model": "models/m", "dtype": "bfloat16", "quantization": quantization}
+    workload = {"batch": batch, "prompt_len": 8, "output_len": 8}
+    config["speculative_config"] = {"method": method}
+    return Record(
+        kind="offline", name=name, config=config, hardware={}, workload=workload, metrics=metrics, repeats=repeats
+    )
+
+
+def rows(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_table_is_ordered_and_compares_with_naive() -> None:
+    records = [
+        make_record(20, quantization="wint8"),
+        make_record(25, method="oracle"),
+        make_record(80, batch=8),
+        make_record(10),
+    ]
+    table = rows(results_table(records))
+    assert [row[1:7] for row in table] == [
+        ["bfloat16", "1", "naive", "10.0", "1.00x", "1.00"],
+        ["bfloat16", "1", "oracle", "25.0", "2.50x", "2.50"],
+        ["bfloat16", "8", "naive", "80.0", "1.00x", "1.00"],
+        ["wint8", "1", "naive", "20.0", "1.00x", "1.00"],
+    ]
+    assert table[0][0] == "m"
+    assert table[0][-3:] == ["30.0", "40.0", "75%"]
+
+
+def test_formats_of_a_map_come_last_and_have_a_name() -> None:
+    mix = {"quantization": "mix_quant", "dense_quant_type": "wint8", "moe_quant_type": "wint4"}
+    records = [make_record(20, quantization=mix), make_record(25, quantization="wint4")]
+    assert [row[1] for row in rows(results_table(records))] == ["wint4", "wint8-moe_wint4-head_wint8"]
+
+
+def test_table_without_a_naive_record_or_weight_bytes() -> None:
+    record = make_record(25, method="oracle")
+    record = dataclasses.replace(record, metrics={**record.metrics, "weights_gb_per_s": None})
+    [row] = rows(results_table([record]))
+    assert row[5] == "-"
+    assert row[-3:] == ["-", "40.0", "-"]
+
+
+@pytest.mark.parametrize(("after", "verdict"), [(10.5, "noise"), (12.0, "faster"), (8.0, "slower")])
+def test_comparison_knows_noise(after: float, verdict: str) -> None:
+    table = {row[0]: row for row in rows(comparison(make_record(10, noise=0.05), make_record(after)))}
+    assert table["decode_tokens_per_s"][-1] == verdict
+    assert table["decode_tokens_per_s"][4] == "10.0%"
+    # More time is worse where more tokens are better.
+    assert table["step_ms.p50"][-1] == ("slower" if after < 10 else "faster")
+
+
+def test_record_survives_its_file(tmp_path: Path) -> None:
+    record = make_record(10)
+    path = record.save(tmp_path / "new")
+    assert Record.load(path) == record
+    assert Record.load_all(tmp_path / "new") == [record]
+
+
+def test_file_that_is_no_record(tmp_path: Path) -> None:
+    path = make_record(10).save(tmp_path)
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "schema_version": 99}))
+    with pytest.raises(ConfigError, match=r"record: expected schema_version 2, got 99"):
+        Record.load(path)
+    path.write_text(json.dumps({**values, "surplus": 1}))
+    with pytest.raises(ConfigError, match=r"record: expected the fields .*surplus"):
+        Record.load(path)
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"record: expected a readable JSON file"):
+        Record.load(path)
+    with pytest.raises(ConfigError, match=r"records: expected \*\.json files"):
+        Record.load_all(tmp_path / "empty")
+
+
+def test_document_is_updated_between_its_marks(tmp_path: Path) -> None:
+    document = tmp_path / "doc.md"
+    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    update_document(document, "new")
+    assert document.read_text() == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    document.write_text("no marks")
+    with pytest.raises(ConfigError, match=r"update: expected <!-- results: begin -->"):
+        update_document(document, "new")
+
+
+def test_commands_print_and_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = make_record(10).save(tmp_path), make_record(20).save(tmp_path)
+    assert main(["table", str(tmp_path)]) == 0
+    assert "| m | bfloat16 | 1 | naive | 20.0 |" in capsys.readouterr().out
+    assert main(["compare", str(before), str(after)]) == 0
+    assert "| decode_tokens_per_s | 10.00 | 20.00 | +100.0% |" in capsys.readouterr().out
+    document = tmp_path / "doc.md"
+    document.write_text(f"{BEGIN}\n{END}\n")
+    assert main(["table", str(tmp_path), "--update", str(document)]) == 0
+    assert "| m | bfloat16 |" in document.read_text()
+
+
+def test_docs_have_a_place_for_the_table() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "laboratory.md").read_text(encoding="utf-8")
+    assert text.index(BEGIN) < text.index(END)
+
+
+def test_percentiles_and_spread() -> None:
+    assert percentiles([]) is None
+    assert percentiles([1.0, 2.0, 3.0]) == pytest.approx({"p50": 2.0, "p90": 2.8, "p99": 2.98})
+    assert spread([]) == spread([5.0]) == 0
+    assert spread([9.0, 10.0, 12.0]) == pytest.approx(0.3)

@@ -1,0 +1,60 @@
+"""The packed form has no instruction-set level, sums of integers are exact, and wrong arguments are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.ops import linear as ops
+from fastdeploy_sd.ops import packing
+from fastdeploy_sd.ops.bf16 import to_bf16
+from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
+from fastdeploy_sd.runtime import library
+from tests.ops.backends import isa, threads
+
+
+@pytest.fixture(params=library.available_isas())
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    with isa(request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize("fmt", LINEAR_FORMATS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_packed_form_is_the_same_on_every_level(fmt: LinearFormat, dtype: str) -> None:
+    weight = np.random.default_rng(4).standard_normal((70, 300), np.float32)
+    forms = []
+    for name in library.available_isas():
+        for num_threads in (1, 3):
+            with isa(name), threads(num_threads):
+                packed = packing.pack_linear(to_bf16(weight) if dtype == "bfloat16" else weight, fmt)
+                forms.append(packed.data.tobytes())
+    assert len(set(forms)) == 1
+
+
+@pytest.mark.parametrize("fmt", ["wint8", "wint4"])
+def test_integer_dot_products_are_exact_at_their_extremes(fmt: LinearFormat, level: str) -> None:
+    """Scales of one make every sum an integer that float32 holds: the largest ones must not saturate on any level."""
+    extremes = {"wint8": (127.0, -127.0), "wint4": (-8.0, 7.0)}[fmt]
+    weight = np.tile(np.array(extremes, np.float32), (2, 128))
+    weight[1, 2:] = extremes[0]
+    x: np.ndarray = np.repeat(np.array([[127.0], [-127.0]], np.float32), 256, axis=1)
+    got = ops.linear(x, packing.pack_linear(weight, fmt))
+    np.testing.assert_array_equal(got, x.astype(np.float64) @ weight.astype(np.float64).T, err_msg=level)
+
+
+def test_bad_arguments_are_named() -> None:
+    x: np.ndarray = np.zeros((1, 4), np.float32)
+    packed = packing.pack_linear(np.zeros((3, 4), np.float32), "float32")
+    with pytest.raises(ValueError, match=r"linear: x: expected shape \[num_rows, 4\], got \[1, 3\]"):
+        ops.linear(x[:, :3].copy(), packed)
+    with pytest.raises(ValueError, match="format: expected one of float32, bfloat16, wint8, wint4, got 'int3'"):
+        packing.pack_linear(np.zeros((3, 4), np.float32), "int3")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="packed: expected an address that is a multiple of 64"):
+        packing.pack_into(packed.data.ctypes.data + 4, np.zeros((1, 4), np.float32), "float32")
+    with pytest.raises(ValueError, match=r"weight: expected \[N, K\], got shape \[4\]"):
+        packing.pack_linear(np.zeros(4, np.float32), "float32")
+    with pytest.raises(ValueError, match="weight: expected float32, float16 or bfloat16"):
+        packing.pack_linear(np.zeros((3, 4), np.float64), "float32")

@@ -1,0 +1,76 @@
+"""moe_ffn over more tokens than go through at once, over a token with NaN, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.ops.bf16 import to_bf16
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.moe import moe_ffn
+from fastdeploy_sd.ops.packing import pack_experts
+from fastdeploy_sd.runtime import library
+from tests.ops.backends import isa, threads
+
+HIDDEN, INNER, NUM_EXPERTS = 150, 70, 20
+OPTIONS: dict[str, Any] = {"top_k": 3, "normalize": True, "norm_min": 1e-12}
+
+
+@pytest.fixture(params=library.available_isas())
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    with isa(request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize("fmt", ["bfloat16", "wint4"])
+@pytest.mark.parametrize("one_expert", [False, True])
+@pytest.mark.usefixtures("level")
+def test_a_token_is_the_same_among_more_tokens_than_go_through_at_once(fmt: LinearFormat, one_expert: bool) -> None:
+    rng = np.random.default_rng(2)
+    gate_up = pack_experts(rng.standard_normal((NUM_EXPERTS, 2 * INNER, HIDDEN), np.float32), fmt)
+    down = pack_experts(rng.standard_normal((NUM_EXPERTS, HIDDEN, INNER), np.float32), fmt)
+    router = rng.standard_normal((NUM_EXPERTS, HIDDEN), np.float32) / np.float32(np.sqrt(HIDDEN))
+    bias = np.zeros(NUM_EXPERTS, np.float32)
+    bias[7] = 2 * one_expert  # every token then chooses expert 7, which alone has more rows than a wave
+    x = to_bf16(rng.standard_normal((600, HIDDEN), np.float32))
+
+    def run(rows: np.ndarray) -> np.ndarray:
+        return moe_ffn(rows, router, gate_up, down, selection_bias=bias, **OPTIONS)
+
+    for num_threads in (1, 3):
+        with threads(num_threads):
+            together = run(x)
+        for i in (0, 299, 599):
+            np.testing.assert_array_equal(together[i : i + 1], run(x[i : i + 1]), err_msg=f"token {i}")
+
+
+def test_a_token_with_nan_does_not_touch_the_others() -> None:
+    rng = np.random.default_rng(1)
+    gate_up = pack_experts(rng.standard_normal((4, 16, 32), np.float32), "float32")
+    down = pack_experts(rng.standard_normal((4, 32, 8), np.float32), "float32")
+    router = rng.standard_normal((4, 32), np.float32)
+    x = rng.standard_normal((3, 32), np.float32)
+    want = moe_ffn(x, router, gate_up, down, **OPTIONS)
+    x[1, 7] = np.nan
+    got = moe_ffn(x, router, gate_up, down, **OPTIONS)
+    assert np.isnan(got[1]).all()
+    np.testing.assert_array_equal(got[[0, 2]], want[[0, 2]])
+
+
+def test_bad_arguments_are_named() -> None:
+    x: np.ndarray = np.zeros((1, 32), np.float32)
+    router: np.ndarray = np.zeros((4, 32), np.float32)
+    gate_up = pack_experts(np.zeros((4, 16, 32), np.float32), "float32")
+    down = pack_experts(np.zeros((4, 32, 8), np.float32), "float32")
+    for top_k in (0, 5):
+        with pytest.raises(ValueError, match=r"top_k: expected 1\.\.num_experts"):
+            moe_ffn(x, router, gate_up, down, top_k=top_k, normalize=True, norm_min=0.0)
+    with pytest.raises(ValueError, match=r"moe_ffn: router_weight: expected shape \[4, 32\], got \[3, 32\]"):
+        moe_ffn(x, router[:3], gate_up, down, **OPTIONS)
+    with pytest.raises(ValueError, match=r"gate_up: expected 4 matrices \[64, 16\] .* got 4 matrices \[16, 32\]"):
+        moe_ffn(x, router, gate_up, gate_up, **OPTIONS)
+    with pytest.raises(ValueError, match="weights: expected experts of one shape"):
+        pack_experts([np.zeros((3, 4), np.float32), np.zeros((3, 5), np.float32)], "float32")

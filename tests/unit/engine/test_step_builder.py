@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.engine.request_counters import RequestCounters
+from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.step_builder import StepBuilder
+from fastdeploy_sd.types import SpeculationInfo
+from tests.doubles.engines import toy_request
+
+
+def step_of(budget: int, *sizes: tuple[int, int]) -> StepBuilder:
+    """A step of requests that want (their own tokens, drafts)."""
+    counters = RequestCounters()
+    states = [
+        RequestState(toy_request(f"r{i}", [2], 20), (0, i), 1.0, SpeculationInfo(), counters) for i in range(len(sizes))
+    ]
+    rows, num_new = np.array([state.counter_row for state in states]), [own + drafts for own, drafts in sizes]
+    return StepBuilder(budget, states, rows, num_new, [drafts for _, drafts in sizes])
+
+
+@pytest.mark.parametrize(
+    ("budget", "rows"),
+    [
+        (9, [(1, 3), (5, 0)]),
+        (8, [(1, 3), (4, 0)]),
+        (5, [(1, 3), (1, 0)]),
+        (4, [(1, 3)]),
+        (3, [(1, 2)]),
+        (1, [(1, 0)]),
+    ],
+)
+def test_the_budget_goes_to_the_first_rows_and_to_their_own_tokens_first(
+    budget: int, rows: list[tuple[int, int]]
+) -> None:
+    step = step_of(budget, (1, 3), (5, 0), (1, 4))
+    assert step.budget < 0
+    step.cut_to_budget()
+    assert step.budget == 0
+    assert [(new - drafts, drafts) for new, drafts in zip(step.num_new, step.num_draft, strict=True)] == rows
+    assert [state.counter_row for state in step.states] == step.counter_rows.tolist()
+    assert len(step.states) == len(rows)
+
+
+def test_a_row_that_is_taken_back_gives_its_tokens_back() -> None:
+    step = step_of(20, (1, 3), (5, 0), (1, 4))
+    middle, last = step.states[1:]
+    step.remove(middle)
+    assert (step.budget, step.num_new, step.num_draft) == (11, [4, 5], [3, 4])
+    assert step.states[-1] is last
+    step.remove(middle)
+    assert step.budget == 11
+    step.add(middle, 5)
+    assert (step.budget, step.num_new, step.num_draft) == (6, [4, 5, 5], [3, 4, 0])
+    assert [state.counter_row for state in step.states] == step.counter_rows.tolist()

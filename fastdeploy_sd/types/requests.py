@@ -37,6 +37,19 @@ class Speculation:
     num_draft_logprobs: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """An instance that computes the KV of prompts for others.
+
+    Attributes:
+        instance_id: its name, for logs and metrics.
+        address: where it takes such orders, "tcp://host:port".
+    """
+
+    instance_id: str
+    address: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One sequence to generate; a user's request with n > 1 becomes n of these. Validated: nothing is checked again.
@@ -51,6 +64,7 @@ class Request:
         arrival_time: seconds since the epoch.
         cache_salt: requests share prefix blocks, and outputs to draft from, only with the same salt.
         speculation: validated against the model's SpeculationInfo.
+        kv_source: who computes the KV of its prompt; None = the instance that has the request.
     """
 
     request_id: RequestId
@@ -64,6 +78,7 @@ class Request:
     arrival_time: float = 0.0
     cache_salt: str = ""
     speculation: Speculation = Speculation()
+    kv_source: KvSource | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 256
+MAX_SOURCE_CHARS = 256
 MAX_EOS_TOKEN_IDS = 4096
 # The longest forms on a wire.
 _MAX_ID_BYTES = _MAX_HEADER_BYTES = 5
@@ -68,7 +69,7 @@ class RequestRules:
         num_ids = MAX_BAD_WORD_TOKENS + MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS + MAX_LOGIT_BIAS
         num_chars = (
             MAX_STOP_STRINGS * MAX_STOP_CHARS + MAX_BAD_WORDS * MAX_BAD_WORD_CHARS + MAX_ID_CHARS + MAX_SALT_CHARS
-        )
+        ) + 2 * MAX_SOURCE_CHARS
         num_lists = MAX_BAD_WORD_TOKENS + MAX_STOP_STRINGS + MAX_BAD_WORDS
         return (
             _MAX_ID_BYTES * (self.max_model_len + num_ids)
@@ -124,6 +125,14 @@ class RequestRules:
             raise BadRequest("prompt: expected at least one token, got none", param="prompt")
         # The extremes, not a Python object per token.
         verify_token_ids("prompt_token_ids", (int(prompt.min()), int(prompt.max())), self.vocab_size)
+        outputs = request.output_token_ids
+        if len(outputs):
+            verify_token_ids("output_token_ids", (int(outputs.min()), int(outputs.max())), self.vocab_size)
+        if len(outputs) >= max_tokens:
+            raise BadRequest(
+                f"output_token_ids: expected fewer tokens than max_tokens ({max_tokens}), got {len(outputs)}",
+                param="output_token_ids",
+            )
         if len(prompt) + max_tokens > self.max_model_len:
             raise BadRequest(
                 f"max_tokens: expected prompt + max_tokens to be at most max_model_len ({self.max_model_len}), got "
@@ -139,6 +148,9 @@ def _verify_texts(request: Request) -> None:
         ("cache_salt", request.cache_salt, MAX_SALT_CHARS),
     ):
         _verify_text(name, text, limit)
+    if request.kv_source is not None:
+        _verify_text("kv_source", request.kv_source.instance_id, MAX_SOURCE_CHARS)
+        _verify_text("kv_source", request.kv_source.address, MAX_SOURCE_CHARS)
     verify_count("stop", request.sampling.stop, MAX_STOP_STRINGS)
     verify_count("bad_words", request.sampling.bad_words, MAX_BAD_WORDS)
     for text in request.sampling.stop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastdeploy_sd.config import SchedulerConfig
 from fastdeploy_sd.draft_methods import NAIVE
+from fastdeploy_sd.engine.stopping import StopRule, find_stop
 from fastdeploy_sd.errors import BadRequest, Overloaded, shown
 from fastdeploy_sd.request_rules import RequestRules
 from fastdeploy_sd.types import ModelInfo, Request, Speculation, SpeculationInfo
@@ -22,9 +23,11 @@ class AdmissionRules:
         """Refuse what would break a step, or could not run even alone.
 
         Raises:
-            BadRequest: a column breaks its rule, nothing here drafts as the request wants, or `verify_feasible`.
+            BadRequest: a column breaks its rule, its output so far has ended it, nothing here drafts as the request
+                wants, or `verify_feasible`.
         """
         self._rules.verify(request)
+        _verify_unended(request)
         _verify_speculation(request.speculation, self._speculation)
         self.verify_feasible(request)
 
@@ -70,6 +73,15 @@ class AdmissionRules:
                 f"queue: expected at most {max_tokens} waiting prompt tokens, "
                 f"got {num_waiting_tokens} and this request's {num_prompt}"
             )
+
+
+def _verify_unended(request: Request) -> None:
+    stop = find_stop(request.output_token_ids.tolist(), 0, StopRule.of(request))
+    if stop is not None:
+        raise BadRequest(
+            f"output_token_ids: expected tokens that have not ended the request, got one that did at {stop.num_tokens}",
+            param="output_token_ids",
+        )
 
 
 def _verify_speculation(asked: Speculation, info: SpeculationInfo) -> None:

@@ -108,6 +108,7 @@ class RequestState:
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_total_tokens = self.num_prompt_tokens + request.max_tokens
         self.token_ids = array("i", np.ascontiguousarray(request.prompt_token_ids, np.intc).tobytes())
+        self.token_ids.frombytes(np.ascontiguousarray(request.output_token_ids, np.intc).tobytes())
         self.has_reports = request.sampling.logprobs is not None or request.speculation.num_draft_logprobs is not None
         self.num_sent_blocks = 0
         self.num_cached_tokens = 0
@@ -119,7 +120,7 @@ class RequestState:
         self.drafts = DraftCounter()
         self._counters = counters
         self.counter_row = counters.allocate()
-        counters.num_tokens[self.counter_row] = self.num_prompt_tokens
+        counters.num_tokens[self.counter_row] = len(self.token_ids)
         counters.max_total_tokens[self.counter_row] = self.max_total_tokens
         counters.max_draft_tokens[self.counter_row] = _max_draft_tokens(request, self.method, speculation)
         counters.num_lookahead_slots[self.counter_row] = num_lookahead_slots
@@ -167,7 +168,8 @@ class RequestState:
         num_tokens, num_computed, num_drafts = self.num_tokens, self.num_computed_tokens, int(c.num_drafts[row])
         max_total = self.max_total_tokens
         assert self.status is RequestStatus.RUNNING, f"{name} is {self.status} among the running"
-        if num_tokens > self.num_prompt_tokens and self.num_preemptions == 0:
+        num_given = self.num_prompt_tokens + len(self.request.output_token_ids)
+        if num_tokens > num_given and self.num_preemptions == 0:
             assert num_computed == num_tokens - 1, f"{name}: decoding, but not caught up"
         assert num_computed <= self.table.num_slots, f"{name}: computed tokens without a block"
         assert num_tokens < max_total, f"{name}: should have ended"

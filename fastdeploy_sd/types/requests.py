@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types.arrays import I32
+from fastdeploy_sd.types.arrays import EMPTY_I32, I32
 
 RequestId = str
 
@@ -64,6 +64,8 @@ class Request:
         arrival_time: seconds since the epoch.
         cache_salt: requests share prefix blocks, and outputs to draft from, only with the same salt.
         speculation: validated against the model's SpeculationInfo.
+        output_token_ids: i32[n], 0 <= n < max_tokens: tokens that were generated elsewhere. The request goes on behind
+            them as after a preemption: they count like its own, and are not among its outputs.
         kv_source: who computes the KV of its prompt; None = the instance that has the request.
     """
 
@@ -78,6 +80,7 @@ class Request:
     arrival_time: float = 0.0
     cache_salt: str = ""
     speculation: Speculation = Speculation()
+    output_token_ids: I32 = field(default_factory=lambda: EMPTY_I32)
     kv_source: KvSource | None = None
 
 

@@ -12,7 +12,7 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.sampling_rules import MAX_BAD_WORD_TOKENS
-from fastdeploy_sd.types import Request, Speculation
+from fastdeploy_sd.types import KvSource, Request, Speculation
 from tests.doubles.engines import run_to_end, toy_config, toy_info, toy_request
 from tests.doubles.toy_executor import ToyExecutor
 
@@ -58,6 +58,11 @@ BAD = [
     (replace(GOOD, prompt_token_ids=np.zeros(0, np.int32)), "prompt"),
     (replace(GOOD, request_id="x" * 257), "request_id"),
     (replace(GOOD, cache_salt="x" * 257), "cache_salt"),
+    (replace(GOOD, output_token_ids=np.array([VOCAB], np.int32)), "output_token_ids"),
+    (replace(GOOD, output_token_ids=np.full(4, 9, np.int32)), "output_token_ids"),
+    (replace(GOOD, output_token_ids=np.array([9, 3], np.int32), eos_token_ids=(3,)), "output_token_ids"),
+    (replace(GOOD, kv_source=KvSource("x" * 257, "tcp://h:1")), "kv_source"),
+    (replace(GOOD, kv_source=KvSource("x", "t" * 257)), "kv_source"),
     (replace(GOOD, speculation=Speculation(method="mtp")), "speculation"),
     (replace(GOOD, speculation=Speculation(num_speculative_tokens=4)), "speculation"),
 ]
@@ -86,3 +91,15 @@ def test_a_request_without_drafts_may_name_what_nobody_has() -> None:
     engine = make_engine()
     engine.submit(replace(GOOD, speculation=Speculation(enabled=False, method="mtp", num_speculative_tokens=99)))
     assert len(run_to_end(engine).token_ids["x"]) == 4
+
+
+def test_output_from_elsewhere_counts_as_its_own() -> None:
+    engine = make_engine()
+    given = np.array([9, 3], np.int32)
+    request = replace(GOOD, max_tokens=6, output_token_ids=given, eos_token_ids=(3,), sampling=bypassed(min_tokens=5))
+    engine.submit(request)  # an EOS before min_tokens ends nothing
+    whole = make_engine()
+    whole.submit(replace(request, prompt_token_ids=np.append(GOOD.prompt_token_ids, given), output_token_ids=given[:0]))
+    rest = run_to_end(engine).token_ids["x"]
+    assert len(rest) == 4
+    assert rest == run_to_end(whole).token_ids["x"][:4]

@@ -26,6 +26,7 @@ from fastdeploy_sd.config.sections import (
 )
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SpeculativeConfig
+from fastdeploy_sd.config.splitwise_section import SplitwiseConfig
 
 __all__ = [
     "DEMO_MODEL",
@@ -38,6 +39,7 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "SpeculativeConfig",
+    "SplitwiseConfig",
     "config_from_kwargs",
     "explain",
     "formats_of",

@@ -25,6 +25,7 @@ from fastdeploy_sd.config.sections import DEMO_MODEL, Config
 from fastdeploy_sd.config.sources import CONFIG_OPTION, Settings, read_command_line, read_kwargs
 from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS, SPECULATIVE_KEYS, SPECULATIVE_OPTION, scope_of
 from fastdeploy_sd.config.speculative_map import SpeculativeMap, read_speculative
+from fastdeploy_sd.config.splitwise_section import role_notes
 from fastdeploy_sd.config.unsupported import UNSUPPORTED, rejection
 from fastdeploy_sd.errors import ConfigError, shown
 
@@ -133,7 +134,8 @@ def _build(settings: Settings, faults: Faults) -> Config:
     config = _with_speculative(_assemble_sound(values, origins, settings, faults), speculative, settings)
     _verify_rules(config, settings, faults)
     faults.raise_all()
-    for note in [*no_effect_notes(name for name in settings if name in NO_EFFECT), *speculative.notes]:
+    idle = role_notes(settings, config.splitwise.splitwise_role)
+    for note in [*no_effect_notes(name for name in settings if name in NO_EFFECT), *idle, *speculative.notes]:
         _log.warning("%s", note)
     for note in unread_variables(os.environ):
         _log.warning("%s", note)

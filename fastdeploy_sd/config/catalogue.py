@@ -7,12 +7,14 @@ from fastdeploy_sd.config.option import Option, options_of
 from fastdeploy_sd.config.sections import CacheConfig, Config, ModelConfig, SchedulerConfig
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
+from fastdeploy_sd.config.splitwise_section import SplitwiseConfig
 
 # Attribute of Config -> its class, in the order in which people read about them.
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "splitwise": SplitwiseConfig,
     "server": ServerConfig,
 }
 OPTIONS: tuple[Option, ...] = (

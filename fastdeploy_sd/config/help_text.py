@@ -54,7 +54,8 @@ class _Formatter(argparse.HelpFormatter):
 
 def _add_flag(group: Any, opt: Option) -> None:
     names = [opt.flag, *("--" + alias.replace("_", "-") for alias in opt.spec.aliases)]
-    default = "required" if opt.is_required else f"default: {_shown(opt.default)}"
+    shown = opt.spec.default_text.replace("`", "") or _shown(opt.default)
+    default = "required" if opt.is_required else f"default: {shown}"
     # Choices stand in the place of the value already; of a text nothing can be said.
     expected = f" Expected {opt.expected}." if opt.kind in (int, float) and not opt.choices else ""
     text = f"{opt.spec.help}{expected} ({default})".replace("%", "%%")

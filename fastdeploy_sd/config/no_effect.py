@@ -16,7 +16,6 @@ from fastdeploy_sd.config.option import Option, Spec
 _MEMORY = "the KV cache lies in main memory, and kv_cache_memory_gb bounds it"
 _BLOCKS = "a request gets KV blocks as it needs them"
 _PORTS = "this server's processes talk over sockets in a private folder"
-_SPLIT = "it belongs to prefill and decode on different instances (splitwise_role)"
 _SCHEDULER = "it belongs to another scheduler_name than local"
 _PARALLEL = "it belongs to several devices"
 _IMAGES = "there are no images"
@@ -64,7 +63,6 @@ NO_EFFECT: Mapping[str, Option] = {
             "shutdown_comm_group_if_worker_idle",
         ),
         *_options(str, _PORTS, "cache_queue_port", "engine_worker_queue_port"),
-        *_options(str, _SPLIT, "cache_transfer_protocol", "pd_comm_port", "rdma_comm_ports"),
         *_options(str, _SCHEDULER, "scheduler_host", "scheduler_topic", "scheduler_password"),
         *_options(
             int,

@@ -34,6 +34,7 @@ class Spec:
         choices: the only accepted values; taken from the field's type when that is a Literal.
         minimum, maximum: inclusive limits of a number.
         secret: never printed, logged or serialised unless asked for.
+        comma_separated: a text of a list holds several values, with commas between them; a number is a list of one.
         read_map: makes the value of a map, of its JSON text and of what an earlier reading made of one; None = the
             option is no map.
         default_text: what the documentation shows as the default, where that depends on other options.
@@ -47,6 +48,7 @@ class Spec:
     maximum: float | None = None
     secret: bool = False
     default_text: str = ""
+    comma_separated: bool = False
     read_map: Callable[[object], Any] | None = None
 
 
@@ -63,9 +65,10 @@ class Option:
         name: with underscores, as in YAML; the flag is `--` and the name with dashes.
         section: attribute of Config that holds it, "" = Config itself.
         field_name: attribute of the section.
-        kind: int, float, bool, str, or tuple for a list of strings.
+        kind: int, float, bool, str, or tuple for a list.
         is_optional: None is a value.
         default: MISSING when the option is required.
+        item_kind: what a list holds: str or int.
         group: the option whose map holds this one as a key, "" = none does. A section says so in `option_group`.
     """
 
@@ -78,6 +81,7 @@ class Option:
     choices: tuple[object, ...]
     spec: Spec
     group: str = ""
+    item_kind: type = str
 
     @property
     def flag(self) -> str:
@@ -95,7 +99,10 @@ class Option:
     @property
     def expected(self) -> str:
         """What a valid value looks like, for error texts and the documentation."""
-        if self.choices:
+        if self.spec.comma_separated:
+            of = ", ".join(map(str, self.choices)) or _KIND_TEXT[self.item_kind] + _limits_text(self.spec)
+            text = f"{of}, or a list of them" + (", or none" if self.default == () else "")
+        elif self.choices:
             text = "one of " + ", ".join(str(c) for c in self.choices)
         elif self.kind is tuple:
             text = "a non-empty string or a list of them"
@@ -118,14 +125,19 @@ class Option:
         if self.spec.read_map is not None and _is_map(value):
             return self.spec.read_map(value)
         try:
-            result = _PARSERS[self.kind](value)
+            if self.spec.comma_separated:
+                return tuple(self._within_limits(_PARSERS[self.item_kind](item)) for item in _items(value))
+            return self._within_limits(_PARSERS[self.kind](value))
         except (ValueError, OverflowError):
             raise self.error(value) from None
+
+    def _within_limits(self, result: Any) -> Any:
+        """Return a parsed value, or an item of a list, that is allowed. Raises ValueError."""
         if self.choices and result not in self.choices:
-            raise self.error(value)
+            raise ValueError
         too_small = self.spec.minimum is not None and result < self.spec.minimum
         if too_small or (self.spec.maximum is not None and result > self.spec.maximum):
-            raise self.error(value)
+            raise ValueError
         return result
 
     def error(self, value: object) -> ConfigError:
@@ -175,6 +187,7 @@ def _resolve(declared: Field[Any], hint: Any, section: str, group: str) -> Optio
         choices=choices,
         spec=spec,
         group=group,
+        item_kind=next(iter(typing.get_args(inner)), str) if typing.get_origin(inner) is tuple else str,
     )
 
 
@@ -190,6 +203,19 @@ def _limits_text(spec: Spec) -> str:
     if low is not None:
         return f" of at least {low}"
     return "" if high is None else f" of at most {high}"
+
+
+def _items(value: object) -> list[object]:
+    """The items of a list with commas: of a text, of texts (a repeated flag), of numbers, or none at all."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in _NONE):
+        return []
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [item for part in value for item in _items_of(part)]
+    return _items_of(value)
+
+
+def _items_of(part: object) -> list[object]:
+    return [item.strip() for item in part.split(",")] if isinstance(part, str) else [part]
 
 
 def _parse_int(value: object) -> int:

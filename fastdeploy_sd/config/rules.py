@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
+from fastdeploy_sd.config.unsupported import rejection
 from fastdeploy_sd.errors import ConfigError
 
 
@@ -92,11 +93,19 @@ def _verify_cache_size(config: Config) -> None:
         )
 
 
+def _verify_role(config: Config) -> None:
+    role = config.splitwise.splitwise_role
+    reason = rejection("splitwise_role", role, ("mixed",))
+    if reason is not None:
+        raise ConfigError(reason, param="splitwise_role")
+
+
 _STEP = "max_num_batched_tokens"
 RULES = (
     Rule(_verify_step_tokens, (_STEP, "max_num_seqs")),
     Rule(_verify_drafts, (SPECULATIVE_OPTION, _STEP, "max_num_seqs")),
     Rule(_verify_threshold, ("long_prefill_token_threshold", "enable_chunked_prefill")),
     Rule(_verify_whole_prompts, (_STEP, "enable_chunked_prefill", "max_model_len")),
+    Rule(_verify_role, ("splitwise_role",)),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

@@ -15,6 +15,7 @@ from fastdeploy_sd.config.option import Spec, option, verify_fields
 from fastdeploy_sd.config.quantization import QuantizationFormats, read_quantization
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SpeculativeConfig
+from fastdeploy_sd.config.splitwise_section import SplitwiseConfig
 
 DEMO_MODEL = "demo"
 _DEMO_MODEL_DIR = Path(__file__).resolve().parents[1] / "demo_model"
@@ -179,6 +180,7 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    splitwise: SplitwiseConfig = field(default_factory=SplitwiseConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     num_threads: int | None = option(
         None, Spec("Threads of the kernels; none: one per core this process may run on.", minimum=1, maximum=1024)

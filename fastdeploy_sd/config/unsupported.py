@@ -63,7 +63,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "scheduler_name": ("local",),
     "scheduler_max_size": (-1,),
     # prefill and decode on different instances
-    "splitwise_role": ("mixed",),
     "innode_prefill_ports": (None,),
     "router": (None,),
     # server

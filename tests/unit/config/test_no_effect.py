@@ -33,7 +33,7 @@ def test_every_one_is_taken_with_a_line_that_names_it(name: str, model: str, cap
 
 @pytest.mark.parametrize("value", [55664, "55664", "1,2", [1, 2], None])
 def test_ports_are_a_number_a_text_or_a_list(model: str, value: object) -> None:
-    assert config_from_kwargs(model=model, rdma_comm_ports=value) == config_from_kwargs(model=model)
+    assert config_from_kwargs(model=model, cache_queue_port=value) == config_from_kwargs(model=model)
 
 
 @pytest.mark.parametrize(

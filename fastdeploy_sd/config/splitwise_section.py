@@ -1,0 +1,113 @@
+"""The options of prefill and decode on different instances. Rules that read other sections are in rules.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fastdeploy_sd.config.option import Spec, option, verify_fields
+from fastdeploy_sd.errors import ConfigError
+
+PROTOCOLS = ("ipc", "tcp", "rdma")
+_MIN_SECRET_CHARACTERS = 16
+# Option -> the roles in which something reads it. In another role it is accepted, and a line in the log says so.
+_ROLES: Mapping[str, tuple[str, ...]] = {
+    "cache_transfer_protocol": ("prefill", "decode"),
+    "pd_comm_port": ("prefill",),
+    "pd_host": ("prefill", "decode"),
+    "pd_timeout": ("decode",),
+    "rdma_comm_ports": ("prefill", "decode"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SplitwiseConfig:
+    """Whether this instance computes prompts for others or has others compute them, and how their KV travels."""
+
+    splitwise_role: Literal["mixed", "prefill", "decode"] = option(
+        "mixed",
+        Spec(
+            "What this instance does: mixed: everything; prefill: compute the KV of prompts for decode instances;"
+            " decode: generate, with the KV of prompts from a prefill instance where a router names one. Only mixed is"
+            " there yet."
+        ),
+    )
+    cache_transfer_protocol: tuple[str, ...] = option(
+        ("ipc", "tcp"),
+        Spec(
+            "How KV may travel, with commas: ipc (shared memory of one machine), tcp (encrypted), rdma (Mooncake's"
+            " Transfer Engine, which authenticates nobody; needs the extra of that name). Two instances take ipc where"
+            " they can, else the first that the other has too.",
+            choices=PROTOCOLS,
+            comma_separated=True,
+            default_text="`ipc,tcp`",
+        ),
+    )
+    pd_comm_port: tuple[int, ...] = option(
+        (),
+        Spec(
+            "TCP port on which a prefill instance takes orders; none: a free one.",
+            comma_separated=True,
+            minimum=0,
+            maximum=65535,
+        ),
+    )
+    rdma_comm_ports: tuple[int, ...] = option(
+        (),
+        Spec(
+            "Ports of rdma, with commas, one per rank; further ones stay unused. none: free ones.",
+            comma_separated=True,
+            minimum=1,
+            maximum=65535,
+        ),
+    )
+    pd_host: str | None = option(
+        None, Spec("The one address of the ports between instances, here and as others reach it; none: `host`.")
+    )
+    pd_secret: str | None = option(
+        None,
+        Spec(
+            "What all instances of a deployment share, at least 16 characters; the keys between them are derived from"
+            " it. none: it is a file of this user on this machine, and addresses are loopback ones only.",
+            secret=True,
+        ),
+    )
+    pd_timeout_s: float = option(
+        60.0,
+        Spec(
+            "Seconds a decode instance waits for the KV of a prompt; then it computes the prompt itself.",
+            name="pd_timeout",
+            minimum=0.1,
+            maximum=3600,
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        verify_fields(self, "splitwise")
+        _verify_once("cache_transfer_protocol", self.cache_transfer_protocol)
+        _verify_once("rdma_comm_ports", self.rdma_comm_ports)
+        if not self.cache_transfer_protocol:
+            raise _error("cache_transfer_protocol", "at least one of ipc, tcp, rdma", "none")
+        if len(self.pd_comm_port) > 1:
+            raise _error("pd_comm_port", "one port", f"{len(self.pd_comm_port)}")
+        if self.pd_secret is not None and len(self.pd_secret) < _MIN_SECRET_CHARACTERS:
+            raise _error("pd_secret", f"at least {_MIN_SECRET_CHARACTERS} characters", "fewer")
+
+
+def role_notes(given: Iterable[str], role: str) -> list[str]:
+    """Return a line for the log for each option among `given` that nothing reads in this role."""
+    return [
+        f"{name}: accepted without effect: it belongs to splitwise_role {' or '.join(_ROLES[name])}"
+        for name in given
+        if name in _ROLES and role not in _ROLES[name]
+    ]
+
+
+def _verify_once(name: str, items: tuple[object, ...]) -> None:
+    if len(set(items)) != len(items):
+        raise _error(name, "everything once", ",".join(map(str, items)))
+
+
+def _error(name: str, expected: str, got: str) -> ConfigError:
+    return ConfigError(f"{name}: expected {expected}, got {got}", param=name)

@@ -25,7 +25,7 @@ GENERATED = {"__pycache__", "build", "lib", "csrc", "demo_model", "golden", "nod
 
 # Part of the package -> our parts it may import. Values flow down; nothing calls upward.
 VALUES = {"draft_methods", "types", "errors", "sampling_params", "sampling_rules", "request_rules", "files"}
-KERNELS = {"runtime", "ops"}
+KERNELS = {"runtime", "parallel", "ops"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "log_lines": set(),
@@ -38,13 +38,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "request_rules": {"errors", "sampling_rules", "types"},
     "config": {"draft_methods", "errors"},
     "runtime": VALUES,
-    "ops": VALUES | {"runtime"},
+    "parallel": VALUES | {"runtime"},
+    "ops": VALUES | {"runtime", "parallel"},
     "checkpoint": VALUES,
     "layers": VALUES | KERNELS | {"checkpoint"},
     "models": VALUES | KERNELS | {"checkpoint", "config", "layers"},
     "step_memory": VALUES,
-    "sampling": VALUES | {"runtime", "ops", "step_memory"},
-    "spec_decode": VALUES | {"bisection", "config", "runtime", "ops", "layers", "models"},
+    "sampling": VALUES | KERNELS | {"step_memory"},
+    "spec_decode": VALUES | KERNELS | {"bisection", "config", "layers", "models"},
     "kvcache": VALUES,
     "engine": VALUES | {"config", "kvcache"},
     "worker": VALUES

@@ -10,6 +10,7 @@ tree, whose lower part a rank has for itself:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 COUNTS = (4, 2, 1)
 
@@ -46,7 +47,7 @@ def halved(size: int, count: int, unit: int) -> tuple[range, ...]:
     """
     bounds = [0, -(-size // unit)]
     while len(bounds) <= count:
-        middles = [begin + (end - begin) // 2 for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+        middles = [begin + (end - begin) // 2 for begin, end in pairwise(bounds)]
         bounds = sorted([*bounds, *middles])
     places = [min(bound * unit, size) for bound in bounds]
-    return tuple(map(range, places[:-1], places[1:]))
+    return tuple(range(begin, end) for begin, end in pairwise(places))

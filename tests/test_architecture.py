@@ -63,6 +63,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "metrics": VALUES | {"engine.stats"},
     "ipc": VALUES | {"config", "engine", "log_lines", "worker.executor"},
+    "placement": set(),
+    "splitwise": VALUES | {"config"},
     "entrypoints": VALUES | {"config", "ipc", "metrics", "engine.stats"},
     "llm": VALUES | {"config", "entrypoints.text", "entrypoints.offline", "engine", "log_lines", "worker.executor"},
     # Run what the rest made, on recordings and on the user's model.

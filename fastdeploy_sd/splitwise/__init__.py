@@ -1,0 +1,1 @@
+"""Prefill and decode on different instances, and what all instances of a deployment share."""

@@ -50,9 +50,10 @@ def batch(
     for r, length in enumerate(lengths):
         own = tables[table_rows[r]]
         own[: num_blocks[r]], ids = ids[: num_blocks[r]], ids[num_blocks[r] :]
-        for position in range(length):
-            block, offset = own[position // block_size], position % block_size
-            keys[block, offset], values[block, offset] = rng.standard_normal((2, kv_heads, head_dim), np.float32)
+        positions = np.arange(length)
+        slots = own[positions // block_size], positions % block_size
+        drawn = rng.standard_normal((length, 2, kv_heads, head_dim), np.float32)
+        keys[slots], values[slots] = drawn[:, 0], drawn[:, 1]
     new = np.array([new for _, new in requests], np.int32)
     starts = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
     # Every third row has sharp weights: one key takes nearly all.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,8 @@ class DraftModel:
         hidden: [T, H], the target's rows of the step after its final norm, as large as it can be.
         token_table, block_table: i32[max_num_seqs, max_model_len], i32[max_num_seqs, max_blocks], the request table's.
         enforce_eager: run the ops one by one instead of replaying a recording.
+        agree: called when the layers have run, before what a method keeps of requests changes; raises when another rank
+            could not run them.
     """
 
     model: MtpModel
@@ -36,3 +38,4 @@ class DraftModel:
     token_table: I32
     block_table: I32
     enforce_eager: bool = False
+    agree: Callable[[], None] = lambda: None

@@ -90,6 +90,7 @@ class MtpProposer:
             if logprobs is not None:
                 for i, rows in enumerate(logits):
                     logprobs.add(i, rows, m)
+            self._model.agree()
         except Exception:
             self._give_up_overwritten(has_run)
             raise

@@ -22,12 +22,14 @@ class ProposerContext:
         max_model_len: columns of the token table.
         vocab_size: token ids are below it.
         draft_model: for a method that needs one; None where none is loaded.
+        over_ranks: makes a method that runs a model run on all ranks.
     """
 
     max_num_seqs: int
     max_model_len: int
     vocab_size: int
     draft_model: DraftModel | None = None
+    over_ranks: Callable[[Proposer], Proposer] = lambda method: method
 
 
 @dataclass(frozen=True, slots=True)

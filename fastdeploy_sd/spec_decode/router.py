@@ -50,7 +50,8 @@ def create_method(name: str, config: SpeculativeConfig, context: ProposerContext
         )
     module, class_name = method.proposer.split(":")
     found = importlib.import_module(module, "fastdeploy_sd.spec_decode")
-    return cast(Proposer, getattr(found, class_name)(config, context))
+    made = cast(Proposer, getattr(found, class_name)(config, context))
+    return context.over_ranks(made) if method.needs_model else made
 
 
 def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,17 +21,20 @@ from fastdeploy_sd.request_rules import producible_eos
 from fastdeploy_sd.runtime import library, paddle_ops
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
-from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext
-from fastdeploy_sd.spec_decode.router import available_methods, create_proposer
+from fastdeploy_sd.spec_decode.proposer import MakeProposer, Proposer, ProposerContext
+from fastdeploy_sd.spec_decode.router import available_methods, create_method, create_proposer
 from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.follower import ModelFollower
 from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
 from fastdeploy_sd.worker.free_memory import free_memory
 from fastdeploy_sd.worker.kv_sizing import LayerKv
+from fastdeploy_sd.worker.lead import GroupLead
 from fastdeploy_sd.worker.model_loading import load_model
+from fastdeploy_sd.worker.rank_group import RankGroup
 from fastdeploy_sd.worker.request_table import RequestTable
 from fastdeploy_sd.worker.rotary import make_rotary
 from fastdeploy_sd.worker.runner import ModelRunner
@@ -63,11 +66,14 @@ class LocalExecutor:
         self._runner = None
 
 
-def create_executor(config: Config, make_proposer: MakeProposer = create_proposer) -> LocalExecutor:
+def create_executor(
+    config: Config, make_proposer: MakeProposer = create_proposer, group: RankGroup | None = None
+) -> LocalExecutor:
     """Load the configured model and allocate its KV cache.
 
     Args:
         make_proposer: makes what drafts; the tests have others than the configured method.
+        group: the ranks that this process is the first of; None = it is alone.
 
     Raises:
         CheckpointError: the checkpoint or its draft layers are missing, malformed or of an unsupported architecture.
@@ -75,36 +81,21 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
             Paddle operators of eager execution.
     """
     start = time.perf_counter()
-    if config.num_threads is not None:
-        library.set_num_threads(config.num_threads)
-    if config.model.enforce_eager:
-        _load_operators()
-    checkpoint = Checkpoint(config.model.path)
-    decoder_config = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
-    max_model_len = kv_sizing.max_model_len(config, decoder_config)
-    eos_token_ids = producible_eos("checkpoint", read_eos_token_ids(checkpoint), decoder_config.vocab_size)
-    # Opened first: that there are none must not be found out after the target was packed.
-    draft_weights = open_draft_weights(config, checkpoint, decoder_config)
-    model = load_model(config, checkpoint, decoder_config, draft_weights)
-    kv = _allocate_kv(config, decoder_config, model.draft, max_model_len)
-    s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
-    limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
-    memory = StepMemory(limits, vocab_size)
-    table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
-    forward_type = EagerForward if config.model.enforce_eager else RecordedForward
-    rotary = make_rotary(decoder_config, kv.max_tokens)
-    forward = forward_type(model.decoder, kv.caches, rotary, memory, table.blocks)
-    draft_model = _draft_model(config, model.draft, kv, forward, table)
-    context = ProposerContext(max_num_seqs, kv.max_tokens, vocab_size, draft_model)
+    group = group or RankGroup()
+    loaded = _load(config, group)
+    s, table = config.speculative, loaded.table
+    lead = None if group.others is None else GroupLead(group.others, group.collectives)
+    agree, over_ranks = (lambda: None, lambda method: method) if lead is None else (lead.agree, lead.over_ranks)
+    context = loaded.proposer_context(agree, over_ranks)
     proposer = make_proposer(s, context)
     rule = VerifyRule(s.verify_strategy, s.accept_policy, s.max_candidate_len, s.verify_window)
     info = ModelInfo(
         name=config.model.served_name,
-        vocab_size=decoder_config.vocab_size,
-        max_model_len=max_model_len,
-        eos_token_ids=eos_token_ids,
-        block_size=kv.format.block_size,
-        num_blocks=kv.size.num_blocks,
+        vocab_size=loaded.vocab_size,
+        max_model_len=loaded.max_model_len,
+        eos_token_ids=loaded.eos_token_ids,
+        block_size=loaded.kv.format.block_size,
+        num_blocks=loaded.kv.size.num_blocks,
         speculation=SpeculationInfo(
             s.method,
             available_methods(s),
@@ -114,9 +105,89 @@ def create_executor(config: Config, make_proposer: MakeProposer = create_propose
             has_draft_logprobs=s.enable_draft_logprob and context.draft_model is not None,
         ),
     )
-    runner = ModelRunner(forward, memory, table, proposer, info.speculation, rule)
-    _log_loaded(config, kv, info, model.weight_bytes, time.perf_counter() - start)
+    runner = ModelRunner(loaded.forward, loaded.memory, table, proposer, info.speculation, rule, lead)
+    _log_loaded(config, loaded, info, time.perf_counter() - start)
     return LocalExecutor(runner, info)
+
+
+def create_follower(config: Config, group: RankGroup) -> ModelFollower:
+    """Load what another rank than 0 has of the configured model.
+
+    Raises:
+        CheckpointError, ConfigError: as `create_executor`.
+    """
+    start = time.perf_counter()
+    loaded = _load(config, group)
+    context = loaded.proposer_context(group.agree)
+    method = (
+        None if context.draft_model is None else create_method(config.speculative.method, config.speculative, context)
+    )
+    seconds, weight_gb = time.perf_counter() - start, loaded.weight_bytes / 1e9
+    _log.info("loaded weights of %.2f GB in %.1f s, %d threads", weight_gb, seconds, library.num_threads())
+    return ModelFollower(loaded.forward, loaded.memory, loaded.table, method)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loaded:
+    """What every rank has, whatever it does with it."""
+
+    kv: _KvMemory
+    draft: DraftLayers | None
+    forward: Forward
+    memory: StepMemory
+    table: RequestTable
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    weight_bytes: int
+    enforce_eager: bool
+
+    def proposer_context(
+        self, agree: Callable[[], None], over_ranks: Callable[[Proposer], Proposer] = lambda method: method
+    ) -> ProposerContext:
+        """Return what drafting methods are made for; see ProposerContext and DraftModel."""
+        draft_model = None
+        if self.draft is not None:
+            draft_model = DraftModel(
+                self.draft.model,
+                self.kv.draft_caches,
+                make_rotary(self.draft.config, self.kv.max_tokens),
+                self.kv.block_hidden,
+                self.forward.hidden,
+                self.table.tokens,
+                self.table.blocks,
+                self.enforce_eager,
+                agree,
+            )
+        num_rows = self.memory.limits.num_requests
+        return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, draft_model, over_ranks)
+
+
+def _load(config: Config, group: RankGroup) -> _Loaded:
+    num_threads = config.num_threads or (group.num_threads if group.size > 1 else None)
+    if num_threads is not None:
+        library.set_num_threads(num_threads)
+    if config.model.enforce_eager:
+        _load_operators()
+    checkpoint = Checkpoint(config.model.path)
+    decoder_config = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+    max_model_len = kv_sizing.max_model_len(config, decoder_config)
+    eos_token_ids = producible_eos("checkpoint", read_eos_token_ids(checkpoint), decoder_config.vocab_size)
+    # Opened first: that there are none must not be found out after the target was packed.
+    draft_weights = open_draft_weights(config, checkpoint, decoder_config)
+    model = load_model(config, checkpoint, decoder_config, draft_weights)
+    kv = _allocate_kv(config, decoder_config, model.draft, max_model_len, group)
+    s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
+    limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
+    memory = StepMemory(limits, vocab_size)
+    table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
+    forward_type = EagerForward if config.model.enforce_eager else RecordedForward
+    rotary = make_rotary(decoder_config, kv.max_tokens)
+    forward = forward_type(model.decoder, kv.caches, rotary, memory, table.blocks)
+    return _Loaded(
+        kv, model.draft, forward, memory, table, vocab_size, max_model_len, eos_token_ids, model.weight_bytes,
+        config.model.enforce_eager,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,11 +207,13 @@ class _KvMemory:
     block_hidden: Sequence[Tensor]
 
 
-def _allocate_kv(config: Config, target: DecoderConfig, draft: DraftLayers | None, max_model_len: int) -> _KvMemory:
+def _allocate_kv(
+    config: Config, target: DecoderConfig, draft: DraftLayers | None, max_model_len: int, group: RankGroup
+) -> _KvMemory:
     kv_format, target_layers = kv_sizing.KvCacheFormat.create(config), LayerKv.of_decoder(target)
     draft_layers = [] if draft is None else LayerKv.of_draft_layers(draft.config, draft.model.num_layers)
-    one_block = kv_sizing.block_bytes([*target_layers, *draft_layers], kv_format)
-    size = kv_sizing.choose_size(config, one_block, max_model_len, free_memory)
+    one_block = group.size * kv_sizing.block_bytes([*target_layers, *draft_layers], kv_format)
+    size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: group.smallest(free_memory))
     return _KvMemory(
         size,
         kv_format,
@@ -152,26 +225,8 @@ def _allocate_kv(config: Config, target: DecoderConfig, draft: DraftLayers | Non
     )
 
 
-def _draft_model(
-    config: Config, draft: DraftLayers | None, kv: _KvMemory, forward: Forward, table: RequestTable
-) -> DraftModel | None:
-    """What a method that needs a model gets, None for the others."""
-    if draft is None:
-        return None
-    return DraftModel(
-        draft.model,
-        kv.draft_caches,
-        make_rotary(draft.config, kv.max_tokens),
-        kv.block_hidden,
-        forward.hidden,
-        table.tokens,
-        table.blocks,
-        config.model.enforce_eager,
-    )
-
-
-def _log_loaded(config: Config, kv: _KvMemory, info: ModelInfo, weight_bytes: int, seconds: float) -> None:
-    size = kv.size
+def _log_loaded(config: Config, loaded: _Loaded, info: ModelInfo, seconds: float) -> None:
+    size = loaded.kv.size
     _log.info("KV cache: %s", size.describe(info.max_request_tokens))
     if info.max_request_tokens < info.max_model_len:
         needed = -(-info.max_model_len // size.block_size) * size.block_bytes
@@ -182,8 +237,8 @@ def _log_loaded(config: Config, kv: _KvMemory, info: ModelInfo, weight_bytes: in
     _log.info(
         "loaded %s in %.1f s: %s weights of %.2f GB, %d tokens of %s KV cache, requests of up to %d tokens, %s,"
         " %s kernels on %d threads",
-        config.model.path, seconds, config.model.quantization or config.model.dtype, weight_bytes / 1e9,
-        size.num_tokens, kv.format.kv_dtype, info.max_request_tokens, _drafting(info.speculation),
+        config.model.path, seconds, config.model.quantization or config.model.dtype, loaded.weight_bytes / 1e9,
+        size.num_tokens, loaded.kv.format.kv_dtype, info.max_request_tokens, _drafting(info.speculation),
         library.isa(), library.num_threads(),
     )  # fmt: skip
 

@@ -15,16 +15,20 @@ from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, Proposer
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import (
+    I32,
     DraftTokens,
     NewRequest,
     RequestId,
+    Rows,
     SchedulerOutput,
     SpeculationInfo,
     StepResult,
 )
 from fastdeploy_sd.worker.batch import BatchBuilder
+from fastdeploy_sd.worker.commands import RunRows, TakeOutput
 from fastdeploy_sd.worker.draft_inputs import DraftInputs
 from fastdeploy_sd.worker.forward import Forward
+from fastdeploy_sd.worker.lead import Alone, Lead
 from fastdeploy_sd.worker.request_table import RequestTable
 from fastdeploy_sd.worker.step_rows import merge_results, plan_of_rows
 
@@ -42,9 +46,10 @@ class ModelRunner:
         memory: of the steps; what they hand on are views of it.
         speculation: what requests may ask for.
         rule: how drafts are verified.
+        lead: of the other ranks, if there are any.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 (what a step goes through)
         self,
         forward: Forward,
         memory: StepMemory,
@@ -52,9 +57,10 @@ class ModelRunner:
         proposer: Proposer,
         speculation: SpeculationInfo,
         rule: VerifyRule,
+        lead: Lead | None = None,
     ) -> None:
         self._forward, self._table, self._proposer = forward, table, DraftGuard(proposer)
-        self._speculation = speculation
+        self._speculation, self._lead = speculation, lead or Alone()
         self._batches = BatchBuilder(table, memory)
         self._verifier = Verifier(rule, memory, table.sampling(memory), forward.logits)
         self._draft_inputs = DraftInputs(table, memory, has_target=proposer.num_lookahead_slots > 0)
@@ -78,7 +84,7 @@ class ModelRunner:
         """Run the rows that the table has taken, in as few parts as do not fail."""
         rows = np.array([r for r, request_id in enumerate(plan.request_ids) if request_id not in refused], np.intp)
         failed, results = dict(refused), []
-        for part in run_in_parts(lambda b, e: self._run(plan_of_rows(plan, rows[b:e])).kept(), 0, len(rows)):
+        for part in run_in_parts(lambda b, e: self._run_rows(plan, rows[b:e]).kept(), 0, len(rows)):
             if part.result is not None:
                 results.append((rows[part.begin : part.end], part.result))
             elif part.error is not None:
@@ -87,16 +93,25 @@ class ModelRunner:
             _log.error("request %s failed: %r", request_id, error)
         return merge_results(plan, results, {request_id: _described(error) for request_id, error in failed.items()})
 
-    def _run(self, plan: SchedulerOutput) -> StepResult:
-        """Run a plan whose requests the table has; raises before any of them has changed, or not at all."""
+    def _run_rows(self, plan: SchedulerOutput, rows: Rows) -> StepResult:
+        return self._run(plan_of_rows(plan, rows), rows.astype(np.int32))
+
+    def _run(self, plan: SchedulerOutput, rows: I32 | None = None) -> StepResult:
+        """Run a plan whose requests the table has; raises before any of them has changed, or not at all.
+
+        Args:
+            rows: which these are of the plan that was taken in; None = all.
+        """
         begin = time.perf_counter()
-        self._batches.build(plan)
-        built = time.perf_counter()
-        self._forward()
-        computed = time.perf_counter()
-        result, failed_rows = self._verifier.verify(has_reports=self._table.num_reports > 0)
-        verified = time.perf_counter()
+        with self._lead.attempt(lambda number: RunRows(number, rows)):
+            self._batches.build(plan)
+            built = time.perf_counter()
+            self._forward()
+            computed = time.perf_counter()
+            result, failed_rows = self._verifier.verify(has_reports=self._table.num_reports > 0)
+            verified = time.perf_counter()
         self._batches.commit()
+        self._lead.post(TakeOutput(result.token_ids, result.cu_num_output))
         drafts = self._propose(plan.request_ids)
         drafted = time.perf_counter()
         return StepResult(
@@ -116,6 +131,7 @@ class ModelRunner:
     def _take_in(self, plan: SchedulerOutput) -> Mapping[RequestId, Exception]:
         """Let the table and the drafting method know who came and went; returns whom the table refused."""
         changes = self._table.apply(plan)
+        self._lead.take_plan(plan, tuple(changes.refused))
         if len(changes.dropped):
             self._proposer.forget(changes.dropped)
         if changes.added:

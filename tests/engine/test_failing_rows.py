@@ -15,7 +15,7 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode import router
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.spec_decode.router import create_method
-from fastdeploy_sd.types import I32, DraftTokens, FinishReason, Request, RequestId, SchedulerOutput, StepResult
+from fastdeploy_sd.types import I32, I32, DraftTokens, FinishReason, Request, RequestId, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.runner import ModelRunner
 from tests.doubles.engines import Transcript
 from tests.engine.models import References, double
@@ -81,9 +81,9 @@ def note_requests(runner: ModelRunner) -> list[RequestId]:
     """A list that holds the requests of the step, or part of one, that runs."""
     running, real = list[RequestId](), runner._run
 
-    def noted(plan: SchedulerOutput) -> StepResult:
+    def noted(plan: SchedulerOutput, rows: I32 | None = None) -> StepResult:
         running[:] = plan.request_ids
-        return real(plan)
+        return real(plan, rows)
 
     setattr(runner, "_run", noted)  # noqa: B010 (mypy takes methods for constants)
     return running

@@ -1,0 +1,80 @@
+"""What rank 0's worker tells those of the other ranks, step by step. Values only; who sends them is in ranks/.
+
+A step is TakePlan, then RunRows until one has succeeded for every row, each followed by TakeOutput; then, where draft
+layers run, DraftRows with its DraftOutcome. BeginDrafts and ForgetDrafts may come before any of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastdeploy_sd.spec_decode.proposer import DraftRequest
+from fastdeploy_sd.types import I32, RequestId, SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TakePlan:
+    """A step begins.
+
+    Attributes:
+        plan: without log-probabilities of drafts, which only rank 0 reports.
+        refused_ids: new requests that rank 0 did not take in; nobody else may.
+    """
+
+    plan: SchedulerOutput
+    refused_ids: tuple[RequestId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunRows:
+    """Run the model over rows of the step's plan, intp[n] rising as i32; None = all of them."""
+
+    attempt: int
+    rows: I32 | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TakeOutput:
+    """Append what the rows that just ran produced; see `types.VerifyResult`."""
+
+    token_ids: I32
+    cu_num_output: I32
+
+
+@dataclass(frozen=True, slots=True)
+class BeginDrafts:
+    """The draft layers get these requests."""
+
+    requests: tuple[DraftRequest, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForgetDrafts:
+    """The draft layers lose the requests of these table rows, i32[n]."""
+
+    table_rows: I32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftRows:
+    """Run the draft layers over the rows that just ran, or some of them.
+
+    Attributes:
+        table_rows: i32[n], neighbours in the step and in its order.
+        max_draft_len: i32[n].
+    """
+
+    attempt: int
+    table_rows: I32
+    max_draft_len: I32
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOutcome:
+    """Whether every rank has run them; else nobody has."""
+
+    has_succeeded: bool
+
+
+Attempt = RunRows | DraftRows
+Command = TakePlan | RunRows | TakeOutput | BeginDrafts | ForgetDrafts | DraftRows | DraftOutcome

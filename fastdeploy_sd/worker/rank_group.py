@@ -1,0 +1,39 @@
+"""What a worker knows of the ranks that it is one of. Values and callables; how ranks reach each other is in ranks/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fastdeploy_sd.worker.lead import Collectives, OtherRanks
+
+
+class NoCollectives:
+    """Collectives of a process that exchanges nothing."""
+
+    def begin(self, attempt: int) -> None:
+        """There is nobody to be in step with."""
+
+    def fail(self) -> None:
+        """There is nobody to fail for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankGroup:
+    """A rank's place among `size`; by default the only one.
+
+    Attributes:
+        num_threads: of this rank's kernels, its share of the host's cores, unless the configuration says how many.
+        collectives: what the ranks exchange inside a pass.
+        others: rank 0's hold on the other ranks; None on these, and where there are none.
+        agree: what other ranks than 0 call when their draft layers have run; see DraftModel.agree.
+        smallest: gives every rank the smallest of what the ranks measure; all of them call it, once loaded.
+    """
+
+    rank: int = 0
+    size: int = 1
+    num_threads: int = 0
+    collectives: Collectives = field(default_factory=NoCollectives)
+    others: OtherRanks | None = None
+    agree: Callable[[], None] = lambda: None
+    smallest: Callable[[Callable[[], int]], int] = lambda measure: measure()

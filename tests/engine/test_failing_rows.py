@@ -15,7 +15,7 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode import router
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.spec_decode.router import create_method
-from fastdeploy_sd.types import I32, I32, DraftTokens, FinishReason, Request, RequestId, SchedulerOutput, StepResult
+from fastdeploy_sd.types import I32, DraftTokens, FinishReason, Request, RequestId, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.runner import ModelRunner
 from tests.doubles.engines import Transcript
 from tests.engine.models import References, double

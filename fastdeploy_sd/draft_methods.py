@@ -18,6 +18,7 @@ class DraftSource(enum.IntEnum):
     NGRAM = 1
     SUFFIX = 2
     MTP = 3
+    HANDED_OVER = 4  # by the instance that computed the prompt, with whatever method it has
 
 
 @dataclass(frozen=True, slots=True)

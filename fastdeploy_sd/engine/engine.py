@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.commit import commit_result
 from fastdeploy_sd.engine.executor import Executor
-from fastdeploy_sd.engine.scheduler import Readiness, Scheduler, always_ready
+from fastdeploy_sd.engine.kv_supply import KvSupply, NoKvSupply
+from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
 
@@ -15,19 +16,22 @@ from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, Req
 class Engine:
     """Continuous batching over an executor. Synchronous and single-threaded: the caller drives it with `step`.
 
-    A request that has its blocks runs at once, unless `is_ready` says no: then it runs after `set_ready`.
+    A request that has its blocks runs at once, unless its KV comes from elsewhere: then it runs when that has arrived.
 
     Every request that `submit` took ends with exactly one output that has a finish_reason, from `step` or `abort`.
     """
 
-    def __init__(self, config: Config, executor: Executor, is_ready: Readiness = always_ready) -> None:
-        """Make an engine without requests; `executor` stays the caller's to shut down.
+    def __init__(self, config: Config, executor: Executor, supply: KvSupply | None = None) -> None:
+        """Make an engine without requests; `executor` and `supply` stay the caller's to shut down.
 
         Args:
-            is_ready: asked in `step` each time a request has got its blocks, so again after it was preempted.
+            supply: asked in `step` each time a request has got its blocks, so again after it was preempted; None =
+                all KV is computed here.
         """
         self._executor = executor
-        self._scheduler = Scheduler(config, executor.model_info, is_ready)
+        self._supply = supply or NoKvSupply()
+        self._scheduler = Scheduler(config, executor.model_info, self._supply)
+        self._is_stalled = False
         self._pool = self._scheduler.pool
 
     @property
@@ -43,6 +47,7 @@ class Engine:
             Overloaded: the queue is full.
         """
         self._scheduler.add(request)
+        self._is_stalled = False
 
     def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> list[RequestOutput]:
         """End requests before the next step.
@@ -53,11 +58,8 @@ class Engine:
         Returns:
             Their last outputs (with that finish_reason, no tokens). Ids that are unknown or have ended are ignored.
         """
+        self._is_stalled = False
         return self._pool.abort(request_ids, reason)
-
-    def set_ready(self, request_ids: Iterable[RequestId]) -> None:
-        """Let requests run that have their blocks and were not ready; ids of others are ignored."""
-        self._pool.set_ready(request_ids)
 
     def step(self) -> list[RequestOutput]:
         """Run the model once for the requests whose turn it is.
@@ -66,11 +68,15 @@ class Engine:
             New tokens and ends; empty when nothing may run or only parts of prompts were computed.
 
         Raises:
-            Exception: whatever the executor raised, or InternalError for a result that does not answer the plan. The
-                engine is then unusable. What fails for some requests ends these, with FinishReason.ERROR.
+            Exception: whatever the executor raised, or InternalError for a result that does not answer the plan, or an
+                arrival of a request that does not wait. The engine is then unusable. What fails for some requests ends
+                these, with FinishReason.ERROR.
         """
+        for arrival in self._supply.arrivals():
+            self._pool.take_arrival(arrival)
         plan = self._scheduler.schedule()
-        if not plan.request_ids:
+        self._is_stalled = not plan.request_ids
+        if self._is_stalled:
             return []
         result = self._executor.execute(plan)
         return commit_result(self._pool, plan, result)
@@ -78,6 +84,16 @@ class Engine:
     def has_work(self) -> bool:
         """Whether any request has not ended. `step` runs nothing while none of them is ready."""
         return bool(self._pool.states)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether `step` would run nothing until KV arrives, which makes `arrival_fd` readable, or requests change."""
+        return self._is_stalled
+
+    @property
+    def arrival_fd(self) -> int | None:
+        """A descriptor that is readable while KV has arrived that no step has taken; None = none ever does."""
+        return self._supply.fd
 
     def stats(self) -> EngineStats:
         """A snapshot of counters, gauges and histograms."""

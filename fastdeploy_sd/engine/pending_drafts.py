@@ -8,12 +8,13 @@ A step's result brings the drafts of all its rows in one `DraftTokens`. A reques
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
 
 from fastdeploy_sd.engine.request_counters import RequestCounters
-from fastdeploy_sd.types import DraftTokens, Rows, offsets
+from fastdeploy_sd.types import DraftSource, DraftTokens, Rows, offsets
 
 _NUM_NUMBERS = 1 << 31  # results are numbered in i32, a server's steps may be more
 
@@ -40,13 +41,30 @@ class PendingDrafts:
             if self._results:  # else nobody has any
                 c.num_drafts[rows] = 0
             return
-        self._last = (self._last + 1) % _NUM_NUMBERS
+        number = self._number(drafts)
         for row, (begin, end) in zip(rows.tolist(), pairwise(cu_num_draft.tolist()), strict=True):
             room = max(c.max_total_tokens.item(row) - c.num_tokens.item(row) - 1, 0)
             c.num_drafts[row] = min(end - begin, room)
             c.draft_begin[row] = begin
-            c.draft_result[row] = self._last
+            c.draft_result[row] = number
+
+    def hand_over(self, row: int, token_ids: Sequence[int]) -> None:
+        """Have a request that has none keep drafts which came with its KV, as many as it wants and has room for."""
+        c = self._counters
+        room = max(c.max_total_tokens.item(row) - c.num_tokens.item(row) - 1, 0)
+        num_drafts = min(len(token_ids), c.max_draft_tokens.item(row), room)
+        if num_drafts == 0:
+            return
+        sources = np.full(num_drafts, DraftSource.HANDED_OVER, np.int8)
+        drafts = DraftTokens(np.array(token_ids[:num_drafts], np.int32), offsets([num_drafts]), sources)
+        c.num_drafts[row], c.draft_begin[row] = num_drafts, 0
+        c.draft_result[row] = self._number(drafts)
+
+    def _number(self, drafts: DraftTokens) -> int:
+        """Keep a result; returns its number."""
+        self._last = (self._last + 1) % _NUM_NUMBERS
         self._results[self._last] = drafts
+        return self._last
 
     def forget_unwanted(self, rows: Rows) -> None:
         """Let go of results from which none of these rows, intp[n], keeps anything."""

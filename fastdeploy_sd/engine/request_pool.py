@@ -12,12 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from fastdeploy_sd.engine.kv_supply import KvArrival, KvSupply
 from fastdeploy_sd.engine.pending_drafts import PendingDrafts
 from fastdeploy_sd.engine.request_counters import RequestCounters
 from fastdeploy_sd.engine.request_state import RequestState, RequestStatus
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.engine.stats_recorder import StatsRecorder
 from fastdeploy_sd.engine.waiting_queue import WaitingQueue
+from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.kvcache.manager import KVCacheManager, PrefixMatch
 from fastdeploy_sd.types import (
     FinishReason,
@@ -49,8 +51,12 @@ class RequestPool:
         states: all groups by id.
     """
 
-    def __init__(self, kv: KVCacheManager, max_num_seqs: int, speculation: SpeculationInfo) -> None:
-        """Make an empty pool with `max_num_seqs` seats; drafts are made as `speculation` says."""
+    def __init__(self, kv: KVCacheManager, max_num_seqs: int, speculation: SpeculationInfo, supply: KvSupply) -> None:
+        """Make an empty pool with `max_num_seqs` seats; drafts are made as `speculation` says.
+
+        Args:
+            supply: told when a request that waits for it loses its blocks.
+        """
         self.kv = kv
         self.counters = RequestCounters()
         self.drafts = PendingDrafts(self.counters)
@@ -60,7 +66,7 @@ class RequestPool:
         self.running: list[RequestState] = []
         self.states: dict[RequestId, RequestState] = {}
         self._max_num_seqs = max_num_seqs
-        self._speculation = speculation
+        self._speculation, self._supply = speculation, supply
         self._finished_ids: list[RequestId] = []  # like the preempted ones, since the executor was last told
         self._preempted_ids: list[RequestId] = []
         self._resized: dict[RequestId, RequestState] = {}  # since the executor was last told
@@ -112,11 +118,18 @@ class RequestPool:
             self.stats.record_prefix_lookup(state.num_prompt_tokens, match.num_tokens)
         return True
 
-    def set_ready(self, request_ids: Iterable[RequestId]) -> None:
-        """Let admitted requests run; ids of others are ignored: these ended, or lost their blocks meanwhile."""
-        for request_id in request_ids:
-            if request_id in self.admitted:
-                self.admitted[request_id].is_ready = True
+    def take_arrival(self, arrival: KvArrival) -> None:
+        """Let an admitted request run, from the KV that it has now; its full blocks are there for others too.
+
+        Raises:
+            InternalError: the request does not wait, or this cannot have come for it.
+        """
+        if arrival.request_id not in self.states:
+            raise InternalError(f"KV for {arrival.request_id}: expected a request that waits, got {arrival}")
+        state = self.states[arrival.request_id]
+        state.take_arrival(arrival, self.kv.block_size)
+        self.kv.publish(state.table, state.token_ids, arrival.num_tokens)
+        self.stats.record_arrival(arrival.origins)
 
     def ready(self) -> list[RequestState]:
         """The admitted requests that may run, by key."""
@@ -129,6 +142,8 @@ class RequestPool:
         self._rows = None
         self._resized[state.request_id] = state
         state.status = RequestStatus.RUNNING
+        if state.arrival is not None:
+            self.drafts.hand_over(state.counter_row, state.arrival.drafts)
         state.first_scheduled_time = state.first_scheduled_time or time.time()
 
     def seated(self) -> list[RequestState]:
@@ -143,7 +158,7 @@ class RequestPool:
             self.running.pop()
             self._rows = None
         else:
-            del self.admitted[victim.request_id]
+            self._withdraw(victim)
         self.kv.free(victim.table)
         self._note_slots(victim)
         victim.go_back()
@@ -173,7 +188,7 @@ class RequestPool:
         if state.status is RequestStatus.RUNNING:
             self._finished_ids.append(state.request_id)
         elif state.status is RequestStatus.ADMITTED:
-            del self.admitted[state.request_id]
+            self._withdraw(state)
         else:
             self.waiting.remove(state)
         self.kv.free(state.table, discard=reason is FinishReason.ERROR)
@@ -223,7 +238,8 @@ class RequestPool:
                 deltas.append(RequestDelta(state.request_id, tuple(block_ids[num_sent:])))
             else:
                 token_ids = np.array(state.token_ids, np.int32)
-                new.append(NewRequest(state.request, token_ids, state.num_prompt_tokens, tuple(block_ids)))
+                is_ahead = state.arrival is not None and state.arrival.is_draft_ahead
+                new.append(NewRequest(state.request, token_ids, state.num_prompt_tokens, tuple(block_ids), is_ahead))
         self._resized.clear()
         return tuple(new), tuple(deltas)
 
@@ -233,6 +249,7 @@ class RequestPool:
             self.stats.snapshot((state.method, state.drafts) for state in self.states.values()),
             speculation=self._speculation,
             num_running=len(self.running) + len(self.admitted),
+            num_waiting_for_kv=sum(not state.is_ready for state in self.admitted.values()),
             num_waiting=len(self.waiting),
             num_preempted_waiting=sum(state.num_preemptions > 0 for state in self.waiting),
             num_waiting_tokens=self.waiting.num_prompt_tokens,
@@ -271,6 +288,13 @@ class RequestPool:
             self._rows = np.array([state.counter_row for state in self.running], np.intp)
             self._running_ids = tuple([state.request_id for state in self.running])
         return self._rows, self._running_ids
+
+    def _withdraw(self, state: RequestState) -> None:
+        """Take a request out of the admitted ones; nobody writes to its blocks afterwards."""
+        del self.admitted[state.request_id]
+        if not state.is_ready:
+            self._supply.cancel(state.request_id)
+            self.stats.num_kv_cancels += 1
 
     def _note_slots(self, state: RequestState) -> None:
         self.counters.num_slots[state.counter_row] = state.table.num_slots

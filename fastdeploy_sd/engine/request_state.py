@@ -9,8 +9,10 @@ import numpy as np
 
 from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.engine.draft_counter import DraftCounter
+from fastdeploy_sd.engine.kv_supply import KvArrival
 from fastdeploy_sd.engine.request_counters import RequestCounters
 from fastdeploy_sd.engine.stopping import StopRule
+from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.kvcache.manager import BlockTable
 from fastdeploy_sd.types import Request, RequestMetrics, RequestOutput, SpeculationInfo
 
@@ -46,7 +48,8 @@ class RequestState:
         has_reports: whether its outputs carry log-probabilities, of tokens or of drafts.
         max_total_tokens: prompt + max_tokens.
         num_sent_blocks: leading blocks of the table that the executor knows.
-        is_ready: whether it may run once it is admitted.
+        is_ready: whether it may run once it is admitted; else it waits for KV.
+        arrival: what came for its blocks from elsewhere, None = nothing did.
         drafts: what became of its drafts.
         num_cached_tokens: prompt tokens that came from the prefix cache at the first admission.
         arrival_time, first_scheduled_time, first_token_time: seconds since the epoch, 0.0 = has not happened.
@@ -54,6 +57,7 @@ class RequestState:
 
     __slots__ = (
         "_counters",
+        "arrival",
         "arrival_time",
         "counter_row",
         "drafts",
@@ -117,6 +121,7 @@ class RequestState:
         self.first_scheduled_time = 0.0
         self.first_token_time = 0.0
         self.is_ready = False
+        self.arrival: KvArrival | None = None
         self.drafts = DraftCounter()
         self._counters = counters
         self.counter_row = counters.allocate()
@@ -136,6 +141,11 @@ class RequestState:
         return int(self._counters.num_computed_tokens[self.counter_row])
 
     @property
+    def num_drafts(self) -> int:
+        """Drafts that will be verified next, if there is room."""
+        return int(self._counters.num_drafts[self.counter_row])
+
+    @property
     def num_output_tokens(self) -> int:
         """Committed tokens behind the prompt."""
         return self.num_tokens - self.num_prompt_tokens
@@ -145,11 +155,33 @@ class RequestState:
         self.status = RequestStatus.ADMITTED
         self._counters.num_computed_tokens[self.counter_row] = num_computed_tokens
 
+    def take_arrival(self, arrival: KvArrival, block_size: int) -> None:
+        """Have KV that came from elsewhere, and be ready.
+
+        Raises:
+            InternalError: it does not wait, or this cannot have come for it.
+        """
+        num_computed, last = self.num_computed_tokens, self.num_tokens - 1
+        wanted = ""
+        if self.status is not RequestStatus.ADMITTED or self.is_ready:
+            wanted = "a request that waits"
+        elif not num_computed <= arrival.num_tokens <= last:
+            wanted = f"{num_computed} to {last} tokens"
+        elif arrival.drafts and arrival.num_tokens != last:
+            wanted = "no drafts behind tokens that are still to be computed"
+        elif self._keeps_draft_kv and arrival.num_tokens % block_size and not arrival.is_draft_ahead:
+            wanted = "draft KV of one token more"
+        if wanted:
+            raise InternalError(f"KV for {self.request_id}: expected {wanted}, got {arrival}")
+        self.arrival, self.is_ready = arrival, True
+        self._counters.num_computed_tokens[self.counter_row] = arrival.num_tokens
+
     def go_back(self) -> None:
         """Go back to the queue without blocks, drafts or KV: every committed token will be computed again."""
         self.status = RequestStatus.WAITING
         self._counters.num_computed_tokens[self.counter_row] = self._counters.num_drafts[self.counter_row] = 0
         self.num_sent_blocks = 0
+        self.arrival = None
         self.num_preemptions += 1
 
     def finish(self) -> None:
@@ -165,7 +197,7 @@ class RequestState:
         """
         name, c, row = f"request {self.request_id}", self._counters, self.counter_row
         self._verify_blocks(block_size)
-        num_tokens, num_computed, num_drafts = self.num_tokens, self.num_computed_tokens, int(c.num_drafts[row])
+        num_tokens, num_computed, num_drafts = self.num_tokens, self.num_computed_tokens, self.num_drafts
         max_total = self.max_total_tokens
         assert self.status is RequestStatus.RUNNING, f"{name} is {self.status} among the running"
         num_given = self.num_prompt_tokens + len(self.request.output_token_ids)
@@ -187,8 +219,12 @@ class RequestState:
         self._verify_blocks(block_size)
         assert self.status is RequestStatus.ADMITTED, f"{name} is {self.status} among the admitted"
         assert self.table.num_slots >= self.num_tokens, f"{name}: admitted without blocks for all its tokens"
-        assert not self._counters.num_drafts[self.counter_row], f"{name} does not run and has drafts"
+        assert not self.num_drafts, f"{name} does not run and has drafts"
         assert not self.num_sent_blocks, f"{name} does not run and has blocks that the executor knows"
+
+    @property
+    def _keeps_draft_kv(self) -> bool:
+        return bool(self._counters.num_lookahead_slots[self.counter_row])
 
     def _verify_blocks(self, block_size: int) -> None:
         name, num_tokens, num_slots = f"request {self.request_id}", self.num_tokens, self.table.num_slots

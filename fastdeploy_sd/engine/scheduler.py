@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from operator import add, gt, sub
 
 import numpy as np
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.admission import AdmissionRules
+from fastdeploy_sd.engine.kv_supply import KvSupply
 from fastdeploy_sd.engine.request_pool import RequestPool
 from fastdeploy_sd.engine.request_state import RequestState
 from fastdeploy_sd.engine.step_builder import StepBuilder
 from fastdeploy_sd.errors import BadRequest, shown
 from fastdeploy_sd.kvcache.manager import KVCacheManager
 from fastdeploy_sd.types import I32, ModelInfo, Request, RequestId, SchedulerOutput
-
-Readiness = Callable[[Request], bool]
-"""Whether a request may run as soon as it has its blocks; it may have to wait for KV from elsewhere, or a grammar."""
-
-
-def always_ready(request: Request) -> bool:
-    """No request waits for anything."""
-    del request
-    return True
 
 
 class Scheduler:
@@ -52,19 +43,19 @@ class Scheduler:
     budget holds all its tokens; only one that outgrew the whole budget while it ran and was then preempted is chunked
     all the same.
 
-    Readiness. A request that is not ready when it gets its blocks keeps seat and blocks, and is in no step until
-    `RequestPool.set_ready` says so; then it starts before any waiting one. Meanwhile others run past it, and it can be
-    preempted like a running request.
+    Readiness. A request for which the supply brings KV when it gets its blocks keeps seat and blocks, and is in no step
+    until that has arrived; then it starts before any waiting one, and may bring drafts. Meanwhile others run past it,
+    and it can be preempted like a running request.
 
     Source: the single num_computed_tokens rule is vLLM v1's (vllm/v1/core/sched/scheduler.py).
     """
 
-    def __init__(self, config: Config, model_info: ModelInfo, is_ready: Readiness = always_ready) -> None:
+    def __init__(self, config: Config, model_info: ModelInfo, supply: KvSupply) -> None:
         """Make a scheduler without requests.
 
         Args:
             config: limits; its cache size is not read, as `model_info` says what was really allocated.
-            is_ready: asked each time a request has got its blocks.
+            supply: asked each time a request has got its blocks.
         """
         limits = config.scheduler
         self._max_num_batched_tokens = limits.max_num_batched_tokens
@@ -79,11 +70,11 @@ class Scheduler:
             f"{limits.max_num_seqs} requests with {num_drafts} drafts each do not fit into a step of "
             f"{limits.max_num_batched_tokens} tokens"
         )
-        self._is_ready = is_ready
+        self._supply = supply
         self._kv = KVCacheManager(
             model_info.num_blocks, model_info.block_size, enable_prefix_caching=config.cache.enable_prefix_caching
         )
-        self.pool = RequestPool(self._kv, limits.max_num_seqs, self._speculation)
+        self.pool = RequestPool(self._kv, limits.max_num_seqs, self._speculation, supply)
         self._num_arrived = 0
         self._step_id = 0
 
@@ -220,16 +211,21 @@ class Scheduler:
                 return False
             while not self.pool.admit(state, match):
                 self._preempt_last(step)
-        state.is_ready = self._is_ready(state.request)
+        token_ids = np.array(state.token_ids, np.int32)
+        state.is_ready = not self._supply.begin(state.request, token_ids, match.num_tokens, state.table.block_ids)
         return not state.is_ready or self._start(state, step)
 
     def _start(self, state: RequestState, step: StepBuilder) -> bool:
-        """Let an admitted request run from this step on, if the budget allows."""
+        """Let an admitted request run from this step on, if the budget allows, with the drafts that find room."""
         num_new = state.num_tokens - state.num_computed_tokens
         if not self._may_start(num_new, step):
             return False
         self.pool.start(state)
-        step.add(state, min(num_new, step.budget, self._max_chunk_tokens))
+        num_draft = min(state.num_drafts, step.budget - num_new)
+        if num_draft > 0:
+            num_slots = self.pool.extend_as_far_as_possible(state, state.num_tokens + num_draft)
+            num_draft = min(num_draft, num_slots - state.num_tokens)
+        step.add(state, min(num_new, step.budget, self._max_chunk_tokens), max(num_draft, 0))
         return True
 
     def _may_start(self, num_new: int, step: StepBuilder) -> bool:

@@ -87,8 +87,12 @@ class EngineStats:
         verifications: method of the request -> the sum of the DraftCounts of its requests, running and ended; only
             methods that had drafts verified.
         timings_ms: phase of a step (as the executor names it: batch, forward, verify, draft) -> total milliseconds.
+        num_kv_arrivals, num_kv_cancels: requests that waited for KV from elsewhere, and got what there was / were
+            preempted or ended meanwhile.
+        num_supplied_tokens: where from -> tokens whose KV came from elsewhere.
         num_running, num_waiting, num_preempted_waiting: requests now; those that are admitted and not ready yet count
             as running, and the last is a part of the second.
+        num_waiting_for_kv: those of num_running whose KV is on its way.
         num_waiting_tokens: prompt tokens of the waiting requests.
         max_num_seqs: limit of num_running.
         speculation: the drafting that requests may ask for.
@@ -110,10 +114,14 @@ class EngineStats:
     num_prefix_hits: int = 0
     num_prefix_query_tokens: int = 0
     num_prefix_hit_tokens: int = 0
+    num_kv_arrivals: int = 0
+    num_kv_cancels: int = 0
+    num_supplied_tokens: dict[str, int] = field(default_factory=dict)
     drafts: dict[str, SourceCounts] = field(default_factory=dict)
     verifications: dict[str, DraftCounts] = field(default_factory=dict)
     timings_ms: dict[str, float] = field(default_factory=dict)
     num_running: int = 0
+    num_waiting_for_kv: int = 0
     num_waiting: int = 0
     num_preempted_waiting: int = 0
     num_waiting_tokens: int = 0

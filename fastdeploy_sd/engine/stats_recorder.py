@@ -42,6 +42,9 @@ class StatsRecorder:
         self.num_prefix_hits = 0
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
+        self.num_kv_arrivals = 0
+        self.num_kv_cancels = 0
+        self._num_supplied_tokens: dict[str, int] = {}
         self._num_finished = {reason.value: 0 for reason in FinishReason}
         self._drafts: dict[str, DraftCounter] = {}  # by method, of requests that ended
         self._timings_ms: dict[str, float] = {}
@@ -59,6 +62,12 @@ class StatsRecorder:
         self.num_prefix_hits += num_cached_tokens > 0
         self.num_prefix_query_tokens += num_prompt_tokens
         self.num_prefix_hit_tokens += num_cached_tokens
+
+    def record_arrival(self, origins: Mapping[str, int]) -> None:
+        """Count a request that waited for KV; `origins` is where that came from -> its tokens."""
+        self.num_kv_arrivals += 1
+        for origin, num_tokens in origins.items():
+            self._num_supplied_tokens[origin] = self._num_supplied_tokens.get(origin, 0) + num_tokens
 
     def record_drafts(self, method: str, drafts: DraftCounter) -> None:
         """Count what became of the drafts of a request that ended."""
@@ -99,6 +108,7 @@ class StatsRecorder:
         return EngineStats(
             **{name: value for name, value in vars(self).items() if not name.startswith("_")},
             num_finished=dict(self._num_finished),
+            num_supplied_tokens=dict(self._num_supplied_tokens),
             drafts=total.by_source(),
             verifications={method: c for method, c in counts.items() if c.num_verifications},
             timings_ms=dict(self._timings_ms),

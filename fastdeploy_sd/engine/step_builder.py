@@ -41,13 +41,13 @@ class StepBuilder:
         self.counter_rows = self.counter_rows[:num_rows]
         del self.states[num_rows:], self.num_new[num_rows:], self.num_draft[num_rows:]
 
-    def add(self, state: RequestState, num_new: int) -> None:
-        """Add the row of a request that was just admitted; it has no drafts."""
-        self.budget -= num_new
+    def add(self, state: RequestState, num_own: int, num_draft: int) -> None:
+        """Add the row of a request that was just started; its drafts came with its KV."""
+        self.budget -= num_own + num_draft
         self.states.append(state)
         self.counter_rows = np.append(self.counter_rows, state.counter_row)
-        self.num_new.append(num_new)
-        self.num_draft.append(0)
+        self.num_new.append(num_own + num_draft)
+        self.num_draft.append(num_draft)
 
     def remove(self, state: RequestState) -> None:
         """Take a request's row back, if it has one, and its tokens into the budget."""

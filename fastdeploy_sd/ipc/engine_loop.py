@@ -64,6 +64,8 @@ class EngineLoop:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         channel.watch(self._wake_read)
+        if engine.arrival_fd is not None:
+            channel.watch(engine.arrival_fd)
 
     def drain(self) -> None:
         """Have the loop take nothing new and end when its requests have. For signal handlers and other threads."""
@@ -79,7 +81,7 @@ class EngineLoop:
         """Serve until told to stop; return the exit status: 0 after a drain, 1 after the engine broke."""
         try:
             while not self._is_drained():
-                readable = self._channel.wait(timeout_s=0 if self._engine.has_work() or self._inbox else None)
+                readable = self._channel.wait(self._idle_s())
                 self._begin_drain()
                 self._take_messages(readable)
                 self._end_at_deadline()
@@ -94,6 +96,12 @@ class EngineLoop:
             return 1
         finally:
             self._close()
+
+    def _idle_s(self) -> float | None:
+        """How long nothing is to be done unless something comes: a message, KV, a signal; None = for ever."""
+        if self._inbox or (self._engine.has_work() and not self._engine.is_stalled):
+            return 0
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # already closed, or full: then it wakes anyway

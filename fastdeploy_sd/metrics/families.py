@@ -105,6 +105,16 @@ COUNTERS = (
         "Verifications that had drafts; emitted tokens over these is the mean acceptance length.",
         lambda s: s.num_verified_rows,
     ),
+    Single(
+        "fastdeploy_sd:kv_arrivals",
+        "Requests that waited for KV from elsewhere and then went on, with what had come.",
+        lambda s: s.num_kv_arrivals,
+    ),
+    Single(
+        "fastdeploy_sd:kv_cancels",
+        "Requests that were preempted or ended while they waited for KV from elsewhere.",
+        lambda s: s.num_kv_cancels,
+    ),
     Single("fastdeploy_sd:steps", "Engine steps executed.", lambda s: s.num_steps),
     Single(
         "fastdeploy_sd:prefix_cache_query_tokens",
@@ -182,9 +192,20 @@ GAUGES = (
         "Prompt tokens of the requests in the queue.",
         lambda s: s.num_waiting_tokens,
     ),
+    Single(
+        "fastdeploy_sd:num_requests_waiting_for_kv",
+        "Requests in the batch whose KV is on its way from elsewhere.",
+        lambda s: s.num_waiting_for_kv,
+    ),
 )
 
 LABELLED_COUNTERS = (
+    Labelled(
+        "fastdeploy_sd:supplied_kv_tokens",
+        "Tokens whose KV was not computed here, by where it came from; the prefix cache in memory is not counted.",
+        "origin",
+        lambda s: s.num_supplied_tokens,
+    ),
     Labelled("fastdeploy_sd:requests_finished", "Requests that ended, by reason.", "reason", lambda s: s.num_finished),
     Labelled(
         "fastdeploy_sd:step_time_seconds",

@@ -69,7 +69,7 @@ class MtpProposer:
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
-            self._next_slot[request.table_row] = request.num_computed_tokens
+            self._next_slot[request.table_row] = request.num_draft_slots
 
     def forget(self, table_rows: I32) -> None:
         self._next_slot[table_rows] = _NOT_OURS

@@ -40,7 +40,8 @@ class DraftRequest:
         table_row: its row of the token table.
         num_prompt_tokens: the first tokens of the row; what follows is output.
         num_tokens: tokens in the row now; more than the prompt when the request comes back after preemption.
-        num_computed_tokens: leading tokens whose KV, draft layers' included, came from the prefix cache.
+        num_draft_slots: leading KV slots of the draft layers that are filled. They end with a block, or one token past
+            those that the target has run: then the hidden row before the next slot comes with the next step.
         cache_salt: nothing learnt from a request may be used for one with another salt.
         method: which method it chose, resolved; matters to the router only.
         end_token_ids, min_tokens: output number n, from 1, is its last one when it is one of these ids and
@@ -51,7 +52,7 @@ class DraftRequest:
     table_row: int
     num_prompt_tokens: int
     num_tokens: int
-    num_computed_tokens: int = 0
+    num_draft_slots: int = 0
     cache_salt: str = ""
     method: str = ""
     end_token_ids: tuple[int, ...] = ()

@@ -20,12 +20,14 @@ class NewRequest:
     Attributes:
         token_ids: i32[n], prompt and committed output so far.
         num_prompt_tokens: the first `num_prompt_tokens` of token_ids are the prompt.
+        is_draft_ahead: whether draft layers have the KV of one token more than the target; see KvArrival.
     """
 
     request: Request
     token_ids: I32
     num_prompt_tokens: int
     block_ids: tuple[int, ...]
+    is_draft_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

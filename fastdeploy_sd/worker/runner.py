@@ -147,7 +147,7 @@ class ModelRunner:
                     table_row=table_row,
                     num_prompt_tokens=new.num_prompt_tokens,
                     num_tokens=len(new.token_ids),
-                    num_computed_tokens=int(plan.num_computed_tokens[row_of[new.request.request_id]]),
+                    num_draft_slots=plan.num_computed_tokens.item(row_of[new.request.request_id]) + new.is_draft_ahead,
                     cache_salt=new.request.cache_salt,
                     method=self._speculation.method_of(new.request.speculation),
                     end_token_ids=self._table.rules[table_row].end_token_ids,

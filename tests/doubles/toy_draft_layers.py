@@ -30,9 +30,13 @@ class ToyDraftLayers:
         self._next_slot: dict[RequestId, int] = {}
         self.num_cut_drafts = 0
 
-    def begin(self, request_id: RequestId, num_computed_tokens: int) -> None:
+    def begin(self, request_id: RequestId, num_filled_slots: int) -> None:
         """Start on a request that is drafted for with the model."""
-        self._next_slot[request_id] = num_computed_tokens
+        self._next_slot[request_id] = num_filled_slots
+
+    def put(self, block_ids: list[int], position: int, prefix: int) -> None:
+        """Write what the model would have at a position."""
+        self._kv[slot_of(block_ids, position, self._block_size)] = (position, prefix)
 
     def forget(self, request_id: RequestId) -> None:
         """Stop; the others are ignored."""

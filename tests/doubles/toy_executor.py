@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import (
+    DraftSource,
     DraftTokens,
     LogprobArrays,
     ModelInfo,
@@ -81,6 +82,7 @@ class ToyExecutor:
         self._before_step = before_step
         self._rows: dict[RequestId, _Row] = {}
         self._kv: dict[int, tuple[int, int]] = {}
+        self._arrived_drafts: dict[RequestId, list[tuple[int, int]]] = {}
         self._free_rows = list(range(512))
         self.draft_layers = ToyDraftLayers(model_info.speculation, model_info.block_size)
         self.is_shut_down = False
@@ -92,6 +94,21 @@ class ToyExecutor:
 
     def shutdown(self) -> None:
         self.is_shut_down = True
+
+    def put_kv(self, block_ids: list[int], begin: int, prefixes: list[int], num_draft_slots: int) -> None:
+        """Write KV that was computed elsewhere: of positions from `begin` on, whose prefix hashes these are.
+
+        Args:
+            num_draft_slots: the draft layers get it of positions before this one.
+        """
+        for position, prefix in enumerate(prefixes, begin):
+            self._kv[slot_of(block_ids, position, self.model_info.block_size)] = (position, prefix)
+        for position, prefix in enumerate(prefixes[: max(num_draft_slots - begin, 0)], begin):
+            self.draft_layers.put(block_ids, position, prefix)
+
+    def expect_drafts(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
+        """Have a request's first step bring drafts that came with its KV."""
+        self._arrived_drafts[request_id] = [(token_id, int(DraftSource.HANDED_OVER)) for token_id in token_ids]
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Run a plan; see `Executor.execute`.
@@ -145,15 +162,16 @@ class ToyExecutor:
         self._rows[request.request_id] = _Row(
             request, new.token_ids.tolist(), list(new.block_ids), new.num_prompt_tokens, self._free_rows.pop()
         )
+        self._rows[request.request_id].drafted = self._arrived_drafts.pop(request.request_id, [])
         table_row = self._rows[request.request_id].table_row
         if method == speculation.method and speculation.num_lookahead_slots:
-            self.draft_layers.begin(request.request_id, num_computed)
+            self.draft_layers.begin(request.request_id, num_computed + new.is_draft_ahead)
         return DraftRequest(
             request.request_id,
             table_row,
             new.num_prompt_tokens,
             len(new.token_ids),
-            num_computed,
+            num_computed + new.is_draft_ahead,
             request.cache_salt,
             method,
         )

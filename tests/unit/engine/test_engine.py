@@ -11,6 +11,7 @@ from fastdeploy_sd.errors import BadRequest, InternalError, Overloaded
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, SchedulerOutput, StepResult
 from tests.doubles.engines import EOS, Transcript, run_to_end, toy_config, toy_info, toy_request
+from tests.doubles.supplies import ToySupply
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import ToyModel
 
@@ -86,21 +87,28 @@ def test_an_abort_ends_a_waiting_and_a_running_request() -> None:
 
 @pytest.mark.parametrize("is_aborted", [False, True])
 def test_a_request_that_is_not_ready_keeps_its_seat_and_blocks(is_aborted: bool) -> None:
-    executor, late = ToyExecutor(toy_info()), toy_request("late", range(2, 12), 5)
-    engine = Engine(toy_config(max_num_seqs=1), executor, lambda request: request.request_id != "late")
+    executor, late, supply = ToyExecutor(toy_info()), toy_request("late", range(2, 12), 5), ToySupply(0, rate=1.0)
+    supply.executor = executor
+    engine = Engine(toy_config(max_num_seqs=1), executor, supply)
     engine.submit(late)
     engine.submit(toy_request("other", [2, 3], 3))
     for _ in range(3):
         assert engine.step() == []
+        assert engine.is_stalled
         engine.check_integrity()
     stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting_for_kv) == (1, 1)
     assert (stats.num_running, stats.num_waiting, stats.num_blocks - stats.num_free_blocks) == (1, 1, 3)
     assert executor.known_request_ids == set()
     transcript = Transcript()
     if is_aborted:
         transcript.add(engine.abort(["late"]))
         assert engine.stats().num_free_blocks == stats.num_blocks
-    engine.set_ready(["late", "unknown"])
+        assert not engine.is_stalled
+        assert supply.waiting == []
+    else:
+        supply.finish("late", 9, 0)
+    supply.rate = 0.0
     run_to_end(engine, transcript)
     assert transcript.token_ids["late"] == ([] if is_aborted else executor.model.generate(late))
     assert transcript.last["other"].finish_reason is FinishReason.LENGTH

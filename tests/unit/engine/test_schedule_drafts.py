@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fastdeploy_sd.engine.kv_supply import NoKvSupply
 from fastdeploy_sd.engine.request_counters import RequestCounters
 from fastdeploy_sd.engine.request_state import RequestState
 from fastdeploy_sd.engine.scheduler import Scheduler
@@ -109,10 +110,10 @@ def test_a_request_is_drafted_for_as_it_wishes() -> None:
 
 
 def test_as_many_drafts_as_the_model_says_must_fit_into_a_step() -> None:
-    Scheduler(toy_config(max_num_seqs=4, max_num_batched_tokens=16), toy_info(max_draft_tokens=3))
-    Scheduler(toy_config(max_num_seqs=4, max_num_batched_tokens=2), toy_info())
+    Scheduler(toy_config(max_num_seqs=4, max_num_batched_tokens=16), toy_info(max_draft_tokens=3), NoKvSupply())
+    Scheduler(toy_config(max_num_seqs=4, max_num_batched_tokens=2), toy_info(), NoKvSupply())
     with pytest.raises(AssertionError, match="4 requests with 4 drafts each do not fit into a step of 16 tokens"):
-        Scheduler(toy_config(max_num_seqs=4, max_num_batched_tokens=16), toy_info(max_draft_tokens=4))
+        Scheduler(toy_config(max_num_seqs=4, max_num_batched_tokens=16), toy_info(max_draft_tokens=4), NoKvSupply())
 
 
 def test_drafting_with_a_model_gets_slots_ahead_of_the_newest_token() -> None:

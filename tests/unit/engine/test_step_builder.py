@@ -51,6 +51,9 @@ def test_a_row_that_is_taken_back_gives_its_tokens_back() -> None:
     assert step.states[-1] is last
     step.remove(middle)
     assert step.budget == 11
-    step.add(middle, 5)
+    step.add(middle, 5, 0)
     assert (step.budget, step.num_new, step.num_draft) == (6, [4, 5, 5], [3, 4, 0])
+    step.remove(middle)
+    step.add(middle, 1, 2)
+    assert (step.budget, step.num_new, step.num_draft) == (8, [4, 5, 3], [3, 4, 2])
     assert [state.counter_row for state in step.states] == step.counter_rows.tolist()

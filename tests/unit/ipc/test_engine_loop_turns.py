@@ -14,6 +14,7 @@ from fastdeploy_sd.ipc.channel import ServerChannel
 from fastdeploy_sd.ipc.engine_loop import EngineLoop
 from fastdeploy_sd.types import FinishReason, Request, RequestId, SchedulerOutput
 from tests.doubles.engines import toy_config, toy_info, toy_request
+from tests.doubles.supplies import ToySupply
 from tests.doubles.toy_executor import ToyExecutor
 
 Turn = Sequence[tuple[bytes, m.Message]]
@@ -28,8 +29,11 @@ class ScriptedChannel:
         self.loop: EngineLoop | None = None
         self.engine: Engine | None = None
         self.sent: list[tuple[bytes, m.Message]] = []
+        self.timeouts: list[float | None] = []
+        self.watched: list[int] = []
 
     def wait(self, timeout_s: float | None) -> set[int]:
+        self.timeouts.append(timeout_s)
         turn = self._turns.pop(0) if self._turns else [(identity, m.Bye()) for identity in (b"A", b"B")]
         self._arrived = [(identity, m.encode(message)) for identity, message in turn]
         if not self._turns and self.loop is not None:
@@ -44,7 +48,8 @@ class ScriptedChannel:
         self.sent.append((identity, m.decode(frame)))
         return True
 
-    def watch(self, fd: int) -> None: ...
+    def watch(self, fd: int) -> None:
+        self.watched.append(fd)
 
     def unwatch(self, fd: int) -> None: ...
 
@@ -201,3 +206,48 @@ def test_a_request_that_cannot_be_taken_is_rejected_and_the_engine_goes_on(monke
     assert isinstance(reply, m.Rejected)
     assert (reply.handle, reply.error.kind) == (1, "InternalError")
     assert channel.num_finished() == {"length": 2}
+
+
+class ArrivingChannel(ScriptedChannel):
+    """Lets the KV of request a1 arrive before the turn with this number."""
+
+    def __init__(self, turns: Sequence[Turn], supply: ToySupply, number: int) -> None:
+        super().__init__(turns)
+        self._supply, self._number = supply, number
+
+    def wait(self, timeout_s: float | None) -> set[int]:
+        if len(self.timeouts) == self._number:
+            self._supply.finish("a1", 2, 0)
+        return super().wait(timeout_s)
+
+
+def test_the_loop_sleeps_while_all_kv_is_on_its_way() -> None:
+    """It is woken by what makes the supply's descriptor readable, by messages, and by the end of the time to drain."""
+    executor, supply = ToyExecutor(toy_info()), ToySupply(0, rate=1.0)
+    supply.executor, supply.fd = executor, 12345
+    turns: list[Turn] = [[(b"A", m.Hello(os.getpid()))], [(b"A", m.Submit(1, toy_request("a1", [5, 6, 7], 2)))]]
+    channel = ArrivingChannel([*turns, [], [], [], []], supply, number=4)
+    engine = Engine(toy_config(), executor, supply)
+    channel.engine, channel.loop = engine, EngineLoop(engine, cast(ServerChannel, channel), 1e6, receive_s=1e6)
+    assert channel.loop.run() == 0
+    assert 12345 in channel.watched
+    # Idle twice, then the request waits, in the third of these turns it arrives, and runs two steps.
+    assert channel.timeouts[:6] == [None, None, None, None, None, 0]
+    assert channel.num_finished() == {"length": 1}
+    assert channel.outputs_to(b"A")[-1].outputs[0].finish_reason is FinishReason.LENGTH
+
+
+def test_a_draining_loop_does_not_wait_for_kv_for_ever() -> None:
+    executor, supply = ToyExecutor(toy_info()), ToySupply(0, rate=1.0)
+    supply.executor, supply.fd = executor, 12345
+    turns: list[Turn] = [[(b"A", m.Hello(os.getpid()))], [(b"A", m.Submit(1, toy_request("a1", [5, 6, 7], 2)))]]
+    channel = ScriptedChannel([*turns, []])
+    engine = Engine(toy_config(), executor, supply)
+    channel.engine, channel.loop = engine, EngineLoop(engine, cast(ServerChannel, channel), 0.2, receive_s=1e6)
+    assert channel.loop.run() == 0
+    assert channel.timeouts[:3] == [None, None, None]
+    draining = channel.timeouts[3]
+    assert draining is not None
+    assert draining <= 0.2
+    assert channel.num_finished() == {"abort": 1}
+    assert supply.num_cancelled == 1

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fastdeploy_sd.engine.integrity import verify_pool
 from fastdeploy_sd.engine.kv_supply import KvArrival, KvSupply
 from fastdeploy_sd.engine.pending_drafts import PendingDrafts
 from fastdeploy_sd.engine.request_counters import RequestCounters
@@ -266,22 +267,7 @@ class RequestPool:
         Raises:
             AssertionError: naming the broken rule.
         """
-        self.kv.check_integrity()
-        assert self.running == sorted(self.running, key=_key), "running requests out of order"
-        assert len(self.seated()) <= self._max_num_seqs, f"{len(self.seated())} requests have a seat"
-        everyone = [*self.running, *self.admitted.values(), *self.waiting]
-        assert {state.request_id for state in everyone} == set(self.states), "a request is lost"
-        assert len(everyone) == len(self.states), "a request is in two groups"
-        assert len({state.counter_row for state in everyone}) == len(everyone), "two requests share counters"
-        assert self.running_rows.tolist() == [state.counter_row for state in self.running], (
-            "the running rows are outdated"
-        )
-        for state in self.running:
-            state.verify_running(self.kv.block_size)
-        for state in self.admitted.values():
-            state.verify_admitted(self.kv.block_size)
-        for state in self.waiting:
-            state.verify_waiting()
+        verify_pool(self, self._max_num_seqs)
 
     def _index_running(self) -> tuple[Rows, tuple[RequestId, ...]]:
         if self._rows is None:

@@ -1,0 +1,30 @@
+"""What holds between two steps for all requests together; RequestState knows what holds for one. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.engine.request_pool import RequestPool
+
+
+def verify_pool(pool: RequestPool, max_num_seqs: int) -> None:
+    """Verify blocks, groups and every request.
+
+    Raises:
+        AssertionError: naming the broken rule.
+    """
+    pool.kv.check_integrity()
+    assert pool.running == sorted(pool.running, key=lambda state: state.key), "running requests out of order"
+    assert len(pool.seated()) <= max_num_seqs, f"{len(pool.seated())} requests have a seat"
+    everyone = [*pool.running, *pool.admitted.values(), *pool.waiting]
+    assert {state.request_id for state in everyone} == set(pool.states), "a request is lost"
+    assert len(everyone) == len(pool.states), "a request is in two groups"
+    assert len({state.counter_row for state in everyone}) == len(everyone), "two requests share counters"
+    assert pool.running_rows.tolist() == [state.counter_row for state in pool.running], "the running rows are outdated"
+    for state in pool.running:
+        state.verify_running(pool.kv.block_size)
+    for state in pool.admitted.values():
+        state.verify_admitted(pool.kv.block_size)
+    for state in pool.waiting:
+        state.verify_waiting()

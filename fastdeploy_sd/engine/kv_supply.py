@@ -27,8 +27,9 @@ class KvArrival:
         num_tokens: leading tokens whose KV is there now, those that `begin` was told of among them; fewer than the
             request has, as its last one is always computed here.
         drafts: guesses at what follows its tokens, in the vocabulary; only where `num_tokens` is all but the last one.
-        is_draft_ahead: whether draft layers, which have all these tokens as well, have the KV of one more; for a
-            request whose method keeps draft KV it must be so unless `num_tokens` ends a block.
+        is_draft_ahead: whether draft layers, which have all these tokens as well, have the KV of one more. For a
+            request whose method keeps draft KV it must be so unless `num_tokens` ends a block. With several draft
+            layers it cannot: each reads rows of the one before it, which only pages of whole blocks hold.
         origins: where the new tokens came from -> how many, for statistics.
     """
 

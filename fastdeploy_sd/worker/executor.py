@@ -31,6 +31,7 @@ from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.follower import ModelFollower
 from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
 from fastdeploy_sd.worker.free_memory import free_memory
+from fastdeploy_sd.worker.kv_pages import KvPages
 from fastdeploy_sd.worker.kv_sizing import LayerKv
 from fastdeploy_sd.worker.lead import GroupLead
 from fastdeploy_sd.worker.model_loading import load_model
@@ -46,10 +47,15 @@ _log = logging.getLogger(__name__)
 
 
 class LocalExecutor:
-    """The model in this process; see engine.executor.Executor."""
+    """The model in this process; see engine.executor.Executor.
 
-    def __init__(self, runner: ModelRunner, model_info: ModelInfo) -> None:
+    Attributes:
+        kv_pages: the KV cache as bytes.
+    """
+
+    def __init__(self, runner: ModelRunner, model_info: ModelInfo, kv_pages: KvPages) -> None:
         self._runner: ModelRunner | None = runner
+        self.kv_pages = kv_pages
         self._model_info = model_info
 
     @property
@@ -107,7 +113,7 @@ def create_executor(
     )
     runner = ModelRunner(loaded.forward, loaded.memory, table, proposer, info.speculation, rule, lead)
     _log_loaded(config, loaded, info, time.perf_counter() - start)
-    return LocalExecutor(runner, info)
+    return LocalExecutor(runner, info, KvPages(loaded.kv.caches, loaded.kv.draft_caches, loaded.kv.block_hidden))
 
 
 def create_follower(config: Config, group: RankGroup) -> ModelFollower:

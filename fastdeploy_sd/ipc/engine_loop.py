@@ -85,7 +85,7 @@ class EngineLoop:
                 self._begin_drain()
                 self._take_messages(readable)
                 self._end_at_deadline()
-                if self._engine.has_work():
+                if self._engine.has_work() or self._engine.arrival_fd in readable:
                     self._deliver(self._engine.step())
             self._say_goodbye("the server shut down")
             return 0

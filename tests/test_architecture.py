@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": VALUES | {"engine.stats"},
     "ipc": VALUES | {"config", "engine", "log_lines", "worker.executor"},
     "placement": set(),
-    "splitwise": VALUES | {"config"},
+    "splitwise": VALUES | {"config", "ipc.codec", "ipc.packing", "runtime.checksum"},
     "entrypoints": VALUES | {"config", "ipc", "metrics", "engine.stats"},
     "llm": VALUES | {"config", "entrypoints.text", "entrypoints.offline", "engine", "log_lines", "worker.executor"},
     # Run what the rest made, on recordings and on the user's model.
@@ -88,7 +88,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "worker",
     ),
     "paddlenlp": ("entrypoints/text",),
-    "zmq": ("ipc/channel.py",),
+    "zmq": ("ipc/channel.py", "splitwise/sockets.py"),
+    "mooncake": ("splitwise/transport_rdma.py",),
     "msgpack": ("ipc",),
     "fastapi": ("entrypoints/openai",),
     "starlette": ("entrypoints",),

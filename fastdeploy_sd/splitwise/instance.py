@@ -1,0 +1,33 @@
+"""This instance, as both sides of the conversation see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastdeploy_sd.splitwise.counters import Counters
+from fastdeploy_sd.splitwise.description import KvDescription
+from fastdeploy_sd.splitwise.events import EventQueue
+from fastdeploy_sd.splitwise.pages import Pages
+from fastdeploy_sd.splitwise.settings import ConnectorSettings
+from fastdeploy_sd.splitwise.transport_rdma import RdmaEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """What a connector has one of.
+
+    Attributes:
+        rdma: None where that protocol is not used.
+    """
+
+    settings: ConnectorSettings
+    description: KvDescription
+    pages: Pages
+    events: EventQueue
+    counters: Counters
+    rdma: RdmaEngine | None
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """Those that work here, the preferred first."""
+        return tuple(p for p in self.settings.protocols if p != "rdma" or self.rdma is not None)

@@ -1,0 +1,75 @@
+"""What a connector is started with: addresses, keys and limits. Knows no socket."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from dataclasses import dataclass, field
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.splitwise.secret import deployment_secret, derive_key
+
+
+def _instance_id() -> str:
+    return f"{socket.gethostname()}-{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorSettings:
+    """The limits bound what an instance keeps for others, whatever they do.
+
+    Attributes:
+        role: "prefill" takes orders, "decode" gives them.
+        host, port: the address of a prefill instance; port 0 = a free one.
+        protocols: that may be used, the preferred first.
+        rdma_ports: see the option rdma_comm_ports.
+        server_key, client_key: 32 bytes each, of the deployment.
+        is_local: only loopback addresses are allowed, because the secret never left this machine.
+        lease_s: a transfer, or a decode instance, of which nothing was heard for so long is dropped.
+        renew_s: how often a decode instance says which transfers it waits for.
+        silence_s: a prefill instance that answers nothing for so long is lost.
+        handshake_s: the time to agree; retry_s: between attempts; idle_s: until an unused connection is closed.
+        window_bytes: of pages on their way between two instances.
+        max_peers, max_transfers: of a prefill instance.
+        max_message_bytes: the longest frame without pages.
+    """
+
+    role: str
+    host: str
+    port: int
+    protocols: tuple[str, ...]
+    server_key: bytes = field(repr=False)
+    client_key: bytes = field(repr=False)
+    rdma_ports: tuple[int, ...] = ()
+    is_local: bool = False
+    instance_id: str = field(default_factory=_instance_id)
+    lease_s: float = 30.0
+    renew_s: float = 2.0
+    silence_s: float = 10.0
+    handshake_s: float = 5.0
+    retry_s: float = 1.0
+    idle_s: float = 60.0
+    window_bytes: int = 32 << 20
+    max_peers: int = 64
+    max_transfers: int = 4096
+    max_message_bytes: int = 64 << 20
+
+    @classmethod
+    def of(cls, config: Config) -> ConnectorSettings:
+        """Return the settings of a server.
+
+        Raises:
+            ConfigError: the secret cannot be read or made.
+        """
+        splitwise = config.splitwise
+        secret = deployment_secret(splitwise)
+        return cls(
+            role=splitwise.splitwise_role,
+            host=splitwise.pd_host or config.server.host,
+            port=splitwise.pd_comm_port[0] if splitwise.pd_comm_port else 0,
+            protocols=splitwise.cache_transfer_protocol,
+            server_key=derive_key(secret, "pd server"),
+            client_key=derive_key(secret, "pd client"),
+            rdma_ports=splitwise.rdma_comm_ports,
+            is_local=splitwise.pd_secret is None,
+        )

@@ -1,0 +1,51 @@
+"""Pages as frames behind the message, encrypted and authenticated as the connection is. Slots are only counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fastdeploy_sd.splitwise.messages import Receiver
+from fastdeploy_sd.splitwise.pages import Bytes
+from fastdeploy_sd.splitwise.transport import Batch, gather
+
+
+class TcpSender:
+    """Copies each page into a frame of its own."""
+
+    def __init__(self) -> None:
+        self.fd: int | None = None
+        self._finished: list[Batch] = []
+
+    def start(self, batch: Batch, pages: Sequence[tuple[Bytes, ...]]) -> None:
+        """See Sender."""
+        checksums = []
+        for pieces in pages:
+            frame = bytearray(sum(piece.nbytes for piece in pieces))
+            checksums.append(gather(pieces, np.frombuffer(frame, np.uint8))[1])
+            batch.payloads.append(frame)
+        batch.checksums = tuple(checksums)
+        self._finished.append(batch)
+
+    def finished(self) -> list[Batch]:
+        """See Sender."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class TcpReceiver:
+    """Takes each page from the frame it came in."""
+
+    def __init__(self, num_slots: int, slot_bytes: int) -> None:
+        self.offer = Receiver(num_slots, slot_bytes)
+
+    def page(self, slot: int, num_bytes: int, payload: Bytes | None) -> Bytes | None:
+        """See ReceiverEnd; `num_bytes` is what the page should have."""
+        return payload if 0 <= slot < self.offer.num_slots else None
+
+    def close(self) -> None:
+        """Nothing is held."""

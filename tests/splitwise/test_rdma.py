@@ -1,0 +1,102 @@
+"""Mooncake's Transfer Engine over loopback, where it is installed: without a device it speaks TCP."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.splitwise.connector import KvConnector
+from fastdeploy_sd.splitwise.events import Event, Fetched
+from fastdeploy_sd.splitwise.messages import Done
+from fastdeploy_sd.splitwise.outgoing import Outgoing, Peer
+from fastdeploy_sd.splitwise.pages import Bytes
+from fastdeploy_sd.splitwise.transport import Batch
+from tests.splitwise.instances import (
+    BytePages,
+    PrefillEngine,
+    connectors,
+    describe,
+    holds,
+    request,
+    settings,
+    source_of,
+    wait_for,
+)
+
+
+def is_there() -> bool:
+    try:
+        importlib.import_module("mooncake.engine")
+    except ImportError:  # not installed, or not its libibverbs
+        return False
+    return True
+
+
+@pytest.mark.skipif(not is_there(), reason="needs the extra [rdma] and libibverbs")
+def test_pages_arrive() -> None:
+    with connectors("rdma") as (decode, ours, prefill, theirs):
+        engine = PrefillEngine(prefill, theirs, 8)
+        orders = {
+            decode.fetch(request(n, 6), source_of(prefill.address), 0, range(6 * n, 6 * n + 6), 60): n
+            for n in range(20)
+        }
+        events: list[Event] = []
+
+        def has_all() -> bool:
+            engine.step()
+            events.extend(decode.take_events())
+            return len(events) == len(orders)
+
+        wait_for(has_all, "all transfers")
+        assert {event.transfer_id for event in events if isinstance(event, Fetched)} == set(orders)
+        assert all(holds(ours, n, 0, range(6 * n, 6 * n + 6)) for n in range(20))
+
+
+@pytest.mark.skipif(is_there(), reason="Mooncake is installed")
+def test_without_mooncake_another_protocol_is_used_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with connectors("rdma,ipc") as (decode, ours, prefill, theirs):
+        engine = PrefillEngine(prefill, theirs, 8)
+        decode.fetch(request(1, 2), source_of(prefill.address), 0, [0, 1], 60)
+        wait_for(lambda: engine.is_idle() and decode.counters.num_fetched, "the transfer")
+        assert holds(ours, 1, 0, [0, 1])
+    text = "cache_transfer_protocol: left out: rdma: Mooncake's Transfer Engine cannot be loaded"
+    assert [line.startswith(text) for line in caplog.messages] == [True, True]
+    with pytest.raises(ConfigError, match="cache_transfer_protocol: expected one that works here, got rdma"):
+        KvConnector(settings("decode", "rdma"), describe(), BytePages(4))
+
+
+class LateSender:
+    """Places batches when it is told to, several at once."""
+
+    fd: int | None = None
+
+    def __init__(self) -> None:
+        self.started: list[Batch] = []
+
+    def start(self, batch: Batch, pages: Sequence[tuple[Bytes, ...]]) -> None:
+        self.started.append(batch)
+
+    def finished(self) -> list[Batch]:
+        finished, self.started = self.started, []
+        return finished
+
+    def close(self) -> None:
+        self.started = []
+
+
+def test_an_end_waits_for_the_last_of_several_batches_that_are_placed_at_once() -> None:
+    peer = Peer(b"p", "d0", 2, 0.0)
+    peer.open(LateSender(), 8)
+    transfer = Outgoing("t", 0, 2, 2, 0.0)
+    peer.transfers["t"] = transfer
+    for layer in (0, 1):
+        peer.add_pages(transfer, layer, 0, [0, 1])
+    pages = BytePages(2)
+    assert [peer.start(pages), peer.start(pages), peer.start(pages)] == [True, True, False]
+    transfer.end = Done("t", ())
+    assert [transfer.is_over for _ in peer.placed()] == [False, True]

@@ -1,0 +1,218 @@
+"""Pages go from one connector to another over real sockets, and nothing else reaches a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.splitwise.connector import KvConnector
+from fastdeploy_sd.splitwise.counters import Failure
+from fastdeploy_sd.splitwise.events import Event, Fetched, FetchFailed, PrefillWanted, Sent
+from tests.splitwise.instances import (
+    BLOCK_SIZE,
+    LAYERS,
+    BytePages,
+    PrefillEngine,
+    connectors,
+    describe,
+    holds,
+    next_events,
+    request,
+    settings,
+    source_of,
+    wait_for,
+)
+
+PROTOCOLS = ("ipc", "tcp")
+
+
+def run_until(decode: KvConnector, engine: PrefillEngine, count: int) -> list[Event]:
+    """Let the prefill engine work until the decode instance has so many events."""
+    events: list[Event] = []
+
+    def has_all() -> bool:
+        engine.step()
+        events.extend(decode.take_events())
+        return len(events) >= count
+
+    wait_for(has_all, f"{count} events")
+    return events
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_pages_and_drafts_arrive(protocol: str) -> None:
+    with connectors(protocol) as (decode, ours, prefill, theirs):
+        engine = PrefillEngine(prefill, theirs, 8)
+        blocks = [20, 3, 11, 7]
+        transfer_id = decode.fetch(request(5, 6), source_of(prefill.address), 2, blocks, 60)
+        assert run_until(decode, engine, 1) == [Fetched(transfer_id, (6, 7))]
+        assert holds(ours, 5, 2, blocks)
+        assert all(ours.is_canary(b) for b in range(256) if b not in blocks)
+        wait_for(engine.is_idle, "Sent")
+        assert decode.counters.received_bytes == prefill.counters.sent_bytes == 4 * sum(LAYERS)
+        assert (decode.counters.num_fetched, prefill.counters.num_sent) == (1, 1)
+        assert not decode.counters.num_refused
+        assert not prefill.counters.num_refused
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_many_transfers_share_a_small_window(protocol: str) -> None:
+    """8192 bytes hold ten pages; each transfer has eighteen, and all are under way at once."""
+    with connectors(protocol) as (decode, ours, prefill, theirs):
+        engine = PrefillEngine(prefill, theirs, 8)
+        orders = {
+            decode.fetch(request(n, 6), source_of(prefill.address), 0, range(6 * n, 6 * n + 6), 60): n
+            for n in range(30)
+        }
+        events = run_until(decode, engine, 30)
+        assert sorted(orders[e.transfer_id] for e in events if isinstance(e, Fetched)) == list(range(30))
+        assert all(holds(ours, n, 0, range(6 * n, 6 * n + 6)) for n in range(30))
+
+
+def test_the_window_is_for_pages_that_grow_as_the_prompt_is_computed() -> None:
+    """Layer by layer and chunk by chunk, in any order; what was not ordered is left out."""
+    with connectors("ipc") as (decode, ours, prefill, theirs):
+        transfer_id = decode.fetch(request(1, 4), source_of(prefill.address), 1, [0, 1, 2], 60)
+        (wanted,) = next_events(prefill)
+        assert isinstance(wanted, PrefillWanted)
+        assert (wanted.first_block, wanted.num_blocks, wanted.request.kv_source) == (1, 3, None)
+        assert np.array_equal(wanted.request.prompt_token_ids, np.full(4 * BLOCK_SIZE, 1))
+        for layer in theirs.memory:
+            layer[:] = np.arange(len(layer))[:, None]
+        for layer in (2, 0, 1):
+            prefill.send(transfer_id, layer, 3, [13, 14])  # block 4 does not exist
+        assert decode.take_events() == []
+        for layer in (0, 1, 2, 3):  # there is no layer 3
+            prefill.send(transfer_id, layer, 0, [10, 11, 12])
+        prefill.finish(transfer_id, ())
+        assert next_events(decode) == [Fetched(transfer_id, ())]
+        assert [int(ours.memory[2][b, 0]) for b in (0, 1, 2)] == [11, 12, 13]
+        assert next_events(prefill) == [Sent(transfer_id)]
+
+
+def test_a_prefill_instance_may_have_more_draft_layers() -> None:
+    theirs, ours = BytePages(16), BytePages(16, LAYERS[:2])
+    prefill = KvConnector(settings("prefill"), describe(), theirs)
+    decode = KvConnector(settings("decode"), describe(LAYERS[:2], 0), ours)
+    try:
+        engine = PrefillEngine(prefill, theirs, 8)
+        decode.fetch(request(5, 2), source_of(prefill.address), 0, [1, 2], 60)
+        assert isinstance(run_until(decode, engine, 1)[0], Fetched)
+        assert holds(ours, 5, 0, [1, 2])
+    finally:
+        decode.close()
+        prefill.close()
+
+
+@pytest.mark.parametrize(
+    ("ours", "text"),
+    [
+        ({"model_fingerprint": "other"}, "model_fingerprint: expected other as on the decode instance, got demo on"),
+        ({"block_size": 8}, "block_size: expected 8 as on the decode instance, got 4 on the prefill instance"),
+        ({"kv_format": "int8"}, "kv_format: expected int8 as on the decode instance, got bfloat16"),
+        ({"num_kv_heads": 4}, "num_kv_heads: expected 4 as on the decode instance, got 2"),
+        ({"head_dim": 8}, "head_dim: expected 8 as on the decode instance, got 16"),
+        ({"num_layers": 1}, "num_layers: expected 1 as on the decode instance, got 2"),
+        ({"page_bytes": (*LAYERS, 768)}, "draft layers: expected at least 2 as on the decode instance, got 1"),
+        ({"draft_fingerprint": "x"}, "draft_fingerprint: expected x as on the decode instance, got mtp"),
+        ({"page_bytes": (512, 256, 768)}, "page_bytes of layer 1: expected 256 as on the decode instance, got 512"),
+    ],
+)
+def test_instances_that_differ_refuse_each_other(ours: dict[str, Any], text: str) -> None:
+    prefill = KvConnector(settings("prefill"), describe(), BytePages(4))
+    decode = KvConnector(settings("decode"), describe(**ours), BytePages(4))
+    try:
+        decode.fetch(request(1, 1), source_of(prefill.address), 0, [0], 60)
+        (event,) = next_events(decode)
+        assert isinstance(event, FetchFailed)
+        assert event.reason.startswith(text)
+        assert event.failure is Failure.REFUSED
+        assert prefill.take_events() == []
+    finally:
+        decode.close()
+        prefill.close()
+
+
+@pytest.mark.parametrize("wrong", ["server_key", "client_key"])
+def test_another_secret_gets_nothing(wrong: str) -> None:
+    prefill = KvConnector(settings("prefill"), describe(), BytePages(4))
+    changes: dict[str, Any] = {wrong: b"x" * 32}
+    decode = KvConnector(settings("decode", **changes), describe(), BytePages(4))
+    try:
+        decode.fetch(request(1, 1), source_of(prefill.address), 0, [0], 60)
+        (event,) = next_events(decode)
+        assert isinstance(event, FetchFailed)
+        assert event.failure is Failure.UNREACHABLE
+        assert prefill.take_events() == []
+    finally:
+        decode.close()
+        prefill.close()
+
+
+def test_no_protocol_in_common_is_an_error() -> None:
+    prefill = KvConnector(settings("prefill", "tcp"), describe(), BytePages(4))
+    decode = KvConnector(settings("decode", "ipc"), describe(), BytePages(4))
+    try:
+        decode.fetch(request(1, 1), source_of(prefill.address), 0, [0], 60)
+        (event,) = next_events(decode)
+        assert isinstance(event, FetchFailed)
+        assert event.reason == "cache_transfer_protocol: no way in common: expected one of ipc, got tcp"
+    finally:
+        decode.close()
+        prefill.close()
+
+
+def test_addresses_that_others_reach_need_a_secret() -> None:
+    with pytest.raises(ConfigError, match=r"pd_secret: expected one for address 0\.0\.0\.0"):
+        KvConnector(dataclasses.replace(settings("prefill", is_local=True), host="0.0.0.0"), describe(), BytePages(4))
+    decode = KvConnector(settings("decode", is_local=True), describe(), BytePages(4))
+    try:
+        decode.fetch(request(1, 1), source_of("tcp://192.0.2.1:5"), 0, [0], 60)
+        (event,) = next_events(decode)
+        assert isinstance(event, FetchFailed)
+        assert event.reason.startswith("pd_secret: expected one for tcp://192.0.2.1:5")
+    finally:
+        decode.close()
+
+
+def test_a_port_that_is_taken_is_an_error() -> None:
+    prefill = KvConnector(settings("prefill"), describe(), BytePages(4))
+    try:
+        port = int(prefill.address.rpartition(":")[2])
+        assert prefill.address == f"tcp://127.0.0.1:{port}"
+        with pytest.raises(ConfigError, match=f"pd_comm_port: expected a free port of 127.0.0.1, got {port}"):
+            KvConnector(settings("prefill", port=port), describe(), BytePages(4))
+    finally:
+        prefill.close()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_nothing_is_left_behind(protocol: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def run() -> None:
+        with connectors(protocol) as (decode, _, prefill, theirs):
+            engine = PrefillEngine(prefill, theirs, 8)
+            decode.fetch(request(5, 6), source_of(prefill.address), 0, range(6), 60)
+            run_until(decode, engine, 1)
+            decode.fetch(request(5, 6), source_of(prefill.address), 0, range(6), 60)  # never answered
+
+    run()
+    before, threads = open_files(), threading.active_count()
+    for _ in range(5):
+        run()
+    assert (open_files(), threading.active_count()) == (before, threads)
+    names = Path("/proc/net/unix").read_text(encoding="utf-8")
+    assert "@fdsd-" not in names or protocol == "tcp"
+    assert not caplog.records

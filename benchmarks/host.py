@@ -24,6 +24,7 @@ from benchmarks.percentiles import percentiles
 from benchmarks.progress import Progress
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, load_config
 from fastdeploy_sd.draft_methods import NAIVE
+from fastdeploy_sd.engine.block_store import BlockStore
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.ipc.messages import Outputs, encode
@@ -120,6 +121,10 @@ class TimedExecutor:
     @property
     def model_info(self) -> ModelInfo:
         return self._executor.model_info
+
+    @property
+    def block_store(self) -> BlockStore | None:
+        return self._executor.block_store
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Run a step; `phases_s` are what its result says."""

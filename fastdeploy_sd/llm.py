@@ -27,6 +27,8 @@ from fastdeploy_sd.log_lines import show_lines
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, RequestMetrics, RequestOutput
 
+# So often an interrupt is looked for while KV is on its way.
+_KV_POLL_S = 0.2
 Conversation = Sequence[Mapping[str, str]]
 
 
@@ -254,7 +256,9 @@ class _Batch:
 
     def _step(self) -> list[RequestOutput]:
         try:
-            return self._engine.step()
+            outputs = self._engine.step()
+            self._engine.wait_for_kv(_KV_POLL_S)
+            return outputs
         except BaseException as error:  # an interrupt, too, leaves the engine half updated
             self.failure = repr(error)
             raise

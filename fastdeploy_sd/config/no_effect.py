@@ -38,7 +38,6 @@ NO_EFFECT: Mapping[str, Option] = {
     for opt in (
         _option("gpu_memory_utilization", float, _MEMORY, minimum=0, maximum=1),
         _option("kv_cache_ratio", float, _MEMORY, minimum=0, maximum=1),
-        _option("swap_space", float, _MEMORY, minimum=0),
         *_options(int, _BLOCKS, "prealloc_dec_block_slot_num_threshold", "static_decode_blocks"),
         *_options(str, "it belongs to kvcache_storage_backend", "write_policy"),
         *_options(dict, _GRAPH, "graph_optimization_config"),

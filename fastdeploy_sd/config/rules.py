@@ -100,6 +100,18 @@ def _verify_role(config: Config) -> None:
         raise ConfigError(reason, param="splitwise_role")
 
 
+def _verify_swap(config: Config) -> None:
+    cache = config.cache
+    if cache.swap_bytes and not cache.enable_prefix_caching:
+        raise ConfigError(
+            f"swap_space: expected none when enable_prefix_caching is off, got {cache.swap_space:g}", param="swap_space"
+        )
+    if cache.swap_folder is not None and not cache.swap_bytes:
+        raise ConfigError(
+            f"swap_folder: expected none without swap_space, got {cache.swap_folder!r}", param="swap_folder"
+        )
+
+
 _STEP = "max_num_batched_tokens"
 RULES = (
     Rule(_verify_step_tokens, (_STEP, "max_num_seqs")),
@@ -107,5 +119,6 @@ RULES = (
     Rule(_verify_threshold, ("long_prefill_token_threshold", "enable_chunked_prefill")),
     Rule(_verify_whole_prompts, (_STEP, "enable_chunked_prefill", "max_model_len")),
     Rule(_verify_role, ("splitwise_role",)),
+    Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

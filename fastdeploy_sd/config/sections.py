@@ -133,9 +133,29 @@ class CacheConfig:
         ),
     )
     enable_prefix_caching: bool = option(True, Spec("Reuse the KV blocks of prompts that start alike."))
+    swap_space: float | None = option(
+        None,
+        Spec(
+            "Second level of the prefix cache, in GiB: copies of KV blocks that outlive these. Worth having if it is"
+            " larger than the KV cache. none or 0: there is none.",
+            minimum=0,
+        ),
+    )
+    swap_folder: str | None = option(
+        None,
+        Spec(
+            "Folder for the file of `swap_space`, which the next start of the same model goes on with; none: it is"
+            " memory, and ends with the server."
+        ),
+    )
 
     def __post_init__(self) -> None:
         verify_fields(self, "cache")
+
+    @property
+    def swap_bytes(self) -> int:
+        """Bytes of the second level, 0 = there is none."""
+        return int((self.swap_space or 0) * (1 << 30))
 
 
 @dataclass(frozen=True, slots=True)

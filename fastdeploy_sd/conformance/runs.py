@@ -19,6 +19,7 @@ from fastdeploy_sd.types import Request, RequestId
 
 _MAX_STEPS = 1_000_000
 _MAX_MODEL_LEN = 512
+_KV_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ def run(engine: Engine, requests: Sequence[Request], arrivals_per_step: int = 1 
             return {r.request_id: collector.answer(r.request_id) for r in requests}
         for output in engine.step():
             collector.add(output)
+        engine.wait_for_kv(_KV_WAIT_S)
         engine.check_integrity()
     raise InternalError(f"engine: expected an end within {_MAX_STEPS} steps, got none")
 

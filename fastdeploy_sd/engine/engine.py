@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterable
 
 from fastdeploy_sd.config import Config
@@ -25,12 +26,12 @@ class Engine:
         """Make an engine without requests; `executor` and `supply` stay the caller's to shut down.
 
         Args:
-            supply: asked in `step` each time a request has got its blocks, so again after it was preempted; None =
-                all KV is computed here.
+            supply: asked in `step` each time a request has got its blocks, so again after it was preempted, for what
+                the executor's block store lacks; None = that is computed here.
         """
         self._executor = executor
-        self._supply = supply or NoKvSupply()
-        self._scheduler = Scheduler(config, executor.model_info, self._supply)
+        self._scheduler = Scheduler(config, executor.model_info, supply or NoKvSupply(), executor.block_store)
+        self._supply = self._scheduler.supply
         self._is_stalled = False
         self._pool = self._scheduler.pool
 
@@ -95,9 +96,16 @@ class Engine:
         """A descriptor that is readable while KV has arrived that no step has taken; None = none ever does."""
         return self._supply.fd
 
+    def wait_for_kv(self, timeout_s: float) -> None:
+        """Sleep while `is_stalled`, until KV has arrived; for callers that wait for nothing else."""
+        if self._is_stalled and self.has_work() and self._supply.fd is not None:
+            poll = select.poll()
+            poll.register(self._supply.fd, select.POLLIN)
+            poll.poll(timeout_s * 1e3)
+
     def stats(self) -> EngineStats:
         """A snapshot of counters, gauges and histograms."""
-        return self._pool.snapshot()
+        return self._scheduler.stats()
 
     def check_integrity(self) -> None:
         """Verify every invariant between steps. O(tokens and blocks); for tests and debug mode.
@@ -105,4 +113,4 @@ class Engine:
         Raises:
             AssertionError: naming the broken rule.
         """
-        self._pool.check_integrity()
+        self._scheduler.check_integrity()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from fastdeploy_sd.engine.block_store import BlockStore
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
 
 
@@ -18,6 +19,11 @@ class Executor(Protocol):
     @property
     def model_info(self) -> ModelInfo:
         """Limits of the loaded model and of the KV cache allocated for it; constant."""
+        ...
+
+    @property
+    def block_store(self) -> BlockStore | None:
+        """Where copies of KV blocks are kept outside of the cache; constant, None = nowhere."""
         ...
 
     def execute(self, plan: SchedulerOutput) -> StepResult:

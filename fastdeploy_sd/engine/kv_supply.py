@@ -18,6 +18,9 @@ from typing import Protocol
 
 from fastdeploy_sd.types import I32, Request, RequestId
 
+# Origin of KV from this instance's own second level: the request had its prefix cached.
+SWAP = "swap"
+
 
 @dataclass(frozen=True, slots=True)
 class KvArrival:
@@ -44,7 +47,7 @@ class KvSupply(Protocol):
     """Brings KV of requests' leading tokens into their blocks. Called by the thread that steps the engine.
 
     Attributes:
-        fd: readable as long as `arrivals` has something to return or to do, whether or not anybody waits; None = never.
+        fd: readable as long as `arrivals` has something to return; None = nothing ever arrives.
     """
 
     fd: int | None

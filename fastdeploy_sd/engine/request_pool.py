@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from fastdeploy_sd.engine.integrity import verify_pool
-from fastdeploy_sd.engine.kv_supply import KvArrival, KvSupply
+from fastdeploy_sd.engine.kv_supply import SWAP, KvArrival, KvSupply
 from fastdeploy_sd.engine.pending_drafts import PendingDrafts
 from fastdeploy_sd.engine.request_counters import RequestCounters
 from fastdeploy_sd.engine.request_state import RequestState, RequestStatus
@@ -131,6 +131,10 @@ class RequestPool:
         state.take_arrival(arrival, self.kv.block_size)
         self.kv.publish(state.table, state.token_ids, arrival.num_tokens)
         self.stats.record_arrival(arrival.origins)
+        num_swapped = arrival.origins.get(SWAP, 0)
+        if num_swapped and not state.num_preemptions:
+            self.stats.record_swap_hit(num_swapped, is_first=not state.num_cached_tokens)
+            state.num_cached_tokens += num_swapped
 
     def ready(self) -> list[RequestState]:
         """The admitted requests that may run, by key."""
@@ -155,7 +159,8 @@ class RequestPool:
         """Put the request with the highest key that has a seat back into the queue, without blocks, drafts or KV."""
         victim = self.seated()[-1]
         if victim.status is RequestStatus.RUNNING:
-            self._preempted_ids.append(victim.request_id)
+            if victim.num_sent_blocks:  # else it was started for the step that is being planned
+                self._preempted_ids.append(victim.request_id)
             self.running.pop()
             self._rows = None
         else:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from operator import add, gt, sub
 
 import numpy as np
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.admission import AdmissionRules
-from fastdeploy_sd.engine.kv_supply import KvSupply
+from fastdeploy_sd.engine.block_store import BlockStore
+from fastdeploy_sd.engine.kv_supply import KvSupply, NoKvSupply
 from fastdeploy_sd.engine.request_pool import RequestPool
 from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.engine.step_builder import StepBuilder
+from fastdeploy_sd.engine.supply_chain import SupplyChain
+from fastdeploy_sd.engine.swap_space import SwapSpace
 from fastdeploy_sd.errors import BadRequest, shown
 from fastdeploy_sd.kvcache.manager import KVCacheManager
 from fastdeploy_sd.types import I32, ModelInfo, Request, RequestId, SchedulerOutput
@@ -50,12 +55,15 @@ class Scheduler:
     Source: the single num_computed_tokens rule is vLLM v1's (vllm/v1/core/sched/scheduler.py).
     """
 
-    def __init__(self, config: Config, model_info: ModelInfo, supply: KvSupply) -> None:
+    def __init__(
+        self, config: Config, model_info: ModelInfo, supply: KvSupply, store: BlockStore | None = None
+    ) -> None:
         """Make a scheduler without requests.
 
         Args:
             config: limits; its cache size is not read, as `model_info` says what was really allocated.
-            supply: asked each time a request has got its blocks.
+            supply: asked each time a request has got its blocks, for what `store` does not hold.
+            store: of the second level of the prefix cache, None = there is none.
         """
         limits = config.scheduler
         self._max_num_batched_tokens = limits.max_num_batched_tokens
@@ -70,10 +78,13 @@ class Scheduler:
             f"{limits.max_num_seqs} requests with {num_drafts} drafts each do not fit into a step of "
             f"{limits.max_num_batched_tokens} tokens"
         )
-        self._supply = supply
         self._kv = KVCacheManager(
             model_info.num_blocks, model_info.block_size, enable_prefix_caching=config.cache.enable_prefix_caching
         )
+        self._swap = None if store is None else SwapSpace(self._kv, store)
+        if self._swap is not None:
+            supply = self._swap if isinstance(supply, NoKvSupply) else SupplyChain(self._swap, supply)
+        self.supply = supply
         self.pool = RequestPool(self._kv, limits.max_num_seqs, self._speculation, supply)
         self._num_arrived = 0
         self._step_id = 0
@@ -126,6 +137,17 @@ class Scheduler:
             finished_ids=finished_ids,
             preempted_ids=preempted_ids,
         )
+
+    def stats(self) -> EngineStats:
+        """Counters, histograms and gauges of this moment. O(requests)."""
+        stats = self.pool.snapshot()
+        return stats if self._swap is None else replace(stats, swap=self._swap.stats())
+
+    def check_integrity(self) -> None:
+        """Verify every invariant between two steps; see RequestPool."""
+        self.pool.check_integrity()
+        if self._swap is not None:
+            self._swap.check_integrity()
 
     def _begin_with_running(self) -> StepBuilder:
         """Begin a step with the running requests in their order, as far as budget and blocks go."""
@@ -212,7 +234,7 @@ class Scheduler:
             while not self.pool.admit(state, match):
                 self._preempt_last(step)
         token_ids = np.array(state.token_ids, np.int32)
-        state.is_ready = not self._supply.begin(state.request, token_ids, match.num_tokens, state.table.block_ids)
+        state.is_ready = not self.supply.begin(state.request, token_ids, match.num_tokens, state.table.block_ids)
         return not state.is_ready or self._start(state, step)
 
     def _start(self, state: RequestState, step: StepBuilder) -> bool:

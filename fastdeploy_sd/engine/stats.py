@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fastdeploy_sd.engine.swap_stats import SwapStats
 from fastdeploy_sd.types import DraftCounts, FinishReason, SpeculationInfo
 
 LATENCY_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -81,8 +82,10 @@ class EngineStats:
         num_prompt_tokens: prompt tokens of requests whose first token has been produced.
         num_generated_tokens: committed output tokens.
         num_prefix_queries, num_prefix_hits: requests looked up in the prefix cache / with at least one block found.
-        num_prefix_query_tokens, num_prefix_hit_tokens: the same in tokens. First admissions only: what a preempted
-            request finds of its own blocks would flatter the rate.
+        num_prefix_query_tokens: the same in tokens. num_prefix_hit_tokens, num_prefix_swap_hit_tokens: found in the
+            first and in the second level. All of first admissions only: what a preempted request finds of its own
+            blocks would flatter the rate.
+        swap: the second level.
         drafts: DraftSource name in lower case -> what became of its drafts; only sources that drafted.
         verifications: method of the request -> the sum of the DraftCounts of its requests, running and ended; only
             methods that had drafts verified.
@@ -114,6 +117,8 @@ class EngineStats:
     num_prefix_hits: int = 0
     num_prefix_query_tokens: int = 0
     num_prefix_hit_tokens: int = 0
+    num_prefix_swap_hit_tokens: int = 0
+    swap: SwapStats = field(default_factory=SwapStats)
     num_kv_arrivals: int = 0
     num_kv_cancels: int = 0
     num_supplied_tokens: dict[str, int] = field(default_factory=dict)

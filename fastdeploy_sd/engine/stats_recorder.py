@@ -42,6 +42,7 @@ class StatsRecorder:
         self.num_prefix_hits = 0
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
+        self.num_prefix_swap_hit_tokens = 0
         self.num_kv_arrivals = 0
         self.num_kv_cancels = 0
         self._num_supplied_tokens: dict[str, int] = {}
@@ -62,6 +63,11 @@ class StatsRecorder:
         self.num_prefix_hits += num_cached_tokens > 0
         self.num_prefix_query_tokens += num_prompt_tokens
         self.num_prefix_hit_tokens += num_cached_tokens
+
+    def record_swap_hit(self, num_tokens: int, *, is_first: bool) -> None:
+        """Count tokens of a request's first look-up that came from the second level; `is_first`: none did before."""
+        self.num_prefix_hits += is_first
+        self.num_prefix_swap_hit_tokens += num_tokens
 
     def record_arrival(self, origins: Mapping[str, int]) -> None:
         """Count a request that waited for KV; `origins` is where that came from -> its tokens."""

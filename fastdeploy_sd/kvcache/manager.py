@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fastdeploy_sd.kvcache.block_pool import BlockPool
+from fastdeploy_sd.kvcache.cache_listener import CacheListener
 from fastdeploy_sd.kvcache.prefix_cache import CachedBlock, PrefixCache
 from fastdeploy_sd.types import I32, RequestId
 
@@ -87,6 +88,11 @@ class KVCacheManager:
         self._pool = BlockPool(num_blocks)
         self._prefix_cache = PrefixCache()
         self._tables: dict[RequestId, BlockTable] = {}
+        self._listener: CacheListener | None = None
+
+    def listen(self, listener: CacheListener) -> None:
+        """Tell somebody about every block that is published, lost or discarded from now on."""
+        self._listener = listener
 
     @property
     def num_blocks(self) -> int:
@@ -106,6 +112,10 @@ class KVCacheManager:
         """Blocks needed to hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def table(self, request_id: RequestId) -> BlockTable:
+        """Return the table of a request that has been admitted."""
+        return self._tables[request_id]
+
     def match_prefix(self, table: BlockTable, token_ids: TokenIds, num_tokens: int) -> PrefixMatch:
         """Find the longest cached prefix, whole blocks only, and never all the tokens.
 
@@ -123,7 +133,7 @@ class KVCacheManager:
             return NO_MATCH
         block_ids, missing_hash = [], None
         for i in range((num_tokens - 1) // self.block_size):
-            content = self._describe_block(table, token_ids, i)
+            content = self.describe_block(table, token_ids, i)
             block_id = self._prefix_cache.find(content.hash, content.parent, content.tokens)
             if block_id is None:
                 missing_hash = content.hash
@@ -208,7 +218,9 @@ class KVCacheManager:
         if num_full <= table.num_published or not self._enable_prefix_caching:
             return
         for i in range(table.num_published, num_full):
-            self._prefix_cache.insert(table.block_ids[i], self._describe_block(table, token_ids, i))
+            content = self.describe_block(table, token_ids, i)
+            if self._prefix_cache.insert(table.block_ids[i], content) and self._listener is not None:
+                self._listener.published(table.block_ids[i], content)
         table.num_published = num_full
 
     def free(self, table: BlockTable, *, discard: bool = False) -> None:
@@ -218,6 +230,9 @@ class KVCacheManager:
             discard: the KV is suspect: none of these blocks may be found by another request from now on, those it
                 shares included.
         """
+        if discard and self._listener is not None:
+            self._listener.lost(table.block_ids)
+            self._listener.discarded(table.hashes)
         for block_id in reversed(table.block_ids):  # a chain is evicted from its end
             if discard:
                 self._prefix_cache.remove(block_id)
@@ -255,12 +270,14 @@ class KVCacheManager:
 
     def _allocate(self, count: int) -> list[int]:
         block_ids = self._pool.allocate(count)
+        if self._listener is not None:
+            self._listener.lost(block_ids)
         for block_id in block_ids:
             self._prefix_cache.remove(block_id)
         return block_ids
 
-    def _describe_block(self, table: BlockTable, token_ids: TokenIds, i: int) -> CachedBlock:
-        """Content of the request's i-th full block; its hash is computed once in the request's life."""
+    def describe_block(self, table: BlockTable, token_ids: TokenIds, i: int) -> CachedBlock:
+        """Return the content of the request's i-th full block; its hash is computed once in the request's life."""
         hashes = table.hashes
         parent = hashes[i - 1] if i else self._prefix_cache.root(table.salt)
         tokens = token_ids[i * self.block_size : (i + 1) * self.block_size].tobytes()

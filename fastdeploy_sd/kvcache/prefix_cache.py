@@ -64,11 +64,17 @@ class PrefixCache:
         content = self._content[block_id]
         return block_id if content.tokens == tokens and content.parent == parent else None
 
-    def insert(self, block_id: int, content: CachedBlock) -> None:
-        """Offer a block's content for reuse. If another block holds the same content already, that one stays."""
-        if content.hash not in self._block_of_hash:
-            self._block_of_hash[content.hash] = block_id
-            self._content[block_id] = content
+    def insert(self, block_id: int, content: CachedBlock) -> bool:
+        """Offer a block's content for reuse. If another block holds the same content already, that one stays.
+
+        Returns:
+            Whether this block is the one to be found.
+        """
+        if content.hash in self._block_of_hash:
+            return False
+        self._block_of_hash[content.hash] = block_id
+        self._content[block_id] = content
+        return True
 
     def remove(self, block_id: int) -> None:
         """Forget a block's content; nothing happens if none was known."""

@@ -2,7 +2,7 @@
 
 Names of FastDeploy start with `fastdeploy:` and keep its meaning, with every ratio over what was really asked or
 proposed; a ratio whose denominator is still zero has no sample. Names of our own start with `fastdeploy_sd:`. What
-FastDeploy counts and this server does not have (swap space, SSD cache, several hosts) has no metric rather than a
+FastDeploy counts and this server does not have (a cache shared by hosts) has no metric rather than a
 constant one. Knows no exposition format.
 """
 
@@ -13,10 +13,15 @@ from itertools import zip_longest
 
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.metrics.family import ByPosition, Labelled, Single, ratio
+from fastdeploy_sd.metrics.swap_families import SWAP_COUNTERS, SWAP_GAUGES, SWAP_LABELLED_COUNTERS
 
 
 def _num_available_blocks(s: EngineStats) -> int:
     return s.num_free_blocks + s.num_cached_blocks
+
+
+def _num_hit_tokens(s: EngineStats) -> int:
+    return s.num_prefix_hit_tokens + s.num_prefix_swap_hit_tokens
 
 
 def _used_share(s: EngineStats) -> float | None:
@@ -39,13 +44,18 @@ COUNTERS = (
     Single("fastdeploy:generation_tokens", "Tokens generated.", lambda s: s.num_generated_tokens),
     Single(
         "fastdeploy:prefix_cache_token_num",
-        "Prompt tokens found in the prefix cache when a request was first scheduled.",
-        lambda s: s.num_prefix_hit_tokens,
+        "Prompt tokens found in the prefix cache, at either level, when a request was first scheduled.",
+        _num_hit_tokens,
     ),
     Single(
         "fastdeploy:prefix_gpu_cache_token_num",
-        "The same: the KV cache of the compute device is the only level there is.",
+        "Of these, found in the KV cache itself, the first level.",
         lambda s: s.num_prefix_hit_tokens,
+    ),
+    Single(
+        "fastdeploy:prefix_cpu_cache_token_num",
+        "Of these, loaded from the second level (swap_space).",
+        lambda s: s.num_prefix_swap_hit_tokens,
     ),
     Single(
         "fastdeploy:spec_decode_num_draft_tokens",
@@ -80,6 +90,7 @@ COUNTERS = (
         "Prompt tokens looked up in the prefix cache when a request was first scheduled.",
         lambda s: s.num_prefix_query_tokens,
     ),
+    *SWAP_COUNTERS,
 )
 
 GAUGES = (
@@ -109,13 +120,18 @@ GAUGES = (
     ),
     Single(
         "fastdeploy:hit_token_rate",
-        "Share of prompt tokens found in the prefix cache, of all that were looked up.",
-        lambda s: ratio(s.num_prefix_hit_tokens, s.num_prefix_query_tokens),
+        "Share of prompt tokens found in the prefix cache, at either level, of all that were looked up.",
+        lambda s: ratio(_num_hit_tokens(s), s.num_prefix_query_tokens),
     ),
     Single(
         "fastdeploy:gpu_hit_token_rate",
-        "The same: the KV cache of the compute device is the only level there is.",
+        "The same of the first level, the KV cache itself.",
         lambda s: ratio(s.num_prefix_hit_tokens, s.num_prefix_query_tokens),
+    ),
+    Single(
+        "fastdeploy:cpu_hit_token_rate",
+        "The same of the second level (swap_space).",
+        lambda s: ratio(s.num_prefix_swap_hit_tokens, s.num_prefix_query_tokens),
     ),
     Single("fastdeploy:max_gpu_block_num", "KV blocks in all.", lambda s: s.num_blocks),
     Single("fastdeploy:free_gpu_block_num", "KV blocks without content.", lambda s: s.num_free_blocks),
@@ -156,15 +172,10 @@ GAUGES = (
         "Requests in the batch whose KV is on its way from elsewhere.",
         lambda s: s.num_waiting_for_kv,
     ),
+    *SWAP_GAUGES,
 )
 
 LABELLED_COUNTERS = (
-    Labelled(
-        "fastdeploy_sd:supplied_kv_tokens",
-        "Tokens whose KV was not computed here, by where it came from; the prefix cache in memory is not counted.",
-        "origin",
-        lambda s: s.num_supplied_tokens,
-    ),
     Labelled("fastdeploy_sd:requests_finished", "Requests that ended, by reason.", "reason", lambda s: s.num_finished),
     Labelled(
         "fastdeploy_sd:step_time_seconds",
@@ -185,6 +196,7 @@ LABELLED_COUNTERS = (
         "method",
         lambda s: {method: counts.num_verifications for method, counts in s.verifications.items()},
     ),
+    *SWAP_LABELLED_COUNTERS,
 )
 
 # A request has one method; its drafts may have several sources, as a method may extend what another one drafted.

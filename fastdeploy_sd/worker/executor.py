@@ -14,6 +14,7 @@ from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.operators import declared_ops
@@ -26,12 +27,12 @@ from fastdeploy_sd.spec_decode.router import available_methods, create_method, c
 from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.block_copier import BlockCopier
 from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.follower import ModelFollower
 from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
 from fastdeploy_sd.worker.free_memory import free_memory
-from fastdeploy_sd.worker.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv_pages import KvPages
 from fastdeploy_sd.worker.kv_sizing import LayerKv
 from fastdeploy_sd.worker.lead import GroupLead
@@ -40,6 +41,7 @@ from fastdeploy_sd.worker.rank_group import RankGroup
 from fastdeploy_sd.worker.request_table import RequestTable
 from fastdeploy_sd.worker.rotary import make_rotary
 from fastdeploy_sd.worker.runner import ModelRunner
+from fastdeploy_sd.worker.swap import open_block_store
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -51,23 +53,32 @@ class LocalExecutor:
     """The model in this process; see engine.executor.Executor.
 
     Attributes:
-        kv_pages: the KV cache as bytes. kv_identity: what KV it is.
+        kv_pages: the KV cache as bytes.
     """
 
-    def __init__(self, runner: ModelRunner, model_info: ModelInfo, kv_pages: KvPages, kv_identity: KvIdentity) -> None:
+    def __init__(
+        self, runner: ModelRunner, model_info: ModelInfo, kv_pages: KvPages, store: BlockCopier | None = None
+    ) -> None:
         self._runner: ModelRunner | None = runner
-        self.kv_pages, self.kv_identity = kv_pages, kv_identity
+        self._store = store
+        self.kv_pages = kv_pages
         self._model_info = model_info
 
     @property
     def model_info(self) -> ModelInfo:
         return self._model_info
 
+    @property
+    def block_store(self) -> BlockCopier | None:
+        return self._store
+
     def execute(self, plan: SchedulerOutput) -> StepResult:
         assert self._runner is not None, "execute() after shutdown()"
         return self._runner.execute(plan)
 
     def shutdown(self) -> None:
+        if self._store is not None:
+            self._store.close()  # it reads the blocks
         if self._runner is not None:
             self._runner.close()
         self._runner = None
@@ -111,13 +122,12 @@ def create_executor(
             lossy=rule.is_lossy,
             has_draft_logprobs=s.enable_draft_logprob and context.draft_model is not None,
         ),
-        fingerprint=loaded.kv_identity.output_fingerprint(rule),
     )
     runner = ModelRunner(loaded.forward, loaded.memory, table, proposer, info.speculation, rule, lead)
+    pages = KvPages(loaded.kv.caches, loaded.kv.draft_caches, loaded.kv.block_hidden)
+    store = open_block_store(config, pages, loaded.checkpoint, loaded.draft_weights)
     _log_loaded(config, loaded, info, time.perf_counter() - start)
-    kv = loaded.kv
-    pages = KvPages(kv.caches, kv.draft_caches, kv.block_hidden)
-    return LocalExecutor(runner, info, pages, loaded.kv_identity)
+    return LocalExecutor(runner, info, pages, store)
 
 
 def create_follower(config: Config, group: RankGroup) -> ModelFollower:
@@ -141,8 +151,9 @@ def create_follower(config: Config, group: RankGroup) -> ModelFollower:
 class _Loaded:
     """What every rank has, whatever it does with it."""
 
+    checkpoint: Checkpoint
+    draft_weights: MtpWeights | None
     kv: _KvMemory
-    kv_identity: KvIdentity
     draft: DraftLayers | None
     forward: Forward
     memory: StepMemory
@@ -195,11 +206,9 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
     forward_type = EagerForward if config.model.enforce_eager else RecordedForward
     rotary = make_rotary(decoder_config, kv.max_tokens)
     forward = forward_type(model.decoder, kv.caches, rotary, memory, table.blocks)
-    draft_source = None if draft_weights is None else draft_weights.checkpoint
-    identity = KvIdentity.of(config, decoder_config, kv.format.kv_dtype, checkpoint, draft_source)
     return _Loaded(
-        kv, identity, model.draft, forward, memory, table, vocab_size, max_model_len, eos_token_ids, model.weight_bytes,
-        config.model.enforce_eager,
+        checkpoint, draft_weights, kv, model.draft, forward, memory, table, vocab_size, max_model_len, eos_token_ids,
+        model.weight_bytes, config.model.enforce_eager,
     )  # fmt: skip
 
 

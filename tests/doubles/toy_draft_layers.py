@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from fastdeploy_sd.types import RequestId, SpeculationInfo
 
 _GARBAGE = (-1, 0)
@@ -37,6 +39,14 @@ class ToyDraftLayers:
     def put(self, block_ids: list[int], position: int, prefix: int) -> None:
         """Write what the model would have at a position."""
         self._kv[slot_of(block_ids, position, self._block_size)] = (position, prefix)
+
+    def read_slots(self, slots: Iterable[int]) -> tuple[tuple[int, int] | None, ...]:
+        """What some slots hold."""
+        return tuple(self._kv.get(slot) for slot in slots)
+
+    def write_slots(self, contents: Mapping[int, tuple[int, int]]) -> None:
+        """Overwrite slots."""
+        self._kv.update(contents)
 
     def forget(self, request_id: RequestId) -> None:
         """Stop; the others are ignored."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from fastdeploy_sd.engine.block_store import BlockStore
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import (
     DraftSource,
@@ -24,6 +25,10 @@ from fastdeploy_sd.types import (
 from tests.doubles.toy_draft_layers import ToyDraftLayers, slot_of
 from tests.doubles.toy_logprobs import toy_logprobs
 from tests.doubles.toy_model import EMPTY_PREFIX, ToyModel, extend_prefix
+
+ToySlots = tuple[tuple[int, int] | None, ...]
+ToyBlock = tuple[ToySlots, ToySlots]
+"""What the target's and the draft layers' caches hold of a block, slot by slot."""
 
 
 @dataclass(eq=False)
@@ -86,6 +91,7 @@ class ToyExecutor:
         self._free_rows = list(range(512))
         self.draft_layers = ToyDraftLayers(model_info.speculation, model_info.block_size)
         self.is_shut_down = False
+        self.block_store: BlockStore | None = None
 
     @property
     def known_request_ids(self) -> set[RequestId]:
@@ -105,6 +111,18 @@ class ToyExecutor:
             self._kv[slot_of(block_ids, position, self.model_info.block_size)] = (position, prefix)
         for position, prefix in enumerate(prefixes[: max(num_draft_slots - begin, 0)], begin):
             self.draft_layers.put(block_ids, position, prefix)
+
+    def read_block(self, block_id: int) -> ToyBlock:
+        """What the caches hold of a block."""
+        first = block_id * self.model_info.block_size
+        slots = range(first, first + self.model_info.block_size)
+        return tuple(self._kv.get(slot) for slot in slots), self.draft_layers.read_slots(slots)
+
+    def write_block(self, block_id: int, content: ToyBlock) -> None:
+        """Overwrite a block."""
+        first = block_id * self.model_info.block_size
+        self._kv.update({slot: kv for slot, kv in enumerate(content[0], first) if kv is not None})
+        self.draft_layers.write_slots({slot: kv for slot, kv in enumerate(content[1], first) if kv is not None})
 
     def expect_drafts(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
         """Have a request's first step bring drafts that came with its KV."""

@@ -17,13 +17,13 @@ TIMEOUT_S = 60
 def test_every_process_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "log_prefill"
     monkeypatch.setenv("FD_LOG_DIR", str(folder))
-    flags = ["--model", "demo", "--num-threads", "1", "--workers", "2", "--swap-space", "4"]
+    flags = ["--model", "demo", "--num-threads", "1", "--workers", "2", "--kv-cache-ratio", "0.7"]
     with running_server(*flags) as server:
         assert httpx.get(f"{server.url}/health", timeout=TIMEOUT_S).is_success
         assert server.stop() == 0
     assert {path.name for path in folder.glob("*.log")} >= {"engine.log", "http.log", "server.log"}
     written = {path.stem: path.read_text() for path in folder.glob("*.log")}
-    assert "swap_space: accepted without effect" in written["server"]
+    assert "kv_cache_ratio: accepted without effect" in written["server"]
     assert f"serving demo on {server.url}" in written["server"]
     assert "loaded " in written["engine"]
     # The console has everything too.

@@ -206,6 +206,23 @@ def test_the_longest_request_must_fit_the_cache(model: str) -> None:
     assert load_config([*flags, "16"]).cache.num_blocks == 16
 
 
+@pytest.mark.parametrize(("value", "num_bytes"), [("1.5", 3 << 29), ("0", 0), ("none", 0)])
+def test_swap_space_is_in_gib(model: str, value: str, num_bytes: int) -> None:
+    assert load_config(["--model", model, "--swap-space", value]).cache.swap_bytes == num_bytes
+
+
+def test_a_second_level_needs_a_first_one_and_a_folder_a_size(model: str) -> None:
+    flags = ["--model", model, "--swap-space"]
+    assert refusal([*flags, "2", "--no-enable-prefix-caching"]) == (
+        "swap_space: expected none when enable_prefix_caching is off, got 2 (command line)"
+    )
+    assert refusal([*flags, "0", "--swap-folder", "kv"]) == (
+        "swap_folder: expected none without swap_space, got 'kv' (command line)"
+    )
+    assert load_config([*flags, "2", "--swap-folder", "kv"]).cache.swap_folder == "kv"
+    assert "swap_space: expected a number of at least 0, or none, got '-1'" in refusal([*flags, "-1"])
+
+
 def test_max_concurrency_bounds_running_and_waiting(model: str) -> None:
     flags = ["--model", model, "--max-num-seqs", "8", "--max-concurrency"]
     config = load_config([*flags, "20"])

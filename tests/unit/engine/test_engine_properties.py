@@ -12,6 +12,7 @@ import pytest
 
 from fastdeploy_sd.engine.draft_counter import DraftCounter
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.engine.kv_supply import SWAP
 from fastdeploy_sd.engine.stats import SourceCounts
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import Proposer
@@ -23,6 +24,7 @@ from tests.doubles.supplies import ToySupply
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_logprobs import toy_logprob
 from tests.doubles.toy_model import ToyModel
+from tests.doubles.toy_store import ToyStore
 
 VOCAB = 97
 PROPOSERS = ("none", "oracle", "wrong", "random")
@@ -46,7 +48,7 @@ class Scenario:
     supply: ToySupply
 
 
-def build_scenario(seed: int, proposer_name: str, supply_rate: float = 0.0) -> Scenario:
+def build_scenario(seed: int, proposer_name: str, supply_rate: float = 0.0, *, has_store: bool = False) -> Scenario:
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
     num_blocks = rng.randint(max(2, 40 // block_size), 100 // block_size)
@@ -57,6 +59,8 @@ def build_scenario(seed: int, proposer_name: str, supply_rate: float = 0.0) -> S
     max_draft_tokens = min(rng.choice([1, 3, 7]), max(0, budget // max_num_seqs - 1))
     num_lookahead_slots = rng.choice([0, 1, max_draft_tokens]) if max_draft_tokens else 0
     requests = _requests(rng, min(40, num_blocks * block_size), max_draft_tokens)
+    if has_store:  # prompts come again when their blocks are long gone
+        requests += [replace(r, request_id=f"{r.request_id} again") for r in requests]
     threshold = rng.choice([0, 1, 5, 12]) if chunked else 0
     failing = {request.request_id: rng.randint(0, 3) for request in requests if rng.random() < 0.05}
     known, plans = continuations(model, requests), list[SchedulerOutput]()
@@ -89,6 +93,11 @@ def build_scenario(seed: int, proposer_name: str, supply_rate: float = 0.0) -> S
     )
     supply = ToySupply(seed, supply_rate)
     supply.executor = executor
+    if has_store:
+        damage_rate, failure_rate = rng.choice([0.0, 0.3]), rng.choice([0.0, 0.1])
+        executor.block_store = ToyStore(
+            executor, rng.randint(1, 3 * num_blocks), seed, damage_rate=damage_rate, failure_rate=failure_rate
+        )
     return Scenario(Engine(config, executor, supply), executor, model, requests, known, failing, plans, supply)
 
 
@@ -227,7 +236,7 @@ def drive(scenario: Scenario, rng: random.Random, abort_rate: float) -> tuple[Tr
             engine.check_integrity()
         waiting, num_plans = scenario.supply.waiting, len(scenario.plans)
         assert engine.stats().num_waiting_for_kv >= len(waiting)
-        is_due = not engine.is_stalled
+        is_due = not engine.is_stalled or scenario.executor.block_store is not None
         if waiting and rng.random() < 0.3:
             scenario.supply.finish(rng.choice(waiting))
             is_due = True
@@ -321,6 +330,35 @@ def test_requests_with_kv_from_elsewhere_get_the_plain_tokens(proposer: str) -> 
         )  # fmt: skip
     assert len(seen) == 8
     assert min(seen.values()) >= 5, seen
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_a_second_level_of_the_prefix_cache_changes_no_token(proposer: str) -> None:
+    """Copies come late, are cancelled, damaged or refused; prompts may also come from elsewhere behind them."""
+    seen = Counter[str]()
+    for seed in range(40):
+        scenario = build_scenario(seed, proposer, supply_rate=0.3 if seed % 2 else 0.0, has_store=True)
+        store, rng = scenario.executor.block_store, random.Random(seed + 1)
+        assert isinstance(store, ToyStore)
+        transcript, aborted = drive(scenario, rng, abort_rate=rng.choice([0.0, 0.1]))
+        check_outcome(scenario, transcript, aborted)
+        store.is_prompt = True
+        scenario.engine.step()
+        scenario.engine.check_integrity()
+        stats, swap = scenario.engine.stats(), scenario.engine.stats().swap
+        assert swap.num_begun_stores + swap.num_begun_loads == sum(
+            (swap.num_stored, swap.num_loaded, swap.num_lost, swap.num_withdrawn, swap.num_damaged, swap.num_failed)
+        )
+        assert (swap.num_damaged, swap.num_failed) == (store.num_damaged, store.num_failed)
+        assert stats.num_prefix_swap_hit_tokens <= stats.num_supplied_tokens.get(SWAP, 0)
+        seen += Counter(
+            stored=swap.num_stored, loaded=swap.num_loaded, lost=swap.num_lost, withdrawn=swap.num_withdrawn,
+            evicted=swap.num_evicted, damaged=swap.num_damaged, failed=swap.num_failed, hits=swap.num_hits,
+            preempted=stats.num_preemptions, arrived=stats.num_supplied_tokens.get(SWAP, 0),
+            both=stats.num_supplied_tokens.get("elsewhere", 0),
+        )  # fmt: skip
+    assert min(seen[name] for name in seen) >= 5, seen
+    assert len(seen) == 11
 
 
 def test_the_executor_forgets_every_request() -> None:

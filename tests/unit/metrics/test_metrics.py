@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdeploy_sd.engine.stats import EngineStats, Histogram, SourceCounts
+from fastdeploy_sd.engine.swap_stats import SwapStats
 from fastdeploy_sd.metrics import HttpStats, render_metrics
 from fastdeploy_sd.types import DraftCounts, SpeculationInfo
 from tests.doubles.engines import run_to_end, toy_config, toy_info, toy_request
@@ -37,7 +38,25 @@ STATS = EngineStats(
     num_prefix_queries=8,
     num_prefix_hits=2,
     num_prefix_query_tokens=400,
-    num_prefix_hit_tokens=100,
+    num_prefix_hit_tokens=80,
+    num_prefix_swap_hit_tokens=20,
+    swap=SwapStats(
+        num_slots=40,
+        num_used_slots=7,
+        block_bytes=1000,
+        num_lookups=6,
+        num_hits=5,
+        num_stored=9,
+        num_loaded=4,
+        num_evicted=2,
+        num_lost=3,
+        num_withdrawn=1,
+        num_damaged=8,
+        num_failed=11,
+        num_late=12,
+        load_seconds=0.5,
+        store_seconds=0.25,
+    ),
     drafts={
         "mtp": SourceCounts((5, 4), (5, 4), (4, 1)),
         "ngram": SourceCounts((0, 0, 2, 1), (0, 0, 1, 0), (0, 0, 1, 0)),
@@ -73,6 +92,16 @@ STATS = EngineStats(
         ("fastdeploy:hit_req_rate", 0.25),
         ("fastdeploy:hit_token_rate", 0.25),
         ("fastdeploy:prefix_cache_token_num_total", 100),
+        ("fastdeploy:prefix_gpu_cache_token_num_total", 80),
+        ("fastdeploy:prefix_cpu_cache_token_num_total", 20),
+        ("fastdeploy:gpu_hit_token_rate", 0.2),
+        ("fastdeploy:cpu_hit_token_rate", 0.05),
+        ("fastdeploy_sd:swap_slots", 40),
+        ("fastdeploy_sd:swap_used_slots", 7),
+        ("fastdeploy_sd:swap_lookups_total", 6),
+        ("fastdeploy_sd:swap_hits_total", 5),
+        ("fastdeploy_sd:swap_evictions_total", 2),
+        ("fastdeploy_sd:swap_late_loads_total", 12),
         ("fastdeploy:available_gpu_block_num", 80),
         ("fastdeploy:free_gpu_block_num", 50),
         ("fastdeploy:available_gpu_resource", 0.8),
@@ -95,6 +124,11 @@ def test_labelled_values() -> None:
     samples = _samples(STATS)
     assert _value(samples, "fastdeploy_sd:requests_finished_total", reason="abort") == 1
     assert _value(samples, "fastdeploy_sd:step_time_seconds_total", phase="forward") == 1.5
+    ends = {"stored": 9, "loaded": 4, "lost": 3, "withdrawn": 1, "damaged": 8, "failed": 11}
+    assert {end: _value(samples, "fastdeploy_sd:swap_copies_total", end=end) for end in ends} == ends
+    for name, stored, loaded in (("swap_bytes", 9000, 4000), ("swap_seconds", 0.25, 0.5)):
+        assert _value(samples, f"fastdeploy_sd:{name}_total", direction="stored") == stored
+        assert _value(samples, f"fastdeploy_sd:{name}_total", direction="loaded") == loaded
     assert _value(samples, "fastdeploy_sd:kv_cache_blocks", state="used") == 20
     assert _value(samples, "fastdeploy:cache_config_info", block_size="64", num_gpu_blocks="100") == 1
 

@@ -1,0 +1,57 @@
+"""Two supplies of KV one after the other: what the first does not bring, the second is asked for. Knows neither."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from fastdeploy_sd.engine.kv_supply import KvArrival, KvSupply
+from fastdeploy_sd.types import I32, Request, RequestId
+
+
+class _Waiting(NamedTuple):
+    """What the second supply will be asked for."""
+
+    request: Request
+    token_ids: I32
+    block_ids: Sequence[int]
+
+
+class SupplyChain:
+    """A KvSupply. A request that the first one keeps waiting is offered to the second when it arrives there."""
+
+    def __init__(self, first: KvSupply, second: KvSupply) -> None:
+        self._first, self._second = first, second
+        self._in_first: dict[RequestId, _Waiting] = {}
+        self._origins: dict[RequestId, Mapping[str, int]] = {}  # of the first's arrivals, which wait for the second
+        self._poll = select.epoll()  # is readable itself while one of them is
+        for supply in (first, second):
+            if supply.fd is not None:
+                self._poll.register(supply.fd, select.EPOLLIN)
+        self.fd: int | None = self._poll.fileno()
+
+    def begin(self, request: Request, token_ids: I32, num_cached_tokens: int, block_ids: Sequence[int]) -> bool:
+        if self._first.begin(request, token_ids, num_cached_tokens, block_ids):
+            self._in_first[request.request_id] = _Waiting(request, token_ids, block_ids)
+            return True
+        return self._second.begin(request, token_ids, num_cached_tokens, block_ids)
+
+    def cancel(self, request_id: RequestId) -> None:
+        self._origins.pop(request_id, None)
+        is_in_first = self._in_first.pop(request_id, None) is not None
+        (self._first if is_in_first else self._second).cancel(request_id)
+
+    def arrivals(self) -> Sequence[KvArrival]:
+        arrived = []
+        for arrival in self._first.arrivals():
+            name, (request, token_ids, block_ids) = arrival.request_id, self._in_first.pop(arrival.request_id)
+            if self._second.begin(request, token_ids, arrival.num_tokens, block_ids):
+                self._origins[name] = arrival.origins
+            else:
+                arrived.append(arrival)
+        for arrival in self._second.arrivals():
+            origins = {**self._origins.pop(arrival.request_id, {}), **arrival.origins}
+            arrived.append(replace(arrival, origins=origins))
+        return arrived

@@ -1,0 +1,231 @@
+"""SwapSpace: the second level of the prefix cache. Decides what is copied to slots and back, and moves no byte itself.
+
+A block is stored when it is published, so it can be given away later without waiting for a copy. A request is first
+matched with the blocks of the cache; where these end, the match goes on in the slots, and the request waits until what
+was found is loaded into its own blocks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from fastdeploy_sd.engine.block_store import (
+    BlockStore,
+    Command,
+    CopyResult,
+    CopyStatus,
+    EraseSlot,
+    LoadBlock,
+    StoreBlock,
+)
+from fastdeploy_sd.engine.kv_supply import SWAP, KvArrival
+from fastdeploy_sd.engine.swap_stats import SwapStats
+from fastdeploy_sd.kvcache.manager import KVCacheManager
+from fastdeploy_sd.kvcache.prefix_cache import CachedBlock
+from fastdeploy_sd.kvcache.swap_index import SwapIndex
+from fastdeploy_sd.types import I32, Request, RequestId
+
+# Far above what a disk takes; what has not come by then is computed instead.
+LOAD_DEADLINE_S = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """What a request waits for.
+
+    Attributes:
+        num_cached_tokens: whose KV was there before.
+        block_ids: to be written, in the order of the tokens.
+        num_good: leading ones of them that are written, or may still be.
+        pending: commands that have not ended -> position in `block_ids`.
+    """
+
+    num_cached_tokens: int
+    block_ids: list[int]
+    deadline: float
+    num_good: int
+    pending: dict[int, int] = field(default_factory=dict)
+
+
+class SwapSpace:
+    """A KvSupply and a CacheListener; for the thread that steps the engine.
+
+    Args:
+        kv: reports to this from now on.
+        store: its slots may hold what an earlier process left.
+        load_deadline_s: how long a request waits for its blocks.
+    """
+
+    def __init__(self, kv: KVCacheManager, store: BlockStore, load_deadline_s: float = LOAD_DEADLINE_S) -> None:
+        self._kv, self._store, self._load_deadline_s = kv, store, load_deadline_s
+        self._index = SwapIndex(store.num_slots)
+        self._index.restore(store.kept())
+        self._num_commands = 0
+        self._commands: dict[int, Command] = {}  # that have not ended
+        self._storing: dict[int, int] = {}  # block -> the command that reads it
+        self._waiting: dict[int, RequestId] = {}  # command -> who waits for it
+        self._loads: dict[RequestId, _Load] = {}
+        self._counted = SwapStats(
+            num_slots=store.num_slots, block_bytes=store.block_bytes, num_restored=self._index.num_used_slots
+        )
+        self.fd: int | None = store.fd
+        kv.listen(self)
+
+    # ---- CacheListener ----------------------------------------------------------------------------------------------
+
+    def published(self, block_id: int, content: CachedBlock) -> None:
+        """Store the block, unless a slot has its content or every slot is being copied."""
+        reserved = self._index.reserve(content)
+        if reserved is None:
+            return
+        slot, is_eviction = reserved
+        self._count(num_begun_stores=1, num_evicted=int(is_eviction))
+        self._storing[block_id] = self._submit(StoreBlock(self._next_id(), block_id, slot, content))
+
+    def lost(self, block_ids: Sequence[int]) -> None:
+        """Stop reading these blocks. What had not been copied is not worth making anybody wait."""
+        stored = [block_id for block_id in block_ids if self._storing.pop(block_id, None) is not None]
+        if stored:
+            self._store.cancel(stored)
+
+    def discarded(self, block_hashes: Sequence[bytes]) -> None:
+        """Forget these contents, after a restart too."""
+        for block_hash in block_hashes:
+            self._forget(block_hash)
+
+    # ---- KvSupply ---------------------------------------------------------------------------------------------------
+
+    def begin(self, request: Request, token_ids: I32, num_cached_tokens: int, block_ids: Sequence[int]) -> bool:
+        """Load what the slots hold behind the cached tokens, whole blocks, and never all the tokens."""
+        table, block_size = self._kv.table(request.request_id), self._kv.block_size
+        first, end = num_cached_tokens // block_size, (len(token_ids) - 1) // block_size
+        load = _Load(num_cached_tokens, [], time.monotonic() + self._load_deadline_s, 0)
+        commands: list[LoadBlock] = []
+        for i in range(first, end):
+            content = self._kv.describe_block(table, token_ids, i)
+            slot = self._index.pin(content)
+            if slot is None:
+                break
+            command = LoadBlock(self._next_id(), block_ids[i], slot, content)
+            self._commands[command.command_id], self._waiting[command.command_id] = command, request.request_id
+            load.pending[command.command_id] = i - first
+            load.block_ids.append(block_ids[i])
+            commands.append(command)
+        self._index.touch(table.hashes[: first + len(commands)])
+        self._count(num_lookups=int(end > first), num_hits=int(bool(commands)), num_queried_blocks=end - first)
+        if not commands:
+            return False
+        self._count(num_begun_loads=len(commands))
+        load.num_good = len(commands)
+        self._loads[request.request_id] = load
+        self._store.submit(commands)
+        self._store.wake_after(self._load_deadline_s)
+        return True
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Stop writing to a request's blocks; see KvSupply."""
+        load = self._loads.pop(request_id, None)
+        if load is not None:
+            self._store.cancel(load.block_ids)
+
+    def arrivals(self) -> Sequence[KvArrival]:
+        """Return who has got its blocks, or has waited for too long; see KvSupply."""
+        for result in self._store.take_results():
+            self._settle(result)
+        if not self._loads:
+            return ()
+        now = time.monotonic()
+        ended = [name for name, load in self._loads.items() if not load.pending or now >= load.deadline]
+        arrivals = [self._end(name, self._loads.pop(name)) for name in ended]
+        if self._loads:
+            self._store.wake_after(min(load.deadline for load in self._loads.values()) - now)
+        return arrivals
+
+    # ---- both -------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> SwapStats:
+        """Return the counters so far, and how many slots are in use now."""
+        return replace(self._counted, num_used_slots=self._index.num_used_slots)
+
+    def check_integrity(self) -> None:
+        """Verify that index, commands and loads agree. O(slots); for tests and debug mode.
+
+        Raises:
+            AssertionError: naming what does not.
+        """
+        self._index.check_integrity()
+        expected = {i for i, command in self._commands.items() if isinstance(command, LoadBlock)}
+        assert set(self._waiting) == expected, "a load that nobody knows"
+        for block_id, command_id in self._storing.items():
+            command = self._commands[command_id]
+            assert isinstance(command, StoreBlock), f"block {block_id} is read by {command}"
+            assert command.block_id == block_id, f"block {block_id} is read by {command}"
+        for name, load in self._loads.items():
+            blocks = self._kv.table(name).block_ids
+            first = load.num_cached_tokens // self._kv.block_size
+            assert blocks[first : first + len(load.block_ids)] == load.block_ids, f"{name}: loads into others' blocks"
+            assert all(self._waiting[i] == name for i in load.pending), f"{name}: a load of another request"
+
+    def _end(self, name: RequestId, load: _Load) -> KvArrival:
+        if load.pending:
+            self._store.cancel(load.block_ids)
+            self._count(num_late=1)
+        num_loaded = min([load.num_good, *load.pending.values()]) * self._kv.block_size
+        origins = {SWAP: num_loaded} if num_loaded else {}
+        return KvArrival(name, load.num_cached_tokens + num_loaded, origins=origins)
+
+    def _settle(self, result: CopyResult) -> None:
+        command, is_done = self._commands.pop(result.command_id), result.status is CopyStatus.DONE
+        self._count(num_failed=int(result.status is CopyStatus.FAILED))
+        match command:
+            case StoreBlock():
+                if self._storing.get(command.block_id) == command.command_id:
+                    del self._storing[command.block_id]
+                if is_done:
+                    self._index.set_ready(command.slot)
+                    self._count(num_stored=1, store_seconds=result.seconds)
+                self._count(num_lost=int(result.status is CopyStatus.CANCELLED))
+                self._index.unpin(command.slot)
+            case LoadBlock():
+                match result.status:
+                    case CopyStatus.DONE:
+                        self._count(num_loaded=1, load_seconds=result.seconds)
+                    case CopyStatus.CANCELLED:
+                        self._count(num_withdrawn=1)
+                    case CopyStatus.DAMAGED:
+                        self._count(num_damaged=1)
+                        self._forget(command.content.hash)
+                    case CopyStatus.FAILED:
+                        self._forget(command.content.hash)
+                self._index.unpin(command.slot)
+                self._note_load(command.command_id, is_done)
+            case EraseSlot():
+                pass
+
+    def _note_load(self, command_id: int, is_done: bool) -> None:
+        load = self._loads.get(self._waiting.pop(command_id))
+        position = None if load is None else load.pending.pop(command_id, None)  # it may have begun anew
+        if load is not None and position is not None and not is_done:
+            load.num_good = min(load.num_good, position)
+
+    def _forget(self, block_hash: bytes) -> None:
+        slot = self._index.drop(block_hash)
+        if slot is not None:
+            # Copies to a slot are made in their order, so this empties it before somebody else's content comes.
+            self._submit(EraseSlot(self._next_id(), slot))
+
+    def _submit(self, command: Command) -> int:
+        self._commands[command.command_id] = command
+        self._store.submit([command])
+        return command.command_id
+
+    def _next_id(self) -> int:
+        self._num_commands += 1
+        return self._num_commands
+
+    def _count(self, **counts: float) -> None:
+        for name, count in counts.items():
+            if count:
+                setattr(self._counted, name, getattr(self._counted, name) + count)

@@ -1,0 +1,72 @@
+"""The metrics of the second level of the prefix cache. Without one all are 0."""
+
+from __future__ import annotations
+
+from fastdeploy_sd.metrics.family import Labelled, Single
+
+SWAP_COUNTERS = (
+    Single(
+        "fastdeploy_sd:swap_lookups",
+        "Times a request had blocks that the first level lacked.",
+        lambda s: s.swap.num_lookups,
+    ),
+    Single(
+        "fastdeploy_sd:swap_hits",
+        "Of these, times the second level had the first of the blocks.",
+        lambda s: s.swap.num_hits,
+    ),
+    Single(
+        "fastdeploy_sd:swap_evictions",
+        "Slots of the second level that were overwritten with another block.",
+        lambda s: s.swap.num_evicted,
+    ),
+    Single(
+        "fastdeploy_sd:swap_late_loads",
+        "Requests that waited for the second level for too long and were computed instead.",
+        lambda s: s.swap.num_late,
+    ),
+)
+
+SWAP_GAUGES = (
+    Single("fastdeploy_sd:swap_slots", "Blocks that the second level has room for.", lambda s: s.swap.num_slots),
+    Single("fastdeploy_sd:swap_used_slots", "Of these, in use.", lambda s: s.swap.num_used_slots),
+)
+
+SWAP_LABELLED_COUNTERS = (
+    Labelled(
+        "fastdeploy_sd:swap_copies",
+        "Blocks whose copy to or from the second level of the prefix cache has ended, by how: stored and loaded; lost "
+        "(given away before they were stored), withdrawn (no longer wanted before they were loaded), damaged (the slot "
+        "held something else; computed again), failed (the system refused).",
+        "end",
+        lambda s: {
+            "stored": s.swap.num_stored,
+            "loaded": s.swap.num_loaded,
+            "lost": s.swap.num_lost,
+            "withdrawn": s.swap.num_withdrawn,
+            "damaged": s.swap.num_damaged,
+            "failed": s.swap.num_failed,
+        },
+    ),
+    Labelled(
+        "fastdeploy_sd:swap_bytes",
+        "Bytes of the blocks that were stored in and loaded from the second level.",
+        "direction",
+        lambda s: {
+            "stored": s.swap.num_stored * s.swap.block_bytes,
+            "loaded": s.swap.num_loaded * s.swap.block_bytes,
+        },
+    ),
+    Labelled(
+        "fastdeploy_sd:swap_seconds",
+        "Time of the thread that copies, by direction.",
+        "direction",
+        lambda s: {"stored": s.swap.store_seconds, "loaded": s.swap.load_seconds},
+    ),
+    Labelled(
+        "fastdeploy_sd:supplied_kv_tokens",
+        "Tokens whose KV was not computed here, by where it came from; the prefix cache in memory is not counted.",
+        "origin",
+        lambda s: s.num_supplied_tokens,
+    ),
+)

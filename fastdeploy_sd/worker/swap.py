@@ -1,0 +1,108 @@
+"""Opens the second level of the prefix cache: how many slots `--swap-space` makes, where, and for which model."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import fastdeploy_sd
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.runtime import library
+from fastdeploy_sd.worker.block_copier import BlockCopier
+from fastdeploy_sd.worker.draft_layers import draft_scheme
+from fastdeploy_sd.worker.free_memory import free_memory
+from fastdeploy_sd.worker.kv_pages import KvPages
+from fastdeploy_sd.worker.kv_sizing import KvCacheFormat
+from fastdeploy_sd.worker.swap_file import SwapFile, slot_stride
+
+_GIB = 1 << 30
+_log = logging.getLogger(__name__)
+
+
+def open_block_store(
+    config: Config, pages: KvPages, checkpoint: Checkpoint, draft_weights: MtpWeights | None
+) -> BlockCopier | None:
+    """Return the slots for copies of blocks, and the thread that makes these; None without `--swap-space`.
+
+    Args:
+        draft_weights: of the draft layers whose KV is in the pages, None = there are none.
+
+    Raises:
+        ConfigError: not even one block fits, or what was asked for is not there: memory, disk, the file.
+    """
+    if not config.cache.swap_bytes:
+        return None
+    block_bytes = sum(pages.page_bytes(layer) for layer in range(pages.num_layers))
+    stride = slot_stride(block_bytes, config.cache.block_size)
+    num_slots = config.cache.swap_bytes // stride
+    if num_slots < 1:
+        _fail(f"at least {stride / _GIB:.6f} (one block)", config)
+    folder, path = config.cache.swap_folder, None
+    if folder is None:
+        left = max(0, free_memory() - pages.num_blocks * block_bytes)
+        if num_slots * stride > left:
+            _fail(f"at most {left / _GIB:.3f}, the memory that is free beside the KV cache, or a swap_folder", config)
+    else:
+        path = Path(folder) / _file_name(config, checkpoint, draft_weights)
+    key = {} if path is None else _key(config, pages, checkpoint, draft_weights)
+    file = SwapFile(path, key, num_slots, block_bytes, config.cache.block_size)
+    _log.info(
+        "swap space: room for %d blocks in %s, %d of them there from before",
+        num_slots, path or "memory", len(file.kept()),
+    )  # fmt: skip
+    if num_slots < pages.num_blocks:
+        _log.warning(
+            "swap_space: %d blocks fit in, fewer than the KV cache's %d: little outlives that",
+            num_slots, pages.num_blocks,
+        )  # fmt: skip
+    return BlockCopier(pages, file)
+
+
+def _file_name(config: Config, checkpoint: Checkpoint, draft_weights: MtpWeights | None) -> str:
+    """Return a name that stays when checkpoint or library change, so that a folder does not fill up."""
+    place = checkpoint.path.resolve()
+    draft_place = None if draft_weights is None else str(draft_weights.path.resolve())
+    what = f"{place}\0{draft_place}\0{_formats(config)}"
+    return f"{place.name}-{hashlib.blake2b(what.encode(), digest_size=6).hexdigest()}.kvswap"
+
+
+def _formats(config: Config) -> Mapping[str, Any]:
+    return {
+        "kv": asdict(KvCacheFormat.create(config)),
+        "target": asdict(QuantScheme.create(config.model.dtype, config.model.quantization)),
+    }
+
+
+def _key(config: Config, pages: KvPages, checkpoint: Checkpoint, draft_weights: MtpWeights | None) -> Mapping[str, Any]:
+    """Return everything that decides the bytes of a block's KV, beside its tokens.
+
+    Float formats have other bytes at another level of the instruction set, and any build of the kernels may.
+    """
+    draft = None
+    if draft_weights is not None:
+        draft = {
+            "checkpoint": draft_weights.checkpoint.identity(),
+            "formats": asdict(draft_scheme(config)),
+            "num_model_steps": config.speculative.num_model_steps,
+        }
+    return {
+        **_formats(config),
+        "checkpoint": checkpoint.identity(),
+        "draft": draft,
+        "pages": [pages.page_bytes(layer) for layer in range(pages.num_layers)],
+        "isa": library.isa(),
+        "library": hashlib.blake2b(library.LIBRARY_PATH.read_bytes(), digest_size=16).hexdigest(),
+        "version": fastdeploy_sd.__version__,
+    }
+
+
+def _fail(expected: str, config: Config) -> None:
+    raise ConfigError(f"swap_space: expected {expected}, got {config.cache.swap_space:g}", param="swap_space")

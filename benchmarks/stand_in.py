@@ -18,6 +18,7 @@ from fastdeploy_sd.spec_decode.router import available_methods, create_proposer
 from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import I64, ModelInfo, SpeculationInfo
 from fastdeploy_sd.worker.executor import LocalExecutor
+from fastdeploy_sd.worker.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv_pages import KvPages
 from fastdeploy_sd.worker.request_table import RequestTable
 from fastdeploy_sd.worker.runner import ModelRunner
@@ -72,4 +73,4 @@ def stand_in_executor(
     runner = ModelRunner(StandInModel(memory, buffer), memory, table, proposer, speculation, VerifyRule())
     num_blocks = max_num_seqs * (max_model_len // BLOCK_SIZE + 2)
     info = ModelInfo("stand-in", VOCAB_SIZE, max_model_len, (), BLOCK_SIZE, num_blocks, speculation)
-    return LocalExecutor(runner, info, KvPages(()))
+    return LocalExecutor(runner, info, KvPages(()), KvIdentity("stand-in", "", "float32", BLOCK_SIZE, 0, 0, 0))

@@ -4,6 +4,7 @@
 #include "bandwidth.h"
 #include "declarations.inc"
 #include "dot_peak.h"
+#include "linear_layout.h"
 
 #define FDSD_OP(Name, snake) \
   FDSD_EXPORT fdsd::Error fdsd_##snake(const fdsd::Name##Params* p) { return fdsd::Name(*p); }
@@ -18,8 +19,15 @@ FDSD_EXPORT fdsd::Error fdsd_set_isa(int32_t isa) {
 }
 FDSD_EXPORT int32_t fdsd_num_threads() { return fdsd::NumThreads(); }
 FDSD_EXPORT fdsd::Error fdsd_set_num_threads(int32_t num_threads) { return fdsd::SetNumThreads(num_threads); }
-FDSD_EXPORT int64_t fdsd_packed_linear_bytes(int32_t in_features, int32_t out_features, int32_t format) {
-  return fdsd::PackedLinearBytes(in_features, out_features, static_cast<fdsd::LinearFormat>(format));
+FDSD_EXPORT int64_t fdsd_packed_linear_bytes(int32_t in_features, int32_t out_features, int32_t format,
+                                             int32_t num_slices, int32_t slice_unit) {
+  const auto known_format = static_cast<fdsd::LinearFormat>(format);
+  const fdsd::SliceRule slices{num_slices, slice_unit};
+  if (fdsd::CheckLinear(in_features, out_features, known_format, slices, nullptr) != nullptr) return 0;
+  return fdsd::PackedLinearBytes(in_features, out_features, known_format, slices);
+}
+FDSD_EXPORT int64_t fdsd_halving_border(int64_t size, int32_t count, int64_t unit, int32_t index) {
+  return fdsd::HalvingBorder(size, count, unit, index);
 }
 FDSD_EXPORT double fdsd_read_bandwidth(int64_t num_bytes, int32_t num_passes) {
   return fdsd::ReadBandwidth(num_bytes, num_passes);

@@ -99,4 +99,5 @@ void Point(T** field, const OptionalTensor& tensor) {
 
 }  // namespace fdsd_paddle
 
-extern "C" int64_t fdsd_packed_linear_bytes(int32_t in_features, int32_t out_features, int32_t format);
+extern "C" int64_t fdsd_packed_linear_bytes(int32_t in_features, int32_t out_features, int32_t format,
+                                            int32_t num_slices, int32_t slice_unit);

@@ -47,7 +47,7 @@ class KvSupply(Protocol):
     """Brings KV of requests' leading tokens into their blocks. Called by the thread that steps the engine.
 
     Attributes:
-        fd: readable as long as `arrivals` has something to return; None = nothing ever arrives.
+        fd: readable as long as `arrivals` has something to return or to do, whether or not anybody waits; None = never.
     """
 
     fd: int | None

@@ -15,6 +15,7 @@ from fastdeploy_sd.layers.mlp import FeedForward, MoeMlp, Router, SwigluMlp
 from fastdeploy_sd.layers.norm import RmsNorm
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights, LayerWeights, expert_parts
 from fastdeploy_sd.ops.batch import gather_output_rows
@@ -22,6 +23,7 @@ from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm
 from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.runtime.device import DEVICE
 from fastdeploy_sd.types import I32
 
@@ -142,15 +144,16 @@ class LayerBuilder:
         qk_norm = None
         if norms is not None:
             qk_norm = QkNorm(paddle.to_tensor(norms[0]), paddle.to_tensor(norms[1]), eps)
-        attention = Attention(self.linear(w.qkv(i)), self.linear(w.output(i)), self._config.head_dim, qk_norm)
+        output = self.linear(w.output(i), attention_slices(self._config))
+        attention = Attention(self.linear(w.qkv(i)), output, self._config.head_dim, qk_norm)
         return DecoderLayer(
             RmsNorm(w.input_norm(i), eps), attention, RmsNorm(w.post_attention_norm(i), eps), self._feed_forward(i)
         )
 
-    def linear(self, weight_and_bias: tuple[WeightMatrix, Weights | None]) -> Linear:
-        """Build a linear layer in the format of attention and dense feed-forward layers."""
+    def linear(self, weight_and_bias: tuple[WeightMatrix, Weights | None], slices: SliceRule = WHOLE) -> Linear:
+        """Build a linear layer in the format of attention and dense feed-forward layers; `slices` cut its sums."""
         weight, bias = weight_and_bias
-        return Linear(self._packer.linear(weight, self._scheme.linear), bias)
+        return Linear(self._packer.linear(weight, self._scheme.linear, slices), bias)
 
     def _feed_forward(self, i: int) -> FeedForward:
         moe = self._config.moe
@@ -166,7 +169,7 @@ class LayerBuilder:
 
     def _dense(self, i: int, part: str, size: int) -> SwigluMlp:
         gate_up = self.linear(self._weights.gate_up(i, part, size))
-        return SwigluMlp(gate_up, self.linear(self._weights.down(i, part, size)))
+        return SwigluMlp(gate_up, self.linear(self._weights.down(i, part, size), feed_forward_slices(size)))
 
     def _experts(self, i: int, moe: MoeConfig) -> tuple[PackedExperts[Tensor], PackedExperts[Tensor]]:
         parts = expert_parts(moe)

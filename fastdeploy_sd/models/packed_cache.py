@@ -22,6 +22,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.files import remove_unfinished
 from fastdeploy_sd.models.packed_file import Bytes, Key, PackedFile, PackedFileError, write_packed_file
 from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.sharding import RULES_VERSION
 from fastdeploy_sd.runtime.checksum import packed_layout_version
 
 _OPTION = "packed_weights_cache"
@@ -106,6 +107,7 @@ def cache_key(checkpoint: Checkpoint, scheme: QuantScheme, part: str) -> Key:
         "checkpoint": checkpoint.identity(),
         "part": part,
         "scheme": asdict(scheme),
+        "slice_rules": RULES_VERSION,
         "layout_version": packed_layout_version(),
         "library_version": fastdeploy_sd.__version__,
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
 from fastdeploy_sd.ops.packing import packed_bytes
+from fastdeploy_sd.parallel.ranges import WHOLE
 
 
 def weight_bytes_per_step(config: DecoderConfig, scheme: QuantScheme) -> int | None:
@@ -17,10 +19,10 @@ def weight_bytes_per_step(config: DecoderConfig, scheme: QuantScheme) -> int | N
         return None
     hidden, attention = config.hidden_size, config.num_heads * config.head_dim
     shapes = (
-        (hidden, config.qkv_size),
-        (attention, hidden),
-        (hidden, 2 * config.intermediate_size),
-        (config.intermediate_size, hidden),
+        (hidden, config.qkv_size, WHOLE),
+        (attention, hidden, attention_slices(config)),
+        (hidden, 2 * config.intermediate_size, WHOLE),
+        (config.intermediate_size, hidden, feed_forward_slices(config.intermediate_size)),
     )
-    layer = sum(packed_bytes(k, n, scheme.linear) for k, n in shapes)
+    layer = sum(packed_bytes(k, n, scheme.linear, slices) for k, n, slices in shapes)
     return config.num_layers * layer + packed_bytes(hidden, config.vocab_size, scheme.lm_head)

@@ -23,6 +23,7 @@ from fastdeploy_sd.ops.packing import (
     packed_bytes,
 )
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.runtime.device import DEVICE
 from fastdeploy_sd.runtime.memory import WeightMemory
 
@@ -61,13 +62,16 @@ class WeightPacker:
         self._checkpoint, self._store, self._memory = checkpoint, store, WeightMemory()
         self._on_packed = on_packed
 
-    def linear(self, matrix: WeightMatrix, fmt: LinearFormat) -> PackedLinear[Tensor]:
-        """Return one packed matrix."""
+    def linear(self, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> PackedLinear[Tensor]:
+        """Return one packed matrix; `slices` says how the sum over its inputs is cut."""
         out_features, in_features = matrix.shape
-        num_bytes = packed_bytes(in_features, out_features, fmt)
-        data = self._packed(f"{fmt}: {matrix.name}", num_bytes, lambda address: pack_into(address, matrix, fmt))
+        num_bytes = packed_bytes(in_features, out_features, fmt, slices)
+        name = f"{fmt}: {matrix.name}"
+        if slices.count > 1:
+            name += f" in {slices.count} slices of units of {slices.unit}"
+        data = self._packed(name, num_bytes, lambda address: pack_into(address, matrix, fmt, slices))
         self._finish([matrix], num_bytes)
-        return PackedLinear(DEVICE.wrap(data), in_features, out_features, fmt)
+        return PackedLinear(DEVICE.wrap(data), in_features, out_features, fmt, slices)
 
     def experts(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat) -> PackedExperts[Tensor]:
         """Return one packed matrix per expert, all of one shape.

@@ -16,7 +16,9 @@ LINEAR = Op(
     out_features=Attr(int),
     x=In(ACTIVATIONS, "num_rows, in_features"),
     format=Attr(int),
-    packed=In(U8, "packed_linear_bytes(in_features, out_features, format)"),
+    num_slices=Attr(int),
+    slice_unit=Attr(int),
+    packed=In(U8, "packed_linear_bytes(in_features, out_features, format, num_slices, slice_unit)"),
     bias=In(F32, "out_features", optional=True),
     x_dtype=DTypeOf("x"),
     y_dtype=Attr(ACTIVATIONS),
@@ -28,7 +30,7 @@ def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any 
     """y = x . weight^T (+ bias). A row of y depends on its row of x alone, bit for bit.
 
     The float32 format multiplies x as it is, bfloat16 rounds x to bfloat16, and the int formats quantise x to int8 per
-    row and group of 128. Sums are float32 (exact integers within a group).
+    row and group of 128. Sums are float32 (exact integers within a group); those of packed.slices are added in a tree.
 
     Args:
         x: f32 or bf16 [M, K].
@@ -48,6 +50,8 @@ def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any 
         in_features=packed.in_features,
         out_features=packed.out_features,
         format=format_code(packed.format),
+        num_slices=packed.slices.count,
+        slice_unit=packed.slices.unit,
         y_dtype=dtype_name(x.dtype if out_dtype is None else out_dtype),
     )
     return y

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
-from fastdeploy_sd.runtime.arrays import Array, pointer
+from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
+from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.runtime.library import CParams, call, library
 from fastdeploy_sd.runtime.memory import WeightMemory
@@ -29,19 +30,21 @@ class PackedLinear(Generic[A]):
 
     Attributes:
         data: u8[packed_bytes(...)], 64-byte aligned; the same on every instruction-set level.
+        slices: how `linear` cuts its sums. Where slices begin at multiples of 128, `data` is the same without any.
     """
 
     data: A
     in_features: int
     out_features: int
     format: LinearFormat
+    slices: SliceRule = WHOLE
 
 
-def packed_bytes(in_features: int, out_features: int, fmt: LinearFormat) -> int:
+def packed_bytes(in_features: int, out_features: int, fmt: LinearFormat, slices: SliceRule = WHOLE) -> int:
     """Return the size of a packed [out_features, in_features] matrix; a multiple of 64."""
     function = library().fdsd_packed_linear_bytes
     function.restype = ctypes.c_int64
-    return int(function(in_features, out_features, format_code(fmt)))
+    return int(function(in_features, out_features, format_code(fmt), slices.count, slices.unit))
 
 
 def as_matrix(weight: Array | WeightMatrix) -> WeightMatrix:
@@ -49,11 +52,12 @@ def as_matrix(weight: Array | WeightMatrix) -> WeightMatrix:
     return weight if isinstance(weight, WeightMatrix) else WeightMatrix.whole(weight)
 
 
-def pack_into(address: int, weight: Array | WeightMatrix, fmt: LinearFormat) -> None:
+def pack_into(address: int, weight: Array | WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> None:
     """Pack a matrix into `packed_bytes` bytes of memory at a 64-byte aligned address.
 
     Args:
-        weight: f32, f16 or bf16 [N, K], or parts of it; C-contiguous; may be read-only memory maps.
+        weight: f32, f16 or bf16 [N, K], or parts of it, read in place: views of larger matrices, whose rows are
+            contiguous; may be read-only memory maps.
 
     Raises:
         ValueError: a shape, dtype or the alignment disagrees.
@@ -66,6 +70,8 @@ def pack_into(address: int, weight: Array | WeightMatrix, fmt: LinearFormat) -> 
         in_features=in_features,
         out_features=out_features,
         format=format_code(fmt),
+        num_slices=slices.count,
+        slice_unit=slices.unit,
         num_parts=len(matrix.parts),
         parts=ctypes.addressof(parts),
         packed=address,
@@ -78,29 +84,44 @@ def _weight_rows(part: WeightPart) -> CParams:
     if data.dtype not in _WEIGHT_DTYPE_CODES:
         raise ValueError(f"weight: expected float32, float16 or bfloat16 (as uint16), got {data.dtype}")
     return struct_type("WeightRows")(
-        data=pointer("weight", data, data.shape, data.dtype),
+        data=data.ctypes.data,
+        stride=_row_stride(data),
         num_rows=part.shape[0],
         dtype=_WEIGHT_DTYPE_CODES[data.dtype],
         is_transposed=part.is_transposed,
     )
 
 
-def pack_linear(weight: Array | WeightMatrix, fmt: LinearFormat) -> PackedLinear[npt.NDArray[np.uint8]]:
+def _row_stride(data: Array) -> int:
+    """Return the elements from one row to the next; raises ValueError when the rows are not contiguous."""
+    width: int = data.shape[1]
+    row, element = data.strides
+    if data.flags.c_contiguous:  # the strides of dimensions with one element mean nothing
+        return width
+    if element != data.itemsize or row % data.itemsize or row < width * data.itemsize:
+        raise ValueError(f"weight: expected contiguous rows of {data.dtype}, got strides {list(data.strides)}")
+    return int(row) // data.itemsize
+
+
+def pack_linear(
+    weight: Array | WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE
+) -> PackedLinear[npt.NDArray[np.uint8]]:
     """Quantise and reorder a weight matrix for `linear`.
 
     wint8 and wint4 keep one float32 scale per output and group of 128 inputs; see `reference.linear.stored_weight`.
 
     Args:
-        weight: f32, f16 or bf16 (u16 bits) [N, K], or parts of it; read in place.
+        weight: f32, f16 or bf16 (u16 bits) [N, K], or parts of it; see `pack_into`.
+        slices: how the sums over K are cut.
 
     Raises:
         ValueError: unknown format, or not a matrix of such a type.
     """
     matrix = as_matrix(weight)
     out_features, in_features = matrix.shape
-    data = WeightMemory().take(packed_bytes(in_features, out_features, fmt))
-    pack_into(data.ctypes.data, matrix, fmt)
-    return PackedLinear(data, in_features, out_features, fmt)
+    data = WeightMemory().take(packed_bytes(in_features, out_features, fmt, slices))
+    pack_into(data.ctypes.data, matrix, fmt, slices)
+    return PackedLinear(data, in_features, out_features, fmt, slices)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ class WeightPart:
 
     Attributes:
         name: of the tensor in its checkpoint.
-        data: f32, f16 or bf16 (u16 bits) [N, K], or [K, N] if transposed; may be a read-only memory map.
+        data: f32, f16 or bf16 (u16 bits) [N, K], or [K, N] if transposed; may be a read-only memory map, or a range of
+            rows and columns of one.
     """
 
     name: str

@@ -1,5 +1,7 @@
 """How a dimension is cut into slices, which ranks share out: the arithmetic of the fixed tree. Knows no tensors.
 
+The kernels have it a second time, in custom_ops/cpu/kernels/shared/linear.cc.
+
 A sum over K inputs is cut into 1, 2 or 4 slices. Each is summed in order, and the slices' sums are added as a binary
 tree, whose lower part a rank has for itself:
 
@@ -37,6 +39,10 @@ class SliceRule:
     def of_rank(self, num_ranks: int) -> SliceRule:
         """Return the rule for what one of the ranks has, a divisor of `count` of them: halving goes on in its range."""
         return SliceRule(self.count // num_ranks, self.unit)
+
+
+# A sum in one piece.
+WHOLE = SliceRule()
 
 
 def halved(size: int, count: int, unit: int) -> tuple[range, ...]:

@@ -36,7 +36,12 @@ class SpeculationInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the engine and the frontend need to know of a loaded model."""
+    """What the engine and the frontend need to know of a loaded model.
+
+    Attributes:
+        fingerprint: the same on instances that give a request the same tokens; "" = not known.
+        kv_address: where this instance takes orders for the KV of prompts, "tcp://host:port"; "" = it takes none.
+    """
 
     name: str
     vocab_size: int
@@ -45,6 +50,8 @@ class ModelInfo:
     block_size: int
     num_blocks: int
     speculation: SpeculationInfo = SpeculationInfo()
+    fingerprint: str = ""
+    kv_address: str = ""
 
     @property
     def max_request_tokens(self) -> int:

@@ -33,6 +33,7 @@ from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.follower import ModelFollower
 from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
 from fastdeploy_sd.worker.free_memory import free_memory
+from fastdeploy_sd.worker.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv_pages import KvPages
 from fastdeploy_sd.worker.kv_sizing import LayerKv
 from fastdeploy_sd.worker.lead import GroupLead
@@ -53,15 +54,20 @@ class LocalExecutor:
     """The model in this process; see engine.executor.Executor.
 
     Attributes:
-        kv_pages: the KV cache as bytes.
+        kv_pages: the KV cache as bytes. kv_identity: what KV it is.
     """
 
     def __init__(
-        self, runner: ModelRunner, model_info: ModelInfo, kv_pages: KvPages, store: BlockCopier | None = None
+        self,
+        runner: ModelRunner,
+        model_info: ModelInfo,
+        kv_pages: KvPages,
+        kv_identity: KvIdentity,
+        store: BlockCopier | None = None,
     ) -> None:
         self._runner: ModelRunner | None = runner
         self._store = store
-        self.kv_pages = kv_pages
+        self.kv_pages, self.kv_identity = kv_pages, kv_identity
         self._model_info = model_info
 
     @property
@@ -122,12 +128,13 @@ def create_executor(
             lossy=rule.is_lossy,
             has_draft_logprobs=s.enable_draft_logprob and context.draft_model is not None,
         ),
+        fingerprint=loaded.kv_identity.output_fingerprint(rule),
     )
     runner = ModelRunner(loaded.forward, loaded.memory, table, proposer, info.speculation, rule, lead)
     pages = KvPages(loaded.kv.caches, loaded.kv.draft_caches, loaded.kv.block_hidden)
     store = open_block_store(config, pages, loaded.checkpoint, loaded.draft_weights)
     _log_loaded(config, loaded, info, time.perf_counter() - start)
-    return LocalExecutor(runner, info, pages, store)
+    return LocalExecutor(runner, info, pages, loaded.kv_identity, store)
 
 
 def create_follower(config: Config, group: RankGroup) -> ModelFollower:
@@ -154,6 +161,7 @@ class _Loaded:
     checkpoint: Checkpoint
     draft_weights: MtpWeights | None
     kv: _KvMemory
+    kv_identity: KvIdentity
     draft: DraftLayers | None
     forward: Forward
     memory: StepMemory
@@ -206,9 +214,11 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
     forward_type = EagerForward if config.model.enforce_eager else RecordedForward
     rotary = make_rotary(decoder_config, kv.max_tokens)
     forward = forward_type(model.decoder, kv.caches, rotary, memory, table.blocks)
+    draft_source = None if draft_weights is None else draft_weights.checkpoint
+    identity = KvIdentity.of(config, decoder_config, kv.format.kv_dtype, checkpoint, draft_source)
     return _Loaded(
-        checkpoint, draft_weights, kv, model.draft, forward, memory, table, vocab_size, max_model_len, eos_token_ids,
-        model.weight_bytes, config.model.enforce_eager,
+        checkpoint, draft_weights, kv, identity, model.draft, forward, memory, table, vocab_size, max_model_len,
+        eos_token_ids, model.weight_bytes, config.model.enforce_eager,
     )  # fmt: skip
 
 

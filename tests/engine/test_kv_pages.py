@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from fastdeploy_sd.config import Config
 from fastdeploy_sd.conformance import Reference, Way, compare, standard_methods
 from fastdeploy_sd.conformance.methods import Method
 from fastdeploy_sd.conformance.runs import engine_config, run
@@ -178,3 +179,25 @@ def test_pages_of_other_layers_and_lengths_are_refused(references: References) -
                 pages.read(layer, block)
     finally:
         executor.shutdown()
+
+
+def test_only_instances_with_the_same_arithmetic_share_a_fingerprint(references: References) -> None:
+    """Method, draft length, cache size and the place of the checkpoint make no difference; formats and weights do."""
+    base = references.get("demo").base
+    [naive], [mtp] = (standard_methods([name], [2], model_method="mtp") for name in ("naive", "mtp"))
+
+    def identity(config: Config) -> tuple[str, str]:
+        executor = create_executor(config)
+        executor.shutdown()
+        assert executor.model_info.fingerprint == executor.kv_identity.fingerprint
+        return executor.kv_identity.fingerprint, executor.kv_identity.draft_fingerprint
+
+    plain = identity(engine_config(base, WAY, naive))
+    drafting = identity(engine_config(base, replace(WAY, num_blocks=64), mtp))
+    int8 = identity(engine_config(replace(base, cache=replace(base.cache, kv_cache_dtype="int8")), WAY, mtp))
+    wint8 = identity(engine_config(replace(base, model=replace(base.model, quantization="wint8")), WAY, mtp))
+    other = identity(engine_config(references.get("int8 KV").base, WAY, mtp))
+    assert plain[0] == drafting[0]
+    assert plain[1] == ""
+    assert len({plain[0], int8[0], wint8[0], other[0]}) == 4
+    assert len({drafting[1], int8[1], wint8[1], other[1], ""}) == 5

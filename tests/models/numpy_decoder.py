@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.kv_cache import Rotary
@@ -24,6 +25,7 @@ from fastdeploy_sd.ops.reference.moe import moe_ffn
 from fastdeploy_sd.ops.reference.norm import rms_norm
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.types import F32, I32
 from tests.models import golden
 
@@ -77,9 +79,9 @@ class NumpyDecoder:
         x = x + self._attention(normalize(x, w.input_norm(i), c.norm_eps), i)
         return x + self._feed_forward(normalize(x, w.post_attention_norm(i), c.norm_eps), i)
 
-    def _linear(self, x: F32, weight_and_bias: tuple[WeightMatrix, Any]) -> F32:
+    def _linear(self, x: F32, weight_and_bias: tuple[WeightMatrix, Any], slices: SliceRule = WHOLE) -> F32:
         weight, bias = weight_and_bias
-        return f32(linear(x, weight.to_array(), self._format, bias))
+        return f32(linear(x, weight.to_array(), self._format, bias, slices=slices))
 
     def _attention(self, x: F32, i: int) -> F32:
         c, n = self._config, len(x)
@@ -100,7 +102,8 @@ class NumpyDecoder:
         scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         y = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v)
-        return self._linear(y.reshape(n, -1).astype(np.float32), self.weights.output(i))
+        rows = y.reshape(n, -1).astype(np.float32)
+        return self._linear(rows, self.weights.output(i), attention_slices(c))
 
     def _feed_forward(self, x: F32, i: int) -> F32:
         moe, w = self._config.moe, self.weights
@@ -122,4 +125,4 @@ class NumpyDecoder:
 
     def _dense(self, x: F32, i: int, part: str, size: int) -> F32:
         hidden = f32(swiglu(self._linear(x, self.weights.gate_up(i, part, size))))
-        return self._linear(hidden, self.weights.down(i, part, size))
+        return self._linear(hidden, self.weights.down(i, part, size), feed_forward_slices(size))

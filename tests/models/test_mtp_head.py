@@ -18,6 +18,7 @@ from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedLinear
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.model_loading import load_model
 from tests.models.mtp_models import MtpReference, make_model
@@ -87,9 +88,11 @@ def test_the_targets_head_is_read_where_it_has_the_format_and_one_copy_elsewhere
     packed: list[str] = []
     sound = WeightPacker.linear
 
-    def linear(self: WeightPacker, matrix: WeightMatrix, fmt: LinearFormat) -> PackedLinear[Tensor]:
+    def linear(
+        self: WeightPacker, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE
+    ) -> PackedLinear[Tensor]:
         packed.append(matrix.name)
-        return sound(self, matrix, fmt)
+        return sound(self, matrix, fmt, slices)
 
     monkeypatch.setattr(WeightPacker, "linear", linear)
     load(make_model(tmp_path, NAME, "numbered", num_layers).path, head, num_layers, **model)

@@ -61,7 +61,7 @@ def test_logits_match(name: str, quantization: str | QuantizationFormats) -> Non
     for case in golden.cases(name):
         got, expected = model.logits(case.prompt), want.logits(case.prompt)
         errors += (np.abs(got - expected).max(-1) / expected.std()).tolist()
-    assert np.mean(np.array(errors) < 1e-4) > 0.25
+    assert np.mean(np.array(errors) < 1e-4) > 0.15
     assert np.mean(errors) < 0.2
 
 

@@ -10,9 +10,11 @@ from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Quantization, QuantizationFormats
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
 from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.packing import pack_linear
+from fastdeploy_sd.parallel.ranges import WHOLE
 
 FORMATS: tuple[Quantization | None, ...] = (None, "wint8", "wint4", QuantizationFormats("wint4", "none", "wint4"))
 
@@ -23,9 +25,17 @@ def test_counts_every_packed_matrix_once(golden_dir: Path, model: str, scheme: Q
     checkpoint = Checkpoint(golden_dir / model)
     config = read_decoder_config(checkpoint.config)
     weights = DecoderWeights(checkpoint, config)
-    parts = [weights.qkv, weights.output, weights.gate_up, weights.down]
-    matrices = [part(layer)[0] for layer in range(config.num_layers) for part in parts]
-    packed = [pack_linear(matrix, scheme.linear) for matrix in matrices]
+    parts = [
+        (weights.qkv, WHOLE),
+        (weights.output, attention_slices(config)),
+        (weights.gate_up, WHOLE),
+        (weights.down, feed_forward_slices(config.intermediate_size)),
+    ]
+    packed = [
+        pack_linear(part(layer)[0], scheme.linear, slices)
+        for layer in range(config.num_layers)
+        for part, slices in parts
+    ]
     packed.append(pack_linear(weights.lm_head(), scheme.lm_head))
     assert weight_bytes_per_step(config, scheme) == sum(p.data.nbytes for p in packed)
 

@@ -20,33 +20,32 @@ constexpr int64_t kUnitsPerThread = 16;
 constexpr int64_t kPackInputs = 16384;
 constexpr int64_t kQuantizeInputs = 4096;
 
-int64_t ElementBytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
-
 // The rows of one pass.
 class Block {
  public:
-  Block(const LinearParams& p, int32_t first_row, int32_t num_rows)
+  Block(const LinearParams& p, const Slices& slices, int32_t first_row, int32_t num_rows)
       : p_(p),
         first_row_(first_row),
-        rows_(p.in_features, p.format, num_rows,
-              ScratchArray<uint8_t>(Scratch::kInner, num_rows * PackedRows::RowBytes(p.in_features, p.format))) {}
+        rows_(slices, p.format, num_rows,
+              ScratchArray<uint8_t>(Scratch::kInner, num_rows * PackedRows::RowBytes(slices, p.format))) {}
 
   // The unit of work is a tile, for few tiles a part of its inputs.
   void Pack() const {
     const int64_t num_inputs = static_cast<int64_t>(rows_.num_rows) * p_.in_features;
     const int64_t wanted = DivideUp(num_inputs, IsQuantized(p_.format) ? kQuantizeInputs : kPackInputs);
-    const int64_t num_parts = std::clamp<int64_t>(wanted / rows_.num_tiles, 1, std::max(rows_.num_units, 1));
+    const int64_t num_units = rows_.slices.num_units();
+    const int64_t num_parts = std::clamp<int64_t>(wanted / rows_.num_tiles, 1, std::max<int64_t>(num_units, 1));
     ParallelFor(rows_.num_tiles * num_parts, [&](int64_t task) {
       const int64_t tile = task / num_parts;
       const int64_t part = task % num_parts;
-      PackTile(TileX(tile), rows_.Size(tile), static_cast<int32_t>(rows_.num_units * part / num_parts),
-               static_cast<int32_t>(rows_.num_units * (part + 1) / num_parts), rows_.Tile(tile));
+      PackTile(TileX(tile), rows_.slices, rows_.Size(tile), static_cast<int32_t>(num_units * part / num_parts),
+               static_cast<int32_t>(num_units * (part + 1) / num_parts), rows_.Tile(tile));
     });
   }
 
   // The unit of work is a panel, for few panels a part of its tiles.
   void Multiply() const {
-    const int64_t panel_bytes = PanelBytes(p_.in_features, p_.format);
+    const int64_t panel_bytes = PanelBytes(rows_.slices, p_.format);
     const int64_t num_panels = DivideUp(p_.out_features, kPanelColumns);
     const int64_t num_tiles = rows_.num_tiles;
     const int64_t wanted = NumThreads() * kUnitsPerThread;
@@ -68,7 +67,7 @@ class Block {
   XRows TileX(int64_t tile) const {
     const int64_t row = first_row_ + rows_.Begin(tile);
     const void* x = static_cast<const char*>(p_.x) + row * p_.in_features * ElementBytes(p_.x_dtype);
-    return {p_.format, p_.x_dtype, p_.in_features, x, nullptr};
+    return {p_.format, p_.x_dtype, p_.in_features, p_.in_features, x, nullptr};
   }
 
   const LinearParams& p_;
@@ -80,14 +79,15 @@ class Block {
 
 Error Linear(const LinearParams& p) {
   if (p.num_rows < 0) return "num_rows: expected 0 or more, got a negative number";
-  if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.packed)) return error;
-  const int64_t row_bytes = std::max<int64_t>(PackedRows::RowBytes(p.in_features, p.format), 1);
+  if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.slices, p.packed)) return error;
+  const Slices slices = SlicesOf(p.in_features, p.format, p.slices);
+  const int64_t row_bytes = std::max<int64_t>(PackedRows::RowBytes(slices, p.format), 1);
   const int32_t block_rows = static_cast<int32_t>(std::max<int64_t>(kBlockBytes / row_bytes, kMinBlockRows));
   const int32_t num_blocks = static_cast<int32_t>(DivideUp(p.num_rows, block_rows));
   for (int64_t b = 0; b < num_blocks; ++b) {
     const int32_t begin = static_cast<int32_t>(p.num_rows * b / num_blocks);
     const int32_t end = static_cast<int32_t>(p.num_rows * (b + 1) / num_blocks);
-    const Block block(p, begin, end - begin);
+    const Block block(p, slices, begin, end - begin);
     block.Pack();
     block.Multiply();
   }

@@ -7,6 +7,8 @@
 //   bf16     [N / 32][K / 2][32][2]
 //   wint8    [N / 32][K / 128]{ u8 [32][32][4] = w + 128,                          float scale [32] }
 //   wint4    [N / 32][K / 128]{ u8 [32][16][4], low nibble: column j, high: j + 16, float scale [32] }, nibble = w + 8
+// Where the sum over K has slices, a panel holds one after the other, each as a matrix of its inputs alone would: the
+// same bytes as without slices where they begin at multiples of 128.
 #include <cstdint>
 
 #include "fdsd/linear.h"
@@ -31,12 +33,26 @@ __attribute__((always_inline)) constexpr bool IsQuantized(LinearFormat format) {
 }
 __attribute__((always_inline)) constexpr int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Dot-product units along K: steps of the float formats, groups of the int formats.
-int32_t NumUnits(int32_t in_features, LinearFormat format);
+// Where part `index` of `count` (1, 2 or 4) parts begins when 0..size is halved again and again at multiples of
+// `unit`; index = count is the end.
+int64_t HalvingBorder(int64_t size, int32_t count, int64_t unit, int32_t index);
 
-int64_t PanelBytes(int32_t in_features, LinearFormat format);
+// The inputs of a matrix in slices, and the dot-product units they make: steps of the float formats, groups of the int
+// formats.
+struct Slices {
+  int32_t count;
+  int32_t inputs[kMaxSlices + 1];  // slice s has inputs [inputs[s], inputs[s + 1])
+  int32_t units[kMaxSlices + 1];   // and units [units[s], units[s + 1])
+
+  __attribute__((always_inline)) int32_t num_units() const { return units[count]; }
+};
+Slices SlicesOf(int32_t in_features, LinearFormat format, SliceRule rule);
+
+// Bytes of one unit of a panel, and of all.
+int64_t PanelUnitBytes(LinearFormat format);
+int64_t PanelBytes(const Slices& slices, LinearFormat format);
 
 // What PackLinear, Linear and MoeFfn all require of a matrix.
-Error CheckLinear(int32_t in_features, int32_t out_features, LinearFormat format, const void* packed);
+Error CheckLinear(int32_t in_features, int32_t out_features, LinearFormat format, SliceRule slices, const void* packed);
 
 }  // namespace fdsd

@@ -24,17 +24,16 @@ void ReadRow(const f16* from, int count, float* values) {
 
 // Inputs [k, k + count) of `num_columns` rows of a part, from `row` on.
 template <typename T>
-void ReadPart(const WeightRows& part, int64_t in_features, int64_t row, int num_columns, int64_t k, int count,
-              float (*tile)[kQuantGroup]) {
+void ReadPart(const WeightRows& part, int64_t row, int num_columns, int64_t k, int count, float (*tile)[kQuantGroup]) {
   const T* data = static_cast<const T*>(part.data);
   if (part.is_transposed != 0) {
     for (int i = 0; i < count; ++i) {
-      const T* from = data + (k + i) * part.num_rows + row;
+      const T* from = data + (k + i) * part.stride + row;
       for (int j = 0; j < num_columns; ++j) tile[j][i] = ToFloat(from[j]);
     }
     return;
   }
-  for (int j = 0; j < num_columns; ++j) ReadRow(data + (row + j) * in_features + k, count, tile[j]);
+  for (int j = 0; j < num_columns; ++j) ReadRow(data + (row + j) * part.stride + k, count, tile[j]);
 }
 
 void ReadTile(const PackLinearParams& p, int64_t first_column, int64_t k, int count, Tile tile) {
@@ -48,8 +47,7 @@ void ReadTile(const PackLinearParams& p, int64_t first_column, int64_t k, int co
       const auto read = part.dtype == WeightDType::kFloat32    ? ReadPart<float>
                         : part.dtype == WeightDType::kBFloat16 ? ReadPart<bf16>
                                                                : ReadPart<f16>;
-      read(part, p.in_features, begin - part_begin, static_cast<int>(end - begin), k, count,
-           tile + (begin - first_column));
+      read(part, begin - part_begin, static_cast<int>(end - begin), k, count, tile + (begin - first_column));
     }
     part_begin += part.num_rows;
   }
@@ -105,27 +103,35 @@ void PackWint4(const Tile tile, uint8_t* out) {
   std::memcpy(out + kWint4Bytes, scales, sizeof(scales));
 }
 
-void PackPanel(const PackLinearParams& p, int64_t index) {
-  uint8_t* panel = static_cast<uint8_t*>(p.packed) + index * PanelBytes(p.in_features, p.format);
-  for (int64_t k = 0; k < p.in_features; k += kQuantGroup) {
-    const int count = static_cast<int>(std::min<int64_t>(kQuantGroup, p.in_features - k));
+// Inputs [begin, end), a slice.
+void PackSlice(const PackLinearParams& p, int64_t first_column, int64_t begin, int64_t end, uint8_t* out) {
+  for (int64_t k = 0; k < end - begin; k += kQuantGroup) {
+    const int count = static_cast<int>(std::min<int64_t>(kQuantGroup, end - begin - k));
     alignas(64) Tile tile;
-    ReadTile(p, index * kPanelColumns, k, count, tile);
+    ReadTile(p, first_column, begin + k, count, tile);
     const int64_t group = k / kQuantGroup;
     switch (p.format) {
       case LinearFormat::kFloat32:
-        StoreSteps<kQuantGroup>(tile, count, panel + k * kPanelColumns * kStepBytes);
+        StoreSteps<kQuantGroup>(tile, count, out + k * kPanelColumns * kStepBytes);
         break;
       case LinearFormat::kBFloat16:
-        PackBf16(tile, count, panel + k / 2 * kPanelColumns * kStepBytes);
+        PackBf16(tile, count, out + k / 2 * kPanelColumns * kStepBytes);
         break;
       case LinearFormat::kWint8:
-        PackWint8(tile, panel + group * (kWint8Bytes + kScaleBytes));
+        PackWint8(tile, out + group * (kWint8Bytes + kScaleBytes));
         break;
       case LinearFormat::kWint4:
-        PackWint4(tile, panel + group * (kWint4Bytes + kScaleBytes));
+        PackWint4(tile, out + group * (kWint4Bytes + kScaleBytes));
         break;
     }
+  }
+}
+
+void PackPanel(const PackLinearParams& p, const Slices& slices, int64_t index) {
+  uint8_t* const panel = static_cast<uint8_t*>(p.packed) + index * PanelBytes(slices, p.format);
+  for (int32_t s = 0; s < slices.count; ++s) {
+    PackSlice(p, index * kPanelColumns, slices.inputs[s], slices.inputs[s + 1],
+              panel + slices.units[s] * PanelUnitBytes(p.format));
   }
 }
 
@@ -134,6 +140,9 @@ Error CheckParts(const PackLinearParams& p) {
   for (int32_t i = 0; i < p.num_parts; ++i) {
     const WeightRows& part = p.parts[i];
     if (part.num_rows < 0) return "parts: expected num_rows of 0 or more, got a negative number";
+    if (part.stride < (part.is_transposed != 0 ? part.num_rows : p.in_features)) {
+      return "parts: expected a stride of at least the length of a row, got a smaller one";
+    }
     if (static_cast<int32_t>(part.dtype) < 0 || part.dtype > WeightDType::kFloat16) {
       return "parts: expected dtype float32 (0), bfloat16 (1) or float16 (2), "
              "got another number";
@@ -147,9 +156,10 @@ Error CheckParts(const PackLinearParams& p) {
 }  // namespace
 
 Error PackLinear(const PackLinearParams& p) {
-  if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.packed)) return error;
+  if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.slices, p.packed)) return error;
   if (const Error error = CheckParts(p)) return error;
-  ParallelFor(DivideUp(p.out_features, kPanelColumns), [&](int64_t panel) { PackPanel(p, panel); });
+  const Slices slices = SlicesOf(p.in_features, p.format, p.slices);
+  ParallelFor(DivideUp(p.out_features, kPanelColumns), [&](int64_t panel) { PackPanel(p, slices, panel); });
   return nullptr;
 }
 

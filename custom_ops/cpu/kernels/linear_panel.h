@@ -11,26 +11,24 @@ constexpr int64_t kMinPieceBytes = 32 * 1024;
 // `num_rows` rows of x packed in tiles whose sizes differ by at most one, tile after tile.
 struct PackedRows {
   LinearFormat format;
-  int32_t num_units;
+  Slices slices;
   int32_t num_rows;
   int32_t num_tiles;
   uint8_t* data;  // [num_rows * RowBytes]
 
-  static int64_t RowBytes(int32_t in_features, LinearFormat format) {
-    return static_cast<int64_t>(NumUnits(in_features, format)) * RowUnitBytes(format);
+  static int64_t RowBytes(const Slices& x_slices, LinearFormat format) {
+    return static_cast<int64_t>(x_slices.num_units()) * RowUnitBytes(format);
   }
-  PackedRows(int32_t in_features, LinearFormat x_format, int32_t rows, uint8_t* memory)
+  PackedRows(const Slices& x_slices, LinearFormat x_format, int32_t rows, uint8_t* memory)
       : format(x_format),
-        num_units(NumUnits(in_features, x_format)),
+        slices(x_slices),
         num_rows(rows),
         num_tiles(static_cast<int32_t>(DivideUp(rows, kMaxTileRows))),
         data(memory) {}
 
   int32_t Begin(int64_t tile) const { return static_cast<int32_t>(num_rows * tile / num_tiles); }
   int32_t Size(int64_t tile) const { return Begin(tile + 1) - Begin(tile); }
-  uint8_t* Tile(int64_t tile) const {
-    return data + static_cast<int64_t>(Begin(tile)) * num_units * RowUnitBytes(format);
-  }
+  uint8_t* Tile(int64_t tile) const { return data + Begin(tile) * RowBytes(slices, format); }
 };
 
 // Where products go: row r of the packed rows to row r of y.
@@ -41,7 +39,8 @@ struct LinearOutput {
   void* y;            // [., out_features]
 };
 
-// y = x . panel^T for tiles [tile_begin, tile_end) of x, in columns [32 * index, 32 * index + 32) of y.
+// y = x . panel^T for tiles [tile_begin, tile_end) of x, in columns [32 * index, 32 * index + 32) of y. The panel has
+// the slices that x has.
 void MultiplyPanel(const PackedRows& x, int64_t tile_begin, int64_t tile_end, const uint8_t* panel, int64_t index,
                    const LinearOutput& out);
 

@@ -233,11 +233,23 @@ void PackRows(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_
 
 }  // namespace
 
-void PackTile(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_end, uint8_t* tile) {
-  if (rows.dtype == DType::kFloat32) {
-    PackRows<float>(rows, num_rows, unit_begin, unit_end, tile);
-  } else {
-    PackRows<bf16>(rows, num_rows, unit_begin, unit_end, tile);
+void PackTile(const XRows& rows, const Slices& slices, int num_rows, int32_t unit_begin, int32_t unit_end,
+              uint8_t* tile) {
+  const int64_t unit_bytes = int64_t{num_rows} * RowUnitBytes(rows.format);
+  for (int32_t s = 0; s < slices.count; ++s) {
+    const int32_t first = slices.units[s];
+    const int32_t begin = std::max(unit_begin, first);
+    const int32_t end = std::min(unit_end, slices.units[s + 1]);
+    if (begin >= end) continue;
+    XRows slice = rows;
+    slice.in_features = slices.inputs[s + 1] - slices.inputs[s];
+    slice.x = static_cast<const char*>(rows.x) + int64_t{slices.inputs[s]} * ElementBytes(rows.dtype);
+    uint8_t* const slice_tile = tile + first * unit_bytes;
+    if (rows.dtype == DType::kFloat32) {
+      PackRows<float>(slice, num_rows, begin - first, end - first, slice_tile);
+    } else {
+      PackRows<bf16>(slice, num_rows, begin - first, end - first, slice_tile);
+    }
   }
 }
 

@@ -48,26 +48,30 @@ FDSD_INLINE constexpr int RowUnitBytes(LinearFormat format) {
   return IsQuantized(format) ? kRowGroupBytes : format == LinearFormat::kBFloat16 ? kBf16StepBytes : kStepBytes;
 }
 
+FDSD_INLINE constexpr int64_t ElementBytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
 // Rows of x as an op got them.
 struct XRows {
   LinearFormat format;
   DType dtype;
-  int32_t in_features;
+  int32_t in_features;     // of these rows or, if `x` points into them, of a slice
+  int64_t stride;          // from row to row
   const void* x;           // [., in_features]
   const int32_t* indices;  // of the rows in x, or nullptr: rows 0, 1, ..
 
   template <typename T>
   FDSD_INLINE const T* Row(int64_t r) const {
-    return static_cast<const T*>(x) + (indices == nullptr ? r : indices[r]) * in_features;
+    return static_cast<const T*>(x) + (indices == nullptr ? r : indices[r]) * stride;
   }
 };
 
 // Rewrite units [unit_begin, unit_end) of `num_rows` rows of x as `tile` (the start of the whole tile), rows
-// interleaved:
+// interleaved, slice after slice:
 //   float32 float [K][rows], bf16 [K / 2][rows] steps,
 //   int     [K / 128]{ int8 [32][rows][4], float scale [rows], int32 start [2][rows] }
 // start = -zero point of the weights * sum of the int8 values, for the accumulators of each vector of columns.
-void PackTile(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_end, uint8_t* tile);
+void PackTile(const XRows& rows, const Slices& slices, int num_rows, int32_t unit_begin, int32_t unit_end,
+              uint8_t* tile);
 
 // sums[r][j] = dot product of row r of the tile and column j of the panel; `of[r - 1]` multiplies r rows.
 using TileFunction = void (*)(const uint8_t* panel, const uint8_t* tile, int32_t num_units, float* sums);

@@ -19,7 +19,9 @@ namespace {
 // and what the passes leave for each other stays in the caches.
 constexpr int32_t kWavePairs = 512;
 
-FDSD_INLINE int64_t ElementBytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+// Within an expert no sum is cut.
+constexpr SliceRule kWhole = {1, 1};
+Slices WholeSum(int32_t in_features, LinearFormat format) { return SlicesOf(in_features, format, kWhole); }
 
 // One of the two matrices of every expert.
 struct ExpertMatrices {
@@ -27,10 +29,11 @@ struct ExpertMatrices {
   int32_t in_features;
   int32_t out_features;
   const uint8_t* packed;  // [E] matrices, one after another
+  Slices slices = WholeSum(in_features, format);
 
   const uint8_t* Panel(int64_t expert, int64_t panel) const {
-    return packed + expert * PackedLinearBytes(in_features, out_features, format) +
-           panel * PanelBytes(in_features, format);
+    return packed + expert * PackedLinearBytes(in_features, out_features, format, kWhole) +
+           panel * PanelBytes(slices, format);
   }
 };
 
@@ -53,8 +56,9 @@ struct Buffers {
     sums = arena->Take<float>(tokens * p.hidden_size);
     experts = arena->Take<int32_t>(p.num_experts);
     first_tile = arena->Take<int32_t>(p.num_experts + 1);
-    packed = arena->Take<uint8_t>(rows * std::max(PackedRows::RowBytes(p.hidden_size, p.format),
-                                                  PackedRows::RowBytes(p.intermediate_size, p.format)));
+    packed =
+        arena->Take<uint8_t>(rows * std::max(PackedRows::RowBytes(WholeSum(p.hidden_size, p.format), p.format),
+                                             PackedRows::RowBytes(WholeSum(p.intermediate_size, p.format), p.format)));
     gate_up = arena->Take<char>(rows * p.intermediate_size * 2 * ElementBytes(p.dtype));
     activated = arena->Take<char>(rows * p.intermediate_size * ElementBytes(p.dtype));
     y = arena->Take<float>(rows * p.hidden_size);
@@ -98,8 +102,9 @@ class Wave {
 
   PackedRows Rows(int64_t e, int32_t in_features) const {
     const int32_t* first = b_.pairs.first + b_.experts[e];
-    const int64_t offset = FirstRow(e) * PackedRows::RowBytes(in_features, p_.format);
-    return {in_features, p_.format, first[1] - first[0], b_.packed + offset};
+    const Slices slices = WholeSum(in_features, p_.format);
+    const int64_t offset = FirstRow(e) * PackedRows::RowBytes(slices, p_.format);
+    return {slices, p_.format, first[1] - first[0], b_.packed + offset};
   }
 
   // body(e, tile) for the tiles of all experts, on all threads.
@@ -115,8 +120,8 @@ class Wave {
   void PackX(int64_t e, int64_t tile) const {
     const PackedRows rows = Rows(e, p_.hidden_size);
     const int32_t* tokens = b_.pairs.tokens + first_pair_ + FirstRow(e) + rows.Begin(tile);
-    const XRows x{p_.format, p_.dtype, p_.hidden_size, p_.x, tokens};
-    PackTile(x, rows.Size(tile), 0, rows.num_units, rows.Tile(tile));
+    const XRows x{p_.format, p_.dtype, p_.hidden_size, p_.hidden_size, p_.x, tokens};
+    PackTile(x, rows.slices, rows.Size(tile), 0, rows.slices.num_units(), rows.Tile(tile));
   }
 
   // What gate_up left is rounded to p.dtype, and so is swiglu's result, as in a dense layer.
@@ -128,13 +133,14 @@ class Wave {
     char* activated = b_.activated + row * inner * ElementBytes(p_.dtype);
     // Cannot fail: CheckMoe has seen the sizes.
     Swiglu({rows.Size(tile), inner, p_.dtype, gate_up, activated});
-    PackTile({p_.format, p_.dtype, inner, activated, nullptr}, rows.Size(tile), 0, rows.num_units, rows.Tile(tile));
+    PackTile({p_.format, p_.dtype, inner, inner, activated, nullptr}, rows.slices, rows.Size(tile), 0,
+             rows.slices.num_units(), rows.Tile(tile));
   }
 
   // One pass over the panels of all experts: a thread reads a stretch of them from end to end.
   void Multiply(const ExpertMatrices& matrices, DType y_dtype, void* y) const {
     const int64_t num_panels = DivideUp(matrices.out_features, kPanelColumns);
-    const int64_t panel_bytes = PanelBytes(matrices.in_features, matrices.format);
+    const int64_t panel_bytes = PanelBytes(matrices.slices, matrices.format);
     const int64_t row_bytes = matrices.out_features * ElementBytes(y_dtype);
     ParallelRanges(num_experts_ * num_panels, DivideUp(kMinPieceBytes, panel_bytes), [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) {
@@ -193,8 +199,8 @@ Error CheckMoe(const MoeFfnParams& p) {
   if (p.top_k < 1 || p.top_k > p.num_experts) return "top_k: expected 1..num_experts, got a number outside";
   if (static_cast<int64_t>(p.num_tokens) * p.top_k > std::numeric_limits<int32_t>::max())
     return "num_tokens: expected at most 2^31 - 1 pairs of a token and an expert, got more";
-  if (const Error error = CheckLinear(p.hidden_size, p.intermediate_size, p.format, p.gate_up)) return error;
-  return CheckLinear(p.intermediate_size, p.hidden_size, p.format, p.down);
+  if (const Error error = CheckLinear(p.hidden_size, p.intermediate_size, p.format, kWhole, p.gate_up)) return error;
+  return CheckLinear(p.intermediate_size, p.hidden_size, p.format, kWhole, p.down);
 }
 
 }  // namespace

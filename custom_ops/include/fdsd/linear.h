@@ -12,15 +12,26 @@ enum class LinearFormat : int32_t {
 };
 constexpr int32_t kQuantGroup = 128;
 
+// How a sum over K inputs is cut into slices whose float32 sums are added in a binary tree, 4 of them as
+// (s0 + s1) + (s2 + s3): the inputs are halved, and the halves again until there are `num_slices`, at multiples of
+// `slice_unit` (of n units the left half gets n / 2, the last unit may be short). So whoever holds half of the inputs
+// cuts them by the same rule into half as many. Groups of 128 inputs begin anew with every slice.
+struct SliceRule {
+  int32_t num_slices;  // 1, 2 or 4
+  int32_t slice_unit;  // in inputs, at least 1
+};
+constexpr int32_t kMaxSlices = 4;
+
 // Bytes of the packed form of a [out_features, in_features] matrix, a multiple of 64.
-int64_t PackedLinearBytes(int32_t in_features, int32_t out_features, LinearFormat format);
+int64_t PackedLinearBytes(int32_t in_features, int32_t out_features, LinearFormat format, SliceRule slices);
 
 // Element types that a weight matrix may have before it is packed; the first two are DType's.
 enum class WeightDType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-// Some rows of a weight matrix, wherever they lie.
+// Some rows of a weight matrix, wherever they lie: a range of rows and inputs of a larger matrix is read in place.
 struct WeightRows {
   const void* data;  // [num_rows, K], or [K, num_rows] if transposed
+  int64_t stride;    // elements from one row of `data` to the next
   int32_t num_rows;
   WeightDType dtype;
   int32_t is_transposed;
@@ -33,18 +44,21 @@ struct PackLinearParams {
   int32_t in_features;   // K
   int32_t out_features;  // N = sum of parts[i].num_rows
   LinearFormat format;
+  SliceRule slices;
   int32_t num_parts;
   const WeightRows* parts;  // [num_parts]
-  void* packed;             // PackedLinearBytes(K, N, format) bytes, 64-byte aligned
+  void* packed;             // PackedLinearBytes(K, N, format, slices) bytes, 64-byte aligned
 };
 Error PackLinear(const PackLinearParams& p);
 
-// y = x . weight^T (+ bias). Each output element is summed in one order that does not depend on M or on the threads.
+// y = x . weight^T (+ bias). Each output element is summed in one order that does not depend on M or on the threads:
+// each slice over its inputs in float32, then the slices in their tree, then the bias; then it is rounded.
 struct LinearParams {
   int32_t num_rows;      // M
   int32_t in_features;   // K
   int32_t out_features;  // N
   LinearFormat format;
+  SliceRule slices;  // the weights are packed by the same
   DType x_dtype;
   DType y_dtype;
   const void* x;       // [M, K]

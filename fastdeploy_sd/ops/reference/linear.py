@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.ops.bf16 import from_bf16, narrow, to_bf16, widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32
 
@@ -99,10 +102,10 @@ def dequantize_rows(q: I8, scale: F32, width: int) -> F32:
     return (q * scale[..., None]).astype(np.float32).reshape(rows, groups * group)[:, :width]
 
 
-def stored_weight(weight: Array, fmt: LinearFormat) -> F32:
+def stored_weight(weight: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -> F32:
     """Return the values a weight has once stored in a format, f32[N, K].
 
-    wint8 and wint4 have one scale per output and group of 128 inputs.
+    wint8 and wint4 have one scale per output and group of 128 inputs of a slice.
 
     Args:
         weight: f32 or bf16 [N, K].
@@ -112,25 +115,36 @@ def stored_weight(weight: Array, fmt: LinearFormat) -> F32:
         return w
     if fmt == "bfloat16":
         return from_bf16(to_bf16(w))
-    quantize = quantize_int8 if fmt == "wint8" else quantize_int4
-    return dequantize_rows(*quantize(w), w.shape[1])
+    return _quantized(w, quantize_int8 if fmt == "wint8" else quantize_int4, slices)
 
 
-def read_input(x: Array, fmt: LinearFormat) -> F32:
+def read_input(x: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -> F32:
     """Return the values of x that a format multiplies, f32[M, K].
 
-    float32 takes x as it is, bfloat16 rounds it, the int formats quantise it to int8 per row and group of 128.
+    float32 takes x as it is, bfloat16 rounds it, the int formats quantise it to int8 per row and group of 128 of a
+    slice.
     """
     values = widen(x)
     if fmt == "float32":
         return values
     if fmt == "bfloat16":
         return from_bf16(to_bf16(values))
-    return dequantize_rows(*quantize_int8(values), values.shape[1])
+    return _quantized(values, quantize_int8, slices)
+
+
+def _quantized(x: F32, quantize: Callable[[F32], tuple[I8, F32]], slices: SliceRule) -> F32:
+    """x once it was quantised, slice by slice."""
+    parts = [x[:, part.start : part.stop] for part in slices.ranges(x.shape[1])]
+    return np.concatenate([dequantize_rows(*quantize(part), part.shape[1]) for part in parts], axis=1)
 
 
 def linear(
-    x: Array, weight: Array, fmt: LinearFormat, bias: F32 | None = None, out_dtype: npt.DTypeLike | None = None
+    x: Array,
+    weight: Array,
+    fmt: LinearFormat,
+    bias: F32 | None = None,
+    out_dtype: npt.DTypeLike | None = None,
+    slices: SliceRule = WHOLE,
 ) -> Array:
     """y = x . weight^T (+ bias), with x and weight as the format keeps them.
 
@@ -139,12 +153,13 @@ def linear(
         weight: f32 or bf16 [N, K], not yet in the format.
         bias: f32[N].
         out_dtype: float32 or uint16 (bf16 bits); None is x's dtype.
+        slices: of the sum over K. The sums here are exact, so slices only decide where groups begin.
 
     Returns:
         y [M, N].
     """
     with np.errstate(invalid="ignore"):  # an input may hold infinities and NaNs
-        y = read_input(x, fmt).astype(np.float64) @ stored_weight(weight, fmt).astype(np.float64).T
+        y = read_input(x, fmt, slices).astype(np.float64) @ stored_weight(weight, fmt, slices).astype(np.float64).T
     if bias is not None:
         y = y + bias
     return narrow(y.astype(np.float32), x.dtype if out_dtype is None else out_dtype)

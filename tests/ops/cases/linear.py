@@ -11,11 +11,14 @@ from fastdeploy_sd.ops import packing
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS
 from fastdeploy_sd.ops.reference import linear as reference
+from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from tests.ops.cases.case import OpCases
 
 # (M, K, N): empty, single, odd and not a multiple of a step, group or panel; one tile and several; several row
 # blocks; rows that threads pack in parts, with ends that fit neither a group nor four pairs.
 SHAPES = [(0, 8, 8), (1, 1, 1), (3, 0, 5), (2, 5, 0), (1, 256, 32), (2, 129, 33), (5, 127, 31), (13, 260, 96)]
+# With the unit of their slices: none, fewer units than slices, groups that begin anew, the same groups as without.
+SLICED_SHAPES = [((2, 0, 5), 1), ((3, 3, 33), 1), ((5, 129, 31), 1), ((14, 300, 96), 7), ((3, 640, 32), 128)]
 LARGE_SHAPES = [(8, 1024, 100), (300, 384, 70), (9, 6605, 40)]
 
 
@@ -34,6 +37,7 @@ def inputs() -> dict[str, dict[str, Any]]:
             "fmt": fmt,
             "bias": rng.standard_normal(n).astype(np.float32),
             "out_dtype": None,
+            "slices": WHOLE,
         } | changes
         return found[f"{fmt}-{m}x{k}x{n}-{name}"]
 
@@ -46,6 +50,9 @@ def inputs() -> dict[str, dict[str, Any]]:
         bits["x"], bits["weight"] = to_bf16(bits["x"]), to_bf16(bits["weight"])
         widened = add("bf16-to-float32", (7, 256, 65), fmt, out_dtype=np.float32)
         widened["x"] = to_bf16(widened["x"])
+        for count in (2, 4):
+            for shape, unit in SLICED_SHAPES:
+                add(f"{count}x{unit}", shape, fmt, slices=SliceRule(count, unit))
         corner = add("corner", (6, 300, 40), fmt)
         corner["x"][0] = 0.0
         corner["x"][1, :128] = 1e-32
@@ -58,8 +65,8 @@ def inputs() -> dict[str, dict[str, Any]]:
     return found
 
 
-def packed_and_multiplied(x: Any, weight: np.ndarray, fmt: Any, bias: Any, out_dtype: Any) -> Any:
-    return ops.linear(x, packing.pack_linear(weight, fmt), bias, out_dtype)
+def packed_and_multiplied(x: Any, weight: np.ndarray, fmt: Any, bias: Any, out_dtype: Any, slices: SliceRule) -> Any:
+    return ops.linear(x, packing.pack_linear(weight, fmt, slices), bias, out_dtype)
 
 
 # Outputs are of order 1 and a sum of K float32 terms is off by about 1e-7 sqrt(K); row 4 of "corner" is of order 10.

@@ -1,0 +1,94 @@
+"""Whose KV this is: what two instances must have in common for KV, or an output, of one to be that of the other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import fastdeploy_sd
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.runtime import library
+from fastdeploy_sd.sampling.verify import VerifyRule
+
+
+@dataclass(frozen=True, slots=True)
+class KvIdentity:
+    """What the KV of an instance is.
+
+    Attributes:
+        fingerprint: the same for the same weights, formats, kernels' instruction-set level and version, so that KV and
+            logits have the same bits.
+        draft_fingerprint: the same for the same draft layers besides; "" = there are none.
+        kv_format: "float32", "bfloat16" or "int8".
+        block_size: tokens per block.
+        num_layers: of the target. num_kv_heads, head_dim: of each, in all ranks together.
+    """
+
+    fingerprint: str
+    draft_fingerprint: str
+    kv_format: str
+    block_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    @staticmethod
+    def of(
+        config: Config, target: DecoderConfig, kv_format: str, checkpoint: Checkpoint, draft: Checkpoint | None
+    ) -> KvIdentity:
+        """Return that of a model as configured; of the weights only samples are read.
+
+        Args:
+            kv_format: see the class.
+            draft: where the draft layers come from; None = there are none.
+        """
+        numerics = {
+            "version": fastdeploy_sd.__version__,
+            "isa": library.isa(),
+            "dtype": config.model.dtype,
+            "quantization": repr(config.model.quantization),
+            "kv_format": kv_format,
+        }
+        fingerprint = _digest({**numerics, "weights": _content(checkpoint)})
+        drafting = (
+            ""
+            if draft is None
+            else _digest(
+                {
+                    "target": fingerprint,
+                    "quantization": repr(config.speculative.quantization),
+                    "weights": _content(draft),
+                }
+            )
+        )
+        return KvIdentity(
+            fingerprint,
+            drafting,
+            kv_format,
+            config.cache.block_size,
+            target.num_layers,
+            target.num_kv_heads,
+            target.head_dim,
+        )
+
+    def output_fingerprint(self, rule: VerifyRule) -> str:
+        """Return what is the same for instances that give a request the same tokens; a lossy rule is a part of it."""
+        return _digest({"kv": self.fingerprint, "rule": asdict(rule)}) if rule.is_lossy else self.fingerprint
+
+
+def _content(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The checkpoint's identity but for the times of its files, which a copy does not have."""
+    identity = checkpoint.identity()
+    files = identity["files"].values()
+    return {
+        "config": identity["config"],
+        "files": [{name: value for name, value in file.items() if name != "mtime_ns"} for file in files],
+    }
+
+
+def _digest(parts: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -21,7 +21,7 @@ def running_engine(config: Config, *make_proposer: Any) -> Iterator[Engine]:
     Raises:
         ConfigError, CheckpointError: as `create_executor`.
     """
-    from fastdeploy_sd.worker.executor import create_executor
+    from fastdeploy_sd.ranks.executor import create_executor
 
     executor = create_executor(config, *make_proposer)
     try:

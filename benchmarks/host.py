@@ -234,7 +234,7 @@ def _engine(args: argparse.Namespace, method: str) -> Iterator[tuple[Engine, Tim
         buffer = np.ones(args.evict_mib * _MIB // 8, np.int64)
         inner: Executor = stand_in.stand_in_executor(speculative, max_num_seqs, max_model_len, buffer)
     else:
-        from fastdeploy_sd.worker.executor import create_executor
+        from fastdeploy_sd.ranks.executor import create_executor
 
         ensure_checkpoint(["--model", args.model])
         config = load_config(["--model", args.model, *args.others], "python -m benchmarks host")

@@ -49,6 +49,7 @@ SLOW = (
     "tests/unit/entrypoints/test_worker_pool.py",
     "tests/unit/ipc/test_engine_process.py",
     "tests/unit/ipc/test_forked.py",
+    "tests/unit/ranks/test_processes.py",
     "tests/unit/sampling/test_joint_law.py",
     "tests/unit/spec_decode/test_ngram.py::test_random_steps_follow_the_definition",
     "tests/unit/spec_decode/test_suffix_reference.py",

@@ -64,14 +64,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kvcache.prefix_cache",
     },
     "metrics": VALUES | {"engine.stats"},
-    "ipc": VALUES | {"config", "engine", "log_lines", "worker.executor"},
+    "ipc": VALUES | {"config", "engine", "log_lines"},
     "placement": set(),
     "splitwise": VALUES | {"config", "ipc.codec", "ipc.packing", "runtime.checksum"},
+    "ranks": VALUES | {"config", "engine.executor", "ipc", "runtime.library", "spec_decode.proposer", "worker"},
     "entrypoints": VALUES | {"config", "ipc", "metrics", "engine.stats"},
-    "llm": VALUES | {"config", "entrypoints.text", "entrypoints.offline", "engine", "log_lines", "worker.executor"},
+    "llm": VALUES | {"config", "entrypoints.text", "entrypoints.offline", "engine", "log_lines", "ranks.executor"},
     # Run what the rest made, on recordings and on the user's model.
     "replay": VALUES | {"config", "spec_decode.proposer", "entrypoints.text"},
-    "conformance": VALUES | {"config", "engine", "runtime.library", "spec_decode", "worker.executor"},
+    "conformance": VALUES | {"config", "engine", "runtime.library", "spec_decode", "ranks.executor"},
     "cli": {"errors", "config", "entrypoints", "log_lines", "replay", "conformance", "spec_decode"}
     | {"draft_methods", "worker.forecast"},
 }
@@ -92,7 +93,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "paddlenlp": ("entrypoints/text",),
     "zmq": ("ipc/channel.py", "splitwise/sockets.py"),
     "mooncake": ("splitwise/transport_rdma.py",),
-    "msgpack": ("ipc",),
+    "msgpack": ("ipc", "ranks/messages.py"),
     "fastapi": ("entrypoints/openai",),
     "starlette": ("entrypoints",),
     "uvicorn": ("entrypoints",),

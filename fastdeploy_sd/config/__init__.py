@@ -15,6 +15,7 @@ from fastdeploy_sd.config.build import (
     to_json,
     verify_offline,
 )
+from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.quantization import Quantization, QuantizationFormats, formats_of
 from fastdeploy_sd.config.rules import verify_rules
 from fastdeploy_sd.config.sections import (
@@ -34,6 +35,7 @@ __all__ = [
     "Config",
     "Effective",
     "ModelConfig",
+    "ParallelConfig",
     "Quantization",
     "QuantizationFormats",
     "SchedulerConfig",

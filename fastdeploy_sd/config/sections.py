@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from fastdeploy_sd.config.option import Spec, option, verify_fields
+from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.quantization import QuantizationFormats, read_quantization
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SpeculativeConfig
@@ -200,6 +201,7 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     splitwise: SplitwiseConfig = field(default_factory=SplitwiseConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     num_threads: int | None = option(

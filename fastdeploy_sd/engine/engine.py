@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.commit import commit_result
-from fastdeploy_sd.engine.executor import Executor
+from fastdeploy_sd.engine.executor import Executor, FallibleExecutor
 from fastdeploy_sd.engine.kv_supply import KvSupply, NoKvSupply
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.engine.stats import EngineStats
@@ -90,6 +90,11 @@ class Engine:
     def is_stalled(self) -> bool:
         """Whether `step` would run nothing until KV arrives, which makes `arrival_fd` readable, or requests change."""
         return self._is_stalled
+
+    @property
+    def failure_fd(self) -> int | None:
+        """Readable once nothing can be computed any more; None = only a step tells."""
+        return self._executor.failure_fd if isinstance(self._executor, FallibleExecutor) else None
 
     @property
     def arrival_fd(self) -> int | None:

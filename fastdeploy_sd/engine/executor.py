@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fastdeploy_sd.engine.block_store import BlockStore
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
@@ -46,4 +46,14 @@ class Executor(Protocol):
 
     def shutdown(self) -> None:
         """Release the model and its memory. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class FallibleExecutor(Protocol):
+    """An executor part of which may end by itself, also between two steps; `execute` raises from then on."""
+
+    @property
+    def failure_fd(self) -> int:
+        """Readable once that has happened."""
         ...

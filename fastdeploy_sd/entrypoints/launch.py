@@ -36,10 +36,12 @@ from fastdeploy_sd.ipc.child import (
     stop_on_signals,
 )
 from fastdeploy_sd.ipc.client import EngineClient
-from fastdeploy_sd.ipc.engine_process import DEFAULT_EXECUTOR, start_engine
+from fastdeploy_sd.ipc.engine_process import start_engine
 from fastdeploy_sd.metrics import SharedStats
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_EXECUTOR = "fastdeploy_sd.ranks.executor:create_executor"
 
 # A draining engine that is inside a step looks at its deadline after the step; beyond this it is stuck.
 _STUCK_S = 30.0

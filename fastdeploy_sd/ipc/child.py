@@ -74,6 +74,11 @@ class ChildProcess:
         """Whether the process has not ended yet."""
         return self._popen.poll() is None
 
+    @property
+    def status(self) -> int | None:
+        """What `wait` returns, None as long as the process has not ended."""
+        return self._popen.poll()
+
     async def wait(self) -> int:
         """Wait for the end; return the exit status, or minus the number of the signal that ended the process."""
         if not self.is_running:

@@ -64,8 +64,9 @@ class EngineLoop:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         channel.watch(self._wake_read)
-        if engine.arrival_fd is not None:
-            channel.watch(engine.arrival_fd)
+        for fd in (engine.arrival_fd, engine.failure_fd):
+            if fd is not None:
+                channel.watch(fd)
 
     def drain(self) -> None:
         """Have the loop take nothing new and end when its requests have. For signal handlers and other threads."""
@@ -82,6 +83,8 @@ class EngineLoop:
         try:
             while not self._is_drained():
                 readable = self._channel.wait(self._idle_s())
+                if self._engine.failure_fd in readable:
+                    raise InternalError("a part of the model has ended")
                 self._begin_drain()
                 self._take_messages(readable)
                 self._end_at_deadline()

@@ -34,10 +34,8 @@ logger = logging.getLogger(__name__)
 
 ExecutorFactory = Callable[[Config], Executor]
 
-DEFAULT_EXECUTOR = "fastdeploy_sd.worker.executor:create_executor"
 
-
-def start_engine(config: Config, address: str, executor: str = DEFAULT_EXECUTOR) -> ChildProcess:
+def start_engine(config: Config, address: str, executor: str) -> ChildProcess:
     """Start the engine process; it answers clients at the address once the model is loaded.
 
     It ends with status 0 after SIGTERM (its requests may finish within `shutdown_timeout_s`) or SIGINT (they end at

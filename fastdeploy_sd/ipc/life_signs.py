@@ -21,13 +21,27 @@ _WORKING_SHARE = 0.05
 _CPU_CLOCK = 2  # Linux: the number of a process's CPU clock is made of its complemented id and this kind
 
 
+class CpuClock:
+    """The time a process has spent computing, in all its threads."""
+
+    def __init__(self, pid: int) -> None:
+        self._clock = (~pid << 3) | _CPU_CLOCK
+
+    def read(self) -> float:
+        """Return it in seconds; 0 when the process has ended."""
+        try:
+            return time.clock_gettime(self._clock)
+        except OSError:
+            return 0.0
+
+
 class LifeSigns:
     """When a process last gave a sign of life: something it said, or time it spent computing."""
 
     def __init__(self, pid: int) -> None:
-        self._clock = (~pid << 3) | _CPU_CLOCK
+        self._clock = CpuClock(pid)
         self._last = self._looked = time.monotonic()
-        self._cpu_s = self._read_cpu()
+        self._cpu_s = self._clock.read()
 
     @property
     def age_s(self) -> float:
@@ -40,16 +54,10 @@ class LifeSigns:
 
     def look(self) -> None:
         """See whether it has computed since the last look; call this about every second."""
-        now, cpu_s = time.monotonic(), self._read_cpu()
+        now, cpu_s = time.monotonic(), self._clock.read()
         if cpu_s - self._cpu_s > _WORKING_SHARE * (now - self._looked):
             self._last = now
         self._looked, self._cpu_s = now, cpu_s
-
-    def _read_cpu(self) -> float:
-        try:
-            return time.clock_gettime(self._clock)
-        except OSError:  # it has ended
-            return 0.0
 
 
 class Heartbeat:

@@ -15,7 +15,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from fastdeploy_sd.errors import InternalError
+from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import I32, DraftTokens, RequestId, SchedulerOutput
 from fastdeploy_sd.worker.commands import (
@@ -33,10 +33,14 @@ MakeAttempt = Callable[[int], Attempt]
 
 class GroupEnded(BaseException):
     """A rank is gone, so nothing can be computed any more. No `except Exception` on its way takes it for a row's fault;
-    the executor makes an InternalError of it."""
+    the executor raises `error` in its place."""
+
+    def __init__(self, error: FdsdError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
-class RankError(InternalError):
+class RankError(Exception):
     """Another rank could not run an attempt."""
 
 

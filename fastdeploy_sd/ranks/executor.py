@@ -1,0 +1,109 @@
+"""Executors of any number of ranks: rank 0 computes in this process, the others in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.engine.executor import Executor
+from fastdeploy_sd.ranks.process import DEFAULT_FOLLOWER
+from fastdeploy_sd.ranks.processes import RankProcesses
+from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
+from fastdeploy_sd.worker.lead import GroupEnded
+from fastdeploy_sd.worker.rank_group import NoCollectives, RankGroup
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.spec_decode.proposer import MakeProposer
+
+CreateFirst = Callable[[Config, RankGroup], Executor]
+
+
+class MultiProcessExecutor:
+    """Rank 0's executor and the other ranks' processes; see engine.executor.Executor."""
+
+    def __init__(self, first: Executor, others: RankProcesses) -> None:
+        self._first, self._others = first, others
+        self._is_shut_down = False
+
+    @property
+    def failure_fd(self) -> int:
+        """See engine.executor.FallibleExecutor."""
+        return self._others.failure_fd
+
+    @property
+    def model_info(self) -> ModelInfo:
+        return self._first.model_info
+
+    @property
+    def block_store(self) -> None:
+        """There is no second level of the prefix cache: a rank has its part of every block only."""
+        return None
+
+    def execute(self, plan: SchedulerOutput) -> StepResult:
+        """See Executor.execute.
+
+        Raises:
+            InternalError: a rank has ended or hangs.
+        """
+        try:
+            return self._first.execute(plan)
+        except GroupEnded as end:
+            raise end.error from None
+
+    def shutdown(self) -> None:
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            try:
+                self._first.shutdown()
+            finally:
+                self._others.close()
+
+
+def create_executor(config: Config, make_proposer: MakeProposer | None = None) -> Executor:
+    """Load the configured model on as many ranks as are configured; see worker.executor.create_executor.
+
+    Raises:
+        CheckpointError, ConfigError: the model cannot be loaded as configured.
+        InternalError: a rank broke while loading.
+    """
+    from fastdeploy_sd.worker.executor import create_executor as create_rank  # brings in Paddle
+
+    load = create_rank if make_proposer is None else partial(create_rank, make_proposer=make_proposer)
+    size = config.parallel.tensor_parallel_size
+    if size == 1:
+        return load(config)
+    return start_ranks(
+        config, size, lambda c, group: load(c, group=group), config.parallel.rank_timeout_s, DEFAULT_FOLLOWER
+    )
+
+
+def start_ranks(
+    config: Config, size: int, create_first: CreateFirst, timeout_s: float, follower: str
+) -> MultiProcessExecutor:
+    """Start the other ranks, and load rank 0's part of the model meanwhile.
+
+    Args:
+        create_first: makes rank 0's executor.
+        timeout_s, follower: see RankProcesses.
+
+    Raises:
+        CheckpointError, ConfigError: a rank cannot load the model as configured.
+        InternalError: a rank broke while loading.
+    """
+    collectives = NoCollectives()
+    others = RankProcesses(config, size, follower, timeout_s, on_end=lambda: None)
+    try:
+        num_threads = max(1, len(os.sched_getaffinity(0)) // size)
+        group = RankGroup(0, size, num_threads, collectives, others, smallest=others.smallest)
+        first = create_first(config, group)
+        others.wait_ready()
+    except GroupEnded as end:
+        others.kill()
+        raise end.error from None
+    except BaseException:
+        others.kill()
+        raise
+    return MultiProcessExecutor(first, others)

@@ -1,0 +1,152 @@
+"""Notices ranks that end, and such as get nowhere. Knows no message.
+
+The end of a process is told by the kernel, at once. That a rank hangs cannot be told from its silence: a step over a
+long prompt may rightly take minutes. But then some rank computes. When none has, although answers are awaited, they
+wait for one that is stopped or deadlocked. Time counts only while this process itself runs, so that one that was
+suspended as a whole goes on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fastdeploy_sd.ipc.child import ChildProcess, describe_exit
+from fastdeploy_sd.ipc.life_signs import CpuClock
+
+logger = logging.getLogger(__name__)
+
+_LOOKS_PER_TIMEOUT = 8
+_LONGEST_PAUSE_S = 1.0
+# Of the time since the last look, ranks that work have spent at least this share on a processor. Waking up to see
+# whether something has arrived takes far less.
+_WORKING_SHARE = 0.01
+# A rank that computes and does not answer, when rank 0 waits for nothing else.
+_COMPUTING_TIMEOUTS = 10
+
+
+class RankWatch:
+    """Watches from a thread of its own, until `close`.
+
+    Args:
+        children: rank -> process.
+        timeout_s: how long nobody may compute while answers are awaited.
+        on_end: called once, in that thread, when the first rank has ended.
+
+    Attributes:
+        fd: readable from the first rank's end on.
+    """
+
+    def __init__(self, children: Mapping[int, ChildProcess], timeout_s: float, on_end: Callable[[], None]) -> None:
+        self._children, self._timeout_s, self._on_end = children, timeout_s, on_end
+        self._pause_s = min(_LONGEST_PAUSE_S, timeout_s / _LOOKS_PER_TIMEOUT)
+        self._clocks = [CpuClock(os.getpid()), *(CpuClock(child.pid) for child in children.values())]
+        self._awaited: frozenset[int] = frozenset()
+        self._is_idle_otherwise = False
+        self._silent_s = self._waited_s = self._cpu_s = 0.0
+        self._hung: dict[int, str] = {}
+        self._failure: str | None = None
+        self._has_failed = threading.Event()
+        self.fd, self._failure_write = os.pipe()
+        self._close_read, self._close_write = os.pipe()
+        self._thread = threading.Thread(target=self._watch, name="rank-watch", daemon=True)
+        self._thread.start()
+
+    def expect(self, ranks: frozenset[int], *, is_idle_otherwise: bool) -> None:
+        """Say whose answers are awaited from now on.
+
+        Args:
+            is_idle_otherwise: whether this process has nothing else to do.
+        """
+        self._awaited, self._is_idle_otherwise = ranks, is_idle_otherwise
+
+    def failure(self, patience_s: float) -> str | None:
+        """Return what became of the first rank that ended, waiting for it so long at most; None = all are running."""
+        self._has_failed.wait(patience_s)
+        return self._failure
+
+    def close(self) -> None:
+        """Watch no more."""
+        os.close(self._close_write)
+        self._thread.join()
+        for fd in (self._close_read, self.fd, self._failure_write):
+            os.close(fd)
+
+    def _watch(self) -> None:
+        with contextlib.ExitStack() as opened:
+            poll, rank_of = select.poll(), dict[int, int]()
+            for rank, child in self._children.items():
+                fd = _open_pidfd(child)
+                if fd is None:
+                    self._note_end(rank)
+                    continue
+                opened.callback(os.close, fd)
+                rank_of[fd] = rank
+                poll.register(fd, select.POLLIN)
+            poll.register(self._close_read, select.POLLIN)
+            looked = time.monotonic()
+            while True:
+                ready = [fd for fd, _ in poll.poll(self._pause_s * 1e3)]
+                if self._close_read in ready:
+                    return
+                for fd in ready:
+                    poll.unregister(fd)
+                    self._note_end(rank_of[fd])
+                now = time.monotonic()
+                self._look(min(now - looked, 2 * self._pause_s))
+                looked = now
+
+    def _look(self, elapsed_s: float) -> None:
+        cpu_s = sum(clock.read() for clock in self._clocks)
+        has_computed = cpu_s - self._cpu_s > _WORKING_SHARE * elapsed_s
+        self._cpu_s = cpu_s
+        awaited = self._awaited
+        self._silent_s = self._silent_s + elapsed_s if awaited and not has_computed else 0.0
+        self._waited_s = self._waited_s + elapsed_s if awaited and self._is_idle_otherwise else 0.0
+        if self._silent_s > self._timeout_s:
+            self._kill(_stopped(self._children, awaited) or awaited, self._silent_s)
+        elif self._waited_s > _COMPUTING_TIMEOUTS * self._timeout_s:
+            self._kill(awaited, self._waited_s)
+
+    def _kill(self, ranks: frozenset[int], seconds: float) -> None:
+        self._silent_s = self._waited_s = 0.0
+        for rank in ranks:
+            self._hung[rank] = f"has got nowhere for {seconds:.0f} s"
+            self._children[rank].signal(signal.SIGKILL)
+
+    def _note_end(self, rank: int) -> None:
+        status = self._children[rank].status
+        reason = self._hung.get(rank) or f"ended ({describe_exit(status) if status is not None else 'unknown'})"
+        logger.error("rank %d %s", rank, reason)
+        if self._failure is None:
+            self._failure = f"rank {rank} {reason}"
+            self._has_failed.set()
+            os.write(self._failure_write, b"\0")
+            self._on_end()
+
+
+def _open_pidfd(child: ChildProcess) -> int | None:
+    """None = it has ended, and perhaps been waited for."""
+    try:
+        return os.pidfd_open(child.pid) if child.is_running else None
+    except ProcessLookupError:
+        return None
+
+
+def _stopped(children: Mapping[int, ChildProcess], ranks: frozenset[int]) -> frozenset[int]:
+    """Those of the ranks that a signal has stopped."""
+    return frozenset(rank for rank in ranks if _state(children[rank].pid) in ("T", "t"))
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

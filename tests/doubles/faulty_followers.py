@@ -1,0 +1,54 @@
+"""Real ranks on which some requests fail; the environment names the requests. Factories for `start_ranks` to find."""
+
+from __future__ import annotations
+
+import os
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.types import RequestId
+from fastdeploy_sd.worker.executor import create_follower
+from fastdeploy_sd.worker.follower import ModelFollower
+from fastdeploy_sd.worker.rank_group import RankGroup
+
+CULPRITS = "FDSD_TEST_CULPRITS"
+
+
+def create_failing_model(config: Config, group: RankGroup) -> ModelFollower:
+    """The model's pass fails before its first op."""
+    follower = create_follower(config, group)
+    real = follower._forward
+
+    def forward() -> None:
+        _verify(_running(follower))
+        real()
+
+    setattr(follower, "_forward", forward)  # noqa: B010 (it lacks the results, which are bound already)
+    return follower
+
+
+def create_failing_drafts(config: Config, group: RankGroup) -> ModelFollower:
+    """The draft layers fail when they have run."""
+    follower = create_follower(config, group)
+    passes = follower._draft_method._passes  # type: ignore[attr-defined]
+    real = passes.run
+
+    def run(*, wants_logits: bool) -> object:
+        found = real(wants_logits=wants_logits)
+        memory = follower._draft_method._memory  # type: ignore[attr-defined]
+        rows = set(memory.table_rows[: memory.count].tolist())
+        known = follower._table._table_row_of
+        _verify([i for i in _running(follower) if known[i] in rows])
+        return found
+
+    passes.run = run
+    return follower
+
+
+def _running(follower: ModelFollower) -> list[RequestId]:
+    assert follower._ran is not None
+    return list(follower._ran.request_ids)
+
+
+def _verify(request_ids: list[RequestId]) -> None:
+    if not set(os.environ[CULPRITS].split()).isdisjoint(request_ids):
+        raise RuntimeError("a rank that fails")

@@ -1,0 +1,131 @@
+"""Ranks over the toy model: every one computes all of it, and checks that the others computed the same.
+
+A request whose id starts with a word of `_fault` (or "refuse") makes something happen on rank 1 in its first step.
+Factories for `start_ranks` to find by name.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.engine.executor import Executor
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
+from fastdeploy_sd.worker.commands import (
+    Attempt,
+    BeginDrafts,
+    ForgetDrafts,
+    RunRows,
+    TakeOutput,
+    TakePlan,
+)
+from fastdeploy_sd.worker.lead import GroupLead
+from fastdeploy_sd.worker.rank_group import RankGroup
+from tests.doubles.engines import toy_info
+from tests.doubles.toy_executor import ToyExecutor
+
+COMPUTE_S = 1.5
+INFO = toy_info(num_blocks=4096)
+
+
+class ToyFirst:
+    """Rank 0: a toy executor that the other ranks follow."""
+
+    def __init__(self, toy: ToyExecutor, lead: GroupLead) -> None:
+        self._toy, self._lead = toy, lead
+
+    @property
+    def model_info(self) -> ModelInfo:
+        return self._toy.model_info
+
+    @property
+    def block_store(self) -> None:
+        return None
+
+    def execute(self, plan: SchedulerOutput) -> StepResult:
+        self._lead.take_plan(plan, ())
+        with self._lead.attempt(RunRows):
+            result = self._toy.execute(plan)
+        self._lead.post(TakeOutput(result.verified.token_ids, result.verified.cu_num_output))
+        return result
+
+    def shutdown(self) -> None:
+        self._toy.shutdown()
+
+
+class ToyFollower:
+    """Another rank.
+
+    Args:
+        before_step: called with each plan.
+    """
+
+    def __init__(self, toy: ToyExecutor, before_step: Callable[[SchedulerOutput], None]) -> None:
+        self._toy, self._before_step = toy, before_step
+        self._plan: SchedulerOutput | None = None
+        self._result: StepResult | None = None
+
+    def take(self, command: TakePlan | TakeOutput | BeginDrafts | ForgetDrafts) -> None:
+        match command:
+            case TakePlan(plan, _):
+                assert not any(i.startswith("refuse") for i in plan.request_ids), "a plan that rank 1 does not take"
+                self._plan = plan
+            case TakeOutput(token_ids, _):
+                assert self._result is not None
+                assert token_ids.tolist() == self._result.verified.token_ids.tolist(), "another output than rank 0's"
+            case _:
+                raise AssertionError(f"the toy has no draft layers, and got {command}")
+
+    def run(self, attempt: Attempt) -> None:
+        assert self._plan is not None
+        self._before_step(self._plan)
+        self._result = self._toy.execute(self._plan)
+
+
+def create_first(config: Config, group: RankGroup) -> Executor:
+    """Rank 0 of the toy ranks."""
+    assert group.others is not None
+    assert group.smallest(lambda: 10) == 10 - (group.size - 1)
+    return ToyFirst(ToyExecutor(INFO), GroupLead(group.others, group.collectives))
+
+
+def create_follower(config: Config, group: RankGroup) -> ToyFollower:
+    """Another rank; rank r measures 10 - r."""
+    assert group.smallest(lambda: 10 - group.rank) == 10 - (group.size - 1)
+    return ToyFollower(ToyExecutor(INFO), _fault if group.rank == 1 else lambda plan: None)
+
+
+def _fault(plan: SchedulerOutput) -> None:
+    for request_id in (new.request.request_id for new in plan.new):
+        match request_id.split("-")[0]:
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "fail":
+                raise RuntimeError("the toy broke")
+            case "compute":
+                end = time.monotonic() + COMPUTE_S
+                while time.monotonic() < end:
+                    pass
+
+
+def create_misconfigured(config: Config, group: RankGroup) -> ToyFollower:
+    """Fails as a wrong checkpoint does."""
+    raise ConfigError("model: expected a checkpoint with weights, got none", param="model")
+
+
+def create_broken(config: Config, group: RankGroup) -> ToyFollower:
+    """Fails as a bug does."""
+    raise RuntimeError("the toy cannot be loaded")
+
+
+def create_ending(config: Config, group: RankGroup) -> ToyFollower:
+    """Ends without a word."""
+    sys.stderr.flush()
+    os._exit(7)

@@ -1,0 +1,113 @@
+"""The promise over ranks: several processes give the bytes of one, whatever drafts and whatever fails on whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from fastdeploy_sd.config import Config, ParallelConfig
+from fastdeploy_sd.conformance import PLAIN, Way, open_engine, quick_ways, run_cell, standard_methods
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.ranks import executor as ranks
+from fastdeploy_sd.ranks.executor import MultiProcessExecutor
+from fastdeploy_sd.types import RequestId
+from tests.doubles import faulty_followers
+from tests.engine.models import References
+from tests.engine.test_failing_rows import WAY, check, long_ones, run
+
+NUM_REQUESTS = 24
+# Chunks, prefix hits, preemption, everybody in turn.
+WAYS = [quick_ways()[1], quick_ways()[4]]
+METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mixed"]
+
+
+def on_ranks(base: Config, size: int) -> Config:
+    """Slow steps of a busy machine are no hang."""
+    return replace(base, parallel=ParallelConfig(tensor_parallel_size=size, rank_timeout_s=60.0))
+
+
+def verify(references: References, model: str, size: int, method: str, ways: Sequence[Way]) -> None:
+    reference = references.get(model)
+    columns = [PLAIN] if method == "naive" else standard_methods([method], [3], model_method="mtp")
+    for way in ways:
+        requests = reference.requests[: way.num_requests or NUM_REQUESTS]
+        answers = {r.request_id: reference.answers[r.request_id] for r in requests}
+        [column] = columns
+        cell = run_cell(on_ranks(reference.base, size), way, column, requests, answers)
+        assert (cell.difference, cell.missing) == (None, None), (way.name, column.name)
+
+
+@pytest.mark.parametrize("method", ["naive", *METHODS])
+def test_same_tokens_whatever_the_method(references: References, method: str) -> None:
+    verify(references, "demo", 2, method, WAYS)
+
+
+# ---- what fails on one rank -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def culprits(
+    references: References, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> list[RequestId]:
+    """Requests that fail on rank 1, where the parameter says."""
+    monkeypatch.setattr(ranks, "DEFAULT_FOLLOWER", f"{faulty_followers.__name__}:{request.param}")
+    found = long_ones(references.get("demo"), 2)
+    monkeypatch.setenv(faulty_followers.CULPRITS, " ".join(found))
+    return found
+
+
+@pytest.mark.usefixtures("expects_step_failures")
+@pytest.mark.parametrize("culprits", ["create_failing_model"], indirect=True)
+@pytest.mark.parametrize("method", ["ngram", "mtp-ngram"])
+def test_rows_that_fail_on_one_rank_end_and_the_others_get_their_bytes(
+    references: References, culprits: list[RequestId], method: str
+) -> None:
+    reference = references.get("demo")
+    [column] = standard_methods([method], [4])
+    with open_engine(on_ranks(reference.base, 2), WAY, column) as engine:
+        check(reference, run(engine, column.apply(reference.requests[:NUM_REQUESTS])), culprits)
+        # Their table rows are free for others on every rank.
+        again = [replace(r, request_id=f"{r.request_id}-again") for r in reference.requests[:NUM_REQUESTS]]
+        transcript = run(engine, again)
+        for r in reference.requests[:NUM_REQUESTS]:
+            assert tuple(transcript.token_ids[f"{r.request_id}-again"]) == reference.answers[r.request_id].token_ids
+
+
+@pytest.mark.usefixtures("expects_step_failures")
+@pytest.mark.parametrize("culprits", ["create_failing_drafts"], indirect=True)
+def test_draft_layers_that_fail_on_one_rank_cost_only_drafts(references: References, culprits: list[RequestId]) -> None:
+    reference = references.get("demo")
+    [column] = standard_methods(["mtp"], [4])
+    with open_engine(on_ranks(reference.base, 2), WAY, column) as engine:
+        transcript = run(engine, reference.requests[:NUM_REQUESTS])
+        check(reference, transcript, ())
+        drafted = {i: sum(last.metrics.drafts.drafted) for i, last in transcript.last.items() if last.metrics}
+        assert all(drafted[i] == 0 for i in culprits)
+        assert sum(count for i, count in drafted.items() if i not in culprits) > 0
+
+
+@pytest.mark.usefixtures("expects_step_failures")
+def test_a_failing_rank_0_leaves_the_others_in_step(references: References) -> None:
+    """A fault of rank 0 alone, in its own part of a step: the others have run the attempt."""
+    reference = references.get("demo")
+    [column] = standard_methods(["mtp"], [4])
+    with open_engine(on_ranks(reference.base, 2), WAY, column) as engine:
+        runner = _first(engine)._runner  # type: ignore[attr-defined]
+        real, count = runner._verifier.verify, iter(range(1 << 30))
+
+        def verify(**options: bool) -> object:
+            if next(count) == 7:
+                raise MemoryError("once")
+            return real(**options)
+
+        runner._verifier.verify = verify
+        check(reference, run(engine, reference.requests[:NUM_REQUESTS]), ())
+        assert next(count) > 8
+
+
+def _first(engine: Engine) -> object:
+    executor = engine._executor
+    assert isinstance(executor, MultiProcessExecutor)
+    return executor._first

@@ -143,13 +143,15 @@ class PrefillSide:
 
     def _open(self, peer: Peer, message: m.Open) -> None:
         try:
-            if peer.sender is not None or len(message.receivers) != 1:
-                raise TransportError(f"expected one Open of one receiver, got {len(message.receivers)}")
+            if peer.sender is not None:
+                raise TransportError("expected one Open, got another")
+            if len(message.receivers) != 1:
+                raise TransportError(f"expected one receiver, got {len(message.receivers)}")
             offer = message.receivers[0]
             if offer.slot_bytes < max(self._description.page_bytes[: peer.num_layers]):
                 raise TransportError(f"expected slots of a page, got {offer.slot_bytes} bytes")
             if offer.num_slots * offer.slot_bytes > max(self._settings.window_bytes, 2 * offer.slot_bytes):
-                raise TransportError(f"expected a window of {self._settings.window_bytes} bytes at most")
+                raise TransportError(f"expected a window of at most {self._settings.window_bytes} bytes")
             sender = self._make_sender(message.protocol, offer)
         except TransportError as error:
             self._say(peer.identity, m.OpenFailed(str(error)))

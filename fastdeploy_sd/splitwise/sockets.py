@@ -206,7 +206,7 @@ class Link:
         while cast(int, self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
             if event & _REJECTED:
-                return "the other instance refuses the key: is its pd_secret another one?"
+                return "the connection ended while keys were compared: is the other pd_secret another one?"
             lost = "no connection"
         return lost
 

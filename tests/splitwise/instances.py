@@ -7,7 +7,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,6 +24,7 @@ LAYERS = (512, 512, 768)  # two of the target and a draft layer
 CANARY = 0xA5
 DEADLINE_S = 60.0
 SECRET = b"k" * 31
+Behaviour = Literal["all", "half", "nothing"]
 
 
 class BytePages:
@@ -123,43 +124,72 @@ def next_events(connector: KvConnector, count: int = 1) -> list[Event]:
 
 
 class PrefillEngine:
-    """Answers orders as an engine would: each prompt has blocks of its own, sent layer by layer. Used by one thread."""
+    """Answers orders as an engine would: each prompt has blocks of its own, sent layer by layer. Used by one thread.
 
-    def __init__(self, connector: KvConnector, pages: BytePages, blocks_per_prompt: int) -> None:
-        self.connector, self._pages, self._per_prompt = connector, pages, blocks_per_prompt
-        self._free = list(range(0, len(pages.memory[0]), blocks_per_prompt))
+    "half" sends one layer and "nothing" none; both leave the order at that.
+    """
+
+    def __init__(
+        self, connector: KvConnector, pages: BytePages, blocks_per_prompt: int, behaviour: Behaviour = "all"
+    ) -> None:
+        self.connector, self._pages, self.behaviour = connector, pages, behaviour
+        self.free = list(range(0, len(pages.memory[0]), blocks_per_prompt))
         self.running: dict[str, int] = {}
         self.cancelled: list[str] = []
+        self.num_orders = 0
 
     def step(self) -> None:
         """Handle what has arrived."""
         for event in self.connector.take_events():
             if isinstance(event, PrefillWanted):
+                self.num_orders += 1
                 self._compute(event)
             elif isinstance(event, PrefillCancelled):
                 self.cancelled.append(event.transfer_id)
             elif isinstance(event, Sent):
-                self._free.append(self.running.pop(event.transfer_id))
+                start = self.running.pop(event.transfer_id)
+                self.free += [start] if start >= 0 else []
 
-    def is_idle(self) -> bool:
-        """Handle what has arrived; whether every transfer has ended."""
-        self.step()
-        return not self.running
+    def serve_until(self, what: Callable[[], Any], why: str) -> Any:
+        """Work until `what` returns something true, and return that."""
+
+        def look() -> Any:
+            self.step()
+            return what()
+
+        return wait_for(look, why)
+
+    def serve(self, connector: KvConnector, count: int = 1) -> list[Event]:
+        """Work until a decode instance has so many events, and return them."""
+        events: list[Event] = []
+
+        def has_all() -> bool:
+            events.extend(connector.take_events())
+            return len(events) >= count
+
+        self.serve_until(has_all, f"{count} events")
+        return events
+
+    def finish(self) -> None:
+        """Work until every transfer has ended."""
+        self.serve_until(lambda: not self.running, "the end of all transfers")
 
     def _compute(self, order: PrefillWanted) -> None:
-        if not self._free:
+        if not self.free:
             self.running[order.transfer_id] = -1
             self.connector.fail(order.transfer_id, "no blocks")
             return
-        start = self._free.pop()
+        start = self.free.pop()
         self.running[order.transfer_id] = start
         prompt, end = int(order.request.prompt_token_ids[0]), order.first_block + order.num_blocks
-        for layer in range(self._pages.num_layers):
+        num_layers = {"all": self._pages.num_layers, "half": 1, "nothing": 0}[self.behaviour]
+        for layer in range(num_layers):
             for block in range(end):
                 page = content(prompt, layer, block, self._pages.page_bytes(layer))
                 self._pages.memory[layer][start + block] = page
             self.connector.send(order.transfer_id, layer, 0, range(start, start + end))
-        self.connector.finish(order.transfer_id, (prompt + 1, prompt + 2))
+        if self.behaviour == "all":
+            self.connector.finish(order.transfer_id, (prompt + 1, prompt + 2))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.splitwise.connector import KvConnector
-from fastdeploy_sd.splitwise.events import Event, Fetched
+from fastdeploy_sd.splitwise.events import Fetched
 from fastdeploy_sd.splitwise.messages import Done
 from fastdeploy_sd.splitwise.outgoing import Outgoing, Peer
 from fastdeploy_sd.splitwise.pages import Bytes
@@ -24,7 +24,6 @@ from tests.splitwise.instances import (
     request,
     settings,
     source_of,
-    wait_for,
 )
 
 
@@ -44,14 +43,7 @@ def test_pages_arrive() -> None:
             decode.fetch(request(n, 6), source_of(prefill.address), 0, range(6 * n, 6 * n + 6), 60): n
             for n in range(20)
         }
-        events: list[Event] = []
-
-        def has_all() -> bool:
-            engine.step()
-            events.extend(decode.take_events())
-            return len(events) == len(orders)
-
-        wait_for(has_all, "all transfers")
+        events = engine.serve(decode, len(orders))
         assert {event.transfer_id for event in events if isinstance(event, Fetched)} == set(orders)
         assert all(holds(ours, n, 0, range(6 * n, 6 * n + 6)) for n in range(20))
 
@@ -62,7 +54,7 @@ def test_without_mooncake_another_protocol_is_used_and_the_log_says_why(caplog: 
     with connectors("rdma,ipc") as (decode, ours, prefill, theirs):
         engine = PrefillEngine(prefill, theirs, 8)
         decode.fetch(request(1, 2), source_of(prefill.address), 0, [0, 1], 60)
-        wait_for(lambda: engine.is_idle() and decode.counters.num_fetched, "the transfer")
+        engine.serve(decode)
         assert holds(ours, 1, 0, [0, 1])
     text = "cache_transfer_protocol: left out: rdma: Mooncake's Transfer Engine cannot be loaded"
     assert [line.startswith(text) for line in caplog.messages] == [True, True]

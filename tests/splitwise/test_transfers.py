@@ -15,7 +15,7 @@ import pytest
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.splitwise.connector import KvConnector
 from fastdeploy_sd.splitwise.counters import Failure
-from fastdeploy_sd.splitwise.events import Event, Fetched, FetchFailed, PrefillWanted, Sent
+from fastdeploy_sd.splitwise.events import Fetched, FetchFailed, PrefillWanted, Sent
 from tests.splitwise.instances import (
     BLOCK_SIZE,
     LAYERS,
@@ -28,23 +28,9 @@ from tests.splitwise.instances import (
     request,
     settings,
     source_of,
-    wait_for,
 )
 
 PROTOCOLS = ("ipc", "tcp")
-
-
-def run_until(decode: KvConnector, engine: PrefillEngine, count: int) -> list[Event]:
-    """Let the prefill engine work until the decode instance has so many events."""
-    events: list[Event] = []
-
-    def has_all() -> bool:
-        engine.step()
-        events.extend(decode.take_events())
-        return len(events) >= count
-
-    wait_for(has_all, f"{count} events")
-    return events
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -53,10 +39,10 @@ def test_pages_and_drafts_arrive(protocol: str) -> None:
         engine = PrefillEngine(prefill, theirs, 8)
         blocks = [20, 3, 11, 7]
         transfer_id = decode.fetch(request(5, 6), source_of(prefill.address), 2, blocks, 60)
-        assert run_until(decode, engine, 1) == [Fetched(transfer_id, (6, 7))]
+        assert engine.serve(decode, 1) == [Fetched(transfer_id, (6, 7))]
         assert holds(ours, 5, 2, blocks)
         assert all(ours.is_canary(b) for b in range(256) if b not in blocks)
-        wait_for(engine.is_idle, "Sent")
+        engine.finish()
         assert decode.counters.received_bytes == prefill.counters.sent_bytes == 4 * sum(LAYERS)
         assert (decode.counters.num_fetched, prefill.counters.num_sent) == (1, 1)
         assert not decode.counters.num_refused
@@ -72,7 +58,7 @@ def test_many_transfers_share_a_small_window(protocol: str) -> None:
             decode.fetch(request(n, 6), source_of(prefill.address), 0, range(6 * n, 6 * n + 6), 60): n
             for n in range(30)
         }
-        events = run_until(decode, engine, 30)
+        events = engine.serve(decode, 30)
         assert sorted(orders[e.transfer_id] for e in events if isinstance(e, Fetched)) == list(range(30))
         assert all(holds(ours, n, 0, range(6 * n, 6 * n + 6)) for n in range(30))
 
@@ -105,7 +91,7 @@ def test_a_prefill_instance_may_have_more_draft_layers() -> None:
     try:
         engine = PrefillEngine(prefill, theirs, 8)
         decode.fetch(request(5, 2), source_of(prefill.address), 0, [1, 2], 60)
-        assert isinstance(run_until(decode, engine, 1)[0], Fetched)
+        assert isinstance(engine.serve(decode, 1)[0], Fetched)
         assert holds(ours, 5, 0, [1, 2])
     finally:
         decode.close()
@@ -205,7 +191,7 @@ def test_nothing_is_left_behind(protocol: str, caplog: pytest.LogCaptureFixture)
         with connectors(protocol) as (decode, _, prefill, theirs):
             engine = PrefillEngine(prefill, theirs, 8)
             decode.fetch(request(5, 6), source_of(prefill.address), 0, range(6), 60)
-            run_until(decode, engine, 1)
+            engine.serve(decode, 1)
             decode.fetch(request(5, 6), source_of(prefill.address), 0, range(6), 60)  # never answered
 
     run()

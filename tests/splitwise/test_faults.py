@@ -1,0 +1,259 @@
+"""Instances that die, stop or change their mind, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.splitwise.connector import KvConnector
+from fastdeploy_sd.splitwise.counters import Failure
+from fastdeploy_sd.splitwise.events import Fetched, FetchFailed
+from tests.splitwise.decode_process import NUM_ORDERS
+from tests.splitwise.instances import (
+    CANARY,
+    DEADLINE_S,
+    Behaviour,
+    BytePages,
+    PrefillEngine,
+    connectors,
+    describe,
+    holds,
+    next_events,
+    request,
+    settings,
+    source_of,
+    wait_for,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOCOLS = ("ipc", "tcp")
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a module of this folder."""
+    command = [sys.executable, "-m", f"tests.splitwise.{arguments[0]}", *arguments[1:]]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.communicate(timeout=DEADLINE_S)
+
+
+@contextmanager
+def prefill_process(protocol: str, behaviour: Behaviour) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a prefill instance; yield it and its address."""
+    with started("prefill_process", protocol, behaviour) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+
+
+@contextmanager
+def decode_instance(protocol: str, silence_s: float = 60.0) -> Iterator[tuple[KvConnector, BytePages]]:
+    pages = BytePages(256)
+    ours = settings("decode", protocol, silence_s=silence_s, renew_s=0.2, retry_s=0.1)
+    connector = KvConnector(ours, describe(), pages)
+    try:
+        yield connector, pages
+    finally:
+        connector.close()
+
+
+def arrives(connector: KvConnector, pages: BytePages, address: str, prompt: int = 3) -> bool:
+    """Whether a prompt of 8 blocks comes from there into the last blocks."""
+    blocks = list(range(248, 256))
+    connector.fetch(request(prompt, 8), source_of(address), 0, blocks, DEADLINE_S)
+    (event,) = next_events(connector)
+    return isinstance(event, Fetched) and holds(pages, prompt, 0, blocks)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("behaviour", ["nothing", "half"])
+def test_a_prefill_instance_is_killed(protocol: str, behaviour: Behaviour) -> None:
+    """Before a page came, and in the middle: the orders fail at once, and another instance serves the next ones."""
+    with decode_instance(protocol) as (connector, pages):
+        with prefill_process(protocol, behaviour) as (process, address):
+            blocks = range(8)
+            transfer_id = connector.fetch(request(1, 8), source_of(address), 0, blocks, DEADLINE_S)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "order\n"
+            num_bytes = 8 * 512 if behaviour == "half" else 0
+            wait_for(lambda: connector.counters.received_bytes == num_bytes, "pages")
+            process.kill()
+            (event,) = next_events(connector)
+            assert isinstance(event, FetchFailed)
+            assert (event.transfer_id, event.failure) == (transfer_id, Failure.LOST)
+            assert all(pages.is_canary(b) for b in range(8, 256))
+            connector.fetch(request(1, 8), source_of(address), 0, blocks, DEADLINE_S)
+            (event,) = next_events(connector)
+            assert isinstance(event, FetchFailed)
+        with prefill_process(protocol, "all") as (_, address):
+            assert arrives(connector, pages, address)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_prefill_instance_is_killed_after_the_transfer(protocol: str) -> None:
+    with decode_instance(protocol) as (connector, pages):
+        for prompt in (1, 2):
+            with prefill_process(protocol, "all") as (process, address):
+                assert arrives(connector, pages, address, prompt)
+                process.kill()
+        assert connector.take_events() == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_prefill_instance_stops_for_a_while(protocol: str) -> None:
+    """What it was asked for fails after the time of silence; when it goes on, late pages go nowhere."""
+    with decode_instance(protocol, silence_s=1.0) as (connector, pages), prefill_process(protocol, "half") as found:
+        process, address = found
+        connector.fetch(request(1, 8), source_of(address), 0, range(8), DEADLINE_S)
+        wait_for(lambda: connector.counters.received_bytes == 8 * 512, "pages")
+        process.send_signal(signal.SIGSTOP)
+        late = connector.fetch(request(2, 8), source_of(address), 0, range(8, 16), DEADLINE_S)
+        events = next_events(connector, 2)
+        assert [e.failure for e in events if isinstance(e, FetchFailed)] == [Failure.LOST] * 2
+        assert late in [e.transfer_id for e in events]
+        process.send_signal(signal.SIGCONT)
+        with prefill_process(protocol, "all") as (_, other):
+            assert arrives(connector, pages, other)
+        connector.fetch(request(1, 8), source_of(address), 0, range(16, 24), DEADLINE_S)
+        wait_for(lambda: connector.counters.received_bytes == (2 * 8 * 512) + 8 * (512 + 512 + 768), "pages")
+        assert all(pages.is_canary(b) for b in range(8, 16))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("behaviour", ["nothing", "all"])
+def test_a_decode_instance_is_killed(protocol: str, behaviour: Behaviour) -> None:
+    """Its orders end when the lease is over, at the latest; everything that was held for it is given back."""
+    theirs = BytePages(512)
+    prefill = KvConnector(settings("prefill", protocol, lease_s=2.0), describe(), theirs)
+    engine = PrefillEngine(prefill, theirs, 8, behaviour)
+    try:
+        num_files = len(os.listdir("/proc/self/fd"))
+        with started("decode_process", protocol, prefill.address) as process:
+            engine.serve_until(lambda: engine.num_orders > 0, "orders")
+            process.kill()
+            engine.finish()
+            process.wait(DEADLINE_S)
+        engine.serve_until(lambda: len(os.listdir("/proc/self/fd")) <= num_files, "descriptors")
+        with decode_instance(protocol) as (connector, pages):
+            engine.behaviour = "all"
+            connector.fetch(request(4, 8), source_of(prefill.address), 0, range(8), DEADLINE_S)
+            assert isinstance(engine.serve(connector)[0], Fetched)
+            assert holds(pages, 4, 0, range(8))
+    finally:
+        prefill.close()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_decode_instance_that_stops_holds_up_nobody_else(protocol: str) -> None:
+    theirs = BytePages(1024)
+    prefill = KvConnector(settings("prefill", protocol), describe(), theirs)
+    engine = PrefillEngine(prefill, theirs, 8)
+    try:
+        with started("decode_process", protocol, prefill.address) as process, decode_instance(protocol) as other:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ordered\n"
+            engine.serve_until(lambda: prefill.counters.sent_bytes > 0, "pages")
+            process.send_signal(signal.SIGSTOP)
+            connector, pages = other
+            for prompt in range(20, 25):
+                connector.fetch(request(prompt, 8), source_of(prefill.address), 0, range(8), DEADLINE_S)
+                assert isinstance(engine.serve(connector)[0], Fetched)
+                assert holds(pages, prompt, 0, range(8))
+            process.send_signal(signal.SIGCONT)
+            engine.serve_until(lambda: prefill.counters.num_sent == NUM_ORDERS + 5, "the stopped one's")
+            assert process.stdout.read() == "right\n" * NUM_ORDERS
+    finally:
+        prefill.close()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_after_cancel_no_byte_of_the_pages_changes(protocol: str) -> None:
+    """500 orders, each cancelled at another moment; the blocks are marked as soon as cancel has returned."""
+    with connectors(protocol, num_blocks=512, window_bytes=4096) as (decode, ours, prefill, theirs):
+        engine = PrefillEngine(prefill, theirs, 8)
+        stop = threading.Event()
+
+        def work() -> None:
+            while not stop.is_set():
+                engine.step()
+                stop.wait(0.0005)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            ours.delay_s = 0.0002
+            rng = random.Random(1)
+            arrived = 0
+            for n in range(500):
+                blocks = [(n * 8 + i) % 512 for i in range(8)]
+                for layer in ours.memory:
+                    layer[blocks] = CANARY
+                transfer_id = decode.fetch(request(n, 8), source_of(prefill.address), 0, blocks, DEADLINE_S)
+                stop.wait(rng.random() * 0.02 if n % 5 == 0 else 0.0)
+                decode.cancel(transfer_id)
+                arrived += any(event.transfer_id == transfer_id for event in decode.take_events())
+                for layer in ours.memory:
+                    layer[blocks] = n % 251
+            assert arrived == 0
+            wait_for(lambda: not engine.running and not len(decode._table), "the end of all orders")
+            for n in range(500 - 64, 500):
+                blocks = [(n * 8 + i) % 512 for i in range(8)]
+                assert all(bool((layer[blocks] == n % 251).all()) for layer in ours.memory)
+            assert decode.counters.received_bytes > 0, "none was cancelled in the middle"
+        finally:
+            stop.set()
+            thread.join()
+        assert np.array_equal(np.sort(engine.free), np.arange(0, 512, 8))
+
+
+def test_an_order_has_a_deadline() -> None:
+    with connectors("tcp") as (decode, ours, prefill, theirs):
+        engine = PrefillEngine(prefill, theirs, 8, "half")
+        transfer_id = decode.fetch(request(1, 8), source_of(prefill.address), 0, range(8), 0.5)
+        (event,) = engine.serve(decode)
+        assert isinstance(event, FetchFailed)
+        assert event == FetchFailed(transfer_id, "16 of 24 pages did not come within 0.5 seconds", Failure.DEADLINE)
+        engine.finish()
+        assert engine.cancelled == [transfer_id]
+        assert all(ours.is_canary(b) for b in range(8, 256))
+
+
+def test_a_failure_of_the_other_engine_is_told() -> None:
+    with connectors("tcp") as (decode, _, prefill, theirs):
+        engine = PrefillEngine(prefill, theirs, 256)
+        ids = [decode.fetch(request(n, 8), source_of(prefill.address), 0, range(8), 60) for n in (1, 2)]
+        assert FetchFailed(ids[1], "no blocks", Failure.FAILED) in engine.serve(decode, 2)
+
+
+def test_pages_that_cannot_be_written_end_the_transfers_but_not_the_connector() -> None:
+    with connectors("ipc") as (decode, ours, prefill, theirs):
+        engine = PrefillEngine(prefill, theirs, 8)
+        decode.fetch(request(1, 8), source_of(prefill.address), 0, range(1000, 1008), 60)
+        assert isinstance(engine.serve(decode)[0], FetchFailed)
+        decode.fetch(request(2, 8), source_of(prefill.address), 0, range(8), 60)
+        assert isinstance(engine.serve(decode)[0], Fetched)
+        assert holds(ours, 2, 0, range(8))
+
+
+def test_an_address_where_nobody_listens() -> None:
+    with decode_instance("tcp") as (connector, _):
+        for _ in range(3):
+            connector.fetch(request(1, 1), source_of("tcp://127.0.0.1:1"), 0, [0], DEADLINE_S)
+        events = next_events(connector, 3)
+        assert [e.failure for e in events if isinstance(e, FetchFailed)] == [Failure.UNREACHABLE] * 3
+        connector.fetch(request(1, 1), source_of("no address"), 0, [0], DEADLINE_S)
+        assert isinstance(next_events(connector)[0], FetchFailed)

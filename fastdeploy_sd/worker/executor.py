@@ -132,7 +132,7 @@ def create_executor(
     )
     runner = ModelRunner(loaded.forward, loaded.memory, table, proposer, info.speculation, rule, lead)
     pages = KvPages(loaded.kv.caches, loaded.kv.draft_caches, loaded.kv.block_hidden)
-    store = open_block_store(config, pages, loaded.checkpoint, loaded.draft_weights)
+    store = open_block_store(config, pages, loaded.kv_identity, loaded.checkpoint, loaded.draft_weights)
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     return LocalExecutor(runner, info, pages, loaded.kv_identity, store)
 

@@ -9,18 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import fastdeploy_sd
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.mtp_weights import MtpWeights
-from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.worker.block_copier import BlockCopier
-from fastdeploy_sd.worker.draft_layers import draft_scheme
 from fastdeploy_sd.worker.free_memory import free_memory
+from fastdeploy_sd.worker.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv_pages import KvPages
-from fastdeploy_sd.worker.kv_sizing import KvCacheFormat
 from fastdeploy_sd.worker.swap_file import SwapFile, slot_stride
 
 _GIB = 1 << 30
@@ -28,11 +25,12 @@ _log = logging.getLogger(__name__)
 
 
 def open_block_store(
-    config: Config, pages: KvPages, checkpoint: Checkpoint, draft_weights: MtpWeights | None
+    config: Config, pages: KvPages, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None
 ) -> BlockCopier | None:
     """Return the slots for copies of blocks, and the thread that makes these; None without `--swap-space`.
 
     Args:
+        identity: of the KV in the pages.
         draft_weights: of the draft layers whose KV is in the pages, None = there are none.
 
     Raises:
@@ -51,8 +49,8 @@ def open_block_store(
         if num_slots * stride > left:
             _fail(f"at most {left / _GIB:.3f}, the memory that is free beside the KV cache, or a swap_folder", config)
     else:
-        path = Path(folder) / _file_name(config, checkpoint, draft_weights)
-    key = {} if path is None else _key(config, pages, checkpoint, draft_weights)
+        path = Path(folder) / _file_name(config, identity, checkpoint, draft_weights)
+    key = {} if path is None else _key(config, pages, identity, checkpoint, draft_weights)
     file = SwapFile(path, key, num_slots, block_bytes, config.cache.block_size)
     _log.info(
         "swap space: room for %d blocks in %s, %d of them there from before",
@@ -66,41 +64,26 @@ def open_block_store(
     return BlockCopier(pages, file)
 
 
-def _file_name(config: Config, checkpoint: Checkpoint, draft_weights: MtpWeights | None) -> str:
+def _file_name(config: Config, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None) -> str:
     """Return a name that stays when checkpoint or library change, so that a folder does not fill up."""
     place = checkpoint.path.resolve()
     draft_place = None if draft_weights is None else str(draft_weights.path.resolve())
-    what = f"{place}\0{draft_place}\0{_formats(config)}"
-    return f"{place.name}-{hashlib.blake2b(what.encode(), digest_size=6).hexdigest()}.kvswap"
+    formats = identity.kv_format, identity.block_size, config.model.dtype, config.model.quantization
+    digest = hashlib.blake2b(repr((str(place), draft_place, formats)).encode(), digest_size=6)
+    return f"{place.name}-{digest.hexdigest()}.kvswap"
 
 
-def _formats(config: Config) -> Mapping[str, Any]:
+def _key(
+    config: Config, pages: KvPages, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None
+) -> Mapping[str, Any]:
+    """Return everything that decides the bytes of a block's KV, beside its tokens; any build of the kernels may."""
     return {
-        "kv": asdict(KvCacheFormat.create(config)),
-        "target": asdict(QuantScheme.create(config.model.dtype, config.model.quantization)),
-    }
-
-
-def _key(config: Config, pages: KvPages, checkpoint: Checkpoint, draft_weights: MtpWeights | None) -> Mapping[str, Any]:
-    """Return everything that decides the bytes of a block's KV, beside its tokens.
-
-    Float formats have other bytes at another level of the instruction set, and any build of the kernels may.
-    """
-    draft = None
-    if draft_weights is not None:
-        draft = {
-            "checkpoint": draft_weights.checkpoint.identity(),
-            "formats": asdict(draft_scheme(config)),
-            "num_model_steps": config.speculative.num_model_steps,
-        }
-    return {
-        **_formats(config),
+        "kv": asdict(identity),
         "checkpoint": checkpoint.identity(),
-        "draft": draft,
+        "draft": None if draft_weights is None else draft_weights.checkpoint.identity(),
+        "num_model_steps": config.speculative.num_model_steps,
         "pages": [pages.page_bytes(layer) for layer in range(pages.num_layers)],
-        "isa": library.isa(),
         "library": hashlib.blake2b(library.LIBRARY_PATH.read_bytes(), digest_size=16).hexdigest(),
-        "version": fastdeploy_sd.__version__,
     }
 
 

@@ -158,6 +158,28 @@ def test_a_copy_that_has_not_begun_is_withdrawn_at_once(setup: Setup) -> None:
     assert set(setup.pages.touched) == {0}
 
 
+def test_a_load_that_is_cancelled_while_the_disk_is_read_writes_nothing(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup.copier.submit([StoreBlock(0, 1, 0, content(1))])
+    setup.wait([0])
+    read, is_reading, may_end = setup.file.read, threading.Event(), threading.Event()
+
+    def slow_read(slot: int, wanted: CachedBlock, data: npt.NDArray[np.uint8]) -> None:
+        is_reading.set()
+        assert may_end.wait(DEADLINE_S)
+        read(slot, wanted, data)
+
+    monkeypatch.setattr(setup.file, "read", slow_read)
+    setup.copier.submit([LoadBlock(1, 0, 0, content(1))])
+    assert is_reading.wait(DEADLINE_S)
+    setup.pages.touched.clear()
+    setup.copier.cancel([0])  # waits for no disk
+    may_end.set()
+    assert setup.wait([1]) == [CopyStatus.CANCELLED]
+    assert setup.pages.touched == []
+
+
 def test_loads_come_before_stores(setup: Setup) -> None:
     setup.copier.submit([StoreBlock(0, 0, 0, content(0))])
     setup.wait([0])

@@ -22,10 +22,12 @@ class FdsdError(Exception):
         type: OpenAI error type.
         param: the request field or option at fault, or None.
         code: short machine-readable reason, or None.
+        retry_after_s: when to try again, for the Retry-After header; None = nobody knows.
     """
 
     status = 500
     type = "internal_error"
+    retry_after_s: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -93,10 +95,11 @@ class HeadersTooLarge(BadRequest):
 
 
 class Overloaded(FdsdError):
-    """The queue is full. `retry_after_s` goes into the Retry-After header."""
+    """The queue is full."""
 
     status = 429
     type = "rate_limit_error"
+    retry_after_s: int
 
     def __init__(self, message: str, *, retry_after_s: int = 1, param: str | None = None) -> None:
         super().__init__(message, param=param, code="queue_full")
@@ -112,6 +115,12 @@ class Unavailable(FdsdError):
 
     status = 503
     type = "service_unavailable_error"
+
+
+class NoInstance(Unavailable):
+    """A router knows no instance that could take the request now."""
+
+    retry_after_s = 1
 
 
 class ConfigError(FdsdError, ValueError):

@@ -16,16 +16,19 @@ from fastdeploy_sd.config.tables import (
     no_effect_markdown,
     options_markdown,
     speculative_markdown,
+    table_of,
     unsupported_markdown,
 )
-from fastdeploy_sd.metrics.documentation import metrics_markdown
+from fastdeploy_sd.metrics.documentation import metrics_markdown, router_metrics_markdown
+from fastdeploy_sd.router.options import OPTIONS as ROUTER_OPTIONS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 # Page -> marker -> its table.
 TABLES = {
     "configuration.md": {"options": options_markdown(), "speculative": speculative_markdown()},
     "unsupported.md": {"unsupported": unsupported_markdown(), "no-effect": no_effect_markdown()},
-    "metrics.md": {"metrics": metrics_markdown()},
+    "metrics.md": {"metrics": metrics_markdown(), "router": router_metrics_markdown()},
+    "deployment.md": {"router": table_of(opt for opt in ROUTER_OPTIONS if opt.section == "routing")},
     "migration.md": {program.lower(): migration_markdown(program) for program in (VLLM, SGLANG, LLAMA_CPP)},
 }
 # Before, the opening marker, the closing marker, after.

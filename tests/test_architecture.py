@@ -68,12 +68,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "placement": set(),
     "splitwise": VALUES | {"config", "ipc.codec", "ipc.packing", "runtime.checksum"},
     "ranks": VALUES | {"config", "engine.executor", "ipc", "runtime.library", "spec_decode.proposer", "worker"},
-    "entrypoints": VALUES | {"config", "ipc", "metrics", "engine.stats"},
+    "fleet": VALUES | {"ipc.codec", "ipc.packing"},
+    "entrypoints": VALUES | {"config", "ipc", "metrics", "engine.stats", "fleet", "splitwise.secret"},
+    "router": VALUES
+    | {"config", "entrypoints", "fleet", "ipc.child", "ipc.codec", "ipc.packing"}
+    | {"log_lines", "metrics", "placement", "splitwise.secret"},
     "llm": VALUES | {"config", "entrypoints.text", "entrypoints.offline", "engine", "log_lines", "ranks.executor"},
     # Run what the rest made, on recordings and on the user's model.
     "replay": VALUES | {"config", "spec_decode.proposer", "entrypoints.text"},
     "conformance": VALUES | {"config", "engine", "runtime.library", "spec_decode", "ranks.executor"},
-    "cli": {"errors", "config", "entrypoints", "log_lines", "replay", "conformance", "spec_decode"}
+    "cli": {"errors", "config", "entrypoints", "router", "log_lines", "replay", "conformance", "spec_decode"}
     | {"draft_methods", "worker.forecast"},
 }
 # Third-party package -> the only places that may import it; () = none, the package does without.
@@ -94,8 +98,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "zmq": ("ipc/channel.py", "splitwise/sockets.py"),
     "mooncake": ("splitwise/transport_rdma.py",),
     "msgpack": ("ipc", "ranks/messages.py"),
-    "fastapi": ("entrypoints/openai",),
-    "starlette": ("entrypoints",),
+    "fastapi": ("entrypoints/openai", "router/app.py"),
+    "starlette": ("entrypoints", "router"),
     "uvicorn": ("entrypoints",),
     "pydantic": ("entrypoints/openai",),
     "tokenizers": ("entrypoints/text",),

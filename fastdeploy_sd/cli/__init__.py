@@ -68,6 +68,12 @@ def _serve(argv: Sequence[str]) -> int:
     return api_server.main(argv, "fastdeploy-sd serve")
 
 
+def _route(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.router import launch
+
+    return launch.main(argv, "fastdeploy-sd route")
+
+
 def _chat(argv: Sequence[str]) -> int:
     from fastdeploy_sd.cli import client
 
@@ -106,6 +112,7 @@ def _verify(argv: Sequence[str]) -> int:
 
 COMMANDS = {
     "serve": Command("serve a model over the OpenAI API", _serve),
+    "route": Command("give requests to several servers, and go on elsewhere when one fails", _route),
     "chat": Command("talk to a running server", _chat),
     "complete": Command("let a running server continue a text", _complete),
     "replay": Command("count what drafting would have gained on recorded texts; needs no model", _replay),

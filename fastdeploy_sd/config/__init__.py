@@ -6,6 +6,7 @@ it was written and the nearest known name. Knows no model, no Paddle and no HTTP
 
 from __future__ import annotations
 
+from fastdeploy_sd.config.addresses import is_this_machine, is_wildcard
 from fastdeploy_sd.config.build import (
     Effective,
     config_from_kwargs,
@@ -46,6 +47,8 @@ __all__ = [
     "explain",
     "formats_of",
     "from_json",
+    "is_this_machine",
+    "is_wildcard",
     "load_config",
     "to_json",
     "verify_offline",

@@ -7,7 +7,7 @@ value; what the values mean is the options' business.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fastdeploy_sd.config.catalogue import BY_NAME, canonical_name
@@ -35,12 +35,21 @@ class Flag:
     index: int
 
 
-def split_flags(argv: Sequence[str]) -> Iterator[Flag]:
+def split_flags(
+    argv: Sequence[str],
+    canonical: Callable[[str], str] = canonical_name,
+    is_switch: Callable[[str], bool] | None = None,
+) -> Iterator[Flag]:
     """Yield the flags of a command line in order.
 
     Dashes and underscores are the same in a flag; `--flag value` and `--flag=value` too. A first word that is no flag
     is the model, as in `serve MODEL`.
+
+    Args:
+        canonical: the name that a spelling stands for.
+        is_switch: whether an option needs no value; None = as a server's options have it.
     """
+    is_switch = is_switch or _is_switch
     position = 0
     while position < len(argv):
         word, index = argv[position], position
@@ -49,27 +58,27 @@ def split_flags(argv: Sequence[str]) -> Iterator[Flag]:
             yield Flag("model" if index == 0 else "", word, index)
             continue
         written, equals, value = word.partition("=")
-        name = canonical_name(written.lstrip("-"))
+        name = canonical(written.lstrip("-"))
         if equals:
             yield Flag(name, value, index)
-        elif position < len(argv) and _takes(name, argv[position]):
+        elif position < len(argv) and _takes(name, argv[position], is_switch):
             yield Flag(name, argv[position], index)
             position += 1
         else:
-            yield _without_value(name, index)
+            yield _without_value(name, index, is_switch)
 
 
-def _without_value(name: str, index: int) -> Flag:
+def _without_value(name: str, index: int, is_switch: Callable[[str], bool]) -> Flag:
     positive = name.removeprefix(_NO)
-    is_negation = name.startswith(_NO) and (_is_switch(positive) or positive in UNSUPPORTED)
+    is_negation = name.startswith(_NO) and (is_switch(positive) or positive in UNSUPPORTED)
     return Flag(positive, False, index) if is_negation else Flag(name, True, index)
 
 
-def _takes(name: str, word: str) -> bool:
+def _takes(name: str, word: str, is_switch: Callable[[str], bool]) -> bool:
     """Whether the word behind a flag is its value: never another flag, and of a switch only a word like "true"."""
     if _FLAG.match(word) or name.startswith(_NO):
         return False
-    return word.lower() in _TRUTH_WORDS if _is_switch(name) else True
+    return word.lower() in _TRUTH_WORDS if is_switch(name) else True
 
 
 def _is_switch(name: str) -> bool:

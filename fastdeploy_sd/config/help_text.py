@@ -30,7 +30,7 @@ def help_text(prog: str, description: str) -> str:
     parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line overrides it.")
     groups = {s: parser.add_argument_group(s or "process") for s in dict.fromkeys(o.section for o in OPTIONS)}
     for opt in OPTIONS:
-        _add_flag(groups[opt.section], opt)
+        add_flag(groups[opt.section], opt, opt.default)
     speculative = parser.add_argument_group("speculative")
     text = (
         'How drafts are made and verified, e.g. {"method": "ngram", "num_speculative_tokens": 4}. The keys are below.'
@@ -52,9 +52,10 @@ class _Formatter(argparse.HelpFormatter):
         )
 
 
-def _add_flag(group: Any, opt: Option) -> None:
+def add_flag(group: Any, opt: Option, default_value: object) -> None:
+    """Add an option to a group of argparse, which shows it with this default."""
     names = [opt.flag, *("--" + alias.replace("_", "-") for alias in opt.spec.aliases)]
-    shown = opt.spec.default_text.replace("`", "") or _shown(opt.default)
+    shown = opt.spec.default_text.replace("`", "") or _shown(default_value)
     default = "required" if opt.is_required else f"default: {shown}"
     # Choices stand in the place of the value already; of a text nothing can be said.
     expected = f" Expected {opt.expected}." if opt.kind in (int, float) and not opt.choices else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fastdeploy_sd.config.addresses import is_this_machine
 from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
@@ -112,6 +113,18 @@ def _verify_swap(config: Config) -> None:
         )
 
 
+def _verify_router_secret(config: Config) -> None:
+    """The secret of this machine's user is worth nothing elsewhere."""
+    if config.splitwise.pd_secret is not None:
+        return
+    for router in config.server.router:
+        host = router.rpartition(":")[0].strip("[]")
+        if not is_this_machine(host):
+            raise ConfigError(
+                f"router: expected one on this machine when pd_secret is not set, got {router}", param="router"
+            )
+
+
 _STEP = "max_num_batched_tokens"
 RULES = (
     Rule(_verify_step_tokens, (_STEP, "max_num_seqs")),
@@ -120,5 +133,6 @@ RULES = (
     Rule(_verify_whole_prompts, (_STEP, "enable_chunked_prefill", "max_model_len")),
     Rule(_verify_role, ("splitwise_role",)),
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),
+    Rule(_verify_router_secret, ("router", "pd_secret")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from fastdeploy_sd.config.option import Spec, option, verify_fields
 from fastdeploy_sd.errors import ConfigError
 
+_ROUTER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+):(\d{1,5})")
+_MAX_PORT = 65535
+
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
@@ -22,6 +25,14 @@ class ServerConfig:
             " alone, where they always are.",
             minimum=0,
             maximum=65535,
+        ),
+    )
+    router: tuple[str, ...] = option(
+        (),
+        Spec(
+            "Routers to register with, each `HOST:PORT`, one per flag or with commas; each may send requests from then"
+            " on. Without `pd_secret` only on this machine.",
+            comma_separated=True,
         ),
     )
     workers: int = option(1, Spec("HTTP processes sharing the port.", minimum=1, maximum=64))
@@ -111,6 +122,7 @@ class ServerConfig:
         verify_fields(self, "server")
         _verify_api_keys(self.api_key)
         _verify_origins(self.allowed_origins)
+        _verify_routers(self.router)
 
 
 def _verify_api_keys(keys: tuple[str, ...]) -> None:
@@ -125,4 +137,13 @@ def _verify_origins(origins: tuple[str, ...]) -> None:
             raise ConfigError(
                 f"allowed_origins: expected '*' or an origin as 'https://chat.example', got {origin!r}",
                 param="allowed_origins",
+            )
+
+
+def _verify_routers(routers: tuple[str, ...]) -> None:
+    for router in routers:
+        match = _ROUTER.fullmatch(router)
+        if match is None or not 0 < int(match[2]) <= _MAX_PORT:
+            raise ConfigError(
+                f"router: expected an address as '127.0.0.1:9000' or '[::1]:9000', got {router!r}", param="router"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fastdeploy_sd.config.catalogue import OPTIONS
 from fastdeploy_sd.config.elsewhere import OTHER_MEANING, SAME_MEANING
 from fastdeploy_sd.config.no_effect import NO_EFFECT
@@ -20,12 +22,17 @@ _SHORT = 3
 
 def options_markdown() -> str:
     """Return the options as a Markdown table, for docs/configuration.md."""
-    rows = ["| Option | Expected | Default | Meaning |", "|---|---|---|---|"]
-    rows += [f"| `{o.name}` | {o.expected} | {_default_text(o)} | {_meaning(o)} |" for o in OPTIONS]
-    rows.append(
+    last = (
         f"| `{SPECULATIVE_OPTION}` | a map, or JSON on the command line | `{{method: naive}}` | How drafts are made and"
-        " verified; its keys are below. |"
+        " verified; its keys are below. |\n"
     )
+    return table_of(OPTIONS) + last
+
+
+def table_of(options: Iterable[Option]) -> str:
+    """Return options as a Markdown table."""
+    rows = ["| Option | Expected | Default | Meaning |", "|---|---|---|---|"]
+    rows += [f"| `{o.name}` | {o.expected} | {_default_text(o)} | {_meaning(o)} |" for o in options]
     return "\n".join(rows) + "\n"
 
 

@@ -64,7 +64,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "scheduler_max_size": (-1,),
     # prefill and decode on different instances
     "innode_prefill_ports": (None,),
-    "router": (None,),
     # server
     "controller_port": (-1,),
     "max_waiting_time": (-1,),

@@ -20,8 +20,9 @@ from typing import Any
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.acceptor import raise_descriptor_limit
-from fastdeploy_sd.entrypoints.http_process import HttpServer, start_worker
+from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, start_worker
 from fastdeploy_sd.entrypoints.listeners import Listeners, bound, url_of
+from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
 from fastdeploy_sd.errors import ConfigError, Unavailable
 from fastdeploy_sd.ipc.channel import private_address
@@ -72,6 +73,7 @@ class _Launcher:
     def __init__(self, config: Config, listeners: Listeners) -> None:
         self._config = config
         self._listeners = listeners
+        self._instance_id = new_instance_id()
         self._num_signals = 0
         self._begin_drain: Callable[[], None] = lambda: None
 
@@ -88,7 +90,7 @@ class _Launcher:
         has_workers = self._config.server.workers > 1
         try:
             # The tokenizer's errors show while the model still loads.
-            with contextlib.closing(HttpServer(client, self._config, SharedStats())) as http:
+            with contextlib.closing(HttpServer(client, self._config, SharedStats(), self._instance_id)) as http:
                 if not has_workers:
                     http.start()
                 try:
@@ -97,12 +99,30 @@ class _Launcher:
                     return self._status(await engine.wait())
                 self._listen()
                 if has_workers:
-                    await client.close()
-                    return await self._serve_in_workers(address, engine)
-                self._begin_drain = client.begin_drain
-                return await self._until_end(http.serve(self._listeners), engine)
+                    serving, begin_drain = self._workers(address, engine)
+                else:
+                    serving, begin_drain = http.serve(self._listeners), client.begin_drain
+                return await self._until_end(self._registered(client, serving, begin_drain), engine)
         finally:
             await client.close()
+
+    async def _registered(
+        self, client: EngineClient, serving: Coroutine[Any, Any, int], begin_drain: Callable[[], None]
+    ) -> int:
+        """Serve; routers know of it meanwhile, and hear of its end when a drain begins."""
+        registrar = make_registrar(self._config, client, self._listeners, self._instance_id)
+
+        def begin() -> None:
+            registrar.begin_leaving()
+            client.begin_drain()
+            begin_drain()
+
+        self._begin_drain = begin
+        registrar.start()
+        try:
+            return await serving
+        finally:
+            await registrar.leave()
 
     def _stop(self, engine: ChildProcess) -> None:
         """On every signal: the first lets the engine drain, a second has it end its requests at once, a third kills it.
@@ -130,14 +150,15 @@ class _Launcher:
         names = ", ".join(self._config.model.served_names)
         logger.info("serving %s on %s", names, url_of(self._listeners.api))
 
-    async def _serve_in_workers(self, address: str, engine: ChildProcess) -> int:
+    def _workers(self, address: str, engine: ChildProcess) -> tuple[Coroutine[Any, Any, int], Callable[[], None]]:
+        """Return what serves in processes of their own, and what tells them of a drain."""
+        common = WorkerStart(self._config, address, engine.pid, self._instance_id)
         pool = WorkerPool(
-            lambda number: start_worker(self._config, address, engine.pid, self._listeners, number),
+            lambda number: start_worker(common, self._listeners, number),
             self._config.server.workers,
             give_up=lambda: self._stop(engine),
         )
-        self._begin_drain = pool.begin_drain
-        return await self._until_end(pool.run(), engine)
+        return pool.run(), pool.begin_drain
 
     async def _until_end(self, serving: Coroutine[Any, Any, int], engine: ChildProcess) -> int:
         """Wait for the engine's end and HTTP's; when HTTP fails, stop the engine."""

@@ -1,8 +1,16 @@
-"""Prometheus exposition of the statistics of engine and HTTP. The only package that imports prometheus_client."""
+"""Prometheus exposition of statistics. The only package that imports prometheus_client."""
 
 from __future__ import annotations
 
 from fastdeploy_sd.metrics.exposition import render_metrics
 from fastdeploy_sd.metrics.http_stats import HttpStats, SharedStats
+from fastdeploy_sd.metrics.router_stats import InstanceGauges, RouterStats, render_router_metrics
 
-__all__ = ["HttpStats", "SharedStats", "render_metrics"]
+__all__ = [
+    "HttpStats",
+    "InstanceGauges",
+    "RouterStats",
+    "SharedStats",
+    "render_metrics",
+    "render_router_metrics",
+]

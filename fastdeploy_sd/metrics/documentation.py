@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fastdeploy_sd.engine.stats import EngineStats, SourceCounts
 from fastdeploy_sd.metrics.exposition import render_metrics
 from fastdeploy_sd.metrics.http_stats import HttpStats
+from fastdeploy_sd.metrics.router_stats import InstanceGauges, RouterStats, render_router_metrics
 from fastdeploy_sd.types import DraftCounts
 
 # Enough has happened for every family to have a sample and for every label to have a value.
@@ -29,8 +30,22 @@ _POSITION_IN_NAME = re.compile(r"_rate_0$")
 def metrics_markdown() -> str:
     """Return name, type, labels and meaning of every metric as a table; names as they are in the text."""
     body, _ = render_metrics(_SOME, _SOME_HTTP, silence_s=0.0)
+    return _table_of(body)
+
+
+def router_metrics_markdown() -> str:
+    """Return the same of a router, without what it shares with servers."""
+    gauges = [InstanceGauges("127.0.0.1:8000", "mixed", "available", 1)]
+    stats = RouterStats(Counter({("a", "mixed"): 1}), Counter({("a", "failed"): 1}), registrations=Counter(taken=1))
+    body, _ = render_router_metrics(stats, gauges, HttpStats())
+    return _table_of(body, of_prefix="fastdeploy_sd:router_")
+
+
+def _table_of(body: bytes, of_prefix: str = "") -> str:
     rows = ["| Name | Type | Labels | Meaning |", "|---|---|---|---|"]
     for family in text_string_to_metric_families(body.decode()):
+        if not family.name.startswith(of_prefix):
+            continue
         labels = dict.fromkeys(name for sample in family.samples for name in sample.labels)
         shown = ", ".join(f"`{name}`" for name in labels if name not in _OF_HISTOGRAMS)
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -27,7 +27,8 @@ def render_metrics(stats: EngineStats | None, http: HttpStats, silence_s: float)
     registry = CollectorRegistry(auto_describe=False)
     if stats is not None:
         registry.register(_StatsCollector(stats))
-    registry.register(_HttpCollector(http, silence_s))
+    registry.register(_SilenceCollector(silence_s))
+    registry.register(HttpCollector(http))
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
@@ -104,11 +105,10 @@ class _StatsCollector(Collector):
             )
 
 
-class _HttpCollector(Collector):
-    """Presents what the HTTP side knows, also when the engine says nothing."""
+class _SilenceCollector(Collector):
+    """Presents the engine's silence, also when it says nothing."""
 
-    def __init__(self, http: HttpStats, silence_s: float) -> None:
-        self._http = http
+    def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
 
     def describe(self) -> list[Metric]:
@@ -120,25 +120,37 @@ class _HttpCollector(Collector):
             "Time since the engine process last said something or was seen computing.",
             value=self._silence_s,
         )
+
+
+class HttpCollector(Collector):
+    """Presents what the HTTP side knows."""
+
+    def __init__(self, http: HttpStats) -> None:
+        self._http = http
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("fastdeploy_sd:http_connections", "Open connections.", value=self._http.num_open)
         yield CounterMetricFamily(
             "fastdeploy_sd:http_connections_accepted", "Connections served.", value=self._http.num_accepted
         )
-        yield _by_labels(
+        yield by_labels(
             "fastdeploy_sd:http_connections_refused",
             "Connections not served, by reason: limit, address_limit (answered 503), system (attempts to accept one "
             "without a descriptor left; it waits).",
             ["reason"],
             {(reason,): count for reason, count in self._http.refused.items()},
         )
-        yield _by_labels(
+        yield by_labels(
             "fastdeploy_sd:http_connections_closed",
             "Connections closed before they had sent a complete request, by reason: headers_timeout, body_timeout, "
             "malformed, surplus_body (sent behind its answer), room (another one needed its place).",
             ["reason"],
             {(reason,): count for reason, count in self._http.closed.items()},
         )
-        yield _by_labels(
+        yield by_labels(
             "fastdeploy_sd:http_requests",
             "Requests by route, status of the answer (499 = the client left before) and code or type of its error.",
             ["route", "status", "error"],
@@ -146,7 +158,8 @@ class _HttpCollector(Collector):
         )
 
 
-def _by_labels(name: str, text: str, labels: list[str], counts: Mapping[Any, int]) -> Metric:
+def by_labels(name: str, text: str, labels: list[str], counts: Mapping[Any, int]) -> Metric:
+    """Return a counter with a sample per tuple of labels."""
     counter = CounterMetricFamily(name, text, labels=labels)
     for values, count in counts.items():
         counter.add_metric(values, count)

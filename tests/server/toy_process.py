@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -26,30 +26,13 @@ _SCRIPT = (
 )
 
 
-class Server:
-    """A server process and what it has written to standard error.
+class Program:
+    """A process and what it has written to standard error."""
 
-    Args:
-        executor: a function of lifecycle_executors.py.
-        num_files: limit of open files; None = this process's.
-        tmpdir: its TMPDIR; None = this process's.
-        options: of the server.
-    """
-
-    def __init__(
-        self,
-        golden_dir: Path,
-        executor: str,
-        num_files: int | None = None,
-        tmpdir: Path | None = None,
-        **options: object,
-    ) -> None:
-        limit = [] if num_files is None else ["prlimit", f"--nofile={num_files}"]
-        options = {"model": str(golden_dir / "qwen3-tiny"), "served_model_name": "toy", "port": 0, **options}
+    def __init__(self, argv: Sequence[str], **env: str) -> None:
         self.process = subprocess.Popen(
-            [*limit, sys.executable, "-c", _SCRIPT, json.dumps(options), f"{_EXECUTORS}:{executor}"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            | ({} if tmpdir is None else {"TMPDIR": str(tmpdir)}),
+            argv,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **env},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -86,11 +69,6 @@ class Server:
             assert match is not None, f"no line {pattern!r} in:\n{''.join(self._lines)}"
             return match
 
-    @property
-    def url(self) -> str:
-        """Where it serves; waits until it does."""
-        return self.wait_for_line(r"serving toy on (http://\S+)")[1]
-
     def children(self, what: str) -> list[int]:
         """Process ids of its children that run a function of this module."""
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -121,6 +99,35 @@ class Server:
         self.process.stderr.close()
 
 
+class Server(Program):
+    """A server process.
+
+    Args:
+        executor: a function of lifecycle_executors.py.
+        num_files: limit of open files; None = this process's.
+        folders: variables of its environment that name folders, as TMPDIR; None = those of this process.
+        options: of the server.
+    """
+
+    def __init__(
+        self,
+        golden_dir: Path,
+        executor: str,
+        num_files: int | None = None,
+        folders: Mapping[str, Path] | None = None,
+        **options: object,
+    ) -> None:
+        limit = [] if num_files is None else ["prlimit", f"--nofile={num_files}"]
+        options = {"model": str(golden_dir / "qwen3-tiny"), "served_model_name": "toy", "port": 0, **options}
+        argv = [*limit, sys.executable, "-c", _SCRIPT, json.dumps(options), f"{_EXECUTORS}:{executor}"]
+        super().__init__(argv, **{name: str(folder) for name, folder in (folders or {}).items()})
+
+    @property
+    def url(self) -> str:
+        """Where it serves; waits until it does."""
+        return self.wait_for_line(r"serving toy on (http://\S+)")[1]
+
+
 @contextlib.contextmanager
 def serving(
     golden_dir: Path,
@@ -130,7 +137,8 @@ def serving(
     **options: object,
 ) -> Iterator[Server]:
     """A server process that is killed at the end, should it still run then."""
-    with contextlib.closing(Server(golden_dir, executor, num_files, tmpdir, **options)) as server:
+    folders = None if tmpdir is None else {"TMPDIR": tmpdir}
+    with contextlib.closing(Server(golden_dir, executor, num_files, folders, **options)) as server:
         yield server
 
 

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, what stands before them, and one shape for every error."""
+"""The FastAPI application: the routes of a server."""
 
 from __future__ import annotations
 
@@ -6,36 +6,31 @@ import time
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from fastdeploy_sd import __version__
-from fastdeploy_sd.config import Config, ServerConfig, explain
+from fastdeploy_sd.config import Config, explain
 from fastdeploy_sd.engine.stats import EngineStats
-from fastdeploy_sd.entrypoints.openai.auth import BearerAuth
-from fastdeploy_sd.entrypoints.openai.boundary import Boundary
-from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_response, to_fdsd_error
+from fastdeploy_sd.entrypoints.openai.enclosure import enclose, routes_of
+from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse
 from fastdeploy_sd.entrypoints.openai.generation import Client
-from fastdeploy_sd.entrypoints.openai.handler import LOSSY_HEADER, GenerationHandler
+from fastdeploy_sd.entrypoints.openai.handler import GenerationHandler
 from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.entrypoints.openai.openapi import describe
-from fastdeploy_sd.entrypoints.openai.origins import OriginGate
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
-from fastdeploy_sd.errors import (
-    MAX_SHOWN_CHARS,
-    BadRequest,
-    FdsdError,
-    MethodNotAllowed,
-    NotFound,
-    Unavailable,
-)
-from fastdeploy_sd.metrics import HttpStats, SharedStats, render_metrics
+from fastdeploy_sd.entrypoints.openai.routed import RouteGate
+from fastdeploy_sd.errors import Unavailable
+from fastdeploy_sd.metrics import SharedStats, render_metrics
 
 
-def create_app(client: Client, config: Config, preparer: Preparer, stats: SharedStats | None = None) -> FastAPI:
+def create_app(
+    client: Client,
+    config: Config,
+    preparer: Preparer,
+    stats: SharedStats | None = None,
+    gate: RouteGate = RouteGate(),  # noqa: B008 (frozen)
+) -> FastAPI:
     """Return the application that serves the model behind `client`.
 
     Args:
@@ -43,34 +38,18 @@ def create_app(client: Client, config: Config, preparer: Preparer, stats: Shared
         config: what was started.
         preparer: turns bodies into jobs.
         stats: what the HTTP processes count; None = there is this one, and only its requests count.
+        gate: knows this server's routers; by default there is none.
     """
     app = FastAPI(title="fastdeploy_sd", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    handler = GenerationHandler(client, config, preparer)
+    handler = GenerationHandler(client, config, preparer, gate)
     app.add_api_route("/v1/chat/completions", handler.chat, methods=["POST"])
     app.add_api_route("/v1/completions", handler.completion, methods=["POST"])
     app.add_api_route("/tokenize", handler.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", handler.detokenize, methods=["POST"])
     stats = stats or SharedStats()
     _Info(client, config, stats).add_routes(app)
-    app.add_exception_handler(FdsdError, _answer_error)
-    app.add_exception_handler(HTTPException, _answer_http_exception)
-    _protect(app, config.server, stats.own)
+    enclose(app, config.server, stats.own)
     return app
-
-
-def _protect(app: FastAPI, server: ServerConfig, stats: HttpStats) -> None:
-    """Put in front of the routes what every request passes; the last one added is the first one passed."""
-    app.add_middleware(BearerAuth, api_keys=server.api_key)
-    if server.allowed_origins:  # a preflight request carries no key
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=server.allowed_origins,
-            allow_methods=["GET", "HEAD", "POST"],
-            allow_headers=["*"],
-            expose_headers=["Retry-After", LOSSY_HEADER],
-        )
-    app.add_middleware(OriginGate, allowed=server.allowed_origins, is_open=not server.api_key, host=server.host)
-    app.add_middleware(Boundary, stats=stats, has_log=server.access_log)
 
 
 class _Info:
@@ -166,29 +145,3 @@ class _Info:
                 "draft_logprobs": speculation.has_draft_logprobs,
             },
         }
-
-
-async def _answer_error(request: HttpRequest, error: Exception) -> Response:
-    return error_response(to_fdsd_error(error, request))
-
-
-async def _answer_http_exception(request: HttpRequest, error: Exception) -> Response:
-    """Starlette's own errors: unknown route (404), wrong method (405), malformed request (400)."""
-    assert isinstance(error, HTTPException), "registered for HTTPException only"
-    where = f"{request.method} {request.url.path}"[:MAX_SHOWN_CHARS]
-    routes = routes_of(request.app)
-    allowed = [route for route in routes if route.partition(" ")[2] == request.url.path]
-    known = {
-        404: NotFound(f"route: expected one of {', '.join(routes)}, got {where}", code="route_not_found"),
-        405: MethodNotAllowed(
-            f"method: expected {' or '.join(allowed) or 'that of the route'}, got {where}", code="method_not_allowed"
-        ),
-    }
-    response = error_response(known.get(error.status_code, BadRequest(f"request: {error.detail}")))
-    response.headers.update(error.headers or {})
-    return response
-
-
-def routes_of(app: FastAPI) -> list[str]:
-    """Method and path of every route, in the order they were added."""
-    return [f"{method} {r.path}" for r in app.routes if isinstance(r, APIRoute) for method in sorted(r.methods or ())]

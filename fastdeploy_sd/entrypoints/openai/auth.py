@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,19 +19,26 @@ class BearerAuth:
     """Lets a request pass when it carries one of the keys; without any key configured, always.
 
     Every key is compared in constant time and none is skipped, so the time of a refusal tells nothing.
+
+    Args:
+        open_paths: need no key, as those of health.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], open_paths: Collection[str] = ()) -> None:
         self._app = app
+        self._open_paths = _OPEN_PATHS.union(open_paths)
         self._keys = [key.encode("ascii") for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401 or pass the request on (ASGI)."""
-        if scope["type"] != "http" or not self._keys or scope["path"] in _OPEN_PATHS or self._is_authorized(scope):
+        if scope["type"] != "http" or not self._keys or self._is_open(scope):
             await self._app(scope, receive, send)
             return
         error = Unauthorized("Authorization: expected 'Bearer <one of the server's API keys>'", code="invalid_api_key")
         await error_response(error)(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        return scope["path"] in self._open_paths or self._is_authorized(scope)
 
     def _is_authorized(self, scope: Scope) -> bool:
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")  # the header's own bytes

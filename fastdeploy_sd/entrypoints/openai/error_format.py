@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fastdeploy_sd.entrypoints.openai.request_record import record_of
-from fastdeploy_sd.errors import MAX_SHOWN_CHARS, FdsdError, InternalError, Overloaded, Unauthorized
+from fastdeploy_sd.errors import MAX_SHOWN_CHARS, FdsdError, InternalError, Unauthorized
 
 _SPLIT_DEPTH = 5
 
@@ -27,7 +27,7 @@ def error_json(error: FdsdError) -> dict[str, Any]:
 def error_response(error: FdsdError) -> Response:
     """Return the HTTP response for an error, with Retry-After or WWW-Authenticate where they belong."""
     headers = {}
-    if isinstance(error, Overloaded):
+    if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"

@@ -46,7 +46,8 @@ class Client(Protocol):
 def run_job(
     client: Client, tokenizer: Tokenizer, job: GenerationJob, share: QueueShare
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """Yield (choice, delta) until every choice has its last delta. Closing it early aborts what still runs.
+    """Yield (choice, delta) until every choice that is not finished has its last delta. Closing it early aborts what
+    still runs.
 
     Args:
         share: how much of the job may be in the engine at a time.
@@ -54,11 +55,11 @@ def run_job(
     Raises:
         FdsdError: a request was refused or failed; the others are aborted.
     """
-    requests = job.requests
-    if len(requests) == 1:
-        return _run_choice(client, tokenizer, job, 0)
-    sizes = [len(prompt) for prompt in requests.prompts for _ in range(requests.sampling.n)]
-    return merge(lambda choice: _run_choice(client, tokenizer, job, choice), sizes, share)
+    choices = job.unfinished_choices
+    if len(choices) == 1:
+        return _run_choice(client, tokenizer, job, choices[0])
+    sizes = [len(job.requests.prompt_of(choice)) for choice in choices]
+    return merge(lambda index: _run_choice(client, tokenizer, job, choices[index]), sizes, share)
 
 
 async def _run_choice(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -12,6 +13,7 @@ from starlette.responses import Response
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, ChoiceFormat, CompletionFormat
+from fastdeploy_sd.entrypoints.openai.enclosure import LOSSY_HEADER
 from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_json, json_pieces, to_fdsd_error, to_json
 from fastdeploy_sd.entrypoints.openai.event_stream import DONE, EventStream, until_disconnected
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
@@ -21,11 +23,13 @@ from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION, DETOK
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.openai.request_body import BodyReader
 from fastdeploy_sd.entrypoints.openai.request_record import record_of
+from fastdeploy_sd.entrypoints.openai.routed import RouteGate, StreamNotes
 from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
+from fastdeploy_sd.errors import Overloaded, Unavailable
+from fastdeploy_sd.fleet.notes import failed_note
+from fastdeploy_sd.fleet.route import Route, read_content
 
 _MAX_INLINE_ENTRIES = 2048  # of tokens and alternatives: some milliseconds
-
-LOSSY_HEADER = "X-Speculation-Lossy"
 
 
 class GenerationHandler:
@@ -35,14 +39,16 @@ class GenerationHandler:
         client: of the engine.
         config: what was started.
         preparer: turns bodies into jobs.
+        gate: knows the routers of this server.
 
     Raises (from every method):
         FdsdError: of the status that tells the client what happened.
         ClientDisconnect: it left.
     """
 
-    def __init__(self, client: Client, config: Config, preparer: Preparer) -> None:
+    def __init__(self, client: Client, config: Config, preparer: Preparer, gate: RouteGate) -> None:
         self._client = client
+        self._gate = gate
         self._tokenizer = preparer.tokenizer
         self._preparer = preparer
         self._bodies = BodyReader(config.server.max_body_bytes)
@@ -70,15 +76,24 @@ class GenerationHandler:
         return Response(answer, media_type=JsonResponse.media_type)
 
     async def _respond(self, request: HttpRequest, task: str, form: type[ChoiceFormat]) -> Response:
-        job = await self._prepare(request, task)  # a function of its own, which lets go of the body
-        return await self._answer(request, job, form(job, self._tokenizer))
+        route = self._gate.route_of(request.headers)
+        job = await self._prepare(request, task, route)  # a function of its own, which lets go of the body
+        notes = None if route is None else StreamNotes(job)
+        return await self._answer(request, job, form(job, self._tokenizer), notes)
 
-    async def _prepare(self, request: HttpRequest, task: str) -> GenerationJob:
-        async with self._bodies.read(request) as content:
+    async def _prepare(self, request: HttpRequest, task: str, route: Route | None) -> GenerationJob:
+        num_added = 0 if route is None else route.num_bytes - route.num_body_bytes
+        async with self._bodies.read(request, num_added) as content:
             self._client.verify_takes_requests()
-            return await until_disconnected(request.receive, self._preparer.prepare(task, content))
+            if route is None:
+                return await until_disconnected(request.receive, self._preparer.prepare(task, content))
+            body, progress = read_content(route, content)
+            job = await until_disconnected(request.receive, self._preparer.prepare(task, body))
+            return job.routed(route.kv_source, progress)
 
-    async def _answer(self, request: HttpRequest, job: GenerationJob, form: ChoiceFormat) -> Response:
+    async def _answer(
+        self, request: HttpRequest, job: GenerationJob, form: ChoiceFormat, notes: StreamNotes | None
+    ) -> Response:
         """Answer; where verification may change tokens the header says so, before and beside every choice."""
         record_of(request.scope).request_id = job.job_id
         deltas = run_job(self._client, self._tokenizer, job, self._share)
@@ -86,8 +101,8 @@ class GenerationHandler:
         try:
             if job.answer.stream:
                 # The first delta is awaited before the status line is sent: a full queue is a 429, not a broken stream.
-                first = await until_disconnected(request.receive, anext(deltas))
-                return EventStream(_events(request, job, form, first, deltas), deltas, headers)
+                first = await until_disconnected(request.receive, anext(deltas, None))
+                return EventStream(_events(request, job, form, _Deltas(first, deltas), notes), deltas, headers)
             whole = await until_disconnected(request.receive, _whole(request, job, form, deltas))
             return Response(whole, headers=headers, media_type=JsonResponse.media_type)
         except BaseException:
@@ -115,36 +130,47 @@ async def _whole(
     return render() if num_entries <= _MAX_INLINE_ENTRIES else await asyncio.to_thread(render)
 
 
+@dataclass(frozen=True, slots=True)
+class _Deltas:
+    """The first delta, which was awaited apart, and the others; None = every choice had ended before."""
+
+    first: ChoiceDelta | None
+    rest: AsyncGenerator[ChoiceDelta, None]
+
+
 async def _events(
-    request: HttpRequest,
-    job: GenerationJob,
-    form: ChoiceFormat,
-    first: ChoiceDelta,
-    rest: AsyncGenerator[ChoiceDelta, None],
+    request: HttpRequest, job: GenerationJob, form: ChoiceFormat, deltas: _Deltas, notes: StreamNotes | None
 ) -> AsyncGenerator[str, None]:
-    """Yield server-sent events: chunks, an error if one comes up, and always [DONE]."""
+    """Yield server-sent events: chunks, an error if one comes up, and always [DONE]; for a router, with notes."""
     usage = _usage(request, job)
-    begun: set[int] = set()
-    item: ChoiceDelta | None = first
+    begun = job.begun_choices
+    opening = "" if notes is None else notes.opening()
+    item = deltas.first
     try:
         while item is not None:
             choice, delta = item
             usage.add(choice, delta)
+            if notes is not None:
+                notes.add(choice, delta)
             entry = form.stream_choice(choice, delta, is_first=choice not in begun)
             if entry is not None:
                 begun.add(choice)
-                yield _event(_chunk(job, form, [entry], usage))
-            item = await anext(rest, None)
+                note = "" if notes is None else notes.of_event(choice, delta)
+                yield opening + note + _event(_chunk(job, form, [entry], usage))
+                opening = ""
+            item = await anext(deltas.rest, None)
         if job.answer.includes_usage:
             yield _event(_envelope(job, form.chunk_object, []) | {"usage": usage.to_json()})
-    except Exception as error:
-        yield _event(error_json(to_fdsd_error(error, request)))
+    except Exception as failure:
+        error = to_fdsd_error(failure, request)
+        is_ours = notes is not None and isinstance(error, Unavailable | Overloaded)
+        yield (failed_note() if is_ours else "") + _event(error_json(error))
     yield DONE
 
 
 def _usage(request: HttpRequest, job: GenerationJob) -> UsageCounter:
     """A counter that the request's log line reads at the end, however that comes about."""
-    usage = UsageCounter(job.requests)
+    usage = UsageCounter(job.requests, job.progress)
     record_of(request.scope).usage = usage.to_json
     return usage
 

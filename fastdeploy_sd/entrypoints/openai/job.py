@@ -8,8 +8,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
+
+import numpy as np
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.draft_methods import NAIVE
@@ -21,8 +23,9 @@ from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder
 from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
 from fastdeploy_sd.entrypoints.text.speculation import may_change_tokens, verify_has_draft_logprobs
 from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.fleet.route import Progress
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.types import KvSource, ModelInfo
 
 # Every sequence of a job costs a task and a buffer for its output, whether it runs or waits for its turn.
 MAX_SEQUENCES = 1024
@@ -73,6 +76,7 @@ class GenerationJob:
         method: who drafts for its requests, "naive" = nobody.
         is_lossy: verification may give its requests tokens that plain decoding would not.
         answer: how to answer.
+        progress: what the client has got of it from another instance; None = nothing.
     """
 
     job_id: str
@@ -83,6 +87,7 @@ class GenerationJob:
     method: str
     is_lossy: bool
     answer: AnswerOptions
+    progress: Progress | None = None
 
     @property
     def reports_speculation(self) -> bool:
@@ -102,6 +107,42 @@ class GenerationJob:
         """Return the prompt's token ids behind a choice."""
         token_ids: list[int] = self.requests.prompt_of(choice).tolist()
         return token_ids
+
+    @property
+    def unfinished_choices(self) -> list[int]:
+        """The choices that the client has not got to the end."""
+        shown = self.progress.choices if self.progress is not None else ()
+        return [i for i in range(len(self.requests)) if not (shown and shown[i].is_finished)]
+
+    @property
+    def begun_choices(self) -> set[int]:
+        """The choices of which the client has got anything."""
+        shown = self.progress.choices if self.progress is not None else ()
+        return {i for i, choice in enumerate(shown) if choice.token_ids or choice.is_finished}
+
+    def routed(self, kv_source: KvSource | None, progress: Progress | None) -> Self:
+        """Return the job as a router wants it: with others' KV, or going on behind what another instance has sent.
+
+        Raises:
+            BadRequest: the progress is not one of this job.
+        """
+        requests = replace(self.requests, kv_source=kv_source)
+        if progress is None:
+            return replace(self, requests=requests)
+        counts = len(progress.choices), len(progress.seeds)
+        expected = len(requests), len(requests.prompts)
+        if counts != expected or not self.answer.stream:
+            raise BadRequest(
+                f"progress: expected that of a stream with {expected[0]} choices and {expected[1]} seeds, got one with"
+                f" {counts[0]} and {counts[1]}"
+            )
+        requests = replace(
+            requests,
+            request_id=progress.job_id,
+            seeds=progress.seeds,
+            output_token_ids=tuple(np.array(choice.token_ids, np.int32) for choice in progress.choices),
+        )
+        return replace(self, job_id=progress.job_id, created=progress.created, requests=requests, progress=progress)
 
 
 class JobBuilder:
@@ -184,19 +225,27 @@ def _job_id(body: GenerationBody, prefix: str) -> str:
 
 
 class UsageCounter:
-    """Counts what a job has cost so far."""
+    """Counts what a job has cost so far, at the instance that had it before too."""
 
-    def __init__(self, requests: RequestGroup) -> None:
+    def __init__(self, requests: RequestGroup, progress: Progress | None = None) -> None:
         self._num_choices_per_prompt = requests.sampling.n
         self._num_prompt_tokens = sum(map(len, requests.prompts))
-        self.num_completion_tokens = 0
+        shown = () if progress is None else progress.choices
+        self.num_completion_tokens = sum(len(choice.token_ids) for choice in shown)
         self._num_cached: dict[int, int] = {}
+        self._known = {i: choice.num_cached_tokens for i, choice in enumerate(shown) if choice.token_ids}
+        for choice, num_cached in self._known.items():
+            self._add_cached(choice, num_cached)
 
     def add(self, choice: int, delta: TextDelta) -> None:
         """Take a delta of a choice."""
         self.num_completion_tokens += len(delta.token_ids)
+        if choice not in self._known:
+            self._add_cached(choice, delta.num_cached_tokens)
+
+    def _add_cached(self, choice: int, num_tokens: int) -> None:
         if choice % self._num_choices_per_prompt == 0:  # its siblings only repeat the prompt
-            self._num_cached[choice] = max(self._num_cached.get(choice, 0), delta.num_cached_tokens)
+            self._num_cached[choice] = max(self._num_cached.get(choice, 0), num_tokens)
 
     def to_json(self) -> dict[str, Any]:
         """Return OpenAI's `usage`; a prompt counts once however many choices it has."""

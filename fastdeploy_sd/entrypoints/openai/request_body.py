@@ -11,8 +11,6 @@ from fastdeploy_sd.errors import Overloaded, PayloadTooLarge
 
 # Bytes of each body that do not count as large: there are as many small ones as there are connections.
 _SMALL_BYTES = 1 << 16
-# So many bodies of the largest size may be in the process at once, received or being prepared.
-_MAX_LARGEST = 4
 
 
 class BodyReader:
@@ -20,15 +18,19 @@ class BodyReader:
 
     Args:
         max_body_bytes: of one body.
+        max_largest: so many bodies of the largest size may be in the process at once, received or being prepared.
     """
 
-    def __init__(self, max_body_bytes: int) -> None:
+    def __init__(self, max_body_bytes: int, max_largest: int = 4) -> None:
         self._max_bytes = max_body_bytes
-        self._num_free = max(_MAX_LARGEST * max_body_bytes, _SMALL_BYTES)
+        self._num_free = max(max_largest * max_body_bytes, _SMALL_BYTES)
 
     @asynccontextmanager
-    async def read(self, request: HttpRequest) -> AsyncGenerator[bytes, None]:
+    async def read(self, request: HttpRequest, num_more_bytes: int = 0) -> AsyncGenerator[bytes, None]:
         """Read a body, which counts against the limit of all until the end of the block.
+
+        Args:
+            num_more_bytes: that it may have beyond the limit of each, because a router added them.
 
         Raises:
             PayloadTooLarge: it is too long; also when it comes in chunks without a declared length.
@@ -36,14 +38,15 @@ class BodyReader:
             ClientDisconnect: the client left.
         """
         declared = request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > self._max_bytes:
+        max_bytes = self._max_bytes + num_more_bytes
+        if declared.isdigit() and int(declared) > max_bytes:
             raise self._too_large()
         chunks: list[bytes] = []
         num_bytes = num_counted = 0
         try:
             async for chunk in request.stream():
                 num_bytes += len(chunk)
-                if num_bytes > self._max_bytes:
+                if num_bytes > max_bytes:
                     raise self._too_large()
                 num_more = max(num_bytes - _SMALL_BYTES, 0) - num_counted
                 if num_more > self._num_free:

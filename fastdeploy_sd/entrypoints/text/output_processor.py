@@ -7,12 +7,13 @@ them a step produced. Knows no HTTP and no engine.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastdeploy_sd.entrypoints.text.detokenizer import create_detokenizer
 from fastdeploy_sd.entrypoints.text.stop_strings import StopMatch, StopStrings
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
-from fastdeploy_sd.errors import ERROR_TYPES, InternalError
+from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, InternalError, shown
 from fastdeploy_sd.types import DraftLogprob, FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprob
 
 
@@ -48,7 +49,14 @@ class TextDelta:
 
 
 class OutputProcessor:
-    """State of one sequence from its first to its last output."""
+    """State of one sequence from its first to its last output.
+
+    Output that the request brings from elsewhere has been shown there: it adds nothing, and what follows reads as if
+    it had been generated here.
+
+    Raises (on construction):
+        BadRequest: a stop string is complete in that output.
+    """
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         params = request.sampling
@@ -58,6 +66,15 @@ class OutputProcessor:
         self._num_tokens = 0
         self._num_chars = 0
         self._first_token_time = 0.0
+        self._skip(request.output_token_ids.tolist())
+
+    def _skip(self, token_ids: Sequence[int]) -> None:
+        _, _, match = self._take_tokens(RequestOutput(self._request.request_id, tuple(token_ids)))
+        if match is not None:
+            raise BadRequest(
+                f"output_token_ids: expected tokens that have not ended the request, got those of {shown(match.stop)}",
+                param="output_token_ids",
+            )
 
     def process(self, output: RequestOutput) -> TextDelta:
         """Return what `output` adds; after a delta with a finish_reason nothing more may be processed.

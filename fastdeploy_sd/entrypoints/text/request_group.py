@@ -12,7 +12,7 @@ from typing import overload
 
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.sampling_rules import SEED_LIMIT
-from fastdeploy_sd.types import I32, Request, Speculation
+from fastdeploy_sd.types import EMPTY_I32, I32, KvSource, Request, Speculation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +24,8 @@ class RequestGroup(Sequence[Request]):
         prompts: i32[P] each.
         max_tokens: resolved, one per prompt.
         seeds: of sequence 0 of each prompt; sequence i has seed + i.
-        eos_token_ids .. speculation: as in Request.
+        eos_token_ids .. speculation, kv_source: as in Request.
+        output_token_ids: of every request, as in Request; () = none has any.
     """
 
     request_id: str
@@ -38,6 +39,8 @@ class RequestGroup(Sequence[Request]):
     arrival_time: float
     cache_salt: str
     speculation: Speculation
+    kv_source: KvSource | None = None
+    output_token_ids: tuple[I32, ...] = ()
 
     def __len__(self) -> int:
         return len(self.prompts) * self.sampling.n
@@ -67,6 +70,8 @@ class RequestGroup(Sequence[Request]):
             arrival_time=self.arrival_time,
             cache_salt=self.cache_salt,
             speculation=self.speculation,
+            output_token_ids=self.output_token_ids[index] if self.output_token_ids else EMPTY_I32,
+            kv_source=self.kv_source,
         )
 
     def _request_id(self, prompt: int, sequence: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdeploy_sd.entrypoints.text.completion import Completion, CompletionCollector
-from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
-from fastdeploy_sd.errors import InternalError, Unavailable
+from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor, TextDelta
+from fastdeploy_sd.errors import BadRequest, InternalError, Unavailable
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import DraftLogprob, FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprob
 from tests.unit.entrypoints.vocabularies import golden_tokenizer
@@ -141,3 +142,39 @@ def test_drafts_behind_the_last_token_go_with_it(
     offsets = [len(TOKENIZER.decode(IDS[:i], skip_hidden=True)) for i in range(5)]
     assert delta.draft_text_offsets == tuple(offsets[:num_kept])
     assert OutputProcessor(request(), TOKENIZER).process(RequestOutput("r", (IDS[0],))).draft_logprobs is None
+
+
+@given(
+    at=st.integers(0, len(IDS)),
+    stop=st.sampled_from([(), ("n x",), ("return y",), ("return zzz", "\u20ac\U0001f680 z"), ("\U0001f680",)]),
+    include=st.booleans(),
+    min_tokens=st.sampled_from([0, 1000]),
+    last=st.sampled_from([FinishReason.LENGTH, FinishReason.STOP]),
+)
+def test_a_sequence_goes_on_behind_what_was_shown_elsewhere(
+    at: int, stop: tuple[str, ...], include: bool, min_tokens: int, last: FinishReason
+) -> None:
+    """Wherever it is cut, also inside a character, and inside a stop string or what looks like one."""
+    options = {"stop": stop, "include_stop_str_in_output": include, "min_tokens": min_tokens}
+    params = SamplingParams.from_dict(options)
+    shown, rest = IDS[:at], IDS[at:]
+
+    def deltas(processor: OutputProcessor, token_ids: Sequence[int], is_last: bool) -> list[TextDelta]:
+        found = []
+        for i, token in enumerate(token_ids):
+            reason = last if is_last and i == len(token_ids) - 1 else None
+            found.append(processor.process(RequestOutput("r", (token,), (TokenLogprob(token, 0.0, 1),), reason)))
+            if found[-1].finish_reason is not None:
+                break
+        return found
+
+    one = OutputProcessor(request(**options), TOKENIZER)
+    before = deltas(one, shown, is_last=not rest)
+    resumed = replace(request(), sampling=params, output_token_ids=np.array(shown, np.int32))
+    if before and before[-1].stop_reason is not None:
+        with pytest.raises(BadRequest, match="have not ended the request"):
+            OutputProcessor(resumed, TOKENIZER)
+        return
+    if rest:
+        here, there = deltas(one, rest, True), deltas(OutputProcessor(resumed, TOKENIZER), rest, True)
+        assert [replace(delta, metrics=None) for delta in here] == [replace(delta, metrics=None) for delta in there]

@@ -1,0 +1,71 @@
+"""What stands around the routes of an application of ours, and the one shape of its errors. Knows no route."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from fastdeploy_sd.config import ServerConfig
+from fastdeploy_sd.entrypoints.openai.auth import BearerAuth
+from fastdeploy_sd.entrypoints.openai.boundary import Boundary
+from fastdeploy_sd.entrypoints.openai.error_format import error_response, to_fdsd_error
+from fastdeploy_sd.entrypoints.openai.origins import OriginGate
+from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, FdsdError, MethodNotAllowed, NotFound
+from fastdeploy_sd.metrics import HttpStats
+
+LOSSY_HEADER = "X-Speculation-Lossy"
+
+
+def enclose(app: FastAPI, server: ServerConfig, stats: HttpStats, open_paths: Collection[str] = ()) -> None:
+    """Have every error answered in our form, and put in front of the routes what every request passes.
+
+    Args:
+        stats: counts requests.
+        open_paths: need no key, beside those of health.
+    """
+    app.add_exception_handler(FdsdError, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    # The last one added is the first one passed.
+    app.add_middleware(BearerAuth, api_keys=server.api_key, open_paths=open_paths)
+    if server.allowed_origins:  # a preflight request carries no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=server.allowed_origins,
+            allow_methods=["GET", "HEAD", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", LOSSY_HEADER],
+        )
+    app.add_middleware(OriginGate, allowed=server.allowed_origins, is_open=not server.api_key, host=server.host)
+    app.add_middleware(Boundary, stats=stats, has_log=server.access_log)
+
+
+async def _answer_error(request: HttpRequest, error: Exception) -> Response:
+    return error_response(to_fdsd_error(error, request))
+
+
+async def _answer_http_exception(request: HttpRequest, error: Exception) -> Response:
+    """Starlette's own errors: unknown route (404), wrong method (405), malformed request (400)."""
+    assert isinstance(error, HTTPException), "registered for HTTPException only"
+    where = f"{request.method} {request.url.path}"[:MAX_SHOWN_CHARS]
+    routes = routes_of(request.app)
+    allowed = [route for route in routes if route.partition(" ")[2] == request.url.path]
+    known = {
+        404: NotFound(f"route: expected one of {', '.join(routes)}, got {where}", code="route_not_found"),
+        405: MethodNotAllowed(
+            f"method: expected {' or '.join(allowed) or 'that of the route'}, got {where}", code="method_not_allowed"
+        ),
+    }
+    response = error_response(known.get(error.status_code, BadRequest(f"request: {error.detail}")))
+    response.headers.update(error.headers or {})
+    return response
+
+
+def routes_of(app: FastAPI) -> list[str]:
+    """Method and path of every route, in the order they were added."""
+    return [f"{method} {r.path}" for r in app.routes if isinstance(r, APIRoute) for method in sorted(r.methods or ())]

@@ -1,0 +1,71 @@
+"""Requests that come from a router: who may send them, and what a stream tells the router beside its events.
+
+Knows no engine, and of HTTP the headers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+
+from fastdeploy_sd.entrypoints.openai.job import GenerationJob
+from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
+from fastdeploy_sd.errors import Forbidden
+from fastdeploy_sd.fleet.notes import begun_note, shown_note
+from fastdeploy_sd.fleet.route import ROUTE_HEADER, Route, read_route
+
+
+@dataclass(frozen=True, slots=True)
+class RouteGate:
+    """Lets routes of this deployment's routers in.
+
+    Attributes:
+        key: of routes; None = this instance has no router.
+        instance_id: of this start of the instance.
+    """
+
+    key: bytes | None = None
+    instance_id: str = ""
+
+    def route_of(self, headers: Headers) -> Route | None:
+        """Return the route of a request, None when it has none.
+
+        Raises:
+            Forbidden: it has one that is not of a router of this deployment.
+        """
+        header = headers.get(ROUTE_HEADER)
+        if header is None:
+            return None
+        if self.key is None:
+            raise Forbidden(
+                f"{ROUTE_HEADER}: expected no such header, as this server has no router (router)",
+                code="route_not_authentic",
+            )
+        return read_route(self.key, self.instance_id, header)
+
+
+class StreamNotes:
+    """What the events of a stream show, for the router that must be able to go on behind any of them.
+
+    Tokens whose text is held back, and which therefore have no event, belong to the next one of their choice.
+    """
+
+    def __init__(self, job: GenerationJob) -> None:
+        self._job = job
+        self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
+
+    def opening(self) -> str:
+        """Return the note in front of the first event."""
+        requests = self._job.requests
+        return begun_note(self._job.job_id, self._job.created, requests.seeds, len(requests))
+
+    def add(self, choice: int, delta: TextDelta) -> None:
+        """Take a delta of a choice, which may have an event or not."""
+        self._token_ids[choice] += delta.token_ids
+
+    def of_event(self, choice: int, delta: TextDelta) -> str:
+        """Return the note in front of the event of a delta that was taken."""
+        token_ids = self._token_ids.pop(choice, [])
+        return shown_note(choice, token_ids, delta.finish_reason is not None, delta.num_cached_tokens)

@@ -1,0 +1,132 @@
+"""What a router adds to a client's request: who computes the prompt's KV, and what a stream has shown already.
+
+The header X-Fdsd-Route is `<base64 of msgpack>.<signature>`; it covers the body by its digest, so it is good for this
+request, at this instance, for some minutes. A stream that is resumed has its progress behind the client's body, whose
+length the route says: token ids may be too many for a header. Knows no HTTP library.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import time
+from dataclasses import dataclass
+
+from fastdeploy_sd.errors import Forbidden
+from fastdeploy_sd.fleet.signing import is_signed, sign
+from fastdeploy_sd.ipc.codec import ProtocolError
+from fastdeploy_sd.ipc.packing import pack, unpack
+from fastdeploy_sd.types import KvSource
+
+ROUTE_HEADER = "X-Fdsd-Route"
+_PURPOSE = "route"
+_VERSION = 1
+# Clocks of a router and its instances may differ by so much, less what a large body takes to arrive.
+LIFE_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceProgress:
+    """What the client has got of one choice.
+
+    Attributes:
+        token_ids: those behind everything that was sent, also where their text is still held back.
+        is_finished: its last chunk has been sent.
+        num_cached_tokens: what its usage says of the prefix cache.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    is_finished: bool = False
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the client has got of a stream.
+
+    Attributes:
+        job_id, created: of every chunk.
+        seeds: of every prompt, resolved.
+        choices: one per sequence.
+    """
+
+    job_id: str
+    created: int
+    seeds: tuple[int, ...]
+    choices: tuple[ChoiceProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A router's word to an instance about one request.
+
+    Attributes:
+        instance_id: who shall serve it.
+        expiry: seconds since the epoch.
+        num_body_bytes: of the client's body; a Progress in msgpack is what follows, if anything does.
+        num_bytes, digest: of everything that follows the headers; the digest is SHA-256.
+        kv_source: who computes its prompt's KV.
+    """
+
+    version: int
+    instance_id: str
+    expiry: int
+    num_body_bytes: int
+    num_bytes: int
+    digest: str
+    kv_source: KvSource | None = None
+
+
+def make_route(
+    key: bytes, instance_id: str, body: bytes, progress: Progress | None, kv_source: KvSource | None
+) -> tuple[str, bytes]:
+    """Return the value of the header, and the bytes to send as the body."""
+    content = body if progress is None else body + pack(progress)
+    digest = hashlib.sha256(content).hexdigest()
+    expiry = int(time.time()) + LIFE_S
+    route = Route(_VERSION, instance_id, expiry, len(body), len(content), digest, kv_source)
+    text = base64.urlsafe_b64encode(pack(route)).decode("ascii")
+    return f"{text}.{sign(key, _PURPOSE, text.encode())}", content
+
+
+def read_route(key: bytes, instance_id: str, header: str) -> Route:
+    """Return the route in a header, whose body has not been read yet.
+
+    Raises:
+        Forbidden: it is not of a router of this deployment, not for this instance or not of now; the text says which.
+    """
+    text, _, signature = header.rpartition(".")
+    if not is_signed(key, _PURPOSE, text.encode("utf-8", "replace"), signature):
+        raise _refused("the signature of a router with this deployment's secret (pd_secret)", "another one")
+    try:
+        route = unpack(Route, base64.urlsafe_b64decode(text))
+    except (ProtocolError, binascii.Error, ValueError) as error:
+        raise _refused(f"a route of version {_VERSION}", f"another form ({error})") from None
+    if route.version != _VERSION:
+        raise _refused(f"a route of version {_VERSION}", f"version {route.version}")
+    if route.instance_id != instance_id:
+        raise _refused("a route to this instance", "one to another, or to an earlier start of this one")
+    late_s = int(time.time()) - route.expiry
+    if not -2 * LIFE_S < late_s < 0:
+        raise _refused("a route of now", f"one {late_s} s off: the clocks differ, or it was kept")
+    return route
+
+
+def read_content(route: Route, content: bytes) -> tuple[bytes, Progress | None]:
+    """Return the client's body and the progress behind it, if there is any.
+
+    Raises:
+        Forbidden: the route was made for another body.
+    """
+    if hashlib.sha256(content).hexdigest() != route.digest:
+        raise _refused("a route to this body", "one to another")
+    rest = content[route.num_body_bytes :]
+    try:
+        return content[: route.num_body_bytes], unpack(Progress, rest) if rest else None
+    except ProtocolError as error:
+        raise _refused("a body that ends with its progress", f"another form ({error.message})") from None
+
+
+def _refused(expected: str, got: str) -> Forbidden:
+    return Forbidden(f"{ROUTE_HEADER}: expected {expected}, got {got}", code="route_not_authentic")

@@ -1,0 +1,92 @@
+"""Which instance gets a request, and which one computes its prompt's KV. Sends nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from fastdeploy_sd.fleet.messages import DECODE
+from fastdeploy_sd.placement import choose
+from fastdeploy_sd.router.affinity import PrefixTable
+from fastdeploy_sd.router.instance import Instance
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request goes.
+
+    Attributes:
+        instance: answers it.
+        source: computes the KV of its prompt; None = the instance itself does.
+    """
+
+    instance: Instance
+    source: Instance | None = None
+
+
+@dataclass(slots=True)
+class Wish:
+    """What matters of a request for its place.
+
+    Attributes:
+        body: the client's.
+        keys: of its prompt's beginnings.
+        fingerprint: of the instance that has begun to answer; another one must have the same. None = nobody has.
+        tried: instances that failed on it.
+    """
+
+    body: bytes
+    keys: Sequence[bytes]
+    fingerprint: str | None = None
+    tried: set[str] = field(default_factory=set)
+
+
+class Chooser:
+    """Chooses among the registered instances by load, and by what they have seen of a prompt where loads are alike.
+
+    Args:
+        available: tells which instances get new requests now.
+    """
+
+    def __init__(self, available: Callable[[], Sequence[Instance]]) -> None:
+        self._available = available
+        self._seen = PrefixTable()
+
+    def wish(self, body: bytes) -> Wish:
+        """Return what matters of a request."""
+        return Wish(body, self._seen.keys_of(body))
+
+    def choose(self, wish: Wish) -> Placement | None:
+        """Return where a request goes now; None = nobody can take it.
+
+        One that failed on it gets it again only when there is no other.
+        """
+        available = self._available()
+        able = [i for i in available if i.serves and wish.fingerprint in (None, i.said.fingerprint)]
+        able = _with_model(able, wish.body)
+        instance = self._choose([i for i in able if i.instance_id not in wish.tried] or able, wish)
+        if instance is None:
+            return None
+        sources = [i for i in available if i.kv_source is not None]
+        source = self._choose(sources, wish) if instance.said.role == DECODE else None
+        for chosen in filter(None, (instance, source)):
+            self._seen.note(wish.keys, chosen.instance_id)
+        return Placement(instance, source)
+
+    def _choose(self, instances: Collection[Instance], wish: Wish) -> Instance | None:
+        by_id = {i.instance_id: i for i in instances}
+        chosen = choose({name: i.estimate() for name, i in by_id.items()}, self._seen.preferred(wish.keys))
+        return None if chosen is None else by_id[chosen]
+
+
+def _with_model(instances: list[Instance], body: bytes) -> list[Instance]:
+    """Those that serve the request's model; all where that makes no difference, or nobody does and will say so."""
+    if len({i.said.served_names for i in instances}) <= 1:
+        return instances
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return instances
+    name = value.get("model") if isinstance(value, dict) else None
+    return [i for i in instances if name in i.said.served_names] or instances

@@ -1,0 +1,128 @@
+"""Who may register, and what is not believed: other secrets, what was said before, other roles and versions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from fastdeploy_sd.errors import BadRequest, Forbidden, NotFound
+from fastdeploy_sd.fleet import messages as m
+from fastdeploy_sd.fleet import signing
+from fastdeploy_sd.ipc.packing import pack
+from tests.unit.router.registrations import KEY, LOCAL, SAID, register, registry_of, signed
+
+LOAD = m.InstanceLoad(num_running=3, max_num_seqs=8)
+
+
+def test_an_instance_comes_is_heard_and_goes() -> None:
+    registry = registry_of()
+    session = register(registry)
+    assert [str(i.target) for i in registry.available()] == ["127.0.0.1:8000"]
+    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 1, LOAD)))
+    assert registry.instances[0].load == LOAD
+    registry.deregister(*signed(m.DEREGISTER, m.Heartbeat(session, 2, LOAD)))
+    assert registry.instances == []
+    with pytest.raises(NotFound):
+        registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 3, LOAD)))
+
+
+def test_another_secret_is_refused_and_so_is_a_signature_for_another_purpose() -> None:
+    registry = registry_of()
+    said = replace(SAID, challenge=registry.challenge())
+    for content, signature in (
+        signed(m.REGISTER, said, b"x" * 32),
+        signed(m.HEARTBEAT, said),
+        (pack(said), ""),
+        (pack(said), "\xff"),
+        (signed(m.REGISTER, said)[0] + b"x", signed(m.REGISTER, said)[1]),
+    ):
+        with pytest.raises(Forbidden, match="made with this deployment's secret"):
+            registry.register(content, signature, LOCAL)
+    assert registry.instances == []
+
+
+def test_a_registration_is_taken_once_by_one_router() -> None:
+    registry, other = registry_of(), registry_of()
+    message = signed(m.REGISTER, replace(SAID, challenge=registry.challenge()))
+    registry.register(*message, LOCAL)
+    for router in (registry, other):  # the second may be the first one, started anew
+        with pytest.raises(Forbidden, match="expected a new one of this router"):
+            router.register(*message, LOCAL)
+
+
+@pytest.mark.parametrize("word", ["", ".", "1.2.3", "0.000000.aa.bb"])
+def test_words_of_others_are_no_challenges(word: str) -> None:
+    with pytest.raises(Forbidden, match="challenge"):
+        register(registry_of(), replace(SAID, challenge=word or "none"))
+
+
+def test_a_challenge_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = registry_of()
+    word = registry.challenge()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 31)
+    with pytest.raises(Forbidden, match="challenge"):
+        register(registry, replace(SAID, challenge=word))
+
+
+def test_a_heartbeat_is_heard_once() -> None:
+    registry = registry_of()
+    session = register(registry)
+    first = signed(m.HEARTBEAT, m.Heartbeat(session, 1, LOAD))
+    registry.heartbeat(*first)
+    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 5, LOAD)))
+    for number in (1, 5):
+        with pytest.raises(Forbidden, match="said before"):
+            registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, number, LOAD)))
+    with pytest.raises(Forbidden, match="secret"):  # a heartbeat is no farewell
+        registry.deregister(*signed(m.HEARTBEAT, m.Heartbeat(session, 6, LOAD)))
+
+
+def test_only_this_machine_registers_without_a_secret_of_its_own() -> None:
+    with pytest.raises(Forbidden, match="pd_secret"):
+        register(registry_of(), host="192.0.2.7")
+    registry = registry_of(pd_secret="s" * 16, host="0.0.0.0")
+    register(registry, host="192.0.2.7")
+    assert str(registry.instances[0].target) == "192.0.2.7:8000"
+
+
+def test_a_router_says_what_it_has_no_use_for() -> None:
+    with pytest.raises(BadRequest, match="role: expected one of prefill, decode, got 'mixed'"):
+        register(registry_of(splitwise=True))
+    with pytest.raises(BadRequest, match="role: expected one of mixed, prefill, decode, got 'boss'"):
+        register(registry_of(), replace(SAID, role="boss"))
+    with pytest.raises(BadRequest, match="version: expected 1, got 2"):
+        register(registry_of(), replace(SAID, version=2))
+    with pytest.raises(BadRequest, match="protocol version 1"):
+        registry_of().register(b"\x80\x04N.", signing.sign(KEY, m.REGISTER, b"\x80\x04N."), LOCAL)
+
+
+def test_an_instance_that_registers_again_keeps_its_requests() -> None:
+    registry = registry_of()
+    session = register(registry)
+    known = registry.instances[0]
+    known.begin()
+    assert register(registry) != session
+    assert registry.instances == [known]
+    assert known.estimate().num_waiting == 1
+
+
+def test_another_start_at_the_same_address_takes_the_place_of_the_first() -> None:
+    registry = registry_of()
+    register(registry)
+    register(registry, replace(SAID, instance_id="i2"))
+    assert [i.instance_id for i in registry.instances] == ["i2"]
+
+
+def test_a_silent_instance_gets_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = registry_of(timeout_silent=3.0)
+    session = register(registry)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 3.5)
+    assert registry.available() == []
+    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 1, LOAD)))
+    assert len(registry.available()) == 1
+    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 2, m.InstanceLoad(takes_requests=False))))
+    assert registry.available() == []

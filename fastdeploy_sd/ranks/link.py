@@ -53,6 +53,16 @@ class Link:
         header = self._take(_LENGTH.size)
         return self._take(_LENGTH.unpack(header)[0])
 
+    def leftover(self) -> bytes | None:
+        """Return a frame that has arrived already, None if there is none."""
+        self._socket.setblocking(False)
+        try:
+            return self.receive()
+        except LinkClosedError:
+            return None
+        finally:
+            self._socket.setblocking(True)
+
     def shut(self) -> None:
         """Have both ends closed for frames: whoever waits for one, in any thread, wakes up with LinkClosedError."""
         with contextlib.suppress(OSError):  # the other end is gone already

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import logging
@@ -119,10 +120,8 @@ class _Session:
 
     def fail(self, error: FdsdError) -> None:
         """Tell why this process ends, if anybody still listens."""
-        try:
+        with contextlib.suppress(LinkClosedError):
             self.answer(Failed(WireError.of(error)))
-        except LinkClosedError:
-            logger.error("%s", error.message)
 
     def smallest(self, measure: Callable[[], int]) -> int:
         """See RankGroup.smallest."""

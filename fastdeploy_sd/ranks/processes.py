@@ -58,6 +58,7 @@ class RankProcesses:
         self._children: dict[int, ChildProcess] = {}
         self._timeout_s, self._on_end = timeout_s, on_end
         self._posted: list[bytes] = []
+        self._is_ready = False
         num_threads = max(1, len(os.sched_getaffinity(0)) // size)
         for rank in range(1, size):
             link, theirs = Link.pair()
@@ -101,6 +102,7 @@ class RankProcesses:
             GroupEnded: a rank could not load.
         """
         self._receive_all(Ready)
+        self._is_ready = True
         self._watch.close()
         self._watch = RankWatch(self._children, self._timeout_s, self._end)
 
@@ -143,8 +145,10 @@ class RankProcesses:
         for link in self._links.values():
             link.close()
 
-    def _end(self) -> None:
+    def _end(self, reason: str) -> None:
         """A rank has ended, so that none of the others, nor this one, must wait for anything any more."""
+        if self._is_ready:  # why the model cannot be loaded is told once, by whoever wants it loaded
+            logger.error("%s", reason)
         self._on_end()
         for link in self._links.values():
             link.shut()
@@ -187,7 +191,15 @@ class RankProcesses:
         return reply
 
     def _ended(self, rank: int) -> GroupEnded:
-        return GroupEnded(InternalError(self._watch.failure(_END_S) or f"rank {rank} has closed its link"))
+        """What to say of a closed link: the reason that some rank gave before it ended, else how the first one did."""
+        failure = self._watch.failure(_END_S)
+        for link in self._links.values():
+            while (frame := link.leftover()) is not None:
+                with contextlib.suppress(ProtocolError):
+                    for reply in decode(frame):
+                        if isinstance(reply, Failed):
+                            return GroupEnded(reply.error.to_exception())
+        return GroupEnded(InternalError(failure or f"rank {rank} has closed its link"))
 
 
 def _has_ended(child: ChildProcess, patience_s: float) -> bool:

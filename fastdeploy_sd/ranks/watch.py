@@ -9,7 +9,6 @@ suspended as a whole goes on as if nothing had been.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -20,8 +19,6 @@ from pathlib import Path
 
 from fastdeploy_sd.ipc.child import ChildProcess, describe_exit
 from fastdeploy_sd.ipc.life_signs import CpuClock
-
-logger = logging.getLogger(__name__)
 
 _LOOKS_PER_TIMEOUT = 8
 _LONGEST_PAUSE_S = 1.0
@@ -38,13 +35,13 @@ class RankWatch:
     Args:
         children: rank -> process.
         timeout_s: how long nobody may compute while answers are awaited.
-        on_end: called once, in that thread, when the first rank has ended.
+        on_end: called once, in that thread, when the first rank has ended, with what became of it.
 
     Attributes:
         fd: readable from the first rank's end on.
     """
 
-    def __init__(self, children: Mapping[int, ChildProcess], timeout_s: float, on_end: Callable[[], None]) -> None:
+    def __init__(self, children: Mapping[int, ChildProcess], timeout_s: float, on_end: Callable[[str], None]) -> None:
         self._children, self._timeout_s, self._on_end = children, timeout_s, on_end
         self._pause_s = min(_LONGEST_PAUSE_S, timeout_s / _LOOKS_PER_TIMEOUT)
         self._clocks = [CpuClock(os.getpid()), *(CpuClock(child.pid) for child in children.values())]
@@ -124,12 +121,11 @@ class RankWatch:
     def _note_end(self, rank: int) -> None:
         status = self._children[rank].status
         reason = self._hung.get(rank) or f"ended ({describe_exit(status) if status is not None else 'unknown'})"
-        logger.error("rank %d %s", rank, reason)
         if self._failure is None:
             self._failure = f"rank {rank} {reason}"
             self._has_failed.set()
             os.write(self._failure_write, b"\0")
-            self._on_end()
+            self._on_end(self._failure)
 
 
 def _open_pidfd(child: ChildProcess) -> int | None:

@@ -120,6 +120,13 @@ def create_misconfigured(config: Config, group: RankGroup) -> ToyFollower:
     raise ConfigError("model: expected a checkpoint with weights, got none", param="model")
 
 
+def create_misconfigured_beside_one_that_loads(config: Config, group: RankGroup) -> ToyFollower:
+    """Rank 2 fails as a wrong checkpoint does, and rank 1 does not come to an end."""
+    if group.rank == 1:
+        time.sleep(1000)
+    return create_misconfigured(config, group)
+
+
 def create_broken(config: Config, group: RankGroup) -> ToyFollower:
     """Fails as a bug does."""
     raise RuntimeError("the toy cannot be loaded")

@@ -48,6 +48,15 @@ def test_a_closed_end_is_an_error_at_the_other(ends: tuple[Link, Link]) -> None:
         theirs.send(b"anybody there?")
 
 
+def test_what_has_arrived_is_read_from_a_closed_link(ends: tuple[Link, Link]) -> None:
+    ours, theirs = ends
+    theirs.send(b"last words")
+    theirs.shut()
+    ours.shut()
+    assert ours.leftover() == b"last words"
+    assert ours.leftover() is None
+
+
 def test_who_waits_is_woken_by_shut(ends: tuple[Link, Link]) -> None:
     ours, _ = ends
     errors: list[Exception] = []

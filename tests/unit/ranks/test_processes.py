@@ -178,9 +178,12 @@ def test_ranks_do_not_heed_signals_that_are_meant_for_the_server() -> None:
 # ---- a rank does not start ------------------------------------------------------------------------------------------
 
 
-def test_what_is_wrong_with_the_configuration_is_said_as_on_one_rank(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("follower", ["create_misconfigured", "create_misconfigured_beside_one_that_loads"])
+def test_what_is_wrong_with_the_configuration_is_said_as_on_one_rank(
+    capfd: pytest.CaptureFixture[str], follower: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        start(3, follower="create_misconfigured")
+        start(3, follower=follower)
     assert (caught.value.message, caught.value.param) == (
         "model: expected a checkpoint with weights, got none",
         "model",

@@ -26,11 +26,12 @@ from fastdeploy_sd.worker.commands import (
 )
 from fastdeploy_sd.worker.lead import GroupLead
 from fastdeploy_sd.worker.rank_group import RankGroup
-from tests.doubles.engines import toy_info
 from tests.doubles.toy_executor import ToyExecutor
 
 COMPUTE_S = 1.5
-INFO = toy_info(num_blocks=4096)
+# The vocabulary of the tokenizer of the tiny checkpoints.
+INFO = ModelInfo("toy", 4096, 4096, (1,), 64, 1024)
+_STEP_S = 0.005
 
 
 class ToyFirst:
@@ -91,7 +92,9 @@ def create_first(config: Config, group: RankGroup) -> Executor:
     """Rank 0 of the toy ranks."""
     assert group.others is not None
     assert group.smallest(lambda: 10) == 10 - (group.size - 1)
-    return ToyFirst(ToyExecutor(INFO), GroupLead(group.others, group.collectives))
+    # Steps take so long that requests of the longest kind run whenever a test acts on them.
+    toy = ToyExecutor(INFO, before_step=lambda plan: time.sleep(_STEP_S))
+    return ToyFirst(toy, GroupLead(group.others, group.collectives))
 
 
 def create_follower(config: Config, group: RankGroup) -> ToyFollower:

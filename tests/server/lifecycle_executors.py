@@ -6,8 +6,11 @@ import sys
 import time
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.ranks.executor import start_ranks
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput
+from tests.doubles import toy_ranks
 from tests.doubles.toy_executor import ToyExecutor
 
 # The vocabulary of the tokenizer of the tiny checkpoints.
@@ -45,3 +48,22 @@ def create_never(config: Config) -> ToyExecutor:
 def create_misconfigured(config: Config) -> ToyExecutor:
     """Fails as a wrong checkpoint does."""
     raise ConfigError("model: expected a checkpoint with weights, got none")
+
+
+def create_ranks(config: Config) -> Executor:
+    """Three processes that compute the same; a hang is noticed soon."""
+    return _ranks(config, "create_follower")
+
+
+def create_misconfigured_ranks(config: Config) -> Executor:
+    """The other ranks fail as a wrong checkpoint does."""
+    return _ranks(config, "create_misconfigured")
+
+
+def create_broken_ranks(config: Config) -> Executor:
+    """The other ranks fail as a bug does."""
+    return _ranks(config, "create_broken")
+
+
+def _ranks(config: Config, follower: str) -> Executor:
+    return start_ranks(config, 3, toy_ranks.create_first, 2.0, f"{toy_ranks.__name__}:{follower}")

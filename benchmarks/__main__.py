@@ -1,5 +1,5 @@
 """`python -m benchmarks COMMAND`: offline, http, latency, attacks, suite (the default), forward, host, speculation,
-proposers, edits, sampling, kernels, checkpoint, table, compare, peers.
+proposers, edits, sampling, kernels, kv-transfer, checkpoint, table, compare, peers.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "edits": "edits.main",
     "sampling": "sampling.main",
     "kernels": "kernels.main",
+    "kv-transfer": "kv_transfer.main",
     "checkpoint": "checkpoint.main",
     "table": "report.table_command",
     "compare": "report.compare_command",

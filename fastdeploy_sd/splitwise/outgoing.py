@@ -80,13 +80,13 @@ class Peer:
         self.sender: Sender | None = None
         self.transfers: dict[TransferId, Outgoing] = {}
         self._turns: deque[Outgoing] = deque()  # those whose pages wait, the next one first
-        self._free: deque[int] = deque()
+        self._free: list[int] = []
         self._used: set[int] = set()
 
     def open(self, sender: Sender, num_slots: int) -> None:
         """Send through a window from now on."""
         self.sender = sender
-        self._free.extend(range(num_slots))
+        self._free = list(range(num_slots))
 
     def add_pages(self, transfer: Outgoing, layer: int, first_block: int, block_ids: Sequence[int]) -> None:
         """Queue pages."""
@@ -105,7 +105,7 @@ class Peer:
             return False
         transfer = self._turns.popleft()
         layer, blocks, block_ids = transfer.take(min(_BATCH_PAGES, len(self._free)))
-        slots = tuple(self._free.popleft() for _ in blocks)
+        slots = tuple(self._free.pop() for _ in blocks)  # the last ones that came back are in a cache still
         self._used.update(slots)
         transfer.num_moving += 1
         if transfer.pages:

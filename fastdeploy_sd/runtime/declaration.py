@@ -31,7 +31,8 @@ class In:
     """An array that is read.
 
     Attributes:
-        dtype: its element type, several to choose from, ANY, or the name of another argument that has it.
+        dtype: its element type, several to choose from, ANY, or the name of another argument or an attribute that has
+            it.
         sizes: an expression per dimension, with commas between. Names are sizes; those that are fields of the params
             struct are written there. The first argument with an unknown size tells it.
         optional: may be None, the null pointer.
@@ -49,7 +50,7 @@ class InOut(In):
 
 @dataclass(frozen=True, slots=True)
 class Out(In):
-    """An array that is written. A dtype may also be the name of an attribute."""
+    """An array that is written."""
 
 
 @dataclass(frozen=True, slots=True)

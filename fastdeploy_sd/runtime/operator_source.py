@@ -39,7 +39,8 @@ def _operator(op: Declaration, layout: Layout) -> str:
         body += _read(op, name)
     for name, output in op.outputs.items():
         sizes = ", ".join(step.size.cpp() for step in op.steps[name])
-        body.append(f"Tensor {name} = Empty({{{sizes}}}, {_dtype(op, output)});")
+        assert isinstance(output.dtype, str)
+        body.append(f"Tensor {name} = Empty({{{sizes}}}, {_dtype_of(op, output.dtype)});")
     for name in op.arrays:
         body.append(f"Point(&p.{layout.fields[name].path}, {name});")
     for name, value in _numbers(op):
@@ -74,7 +75,7 @@ def _read(op: Declaration, name: str) -> Iterator[str]:
     part, steps = op.inputs[name], op.steps[name]
     tensor = f"*{name}" if part.optional else name
     dtypes = part.dtype if isinstance(part.dtype, tuple) else (part.dtype,)
-    allowed = ", ".join(_dtype_constant(dtype) for dtype in dtypes)
+    allowed = ", ".join(_dtype_of(op, dtype) for dtype in dtypes)
     known = ", ".join("kUnknown" if step.unknown else step.size.cpp() for step in steps)
     texts = ", ".join(f'"{step.size.text}"' for step in steps)
     expected = f"{{{known}}}, {{{texts}}}"
@@ -94,14 +95,11 @@ def _read(op: Declaration, name: str) -> Iterator[str]:
         yield f'if ({name}_shape != Shape{{{solved}}}) FailShape(kOp, "{name}", {name}_shape, {expected});'
 
 
-def _dtype_constant(name: str) -> str:
-    """The type itself, or that of an argument."""
+def _dtype_of(op: Declaration, name: str) -> str:
+    """The type itself, that which an attribute names, or that of an argument."""
+    if name in op.attributes:
+        return f"DTypeOfCode({name})"
     return f"DataType::{name.upper()}" if name in ELEMENT_BYTES else f"{name}.dtype()"
-
-
-def _dtype(op: Declaration, part: In) -> str:
-    assert isinstance(part.dtype, str)
-    return f"DTypeOfCode({part.dtype})" if part.dtype in op.attributes else _dtype_constant(part.dtype)
 
 
 def _numbers(op: Declaration) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,76 @@
+"""all_reduce and all_gather: what ranks do together inside a pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastdeploy_sd.parallel.communicator import Communicator
+from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out
+from fastdeploy_sd.runtime.op import A, Op, dtype_name
+
+ALL_REDUCE = Op(
+    "all_reduce",
+    "num_rows",
+    communicator=Attr(int),
+    y_dtype=Attr(ACTIVATIONS),
+    x=In(F32, "num_rows, num_columns"),
+    bias=In(F32, "num_columns", optional=True),
+    shared=In("y_dtype", "num_rows, num_columns", optional=True),
+    y=Out("y_dtype", "num_rows, num_columns"),
+)
+ALL_GATHER = Op(
+    "all_gather",
+    "num_rows",
+    communicator=Attr(int),
+    num_columns=Attr(int),
+    unit=Attr(int),
+    x=In(ACTIVATIONS, "num_rows, num_own"),
+    dtype=DTypeOf("x"),
+    y=Out("x", "num_rows, num_columns"),
+)
+
+
+def all_reduce(
+    x: A, communicator: Communicator | None, out_dtype: Any, bias: A | None = None, shared: A | None = None
+) -> A:
+    """y = the sum of the ranks' x (+ bias) (+ shared), rounded once; the same on every rank.
+
+    The ranks' values are added in float32 as a binary tree: r0 + r1, or (r0 + r1) + (r2 + r3). Where each x is the sum
+    of a rank's slices, y is what one rank with all slices computes, bit for bit.
+
+    Args:
+        x: f32[T, H].
+        communicator: None = one rank alone.
+        out_dtype: float32 or bfloat16, of the library that x is an array of.
+        bias: f32[H], the same on every rank.
+        shared: [T, H] in out_dtype, the same on every rank.
+
+    Returns:
+        y [T, H] in out_dtype.
+
+    Raises:
+        ValueError: a shape or dtype disagrees, another rank has failed or does not come; see Communicator.
+    """
+    y: A = ALL_REDUCE(x=x, bias=bias, shared=shared, communicator=_handle(communicator), y_dtype=dtype_name(out_dtype))
+    return y
+
+
+def all_gather(x: A, communicator: Communicator | None, num_columns: int, unit: int = 1) -> A:
+    """Put the ranks' columns side by side.
+
+    Args:
+        x: f32 or bf16 [T, n]: the rank's range of 0..num_columns as `parallel.ranges.halved` cuts it for the group.
+        communicator: None = one rank alone.
+
+    Returns:
+        y [T, num_columns] in x's dtype, the same on every rank.
+
+    Raises:
+        ValueError: a shape or dtype disagrees, another rank has failed or does not come; see Communicator.
+    """
+    y: A = ALL_GATHER(x=x, communicator=_handle(communicator), num_columns=num_columns, unit=unit)
+    return y
+
+
+def _handle(communicator: Communicator | None) -> int:
+    return 0 if communicator is None else communicator.handle

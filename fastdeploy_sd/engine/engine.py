@@ -11,7 +11,7 @@ from fastdeploy_sd.engine.executor import Executor, FallibleExecutor
 from fastdeploy_sd.engine.kv_supply import KvSupply, NoKvSupply
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.engine.stats import EngineStats
-from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput, SchedulerOutput
 
 
 class Engine:
@@ -79,8 +79,16 @@ class Engine:
         self._is_stalled = not plan.request_ids
         if self._is_stalled:
             return []
-        result = self._executor.execute(plan)
-        return commit_result(self._pool, plan, result)
+        return self._run(plan)
+
+    def _run(self, plan: SchedulerOutput) -> list[RequestOutput]:
+        return commit_result(self._pool, plan, self._executor.execute(plan))
+
+    def drain(self) -> None:
+        """Take nothing from others than the callers of `submit`, who end by themselves. May be called twice."""
+
+    def end(self) -> None:
+        """Give up what is done for others than the callers of `submit`, whose requests were aborted."""
 
     def has_work(self) -> bool:
         """Whether any request has not ended. `step` runs nothing while none of them is ready."""

@@ -238,10 +238,12 @@ class EngineLoop:
             self._deadline = time.monotonic() + self._shutdown_timeout_s
             logger.info("draining: %d requests may finish", len(self._clients.request_ids()))
             self._broadcast(m.Drain())
+            self._engine.drain()
 
     def _end_at_deadline(self) -> None:
         if self._is_end_asked or (self._deadline is not None and time.monotonic() >= self._deadline):
             outputs = self._engine.abort(self._clients.request_ids())
+            self._engine.end()
             error = (Unavailable.__name__, "the server shut down before the request finished")
             self._deliver(dataclasses.replace(o, finish_reason=FinishReason.ERROR, error=error) for o in outputs)
 

@@ -88,6 +88,7 @@ class KVCacheManager:
         self._pool = BlockPool(num_blocks)
         self._prefix_cache = PrefixCache()
         self._tables: dict[RequestId, BlockTable] = {}
+        self._held: dict[str, Sequence[int]] = {}
         self._listener: CacheListener | None = None
 
     def listen(self, listener: CacheListener) -> None:
@@ -241,13 +242,25 @@ class KVCacheManager:
         table.num_slots = table.num_published = 0
         self._tables.pop(table.request_id, None)
 
+    def hold(self, name: str, block_ids: Sequence[int]) -> None:
+        """Keep blocks that somebody has as they are until `release`, whatever becomes of those who have them."""
+        assert name not in self._held, f"{name} holds blocks already"
+        self._pool.share(block_ids)
+        self._held[name] = tuple(block_ids)
+
+    def release(self, name: str) -> None:
+        """Give back what was held under this name."""
+        for block_id in reversed(self._held.pop(name)):
+            self._pool.release(block_id, keep=block_id in self._prefix_cache)
+
     def check_integrity(self) -> None:
         """Verify every block and hash. O(blocks); for tests and debug mode.
 
         Raises:
             AssertionError: naming the broken rule.
         """
-        self._pool.check_integrity([block_id for table in self._tables.values() for block_id in table.block_ids])
+        owners = [table.block_ids for table in self._tables.values()]
+        self._pool.check_integrity([block_id for blocks in (*owners, *self._held.values()) for block_id in blocks])
         self._prefix_cache.check_integrity(self.block_size)
         idle = sorted(block_id for block_id in self._prefix_cache if self._pool.ref_count(block_id) == 0)
         cached = sorted(self._pool.cached_block_ids)

@@ -139,6 +139,6 @@ class FetchingSupply:
         if len(self._said) < _MAX_REASONS:
             self._said.add(what)
         _log.log(
-            level, "the KV of a prompt did not come from %s (%s); it is computed here, and so are later ones of which"
-            " only the metrics tell: %s", what[0], what[1], event.reason,
+            level, "the KV of a prompt did not come from %s (%s), so it is computed here; further cases of this"
+            " kind are only counted: %s", *what, event.reason,
         )  # fmt: skip

@@ -1,0 +1,117 @@
+"""A decode and a prefill engine of this process with a wire between them, driven step by step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from fastdeploy_sd.conformance import Reference, Way
+from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
+from fastdeploy_sd.conformance.methods import Method
+from fastdeploy_sd.conformance.runs import engine_config
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.handover.fetching_supply import FetchingSupply
+from fastdeploy_sd.handover.prefill_engine import PrefillEngine
+from fastdeploy_sd.types import FinishReason, Request, RequestId
+from fastdeploy_sd.worker.executor import create_executor
+from tests.doubles.wire import SOURCE, Wire
+
+MAX_TURNS = 20_000
+
+
+@dataclass
+class Pair:
+    """Both engines.
+
+    Attributes:
+        aborted: requests that were aborted, with what they had got.
+    """
+
+    decode: Engine
+    prefill: PrefillEngine
+    wire: Wire
+    collector: AnswerCollector = field(default_factory=AnswerCollector)
+    ended: dict[RequestId, FinishReason] = field(default_factory=dict)
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        rng: random.Random,
+        *,
+        arrivals_per_turn: int = 3,
+        each_turn: Callable[[], None] = lambda: None,
+    ) -> dict[RequestId, Answer]:
+        """Run requests to their end, one step of each engine and some pages per turn, checking every invariant."""
+        pending = [replace(request, kv_source=SOURCE) for request in requests]
+        for _ in range(MAX_TURNS):
+            for request in pending[:arrivals_per_turn]:
+                self.decode.submit(request)
+            del pending[:arrivals_per_turn]
+            each_turn()
+            self._step()
+            self.wire.pump(rng.choice([0, 1, 5, 50, 500]))
+            if not (pending or self.decode.has_work() or self.prefill.has_work()):
+                self._check_end()
+                return {r.request_id: self.collector.answer(r.request_id) for r in requests}
+        raise AssertionError("the engines do not come to an end")
+
+    def abort(self, request_id: RequestId) -> None:
+        """End a request at its client."""
+        for output in self.decode.abort([request_id]):
+            self._take(output.request_id, output.finish_reason)
+            self.collector.add(output)
+
+    def _step(self) -> None:
+        for output in self.decode.step():
+            self._take(output.request_id, output.finish_reason)
+            self.collector.add(output)
+        self.decode.check_integrity()
+        assert self.prefill.step() == [], "an order's output left its engine"
+        self.prefill.check_integrity()
+
+    def _take(self, request_id: RequestId, finish_reason: FinishReason | None) -> None:
+        assert request_id not in self.ended, "an output after the end"
+        if finish_reason is not None:
+            self.ended[request_id] = finish_reason
+
+    def _check_end(self) -> None:
+        assert self.wire.waiting == []
+        for engine in (self.decode, self.prefill):
+            stats = engine.stats()
+            assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks, "blocks were lost"
+            assert stats.num_requests == sum(stats.num_finished.values())
+
+
+@contextmanager
+def open_pair(
+    reference: Reference, decode: tuple[Way, Method], prefill: tuple[Way, Method], seed: int
+) -> Iterator[Pair]:
+    """Load the model twice, each in its way and with its method."""
+    wire = Wire(seed)
+    configs = [engine_config(reference.base, way, method) for way, method in (decode, prefill)]
+    target, source = (create_executor(config) for config in configs)
+    try:
+        wire.target_pages, wire.source_pages = target.kv_pages, source.kv_pages
+        num_draft_layers = target.kv_pages.num_layers - target.kv_pages.num_target_layers
+        supply = FetchingSupply(wire.decode, target.model_info, num_draft_layers, 60.0)
+        pair = Pair(
+            Engine(configs[0], target, supply),
+            PrefillEngine(configs[1], source, wire.prefill, source.kv_pages.num_layers),
+            wire,
+        )
+        wire.before_move = lambda *move: check_owners(pair, *move)
+        yield pair
+    finally:
+        target.shutdown()
+        source.shutdown()
+
+
+def check_owners(pair: Pair, transfer_id: str, request_id: RequestId, source_id: int, target_id: int) -> None:
+    """A page moves out of a block that is held for this transfer, and into one that is its request's alone."""
+    pool = pair.decode._pool
+    assert source_id in pair.prefill._pool.kv._held[transfer_id], "a page that is not held"
+    assert not pool.states[request_id].is_ready, "a request whose KV is written runs"
+    assert target_id in pool.states[request_id].table.block_ids, "a page of somebody else"
+    assert pool.kv._pool.ref_count(target_id) == 1, "a page that somebody shares"

@@ -1,0 +1,98 @@
+"""Prompts computed by one engine and continued by another: the bytes of one engine, whatever happens in between."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from fastdeploy_sd.conformance import Way, compare, standard_methods
+from fastdeploy_sd.conformance.methods import Method
+from fastdeploy_sd.types import FinishReason
+from tests.engine.handover_pairs import Pair, open_pair
+from tests.engine.models import References
+
+# Chunks of 16 tokens on the prefill instance, so that pages leave while the prompt is computed.
+PREFILL = Way("prefill", max_num_seqs=6, long_prefill_token_threshold=16, enable_prefix_caching=True)
+DECODE = Way("decode", max_num_seqs=9, enable_prefix_caching=True)
+# Blocks for a few requests only.
+TIGHT = 30
+
+
+def method(name: str, num_drafts: int = 2) -> Method:
+    [found] = standard_methods([name], [num_drafts], model_method="mtp")
+    return found
+
+
+def with_drafts(pair: Pair) -> int:
+    """How many handed-over drafts were accepted."""
+    counts = pair.decode.stats().drafts.get("handed_over")
+    return 0 if counts is None else sum(counts.accepted)
+
+
+@pytest.mark.parametrize(
+    ("model", "decode", "prefill"),
+    [
+        ("demo", method("naive"), method("naive")),
+        ("demo", method("ngram", 4), method("ngram", 1)),
+        ("demo", method("suffix", 4), method("suffix", 4)),
+        ("demo", method("mtp", 3), method("mtp", 1)),
+        ("demo", method("mtp-ngram", 4), method("mtp", 2)),
+        ("demo", method("mtp", 2), method("mtp-suffix", 4)),
+        ("demo", method("mixed", 4), method("mtp", 2)),
+        ("demo", method("suffix", 4), method("mtp", 2)),
+        ("demo", method("ngram", 4), method("naive")),
+        ("demo", method("naive"), method("mtp", 2)),
+        ("int8 KV", method("mtp"), method("mtp")),
+        ("wint4", method("mtp"), method("mtp")),
+        ("two MTP layers", method("mtp"), method("mtp")),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_two_engines_give_the_bytes_of_one(references: References, model: str, decode: Method, prefill: Method) -> None:
+    reference, rng = references.get(model), random.Random(0)
+    with open_pair(reference, (DECODE, decode), (PREFILL, prefill), seed=1) as pair:
+        first = pair.run(decode.apply(reference.requests), rng)
+        assert compare(reference.answers, first) is None
+        stats, source = pair.decode.stats(), pair.prefill.stats()
+        # What one instance knows of a common start is not sent, and what the other knows is not computed.
+        assert min(stats.num_prefix_hits, source.num_prefix_hits, pair.wire.num_whole) > 3
+        assert stats.num_supplied_tokens["prefill"] > 500
+        assert pair.wire.num_failed == 0
+        assert (with_drafts(pair) > 0) == decode.is_drafting
+        assert source.num_finished["error"] == source.num_finished["abort"] == 0
+
+
+@pytest.mark.parametrize("name", ["naive", "suffix", "mtp", "mtp-ngram"])
+def test_nothing_that_goes_wrong_on_the_way_shows(references: References, name: str) -> None:
+    """Transfers are lost, either side preempts and evicts, clients leave: whoever stays gets the same bytes."""
+    reference, seen = references.get("demo"), Counter[str]()
+    tight = [replace(way, num_blocks=TIGHT) for way in (DECODE, PREFILL)]
+    for seed in range(4):
+        rng, aborted = random.Random(seed), set[str]()
+        with open_pair(reference, (tight[0], method(name)), (tight[1], method(name)), seed) as pair:
+            got = pair.run(reference.requests, rng, each_turn=lambda: disturb(pair, rng, aborted))  # noqa: B023
+            stayed = {i: answer for i, answer in reference.answers.items() if i not in aborted}
+            assert compare(stayed, {i: answer for i, answer in got.items() if i not in aborted}) is None
+            assert {pair.ended[i] for i in aborted} <= {FinishReason.ABORT}
+            wire = pair.wire
+            seen += Counter(
+                stayed=len(stayed), lost=wire.num_failed, cancelled=wire.num_cancelled, whole=wire.num_whole,
+                preempted=pair.decode.stats().num_preemptions,
+            )  # fmt: skip
+    assert len(seen) == 5
+    assert min(seen.values()) > 3, seen
+
+
+def disturb(pair: Pair, rng: random.Random, aborted: set[str]) -> None:
+    """Lose a transfer; end a request that runs, or one that waits for its KV."""
+    if pair.wire.waiting and rng.random() < 0.1:
+        pair.wire.lose(rng.choice(pair.wire.waiting))
+    pool = pair.decode._pool
+    for candidates in (list(pool.states), list(pool.admitted)):
+        if candidates and rng.random() < 0.05:
+            request_id = rng.choice(candidates)
+            pair.abort(request_id)
+            aborted.add(request_id)

@@ -80,7 +80,7 @@ def verify_offline(config: Config) -> None:
     """
     faults = Faults()
     for name, origin in config.origins.items():
-        if name in BY_NAME and BY_NAME[name].section == "server":
+        if name in BY_NAME and BY_NAME[name].section in ("server", "splitwise"):
             text = f"{name}: expected options of the engine, got one of the server"
             faults.add(ConfigError(text, param=name), origin=origin)
     faults.raise_all()

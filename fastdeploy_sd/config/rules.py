@@ -9,7 +9,6 @@ from fastdeploy_sd.config.addresses import is_this_machine
 from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
-from fastdeploy_sd.config.unsupported import rejection
 from fastdeploy_sd.errors import ConfigError
 
 
@@ -94,13 +93,6 @@ def _verify_cache_size(config: Config) -> None:
         )
 
 
-def _verify_role(config: Config) -> None:
-    role = config.splitwise.splitwise_role
-    reason = rejection("splitwise_role", role, ("mixed",))
-    if reason is not None:
-        raise ConfigError(reason, param="splitwise_role")
-
-
 def _verify_swap(config: Config) -> None:
     cache = config.cache
     if cache.swap_bytes and not cache.enable_prefix_caching:
@@ -131,7 +123,6 @@ RULES = (
     Rule(_verify_drafts, (SPECULATIVE_OPTION, _STEP, "max_num_seqs")),
     Rule(_verify_threshold, ("long_prefill_token_threshold", "enable_chunked_prefill")),
     Rule(_verify_whole_prompts, (_STEP, "enable_chunked_prefill", "max_model_len")),
-    Rule(_verify_role, ("splitwise_role",)),
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),

@@ -29,8 +29,7 @@ class SplitwiseConfig:
         "mixed",
         Spec(
             "What this instance does: mixed: everything; prefill: compute the KV of prompts for decode instances;"
-            " decode: generate, with the KV of prompts from a prefill instance where a router names one. Only mixed is"
-            " there yet."
+            " decode: generate, with the KV of prompts from a prefill instance where a router names one."
         ),
     )
     cache_transfer_protocol: tuple[str, ...] = option(

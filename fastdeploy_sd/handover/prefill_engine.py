@@ -8,6 +8,7 @@ request, so nobody else's KV is ever in a page that may still be read. Knows no 
 
 from __future__ import annotations
 
+import select
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -86,6 +87,11 @@ class PrefillEngine(Engine):
         self._connector, self._num_layers = connector, num_layers
         self._exports: dict[TransferId, _Export] = {}  # a request has the id of its transfer
         self._is_draining = False
+        self._poll: select.epoll | None = None
+        if (supply_fd := super().arrival_fd) is not None:
+            self._poll = select.epoll()  # is readable itself while one of them is
+            for fd in (connector.fd, supply_fd):
+                self._poll.register(fd, select.EPOLLIN)
 
     @property
     def model_info(self) -> ModelInfo:
@@ -94,8 +100,8 @@ class PrefillEngine(Engine):
 
     @property
     def arrival_fd(self) -> int | None:
-        """A descriptor that is readable while the connector has something for `step`."""
-        return self._connector.fd
+        """A descriptor that is readable while the connector, or a supply of KV, has something for `step`."""
+        return self._connector.fd if self._poll is None else self._poll.fileno()
 
     def has_work(self) -> bool:
         """Whether any request or order has not ended."""

@@ -18,6 +18,7 @@ from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.handover.roles import open_engine
 from fastdeploy_sd.ipc.channel import ServerChannel, directory_of
 from fastdeploy_sd.ipc.child import (
     EXIT_CONFIG,
@@ -46,7 +47,9 @@ def start_engine(config: Config, address: str, executor: str) -> ChildProcess:
     Args:
         executor: "module:function" that makes the executor from the configuration, an `ExecutorFactory`.
     """
-    start = {"config": to_json(config), "address": address, "executor": executor}
+    # The secret between instances is the one that an engine may need; it gets none where it does not.
+    secrets = config.splitwise.splitwise_role != "mixed"
+    start = {"config": to_json(config, with_secrets=secrets), "address": address, "executor": executor}
     return ChildProcess("fastdeploy_sd.ipc.engine_process:main", start)
 
 
@@ -61,7 +64,8 @@ def main() -> int:
         create_executor: ExecutorFactory = getattr(importlib.import_module(module), name)
         executor = create_executor(config)
         try:
-            return _serve(Engine(config, executor), config, start["address"])
+            with open_engine(config, executor) as engine:
+                return _serve(engine, config, start["address"])
         finally:
             executor.shutdown()
     except ConfigError as error:

@@ -47,7 +47,6 @@ def test_the_forms_of_fastdeploys_yaml_files(model: str, yaml_file: Callable[[st
     ("options", "text"),
     [
         ({"splitwise_role": "both"}, "splitwise_role: expected one of mixed, prefill, decode, got 'both'"),
-        ({"splitwise_role": "decode"}, "splitwise_role: 'decode' is not supported yet in this version (only mixed is)"),
         (
             {"cache_transfer_protocol": "ipc,rmda"},
             "cache_transfer_protocol: expected ipc, tcp, rdma, or a list of them, got 'ipc,rmda'",

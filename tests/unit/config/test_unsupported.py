@@ -38,7 +38,6 @@ def test_a_value_that_asks_for_nothing_is_accepted(model: str, flags: str) -> No
     [
         ("--tensor-parallel-size 2", "tensor_parallel_size: '2' is not supported yet in this version (only 1 is)"),
         ("-tp=2", "tensor_parallel_size: '2' is not supported yet in this version (only 1 is)"),
-        ("--splitwise-role prefill", "splitwise_role: 'prefill' is not supported yet in this version (only mixed is)"),
         ("--enable-mm", "enable_mm: true is not supported yet in this version (only false is)"),
         ("--no-enable-logprob", "enable_logprob: false is not supported yet in this version (only true is); log"),
         (

@@ -1,0 +1,139 @@
+"""Prefill and decode engines as real processes over real sockets: the bytes of one engine, also when one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from fastdeploy_sd.config import Config, ModelConfig, SplitwiseConfig
+from fastdeploy_sd.conformance import Reference, Way, compare, make_reference, standard_methods
+from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
+from fastdeploy_sd.conformance.runs import engine_config
+from fastdeploy_sd.ipc.channel import private_address
+from fastdeploy_sd.ipc.child import ChildProcess
+from fastdeploy_sd.ipc.client import EngineClient
+from fastdeploy_sd.ipc.engine_process import start_engine
+from fastdeploy_sd.types import KvSource, Request, RequestId
+
+WAIT_S = 120.0
+WAY = Way("processes", max_num_seqs=9, long_prefill_token_threshold=32, enable_prefix_caching=True, num_threads=1)
+SECRET = "a secret of at least 16 characters"
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return make_reference(Config(ModelConfig(model="demo", dtype="bfloat16")), seed=3, count=24)
+
+
+@dataclass
+class Instance:
+    """An engine process and a client of it."""
+
+    process: ChildProcess
+    client: EngineClient
+
+    @property
+    def source(self) -> KvSource:
+        return KvSource("p", self.client.model_info.kv_address)
+
+    async def run(self, requests: Sequence[Request], source: KvSource | None) -> dict[RequestId, Answer]:
+        """Run requests at once; returns their answers."""
+        collector = AnswerCollector()
+
+        async def one(request: Request) -> None:
+            async for output in self.client.generate(replace(request, kv_source=source)):
+                collector.add(output)
+
+        await asyncio.wait_for(asyncio.gather(*map(one, requests)), WAIT_S)
+        return {request.request_id: collector.answer(request.request_id) for request in requests}
+
+    async def ended(self) -> int:
+        """Wait for the end of the process; return its exit status."""
+        return await asyncio.wait_for(asyncio.to_thread(self.process.wait), WAIT_S)
+
+
+@contextlib.asynccontextmanager
+async def instance(
+    reference: Reference, role: str, method: str, num_drafts: int, protocol: str, **cache: object
+) -> AsyncIterator[Instance]:
+    """Start an engine process in a role; it is ended, and leaves nothing, at the end."""
+    [found] = standard_methods([method], [num_drafts], model_method="mtp")
+    config = engine_config(reference.base, WAY, found)
+    splitwise = SplitwiseConfig(
+        splitwise_role=role,  # type: ignore[arg-type]
+        cache_transfer_protocol=(protocol,),
+        pd_secret=SECRET,
+        pd_host="127.0.0.1",
+        pd_timeout_s=60.0,
+    )
+    config = replace(config, splitwise=splitwise, cache=replace(config.cache, **cache))  # type: ignore[arg-type]
+    with private_address() as address, contextlib.closing(start_engine(config, address)) as process:
+        client = EngineClient(address, process.pid)
+        try:
+            await asyncio.wait_for(client.connect(), WAIT_S)
+            yield Instance(process, client)
+        finally:
+            await client.close()
+
+
+@pytest.mark.parametrize("protocol", ["ipc", "tcp"])
+async def test_two_processes_give_the_bytes_of_one_engine(reference: Reference, protocol: str) -> None:
+    before = set(os.listdir("/dev/shm"))
+    async with (
+        instance(reference, "prefill", "mtp", 1, protocol) as prefill,
+        instance(reference, "decode", "mtp-ngram", 4, protocol) as decode,
+    ):
+        assert prefill.client.model_info.fingerprint == decode.client.model_info.fingerprint != ""
+        assert decode.client.model_info.kv_address == ""
+        assert compare(reference.answers, await decode.run(reference.requests, prefill.source)) is None
+        stats, source = await decode.client.stats(), await prefill.client.stats()
+        assert stats.num_supplied_tokens["prefill"] > 300
+        assert sum(stats.drafts["handed_over"].accepted) > 5
+        assert stats.num_waiting_for_kv == source.num_running == 0
+        assert source.num_finished["length"] == source.num_requests == stats.num_kv_arrivals
+        for end in (prefill, decode):
+            os.kill(end.process.pid, signal.SIGTERM)
+            assert await end.ended() == 0
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_prefill_instance_that_ends_costs_nobody_a_token(reference: Reference, how: signal.Signals) -> None:
+    async with (
+        instance(reference, "prefill", "mtp", 2, "tcp") as prefill,
+        instance(reference, "decode", "mtp", 2, "tcp") as decode,
+    ):
+        source = prefill.source
+        first = asyncio.create_task(decode.run(reference.requests, source))
+        while (await decode.client.stats()).num_waiting_for_kv == 0 and not first.done():
+            await asyncio.sleep(0.001)
+        os.kill(prefill.process.pid, how)
+        assert compare(reference.answers, await first) is None
+        assert (await prefill.ended() == 0) == (how is signal.SIGTERM)
+        again = [replace(request, request_id=f"{request.request_id}-again") for request in reference.requests]
+        got = await decode.run(again, source)
+        expected = {f"{name}-again": answer for name, answer in reference.answers.items()}
+        assert compare(expected, got) is None
+        stats = await decode.client.stats()
+        assert (stats.num_waiting_for_kv, stats.num_running) == (0, 0)
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+
+
+async def test_instances_that_do_not_fit_compute_for_themselves(reference: Reference, tmp_path: Path) -> None:
+    async with (
+        instance(reference, "prefill", "naive", 1, "tcp", kv_cache_dtype="int8") as prefill,
+        instance(reference, "decode", "mtp", 2, "tcp") as decode,
+    ):
+        assert prefill.client.model_info.fingerprint != decode.client.model_info.fingerprint
+        assert compare(reference.answers, await decode.run(reference.requests, prefill.source)) is None
+        stats = await decode.client.stats()
+        assert stats.num_kv_arrivals > 0
+        assert sum(stats.num_supplied_tokens.values()) == 0
+        assert (await prefill.client.stats()).num_requests == 0

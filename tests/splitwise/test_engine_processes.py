@@ -24,6 +24,7 @@ from fastdeploy_sd.types import KvSource, Request, RequestId
 
 WAIT_S = 120.0
 WAY = Way("processes", max_num_seqs=9, long_prefill_token_threshold=32, enable_prefix_caching=True, num_threads=1)
+EXECUTOR = "fastdeploy_sd.ranks.executor:create_executor"
 SECRET = "a secret of at least 16 characters"
 
 
@@ -56,7 +57,7 @@ class Instance:
 
     async def ended(self) -> int:
         """Wait for the end of the process; return its exit status."""
-        return await asyncio.wait_for(asyncio.to_thread(self.process.wait), WAIT_S)
+        return await asyncio.wait_for(self.process.wait(), WAIT_S)
 
 
 @contextlib.asynccontextmanager
@@ -74,7 +75,7 @@ async def instance(
         pd_timeout_s=60.0,
     )
     config = replace(config, splitwise=splitwise, cache=replace(config.cache, **cache))  # type: ignore[arg-type]
-    with private_address() as address, contextlib.closing(start_engine(config, address)) as process:
+    with private_address() as address, contextlib.closing(start_engine(config, address, EXECUTOR)) as process:
         client = EngineClient(address, process.pid)
         try:
             await asyncio.wait_for(client.connect(), WAIT_S)

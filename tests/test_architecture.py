@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "metrics": VALUES | {"engine.stats"},
     "handover": VALUES | {"config", "engine", "splitwise"},
-    "ipc": VALUES | {"config", "engine", "handover", "log_lines"},
+    "ipc": VALUES | {"config", "engine", "log_lines"},
     "placement": set(),
     "splitwise": VALUES | {"config", "ipc.codec", "ipc.packing", "runtime.checksum"},
     "ranks": VALUES | {"config", "engine.executor", "ipc", "runtime.library", "spec_decode.proposer", "worker"},

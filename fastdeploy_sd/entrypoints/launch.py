@@ -43,6 +43,7 @@ from fastdeploy_sd.metrics import SharedStats
 logger = logging.getLogger(__name__)
 
 DEFAULT_EXECUTOR = "fastdeploy_sd.ranks.executor:create_executor"
+ENGINE = "fastdeploy_sd.handover.roles:open_engine"
 
 # A draining engine that is inside a step looks at its deadline after the step; beyond this it is stuck.
 _STUCK_S = 30.0
@@ -79,7 +80,10 @@ class _Launcher:
 
     async def run(self, executor: str) -> int:
         """Serve; return the exit status, with which this process ends soon, whatever its threads are doing."""
-        with private_address() as address, contextlib.closing(start_engine(self._config, address, executor)) as engine:
+        with (
+            private_address() as address,
+            contextlib.closing(start_engine(self._config, address, executor, ENGINE)) as engine,
+        ):
             stop_on_signals(lambda: self._stop(engine))
             status = await self._serve(address, engine)
         leave_within(_LEAVE_S, status)

@@ -12,13 +12,14 @@ import logging
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.handover.roles import open_engine
 from fastdeploy_sd.ipc.channel import ServerChannel, directory_of
 from fastdeploy_sd.ipc.child import (
     EXIT_CONFIG,
@@ -34,9 +35,12 @@ from fastdeploy_sd.ipc.messages import max_frame_bytes
 logger = logging.getLogger(__name__)
 
 ExecutorFactory = Callable[[Config], Executor]
+EngineFactory = Callable[[Config, Executor], AbstractContextManager[Engine]]
+
+_ALONE = "fastdeploy_sd.ipc.engine_process:open_alone"
 
 
-def start_engine(config: Config, address: str, executor: str) -> ChildProcess:
+def start_engine(config: Config, address: str, executor: str, engine: str = _ALONE) -> ChildProcess:
     """Start the engine process; it answers clients at the address once the model is loaded.
 
     It ends with status 0 after SIGTERM (its requests may finish within `shutdown_timeout_s`) or SIGINT (they end at
@@ -46,22 +50,31 @@ def start_engine(config: Config, address: str, executor: str) -> ChildProcess:
 
     Args:
         executor: "module:function" that makes the executor from the configuration, an `ExecutorFactory`.
+        engine: as that, what makes an engine over the executor, an `EngineFactory`; by default it knows no other
+            instance.
     """
     # The secret between instances is the one that an engine may need; it gets none where it does not.
     secrets = config.splitwise.splitwise_role != "mixed"
-    start = {"config": to_json(config, with_secrets=secrets), "address": address, "executor": executor}
+    start = {"config": to_json(config, with_secrets=secrets), "address": address}
+    start |= {"executor": executor, "engine": engine}
     return ChildProcess("fastdeploy_sd.ipc.engine_process:main", start)
+
+
+@contextmanager
+def open_alone(config: Config, executor: Executor) -> Iterator[Engine]:
+    """Make an engine that knows no other instance."""
+    yield Engine(config, executor)
 
 
 def main() -> int:
     """Entry point of the child process."""
     start = read_start()
     end_with_parent(functools.partial(shutil.rmtree, directory_of(start["address"]), ignore_errors=True))
-    module, name = start["executor"].split(":")
     try:
         configure_logging("engine")
         config = from_json(start["config"])
-        create_executor: ExecutorFactory = getattr(importlib.import_module(module), name)
+        create_executor: ExecutorFactory = _find(start["executor"])
+        open_engine: EngineFactory = _find(start["engine"])
         executor = create_executor(config)
         try:
             with open_engine(config, executor) as engine:
@@ -74,6 +87,12 @@ def main() -> int:
     except Exception:
         logger.exception("the engine could not start")
         return EXIT_FAILED
+
+
+def _find(place: str) -> Any:
+    """Import "module:function"; what brings in a model's framework is named by a string only."""
+    module, name = place.split(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _serve(engine: Engine, config: Config, address: str) -> int:

@@ -16,6 +16,7 @@ from fastdeploy_sd.config import Config, ModelConfig, SplitwiseConfig
 from fastdeploy_sd.conformance import Reference, Way, compare, make_reference, standard_methods
 from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
 from fastdeploy_sd.conformance.runs import engine_config
+from fastdeploy_sd.entrypoints.launch import DEFAULT_EXECUTOR, ENGINE
 from fastdeploy_sd.ipc.channel import private_address
 from fastdeploy_sd.ipc.child import ChildProcess
 from fastdeploy_sd.ipc.client import EngineClient
@@ -24,7 +25,6 @@ from fastdeploy_sd.types import KvSource, Request, RequestId
 
 WAIT_S = 120.0
 WAY = Way("processes", max_num_seqs=9, long_prefill_token_threshold=32, enable_prefix_caching=True, num_threads=1)
-EXECUTOR = "fastdeploy_sd.ranks.executor:create_executor"
 SECRET = "a secret of at least 16 characters"
 
 
@@ -75,7 +75,10 @@ async def instance(
         pd_timeout_s=60.0,
     )
     config = replace(config, splitwise=splitwise, cache=replace(config.cache, **cache))  # type: ignore[arg-type]
-    with private_address() as address, contextlib.closing(start_engine(config, address, EXECUTOR)) as process:
+    with (
+        private_address() as address,
+        contextlib.closing(start_engine(config, address, DEFAULT_EXECUTOR, ENGINE)) as process,
+    ):
         client = EngineClient(address, process.pid)
         try:
             await asyncio.wait_for(client.connect(), WAIT_S)

@@ -22,7 +22,7 @@ from fastdeploy_sd.splitwise.instance import Instance
 from fastdeploy_sd.splitwise.pages import Pages
 from fastdeploy_sd.splitwise.prefill_side import PrefillSide
 from fastdeploy_sd.splitwise.settings import ConnectorSettings
-from fastdeploy_sd.splitwise.sockets import CurveKeys, Hub, is_loopback
+from fastdeploy_sd.splitwise.sockets import CurveKeys, Hub, is_loopback, resolve
 from fastdeploy_sd.splitwise.transport import TransportError, window_slots
 from fastdeploy_sd.splitwise.transport_rdma import NUM_WINDOWS, RdmaEngine
 from fastdeploy_sd.types import KvSource, Request
@@ -189,7 +189,7 @@ class KvConnector:
 
 def _verify_host(settings: ConnectorSettings) -> None:
     try:
-        is_allowed = not settings.is_local or settings.role != "prefill" or is_loopback(settings.host)
+        is_allowed = not settings.is_local or settings.role != "prefill" or is_loopback(resolve(settings.host))
     except OSError as error:
         raise ConfigError(f"pd_host: expected an address, got {settings.host!r}: {error}", param="pd_host") from None
     if not is_allowed:

@@ -127,7 +127,7 @@ class Listener:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.set_hwm(max_queued)
         try:
-            literal = _literal(host)
+            literal = resolve(host)
             self._socket.setsockopt(zmq.IPV6, literal.startswith("["))
             self._socket.bind(f"tcp://{literal}:{port or '*'}")
         except (zmq.ZMQError, OSError) as error:
@@ -168,6 +168,9 @@ class Link:
 
     Args:
         max_frame_bytes, max_queued: as Listener's.
+
+    Raises:
+        OSError: the address is none.
     """
 
     def __init__(self, hub: Hub, address: str, max_frame_bytes: int, max_queued: int) -> None:
@@ -181,7 +184,11 @@ class Link:
         self._socket.setsockopt(zmq.IPV6, 1)  # also; a bound socket with it would name its IPv4 address as IPv6
         self._socket.set_hwm(max_queued)
         self._monitor = self._socket.get_monitor_socket(_LOST | _REJECTED)
-        self._socket.connect(address)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self._close_sockets()
+            raise OSError(f"expected an address like tcp://host:port, got {address!r}: {error}") from None
         hub.watch(self._socket)
         hub.watch(self._monitor)
 
@@ -214,22 +221,28 @@ class Link:
         """Close."""
         self._hub.unwatch(self._socket)
         self._hub.unwatch(self._monitor)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0)
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a host, or the host of "tcp://host:port", can be reached from this machine only.
+    """Whether a host, or that of "tcp://host:port", can be reached from this machine only. No name is looked up."""
+    host = address.removeprefix("tcp://").rpartition(":")[0] if address.startswith("tcp://") else address
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def resolve(host: str) -> str:
+    """Return a host as ZeroMQ binds it: a numeric address, in brackets if it is one of IPv6. May take seconds.
 
     Raises:
         OSError: the name is unknown.
     """
-    host = address.removeprefix("tcp://").rpartition(":")[0] if address.startswith("tcp://") else address
-    return ipaddress.ip_address(_literal(host).strip("[]")).is_loopback
-
-
-def _literal(host: str) -> str:
-    """Return a host as ZeroMQ binds it: a numeric address, in brackets if it is one of IPv6."""
     address = str(socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0])
     return f"[{address}]" if ":" in address else address

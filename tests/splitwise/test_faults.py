@@ -255,5 +255,51 @@ def test_an_address_where_nobody_listens() -> None:
             connector.fetch(request(1, 1), source_of("tcp://127.0.0.1:1"), 0, [0], DEADLINE_S)
         events = next_events(connector, 3)
         assert [e.failure for e in events if isinstance(e, FetchFailed)] == [Failure.UNREACHABLE] * 3
-        connector.fetch(request(1, 1), source_of("no address"), 0, [0], DEADLINE_S)
-        assert isinstance(next_events(connector)[0], FetchFailed)
+
+
+def test_an_address_that_is_none_fails_its_own_order_only(caplog: pytest.LogCaptureFixture) -> None:
+    with connectors("tcp") as (decode, ours, prefill, theirs):
+        engine = PrefillEngine(prefill, theirs, 8)
+        right = decode.fetch(request(1, 8), source_of(prefill.address), 0, range(8), 60)
+        wrong = [decode.fetch(request(2, 1), source_of(a), 0, [9], 60) for a in ("no address", "tcp://127.0.0.1", "")]
+        events = {event.transfer_id: event for event in engine.serve(decode, 4)}
+        assert isinstance(events[right], Fetched)
+        assert holds(ours, 1, 0, range(8))
+        failed = [events[transfer_id] for transfer_id in wrong]
+        assert [e.failure for e in failed if isinstance(e, FetchFailed)] == [Failure.UNREACHABLE] * 3
+        assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_prefill_instance_comes_back_under_its_address(protocol: str) -> None:
+    with decode_instance(protocol) as (connector, pages):
+        port = 0
+        for prompt in (1, 2, 3):
+            theirs = BytePages(64)
+            prefill = KvConnector(settings("prefill", protocol, port=port), describe(), theirs)
+            port = int(prefill.address.rpartition(":")[2])
+            try:
+                engine = PrefillEngine(prefill, theirs, 8)
+
+                def is_fetched(prompt: int = prompt, address: str = prefill.address) -> bool:
+                    """Again until the time between attempts is over."""
+                    connector.fetch(request(prompt, 8), source_of(address), 0, range(8), DEADLINE_S)
+                    return isinstance(engine.serve(connector)[0], Fetched)  # noqa: B023
+
+                wait_for(is_fetched, "a transfer")
+                assert holds(pages, prompt, 0, range(8))
+            finally:
+                prefill.close()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_connection_that_is_not_used_is_closed_and_made_anew(protocol: str) -> None:
+    with connectors(protocol, idle_s=0.2) as (decode, ours, prefill, theirs):
+        engine = PrefillEngine(prefill, theirs, 8)
+        decode.fetch(request(1, 8), source_of(prefill.address), 0, range(8), 60)
+        assert isinstance(engine.serve(decode)[0], Fetched)
+        num_open = len(os.listdir("/proc/self/fd"))
+        engine.serve_until(lambda: len(os.listdir("/proc/self/fd")) < num_open, "the end of the connection")
+        decode.fetch(request(2, 8), source_of(prefill.address), 0, range(8), 60)
+        assert isinstance(engine.serve(decode)[0], Fetched)
+        assert holds(ours, 2, 0, range(8))

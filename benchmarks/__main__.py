@@ -1,5 +1,5 @@
-"""`python -m benchmarks COMMAND`: offline, http, latency, attacks, suite (the default), forward, host, speculation,
-proposers, edits, sampling, kernels, kv-transfer, checkpoint, table, compare, peers.
+"""`python -m benchmarks COMMAND`: offline, http, latency, attacks, router, suite (the default), forward, host,
+speculation, proposers, edits, sampling, kernels, kv-transfer, checkpoint, table, compare, peers.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "http": "load.main",
     "latency": "latency.main",
     "attacks": "attacks.main",
+    "router": "router.main",
     "suite": "suite.main",
     "forward": "forward.main",
     "host": "host.main",

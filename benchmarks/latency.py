@@ -58,11 +58,11 @@ def main(argv: Sequence[str]) -> int:
     args = command.read(argv)
     with running_server(args.others) as (address, processes):
         first_token(address, _NUM_WARM_UP)
-        cpu = [_cpu_us(processes)]
+        cpu = [cpu_us(processes)]
         results = first_token_metrics(first_token(address, args.num_requests))
-        cpu.append(_cpu_us(processes))
+        cpu.append(cpu_us(processes))
         num_tokens = stream(address, args.clients, args.output_len)
-        cpu.append(_cpu_us(processes))
+        cpu.append(cpu_us(processes))
     for name in processes:
         results[f"{name} cpu per request, us"] = (cpu[1][name] - cpu[0][name]) / args.num_requests
         results[f"{name} cpu per streamed token, us"] = (cpu[2][name] - cpu[1][name]) / num_tokens
@@ -156,7 +156,7 @@ def _more(connection: socket.socket) -> bytes:
     return received
 
 
-def _cpu_us(processes: Mapping[str, int]) -> dict[str, float]:
+def cpu_us(processes: Mapping[str, int]) -> dict[str, float]:
     """Return the processor time that the threads of each process have used."""
     return {
         name: sum(

@@ -22,18 +22,36 @@ def running_server(options: Sequence[str]) -> Iterator[tuple[tuple[str, int], di
     Raises:
         Unavailable: it does not start.
     """
-    command = [sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server", "--port", "0", *options]
+    with _running("fastdeploy_sd.entrypoints.openai.api_server", options) as (address, pid):
+        yield address, {"http": pid, "engine": family(pid)[1]}
+
+
+@contextmanager
+def running_router() -> Iterator[tuple[tuple[str, int], int]]:
+    """A router until the end of the block; yields its address and its process.
+
+    Raises:
+        Unavailable: it does not start.
+    """
+    with _running("fastdeploy_sd.router.launch", []) as (address, pid):
+        yield address, pid
+
+
+@contextmanager
+def _running(module: str, options: Sequence[str]) -> Iterator[tuple[tuple[str, int], int]]:
+    """Run a module on a free port until the end of the block, once it has said its address."""
+    command = [sys.executable, "-m", module, "--port", "0", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         lines = []
         for line in process.stderr:
             lines.append(line)
-            if match := re.search(r"http://(\S+):(\d+)", line):
+            if match := re.search(r" on http://(\S+):(\d+)", line):
                 break
         else:
-            raise Unavailable(f"server: expected it to start, got\n{''.join(lines)}")
-        yield (match[1], int(match[2])), {"http": process.pid, "engine": family(process.pid)[1]}
+            raise Unavailable(f"{module}: expected it to start, got\n{''.join(lines)}")
+        yield (match[1], int(match[2])), process.pid
         process.send_signal(signal.SIGTERM)
         process.wait(_STOP_S)
     finally:

@@ -92,9 +92,9 @@ class Fleet:
         return self._stack.enter_context(contextlib.closing(server))
 
 
-def wait_until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object], patience_s: float = WAIT_S) -> None:
     """Poll until something is true."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "expected it to become true"
         time.sleep(0.02)

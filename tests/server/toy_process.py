@@ -57,14 +57,14 @@ class Program:
         with self._changed:
             return "".join(self._lines)
 
-    def wait_for_line(self, pattern: str) -> re.Match[str]:
+    def wait_for_line(self, pattern: str, patience_s: float = WAIT_S) -> re.Match[str]:
         """Wait for the first line that matches."""
 
         def find() -> re.Match[str] | None:
             return next(filter(None, (re.search(pattern, line) for line in self._lines)), None)
 
         with self._changed:
-            self._changed.wait_for(lambda: find() or self._is_ended, WAIT_S)
+            self._changed.wait_for(lambda: find() or self._is_ended, patience_s)
             match = find()
             assert match is not None, f"no line {pattern!r} in:\n{''.join(self._lines)}"
             return match

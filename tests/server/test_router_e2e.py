@@ -1,0 +1,107 @@
+"""Streams of a real model survive the death of their server, whichever way the servers draft.
+
+The demo model on real servers behind a real router; text, tokens and log-probabilities are those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.server.router_process import Router, free_port, kill, wait_until
+from tests.server.toy_process import Program
+
+START_S = 300.0
+TIMEOUT_S = 300.0
+NUM_TOKENS = 600
+MESSAGES = [{"role": "user", "content": "Write a function that adds two numbers."}]
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "def add(a, b):", "temperature": 0, "logprobs": 3}),
+    ("/v1/completions", {"prompt": "def add(a, b):", "seed": 7, "temperature": 0.9, "repetition_penalty": 1.1}),
+    ("/v1/completions", {"prompt": ["import ", "class A"], "seed": 3, "n": 2, "frequency_penalty": 0.5}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "temperature": 0, "logprobs": True, "top_logprobs": 2}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "seed": 11, "n": 3, "stop": ["return a", "zzzz"], "top_p": 0.9}),
+]
+
+
+class DemoServer(Program):
+    """A server on the demo model, as a user starts it."""
+
+    def __init__(self, router: Router, state: Path, speculation: dict[str, object]) -> None:
+        options = {"model": "demo", "port": 0, "router": router.address, "num-threads": 1, "kv-cache-memory-gb": 0.3}
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        flags += ["--speculative-config", json.dumps(speculation)]
+        super().__init__(
+            [sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server", *flags], XDG_STATE_HOME=str(state)
+        )
+
+    @property
+    def url(self) -> str:
+        """Where it serves; waits until it does."""
+        return self.wait_for_line(r"serving demo on (http://\S+)", START_S)[1]
+
+
+def outcome(url: str, path: str, body: dict[str, Any]) -> dict[object, dict[str, list[Any]]]:
+    """What a stream says of each choice, whatever its events are: text, log-probabilities, end; and the usage."""
+    found: defaultdict[object, defaultdict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    options = {"model": "demo", "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    text = httpx.post(
+        f"{url}{path}", json=options | body | {"stream_options": {"include_usage": True}}, timeout=TIMEOUT_S
+    ).text
+    for event in text.split("\n\n"):
+        if not event.startswith("data: {"):
+            continue
+        value = json.loads(event.removeprefix("data: "))
+        assert "error" not in value, value
+        for choice in value["choices"]:
+            of_choice = found[choice["index"]]
+            of_choice["text"] += choice["text"] if "text" in choice else choice["delta"]["content"]
+            for name, entries in (choice["logprobs"] or {}).items():
+                of_choice[name] += entries or []
+            of_choice["end"] += [choice["finish_reason"], choice["stop_reason"]] if choice["finish_reason"] else []
+        if value["usage"]:
+            found["usage"]["all"] += [value["usage"]["completion_tokens"], value["usage"]["prompt_tokens"]]
+    return {choice: dict(of_choice) for choice, of_choice in found.items()}
+
+
+def test_every_stream_goes_on_at_a_server_that_drafts_otherwise(tmp_path: Path) -> None:
+    methods: list[dict[str, object]] = [{"method": "mtp", "num_speculative_tokens": 3}, {"method": "naive"}]
+    with contextlib.ExitStack() as stack:
+        router = stack.enter_context(contextlib.closing(Router(tmp_path, free_port())))
+        first, second = (
+            stack.enter_context(contextlib.closing(DemoServer(router, tmp_path, speculation)))
+            for speculation in methods
+        )
+        wait_until(lambda: states(router) == {first.url: "available", second.url: "available"}, START_S)
+        os.kill(second.process.pid, signal.SIGSTOP)
+        wait_until(lambda: states(router) == {first.url: "available", second.url: "silent"})
+        outcomes: dict[int, object] = {}
+
+        def read(i: int) -> None:
+            outcomes[i] = outcome(router.url, *BODIES[i])
+
+        readers = [threading.Thread(target=read, args=(i,)) for i in range(len(BODIES))]
+        for reader in readers:
+            reader.start()
+        wait_until(lambda: sum(instance["num_requests_running"] for instance in router.instances()) >= len(BODIES))
+        os.kill(second.process.pid, signal.SIGCONT)
+        wait_until(lambda: states(router)[second.url] == "available")
+        kill(first)
+        for reader in readers:
+            reader.join()
+        assert router.metric("fastdeploy_sd:router_resumed_streams_total") == len(BODIES)
+        assert outcomes == {i: outcome(second.url, *body) for i, body in enumerate(BODIES)}
+
+
+def states(router: Router) -> dict[str, str]:
+    """The state of each of a router's instances, by its URL."""
+    return {f"http://{instance['address']}": instance["state"] for instance in router.instances()}

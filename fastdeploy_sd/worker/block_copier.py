@@ -194,8 +194,6 @@ class BlockCopier:
                     self._report(f"{error}; the block is computed again")
                     return CopyStatus.DAMAGED
                 with self._changed:
-                    if self._is_stopped:
-                        return CopyStatus.CANCELLED
                     self._is_touched = True
                 try:
                     is_whole = self._write_block(command.block_id)

@@ -68,7 +68,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ipc": VALUES | {"config", "engine", "log_lines"},
     "placement": set(),
     "splitwise": VALUES | {"config", "ipc.codec", "ipc.packing", "runtime.checksum"},
-    "ranks": VALUES | {"config", "engine.executor", "ipc", "runtime.library", "spec_decode.proposer", "worker"},
+    "ranks": VALUES
+    | {"config", "engine.executor", "ipc", "parallel", "runtime.library", "spec_decode.proposer", "worker"},
     "fleet": VALUES | {"ipc.codec", "ipc.packing"},
     "entrypoints": VALUES | {"config", "ipc", "metrics", "engine.stats", "fleet", "splitwise.secret"},
     "router": VALUES

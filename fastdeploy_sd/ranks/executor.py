@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.ranks.process import DEFAULT_FOLLOWER
-from fastdeploy_sd.ranks.processes import RankProcesses
+from fastdeploy_sd.ranks.processes import RankProcesses, threads_per_rank
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.lead import GroupEnded
-from fastdeploy_sd.worker.rank_group import NoCollectives, RankGroup
+from fastdeploy_sd.worker.rank_group import RankGroup
 
 if TYPE_CHECKING:
     from fastdeploy_sd.spec_decode.proposer import MakeProposer
@@ -93,11 +92,9 @@ def start_ranks(
         CheckpointError, ConfigError: a rank cannot load the model as configured.
         InternalError: a rank broke while loading.
     """
-    collectives = NoCollectives()
-    others = RankProcesses(config, size, follower, timeout_s, on_end=lambda: None)
+    others = RankProcesses(config, size, follower, timeout_s)
     try:
-        num_threads = max(1, len(os.sched_getaffinity(0)) // size)
-        group = RankGroup(0, size, num_threads, collectives, others, smallest=others.smallest)
+        group = RankGroup(0, size, threads_per_rank(size), others.communicator, others, smallest=others.smallest)
         first = create_first(config, group)
         others.wait_ready()
     except GroupEnded as end:

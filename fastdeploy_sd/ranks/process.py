@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import logging
+import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from fastdeploy_sd.ipc.child import (
 )
 from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.messages import WireError
+from fastdeploy_sd.parallel.communicator import Communicator
 from fastdeploy_sd.ranks.link import Link, LinkClosedError
 from fastdeploy_sd.ranks.messages import (
     Done,
@@ -51,7 +53,7 @@ from fastdeploy_sd.worker.commands import (
     TakePlan,
 )
 from fastdeploy_sd.worker.lead import Collectives, RankError
-from fastdeploy_sd.worker.rank_group import NoCollectives, RankGroup
+from fastdeploy_sd.worker.rank_group import RankGroup
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +77,9 @@ def main() -> int:
     end_with_parent()
     rank, size = int(start["rank"]), int(start["size"])
     link = Link(socket.socket(fileno=int(start["link"])))
-    collectives = NoCollectives()
-    session = _Session(link, collectives)
+    communicator = Communicator.shared(int(start["segment"]), rank, size, float(start["patience_s"]))
+    os.close(int(start["segment"]))
+    session = _Session(link, communicator)
     try:
         configure_logging(f"rank-{rank}")
         library.set_isa(start["isa"])  # another level has other bytes
@@ -86,7 +89,7 @@ def main() -> int:
             rank,
             size,
             int(start["num_threads"]),
-            collectives,
+            communicator,
             agree=session.agree,
             smallest=session.smallest,
         )

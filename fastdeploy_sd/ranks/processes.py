@@ -14,6 +14,7 @@ from fastdeploy_sd.config import Config, to_json
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.ipc.child import ChildProcess
 from fastdeploy_sd.ipc.codec import ProtocolError
+from fastdeploy_sd.parallel.communicator import Communicator, shared_segment
 from fastdeploy_sd.ranks.link import Link, LinkClosedError
 from fastdeploy_sd.ranks.messages import (
     Done,
@@ -28,7 +29,7 @@ from fastdeploy_sd.ranks.messages import (
     encode,
     frame_of,
 )
-from fastdeploy_sd.ranks.watch import RankWatch
+from fastdeploy_sd.ranks.watch import COMPUTING_TIMEOUTS, RankWatch
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.worker.commands import Attempt, Command
 from fastdeploy_sd.worker.lead import GroupEnded
@@ -50,16 +51,21 @@ class RankProcesses:
     Args:
         follower: "module:function" that makes what a rank computes with, a `process.FollowerFactory`.
         timeout_s: a rank that gets nowhere for longer hangs, and is killed.
-        on_end: called from another thread when a rank has ended; makes collectives fail.
+
+    Attributes:
+        communicator: rank 0's end of what the ranks exchange.
     """
 
-    def __init__(self, config: Config, size: int, follower: str, timeout_s: float, on_end: Callable[[], None]) -> None:
+    def __init__(self, config: Config, size: int, follower: str, timeout_s: float) -> None:
         self._links: dict[int, Link] = {}
         self._children: dict[int, ChildProcess] = {}
-        self._timeout_s, self._on_end = timeout_s, on_end
+        self._timeout_s = timeout_s
         self._posted: list[bytes] = []
         self._is_ready = False
-        num_threads = max(1, len(os.sched_getaffinity(0)) // size)
+        segment = shared_segment()
+        # Ranks that hang are noticed by the watch, which knows them from slow ones.
+        patience_s = COMPUTING_TIMEOUTS * timeout_s
+        self.communicator = Communicator.shared(segment, 0, size, patience_s)
         for rank in range(1, size):
             link, theirs = Link.pair()
             with theirs:
@@ -68,14 +74,17 @@ class RankProcesses:
                     "follower": follower,
                     "rank": str(rank),
                     "size": str(size),
-                    "num_threads": str(num_threads),
+                    "num_threads": str(threads_per_rank(size)),
+                    "segment": str(segment),
+                    "patience_s": str(patience_s),
                     "isa": library.isa(),
                     "link": str(theirs.fileno()),
                 }
                 self._children[rank] = ChildProcess(
-                    "fastdeploy_sd.ranks.process:main", start, (theirs.fileno(),), ignores_signals=True
+                    "fastdeploy_sd.ranks.process:main", start, (theirs.fileno(), segment), ignores_signals=True
                 )
             self._links[rank] = link
+        os.close(segment)
         self._all = frozenset(self._links)
         self._watch = RankWatch(self._children, LOADING_TIMEOUT_S, self._end)
 
@@ -134,22 +143,25 @@ class RankProcesses:
             if not _has_ended(child, deadline - time.monotonic()):
                 logger.warning("rank %d does not end and is killed", rank)
             child.close()
-        for link in self._links.values():
-            link.close()
+        self._free()
 
     def kill(self) -> None:
         """Have the ranks end at once."""
         for child in self._children.values():
             child.close()
         self._watch.close()
+        self._free()
+
+    def _free(self) -> None:
         for link in self._links.values():
             link.close()
+        self.communicator.close()
 
     def _end(self, reason: str) -> None:
         """A rank has ended, so that none of the others, nor this one, must wait for anything any more."""
         if self._is_ready:  # why the model cannot be loaded is told once, by whoever wants it loaded
             logger.error("%s", reason)
-        self._on_end()
+        self.communicator.abort()
         for link in self._links.values():
             link.shut()
 
@@ -200,6 +212,11 @@ class RankProcesses:
                         if isinstance(reply, Failed):
                             return GroupEnded(reply.error.to_exception())
         return GroupEnded(InternalError(failure or f"rank {rank} has closed its link"))
+
+
+def threads_per_rank(size: int) -> int:
+    """Return a rank's share of the cores that this process may run on, at least one thread."""
+    return max(1, len(os.sched_getaffinity(0)) // size)
 
 
 def _has_ended(child: ChildProcess, patience_s: float) -> bool:

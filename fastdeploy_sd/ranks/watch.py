@@ -26,7 +26,7 @@ _LONGEST_PAUSE_S = 1.0
 # whether something has arrived takes far less.
 _WORKING_SHARE = 0.01
 # A rank that computes and does not answer, when rank 0 waits for nothing else.
-_COMPUTING_TIMEOUTS = 10
+COMPUTING_TIMEOUTS = 10
 
 
 class RankWatch:
@@ -109,7 +109,7 @@ class RankWatch:
         self._waited_s = self._waited_s + elapsed_s if awaited and self._is_idle_otherwise else 0.0
         if self._silent_s > self._timeout_s:
             self._kill(_stopped(self._children, awaited) or awaited, self._silent_s)
-        elif self._waited_s > _COMPUTING_TIMEOUTS * self._timeout_s:
+        elif self._waited_s > COMPUTING_TIMEOUTS * self._timeout_s:
             self._kill(awaited, self._waited_s)
 
     def _kill(self, ranks: frozenset[int], seconds: float) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from fastdeploy_sd.parallel.communicator import Communicator
 from fastdeploy_sd.worker.lead import Collectives, OtherRanks
 
 
@@ -24,7 +25,7 @@ class RankGroup:
 
     Attributes:
         num_threads: of this rank's kernels, its share of the host's cores, unless the configuration says how many.
-        collectives: what the ranks exchange inside a pass.
+        communicator: what the ranks exchange inside a pass; None = nothing.
         others: rank 0's hold on the other ranks; None on these, and where there are none.
         agree: what other ranks than 0 call when their draft layers have run; see DraftModel.agree.
         smallest: gives every rank the smallest of what the ranks measure; all of them call it, once loaded.
@@ -33,7 +34,12 @@ class RankGroup:
     rank: int = 0
     size: int = 1
     num_threads: int = 0
-    collectives: Collectives = field(default_factory=NoCollectives)
+    communicator: Communicator | None = None
     others: OtherRanks | None = None
     agree: Callable[[], None] = lambda: None
     smallest: Callable[[Callable[[], int]], int] = lambda measure: measure()
+
+    @property
+    def collectives(self) -> Collectives:
+        """What is told of every attempt."""
+        return self.communicator or NoCollectives()

@@ -51,7 +51,7 @@ def create_misconfigured(config: Config) -> ToyExecutor:
 
 
 def create_ranks(config: Config) -> Executor:
-    """Three processes that compute the same; a hang is noticed soon."""
+    """Four processes that compute the same; a hang is noticed soon."""
     return _ranks(config, "create_follower")
 
 
@@ -66,4 +66,4 @@ def create_broken_ranks(config: Config) -> Executor:
 
 
 def _ranks(config: Config, follower: str) -> Executor:
-    return start_ranks(config, 3, toy_ranks.create_first, 2.0, f"{toy_ranks.__name__}:{follower}")
+    return start_ranks(config, 4, toy_ranks.create_first, 2.0, f"{toy_ranks.__name__}:{follower}")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.server.toy_process import WAIT_S, Server, Stream, complete, error_of, is_complete, serving
 
-NUM_RANKS = 3
+NUM_RANKS = 4
 
 
 def ranks_of(server: Server) -> list[int]:

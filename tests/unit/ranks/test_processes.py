@@ -120,7 +120,7 @@ def test_a_rank_that_fails_an_attempt_goes_on() -> None:
 
 
 def test_a_stopped_rank_is_killed_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    with started(3, timeout_s=0.5) as (engine, _, _):
+    with started(4, timeout_s=0.5) as (engine, _, _):
         engine.submit(toy_request("stop", [5, 6]))
         with pytest.raises(InternalError, match=r"rank 1 has got nowhere for \d+ s"):
             engine.step()
@@ -150,7 +150,7 @@ def test_ranks_end_with_rank_0() -> None:
     """A rank 0 that is killed cannot tell them."""
     script = (
         "from tests.unit.ranks.test_processes import start, children\n"
-        "executor = start(3)\n"
+        "executor = start(4)\n"
         "print(*children(), flush=True)\n"
         "input()\n"
     )
@@ -160,7 +160,7 @@ def test_ranks_end_with_rank_0() -> None:
     ) as first:
         assert first.stdout is not None
         fds = [os.pidfd_open(int(pid)) for pid in first.stdout.readline().split()]
-        assert len(fds) == 2
+        assert len(fds) == 3
         first.kill()
         wait_for_ends(fds)
 
@@ -183,7 +183,7 @@ def test_what_is_wrong_with_the_configuration_is_said_as_on_one_rank(
     capfd: pytest.CaptureFixture[str], follower: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        start(3, follower=follower)
+        start(4, follower=follower)
     assert (caught.value.message, caught.value.param) == (
         "model: expected a checkpoint with weights, got none",
         "model",

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastdeploy_sd.ops.linear_format import format_code
 from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, U8, Attr, DTypeOf, In, Out
-from fastdeploy_sd.runtime.op import A, Op
+from fastdeploy_sd.runtime.op import A, Op, dtype_name
 
 MOE_FFN = Op(
     "moe_ffn",
     "num_tokens",
     hidden_size=Attr(int),
     intermediate_size=Attr(int),
-    num_experts=Attr(int),
+    first_expert=Attr(int),
+    num_local_experts=Attr(int),
+    num_slices=Attr(int),
     format=Attr(int),
     x=In(ACTIVATIONS, "num_tokens, hidden_size"),
     router_weight=In(F32, "num_experts, hidden_size"),
-    gate_up=In(U8, "num_experts*packed_linear_bytes(hidden_size, 2*intermediate_size, format, 1, 1)"),
-    down=In(U8, "num_experts*packed_linear_bytes(intermediate_size, hidden_size, format, 1, 1)"),
+    gate_up=In(U8, "num_local_experts*packed_linear_bytes(hidden_size, 2*intermediate_size, format, 1, 1)"),
+    down=In(U8, "num_local_experts*packed_linear_bytes(intermediate_size, hidden_size, format, 1, 1)"),
     selection_bias=In(F32, "num_experts", optional=True),
     shared=In("x", "num_tokens, hidden_size", optional=True),
     top_k=Attr(int),
     normalize=Attr(bool),
     norm_min=Attr(float),
     dtype=DTypeOf("x"),
-    y=Out("x", "num_tokens, hidden_size"),
+    y_dtype=Attr(ACTIVATIONS),
+    y=Out("y_dtype", "num_tokens, hidden_size"),
 )
 
 
@@ -39,6 +44,9 @@ def moe_ffn(  # noqa: PLR0913
     norm_min: float,
     selection_bias: A | None = None,
     shared: A | None = None,
+    first_expert: int = 0,
+    num_slices: int = 1,
+    out_dtype: Any = None,
 ) -> A:
     """Mixture of experts: the weighted sum of the top_k experts' SwiGLU networks. A row depends on its own x alone.
 
@@ -46,16 +54,23 @@ def moe_ffn(  # noqa: PLR0913
     equals; a chosen one weighs its probability, divided by max(sum of the chosen, norm_min) when `normalize`. Within
     an expert gate_up's and swiglu's results are rounded to x's dtype; the sum is float32, in the order of expert ids.
 
+    A rank may have L of the E experts and returns their part of the sum. The sum is cut into slices of the L experts,
+    which are added as `linear` adds slices: where the rank has a whole half of E, with half as many slices, the ranks'
+    parts in float32 make what one rank computes, bit for bit.
+
     Args:
         x: f32 or bf16 [T, H].
         router_weight: f32[E, H].
-        gate_up: E matrices [2 * I, H].
-        down: E matrices [H, I], in the same format.
+        gate_up: L matrices [2 * I, H].
+        down: L matrices [H, I], in the same format.
         selection_bias: f32[E].
         shared: [T, H] in x's dtype, the output of shared experts; added to the float32 sum.
+        first_expert: the id of the first of the L experts; tokens count for those that they choose.
+        num_slices: 1, 2 or 4.
+        out_dtype: float32 or bfloat16, of the library that x is an array of; None is x's dtype.
 
     Returns:
-        y in x's dtype, [T, H].
+        y [T, H].
 
     Raises:
         ValueError: a shape or dtype disagrees, or top_k is not in 1..E.
@@ -74,10 +89,13 @@ def moe_ffn(  # noqa: PLR0913
         shared=shared,
         hidden_size=down.out_features,
         intermediate_size=down.in_features,
-        num_experts=down.num_experts,
+        first_expert=first_expert,
+        num_local_experts=down.num_experts,
+        num_slices=num_slices,
         format=format_code(down.format),
         top_k=top_k,
         normalize=normalize,
         norm_min=norm_min,
+        y_dtype=dtype_name(x.dtype if out_dtype is None else out_dtype),
     )
     return y

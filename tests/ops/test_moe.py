@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.ops.bf16 import to_bf16
-from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import pack_experts
+from fastdeploy_sd.ops.reference import collective as reference
+from fastdeploy_sd.parallel.ranges import halved
 from fastdeploy_sd.runtime import library
 from tests.ops.backends import isa, threads
 
@@ -60,6 +62,33 @@ def test_a_token_with_nan_does_not_touch_the_others() -> None:
     np.testing.assert_array_equal(got[[0, 2]], want[[0, 2]])
 
 
+@pytest.mark.parametrize("fmt", LINEAR_FORMATS)
+def test_ranks_that_add_in_the_tree_give_the_bytes_of_one(fmt: LinearFormat, level: str) -> None:
+    rng = np.random.default_rng(7)
+    gate_up = rng.standard_normal((NUM_EXPERTS, 2 * INNER, HIDDEN), np.float32)
+    down = rng.standard_normal((NUM_EXPERTS, HIDDEN, INNER), np.float32)
+    router = rng.standard_normal((NUM_EXPERTS, HIDDEN), np.float32)
+
+    def run(x: np.ndarray, here: range, **options: Any) -> Any:
+        packed = (pack_experts(weights[here.start : here.stop], fmt) for weights in (gate_up, down))
+        options |= {**OPTIONS, "top_k": 6, "first_expert": here.start, "out_dtype": np.float32}
+        return moe_ffn(x, router, next(packed), next(packed), **options)
+
+    for num_tokens in (1, 7, 250):
+        x = to_bf16(rng.standard_normal((num_tokens, HIDDEN), np.float32))
+        shared = to_bf16(rng.standard_normal((num_tokens, HIDDEN), np.float32))
+        plain = run(x, range(NUM_EXPERTS), shared=shared)
+        for num_slices in (2, 4):
+            want = run(x, range(NUM_EXPERTS), shared=shared, num_slices=num_slices)
+            assert num_tokens == 1 or (want != plain).any()
+            for num_ranks in (2, 4)[: num_slices // 2]:
+                ranges = halved(NUM_EXPERTS, num_ranks, 1)
+                parts = [run(x, part, num_slices=num_slices // num_ranks) for part in ranges]
+                where = f"{level} {num_tokens} tokens, {num_ranks} ranks of {num_slices} slices"
+                got = reference.all_reduce(parts, np.float32, shared=shared)
+                np.testing.assert_array_equal(got, want, err_msg=where)
+
+
 def test_bad_arguments_are_named() -> None:
     x: np.ndarray = np.zeros((1, 32), np.float32)
     router: np.ndarray = np.zeros((4, 32), np.float32)
@@ -68,8 +97,13 @@ def test_bad_arguments_are_named() -> None:
     for top_k in (0, 5):
         with pytest.raises(ValueError, match=r"top_k: expected 1\.\.num_experts"):
             moe_ffn(x, router, gate_up, down, top_k=top_k, normalize=True, norm_min=0.0)
-    with pytest.raises(ValueError, match=r"moe_ffn: router_weight: expected shape \[4, 32\], got \[3, 32\]"):
-        moe_ffn(x, router[:3], gate_up, down, **OPTIONS)
+    for first_expert in (-1, 1):
+        with pytest.raises(ValueError, match="first_expert: expected experts within the router's num_experts"):
+            moe_ffn(x, router, gate_up, down, first_expert=first_expert, **OPTIONS)
+    with pytest.raises(ValueError, match="num_slices: expected 1, 2 or 4"):
+        moe_ffn(x, router, gate_up, down, num_slices=3, **OPTIONS)
+    with pytest.raises(ValueError, match=r"router_weight: expected shape \[num_experts, 32\], got \[4, 31\]"):
+        moe_ffn(x, router[:, :31].copy(), gate_up, down, **OPTIONS)
     with pytest.raises(ValueError, match=r"gate_up: expected 4 matrices \[64, 16\] .* got 4 matrices \[16, 32\]"):
         moe_ffn(x, router, gate_up, gate_up, **OPTIONS)
     with pytest.raises(ValueError, match="weights: expected experts of one shape"):

@@ -1,5 +1,6 @@
 // Mixture of experts: route every token, then run the used experts side by side, each on all of its tokens at once, so
-// its weights are read once. A token's sum grows in the order of expert ids, whoever else is in the call.
+// its weights are read once. A token's sum grows in the order of expert ids, slice by slice, whoever else is in the
+// call.
 #include "fdsd/moe.h"
 
 #include "fdsd/activation.h"
@@ -28,7 +29,7 @@ struct ExpertMatrices {
   LinearFormat format;
   int32_t in_features;
   int32_t out_features;
-  const uint8_t* packed;  // [E] matrices, one after another
+  const uint8_t* packed;  // [L] matrices, one after another
   Slices slices = WholeSum(in_features, format);
 
   const uint8_t* Panel(int64_t expert, int64_t panel) const {
@@ -39,10 +40,10 @@ struct ExpertMatrices {
 
 struct Buffers {
   MoePairs pairs;
-  float* sums;  // [T, H]
+  float* sums;  // [slices, T, H]
   // One wave's: used experts in order of their ids, and the pairs of each as rows.
-  int32_t* experts;     // [E]
-  int32_t* first_tile;  // [E + 1]
+  int32_t* experts;     // [L]
+  int32_t* first_tile;  // [L + 1]
   uint8_t* packed;      // [W] rows of x, then of the activations
   char* gate_up;        // [W, 2 * I]
   char* activated;      // [W, I]
@@ -52,10 +53,10 @@ struct Buffers {
   Buffers(const MoeFfnParams& p, Arena* arena) : pairs(p, arena) {
     const int64_t tokens = p.num_tokens;
     // An expert has at most one pair per token.
-    const int64_t rows = std::max<int64_t>(std::min<int64_t>(tokens * p.top_k, kWavePairs), tokens);
-    sums = arena->Take<float>(tokens * p.hidden_size);
-    experts = arena->Take<int32_t>(p.num_experts);
-    first_tile = arena->Take<int32_t>(p.num_experts + 1);
+    const int64_t rows = std::max<int64_t>(std::min<int64_t>(tokens * p.router.top_k, kWavePairs), tokens);
+    sums = arena->Take<float>(p.num_slices * tokens * p.hidden_size);
+    experts = arena->Take<int32_t>(p.num_local_experts);
+    first_tile = arena->Take<int32_t>(p.num_local_experts + 1);
     packed =
         arena->Take<uint8_t>(rows * std::max(PackedRows::RowBytes(WholeSum(p.hidden_size, p.format), p.format),
                                              PackedRows::RowBytes(WholeSum(p.intermediate_size, p.format), p.format)));
@@ -72,7 +73,7 @@ class Wave {
   // Takes experts from `*expert` on and moves it behind the last one taken.
   Wave(const MoeFfnParams& p, const Buffers& b, int32_t* expert) : p_(p), b_(b), first_pair_(b.pairs.first[*expert]) {
     b.first_tile[0] = 0;
-    for (; *expert < p.num_experts; ++*expert) {
+    for (; *expert < p.first_expert + p.num_local_experts; ++*expert) {
       const int32_t end = b.pairs.first[*expert + 1];
       const int32_t num_pairs = end - b.pairs.first[*expert];
       if (num_pairs == 0) continue;
@@ -149,17 +150,26 @@ class Wave {
         const PackedRows rows = Rows(e, matrices.in_features);
         const LinearOutput out{y_dtype, matrices.out_features, nullptr,
                                static_cast<char*>(y) + FirstRow(e) * row_bytes};
-        MultiplyPanel(rows, 0, rows.num_tiles, matrices.Panel(b_.experts[e], panel), panel, out);
+        MultiplyPanel(rows, 0, rows.num_tiles, matrices.Panel(b_.experts[e] - p_.first_expert, panel), panel, out);
       }
     });
   }
 
-  // Add the token's pairs in this wave to its sum, in order of the experts.
+  // The slice of the sum that a pair's expert is in.
+  int64_t SliceOf(int64_t pair) const {
+    int32_t slice = p_.num_slices - 1;
+    while (pair < b_.pairs.first[p_.first_expert + HalvingBorder(p_.num_local_experts, p_.num_slices, 1, slice)]) {
+      --slice;
+    }
+    return slice;
+  }
+
+  // Add the token's pairs in this wave to its sums, in order of the experts.
   void AddToken(int64_t token) const {
-    float* sum = b_.sums + token * p_.hidden_size;
-    for (int32_t k = 0; k < p_.top_k; ++k) {
-      const int64_t pair = b_.pairs.token_pairs[token * p_.top_k + k];
+    for (int32_t k = 0; k < p_.router.top_k; ++k) {
+      const int64_t pair = b_.pairs.token_pairs[token * p_.router.top_k + k];
       if (pair < first_pair_ || pair >= end_pair_) continue;
+      float* sum = b_.sums + (SliceOf(pair) * p_.num_tokens + token) * p_.hidden_size;
       const float* y = b_.y + (pair - first_pair_) * p_.hidden_size;
       const F32x16 weight = Set1(b_.pairs.weights[pair]);
       for (int32_t i = 0; i < p_.hidden_size; i += kLanes) {
@@ -176,19 +186,37 @@ class Wave {
   int64_t num_experts_ = 0;
 };
 
-template <typename T>
+// 16 floats of every slice of a sum, added in their tree; a slice lies `stride` floats after the one before.
+FDSD_INLINE F32x16 AddSlices(const float* sum, int32_t num_slices, int64_t stride, int n) {
+  if (num_slices == 1) return LoadPartial(sum, n);
+  const F32x16 left = Add(LoadPartial(sum, n), LoadPartial(sum + stride, n));
+  if (num_slices == 2) return left;
+  return Add(left, Add(LoadPartial(sum + 2 * stride, n), LoadPartial(sum + 3 * stride, n)));
+}
+
+template <typename T, typename Y>
 void StoreRows(const MoeFfnParams& p, const Buffers& b) {
+  const int64_t stride = int64_t{p.num_tokens} * p.hidden_size;
   ParallelFor(p.num_tokens, [&](int64_t token) {
     const float* sum = b.sums + token * p.hidden_size;
     const T* shared = p.shared == nullptr ? nullptr : static_cast<const T*>(p.shared) + token * p.hidden_size;
-    T* y = static_cast<T*>(p.y) + token * p.hidden_size;
+    Y* y = static_cast<Y*>(p.y) + token * p.hidden_size;
     for (int32_t i = 0; i < p.hidden_size; i += kLanes) {
       const int n = std::min(kLanes, p.hidden_size - i);
-      F32x16 v = LoadPartial(sum + i, n);
+      F32x16 v = AddSlices(sum + i, p.num_slices, stride, n);
       if (shared != nullptr) v = Add(v, LoadPartial(shared + i, n));
       StorePartial(v, y + i, n);
     }
   });
+}
+
+template <typename T>
+void StoreRowsAs(const MoeFfnParams& p, const Buffers& b) {
+  if (p.y_dtype == DType::kFloat32) {
+    StoreRows<T, float>(p, b);
+  } else {
+    StoreRows<T, bf16>(p, b);
+  }
 }
 
 Error CheckMoe(const MoeFfnParams& p) {
@@ -196,8 +224,15 @@ Error CheckMoe(const MoeFfnParams& p) {
   if (p.hidden_size <= 0) return "hidden_size: expected a positive number, got 0 or less";
   if (p.intermediate_size <= 0) return "intermediate_size: expected a positive number, got 0 or less";
   if (p.num_experts <= 0) return "num_experts: expected a positive number, got 0 or less";
-  if (p.top_k < 1 || p.top_k > p.num_experts) return "top_k: expected 1..num_experts, got a number outside";
-  if (static_cast<int64_t>(p.num_tokens) * p.top_k > std::numeric_limits<int32_t>::max())
+  if (p.router.top_k < 1 || p.router.top_k > p.num_experts)
+    return "top_k: expected 1..num_experts, got a number outside";
+  if (p.num_slices != 1 && p.num_slices != 2 && p.num_slices != 4) {
+    return "num_slices: expected 1, 2 or 4, got another number";
+  }
+  if (p.num_local_experts < 0 || p.first_expert < 0 || p.num_local_experts > p.num_experts - p.first_expert) {
+    return "first_expert: expected experts within the router's num_experts, got others";
+  }
+  if (static_cast<int64_t>(p.num_tokens) * p.router.top_k > std::numeric_limits<int32_t>::max())
     return "num_tokens: expected at most 2^31 - 1 pairs of a token and an expert, got more";
   if (const Error error = CheckLinear(p.hidden_size, p.intermediate_size, p.format, kWhole, p.gate_up)) return error;
   return CheckLinear(p.intermediate_size, p.hidden_size, p.format, kWhole, p.down);
@@ -212,13 +247,15 @@ Error MoeFfn(const MoeFfnParams& p) {
   Arena arena(ScratchArray<char>(Scratch::kOp, sizes.size()));
   const Buffers b(p, &arena);
   RouteTokens(p, b.pairs, b.router);
-  std::memset(b.sums, 0, sizeof(float) * static_cast<size_t>(p.num_tokens) * static_cast<size_t>(p.hidden_size));
-  const int32_t num_pairs = p.num_tokens * p.top_k;
-  for (int32_t expert = 0; expert < p.num_experts && b.pairs.first[expert] < num_pairs;) Wave(p, b, &expert).Run();
+  std::memset(b.sums, 0,
+              sizeof(float) * static_cast<size_t>(p.num_slices) * static_cast<size_t>(p.num_tokens) *
+                  static_cast<size_t>(p.hidden_size));
+  const int32_t end_pair = b.pairs.first[p.first_expert + p.num_local_experts];
+  for (int32_t expert = p.first_expert; b.pairs.first[expert] < end_pair;) Wave(p, b, &expert).Run();
   if (p.dtype == DType::kFloat32) {
-    StoreRows<float>(p, b);
+    StoreRowsAs<float>(p, b);
   } else {
-    StoreRows<bf16>(p, b);
+    StoreRowsAs<bf16>(p, b);
   }
   return nullptr;
 }

@@ -21,8 +21,8 @@ struct RouterBuffers {
   RouterBuffers(const MoeFfnParams& p, Arena* arena) {
     const int64_t tokens = p.num_tokens;
     logits = arena->Take<float>(tokens * PaddedExperts(p));
-    expert_ids = arena->Take<int32_t>(tokens * p.top_k);
-    weights = arena->Take<float>(tokens * p.top_k);
+    expert_ids = arena->Take<int32_t>(tokens * p.router.top_k);
+    weights = arena->Take<float>(tokens * p.router.top_k);
     next_pair = arena->Take<int32_t>(p.num_experts);
     num_pairs = arena->Take<int32_t>(tokens);
   }
@@ -34,7 +34,7 @@ constexpr int kExpertsAtOnce = 4;
 // Logits of experts [expert, expert + kExperts) for one token.
 template <typename T, int kExperts>
 FDSD_INLINE void ScoreExperts(const MoeFfnParams& p, const T* x, int64_t expert, float* logits) {
-  const float* weight = p.router_weight + expert * p.hidden_size;
+  const float* weight = p.router.router_weight + expert * p.hidden_size;
   F32x16 sum[kExperts];
   for (F32x16& s : sum) s = Set1(0.0f);
   int32_t i = 0;
@@ -94,7 +94,7 @@ int32_t BestExpert(const MoeFfnParams& p, const float* probs, const int32_t* cho
     bool is_taken = false;
     for (int32_t i = 0; i < num_chosen; ++i) is_taken |= chosen[i] == e;
     if (is_taken) continue;
-    const float score = p.selection_bias == nullptr ? probs[e] : probs[e] + p.selection_bias[e];
+    const float score = p.router.selection_bias == nullptr ? probs[e] : probs[e] + p.router.selection_bias[e];
     if (best < 0 || score > best_score || (std::isnan(best_score) && !std::isnan(score))) {
       best = e;
       best_score = score;
@@ -107,22 +107,22 @@ void RouteToken(const MoeFfnParams& p, const RouterBuffers& b, int64_t token) {
   const int64_t padded = PaddedExperts(p);
   float* probs = b.logits + token * padded;
   Softmax(probs, padded);
-  int32_t* ids = b.expert_ids + token * p.top_k;
-  float* weights = b.weights + token * p.top_k;
+  int32_t* ids = b.expert_ids + token * p.router.top_k;
+  float* weights = b.weights + token * p.router.top_k;
   float sum = 0.0f;
-  for (int32_t i = 0; i < p.top_k; ++i) {
+  for (int32_t i = 0; i < p.router.top_k; ++i) {
     ids[i] = BestExpert(p, probs, ids, i);
     weights[i] = probs[ids[i]];
     sum += weights[i];
   }
-  if (p.normalize == 0) return;
-  const float divisor = sum > p.norm_min || std::isnan(sum) ? sum : p.norm_min;
-  for (int32_t i = 0; i < p.top_k; ++i) weights[i] /= divisor;
+  if (p.router.normalize == 0) return;
+  const float divisor = sum > p.router.norm_min || std::isnan(sum) ? sum : p.router.norm_min;
+  for (int32_t i = 0; i < p.router.top_k; ++i) weights[i] /= divisor;
 }
 
 // Number the pairs by expert.
 void NumberPairs(const MoeFfnParams& p, const RouterBuffers& b, const MoePairs& pairs) {
-  const int64_t num_pairs = static_cast<int64_t>(p.num_tokens) * p.top_k;
+  const int64_t num_pairs = static_cast<int64_t>(p.num_tokens) * p.router.top_k;
   std::memset(b.next_pair, 0, sizeof(int32_t) * static_cast<size_t>(p.num_experts));
   for (int64_t i = 0; i < num_pairs; ++i) ++b.next_pair[b.expert_ids[i]];
   pairs.first[0] = 0;
@@ -132,20 +132,20 @@ void NumberPairs(const MoeFfnParams& p, const RouterBuffers& b, const MoePairs& 
   }
   for (int64_t i = 0; i < num_pairs; ++i) {
     const int32_t pair = b.next_pair[b.expert_ids[i]]++;
-    pairs.tokens[pair] = static_cast<int32_t>(i / p.top_k);
+    pairs.tokens[pair] = static_cast<int32_t>(i / p.router.top_k);
     pairs.weights[pair] = b.weights[i];
   }
   std::memset(b.num_pairs, 0, sizeof(int32_t) * static_cast<size_t>(p.num_tokens));
   for (int32_t pair = 0; pair < num_pairs; ++pair) {
     const int64_t token = pairs.tokens[pair];
-    pairs.token_pairs[token * p.top_k + b.num_pairs[token]++] = pair;
+    pairs.token_pairs[token * p.router.top_k + b.num_pairs[token]++] = pair;
   }
 }
 
 }  // namespace
 
 MoePairs::MoePairs(const MoeFfnParams& p, Arena* arena) {
-  const int64_t num_pairs = static_cast<int64_t>(p.num_tokens) * p.top_k;
+  const int64_t num_pairs = static_cast<int64_t>(p.num_tokens) * p.router.top_k;
   first = arena->Take<int32_t>(p.num_experts + 1);
   tokens = arena->Take<int32_t>(num_pairs);
   weights = arena->Take<float>(num_pairs);

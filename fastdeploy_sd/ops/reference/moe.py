@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
@@ -51,8 +52,10 @@ def moe_ffn(  # noqa: PLR0913
     norm_min: float,
     selection_bias: F32 | None = None,
     shared: Array | None = None,
+    first_expert: int = 0,
+    out_dtype: npt.DTypeLike | None = None,
 ) -> Array:
-    """y = sum over the chosen experts of weight * down(swiglu(gate_up(x))).
+    """y = sum over the chosen experts that are here of weight * down(swiglu(gate_up(x))).
 
     Within an expert the results of gate_up and of swiglu are rounded to x's dtype, as in a dense layer; down's stay
     float32, and so does the weighted sum until the end.
@@ -60,23 +63,25 @@ def moe_ffn(  # noqa: PLR0913
     Args:
         x: f32 or bf16 [T, H].
         router_weight: f32[E, H].
-        gate_up: f32 or bf16 [E, 2 * I, H], not yet in the format.
-        down: f32 or bf16 [E, H, I], likewise.
+        gate_up: f32 or bf16 [L, 2 * I, H], not yet in the format.
+        down: f32 or bf16 [L, H, I], likewise.
         selection_bias: f32[E].
         shared: [T, H] in x's dtype, the output of shared experts; added to the sum.
+        first_expert: the id of the first of the L experts.
+        out_dtype: float32 or uint16 (bf16 bits); None is x's dtype.
 
     Returns:
-        y in x's dtype, [T, H].
+        y [T, H].
 
     Source: arXiv:1701.06538 (top-k gating); arXiv:2408.15664 (selection bias without an auxiliary loss).
     """
     chosen, weights = route(x, router_weight, top_k, normalize, norm_min, selection_bias)
     y = np.zeros(x.shape, np.float64)
-    for e in range(len(router_weight)):
-        tokens, places = np.nonzero(chosen == e)
+    for e in range(len(down)):
+        tokens, places = np.nonzero(chosen == first_expert + e)
         hidden = swiglu(linear(x[tokens], gate_up[e], fmt))
         out = linear(hidden, down[e], fmt, out_dtype=np.float32)
         y[tokens] += weights[tokens, places][:, None] * widen(out)
     if shared is not None:
         y += widen(shared)
-    return narrow(y.astype(np.float32), x.dtype)
+    return narrow(y.astype(np.float32), x.dtype if out_dtype is None else out_dtype)

@@ -70,8 +70,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "splitwise": VALUES | {"config", "ipc.codec", "ipc.packing", "runtime.checksum"},
     "ranks": VALUES
     | {"config", "engine.executor", "ipc", "parallel", "runtime.library", "spec_decode.proposer", "worker"},
+    "redis_scheduler": VALUES | {"config", "ipc", "placement", "splitwise.secret"},
     "fleet": VALUES | {"ipc.codec", "ipc.packing"},
-    "entrypoints": VALUES | {"config", "ipc", "metrics", "engine.stats", "fleet", "splitwise.secret"},
+    "entrypoints": VALUES
+    | {"config", "ipc", "metrics", "engine.stats", "fleet", "redis_scheduler", "splitwise.secret"},
     "router": VALUES
     | {"config", "entrypoints", "fleet", "ipc.child", "ipc.codec", "ipc.packing"}
     | {"log_lines", "metrics", "placement", "splitwise.secret"},
@@ -112,7 +114,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "yaml": ("config",),
     "httpx": ("cli",),
     "matplotlib": (),
-    "redis": (),
+    "redis": ("redis_scheduler/store.py",),
     "torch": (),
     "transformers": (),
 }

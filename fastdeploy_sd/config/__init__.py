@@ -18,6 +18,7 @@ from fastdeploy_sd.config.build import (
 )
 from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.quantization import Quantization, QuantizationFormats, formats_of
+from fastdeploy_sd.config.redis_section import RedisConfig
 from fastdeploy_sd.config.rules import verify_rules
 from fastdeploy_sd.config.sections import (
     DEMO_MODEL,
@@ -39,6 +40,7 @@ __all__ = [
     "ParallelConfig",
     "Quantization",
     "QuantizationFormats",
+    "RedisConfig",
     "SchedulerConfig",
     "ServerConfig",
     "SpeculativeConfig",

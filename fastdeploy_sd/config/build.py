@@ -20,6 +20,7 @@ from fastdeploy_sd.config.faults import LAST, Faults
 from fastdeploy_sd.config.no_effect import NO_EFFECT, no_effect_notes, verify_value
 from fastdeploy_sd.config.option import Option
 from fastdeploy_sd.config.quantization import QuantizationFormats
+from fastdeploy_sd.config.redis_section import idle_notes
 from fastdeploy_sd.config.rules import RULES
 from fastdeploy_sd.config.sections import DEMO_MODEL, Config
 from fastdeploy_sd.config.sources import CONFIG_OPTION, Settings, read_command_line, read_kwargs
@@ -80,7 +81,7 @@ def verify_offline(config: Config) -> None:
     """
     faults = Faults()
     for name, origin in config.origins.items():
-        if name in BY_NAME and BY_NAME[name].section in ("server", "splitwise"):
+        if name in BY_NAME and BY_NAME[name].section in ("server", "splitwise", "redis"):
             text = f"{name}: expected options of the engine, got one of the server"
             faults.add(ConfigError(text, param=name), origin=origin)
     faults.raise_all()
@@ -134,7 +135,7 @@ def _build(settings: Settings, faults: Faults) -> Config:
     config = _with_speculative(_assemble_sound(values, origins, settings, faults), speculative, settings)
     _verify_rules(config, settings, faults)
     faults.raise_all()
-    idle = role_notes(settings, config.splitwise.splitwise_role)
+    idle = [*role_notes(settings, config.splitwise.splitwise_role), *idle_notes(settings, config.redis)]
     for note in [*no_effect_notes(name for name in settings if name in NO_EFFECT), *idle, *speculative.notes]:
         _log.warning("%s", note)
     for note in unread_variables(os.environ):

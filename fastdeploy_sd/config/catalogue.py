@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastdeploy_sd.config.elsewhere import SAME_MEANING
 from fastdeploy_sd.config.option import Option, options_of
+from fastdeploy_sd.config.redis_section import RedisConfig
 from fastdeploy_sd.config.sections import CacheConfig, Config, ModelConfig, SchedulerConfig
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
@@ -15,6 +16,7 @@ SECTIONS: dict[str, type] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "splitwise": SplitwiseConfig,
+    "redis": RedisConfig,
     "server": ServerConfig,
 }
 OPTIONS: tuple[Option, ...] = (

@@ -16,7 +16,8 @@ from fastdeploy_sd.config.option import Option, Spec
 _MEMORY = "the KV cache lies in main memory, and kv_cache_memory_gb bounds it"
 _BLOCKS = "a request gets KV blocks as it needs them"
 _PORTS = "this server's processes talk over sockets in a private folder"
-_SCHEDULER = "it belongs to another scheduler_name than local"
+_GLOBAL = "it belongs to the scheduler_name global, which is not here"
+_ONE_CONNECTION = "one connection reads and one writes, everything that is there at once"
 _PARALLEL = "it belongs to several devices"
 _IMAGES = "there are no images"
 _GRAPH = "it is about CUDA graphs; the forward pass is recorded and replayed unless enforce_eager is set"
@@ -62,23 +63,14 @@ NO_EFFECT: Mapping[str, Option] = {
             "shutdown_comm_group_if_worker_idle",
         ),
         *_options(str, _PORTS, "cache_queue_port", "engine_worker_queue_port"),
-        *_options(str, _SCHEDULER, "scheduler_host", "scheduler_topic", "scheduler_password"),
         *_options(
             int,
-            _SCHEDULER,
-            "scheduler_port",
-            "scheduler_db",
-            "scheduler_ttl",
+            _GLOBAL,
             "scheduler_min_load_score",
             "scheduler_load_shards_num",
-            "scheduler_sync_period",
-            "scheduler_expire_period",
             "scheduler_release_load_expire_period",
-            "scheduler_reader_parallel",
-            "scheduler_writer_parallel",
-            "scheduler_reader_batch_size",
-            "scheduler_writer_batch_size",
         ),
+        *_options(int, _ONE_CONNECTION, "scheduler_reader_parallel", "scheduler_writer_parallel"),
     )
 }
 

@@ -111,6 +111,15 @@ def _verify_swap(config: Config) -> None:
         )
 
 
+def _verify_one_dispatcher(config: Config) -> None:
+    if config.redis.is_shared and config.server.router:
+        raise ConfigError(
+            "scheduler_name: expected local when router is set, as routers choose the instances, got"
+            f" {config.redis.scheduler_name}",
+            param="scheduler_name",
+        )
+
+
 def _verify_router_secret(config: Config) -> None:
     """The secret of this machine's user is worth nothing elsewhere."""
     if config.splitwise.pd_secret is not None:
@@ -131,5 +140,6 @@ RULES = (
     Rule(_verify_whole_prompts, (_STEP, "enable_chunked_prefill", "max_model_len")),
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching", "tensor_parallel_size")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
+    Rule(_verify_one_dispatcher, ("scheduler_name", "router")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

@@ -14,6 +14,7 @@ from typing import Literal
 from fastdeploy_sd.config.option import Spec, option, verify_fields
 from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.quantization import QuantizationFormats, read_quantization
+from fastdeploy_sd.config.redis_section import RedisConfig
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SpeculativeConfig
 from fastdeploy_sd.config.splitwise_section import SplitwiseConfig
@@ -203,6 +204,7 @@ class Config:
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     splitwise: SplitwiseConfig = field(default_factory=SplitwiseConfig)
+    redis: RedisConfig = field(default_factory=RedisConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     num_threads: int | None = option(
         None, Spec("Threads of the kernels; none: one per core this process may run on.", minimum=1, maximum=1024)

@@ -60,7 +60,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "kvcache_storage_backend": (None,),
     "enable_output_caching": (True,),
     # scheduling
-    "scheduler_name": ("local",),
     "scheduler_max_size": (-1,),
     # prefill and decode on different instances
     "innode_prefill_ports": (None,),

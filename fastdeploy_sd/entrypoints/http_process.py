@@ -10,6 +10,8 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from starlette.types import ASGIApp
+
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.entrypoints.connection import Connections
 from fastdeploy_sd.entrypoints.http_service import serve_http
@@ -30,6 +32,7 @@ from fastdeploy_sd.ipc.child import (
 )
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.metrics import SharedStats
+from fastdeploy_sd.redis_scheduler.client import ClusterClient
 
 _LEAVE_S = 3.0
 _PUBLISH_S = 1.0
@@ -73,13 +76,15 @@ class HttpServer:
             The exit status: 0 when the engine has ended first, as it should.
         """
 
-        async def ended() -> None:
-            await self._client.wait_ended()
+        async def answered() -> None:
+            await self._client.wait_answered()
             self.close()
 
+        apps: list[ASGIApp] = [self._app, MonitoringOnly(self._app)]
+        ended = self._client.wait_ended()
         publishing = asyncio.create_task(self._publish())
         try:
-            return await serve_http([self._app, MonitoringOnly(self._app)], listeners, self._shared, ended())
+            return await serve_http(apps, listeners, self._shared, ended, answered)
         finally:
             publishing.cancel()
 
@@ -102,6 +107,13 @@ class WorkerStart:
     address: str
     engine_pid: int
     instance_id: str
+
+
+def create_client(common: WorkerStart) -> EngineClient:
+    """Return a client of the engine or, where instances share their requests, of all of them."""
+    if common.config.redis.is_shared:
+        return ClusterClient(common.address, common.engine_pid, common.config, common.instance_id)
+    return EngineClient(common.address, common.engine_pid, common.config.server.engine_timeout_s)
 
 
 def start_worker(common: WorkerStart, listeners: Listeners, number: int) -> ChildProcess:
@@ -127,7 +139,7 @@ def main() -> int:
     configure_logging("http")
     start = read_start()
     config = from_json(start["config"])
-    client = EngineClient(start["address"], int(start["engine_pid"]), config.server.engine_timeout_s)
+    client = create_client(WorkerStart(config, start["address"], int(start["engine_pid"]), start["instance_id"]))
     stats = SharedStats(Path(directory_of(start["address"])), int(start["number"]))
     http = HttpServer(client, config, stats, start["instance_id"])
     return asyncio.run(_work(http, client, Listeners.from_start(start)))

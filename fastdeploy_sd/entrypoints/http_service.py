@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -32,7 +32,11 @@ class _Server(uvicorn.Server):
 
 
 async def serve_http(
-    apps: Sequence[ASGIApp], listeners: Listeners, shared: Connections, ended: Coroutine[Any, Any, None]
+    apps: Sequence[ASGIApp],
+    listeners: Listeners,
+    shared: Connections,
+    ended: Coroutine[Any, Any, None],
+    answered: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> int:
     """Answer HTTP on listening sockets, which are closed at the end, until `ended` returns.
 
@@ -42,6 +46,7 @@ async def serve_http(
     Args:
         apps: the application behind each of the sockets.
         shared: what the connections have in common.
+        answered: waited for then, while requests that came before are still answered.
 
     Returns:
         The exit status: 0 when `ended` was first, as it should.
@@ -58,6 +63,8 @@ async def serve_http(
         for acceptor in acceptors:
             acceptor.stop()
         listeners.close()
+        if answered is not None:
+            await answered()
         server.should_exit = True
 
     for acceptor in acceptors:

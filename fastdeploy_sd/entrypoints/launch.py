@@ -15,12 +15,12 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.acceptor import raise_descriptor_limit
-from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, start_worker
+from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, create_client, start_worker
 from fastdeploy_sd.entrypoints.listeners import Listeners, bound, url_of
 from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
@@ -39,6 +39,8 @@ from fastdeploy_sd.ipc.child import (
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.ipc.engine_process import start_engine
 from fastdeploy_sd.metrics import SharedStats
+from fastdeploy_sd.redis_scheduler.deployment import verify_deployment
+from fastdeploy_sd.redis_scheduler.process import start_scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ ENGINE = "fastdeploy_sd.handover.roles:open_engine"
 _STUCK_S = 30.0
 _HURRY_S = 5.0  # the same after a second signal, which means that somebody does not want to wait
 _HTTP_END_S = 10.0
+_SCHEDULER_END_S = 5.0
 _LEAVE_S = 3.0
 
 
@@ -80,17 +83,20 @@ class _Launcher:
 
     async def run(self, executor: str) -> int:
         """Serve; return the exit status, with which this process ends soon, whatever its threads are doing."""
+        if self._config.redis.is_shared:
+            await verify_deployment(self._config)
         with (
             private_address() as address,
             contextlib.closing(start_engine(self._config, address, executor, ENGINE)) as engine,
         ):
             stop_on_signals(lambda: self._stop(engine))
-            status = await self._serve(address, engine)
+            common = WorkerStart(self._config, address, engine.pid, self._instance_id)
+            status = await self._serve(common, engine)
         leave_within(_LEAVE_S, status)
         return status
 
-    async def _serve(self, address: str, engine: ChildProcess) -> int:
-        client = EngineClient(address, engine.pid, self._config.server.engine_timeout_s)
+    async def _serve(self, common: WorkerStart, engine: ChildProcess) -> int:
+        client = create_client(common)
         has_workers = self._config.server.workers > 1
         try:
             # The tokenizer's errors show while the model still loads.
@@ -103,23 +109,27 @@ class _Launcher:
                     return self._status(await engine.wait())
                 self._listen()
                 if has_workers:
-                    serving, begin_drain = self._workers(address, engine)
+                    serving, begin_drain = self._workers(common, engine)
                 else:
                     serving, begin_drain = http.serve(self._listeners), client.begin_drain
-                return await self._until_end(self._registered(client, serving, begin_drain), engine)
+                async with self._sharing(common) as scheduler:
+                    return await self._until_end(
+                        self._registered(client, serving, begin_drain, scheduler.begin_drain), engine
+                    )
         finally:
             await client.close()
 
     async def _registered(
-        self, client: EngineClient, serving: Coroutine[Any, Any, int], begin_drain: Callable[[], None]
+        self, client: EngineClient, serving: Coroutine[Any, Any, int], *drains: Callable[[], None]
     ) -> int:
-        """Serve; routers know of it meanwhile, and hear of its end when a drain begins."""
+        """Serve; routers know of it meanwhile, and hear of its end when a drain begins, as the callables do."""
         registrar = make_registrar(self._config, client, self._listeners, self._instance_id)
 
         def begin() -> None:
             registrar.begin_leaving()
             client.begin_drain()
-            begin_drain()
+            for drain in drains:
+                drain()
 
         self._begin_drain = begin
         registrar.start()
@@ -154,9 +164,27 @@ class _Launcher:
         names = ", ".join(self._config.model.served_names)
         logger.info("serving %s on %s", names, url_of(self._listeners.api))
 
-    def _workers(self, address: str, engine: ChildProcess) -> tuple[Coroutine[Any, Any, int], Callable[[], None]]:
+    @contextlib.asynccontextmanager
+    async def _sharing(self, common: WorkerStart) -> AsyncIterator[WorkerPool]:
+        """Take part in the deployment, where there is one, until the engine has ended."""
+        pool = WorkerPool(
+            lambda _: start_scheduler(self._config, common.address, common.engine_pid, common.instance_id),
+            int(self._config.redis.is_shared),
+            give_up=lambda: None,  # requests of others go elsewhere
+            kind="scheduler",
+        )
+        running = asyncio.create_task(pool.run())
+        try:
+            yield pool
+            await asyncio.wait({running}, timeout=_SCHEDULER_END_S)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    def _workers(
+        self, common: WorkerStart, engine: ChildProcess
+    ) -> tuple[Coroutine[Any, Any, int], Callable[[], None]]:
         """Return what serves in processes of their own, and what tells them of a drain."""
-        common = WorkerStart(self._config, address, engine.pid, self._instance_id)
         pool = WorkerPool(
             lambda number: start_worker(common, self._listeners, number),
             self._config.server.workers,
@@ -175,10 +203,12 @@ class _Launcher:
             self._kill_after(_STUCK_S, engine)
         status = self._status(await engine_end)
         self._listeners.close()
+        # What runs at other instances may finish.
+        patience_s = _HTTP_END_S + self._config.server.shutdown_timeout_s * self._config.redis.is_shared
         try:
-            http_status = await asyncio.wait_for(http, _HTTP_END_S)  # pending answers are still being sent
+            http_status = await asyncio.wait_for(http, patience_s)  # pending answers are still being sent
         except TimeoutError:
-            logger.error("HTTP did not end within %g s after the engine", _HTTP_END_S)
+            logger.error("HTTP did not end within %g s after the engine", patience_s)
             http_status = EXIT_FAILED
         return status or http_status
 

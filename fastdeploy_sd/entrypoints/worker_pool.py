@@ -1,4 +1,4 @@
-"""The HTTP processes of a server: as many as are wanted, one that dies is replaced. Knows no route and no engine."""
+"""Processes of a server of one kind: as many as are wanted, one that dies is replaced. Knows no route and no engine."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ class WorkerPool:
         start: starts a process, given its number, 0 to count - 1; a successor has the same.
         count: how many run side by side.
         give_up: called when one is not replaced any more; the others go on until they end.
+        kind: of process, for the log.
     """
 
-    def __init__(self, start: Callable[[int], ChildProcess], count: int, give_up: Callable[[], None]) -> None:
+    def __init__(
+        self, start: Callable[[int], ChildProcess], count: int, give_up: Callable[[], None], kind: str = "HTTP"
+    ) -> None:
+        self._kind = kind
         self._start = start
         self._count = count
         self._give_up = give_up
@@ -68,11 +72,11 @@ class WorkerPool:
             if self._is_draining:
                 return EXIT_FAILED
             if num_quick_deaths > _MAX_QUICK_DEATHS:
-                logger.error("no HTTP process is started any more: %d died in a row", num_quick_deaths)
+                logger.error("no %s process is started any more: %d died in a row", self._kind, num_quick_deaths)
                 self._give_up()
                 return EXIT_FAILED
             pause_s = _FIRST_PAUSE_S * 2 ** (num_quick_deaths - 1)
-            logger.info("another HTTP process starts in %g s", pause_s)
+            logger.info("another %s process starts in %g s", self._kind, pause_s)
             await asyncio.sleep(pause_s)
 
     async def _run_one(self, number: int) -> int:
@@ -83,5 +87,5 @@ class WorkerPool:
             finally:
                 self._running.discard(worker)
             if status != EXIT_OK:
-                logger.error("HTTP process %d failed (%s)", worker.pid, describe_exit(status))
+                logger.error("%s process %d failed (%s)", self._kind, worker.pid, describe_exit(status))
             return status

@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 from collections.abc import AsyncGenerator, Iterable
-from typing import TypeVar
+from typing import Any
 
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
@@ -19,8 +19,6 @@ from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.life_signs import Heartbeat
 from fastdeploy_sd.ipc.output_stream import OutputStream
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +98,9 @@ class EngineClient:
     async def wait_ended(self) -> None:
         """Wait until the engine is gone, however that comes about."""
         await self._ended.wait()
+
+    async def wait_answered(self) -> None:
+        """Wait until no request is left that can be answered after the engine's end; here none can."""
 
     @property
     def model_info(self) -> ModelInfo:
@@ -249,8 +250,7 @@ class EngineClient:
             self._abandon(silence)
 
     def _put(self, handle: int, item: RequestOutput | FdsdError, is_last: bool) -> None:
-        stream = self._streams.get(handle)
-        if stream is not None:  # else its reader has left
+        if (stream := self._streams.get(handle)) is not None:  # else its reader has left
             stream.put(item, is_last)
 
     def _watch_engine(self) -> None:
@@ -269,8 +269,7 @@ class EngineClient:
 
     def _abandon(self, error: FdsdError) -> None:
         """End everything that waits with an error, and have the engine abort it."""
-        handles = [handle for handle, stream in self._streams.items() if not stream.is_ended]
-        self._send(m.Abort(tuple(handles)))
+        self._send(m.Abort(tuple(handle for handle, stream in self._streams.items() if not stream.is_ended)))
         self._fail_waiting(error)
 
     def _close_with(self, reason: str) -> None:
@@ -295,6 +294,6 @@ class EngineClient:
                 future.set_exception(copy.copy(error))
 
 
-def _resolve(future: asyncio.Future[T] | None, value: T) -> None:
+def _resolve(future: asyncio.Future[Any] | None, value: object) -> None:
     if future is not None and not future.done():
         future.set_result(value)

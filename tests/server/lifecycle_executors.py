@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.executor import Executor
@@ -17,9 +18,13 @@ from tests.doubles.toy_executor import ToyExecutor
 INFO = ModelInfo("toy", 4096, 4096, (1,), 64, 1024)
 
 
+def _info(config: Config) -> ModelInfo:
+    return replace(INFO, fingerprint=f"toy in {config.model.dtype}")
+
+
 def create_slow(config: Config) -> ToyExecutor:
     """Takes a while per step, so that requests are still running when a test acts on them."""
-    return ToyExecutor(INFO, before_step=lambda plan: time.sleep(0.01))
+    return ToyExecutor(_info(config), before_step=lambda plan: time.sleep(0.01))
 
 
 def create_busy(config: Config) -> ToyExecutor:
@@ -35,7 +40,7 @@ def create_busy(config: Config) -> ToyExecutor:
 
 def create_stuck(config: Config) -> ToyExecutor:
     """Never comes back from its first step."""
-    return ToyExecutor(INFO, before_step=lambda plan: time.sleep(1000))
+    return ToyExecutor(_info(config), before_step=lambda plan: time.sleep(1000))
 
 
 def create_never(config: Config) -> ToyExecutor:

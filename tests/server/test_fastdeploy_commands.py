@@ -51,10 +51,6 @@ COMMANDS = {
 }
 OTHER_FILES = ("eb45-32k-wint4-prefixcache-a800-tp4", "eb45-21b-a3b-32k-wint8-cpu-cache", "GLM45-air-32k-bf16-mtp")
 TENSOR_PARALLEL = "tensor_parallel_size: '4' is not supported yet in this version (only 1 is) (command line)"
-SPLIT_FAULTS = [
-    TENSOR_PARALLEL,
-    "scheduler_name: 'splitwise' is not supported yet in this version (only local is) (command line)",
-]
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +87,6 @@ def test_everything_that_is_missing_is_named_at_once_and_nothing_else(
     name: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     want = [TENSOR_PARALLEL] if "--tensor-parallel-size 4" in COMMANDS[name] else []
-    if name in ("prefill", "decode"):
-        want = SPLIT_FAULTS
     assert faults(arguments(COMMANDS[name], model), capsys) == want
 
 

@@ -69,10 +69,13 @@ def test_same_tokens_with_plain_decoding(references: References, model: str) -> 
         assert engine.stats().swap.num_loaded > 10
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", ["demo", "int8 KV"])
+CELLS = [(model, method) for model in ("demo", "int8 KV") for method in METHODS]
+
+
+@pytest.mark.parametrize(("model", "method"), [*CELLS, ("two MTP layers", "mtp"), ("two MTP layers", "mixed")])
 def test_same_tokens_whatever_the_method(references: References, model: str, method: str) -> None:
-    reference, [column] = references.get(model), standard_methods([method], [4], model_method="mtp")
+    k = 2 if model == "two MTP layers" else 4
+    reference, [column] = references.get(model), standard_methods([method], [k], model_method="mtp")
     with swapping(reference, column) as engine:
         check(reference, engine, column.apply(reference.requests[:16]))
         stats = engine.stats()

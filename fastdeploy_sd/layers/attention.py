@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paddle import Tensor
 
-from fastdeploy_sd.layers.linear import Linear
+from fastdeploy_sd.layers.linear import Linear, LinearLayer
 from fastdeploy_sd.ops.attention import cascade_append_attention, rope_store_kv_
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary
@@ -53,7 +53,7 @@ class AttentionInputs:
 class Attention:
     """Project, rotate, store KV, attend, project back."""
 
-    def __init__(self, qkv: Linear, output: Linear, head_dim: int, qk_norm: QkNorm[Tensor] | None) -> None:
+    def __init__(self, qkv: Linear, output: LinearLayer, head_dim: int, qk_norm: QkNorm[Tensor] | None) -> None:
         self._qkv, self._output, self._qk_norm = qkv, output, qk_norm
         self._scale = head_dim**-0.5
 

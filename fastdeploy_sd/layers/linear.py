@@ -1,22 +1,65 @@
-"""A linear layer over packed weights."""
+"""Linear layers over packed weights: whole ones, and two ways to share one out among ranks."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Weights
+from fastdeploy_sd.layers.tp_group import TpGroup
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.packing import PackedLinear
 
 
-class Linear:
+class LinearLayer(Protocol):
     """y = x . weight^T (+ bias)."""
+
+    def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None) -> Tensor:
+        """x [T, K] -> [T, N] in x's dtype, or in out_dtype."""
+        ...
+
+
+class Linear:
+    """A layer that needs no other rank: a whole one, or one whose outputs stay with the rank."""
 
     def __init__(self, packed: PackedLinear[Tensor], bias: Weights | None) -> None:
         self._packed = packed
         self._bias = None if bias is None else paddle.to_tensor(bias)
 
     def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None) -> Tensor:
-        """x [T, K] -> [T, N] in x's dtype, or in out_dtype."""
         return linear(x, self._packed, self._bias, out_dtype)
+
+
+class SummedLinear:
+    """A layer whose inputs are shared out: x [T, K / ranks] -> [T, N], the sum over all ranks.
+
+    Args:
+        bias: of the whole; added after the sum.
+    """
+
+    def __init__(self, packed: PackedLinear[Tensor], bias: Weights | None, group: TpGroup) -> None:
+        self._packed, self._group = packed, group
+        self._bias = None if bias is None else paddle.to_tensor(bias)
+
+    def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None) -> Tensor:
+        partial = linear(x, self._packed, None, paddle.float32)
+        return self._group.all_reduce(partial, x.dtype if out_dtype is None else out_dtype, self._bias)
+
+
+class GatheredLinear:
+    """A layer whose outputs are shared out: x [T, K] -> [T, N], of which the rank computes some columns.
+
+    Args:
+        packed, bias: of the rank's columns.
+        num_columns, unit: of all ranks; see TpGroup.all_gather.
+    """
+
+    def __init__(
+        self, packed: PackedLinear[Tensor], bias: Weights | None, group: TpGroup, num_columns: int, unit: int
+    ) -> None:
+        self._own, self._group, self._num_columns, self._unit = Linear(packed, bias), group, num_columns, unit
+
+    def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None) -> Tensor:
+        return self._group.all_gather(self._own(x, out_dtype), self._num_columns, self._unit)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.layers.linear import Linear
+from fastdeploy_sd.layers.linear import LinearLayer
+from fastdeploy_sd.layers.tp_group import TpGroup
 from fastdeploy_sd.ops.activation import swiglu
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import PackedExperts
@@ -22,7 +24,7 @@ class FeedForward(Protocol):
 class SwigluMlp:
     """down(silu(gate(x)) * up(x)), gate and up in one multiplication."""
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
+    def __init__(self, gate_up: LinearLayer, down: LinearLayer) -> None:
         self._gate_up, self._down = gate_up, down
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -46,18 +48,38 @@ class Router:
     norm_min: float
 
 
-class MoeMlp:
-    """The chosen experts' weighted sum, plus the shared experts' output."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """The experts of a rank.
 
-    def __init__(
-        self, router: Router, gate_up: PackedExperts[Tensor], down: PackedExperts[Tensor], shared: SwigluMlp | None
-    ) -> None:
-        self._router, self._gate_up, self._down, self._shared = router, gate_up, down, shared
+    Attributes:
+        first: which of all experts its first one is.
+        gate_up, down: one matrix per expert.
+        num_slices: of the sum over them.
+    """
+
+    first: int
+    gate_up: PackedExperts[Tensor]
+    down: PackedExperts[Tensor]
+    num_slices: int
+
+
+class MoeMlp:
+    """The chosen experts' weighted sum, plus the shared experts' output. A rank adds up those of its experts."""
+
+    def __init__(self, router: Router, experts: Experts, shared: SwigluMlp | None, group: TpGroup) -> None:
+        self._router, self._experts, self._shared, self._group = router, experts, shared, group
 
     def __call__(self, x: Tensor) -> Tensor:
-        r = self._router
         shared = None if self._shared is None else self._shared(x)
+        if self._group.is_alone:
+            return self._sum(x, shared)
+        return self._group.all_reduce(self._sum(x, None, paddle.float32), x.dtype, shared=shared)
+
+    def _sum(self, x: Tensor, shared: Tensor | None, out_dtype: paddle.dtype | None = None) -> Tensor:
+        r, e = self._router, self._experts
         return moe_ffn(
-            x, r.weight, self._gate_up, self._down, top_k=r.top_k, normalize=r.normalize, norm_min=r.norm_min,
-            selection_bias=r.selection_bias, shared=shared,
+            x, r.weight, e.gate_up, e.down, top_k=r.top_k, normalize=r.normalize, norm_min=r.norm_min,
+            selection_bias=r.selection_bias, shared=shared, first_expert=e.first, num_slices=e.num_slices,
+            out_dtype=out_dtype,
         )  # fmt: skip

@@ -20,6 +20,7 @@ class MoeConfig:
     """The mixture-of-experts feed-forward layers of a model.
 
     Attributes:
+        num_experts_field: what config.json calls `num_experts`, for errors.
         layers: the layer indices that have one; the others have a dense feed-forward network.
         shared_intermediate_size: of the experts every token uses, 0 = none.
         normalize, norm_min: divide the chosen weights by max(their sum, norm_min).
@@ -34,6 +35,7 @@ class MoeConfig:
     normalize: bool = True
     norm_min: float = 0.0
     selection_bias: bool = False
+    num_experts_field: str = "num_experts"
 
 
 @dataclass(frozen=True, slots=True)

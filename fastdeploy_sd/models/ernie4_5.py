@@ -71,6 +71,7 @@ def read_ernie4_5_moe(reader: FieldReader) -> DecoderConfig:
         normalize=reader.boolean("moe_norm_gate_logits"),
         norm_min=reader.number("moe_norm_min"),
         selection_bias=reader.boolean("moe_use_aux_free"),
+        num_experts_field="moe_num_experts",
     )
     return DecoderConfig(**dense, moe=moe)
 

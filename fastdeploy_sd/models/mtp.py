@@ -18,9 +18,12 @@ from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Weights
 from fastdeploy_sd.layers.attention import AttentionInputs
-from fastdeploy_sd.layers.linear import Linear
+from fastdeploy_sd.layers.decoder_layer import DecoderLayer
+from fastdeploy_sd.layers.linear import LinearLayer
 from fastdeploy_sd.layers.norm import ConcatRmsNorm, RmsNorm
-from fastdeploy_sd.models.decoder import Decoder, DecoderLayer, Embedding, LayerBuilder
+from fastdeploy_sd.layers.tp_group import ALONE, TpGroup
+from fastdeploy_sd.models.decoder import Decoder, Embedding
+from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.mtp_weights import MtpWeights, verify_num_steps
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weight_packer import WeightPacker
@@ -62,7 +65,7 @@ class MtpLayer:
 
     embed: Embed
     input_norm: ConcatRmsNorm
-    projection: Linear
+    projection: LinearLayer
     block: DecoderLayer
     output_norm: RmsNorm
     head: Head
@@ -134,9 +137,14 @@ class TargetParts:
 
 
 def build_mtp_model(
-    target: TargetParts, weights: MtpWeights, scheme: QuantScheme, packer: WeightPacker, num_steps: int
+    target: TargetParts,
+    weights: MtpWeights,
+    scheme: QuantScheme,
+    packer: WeightPacker,
+    num_steps: int,
+    group: TpGroup = ALONE,
 ) -> MtpModel:
-    """Build the draft layers that `num_steps` steps use, sharing with the target what is the same.
+    """Build this rank's part of the draft layers that `num_steps` steps use, sharing with the target what is the same.
 
     Args:
         scheme: of the draft layers' own linear weights, a head of their own among them.
@@ -147,7 +155,7 @@ def build_mtp_model(
         ConfigError: as verify_num_steps.
     """
     verify_num_steps(weights, num_steps)
-    builder = _MtpBuilder(target, weights, scheme, packer)
+    builder = _MtpBuilder(target, weights, scheme, packer, group)
     return MtpModel(
         [builder.layer(j) for j in range(min(num_steps, weights.num_layers))], feeds_normed=weights.feeds_normed
     )
@@ -156,9 +164,12 @@ def build_mtp_model(
 class _MtpBuilder:
     """Turns MTP weights into layers."""
 
-    def __init__(self, target: TargetParts, weights: MtpWeights, scheme: QuantScheme, packer: WeightPacker) -> None:
-        self._target, self._weights, self._scheme, self._packer = target, weights, scheme, packer
-        self._blocks = LayerBuilder(weights, weights.config, scheme, packer)
+    def __init__(
+        self, target: TargetParts, weights: MtpWeights, scheme: QuantScheme, packer: WeightPacker, group: TpGroup
+    ) -> None:
+        self._target, self._weights, self._scheme = target, weights, scheme
+        self._builder = LayerBuilder(weights.config, scheme, packer, group)
+        self._target_builder = LayerBuilder(target.decoder.config, scheme, target.packer, group)
 
     def layer(self, j: int) -> MtpLayer:
         w, eps = self._weights, self._weights.config.norm_eps
@@ -166,8 +177,8 @@ class _MtpBuilder:
         return MtpLayer(
             embed=self._embed(w.embedding(j)),
             input_norm=ConcatRmsNorm(w.embedding_norm(j), w.hidden_norm(j), eps),
-            projection=self._blocks.linear(w.projection(j)),
-            block=self._blocks.layer(j),
+            projection=self._builder.projection(w.projection(j)),
+            block=self._builder.layer(w, j),
             output_norm=self._target.decoder.final_norm if output_norm is None else RmsNorm(output_norm, eps),
             head=self._head(w.head(j)),
         )
@@ -180,18 +191,17 @@ class _MtpBuilder:
     def _head(self, own: WeightMatrix | None) -> Head:
         if own is None or _is_same(own.to_array(), self._target.weights.lm_head().to_array()):
             return self._shared_head
-        return _head_of(own, self._scheme.lm_head, self._packer)
+        return _head_of(self._builder.head(own, self._scheme.lm_head))
 
     @functools.cached_property
     def _shared_head(self) -> Head:
         target = self._target
         if target.head_format == target.decoder.lm_head_format:
             return target.decoder.logits
-        return _head_of(target.weights.lm_head(), target.head_format, target.packer)
+        return _head_of(self._target_builder.head(target.weights.lm_head(), target.head_format))
 
 
-def _head_of(matrix: WeightMatrix, fmt: LinearFormat, packer: WeightPacker) -> Head:
-    linear = Linear(packer.linear(matrix, fmt), None)
+def _head_of(linear: LinearLayer) -> Head:
     return lambda hidden: linear(hidden, paddle.float32)
 
 

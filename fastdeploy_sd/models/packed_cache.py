@@ -23,6 +23,7 @@ from fastdeploy_sd.files import remove_unfinished
 from fastdeploy_sd.models.packed_file import Bytes, Key, PackedFile, PackedFileError, write_packed_file
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import RULES_VERSION
+from fastdeploy_sd.parallel.shard import WHOLE_MODEL, Shard
 from fastdeploy_sd.runtime.checksum import packed_layout_version
 
 _OPTION = "packed_weights_cache"
@@ -52,7 +53,7 @@ class PackedMatrices:
 
 @contextlib.contextmanager
 def packed_matrices(
-    folder: Path | None, checkpoint: Checkpoint, scheme: QuantScheme, part: str
+    folder: Path | None, checkpoint: Checkpoint, scheme: QuantScheme, part: str, shard: Shard = WHOLE_MODEL
 ) -> Iterator[PackedMatrices | None]:
     """Give the packed matrices that a folder holds for a checkpoint; what the body adds is written when it ends well.
 
@@ -63,6 +64,7 @@ def packed_matrices(
     Args:
         folder: created if missing; None = nothing is kept and None is given.
         part: which layers of the checkpoint; each has a file of its own.
+        shard: which rank's part of them; each has a file of its own, so that ranks pack at once.
 
     Raises:
         ConfigError: the folder cannot be created.
@@ -74,7 +76,7 @@ def packed_matrices(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{_OPTION}: expected a folder or a place for one: {error}", param=_OPTION) from error
-    key, path = cache_key(checkpoint, scheme, part), folder / file_name(checkpoint, scheme, part)
+    key, path = cache_key(checkpoint, scheme, part, shard), folder / file_name(checkpoint, scheme, part, shard)
     file = _open(path, key, logging.DEBUG)
     if file is not None:
         found = PackedMatrices(file)
@@ -90,15 +92,16 @@ def packed_matrices(
             _save(path, key, found, checkpoint, is_alone)
 
 
-def file_name(checkpoint: Checkpoint, scheme: QuantScheme, part: str) -> str:
+def file_name(checkpoint: Checkpoint, scheme: QuantScheme, part: str, shard: Shard = WHOLE_MODEL) -> str:
     """Return the name of a checkpoint's file: the same when the checkpoint or the library changes, so that a new file
     takes an old one's place instead of lying beside it."""
     place = checkpoint.path.resolve()
     digest = hashlib.blake2b(f"{place}\0{asdict(scheme)}".encode(), digest_size=6).hexdigest()
-    return f"{place.name}-{part}-{scheme.linear}-{digest}.packed"
+    rank = "" if shard == WHOLE_MODEL else f"-rank{shard.rank}of{shard.size}"
+    return f"{place.name}-{part}-{scheme.linear}{rank}-{digest}.packed"
 
 
-def cache_key(checkpoint: Checkpoint, scheme: QuantScheme, part: str) -> Key:
+def cache_key(checkpoint: Checkpoint, scheme: QuantScheme, part: str, shard: Shard = WHOLE_MODEL) -> Key:
     """Return everything that decides the packed bytes: what was packed, how, and by which version of what.
 
     The instruction-set level is not among it: every level packs the same bytes.
@@ -107,6 +110,7 @@ def cache_key(checkpoint: Checkpoint, scheme: QuantScheme, part: str) -> Key:
         "checkpoint": checkpoint.identity(),
         "part": part,
         "scheme": asdict(scheme),
+        "shard": asdict(shard),
         "slice_rules": RULES_VERSION,
         "layout_version": packed_layout_version(),
         "library_version": fastdeploy_sd.__version__,

@@ -39,6 +39,7 @@ def read_qwen3_moe(reader: FieldReader) -> DecoderConfig:
         intermediate_size=reader.integer("moe_intermediate_size"),
         layers=frozenset(layers),
         normalize=reader.boolean("norm_topk_prob"),
+        num_experts_field="num_experts" if reader.values.get("num_experts") is not None else "num_local_experts",
     )
     return DecoderConfig(**dense, moe=moe)
 

@@ -1,17 +1,39 @@
-"""Where a decoder's long sums are cut: the one place with the rules. Knows sizes, no tensors.
+"""What a rank of tensor parallel has of a decoder: the one place with the rules. Knows sizes, no tensors.
 
-The slices follow from the model alone, not from the number of ranks: see parallel/ranges.py.
+Heads, experts, the inner width of feed-forward networks and the vocabulary are shared out; all else every rank has for
+itself. Where a sum runs over what is shared out, its slices follow from the model alone, not from the number of ranks:
+see parallel/ranges.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.parallel.ranges import COUNTS, SliceRule
+from fastdeploy_sd.parallel.ranges import COUNTS, SliceRule, halved
+from fastdeploy_sd.parallel.shard import WHOLE_MODEL, Shard
 
 # Changes when the rules below do: weights that were packed by others are packed anew.
 RULES_VERSION = 1
 # Inputs that are quantised together, so that cutting a wide sum changes no scale.
 _WIDE, _WIDE_UNIT = 512, 128
+# Outputs that kernels compute together: where no sum is shared out, ranks share out these.
+PANEL = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SumPart:
+    """What a rank adds up of a sum.
+
+    Attributes:
+        inputs: which inputs it has.
+        slices: how its part is cut.
+    """
+
+    inputs: range
+    slices: SliceRule
 
 
 def attention_slices(config: DecoderConfig) -> SliceRule:
@@ -30,5 +52,108 @@ def feed_forward_slices(size: int) -> SliceRule:
     """Return how the sum over the inner width of a feed-forward network is cut."""
     if size >= _WIDE and size % _WIDE_UNIT == 0:
         return SliceRule(4, _WIDE_UNIT)
-    count = max(count for count in COUNTS if size % count == 0)
+    count = _largest_count(size)
     return SliceRule(count, size // count)
+
+
+def expert_slices(num_experts: int) -> SliceRule:
+    """Return how the sum over the experts is cut."""
+    return SliceRule(_largest_count(num_experts))
+
+
+def _largest_count(size: int) -> int:
+    return max(count for count in COUNTS if size % count == 0)
+
+
+class DecoderShard:
+    """What a rank has of one decoder.
+
+    Raises (from the methods about what is shared out):
+        ConfigError: the checkpoint cannot be shared out among so many ranks; names the field of config.json.
+    """
+
+    def __init__(self, config: DecoderConfig, shard: Shard = WHOLE_MODEL) -> None:
+        self._config, self._shard = config, shard
+
+    def verify(self, layers: Iterable[int]) -> None:
+        """Look at everything that is shared out of these layers: what is impossible shows before long work."""
+        self.attention()
+        self.vocabulary()
+        moe = self._config.moe
+        for layer in layers:
+            if moe is None or layer not in moe.layers:
+                self.feed_forward(self._config.intermediate_size)
+            else:
+                self.experts()
+                if moe.shared_intermediate_size > 0:
+                    self.shared_experts()
+
+    def attention(self) -> SumPart:
+        """Return the inputs Hq * D of the output projection that are the rank's heads."""
+        c, rule = self._config, attention_slices(self._config)
+        heads = f"{c.num_heads} query heads over {c.num_kv_heads} KV heads"
+        self._verify(rule.count, "num_attention_heads, num_key_value_heads", heads)
+        return self._part(c.num_heads * c.head_dim, rule)
+
+    def kv_heads(self) -> range:
+        """Return the KV heads that the rank's query heads read; where there are fewer than ranks, several have one."""
+        num_kv_heads, rank, size = self._config.num_kv_heads, self._shard.rank, self._shard.size
+        begin = rank * num_kv_heads // size
+        return range(begin, begin + max(num_kv_heads // size, 1))
+
+    def qkv(self) -> tuple[range, range, range]:
+        """Return the rank's rows of the fused q, k, v projection."""
+        c, heads, kv_heads = self._config, self.attention().inputs, self.kv_heads()
+        num_q, num_kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        k = range(num_q + kv_heads.start * c.head_dim, num_q + kv_heads.stop * c.head_dim)
+        return heads, k, range(k.start + num_kv, k.stop + num_kv)
+
+    def feed_forward(self, size: int, field: str = "intermediate_size") -> SumPart:
+        """Return the rank's part of the inner width of a dense network; `field` is what config.json calls it."""
+        rule = feed_forward_slices(size)
+        self._verify(rule.count, field, size)
+        return self._part(size, rule)
+
+    def shared_experts(self) -> SumPart:
+        """Return the rank's part of the inner width of the experts that every token uses."""
+        moe = self._config.moe
+        assert moe is not None, "a decoder with experts"
+        return self.feed_forward(moe.shared_intermediate_size, "moe_intermediate_size * moe_num_shared_experts")
+
+    def experts(self) -> SumPart:
+        """Return the rank's experts."""
+        moe = self._config.moe
+        assert moe is not None, "a decoder with experts"
+        rule = expert_slices(moe.num_experts)
+        self._verify(rule.count, moe.num_experts_field, moe.num_experts)
+        return self._part(moe.num_experts, rule)
+
+    def vocabulary(self) -> range:
+        """Return the tokens whose logits the rank computes."""
+        return self._panels(self._config.vocab_size, "vocab_size")
+
+    def hidden(self) -> range:
+        """Return the columns of a hidden row that the rank computes where it is no sum over what is shared out."""
+        return self._panels(self._config.hidden_size, "hidden_size")
+
+    def _part(self, size: int, rule: SliceRule) -> SumPart:
+        rank, num_ranks = self._shard.rank, self._shard.size
+        return SumPart(halved(size, num_ranks, rule.unit)[rank], rule.of_rank(num_ranks))
+
+    def _panels(self, size: int, field: str) -> range:
+        num_ranks = self._shard.size
+        if num_ranks > 1 and size < num_ranks * PANEL:
+            raise _error(num_ranks, f"at most {max(size // PANEL, 1)}", field, size)
+        return halved(size, num_ranks, PANEL)[self._shard.rank]
+
+    def _verify(self, count: int, field: str, value: object) -> None:
+        """A rank has whole subtrees of a sum, so there are at most as many ranks as slices."""
+        if count % self._shard.size != 0:
+            raise _error(self._shard.size, f"at most {count}", field, value)
+
+
+def _error(size: int, expected: str, field: str, value: object) -> ConfigError:
+    return ConfigError(
+        f"tensor_parallel_size: expected {expected}, as the checkpoint's config.json has {field}: {value}, got {size}",
+        param="tensor_parallel_size",
+    )

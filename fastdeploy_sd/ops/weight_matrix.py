@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +19,15 @@ class WeightPart:
 
     Attributes:
         name: of the tensor in its checkpoint.
-        data: f32, f16 or bf16 (u16 bits) [N, K], or [K, N] if transposed; may be a read-only memory map, or a range of
-            rows and columns of one.
+        data: f32, f16 or bf16 (u16 bits) [N, K], or [K, N] if transposed; may be a view of a read-only memory map whose
+            rows are not neighbours.
+        place: which part of the tensor it is, "" = all of it.
     """
 
     name: str
     data: Array
     is_transposed: bool = False
+    place: str = ""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -33,6 +36,20 @@ class WeightPart:
             raise ValueError(f"weight: expected [N, K], got shape {list(self.data.shape)}")
         rows, columns = self.data.shape
         return (columns, rows) if self.is_transposed else (rows, columns)
+
+    def rows(self, begin: int, end: int) -> WeightPart:
+        """Return some of the outputs, in place."""
+        if (begin, end) == (0, self.shape[0]):
+            return self
+        data = self.data[:, begin:end] if self.is_transposed else self.data[begin:end]
+        return replace(self, data=data, place=f"{self.place}[{begin}:{end}]")
+
+    def columns(self, begin: int, end: int) -> WeightPart:
+        """Return some of the inputs, in place."""
+        if (begin, end) == (0, self.shape[1]):
+            return self
+        data = self.data[begin:end] if self.is_transposed else self.data[:, begin:end]
+        return replace(self, data=data, place=f"{self.place}[:, {begin}:{end}]")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +70,7 @@ class WeightMatrix:
     @property
     def name(self) -> str:
         """The names of the parts: two matrices of one checkpoint with the same name hold the same values."""
-        return " | ".join(part.name for part in self.parts)
+        return " | ".join(part.name + part.place for part in self.parts)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -67,9 +84,37 @@ class WeightMatrix:
             raise ValueError(f"weight: expected parts [N, K] of one K, got shapes {shapes}")
         return sum(rows for rows, _ in shapes), shapes[0][1]
 
+    def rows(self, ranges: Sequence[range]) -> WeightMatrix:
+        """Return a matrix of some of the outputs, range after range, in place."""
+        parts = []
+        for wanted in _joined(ranges):
+            first = 0
+            for part in self.parts:
+                num_rows = part.shape[0]
+                begin, end = max(wanted.start - first, 0), min(wanted.stop - first, num_rows)
+                if begin < end:
+                    parts.append(part.rows(begin, end))
+                first += num_rows
+        return WeightMatrix(tuple(parts))
+
+    def columns(self, wanted: range) -> WeightMatrix:
+        """Return a matrix of some of the inputs, in place."""
+        return WeightMatrix(tuple(part.columns(wanted.start, wanted.stop) for part in self.parts))
+
     def to_array(self) -> Array:
         """Return the matrix as one array f32 or bf16 (u16 bits) [N, K]; a copy unless it is that already."""
         rows = [part.data.T if part.is_transposed else part.data for part in self.parts]
         is_narrow = all(part.dtype == np.uint16 for part in rows)
         arrays = rows if is_narrow else [part if part.dtype == np.float32 else widen(part) for part in rows]
         return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+
+
+def _joined(ranges: Sequence[range]) -> list[range]:
+    """The same numbers in as few ranges."""
+    joined: list[range] = []
+    for part in ranges:
+        if joined and joined[-1].stop == part.start:
+            joined[-1] = range(joined[-1].start, part.stop)
+        else:
+            joined.append(part)
+    return joined

@@ -21,4 +21,4 @@ class Shard:
             raise ValueError(f"rank: expected 0..{self.size - 1}, got {self.rank}")
 
 
-WHOLE = Shard()
+WHOLE_MODEL = Shard()

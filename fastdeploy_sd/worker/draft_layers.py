@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp import MtpModel, TargetParts, build_mtp_model
 from fastdeploy_sd.models.mtp_weights import MtpWeights
@@ -46,11 +47,13 @@ def draft_head_format(config: Config, own: LinearFormat) -> LinearFormat:
     return _AUTO_HEAD if asked == "auto" else asked
 
 
-def load_draft_layers(config: Config, target: TargetParts, weights: MtpWeights, packer: WeightPacker) -> DraftLayers:
-    """Load what `open_draft_weights` found; `packer` is of the checkpoint they are in.
+def load_draft_layers(
+    config: Config, target: TargetParts, weights: MtpWeights, packer: WeightPacker, group: TpGroup = ALONE
+) -> DraftLayers:
+    """Load this rank's part of what `open_draft_weights` found; `packer` is of the checkpoint they are in.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
     """
-    model = build_mtp_model(target, weights, draft_scheme(config), packer, config.speculative.num_model_steps)
+    model = build_mtp_model(target, weights, draft_scheme(config), packer, config.speculative.num_model_steps, group)
     return DraftLayers(model, weights.config)

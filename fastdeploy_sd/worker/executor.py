@@ -13,11 +13,13 @@ from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.layers.tp_group import TpGroup
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.operators import declared_ops
+from fastdeploy_sd.parallel.shard import Shard
 from fastdeploy_sd.request_rules import producible_eos
 from fastdeploy_sd.runtime import library, paddle_ops
 from fastdeploy_sd.sampling.verify import VerifyRule
@@ -205,8 +207,9 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
     eos_token_ids = producible_eos("checkpoint", read_eos_token_ids(checkpoint), decoder_config.vocab_size)
     # Opened first: that there are none must not be found out after the target was packed.
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
-    model = load_model(config, checkpoint, decoder_config, draft_weights)
-    kv = _allocate_kv(config, decoder_config, model.draft, max_model_len, group)
+    tp = TpGroup(group.communicator)
+    model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
+    kv = _allocate_kv(config, decoder_config, model.draft, max_model_len, group, tp.shard)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
     memory = StepMemory(limits, vocab_size)
@@ -240,10 +243,15 @@ class _KvMemory:
 
 
 def _allocate_kv(
-    config: Config, target: DecoderConfig, draft: DraftLayers | None, max_model_len: int, group: RankGroup
+    config: Config,
+    target: DecoderConfig,
+    draft: DraftLayers | None,
+    max_model_len: int,
+    group: RankGroup,
+    shard: Shard,
 ) -> _KvMemory:
-    kv_format, target_layers = kv_sizing.KvCacheFormat.create(config), LayerKv.of_decoder(target)
-    draft_layers = [] if draft is None else LayerKv.of_draft_layers(draft.config, draft.model.num_layers)
+    kv_format, target_layers = kv_sizing.KvCacheFormat.create(config), LayerKv.of_decoder(target, shard)
+    draft_layers = [] if draft is None else LayerKv.of_draft_layers(draft.config, draft.model.num_layers, shard)
     one_block = group.size * kv_sizing.block_bytes([*target_layers, *draft_layers], kv_format)
     size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: group.smallest(free_memory))
     return _KvMemory(

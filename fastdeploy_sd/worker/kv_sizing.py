@@ -15,6 +15,8 @@ import numpy.typing as npt
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.sharding import DecoderShard
+from fastdeploy_sd.parallel.shard import WHOLE_MODEL, Shard
 
 _SCALE_BYTES = 4
 _GIB = 1 << 30
@@ -73,15 +75,22 @@ class LayerKv:
     hidden_size: int = 0
 
     @staticmethod
-    def of_decoder(config: DecoderConfig) -> list[LayerKv]:
-        """Return what the layers of a decoder keep."""
-        return [LayerKv(config.num_kv_heads, config.head_dim)] * config.num_layers
+    def of_decoder(config: DecoderConfig, shard: Shard = WHOLE_MODEL) -> list[LayerKv]:
+        """Return what the layers of a decoder keep on a rank."""
+        return [LayerKv(_num_kv_heads(config, shard), config.head_dim)] * config.num_layers
 
     @staticmethod
-    def of_draft_layers(config: DecoderConfig, num_layers: int) -> list[LayerKv]:
-        """Return what MTP layers keep; layer j's first key is that of token j + 1, the first it can be run for."""
-        geometry = config.num_kv_heads, config.head_dim
+    def of_draft_layers(config: DecoderConfig, num_layers: int, shard: Shard = WHOLE_MODEL) -> list[LayerKv]:
+        """Return what MTP layers keep on a rank.
+
+        Layer j's first key is that of token j + 1, the first it can be run for.
+        """
+        geometry = _num_kv_heads(config, shard), config.head_dim
         return [LayerKv(*geometry, first_key, config.hidden_size) for first_key in range(1, num_layers + 1)]
+
+
+def _num_kv_heads(config: DecoderConfig, shard: Shard) -> int:
+    return len(DecoderShard(config, shard).kv_heads())
 
 
 @dataclass(frozen=True, slots=True)

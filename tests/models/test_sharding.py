@@ -1,22 +1,29 @@
-"""Where sums are cut, and that published models keep their scales."""
+"""Where sums are cut, and what each rank has of a decoder."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fastdeploy_sd.checkpoint import Checkpoint
-from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
+from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slices, expert_slices, feed_forward_slices
 from fastdeploy_sd.parallel.ranges import SliceRule
+from fastdeploy_sd.parallel.shard import Shard
 
 
 @pytest.fixture
 def config(golden_dir: Path) -> DecoderConfig:
     return replace(read_decoder_config(Checkpoint(golden_dir / "qwen3-tiny").config), head_dim=64)
+
+
+def ranks(config: DecoderConfig, size: int) -> list[DecoderShard]:
+    return [DecoderShard(config, Shard(rank, size)) for rank in range(size)]
 
 
 @pytest.mark.parametrize(
@@ -39,3 +46,87 @@ def test_attention_is_cut_at_heads_whose_kv_heads_can_be_shared_out(
 )  # fmt: skip
 def test_feed_forward_networks_are_cut_at_groups_where_they_are_wide(size: int, rule: SliceRule) -> None:
     assert feed_forward_slices(size) == rule
+
+
+def test_experts_are_cut_into_as_many_slices_as_divide_them() -> None:
+    assert [expert_slices(count).count for count in (64, 6, 5)] == [4, 2, 1]
+
+
+def test_heads_go_with_the_kv_heads_they_read(config: DecoderConfig) -> None:
+    config = replace(config, num_heads=8, num_kv_heads=2, head_dim=16)
+    assert [r.kv_heads() for r in ranks(config, 2)] == [range(1), range(1, 2)]
+    # Of two KV heads over four ranks, two ranks have the same one.
+    assert [r.kv_heads() for r in ranks(config, 4)] == [range(1), range(1), range(1, 2), range(1, 2)]
+    assert ranks(config, 4)[2].qkv() == (range(64, 96), range(144, 160), range(176, 192))
+    assert ranks(config, 4)[2].attention() == SumPart(range(64, 96), SliceRule(1, 32))
+    assert ranks(config, 2)[1].attention() == SumPart(range(64, 128), SliceRule(2, 32))
+    whole = DecoderShard(config)
+    assert whole.qkv() == (range(128), range(128, 160), range(160, 192))
+    assert whole.attention() == SumPart(range(128), SliceRule(4, 32))
+
+
+def test_wide_networks_are_shared_out_by_groups(config: DecoderConfig) -> None:
+    parts = [r.feed_forward(896) for r in ranks(config, 2)]
+    assert parts == [SumPart(range(384), SliceRule(2, 128)), SumPart(range(384, 896), SliceRule(2, 128))]
+    assert [len(r.feed_forward(896).inputs) for r in ranks(config, 4)] == [128, 256, 256, 256]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_ranks_have_everything_once(config: DecoderConfig, size: int) -> None:
+    config = replace(config, vocab_size=1000, hidden_size=192, moe=MoeConfig(8, 2, 64, frozenset({1}), 128))
+    group = ranks(config, size)
+    for ranges, count in (
+        ([r.attention().inputs for r in group], config.num_heads * 64),
+        ([r.feed_forward(896).inputs for r in group], 896),
+        ([r.experts().inputs for r in group], 8),
+        ([r.shared_experts().inputs for r in group], 128),
+        ([r.vocabulary() for r in group], 1000),
+        ([r.hidden() for r in group], 192),
+    ):
+        assert [i for part in ranges for i in part] == list(range(count))
+        assert all(len(part) > 0 for part in ranges)
+
+
+MOE = MoeConfig(6, 2, 64, frozenset({1}), 128, num_experts_field="moe_num_experts")
+ODD_SHARED = MoeConfig(8, 2, 33, frozenset({1}), 99)
+
+
+@pytest.mark.parametrize(
+    ("change", "size", "told"),
+    [
+        (
+            {"num_heads": 14},
+            4,
+            "at most 2, .* num_attention_heads, num_key_value_heads: 14 query heads over 2 KV heads",
+        ),
+        ({"num_heads": 12, "num_kv_heads": 3}, 2, "at most 1, .* num_attention_heads, num_key_value_heads: 12 query"),
+        ({"intermediate_size": 770}, 4, "at most 2, .* intermediate_size: 770"),
+        ({"moe": MOE}, 4, "at most 2, .* moe_num_experts: 6"),
+        ({"moe": ODD_SHARED}, 2, "at most 1, .* moe_intermediate_size [*] moe_num_shared_experts: 99"),
+        ({"vocab_size": 100}, 4, "at most 3, .* vocab_size: 100"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_named(
+    config: DecoderConfig, change: dict[str, int], size: int, told: str
+) -> None:
+    config = replace(config, **change)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as refusal:
+        DecoderShard(config, Shard(0, size)).verify(range(config.num_layers))
+    expected = rf"tensor_parallel_size: expected {told}.*, got {size}"
+    assert re.fullmatch(expected, refusal.value.message), refusal.value.message
+    assert refusal.value.param == "tensor_parallel_size"
+    DecoderShard(config).verify(range(config.num_layers))
+
+
+def test_layers_of_experts_alone_need_no_dense_width(config: DecoderConfig) -> None:
+    experts = replace(MOE, num_experts=8, layers=frozenset(range(config.num_layers)), shared_intermediate_size=0)
+    DecoderShard(replace(config, intermediate_size=771, moe=experts), Shard(0, 4)).verify(range(config.num_layers))
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("ernie4_5_moe-tiny", "moe_num_experts"), ("qwen3_moe-tiny", "num_local_experts")]
+)
+def test_experts_are_counted_under_the_name_of_their_family(golden_dir: Path, name: str, field: str) -> None:
+    moe = read_decoder_config(Checkpoint(golden_dir / name).config).moe
+    assert moe is not None
+    assert moe.num_experts_field == field

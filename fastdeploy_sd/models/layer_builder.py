@@ -1,0 +1,122 @@
+"""Turns a checkpoint's weights into the layers of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+from fastdeploy_sd.checkpoint import Weights
+from fastdeploy_sd.layers.attention import Attention
+from fastdeploy_sd.layers.decoder_layer import DecoderLayer
+from fastdeploy_sd.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear
+from fastdeploy_sd.layers.mlp import Experts, FeedForward, MoeMlp, Router, SwigluMlp
+from fastdeploy_sd.layers.norm import RmsNorm
+from fastdeploy_sd.layers.tp_group import TpGroup
+from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.sharding import PANEL, DecoderShard, SumPart
+from fastdeploy_sd.models.weight_packer import WeightPacker
+from fastdeploy_sd.models.weights import LayerWeights, expert_parts
+from fastdeploy_sd.ops.kv_cache import QkNorm
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import PackedExperts
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+
+WeightAndBias = tuple[WeightMatrix, Weights | None]
+
+
+class LayerBuilder:
+    """Builds what a rank has of decoder layers, and of what surrounds them.
+
+    Args:
+        config: of the whole decoder.
+        packer: of the checkpoint that holds the weights.
+    """
+
+    def __init__(self, config: DecoderConfig, scheme: QuantScheme, packer: WeightPacker, group: TpGroup) -> None:
+        self._config, self._scheme, self._packer, self._group = config, scheme, packer, group
+        self._shard = DecoderShard(config, group.shard)
+
+    def layer(self, weights: LayerWeights, i: int) -> DecoderLayer:
+        """Build layer i; raises CheckpointError as the weights do."""
+        eps, norms = self._config.norm_eps, weights.qk_norms(i)
+        qk_norm = None
+        if norms is not None:
+            qk_norm = QkNorm(paddle.to_tensor(norms[0]), paddle.to_tensor(norms[1]), eps)
+        attention = Attention(
+            self._outputs(weights.qkv(i), self._shard.qkv()),
+            self._summed(weights.output(i), self._shard.attention()),
+            self._config.head_dim,
+            qk_norm,
+        )
+        return DecoderLayer(
+            RmsNorm(weights.input_norm(i), eps),
+            attention,
+            RmsNorm(weights.post_attention_norm(i), eps),
+            self._feed_forward(weights, i),
+        )
+
+    def head(self, matrix: WeightMatrix, fmt: LinearFormat) -> LinearLayer:
+        """Build an output head [V, H], whose tokens are shared out."""
+        return self._gathered((matrix, None), fmt, self._shard.vocabulary())
+
+    def projection(self, weight_and_bias: WeightAndBias) -> LinearLayer:
+        """Build a linear layer [H, K] over what every rank has, in the format of the dense layers."""
+        return self._gathered(weight_and_bias, self._scheme.linear, self._shard.hidden())
+
+    def _feed_forward(self, weights: LayerWeights, i: int) -> FeedForward:
+        moe = self._config.moe
+        if moe is None or i not in moe.layers:
+            size = self._config.intermediate_size
+            return self._dense(weights, i, "mlp", size, self._shard.feed_forward(size))
+        shared = None
+        if moe.shared_intermediate_size > 0:
+            size = moe.shared_intermediate_size
+            shared = self._dense(weights, i, "mlp.shared_experts", size, self._shard.shared_experts())
+        weight, bias = weights.router(i, moe)
+        selection_bias = None if bias is None else paddle.to_tensor(bias)
+        router = Router(paddle.to_tensor(weight), selection_bias, moe.top_k, moe.normalize, moe.norm_min)
+        return MoeMlp(router, self._experts(weights, i, moe), shared, self._group)
+
+    def _dense(self, weights: LayerWeights, i: int, part: str, size: int, own: SumPart) -> SwigluMlp:
+        gate, up = own.inputs, range(size + own.inputs.start, size + own.inputs.stop)
+        return SwigluMlp(
+            self._outputs(weights.gate_up(i, part, size), (gate, up)),
+            self._summed(weights.down(i, part, size), own),
+        )
+
+    def _experts(self, weights: LayerWeights, i: int, moe: MoeConfig) -> Experts:
+        own = self._shard.experts()
+        parts = expert_parts(moe)[own.inputs.start : own.inputs.stop]
+        gate_up = [weights.gate_up(i, part, moe.intermediate_size)[0] for part in parts]
+        down = [weights.down(i, part, moe.intermediate_size)[0] for part in parts]
+        return Experts(own.inputs.start, self._packed_experts(gate_up), self._packed_experts(down), own.slices.count)
+
+    def _packed_experts(self, matrices: Sequence[WeightMatrix]) -> PackedExperts[Tensor]:
+        return self._packer.experts(matrices, self._scheme.experts)
+
+    def _outputs(self, weight_and_bias: WeightAndBias, rows: Sequence[range]) -> Linear:
+        """Build the rank's outputs of a linear layer, which stay with it."""
+        matrix, bias = weight_and_bias
+        return Linear(self._packer.linear(matrix.rows(rows), self._scheme.linear), _of_rows(bias, rows))
+
+    def _summed(self, weight_and_bias: WeightAndBias, own: SumPart) -> LinearLayer:
+        """Build the rank's part of a linear layer whose inputs are shared out."""
+        matrix, bias = weight_and_bias
+        packed = self._packer.linear(matrix.columns(own.inputs), self._scheme.linear, own.slices)
+        return Linear(packed, bias) if self._group.is_alone else SummedLinear(packed, bias, self._group)
+
+    def _gathered(self, weight_and_bias: WeightAndBias, fmt: LinearFormat, own: range) -> LinearLayer:
+        """Build the rank's part of a linear layer whose outputs every rank needs."""
+        matrix, bias = weight_and_bias
+        packed, own_bias = self._packer.linear(matrix.rows([own]), fmt), _of_rows(bias, [own])
+        if self._group.is_alone:
+            return Linear(packed, own_bias)
+        return GatheredLinear(packed, own_bias, self._group, matrix.shape[0], PANEL)
+
+
+def _of_rows(bias: Weights | None, rows: Sequence[range]) -> Weights | None:
+    return None if bias is None else np.concatenate([bias[part.start : part.stop] for part in rows])

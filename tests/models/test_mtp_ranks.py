@@ -1,0 +1,92 @@
+"""Draft layers shared out among ranks: hidden rows and logits of two and four ranks are those of one."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
+from fastdeploy_sd.layers.attention import AttentionInputs
+from fastdeploy_sd.layers.tp_group import TpGroup
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
+from fastdeploy_sd.ops.rope_table import rope_table
+from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.tensors import from_numpy
+from fastdeploy_sd.worker import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.draft_layers import DraftLayers
+from fastdeploy_sd.worker.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.model_loading import load_model
+from tests.models.mtp_models import make_model
+from tests.models.ranks import Rank, rank_groups, together
+
+NUM_TOKENS, BLOCK_SIZE = 70, 64
+
+
+def load(path: pathlib.Path, num_layers: int, head: str, group: TpGroup, **model: Any) -> DraftLayers:
+    speculative = SpeculativeConfig("mtp", num_layers, num_model_steps=num_layers, draft_head_quantization=head)  # type: ignore[arg-type]
+    config = Config(ModelConfig(str(path), **model), speculative=speculative)
+    checkpoint = Checkpoint(path)
+    decoder_config = read_decoder_config(checkpoint.config)
+    weights = open_draft_weights(config, checkpoint, decoder_config)
+    draft = load_model(config, checkpoint, decoder_config, weights, group).draft
+    assert draft is not None
+    return draft
+
+
+def bits(draft: DraftLayers, rank: Rank, dtype: str) -> list[np.ndarray]:
+    """Run every layer over one sequence; what the next step reads, and the logits."""
+    c, n = draft.config, NUM_TOKENS
+    rng = np.random.default_rng(0)
+    rank.begin(1)
+    layers = kv_sizing.LayerKv.of_draft_layers(c, draft.model.num_layers, rank.group.shard)
+    caches = kv_tensors.allocate(layers, 2, kv_sizing.KvCacheFormat(BLOCK_SIZE, dtype))
+    found = []
+    for layer, cache in enumerate(caches):
+        first = layer + 1
+        inputs = AttentionInputs(
+            positions=from_numpy(np.arange(first, n, dtype=np.int32)),
+            slot_mapping=from_numpy(np.arange(first, n, dtype=np.int64)),
+            query_start_loc=from_numpy(np.array([0, n - first], np.int32)),
+            seq_lens=from_numpy(np.array([n], np.int32)),
+            blocks=RequestBlocks(from_numpy(np.zeros(1, np.int32)), from_numpy(np.arange(2, dtype=np.int32)[None])),
+            rotary=Rotary(from_numpy(rope_table(n, c.head_dim, c.rope_theta, c.rope_scaling)), c.rope_interleaved),
+        )
+        token_ids = rng.integers(4, 4096, n - first).astype(np.int32)
+        values = rng.standard_normal((n - first, c.hidden_size)).astype(np.float32)
+        hidden = from_numpy(values if dtype == "float32" else (values.view(np.uint32) >> 16).astype(np.uint16))
+        output = draft.model.forward(layer, token_ids, hidden, cache, inputs)
+        found += [DEVICE.read(part).copy() for part in (*output, draft.model.logits(layer, output.normed))]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "num_layers", "head", "model"),
+    [
+        ("ernie4_5-tiny", "ernie-folder", 1, "auto", {"dtype": "bfloat16"}),
+        ("ernie4_5_moe-tiny", "ernie-inside", 1, "target", {"dtype": "float32"}),
+        ("qwen3_moe-tiny", "numbered", 2, "wint8", {"dtype": "bfloat16", "quantization": "wint4"}),
+        ("llama-tiny", "numbered-own", 2, "auto", {"dtype": "bfloat16", "quantization": "wint8"}),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_draft_what_one_does(  # noqa: PLR0917
+    name: str, layout: str, num_layers: int, head: str, model: dict[str, Any], size: int, tmp_path: pathlib.Path
+) -> None:
+    path = make_model(tmp_path, name, layout, num_layers).path
+    with rank_groups(1) as [alone]:
+        want = bits(load(path, num_layers, head, alone.group, **model), alone, model["dtype"])
+    assert len(want) == 3 * num_layers
+    with rank_groups(size) as ranks:
+        drafts = [load(path, num_layers, head, rank.group, **model) for rank in ranks]
+        works = [
+            functools.partial(bits, draft, rank, model["dtype"]) for draft, rank in zip(drafts, ranks, strict=True)
+        ]
+        for got in together(works):
+            for part, wanted in zip(got, want, strict=True):
+                np.testing.assert_array_equal(part, wanted)

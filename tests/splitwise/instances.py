@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import select
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ LAYERS = (512, 512, 768)  # two of the target and a draft layer
 CANARY = 0xA5
 DEADLINE_S = 60.0
 SECRET = b"k" * 31
+PROTOCOLS = ("ipc", "tcp")
 Behaviour = Literal["all", "half", "nothing"]
 
 
@@ -90,6 +92,15 @@ def settings(role: str, protocol: str = "tcp", **changes: Any) -> ConnectorSetti
         window_bytes=8192,
     )
     return dataclasses.replace(values, **changes)
+
+
+def has_mooncake() -> bool:
+    """Whether rdma can be tested: its extra is installed, and the system's libibverbs."""
+    try:
+        importlib.import_module("mooncake.engine")
+    except ImportError:
+        return False
+    return True
 
 
 def request(prompt: int, num_blocks: int) -> Request:

@@ -230,7 +230,7 @@ def test_a_page_comes_once_and_in_any_order(attacked: Attacked) -> None:
     assert holds(attacked.pages, 5, 1, [8, 9])
 
 
-@pytest.mark.parametrize("fault", ["flipped", "short", "long", "of another page"])
+@pytest.mark.parametrize("fault", ["flipped", "short", "long", "empty", "of another page"])
 def test_a_damaged_page_ends_the_transfer_and_reaches_no_page(attacked: Attacked, fault: str) -> None:
     page = content(5, 0, 1, LAYERS[0])
     page[100] ^= 4
@@ -238,6 +238,7 @@ def test_a_damaged_page_ends_the_transfer_and_reaches_no_page(attacked: Attacked
         "flipped": page,
         "short": page[:-1],
         "long": np.append(page, page[:1]),
+        "empty": page[:0],
         "of another page": content(5, 0, 2, LAYERS[0]),
     }[fault]
     attacked.raw.send_page(attacked.id, 5, 0, 1, damaged)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Sequence
 
@@ -20,6 +19,7 @@ from tests.splitwise.instances import (
     PrefillEngine,
     connectors,
     describe,
+    has_mooncake,
     holds,
     request,
     settings,
@@ -27,15 +27,7 @@ from tests.splitwise.instances import (
 )
 
 
-def is_there() -> bool:
-    try:
-        importlib.import_module("mooncake.engine")
-    except ImportError:  # not installed, or not its libibverbs
-        return False
-    return True
-
-
-@pytest.mark.skipif(not is_there(), reason="needs the extra [rdma] and libibverbs")
+@pytest.mark.skipif(not has_mooncake(), reason="needs the extra [rdma] and libibverbs")
 def test_pages_arrive() -> None:
     with connectors("rdma") as (decode, ours, prefill, theirs):
         engine = PrefillEngine(prefill, theirs, 8)
@@ -48,7 +40,7 @@ def test_pages_arrive() -> None:
         assert all(holds(ours, n, 0, range(6 * n, 6 * n + 6)) for n in range(20))
 
 
-@pytest.mark.skipif(is_there(), reason="Mooncake is installed")
+@pytest.mark.skipif(has_mooncake(), reason="Mooncake is installed")
 def test_without_mooncake_another_protocol_is_used_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with connectors("rdma,ipc") as (decode, ours, prefill, theirs):

@@ -19,6 +19,7 @@ from fastdeploy_sd.splitwise.events import Fetched, FetchFailed, PrefillWanted, 
 from tests.splitwise.instances import (
     BLOCK_SIZE,
     LAYERS,
+    PROTOCOLS,
     BytePages,
     PrefillEngine,
     connectors,
@@ -29,8 +30,6 @@ from tests.splitwise.instances import (
     settings,
     source_of,
 )
-
-PROTOCOLS = ("ipc", "tcp")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -1,5 +1,5 @@
 """`python -m benchmarks COMMAND`: offline, http, latency, attacks, router, suite (the default), forward, host,
-speculation, proposers, edits, sampling, swap, kernels, kv-transfer, checkpoint, table, compare, peers.
+speculation, proposers, edits, sampling, swap, kernels, collectives, kv-transfer, checkpoint, table, compare, peers.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "sampling": "sampling.main",
     "swap": "swap.main",
     "kernels": "kernels.main",
+    "collectives": "collectives.main",
     "kv-transfer": "kv_transfer.main",
     "checkpoint": "checkpoint.main",
     "table": "report.table_command",

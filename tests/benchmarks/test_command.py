@@ -31,6 +31,7 @@ from benchmarks.command import Command, markdown_table, show, table_of
         ("http --seed -1", "seed: expected at least 0, got -1"),
         ("kernels --shapes 1024", "shapes: expected KxN such as 1024x4096, got '1024'"),
         ("kernels --shapes 0x64", "shapes: expected KxN such as 1024x4096, got '0x64'"),
+        ("collectives --ranks 2,3", "ranks: expected some of 2, 4, got 3"),
         ("kernels --rows 4,0 1", "rows: expected at least 1, got 0"),
         ("latency --clients 0", "clients: expected at least 1, got 0"),
         ("offline --output-len 1", "output_len: expected at least 2, got 1"),

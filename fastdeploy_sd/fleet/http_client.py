@@ -27,6 +27,8 @@ _MAX_IDLE_CONNECTIONS = 64  # per server
 class BrokenError(Unavailable):
     """The other side could not be reached, or its answer ended before its end."""
 
+    retry_after_s = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

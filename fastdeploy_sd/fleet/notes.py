@@ -3,6 +3,7 @@ r"""What an instance writes into a stream for the router that asked for it: comm
     : fdsd begun ["cmpl-1",1700000000,[7],2]    id, time, seeds of the prompts, number of choices; once, in front
     : fdsd shown [0,[17,4],false,0]             of the event with what it shows: choice, its new tokens, whether it has
     data: {"id":"cmpl-1",...}                   ended, prompt tokens from the cache
+    : fdsd counted null                         the event is the stream's usage
     : fdsd failed null                          the event is an error of the instance, not of the request
 
 The router takes these lines out, so that a client gets the rest byte for byte. Knows no socket.
@@ -21,7 +22,7 @@ from fastdeploy_sd.fleet.route import ChoiceProgress, Progress
 _PREFIX = ": fdsd "
 _RAW_PREFIX = _PREFIX.encode("ascii")
 _END = b"\n\n"
-BEGUN, SHOWN, FAILED = "begun", "shown", "failed"
+BEGUN, SHOWN, COUNTED, FAILED = "begun", "shown", "counted", "failed"
 
 
 def begun_note(job_id: str, created: int, seeds: Sequence[int], num_choices: int) -> str:
@@ -32,6 +33,11 @@ def begun_note(job_id: str, created: int, seeds: Sequence[int], num_choices: int
 def shown_note(choice: int, token_ids: Sequence[int], is_finished: bool, num_cached_tokens: int) -> str:
     """Return the line in front of an event that shows something of a choice."""
     return _line(SHOWN, [choice, list(token_ids), is_finished, num_cached_tokens])
+
+
+def counted_note() -> str:
+    """Return the line in front of the usage of all choices."""
+    return _line(COUNTED, None)
 
 
 def failed_note() -> str:
@@ -94,6 +100,7 @@ class ProgressRecord:
         self._token_ids: list[list[int]] = []
         self._ended: set[int] = set()
         self._num_cached: dict[int, int] = {}
+        self._is_counted = False
 
     def take(self, event: StreamEvent) -> bool:
         """Note what an event shows; return whether it is an error that another instance need not have.
@@ -120,6 +127,8 @@ class ProgressRecord:
             self._num_cached.setdefault(choice, num_cached)
             if is_finished:
                 self._ended.add(choice)
+        elif word == COUNTED:
+            self._is_counted = True
         return word == FAILED
 
     @property
@@ -131,4 +140,4 @@ class ProgressRecord:
             ChoiceProgress(tuple(token_ids), choice in self._ended, self._num_cached.get(choice, 0))
             for choice, token_ids in enumerate(self._token_ids)
         )
-        return Progress(*self._job, choices)
+        return Progress(*self._job, choices, self._is_counted)

@@ -49,12 +49,14 @@ class Progress:
         job_id, created: of every chunk.
         seeds: of every prompt, resolved.
         choices: one per sequence.
+        is_counted: the chunk with its usage has been sent.
     """
 
     job_id: str
     created: int
     seeds: tuple[int, ...]
     choices: tuple[ChoiceProgress, ...]
+    is_counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

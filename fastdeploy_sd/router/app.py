@@ -20,6 +20,7 @@ from fastdeploy_sd.fleet.http_client import Ask
 from fastdeploy_sd.fleet.route import ROUTE_HEADER
 from fastdeploy_sd.fleet.signing import SIGNATURE_HEADER
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_router_metrics
+from fastdeploy_sd.router.delivery import Delivery
 from fastdeploy_sd.router.instance import Instance
 from fastdeploy_sd.router.options import RouterConfig
 from fastdeploy_sd.router.registry import Registry
@@ -92,7 +93,7 @@ class RouterApp:
             async with self._bodies.read(request) as content:
                 path = request.url.path
                 ask = Ask("POST", path, self._passed(request), content)
-                relay = Relay(self._courier, request, ask, path in _GENERATION, send)
+                relay = Relay(self._courier, ask, path in _GENERATION, Delivery(request, send))
                 await until_disconnected(request.receive, relay.run())
         finally:
             self.num_open -= 1

@@ -8,12 +8,9 @@ notes in the stream. A whole answer is held until it is complete, up to some siz
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
-from starlette.requests import Request as HttpRequest
-from starlette.types import Send
-
-from fastdeploy_sd.entrypoints.openai.error_format import error_json, to_fdsd_error, to_json
 from fastdeploy_sd.entrypoints.openai.event_stream import DONE
 from fastdeploy_sd.errors import FdsdError, NoInstance, Unavailable
 from fastdeploy_sd.fleet.http_client import Ask, BrokenError, Exchange, Headers, HttpClient
@@ -21,6 +18,8 @@ from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord
 from fastdeploy_sd.fleet.route import ROUTE_HEADER, make_route
 from fastdeploy_sd.metrics import RouterStats
 from fastdeploy_sd.router.choice import Chooser, Placement, Wish
+from fastdeploy_sd.router.delivery import Delivery
+from fastdeploy_sd.router.instance import Instance
 from fastdeploy_sd.router.options import RoutingConfig
 
 # Answers that say that the instance cannot, not that the request is wrong.
@@ -28,8 +27,10 @@ _INSTANCE_STATUSES = frozenset({429, 502, 503, 504})
 _MAX_REFUSAL_BYTES = 1 << 20
 _MAX_HELD_BYTES = 4 << 20
 _POLL_S = 0.1
+_REFUSED_S = 0.5
+# A stream that relays so many events has outlived what broke it before.
+_MANY_EVENTS = 32
 _DONE = DONE.encode("ascii")
-_OWN_HEADERS = frozenset({b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +75,22 @@ class Relay:
     """One request. `run` answers it, once.
 
     Attributes:
-        request: for its log line.
         ask: as the instance gets it, without a route.
         is_routed: the instance is told of KV sources and progress; it is for generation only.
-        send: to the client (ASGI).
+        delivery: to the client.
     """
 
     courier: Courier
-    request: HttpRequest
     ask: Ask
     is_routed: bool
-    send: Send
+    delivery: Delivery
     _record: ProgressRecord = field(default_factory=ProgressRecord)
-    _has_started: bool = False
-    _is_stream: bool = False
+    _takers: list[Instance] = field(default_factory=list)  # who has it now: its instance, and who computes its prompt
     _refusal: _Refusal | None = None
-    _num_failures: int = 0
+    _refused_by: set[str] = field(default_factory=set)
+    _num_broken: int = 0  # instances that broke on it, one after the other
+    _num_events: int = 0  # since then
+    _failing_since: float | None = None
 
     async def run(self) -> None:
         """Answer the request.
@@ -104,9 +105,9 @@ class Relay:
                 await self._run()
         except TimeoutError:
             text = f"the request took more than {timeout_s:g} s (request_timeout_secs)"
-            await self._fail(Unavailable(text, code="deadline_exceeded"))
+            await self.delivery.fail(Unavailable(text, code="deadline_exceeded"))
         except FdsdError as error:
-            await self._fail(error)
+            await self.delivery.fail(error)
 
     async def _run(self) -> None:
         wish = self.courier.chooser.wish(self.ask.body)
@@ -118,12 +119,19 @@ class Relay:
             failure = await self._attempt(placement)
             if failure is None:
                 return
-            instance = placement.instance
-            self.courier.stats.failures[str(instance.target), failure.error.code or failure.error.type] += 1
-            wish.tried.add(instance.instance_id)
-            self._num_failures += 1
-            if self._is_stream:
-                wish.fingerprint = wish.fingerprint or instance.said.fingerprint
+            self._note(failure, placement.instance, wish)
+
+    def _note(self, failure: _Failure, instance: Instance, wish: Wish) -> None:
+        self.courier.stats.failures[str(instance.target), failure.error.code or failure.error.type] += 1
+        wish.tried.add(instance.instance_id)
+        if failure.is_refusal:
+            self._refused_by.add(instance.instance_id)
+        else:
+            self._num_broken += 1
+        self._num_events = 0
+        self._failing_since = self._failing_since or time.monotonic()
+        if self.delivery.has_started:
+            wish.fingerprint = wish.fingerprint or instance.said.fingerprint
 
     # ---- where it goes ----------------------------------------------------------------------------------------------
 
@@ -133,48 +141,52 @@ class Relay:
         Raises:
             FdsdError: there is nowhere to go.
         """
-        routing = self.courier.routing
-        placement = self.courier.chooser.choose(wish)
         if failure is None:
+            placement = self.courier.chooser.choose(wish)
             if placement is None:
                 self.courier.stats.num_unplaced += 1
                 raise NoInstance("expected an instance that takes requests, got none: try again", code="no_instance")
             return placement
-        if self._num_failures < routing.max_attempts:
-            placement = await self._wait_for_place(wish, placement)
-        if self._num_failures >= routing.max_attempts or placement is None:
+        placement = await self._next_place(wish)
+        if placement is None:
             self.courier.stats.num_unplaced += 1
-            if self._refusal is not None and not self._has_started:
-                await self._send_whole(self._refusal.status, self._refusal.headers, self._refusal.body)
+            if self._refusal is not None and not self.delivery.has_started:
+                await self.delivery.send_whole(self._refusal.status, self._refusal.headers, self._refusal.body)
                 return None
             raise failure.error
-        if self._has_started:
+        if self.delivery.has_started:
             self.courier.stats.num_resumed += 1
         else:
             self.courier.stats.num_retries += 1
         return placement
 
-    async def _wait_for_place(self, wish: Wish, placement: Placement | None) -> Placement | None:
-        """Return a place where the request has not failed; a stream waits for one, and takes another one at last.
+    async def _next_place(self, wish: Wish) -> Placement | None:
+        """Return a place where the request has not failed yet, or one where it may do better; None = there is none.
 
-        A request of which the client has got nothing does not wait: the client can try again.
+        A stream waits for one: its client cannot ask again for the rest. One that refused it is asked again after a
+        while, one that broke only when nobody else has come.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self.courier.routing.resume_s if self._has_started else 0.0)
-        while placement is None or placement.instance.instance_id in wish.tried:
-            if loop.time() >= deadline:
-                is_worth_it = self._has_started or self._refusal is None
-                return placement if is_worth_it else None
-            await asyncio.sleep(_POLL_S)
+        routing = self.courier.routing
+        begin = time.monotonic()
+        deadline = (self._failing_since or begin) + (routing.resume_s if self.delivery.has_started else 0.0)
+        while self._num_broken < routing.max_attempts:
+            now = time.monotonic()
+            if self.delivery.has_started and now - begin >= _REFUSED_S:
+                wish.tried -= self._refused_by
             placement = self.courier.chooser.choose(wish)
-        return placement
+            if placement is not None and placement.instance.instance_id not in wish.tried:
+                return placement
+            if now >= deadline:
+                return placement if placement is not None and not self._refused_by else None
+            await asyncio.sleep(_POLL_S)
+        return None
 
     # ---- one attempt ------------------------------------------------------------------------------------------------
 
     async def _attempt(self, placement: Placement) -> _Failure | None:
         instance, source = placement.instance, placement.source
-        given = [instance] if source is None else [instance, source]
-        for taker in given:
+        self._takers = [instance] if source is None else [instance, source]
+        for taker in self._takers:
             taker.begin()
             self.courier.stats.given[str(taker.target), taker.said.role] += 1
         instance.circuit.begin()
@@ -191,7 +203,7 @@ class Relay:
         finally:
             if not is_settled:
                 instance.circuit.leave()
-            for taker in given:
+            for taker in self._takers:
                 taker.end()
 
     async def _exchange(self, placement: Placement) -> _Failure | None:
@@ -206,24 +218,23 @@ class Relay:
         if not self.is_routed:
             return self.ask
         source = None if placement.source is None else placement.source.kv_source
-        progress = self._record.progress if self._has_started else None
+        progress = self._record.progress if self.delivery.has_started else None
         instance_id = placement.instance.instance_id
         header, body = make_route(self.courier.key, instance_id, self.ask.body, progress, source)
         headers = [*self.ask.headers, (ROUTE_HEADER.lower().encode("ascii"), header.encode("ascii"))]
         return Ask(self.ask.method, self.ask.path, headers, body)
 
     async def _relay(self, exchange: Exchange) -> _Failure | None:
-        if exchange.status in _INSTANCE_STATUSES or self._has_started != self._continues(exchange):
+        if exchange.status in _INSTANCE_STATUSES or self.delivery.has_started != self._continues(exchange):
             return await self._refused(exchange)
         if _is_stream(exchange.headers):
-            self._is_stream = True
             return await self._relay_stream(exchange)
         await self._relay_whole(exchange)
         return None
 
     def _continues(self, exchange: Exchange) -> bool:
         """Whether an answer fits behind what the client has got: a stream does, and anything if it has got nothing."""
-        return self._has_started and exchange.status == 200 and _is_stream(exchange.headers)  # noqa: PLR2004 (OK)
+        return self.delivery.has_started and exchange.status == 200 and _is_stream(exchange.headers)  # noqa: PLR2004 (OK)
 
     async def _refused(self, exchange: Exchange) -> _Failure:
         body = await exchange.read_all(_MAX_REFUSAL_BYTES)
@@ -244,7 +255,7 @@ class Relay:
                 events.append(event.data)
                 if event.data == _DONE:
                     await self._send_events(exchange, events)
-                    await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+                    await self.delivery.end()
                     await exchange.read()  # the end, so that the connection serves another request
                     return None
             await self._send_events(exchange, events)
@@ -253,42 +264,32 @@ class Relay:
     async def _send_events(self, exchange: Exchange, events: list[bytes]) -> None:
         if not events:
             return
-        if not self._has_started:
-            await self._start(exchange.status, exchange.headers)
-        self._num_failures = 0  # it goes on
-        await self.send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+        self._note_progress(len(events))
+        await self.delivery.send_events(exchange.status, exchange.headers, events)
+
+    def _note_progress(self, num_events: int) -> None:
+        """The prompt has been computed, and the stream goes on; after some events its failures are forgotten."""
+        for source in self._takers[1:]:
+            source.end()
+        del self._takers[1:]
+        self._failing_since = None
+        self._num_events += num_events
+        if self._num_events >= _MANY_EVENTS:
+            self._num_broken = 0
 
     async def _relay_whole(self, exchange: Exchange) -> None:
         held = await exchange.read_all(_MAX_HELD_BYTES)
         if len(held) <= _MAX_HELD_BYTES:
-            await self._send_whole(exchange.status, exchange.headers, held)
+            await self.delivery.send_whole(exchange.status, exchange.headers, held)
             return
-        await self._start(exchange.status, exchange.headers)
+        await self.delivery.start(exchange.status, exchange.headers)
         try:
             while held:
-                await self.send({"type": "http.response.body", "body": held, "more_body": True})
+                await self.delivery.send(held)
                 held = await exchange.read()
         except BrokenError as error:
             raise ConnectionResetError(error.message) from None  # the client's connection ends as the instance's did
-        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _start(self, status: int, headers: Headers) -> None:
-        self._has_started = True
-        kept = [(name, value) for name, value in headers if name not in _OWN_HEADERS]
-        await self.send({"type": "http.response.start", "status": status, "headers": kept})
-
-    async def _send_whole(self, status: int, headers: Headers, body: bytes) -> None:
-        await self._start(status, headers)
-        await self.send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def _fail(self, error: FdsdError) -> None:
-        """End a stream with an error; where nothing has been sent, raise it."""
-        if not self._has_started:
-            raise error
-        if not self._is_stream:
-            raise ConnectionResetError(error.message)
-        event = f"data: {to_json(error_json(to_fdsd_error(error, self.request)))}\n\n"
-        await self.send({"type": "http.response.body", "body": (event + DONE).encode("utf-8"), "more_body": False})
+        await self.delivery.end()
 
 
 def _is_stream(headers: Headers) -> bool:

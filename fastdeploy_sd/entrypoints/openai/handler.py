@@ -26,7 +26,7 @@ from fastdeploy_sd.entrypoints.openai.request_record import record_of
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate, StreamNotes
 from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
 from fastdeploy_sd.errors import Overloaded, Unavailable
-from fastdeploy_sd.fleet.notes import failed_note
+from fastdeploy_sd.fleet.notes import counted_note, failed_note
 from fastdeploy_sd.fleet.route import Route, read_content
 
 _MAX_INLINE_ENTRIES = 2048  # of tokens and alternatives: some milliseconds
@@ -159,8 +159,9 @@ async def _events(
                 yield opening + note + _event(_chunk(job, form, [entry], usage))
                 opening = ""
             item = await anext(deltas.rest, None)
-        if job.answer.includes_usage:
-            yield _event(_envelope(job, form.chunk_object, []) | {"usage": usage.to_json()})
+        if job.owes_usage:
+            note = "" if notes is None else counted_note()
+            yield note + _event(_envelope(job, form.chunk_object, []) | {"usage": usage.to_json()})
     except Exception as failure:
         error = to_fdsd_error(failure, request)
         is_ours = notes is not None and isinstance(error, Unavailable | Overloaded)

@@ -115,6 +115,11 @@ class GenerationJob:
         return [i for i in range(len(self.requests)) if not (shown and shown[i].is_finished)]
 
     @property
+    def owes_usage(self) -> bool:
+        """Whether the client waits for a chunk with the usage of its stream."""
+        return self.answer.includes_usage and not (self.progress is not None and self.progress.is_counted)
+
+    @property
     def begun_choices(self) -> set[int]:
         """The choices of which the client has got anything."""
         shown = self.progress.choices if self.progress is not None else ()

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord, begun_note, failed_note, shown_note
+from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord, begun_note, counted_note, failed_note, shown_note
 from fastdeploy_sd.fleet.route import ChoiceProgress, Progress
 
 EVENTS = [
     begun_note("cmpl-1", 7, [3, 1 << 62], 2) + shown_note(0, [5], False, 16) + 'data: {"a":"\u20ac"}\n\n',
     shown_note(1, [7, 8], False, 0) + "data: {}\n\n",
     shown_note(0, [6], True, 99) + "data: {}\n\n",
+    counted_note() + "data: {}\n\n",
     "data: [DONE]\n\n",
 ]
 STREAM = "".join(EVENTS).encode("utf-8")
@@ -27,9 +28,9 @@ def test_cuts_do_not_matter(cuts: list[int]) -> None:
         for event in splitter.feed(STREAM[borders[i] : borders[i + 1]]):
             assert not record.take(event)
             relayed += event.data
-    assert relayed.decode("utf-8") == 'data: {"a":"\u20ac"}\n\ndata: {}\n\ndata: {}\n\ndata: [DONE]\n\n'
+    assert relayed.decode("utf-8") == 'data: {"a":"\u20ac"}\n\ndata: {}\n\ndata: {}\n\ndata: {}\n\ndata: [DONE]\n\n'
     choices = (ChoiceProgress((5, 6), True, 16), ChoiceProgress((7, 8), False, 0))
-    assert record.progress == Progress("cmpl-1", 7, (3, 1 << 62), choices)
+    assert record.progress == Progress("cmpl-1", 7, (3, 1 << 62), choices, is_counted=True)
 
 
 def test_half_an_event_counts_for_nothing() -> None:

@@ -1,0 +1,74 @@
+"""What a client gets, as instances' answers come: heads and bodies as they are, or an error in our form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Send
+
+from fastdeploy_sd.entrypoints.openai.error_format import error_json, to_fdsd_error, to_json
+from fastdeploy_sd.entrypoints.openai.event_stream import DONE
+from fastdeploy_sd.errors import FdsdError
+from fastdeploy_sd.fleet.http_client import Headers
+
+# Of an instance's answer; the router's own server writes others.
+_OWN_HEADERS = frozenset({b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding"})
+
+
+class Delivery:
+    """One answer to a client.
+
+    Attributes:
+        has_started: the client has got anything.
+
+    Args:
+        request: for its log line.
+        send: to the client (ASGI).
+    """
+
+    def __init__(self, request: HttpRequest, send: Send) -> None:
+        self.has_started = False
+        self._request = request
+        self._send = send
+        self._is_stream = False
+
+    async def send_events(self, status: int, headers: Headers, events: Sequence[bytes]) -> None:
+        """Send events of a stream; its head before the first ones."""
+        if not self.has_started:
+            self._is_stream = True
+            await self.start(status, headers)
+        await self.send(b"".join(events))
+
+    async def send_whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send an answer that is complete."""
+        await self.start(status, headers)
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the head of an answer."""
+        self.has_started = True
+        kept = [(name, value) for name, value in headers if name not in _OWN_HEADERS]
+        await self._send({"type": "http.response.start", "status": status, "headers": kept})
+
+    async def send(self, piece: bytes) -> None:
+        """Send a piece of the body."""
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self) -> None:
+        """End the body."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, error: FdsdError) -> None:
+        """End a stream with an error.
+
+        Raises:
+            FdsdError: nothing has been sent, so that this is the answer.
+            ConnectionResetError: what has been sent is no stream; the connection must end, as the answer cannot.
+        """
+        if not self.has_started:
+            raise error
+        if not self._is_stream:
+            raise ConnectionResetError(error.message)
+        await self.send(f"data: {to_json(error_json(to_fdsd_error(error, self._request)))}\n\n{DONE}".encode())
+        await self.end()

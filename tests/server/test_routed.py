@@ -1,0 +1,134 @@
+"""A server behind a router: what it tells beside its events, and how it goes on with what another one has begun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from fastdeploy_sd.config import ServerConfig
+from fastdeploy_sd.entrypoints.openai.routed import RouteGate
+from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord
+from fastdeploy_sd.fleet.route import ROUTE_HEADER, ChoiceProgress, Progress, make_route
+from fastdeploy_sd.types import KvSource
+from tests.server.toy_server import MODEL, Served, serve, server_config, text_of, toy_tokens
+
+KEY, INSTANCE = b"r" * 32, "this one"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USAGE = {"stream_options": {"include_usage": True}}
+# Text of several tokens is held back for it, and comes after all.
+NEARLY = text_of(toy_tokens([5, 6], 12)[2:9]) + "but not quite"
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {"prompt": [5, 6], "temperature": 0, "logprobs": 2, **USAGE}),
+    (COMPLETIONS, {"prompt": [5, 6], "echo": True, "stop": ["zzz", " t\n"], "return_token_ids": True}),
+    (COMPLETIONS, {"prompt": [5, 6], "temperature": 0, "stop": [NEARLY]}),
+    (CHAT, {"messages": [{"role": "user", "content": "hi"}], "stream_options": {"continuous_usage_stats": True}}),
+]
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    async with serve(gate=RouteGate(KEY, INSTANCE)) as served:
+        yield served
+
+
+async def post(
+    served: Served,
+    path: str,
+    body: dict[str, Any],
+    progress: Progress | None = None,
+    source: KvSource | None = None,
+) -> httpx.Response:
+    """What a router sends."""
+    body = {"model": MODEL, "max_tokens": 12, "stream": True, **body}
+    header, content = make_route(KEY, INSTANCE, json.dumps(body).encode(), progress, source)
+    return await served.http.post(path, content=content, headers={ROUTE_HEADER: header})
+
+
+async def test_a_client_that_is_no_router_gets_no_notes(served: Served) -> None:
+    answer = await served.http.post(COMPLETIONS, json={"model": MODEL, "prompt": [5], "max_tokens": 3, "stream": True})
+    assert ": fdsd" not in answer.text
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_a_stream_goes_on_behind_any_of_its_events(served: Served, path: str, body: dict[str, Any]) -> None:
+    """Sampled without a seed of the client's own: the seed is among what is told."""
+    stream = (await post(served, path, body)).content
+    events = list(EventSplitter().feed(stream))
+    record = ProgressRecord()
+    for i, event in enumerate(events[:-1]):
+        record.take(event)
+        progress = record.progress
+        assert progress is not None
+        assert progress.job_id == json.loads(event.data.removeprefix(b"data: "))["id"]
+        rest = list(EventSplitter().feed((await post(served, path, body, progress)).content))
+        assert [event.data for event in rest] == [event.data for event in events[i + 1 :]]
+    progress = record.progress
+    assert progress is not None
+    assert [len(choice.token_ids) for choice in progress.choices] == [12]
+
+
+async def test_finished_choices_do_not_run_again(served: Served) -> None:
+    body = {"prompt": [[5], [6]], "n": 2, "temperature": 0, **USAGE}
+    done, begun = ChoiceProgress((1, 2, 3), True, 0), ChoiceProgress((7,), False, 0)
+    progress = Progress("cmpl-1", 7, (3, 4), (done, ChoiceProgress(), begun, done))
+    events = (await post(served, COMPLETIONS, body, progress)).text.split("\n\n")
+    lines = [line.removeprefix("data: ") for event in events for line in event.split("\n")]
+    chunks = [json.loads(line) for line in lines if line.startswith("{")]
+    assert {choice["index"] for chunk in chunks for choice in chunk["choices"]} == {1, 2}
+    assert chunks[-1]["usage"]["completion_tokens"] == 3 + 12 + 12 + 3
+    assert [list(request.output_token_ids) for request in served.client.submitted] == [[], [7]]
+    assert [(request.request_id, request.seed) for request in served.client.submitted] == [
+        ("cmpl-1-0-1", 4),
+        ("cmpl-1-1-0", 4),
+    ]
+    served.client.submitted.clear()
+    progress = replace(progress, choices=(done,) * 4)
+    events = (await post(served, COMPLETIONS, body, progress)).text.split("\n\n")
+    assert served.client.submitted == []
+    assert json.loads(events[0].partition("data: ")[2])["usage"]["completion_tokens"] == 12
+    assert events[1:] == ["data: [DONE]", ""]
+
+
+async def test_a_request_learns_who_computes_its_prompt(served: Served) -> None:
+    source = KvSource("p1", "tcp://127.0.0.1:5000")
+    assert (await post(served, COMPLETIONS, {"prompt": [5], "stream": False}, source=source)).status_code == 200
+    assert (await post(served, COMPLETIONS, {"prompt": [5], "stream": False})).status_code == 200
+    assert [request.kv_source for request in served.client.submitted] == [source, None]
+
+
+@pytest.mark.parametrize(
+    ("progress", "body"),
+    [
+        (Progress("a", 1, (1,), (ChoiceProgress(),) * 2), {}),
+        (Progress("a", 1, (1, 2), (ChoiceProgress(),)), {}),
+        (Progress("a", 1, (1,), (ChoiceProgress(),)), {"stream": False}),
+        (Progress("a", 1, (1,), (ChoiceProgress(tuple(range(12))),)), {}),
+        (Progress("a", 1, (1,), (ChoiceProgress((1 << 30,)),)), {}),
+    ],
+)
+async def test_progress_of_another_request_is_refused(served: Served, progress: Progress, body: dict[str, Any]) -> None:
+    answer = await post(served, COMPLETIONS, {"prompt": [5], **body}, progress)
+    assert answer.status_code == 400
+    assert "expected" in answer.json()["error"]["message"]
+
+
+async def test_progress_may_be_longer_than_a_body_but_bodies_may_not() -> None:
+    config = server_config(ServerConfig(max_body_bytes=500))
+    async with serve(config, gate=RouteGate(KEY, INSTANCE)) as served:
+        long = ChoiceProgress(tuple(range(300)), False, 0)
+        body = {"prompt": [5], "max_tokens": 301, "temperature": 0, "ignore_eos": True}
+        answer = await post(served, COMPLETIONS, body, Progress("a", 1, (1,), (long,)))
+        assert answer.status_code == 200
+        answer = await post(served, COMPLETIONS, {"prompt": "x" * 500})
+        assert answer.status_code == 413
+
+
+async def test_a_body_that_was_changed_on_its_way_is_refused(served: Served) -> None:
+    header, content = make_route(KEY, INSTANCE, b'{"prompt": "a"}', None, None)
+    answer = await served.http.post(COMPLETIONS, content=content[:-1] + b" ", headers={ROUTE_HEADER: header})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "route_not_authentic")

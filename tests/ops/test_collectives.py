@@ -161,6 +161,21 @@ def test_a_rank_that_fails_ends_the_others_ops_and_the_next_attempt_works() -> N
                 assert texts == {f"all_reduce: rank {fails[0]} has failed"}, fails
 
 
+def test_a_quick_rank_may_begin_the_next_attempt_while_a_slow_one_ends_the_last() -> None:
+    """What it gave in its last op stays readable until all have begun."""
+    want = [digest(reference.all_reduce([values(n, r, 2, 40) for r in range(4)], np.float32)) for n in range(1, 201)]
+
+    def run(rank: int) -> list[str]:
+        found = []
+        for attempt in range(1, 201):
+            ends[rank].begin(attempt)
+            found.append(digest(ops.all_reduce(values(attempt, rank, 2, 40), ends[rank], np.float32)))
+        return found
+
+    with shared_group(4) as ends:
+        assert on_threads(4, run) == [want] * 4
+
+
 def test_ranks_at_different_ops_say_so() -> None:
     with shared_group(2) as ends:
         results = on_threads(2, lambda rank: ops.all_reduce(values(0, rank, 1 + rank, 8), ends[rank], np.float32))

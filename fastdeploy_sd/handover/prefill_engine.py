@@ -19,6 +19,7 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.engine.request_state import RequestStatus
 from fastdeploy_sd.errors import FdsdError
+from fastdeploy_sd.handover.layer_sender import LayerSender, Signals
 from fastdeploy_sd.splitwise.events import Event, PrefillCancelled, PrefillWanted, Sent, TransferId
 from fastdeploy_sd.types import (
     FinishReason,
@@ -28,6 +29,7 @@ from fastdeploy_sd.types import (
     SchedulerOutput,
     Speculation,
     SpeculationInfo,
+    StepResult,
 )
 
 # Room behind the first token for as many drafts as there may be, and the token behind them.
@@ -78,13 +80,24 @@ class PrefillEngine(Engine):
     """See the module. Orders do not show in what `submit`, `abort` and `step` take and return.
 
     Args:
-        connector: the caller's to close, when this engine is stepped no more.
+        connector: the caller's to close, after this engine.
         num_layers: of the pages, draft layers included.
+        num_target_layers: the first ones, which signal while a step runs.
+        signals: theirs; None = pages are sent when the step is over.
     """
 
-    def __init__(self, config: Config, executor: Executor, connector: Sender, num_layers: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        executor: Executor,
+        connector: Sender,
+        num_layers: int,
+        num_target_layers: int,
+        signals: Signals | None,
+    ) -> None:
         super().__init__(config, executor)
         self._connector, self._num_layers = connector, num_layers
+        self._layers = None if signals is None else LayerSender(signals, num_target_layers, self._send_layer)
         self._exports: dict[TransferId, _Export] = {}  # a request has the id of its transfer
         self._is_draining = False
         self._poll: select.epoll | None = None
@@ -116,6 +129,11 @@ class PrefillEngine(Engine):
         for transfer_id in list(self._exports):
             self._fail(transfer_id, "the prefill instance ends")
             self._forget(transfer_id)
+
+    def close(self) -> None:
+        """End what runs beside the steps. May be called twice."""
+        if self._layers is not None:
+            self._layers.close()
 
     def step(self) -> list[RequestOutput]:
         """As Engine.step; takes and ends orders too."""
@@ -169,13 +187,14 @@ class PrefillEngine(Engine):
             self._send(self._pages_until(transfer_id, int(plan.num_computed_tokens[r])))
         ends = plan.num_computed_tokens + plan.num_new_tokens
         pages = [self._pages_until(transfer_id, int(ends[r])) for r, transfer_id in orders]
-        result = self._executor.execute(plan)
+        pages = [part for part in pages if part.block_ids and not self._exports[part.transfer_id].is_over]
+        result, num_sent = self._execute(plan, pages)
         drafts = {transfer_id: tuple(result.drafts.row(r).tolist()) for r, transfer_id in orders}
         outputs = commit_result(self._pool, plan, result)
         failed = {output.request_id for output in outputs if output.error is not None}
         for part in pages:
             if part.transfer_id not in failed:
-                self._send(part)
+                self._send(part, num_sent)
         own = []
         for output in outputs:
             if output.request_id in self._exports:
@@ -208,10 +227,24 @@ class PrefillEngine(Engine):
         export.next_block = max(begin, min(end, export.end_block))
         return _Pages(transfer_id, begin, export.block_ids[begin : export.next_block])
 
-    def _send(self, pages: _Pages) -> None:
+    def _execute(self, plan: SchedulerOutput, pages: Sequence[_Pages]) -> tuple[StepResult, int]:
+        """Run the step; returns its result, and the layers whose pages are sent already."""
+        if self._layers is None or not pages:
+            return self._executor.execute(plan), 0
+        self._layers.begin(pages)
+        try:
+            result = self._executor.execute(plan)
+        finally:
+            num_sent = self._layers.end()
+        return result, num_sent
+
+    def _send(self, pages: _Pages, first_layer: int = 0) -> None:
         if pages.block_ids and not self._exports[pages.transfer_id].is_over:
-            for layer in range(self._num_layers):
-                self._connector.send(pages.transfer_id, layer, pages.first_block, pages.block_ids)
+            for layer in range(first_layer, self._num_layers):
+                self._send_layer(layer, pages)
+
+    def _send_layer(self, layer: int, pages: _Pages) -> None:
+        self._connector.send(pages.transfer_id, layer, pages.first_block, pages.block_ids)
 
     def _finish(self, output: RequestOutput, drafts: tuple[int, ...]) -> None:
         """End an order that has got its first token, or failed."""

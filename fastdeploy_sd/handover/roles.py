@@ -11,6 +11,7 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.handover.fetching_supply import FetchingSupply
+from fastdeploy_sd.handover.layer_sender import Signals
 from fastdeploy_sd.handover.prefill_engine import PrefillEngine
 from fastdeploy_sd.splitwise.connector import KvConnector
 from fastdeploy_sd.splitwise.description import KvDescription
@@ -36,6 +37,7 @@ class KvOwner(Protocol):
 
     kv_pages: Pages
     kv_identity: Identity
+    layer_signals: Signals | None
 
 
 @contextmanager
@@ -58,7 +60,13 @@ def open_engine(config: Config, executor: Executor) -> Iterator[Engine]:
     connector = KvConnector(ConnectorSettings.of(config), description, pages)
     try:
         if role == "prefill":
-            yield PrefillEngine(config, executor, connector, pages.num_layers)
+            engine = PrefillEngine(
+                config, executor, connector, pages.num_layers, description.num_layers, executor.layer_signals
+            )
+            try:
+                yield engine
+            finally:
+                engine.close()
         else:
             num_draft_layers = pages.num_layers - description.num_layers
             timeout_s = config.splitwise.pd_timeout_s

@@ -38,6 +38,7 @@ from fastdeploy_sd.worker.free_memory import free_memory
 from fastdeploy_sd.worker.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv_pages import KvPages
 from fastdeploy_sd.worker.kv_sizing import LayerKv
+from fastdeploy_sd.worker.layer_signals import LayerSignals
 from fastdeploy_sd.worker.lead import GroupLead
 from fastdeploy_sd.worker.model_loading import load_model
 from fastdeploy_sd.worker.rank_group import RankGroup
@@ -57,6 +58,7 @@ class LocalExecutor:
 
     Attributes:
         kv_pages: the KV cache as bytes. kv_identity: what KV it is.
+        layer_signals: of the steps, on a prefill instance only.
     """
 
     def __init__(
@@ -66,10 +68,11 @@ class LocalExecutor:
         kv_pages: KvPages,
         kv_identity: KvIdentity,
         store: BlockCopier | None = None,
+        layer_signals: LayerSignals | None = None,
     ) -> None:
         self._runner: ModelRunner | None = runner
         self._store = store
-        self.kv_pages, self.kv_identity = kv_pages, kv_identity
+        self.kv_pages, self.kv_identity, self.layer_signals = kv_pages, kv_identity, layer_signals
         self._model_info = model_info
 
     @property
@@ -90,6 +93,8 @@ class LocalExecutor:
         if self._runner is not None:
             self._runner.close()
         self._runner = None
+        if self.layer_signals is not None:
+            self.layer_signals.close()
 
 
 def create_executor(
@@ -132,11 +137,11 @@ def create_executor(
         ),
         fingerprint=loaded.kv_identity.output_fingerprint(rule),
     )
-    runner = ModelRunner(loaded.forward, loaded.memory, table, proposer, info.speculation, rule, lead)
+    runner = ModelRunner(loaded.forward, loaded.memory, table, proposer, info.speculation, rule, lead, loaded.signals)
     pages = KvPages(loaded.kv.caches, loaded.kv.draft_caches, loaded.kv.block_hidden)
     store = open_block_store(config, pages, loaded.kv_identity, loaded.checkpoint, loaded.draft_weights)
     _log_loaded(config, loaded, info, time.perf_counter() - start)
-    return LocalExecutor(runner, info, pages, loaded.kv_identity, store)
+    return LocalExecutor(runner, info, pages, loaded.kv_identity, store, loaded.signals)
 
 
 def create_follower(config: Config, group: RankGroup) -> ModelFollower:
@@ -173,6 +178,7 @@ class _Loaded:
     eos_token_ids: tuple[int, ...]
     weight_bytes: int
     enforce_eager: bool
+    signals: LayerSignals | None
 
     def proposer_context(
         self, agree: Callable[[], None], over_ranks: Callable[[Proposer], Proposer] = lambda method: method
@@ -216,12 +222,14 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
     table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
     forward_type = EagerForward if config.model.enforce_eager else RecordedForward
     rotary = make_rotary(decoder_config, kv.max_tokens)
-    forward = forward_type(model.decoder, kv.caches, rotary, memory, table.blocks)
+    signals = LayerSignals() if config.splitwise.splitwise_role == "prefill" else None
+    on_stored = None if signals is None else signals.on_stored
+    forward = forward_type(model.decoder, kv.caches, rotary, memory, table.blocks, on_stored)
     draft_source = None if draft_weights is None else draft_weights.checkpoint
     identity = KvIdentity.of(config, decoder_config, kv.format.kv_dtype, checkpoint, draft_source)
     return _Loaded(
         checkpoint, draft_weights, kv, identity, model.draft, forward, memory, table, vocab_size, max_model_len,
-        eos_token_ids, model.weight_bytes, config.model.enforce_eager,
+        eos_token_ids, model.weight_bytes, config.model.enforce_eager, signals,
     )  # fmt: skip
 
 

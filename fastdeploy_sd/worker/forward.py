@@ -25,6 +25,8 @@ from fastdeploy_sd.runtime.recorder import Recorder, Size
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import F32, I32
 
+OnStored = Callable[[KvCache[Tensor], AttentionInputs], None]
+
 
 class Forward(Protocol):
     """Runs the step's tokens and stores their KV.
@@ -50,6 +52,7 @@ class EagerForward:
         rotary: its table has max_model_len rows.
         memory: of the steps.
         block_tables: i32[max_num_seqs, max_blocks], the requests' blocks by table row.
+        on_stored: see AttentionInputs.
     """
 
     def __init__(
@@ -59,9 +62,10 @@ class EagerForward:
         rotary: Rotary[Tensor],
         memory: StepMemory,
         block_tables: I32,
+        on_stored: OnStored | None = None,
     ) -> None:
         self._decoder, self._caches, self._rotary = decoder, caches, rotary
-        self._memory, self._block_tables = memory, block_tables
+        self._memory, self._block_tables, self._on_stored = memory, block_tables, on_stored
         config, limits = decoder.config, memory.limits
         dtype = np.float32 if decoder.dtype == "float32" else np.uint16
         self.hidden = DEVICE.zeros((limits.num_tokens, config.hidden_size), dtype)
@@ -75,7 +79,7 @@ class EagerForward:
         for name, array in _inputs(m, self._block_tables).items():
             dim = _SHAPES.get(name)
             tensors[name] = DEVICE.wrap(array if dim is None else array[: counts[dim.name] + dim.extra])
-        hidden, logits = _run(self._decoder, self._caches, self._rotary, tensors)
+        hidden, logits = _run(self._decoder, self._caches, self._rotary, tensors, self._on_stored)
         self._rows[: m.num_tokens] = DEVICE.read(hidden)
         self.logits[: m.num_logits] = DEVICE.read(logits)
 
@@ -84,7 +88,7 @@ class RecordedForward:
     """Replays the ops as they were recorded; arguments as EagerForward's.
 
     Args:
-        on_stored: see AttentionInputs; what it calls is recorded.
+        on_stored: what it calls is recorded.
 
     Raises:
         RecordingError: the model does something that cannot be recorded.
@@ -98,7 +102,7 @@ class RecordedForward:
         rotary: Rotary[Tensor],
         memory: StepMemory,
         block_tables: I32,
-        on_stored: Callable[[KvCache[Tensor], AttentionInputs], None] | None = None,
+        on_stored: OnStored | None = None,
     ) -> None:
         recorder, limits = Recorder(), memory.limits
         arrays = _inputs(memory, block_tables)
@@ -153,7 +157,7 @@ def _run(
     caches: Sequence[KvCache[Tensor]],
     rotary: Rotary[Tensor],
     inputs: dict[str, Any],
-    on_stored: Callable[[KvCache[Tensor], AttentionInputs], None] | None = None,
+    on_stored: OnStored | None = None,
 ) -> tuple[Any, Any]:
     """The pass itself, on tensors or on symbolic ones: hidden rows and logits."""
     maps = AttentionInputs(

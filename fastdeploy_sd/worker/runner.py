@@ -28,6 +28,7 @@ from fastdeploy_sd.worker.batch import BatchBuilder
 from fastdeploy_sd.worker.commands import RunRows, TakeOutput
 from fastdeploy_sd.worker.draft_inputs import DraftInputs
 from fastdeploy_sd.worker.forward import Forward
+from fastdeploy_sd.worker.layer_signals import LayerSignals
 from fastdeploy_sd.worker.lead import Alone, Lead
 from fastdeploy_sd.worker.request_table import RequestTable
 from fastdeploy_sd.worker.step_rows import merge_results, plan_of_rows
@@ -46,6 +47,7 @@ class ModelRunner:
         memory: of the steps; what they hand on are views of it.
         speculation: what requests may ask for.
         rule: how drafts are verified.
+        signals: of the forward pass, None = it gives none.
         lead: of the other ranks, if there are any.
     """
 
@@ -58,9 +60,10 @@ class ModelRunner:
         speculation: SpeculationInfo,
         rule: VerifyRule,
         lead: Lead | None = None,
+        signals: LayerSignals | None = None,
     ) -> None:
         self._forward, self._table, self._proposer = forward, table, DraftGuard(proposer)
-        self._speculation, self._lead = speculation, lead or Alone()
+        self._speculation, self._lead, self._signals = speculation, lead or Alone(), signals
         self._batches = BatchBuilder(table, memory)
         self._verifier = Verifier(rule, memory, table.sampling(memory), forward.logits)
         self._draft_inputs = DraftInputs(table, memory, has_target=proposer.num_lookahead_slots > 0)
@@ -82,6 +85,8 @@ class ModelRunner:
 
     def _run_apart(self, plan: SchedulerOutput, refused: Mapping[RequestId, Exception]) -> StepResult:
         """Run the rows that the table has taken, in as few parts as do not fail."""
+        if self._signals is not None:
+            self._signals.stop()
         rows = np.array([r for r, request_id in enumerate(plan.request_ids) if request_id not in refused], np.intp)
         failed, results = dict(refused), []
         for part in run_in_parts(lambda b, e: self._run_rows(plan, rows[b:e]).kept(), 0, len(rows)):

@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
+from fastdeploy_sd.config import SplitwiseConfig
 from fastdeploy_sd.conformance import Reference, Way
 from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
 from fastdeploy_sd.conformance.methods import Method
@@ -19,6 +21,7 @@ from fastdeploy_sd.worker.executor import create_executor
 from tests.doubles.wire import SOURCE, Wire
 
 MAX_TURNS = 20_000
+ROLES: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
 
 
 @dataclass
@@ -90,7 +93,10 @@ def open_pair(
 ) -> Iterator[Pair]:
     """Load the model twice, each in its way and with its method."""
     wire = Wire(seed)
-    configs = [engine_config(reference.base, way, method) for way, method in (decode, prefill)]
+    configs = [
+        replace(engine_config(reference.base, way, method), splitwise=SplitwiseConfig(splitwise_role=role))
+        for role, (way, method) in zip(ROLES, (decode, prefill), strict=True)
+    ]
     target, source = (create_executor(config) for config in configs)
     try:
         wire.target_pages, wire.source_pages = target.kv_pages, source.kv_pages
@@ -98,12 +104,16 @@ def open_pair(
         supply = FetchingSupply(wire.decode, target.model_info, num_draft_layers, 60.0)
         pair = Pair(
             Engine(configs[0], target, supply),
-            PrefillEngine(configs[1], source, wire.prefill, source.kv_pages.num_layers),
+            PrefillEngine(
+                configs[1], source, wire.prefill, source.kv_pages.num_layers, source.kv_pages.num_target_layers,
+                source.layer_signals,
+            ),
             wire,
-        )
+        )  # fmt: skip
         wire.before_move = lambda *move: check_owners(pair, *move)
         yield pair
     finally:
+        pair.prefill.close()
         target.shutdown()
         source.shutdown()
 

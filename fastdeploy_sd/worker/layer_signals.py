@@ -1,0 +1,59 @@
+"""LayerSignals: how many layers of the running step have their KV stored, for a thread that sends it away meanwhile.
+
+One thread runs steps, another one reads. Knows no transport.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.layers.attention import AttentionInputs
+from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.ops.signal import signal_
+from fastdeploy_sd.runtime.device import DEVICE
+
+
+class LayerSignals:
+    """A count that every layer of a pass raises once the step's tokens are in its cache.
+
+    A step that fails is run again in parts. A part's layers say nothing about other parts' rows, so from then on
+    signals do not count: the layers of the first try that had got so far are those that hold the KV of all rows.
+
+    Attributes:
+        fd: becomes readable with a signal; the reader reads it.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._count = np.zeros(1, np.int64)
+        self._counter = DEVICE.wrap(self._count)
+        self._begin = 0
+        self._end: int | None = None
+
+    def on_stored(self, cache: KvCache[Any], inputs: AttentionInputs) -> None:
+        """Signal, or record a signal; see AttentionInputs."""
+        signal_(inputs.positions, self._counter, self.fd)
+
+    def begin(self) -> None:
+        """A step begins: no layer has stored anything."""
+        self._begin, self._end = self._count.item(0), None
+
+    def stop(self) -> None:
+        """What follows in this step is a part of it."""
+        if self._end is None:
+            self._end = self._count.item(0)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that hold the KV of all the step's tokens."""
+        count, end = self._count.item(0), self._end  # in this order: a part's signals come after `stop`
+        return (count if end is None else min(count, end)) - self._begin
+
+    def close(self) -> None:
+        """Give the descriptor back; may be called twice."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

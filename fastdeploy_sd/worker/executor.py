@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,9 @@ from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.layers.tp_group import TpGroup
-from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.operators import declared_ops
-from fastdeploy_sd.parallel.shard import Shard
 from fastdeploy_sd.request_rules import producible_eos
 from fastdeploy_sd.runtime import library, paddle_ops
 from fastdeploy_sd.sampling.verify import VerifyRule
@@ -28,16 +25,15 @@ from fastdeploy_sd.spec_decode.proposer import MakeProposer, Proposer, ProposerC
 from fastdeploy_sd.spec_decode.router import available_methods, create_method, create_proposer
 from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
-from fastdeploy_sd.worker import kv_sizing, kv_tensors
+from fastdeploy_sd.worker import kv_sizing
 from fastdeploy_sd.worker.block_copier import BlockCopier
 from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.follower import ModelFollower
 from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
-from fastdeploy_sd.worker.free_memory import free_memory
 from fastdeploy_sd.worker.kv_identity import KvIdentity
+from fastdeploy_sd.worker.kv_memory import KvMemory, allocate_kv
 from fastdeploy_sd.worker.kv_pages import KvPages
-from fastdeploy_sd.worker.kv_sizing import LayerKv
 from fastdeploy_sd.worker.layer_signals import LayerSignals
 from fastdeploy_sd.worker.lead import GroupLead
 from fastdeploy_sd.worker.model_loading import load_model
@@ -48,7 +44,7 @@ from fastdeploy_sd.worker.runner import ModelRunner
 from fastdeploy_sd.worker.swap import open_block_store
 
 if TYPE_CHECKING:
-    from paddle import Tensor
+    pass
 
 _log = logging.getLogger(__name__)
 
@@ -167,7 +163,7 @@ class _Loaded:
 
     checkpoint: Checkpoint
     draft_weights: MtpWeights | None
-    kv: _KvMemory
+    kv: KvMemory
     kv_identity: KvIdentity
     draft: DraftLayers | None
     forward: Forward
@@ -215,7 +211,7 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
     tp = TpGroup(group.communicator)
     model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
-    kv = _allocate_kv(config, decoder_config, model.draft, max_model_len, group, tp.shard)
+    kv = allocate_kv(config, decoder_config, model.draft, max_model_len, group, tp.shard)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
     memory = StepMemory(limits, vocab_size)
@@ -231,46 +227,6 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
         checkpoint, draft_weights, kv, identity, model.draft, forward, memory, table, vocab_size, max_model_len,
         eos_token_ids, model.weight_bytes, config.model.enforce_eager, signals,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _KvMemory:
-    """The KV of all layers over the same blocks.
-
-    Attributes:
-        max_tokens: of a sequence.
-        caches: of the target's layers. draft_caches, block_hidden: of the draft layers, if there are any.
-    """
-
-    size: kv_sizing.KvCacheSize
-    format: kv_sizing.KvCacheFormat
-    max_tokens: int
-    caches: Sequence[KvCache[Tensor]]
-    draft_caches: Sequence[KvCache[Tensor]]
-    block_hidden: Sequence[Tensor]
-
-
-def _allocate_kv(
-    config: Config,
-    target: DecoderConfig,
-    draft: DraftLayers | None,
-    max_model_len: int,
-    group: RankGroup,
-    shard: Shard,
-) -> _KvMemory:
-    kv_format, target_layers = kv_sizing.KvCacheFormat.create(config), LayerKv.of_decoder(target, shard)
-    draft_layers = [] if draft is None else LayerKv.of_draft_layers(draft.config, draft.model.num_layers, shard)
-    one_block = group.size * kv_sizing.block_bytes([*target_layers, *draft_layers], kv_format)
-    size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: group.smallest(free_memory))
-    return _KvMemory(
-        size,
-        kv_format,
-        # No sequence outgrows the cache: tables by position need no more rows, whatever context the checkpoint claims.
-        max_tokens=min(max_model_len, size.num_tokens + 1),
-        caches=kv_tensors.allocate(target_layers, size.num_blocks, kv_format),
-        draft_caches=kv_tensors.allocate(draft_layers, size.num_blocks, kv_format),
-        block_hidden=kv_tensors.allocate_block_hidden(draft_layers, size.num_blocks, kv_format),
-    )
 
 
 def _log_loaded(config: Config, loaded: _Loaded, info: ModelInfo, seconds: float) -> None:

@@ -36,10 +36,10 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 class DemoServer(Program):
     """A server on the demo model, as a user starts it."""
 
-    def __init__(self, router: Router, state: Path, speculation: dict[str, object]) -> None:
+    def __init__(self, router: Router, state: Path, speculation: dict[str, object], role: str = "mixed") -> None:
         options = {"model": "demo", "port": 0, "router": router.address, "num-threads": 1, "kv-cache-memory-gb": 0.3}
         flags = [f"--{name}={value}" for name, value in options.items()]
-        flags += ["--speculative-config", json.dumps(speculation)]
+        flags += [f"--splitwise-role={role}", "--speculative-config", json.dumps(speculation)]
         super().__init__(
             [sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server", *flags], XDG_STATE_HOME=str(state)
         )
@@ -100,6 +100,42 @@ def test_every_stream_goes_on_at_a_server_that_drafts_otherwise(tmp_path: Path) 
             reader.join()
         assert router.metric("fastdeploy_sd:router_resumed_streams_total") == len(BODIES)
         assert outcomes == {i: outcome(second.url, *body) for i, body in enumerate(BODIES)}
+
+
+def test_a_stream_goes_on_at_another_decode_instance(tmp_path: Path) -> None:
+    """Either one gets the KV of the prompt from the prefill instance, and the bytes are those of a server by itself."""
+    naive: dict[str, object] = {"method": "naive"}
+    path, body = "/v1/completions", {"prompt": "def add(a, b):\n    return a + b\n" * 20, "seed": 4, "logprobs": 1}
+    with contextlib.ExitStack() as stack:
+        router = stack.enter_context(contextlib.closing(Router(tmp_path, free_port(), splitwise="true")))
+        servers = [
+            stack.enter_context(contextlib.closing(DemoServer(router, tmp_path, naive, role)))
+            for role in ("prefill", "decode", "decode")
+        ]
+        wait_until(lambda: set(states(router)) == {server.url for server in servers}, START_S)
+        outcomes: list[object] = []
+        reader = threading.Thread(target=lambda: outcomes.append(outcome(router.url, path, body)))
+        reader.start()
+        wait_until(lambda: busy(router))
+        victim = next(server for server in servers if server.url == busy(router)[0])
+        kill(victim)
+        reader.join()
+        (survivor,) = (server for server in servers[1:] if server is not victim)
+        assert outcomes == [outcome(survivor.url, path, body)]
+        moves = ("resumed_streams", "retries")  # the latter when it died before its first event
+        assert sum(router.metric(f"fastdeploy_sd:router_{name}_total") for name in moves) == 1
+        assert router.metric(f'fastdeploy_sd:router_requests_given_total{{instance="{servers[0].url[7:]}"') == 2
+        supplied = httpx.get(f"{survivor.url}/metrics", timeout=TIMEOUT_S).text
+        assert 'fastdeploy_sd:supplied_kv_tokens_total{origin="prefill"}' in supplied
+
+
+def busy(router: Router) -> list[str]:
+    """The decode instances that have requests, by URL."""
+    return [
+        f"http://{instance['address']}"
+        for instance in router.instances()
+        if instance["role"] == "decode" and instance["num_requests_running"]
+    ]
 
 
 def states(router: Router) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastdeploy_sd.config.elsewhere import SAME_MEANING
 from fastdeploy_sd.config.option import Option, options_of
+from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.redis_section import RedisConfig
 from fastdeploy_sd.config.sections import CacheConfig, Config, ModelConfig, SchedulerConfig
 from fastdeploy_sd.config.server_section import ServerConfig
@@ -15,6 +16,7 @@ SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
     "splitwise": SplitwiseConfig,
     "redis": RedisConfig,
     "server": ServerConfig,

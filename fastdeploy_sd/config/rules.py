@@ -120,6 +120,16 @@ def _verify_one_dispatcher(config: Config) -> None:
         )
 
 
+def _verify_role_of_ranks(config: Config) -> None:
+    role, num_ranks = config.splitwise.splitwise_role, config.parallel.tensor_parallel_size
+    if role != "mixed" and num_ranks > 1:
+        raise ConfigError(
+            f"splitwise_role: expected mixed with tensor_parallel_size {num_ranks}, as KV goes between instances of one"
+            f" rank only yet, got {role}",
+            param="splitwise_role",
+        )
+
+
 def _verify_router_secret(config: Config) -> None:
     """The secret of this machine's user is worth nothing elsewhere."""
     if config.splitwise.pd_secret is not None:
@@ -139,6 +149,7 @@ RULES = (
     Rule(_verify_threshold, ("long_prefill_token_threshold", "enable_chunked_prefill")),
     Rule(_verify_whole_prompts, (_STEP, "enable_chunked_prefill", "max_model_len")),
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching", "tensor_parallel_size")),
+    Rule(_verify_role_of_ranks, ("splitwise_role", "tensor_parallel_size")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
     Rule(_verify_one_dispatcher, ("scheduler_name", "router")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),

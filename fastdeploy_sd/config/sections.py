@@ -122,8 +122,8 @@ class CacheConfig:
     kv_cache_memory_gb: float | None = option(
         None,
         Spec(
-            "Memory for KV blocks, in GiB; none: what `max_num_seqs` requests of full length need, at most half of what"
-            " is free when the weights are loaded.",
+            "Memory for KV blocks, in GiB, of all ranks together; none: what `max_num_seqs` requests of full length"
+            " need, at most half of what is free when the weights are loaded.",
             minimum=0.001,
         ),
     )
@@ -207,7 +207,13 @@ class Config:
     redis: RedisConfig = field(default_factory=RedisConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     num_threads: int | None = option(
-        None, Spec("Threads of the kernels; none: one per core this process may run on.", minimum=1, maximum=1024)
+        None,
+        Spec(
+            "Threads of the kernels, of each rank; none: one per core this process may run on, shared out among the"
+            " ranks.",
+            minimum=1,
+            maximum=1024,
+        ),
     )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 

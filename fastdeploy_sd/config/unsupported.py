@@ -47,7 +47,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "enable_entropy": (False,),
     "model_impl": ("auto", "fastdeploy"),
     # parallel
-    "tensor_parallel_size": (1,),
     "data_parallel_size": (1,),
     "local_data_parallel_id": (0,),
     "enable_expert_parallel": (False,),

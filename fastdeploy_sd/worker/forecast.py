@@ -13,6 +13,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
+from fastdeploy_sd.parallel.shard import Shard
 from fastdeploy_sd.worker import kv_sizing
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.free_memory import free_memory
@@ -33,13 +34,16 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     max_model_len = kv_sizing.max_model_len(config, decoder)
     drafts = open_draft_weights(config, checkpoint, decoder)
     speculative = config.speculative
-    layers = kv_sizing.LayerKv.of_decoder(decoder)
+    shard = Shard(0, config.parallel.tensor_parallel_size)
+    layers = kv_sizing.LayerKv.of_decoder(decoder, shard)
     if drafts is not None:
-        layers += kv_sizing.LayerKv.of_draft_layers(drafts.config, min(speculative.num_model_steps, drafts.num_layers))
+        layers += kv_sizing.LayerKv.of_draft_layers(
+            drafts.config, min(speculative.num_model_steps, drafts.num_layers), shard
+        )
     on_disk = sum(file.stat().st_size for file in config.model.path.glob("*.safetensors"))
     packed = weight_bytes_per_step(decoder, QuantScheme.create(config.model.dtype, config.model.quantization))
     fmt = kv_sizing.KvCacheFormat.create(config)
-    one_block = kv_sizing.block_bytes(layers, fmt)
+    one_block = shard.size * kv_sizing.block_bytes(layers, fmt)
     taken = on_disk if packed is None else packed
     size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: max(0, free() - taken))
     longest = min(max_model_len, size.num_tokens + 1)

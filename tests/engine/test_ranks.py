@@ -10,8 +10,10 @@ import pytest
 from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.conformance import PLAIN, Way, open_engine, quick_ways, run_cell, standard_methods
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.llm import LLM
 from fastdeploy_sd.ranks import executor as ranks
 from fastdeploy_sd.ranks.executor import MultiProcessExecutor
+from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import RequestId
 from tests.doubles import faulty_followers
 from tests.engine.models import References
@@ -42,6 +44,13 @@ def verify(references: References, model: str, size: int, method: str, ways: Seq
 @pytest.mark.parametrize("method", ["naive", *METHODS])
 def test_same_tokens_whatever_the_method(references: References, method: str) -> None:
     verify(references, "demo", 2, method, WAYS)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("model", ["demo", "float32", "wint8", "wint4", "int8 KV", "two MTP layers"])
+def test_same_tokens_whatever_the_number_of_ranks(references: References, model: str, size: int) -> None:
+    """Greedy and seeded with penalties, bias and bad words, log-probabilities too: see conformance/requests.py."""
+    verify(references, model, size, "mtp-ngram", WAYS[:1])
 
 
 # ---- what fails on one rank -----------------------------------------------------------------------------------------
@@ -111,3 +120,12 @@ def _first(engine: Engine) -> object:
     executor = engine._executor
     assert isinstance(executor, MultiProcessExecutor)
     return executor._first
+
+
+def test_offline_generation_runs_on_ranks_too() -> None:
+    params, prompts = SamplingParams(max_tokens=24, temperature=0.7, seed=3), ["def fib(n):", "import os"]
+    texts = []
+    for size in (1, 2):
+        with LLM(model="demo", kv_cache_memory_gb=0.05, max_model_len=512, tensor_parallel_size=size) as llm:
+            texts.append([output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)])
+    assert texts[0] == texts[1]

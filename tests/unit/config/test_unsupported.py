@@ -19,9 +19,9 @@ from fastdeploy_sd.errors import ConfigError, shown
 @pytest.mark.parametrize(
     "flags",
     [
-        "--tensor-parallel-size 1",
-        "-tp 1",
-        "--tensor_parallel_size=1",
+        "--data-parallel-size 1",
+        "-dp 1",
+        "--data_parallel_size=1",
         "--splitwise-role mixed",
         "--enable-logprob",
         "--no-enable-mm",
@@ -36,15 +36,15 @@ def test_a_value_that_asks_for_nothing_is_accepted(model: str, flags: str) -> No
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        ("--tensor-parallel-size 2", "tensor_parallel_size: '2' is not supported yet in this version (only 1 is)"),
-        ("-tp=2", "tensor_parallel_size: '2' is not supported yet in this version (only 1 is)"),
+        ("--data-parallel-size 2", "data_parallel_size: '2' is not supported yet in this version (only 1 is)"),
+        ("-dp=2", "data_parallel_size: '2' is not supported yet in this version (only 1 is)"),
         ("--enable-mm", "enable_mm: true is not supported yet in this version (only false is)"),
         ("--no-enable-logprob", "enable_logprob: false is not supported yet in this version (only true is); log"),
         (
             "--scheduler-max-size 9",
             "scheduler_max_size: '9' is not supported yet in this version (only -1 is); use max_",
         ),
-        ("--tensor-parallel-sise 2", "tensor_parallel_sise: unknown option (did you mean 'tensor_parallel_size'?)"),
+        ("--data-parallel-sise 2", "data_parallel_sise: unknown option (did you mean 'data_parallel_size'?)"),
     ],
 )
 def test_any_other_value_is_not_supported_yet(model: str, flags: str, text: str) -> None:

@@ -125,7 +125,7 @@ class PrefillEngine(Engine):
         self._is_draining = True
 
     def end(self) -> None:
-        """Give all orders up."""
+        """Give all orders up. No step may follow while the connector still sends what was finished before."""
         for transfer_id in list(self._exports):
             self._fail(transfer_id, "the prefill instance ends")
             self._forget(transfer_id)

@@ -96,3 +96,48 @@ def disturb(pair: Pair, rng: random.Random, aborted: set[str]) -> None:
             request_id = rng.choice(candidates)
             pair.abort(request_id)
             aborted.add(request_id)
+
+
+def test_a_draining_prefill_instance_finishes_what_it_took_and_refuses_the_rest(references: References) -> None:
+    reference, rng = references.get("demo"), random.Random(0)
+    with open_pair(reference, (DECODE, method("mtp")), (PREFILL, method("mtp")), seed=2) as pair:
+
+        def drain() -> None:
+            if pair.wire.num_begun >= 3:
+                pair.prefill.drain()
+
+        assert compare(reference.answers, pair.run(reference.requests, rng, each_turn=drain)) is None
+        assert min(pair.wire.num_whole, pair.wire.num_failed) >= 3
+
+
+def test_orders_that_are_given_up_at_the_end_hold_nothing(references: References) -> None:
+    reference, rng = references.get("demo"), random.Random(0)
+    with open_pair(reference, (DECODE, method("naive")), (PREFILL, method("naive")), seed=3) as pair:
+
+        def end() -> None:
+            exports = pair.prefill._exports.values()
+            if exports and rng.random() < 0.5 and not any(export.is_over for export in exports):
+                pair.prefill.end()
+                pair.prefill.check_integrity()
+                stats = pair.prefill.stats()
+                assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+                assert not pair.prefill.has_work()
+
+        assert compare(reference.answers, pair.run(reference.requests, rng, each_turn=end)) is None
+        assert pair.wire.num_failed > 3
+
+
+def test_a_storm_of_aborts_leaves_no_block_and_no_order(references: References) -> None:
+    """Clients leave as soon as they have come, whether their KV is ordered, on its way or there."""
+    reference, rng = references.get("demo"), random.Random(1)
+    with open_pair(reference, (DECODE, method("mtp")), (PREFILL, method("mtp")), seed=4) as pair:
+        storm = [replace(r, request_id=f"{r.request_id}-{i}") for i in range(8) for r in reference.requests]
+
+        def abort() -> None:
+            for request_id in list(pair.decode._pool.states):
+                if "-" in request_id and rng.random() < 0.6:
+                    pair.abort(request_id)
+
+        pair.run(storm, rng, arrivals_per_turn=20, each_turn=abort)
+        assert pair.wire.num_cancelled > 30
+        assert compare(reference.answers, pair.run(reference.requests, rng)) is None

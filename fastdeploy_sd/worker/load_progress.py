@@ -22,21 +22,22 @@ class LoadProgress:
 
     Args:
         total: bytes of the checkpoint's tensors. A few of them are not packed.
+        has_bar: False = lines only, as for a rank whose bar would be drawn over another's.
 
     Attributes:
         num_packed_bytes: what the packed weights take.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, has_bar: bool = True) -> None:
         self._total, self._num_done = total, 0
         self._next_line = time.monotonic() + _LOG_EVERY_S
-        # disable=None: no bar unless standard error is a terminal.
+        # None: no bar unless standard error is a terminal.
         self._bar = tqdm(
             total=total,
             desc="loading weights",
             unit="B",
             unit_scale=True,
-            disable=None,
+            disable=None if has_bar else True,
             leave=False,
             delay=_BAR_AFTER_S,
         )

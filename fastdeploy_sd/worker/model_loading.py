@@ -57,7 +57,7 @@ def load_model(
         draft_shard.hidden()
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
     with (
-        LoadProgress(checkpoint.num_bytes() // shard.size) as progress,
+        LoadProgress(checkpoint.num_bytes() // shard.size, has_bar=shard.rank == 0) as progress,
         packed_matrices(folder, checkpoint, scheme, "target", shard) as store,
     ):
         packer = WeightPacker(checkpoint, store, progress.add)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,11 +13,12 @@ import pytest
 from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.conformance import PLAIN, Way, open_engine, quick_ways, run_cell, standard_methods
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.errors import BadRequest, InternalError
 from fastdeploy_sd.llm import LLM
 from fastdeploy_sd.ranks import executor as ranks
 from fastdeploy_sd.ranks.executor import MultiProcessExecutor
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import RequestId
+from fastdeploy_sd.types import Request, RequestId
 from tests.doubles import faulty_followers
 from tests.engine.models import References
 from tests.engine.test_failing_rows import WAY, check, long_ones, run
@@ -122,6 +126,30 @@ def _first(engine: Engine) -> object:
     return executor._first
 
 
+@pytest.mark.usefixtures("expects_step_failures")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_that_ends_or_hangs_inside_a_pass_ends_the_step(
+    references: References, size: int, number: signal.Signals
+) -> None:
+    """The others wait for its part of a sum."""
+    reference = references.get("demo")
+    base = replace(reference.base, parallel=ParallelConfig(tensor_parallel_size=size, rank_timeout_s=2.0))
+    [column] = standard_methods(["mtp"], [4])
+    with open_engine(base, WAY, column) as engine:
+        for request in reference.requests[:4]:
+            engine.submit(request)
+        for _ in range(3):
+            engine.step()
+        executor = engine._executor
+        assert isinstance(executor, MultiProcessExecutor)
+        doomed = executor._others._children[1]
+        # Somewhere in the steps that follow, not between two of them.
+        threading.Timer(0.02, doomed.signal, (number,)).start()
+        with pytest.raises(InternalError, match="rank 1 "):
+            _run_for_ever(engine, reference.requests[:4])
+
+
 def test_offline_generation_runs_on_ranks_too() -> None:
     params, prompts = SamplingParams(max_tokens=24, temperature=0.7, seed=3), ["def fib(n):", "import os"]
     texts = []
@@ -129,3 +157,11 @@ def test_offline_generation_runs_on_ranks_too() -> None:
         with LLM(model="demo", kv_cache_memory_gb=0.05, max_model_len=512, tensor_parallel_size=size) as llm:
             texts.append([output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)])
     assert texts[0] == texts[1]
+
+
+def _run_for_ever(engine: Engine, requests: Sequence[Request]) -> None:
+    while True:
+        engine.step()
+        for request in requests:
+            with contextlib.suppress(BadRequest):  # it has not ended yet
+                engine.submit(request)

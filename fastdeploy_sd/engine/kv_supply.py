@@ -34,6 +34,7 @@ class KvArrival:
             request whose method keeps draft KV it must be so unless `num_tokens` ends a block. With several draft
             layers it cannot: each reads rows of the one before it, which only pages of whole blocks hold.
         origins: where the new tokens came from -> how many, for statistics.
+        failure: why less came than was asked for, as a short name that is counted; "" = nothing went wrong.
     """
 
     request_id: RequestId
@@ -41,6 +42,7 @@ class KvArrival:
     drafts: tuple[int, ...] = ()
     is_draft_ahead: bool = False
     origins: Mapping[str, int] = field(default_factory=dict)
+    failure: str = ""
 
 
 class KvSupply(Protocol):

@@ -130,7 +130,7 @@ class RequestPool:
         state = self.states[arrival.request_id]
         state.take_arrival(arrival, self.kv.block_size)
         self.kv.publish(state.table, state.token_ids, arrival.num_tokens)
-        self.stats.record_arrival(arrival.origins)
+        self.stats.record_arrival(arrival.origins, arrival.failure)
         num_swapped = arrival.origins.get(SWAP, 0)
         if num_swapped and not state.num_preemptions:
             self.stats.record_swap_hit(num_swapped, is_first=not state.num_cached_tokens)

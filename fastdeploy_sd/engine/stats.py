@@ -92,7 +92,8 @@ class EngineStats:
         timings_ms: phase of a step (as the executor names it: batch, forward, verify, draft) -> total milliseconds.
         num_kv_arrivals, num_kv_cancels: requests that waited for KV from elsewhere, and got what there was / were
             preempted or ended meanwhile.
-        num_supplied_tokens: where from -> tokens whose KV came from elsewhere.
+        num_supplied_tokens: where from -> tokens whose KV came from elsewhere. num_kv_failures: why -> requests for
+            which it did not.
         num_running, num_waiting, num_preempted_waiting: requests now; those that are admitted and not ready yet count
             as running, and the last is a part of the second.
         num_waiting_for_kv: those of num_running whose KV is on its way.
@@ -122,6 +123,7 @@ class EngineStats:
     num_kv_arrivals: int = 0
     num_kv_cancels: int = 0
     num_supplied_tokens: dict[str, int] = field(default_factory=dict)
+    num_kv_failures: dict[str, int] = field(default_factory=dict)
     drafts: dict[str, SourceCounts] = field(default_factory=dict)
     verifications: dict[str, DraftCounts] = field(default_factory=dict)
     timings_ms: dict[str, float] = field(default_factory=dict)

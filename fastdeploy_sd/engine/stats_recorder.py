@@ -46,6 +46,7 @@ class StatsRecorder:
         self.num_kv_arrivals = 0
         self.num_kv_cancels = 0
         self._num_supplied_tokens: dict[str, int] = {}
+        self._num_kv_failures: dict[str, int] = {}
         self._num_finished = {reason.value: 0 for reason in FinishReason}
         self._drafts: dict[str, DraftCounter] = {}  # by method, of requests that ended
         self._timings_ms: dict[str, float] = {}
@@ -69,9 +70,11 @@ class StatsRecorder:
         self.num_prefix_hits += is_first
         self.num_prefix_swap_hit_tokens += num_tokens
 
-    def record_arrival(self, origins: Mapping[str, int]) -> None:
-        """Count a request that waited for KV; `origins` is where that came from -> its tokens."""
+    def record_arrival(self, origins: Mapping[str, int], failure: str) -> None:
+        """Count a request that waited for KV; see KvArrival."""
         self.num_kv_arrivals += 1
+        if failure:
+            self._num_kv_failures[failure] = self._num_kv_failures.get(failure, 0) + 1
         for origin, num_tokens in origins.items():
             self._num_supplied_tokens[origin] = self._num_supplied_tokens.get(origin, 0) + num_tokens
 
@@ -115,6 +118,7 @@ class StatsRecorder:
             **{name: value for name, value in vars(self).items() if not name.startswith("_")},
             num_finished=dict(self._num_finished),
             num_supplied_tokens=dict(self._num_supplied_tokens),
+            num_kv_failures=dict(self._num_kv_failures),
             drafts=total.by_source(),
             verifications={method: c for method, c in counts.items() if c.num_verifications},
             timings_ms=dict(self._timings_ms),

@@ -115,7 +115,8 @@ class FetchingSupply:
                 arrived.append(self._arrival(order, event.drafts))
             else:
                 self._say(order.request, event)
-                arrived.append(KvArrival(order.request.request_id, order.num_cached_tokens))
+                failure = event.failure.value if isinstance(event, FetchFailed) else ""
+                arrived.append(KvArrival(order.request.request_id, order.num_cached_tokens, failure=failure))
         return arrived
 
     def _arrival(self, order: _Order, drafts: tuple[int, ...]) -> KvArrival:

@@ -1,4 +1,4 @@
-"""The metrics of the second level of the prefix cache. Without one all are 0."""
+"""The metrics of KV from elsewhere; of a second level of the prefix cache all are 0 where there is none."""
 
 from __future__ import annotations
 
@@ -68,5 +68,11 @@ SWAP_LABELLED_COUNTERS = (
         "Tokens whose KV was not computed here, by where it came from; the prefix cache in memory is not counted.",
         "origin",
         lambda s: s.num_supplied_tokens,
+    ),
+    Labelled(
+        "fastdeploy_sd:kv_failures",
+        "Requests that waited for KV from another instance and were computed here all the same, by why.",
+        "reason",
+        lambda s: s.num_kv_failures,
     ),
 )

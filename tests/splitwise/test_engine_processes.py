@@ -140,4 +140,5 @@ async def test_instances_that_do_not_fit_compute_for_themselves(reference: Refer
         stats = await decode.client.stats()
         assert stats.num_kv_arrivals > 0
         assert sum(stats.num_supplied_tokens.values()) == 0
+        assert stats.num_kv_failures == {"refused": stats.num_kv_arrivals}
         assert (await prefill.client.stats()).num_requests == 0

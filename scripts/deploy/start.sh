@@ -2,6 +2,7 @@
 # Start a server in the background and return when it answers: scripts/deploy/start.sh [SERVE OPTION...]
 # RUN_DIR (default: run) gets server.pid, url, console.log (since this start) and, unless FD_LOG_DIR says where, log/.
 # START_TIMEOUT_S (default: 900) is how long loading may take. FDSD_PYTHON names the interpreter that has fastdeploy_sd.
+# SERVER_MODULE (default: fastdeploy_sd.entrypoints.openai.api_server) may be fastdeploy_sd.router.launch.
 # Exit status: 0 serving, 1 not within the time, 2 refused; the reason is on standard error.
 set -eu
 
@@ -17,7 +18,7 @@ if pid=$("$here/pid.sh" "$run_dir"); then
     exit 2
 fi
 export FD_LOG_DIR="${FD_LOG_DIR:-$run_dir/log}"
-nohup "$python" -m fastdeploy_sd.entrypoints.openai.api_server "$@" >"$run_dir/console.log" 2>&1 </dev/null &
+nohup "$python" -m "${SERVER_MODULE:-fastdeploy_sd.entrypoints.openai.api_server}" "$@" >"$run_dir/console.log" 2>&1 </dev/null &
 pid=$!
 echo "$pid" >"$run_dir/server.pid"
 
@@ -31,7 +32,7 @@ while :; do
         cat "$run_dir/console.log" >&2
         exit "$status"
     fi
-    url=$(sed -n 's/.* serving .* on \(http:[^ ]*\)$/\1/p' "$run_dir/console.log")
+    url=$(sed -n -e 's/.* serving .* on \(http:[^ ]*\)$/\1/p' -e 's/.* routing on \(http:[^ ]*\)$/\1/p' "$run_dir/console.log")
     if [ -n "$url" ] && "$here/wait_healthy.sh" "$url" 1 2>/dev/null; then
         echo "$url" >"$run_dir/url"
         echo "$url"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "deploy"
 TIMEOUT_S = 120
 
 
-def run(script: str, *arguments: str, run_dir: Path) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"RUN_DIR": str(run_dir), "FDSD_PYTHON": sys.executable}
+def run(script: str, *arguments: str, run_dir: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | settings | {"RUN_DIR": str(run_dir), "FDSD_PYTHON": sys.executable}
     command = [str(FOLDER / script), *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
@@ -73,3 +74,56 @@ def test_the_unit_starts_what_exists() -> None:
     unit = (FOLDER / "fastdeploy-sd.service").read_text()
     assert "/bin/fastdeploy-sd serve " in unit
     assert "RestartPreventExitStatus=2" in unit
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses at the moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_instances_that_share_the_work_are_started_answer_and_are_stopped(tmp_path: Path) -> None:
+    names = ("PORT", "PREFILL_PORT", "DECODE_PORT", "REDIS_PORT")
+    ports = dict(zip(names, free_ports(4), strict=True))
+    settings = {name: str(port) for name, port in ports.items()} | {"XDG_STATE_HOME": str(tmp_path / "state")}
+    run_dir = tmp_path / "run"
+    body = {"prompt": "def add(a, b):\n    return a + b\n" * 20, "max_tokens": 8, "temperature": 0}
+    try:
+        started = run("start_1p1d.sh", "demo", "--num-threads", "1", run_dir=run_dir, **settings)
+        assert started.returncode == 0, started.stderr
+        url = started.stdout.strip()
+        assert url == f"http://127.0.0.1:{ports['PORT']}"
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT_S).json()
+        decode = f"http://127.0.0.1:{ports['DECODE_PORT']}"
+        metrics = httpx.get(f"{decode}/metrics", timeout=TIMEOUT_S).text
+        assert 'supplied_kv_tokens_total{origin="prefill"}' in metrics
+        prefill = f"http://127.0.0.1:{ports['PREFILL_PORT']}"
+        same = httpx.post(f"{prefill}/v1/completions", json=body, timeout=TIMEOUT_S).json()
+        assert same["choices"][0]["text"] == answer["choices"][0]["text"]
+        again = run("start_1p1d.sh", "demo", run_dir=run_dir, **settings)
+        assert (again.returncode, again.stderr.split(":")[0]) == (2, "start_1p1d.sh")
+    finally:
+        stopped = run("stop_1p1d.sh", run_dir=run_dir, **settings)
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert not any(map(listens, ports.values()))
+    assert not (run_dir / "redis" / "redis.conf").exists()
+
+
+def test_what_was_started_ends_with_what_could_not_be(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    failed = run("start_1p1d.sh", "demo", "--prot", "1", run_dir=tmp_path, REDIS_PORT=str(port))
+    assert failed.returncode == 2
+    assert "error: prot: unknown option" in failed.stderr
+    assert not listens(port)
+    assert list(tmp_path.rglob("*.pid")) == []

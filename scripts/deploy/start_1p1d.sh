@@ -1,0 +1,37 @@
+#!/bin/sh
+# Start Redis, an instance that computes prompts, one that generates, and a router before them, in the background:
+#   scripts/deploy/start_1p1d.sh [SERVE OPTION...]    e.g. demo --quantization wint8; both instances get the options
+# Prints the router's address when it takes requests. RUN_DIR (default: run) gets redis/, prefill/, decode/ and router/, each
+# as start.sh makes it. PORT (8000), PREFILL_PORT (8180), DECODE_PORT (8190) and REDIS_PORT (6379) are the ports, all of
+# 127.0.0.1. Exit status as of start.sh; nothing is left running unless it is 0.
+set -eu
+
+run_dir=${RUN_DIR:-run}
+redis_port=${REDIS_PORT:-6379}
+here=$(cd "$(dirname "$0")" && pwd)
+for part in prefill decode router; do
+    if pid=$("$here/pid.sh" "$run_dir/$part"); then
+        echo "start_1p1d.sh: the $part server runs already: process $pid of $run_dir/$part" >&2
+        exit 2
+    fi
+done
+trap '"$here/stop_1p1d.sh" 2>/dev/null || true' EXIT
+trap 'exit 1' INT TERM
+
+password=$(REDIS_PORT=$redis_port RUN_DIR=$run_dir/redis "$here/start_redis.sh")
+
+# start PART PORT SERVE-OPTION...
+start() {
+    part=$1
+    port=$2
+    shift 2
+    RUN_DIR=$run_dir/$part FD_LOG_DIR=$run_dir/$part/log "$here/start.sh" "$@" --port "$port"
+}
+
+for part in prefill decode; do
+    if [ "$part" = prefill ]; then port=${PREFILL_PORT:-8180}; else port=${DECODE_PORT:-8190}; fi
+    start "$part" "$port" "$@" --splitwise-role "$part" --router "127.0.0.1:${PORT:-8000}" --scheduler-name splitwise \
+        --scheduler-host 127.0.0.1 --scheduler-port "$redis_port" --scheduler-password "$password" >/dev/null
+done
+SERVER_MODULE=fastdeploy_sd.router.launch start router "${PORT:-8000}" --splitwise
+trap - EXIT

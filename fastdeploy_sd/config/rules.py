@@ -111,15 +111,6 @@ def _verify_swap(config: Config) -> None:
         )
 
 
-def _verify_one_dispatcher(config: Config) -> None:
-    if config.redis.is_shared and config.server.router:
-        raise ConfigError(
-            "scheduler_name: expected local when router is set, as routers choose the instances, got"
-            f" {config.redis.scheduler_name}",
-            param="scheduler_name",
-        )
-
-
 def _verify_role_of_ranks(config: Config) -> None:
     role, num_ranks = config.splitwise.splitwise_role, config.parallel.tensor_parallel_size
     if role != "mixed" and num_ranks > 1:
@@ -151,6 +142,5 @@ RULES = (
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching", "tensor_parallel_size")),
     Rule(_verify_role_of_ranks, ("splitwise_role", "tensor_parallel_size")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
-    Rule(_verify_one_dispatcher, ("scheduler_name", "router")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

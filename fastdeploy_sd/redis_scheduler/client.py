@@ -50,7 +50,8 @@ class ClusterClient(EngineClient):
     """Submits each request to the instance with the least to do; its own one needs no Redis for that.
 
     A request whose instance is lost, refuses it or ends goes on at another one behind the tokens that have come: the
-    reader of `generate` sees the same outputs. While Redis is down everything runs here, if this instance decodes.
+    reader of `generate` sees the same outputs. While Redis is down everything runs here, if this instance decodes. What
+    a router has sent here with a source of its KV begins here.
 
     Args:
         address, engine_pid: as EngineClient.
@@ -145,6 +146,8 @@ class ClusterClient(EngineClient):
 
     async def _place(self, request: Request, avoided: set[str], error: FdsdError | None) -> _Target:
         """Choose an instance. A request that has begun somewhere waits for one as long as for a sign of life."""
+        if request.kv_source is not None and _HERE not in avoided:
+            return _Target(_HERE, kv_source=request.kv_source)
         waits_s = self._terms.patience_s if isinstance(error, Unavailable) else 0.0
         loop = asyncio.get_running_loop()
         deadline = loop.time() + waits_s

@@ -33,5 +33,16 @@ for part in prefill decode; do
     start "$part" "$port" "$@" --splitwise-role "$part" --router "127.0.0.1:${PORT:-8000}" --scheduler-name splitwise \
         --scheduler-host 127.0.0.1 --scheduler-port "$redis_port" --scheduler-password "$password" >/dev/null
 done
-SERVER_MODULE=fastdeploy_sd.router.launch start router "${PORT:-8000}" --splitwise
+url=$(SERVER_MODULE=fastdeploy_sd.router.launch start router "${PORT:-8000}" --splitwise)
+# It answers as soon as one of them has registered.
+left_s=10
+until [ "$(curl --silent "$url/metrics" | grep -c '^fastdeploy_sd:router_instances{.*state="available"} 1')" = 2 ]; do
+    left_s=$((left_s - 1))
+    if [ "$left_s" -le 0 ]; then
+        echo "start_1p1d.sh: the instances have not registered with the router at $url" >&2
+        exit 1
+    fi
+    sleep 1
+done
+echo "$url"
 trap - EXIT

@@ -51,11 +51,6 @@ def test_a_wrong_value_is_an_error(model: str, name: str, value: object, text: s
     assert caught.value.message.startswith(f"{name}: {text}")
 
 
-def test_two_that_choose_instances_are_one_too_many(model: str) -> None:
-    with pytest.raises(ConfigError, match=r"^scheduler_name: expected local when router is set"):
-        config_from_kwargs(model=model, scheduler_name="splitwise", router="127.0.0.1:9000")
-
-
 def test_a_password_is_not_repeated(model: str, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_kwargs(model=model, scheduler_password={"hush": 1})

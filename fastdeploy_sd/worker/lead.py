@@ -153,7 +153,11 @@ class _RunningAttempt:
 
     def __enter__(self) -> Self:
         self._others.send(self._command)
-        self._collectives.begin(self._number)
+        try:
+            self._collectives.begin(self._number)
+        except ValueError:  # aborted: a rank has ended, which `end` tells
+            self.end(has_failed=True)
+            raise
         return self
 
     def __exit__(

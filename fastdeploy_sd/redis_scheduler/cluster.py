@@ -10,7 +10,7 @@ from collections.abc import Collection
 from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.placement import Load
 from fastdeploy_sd.redis_scheduler.frames import CLUSTER, Record, Sealer
-from fastdeploy_sd.redis_scheduler.store import Store, StoreDown
+from fastdeploy_sd.redis_scheduler.store import Store, StoreDown, end_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,7 @@ class ClusterView:
     async def close(self) -> None:
         """Read no more."""
         if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+            await end_tasks([self._reading])
 
     def _now(self) -> float:
         return time.monotonic() + self._offset_s

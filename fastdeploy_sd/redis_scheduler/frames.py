@@ -173,8 +173,9 @@ class Sealer:
             ProtocolError: a value has no wire form, or the frame would be too long.
         """
         body = pack(message)
-        if _START + len(body) > self._max_bytes:
-            raise ProtocolError(f"{type(message).__name__}: expected at most {self._max_bytes} bytes, got {len(body)}")
+        size = _START + len(body)
+        if size > self._max_bytes:
+            raise ProtocolError(f"{type(message).__name__}: expected at most {self._max_bytes} bytes, got {size}")
         return _VERSION_BYTE + self._sign(place, body) + body
 
     def open(self, place: str, cls: type[T], frame: bytes) -> T:

@@ -21,7 +21,7 @@ from fastdeploy_sd.redis_scheduler.frames import (
     results_of,
 )
 from fastdeploy_sd.redis_scheduler.link import Host, Link
-from fastdeploy_sd.redis_scheduler.store import Store, StoreDown
+from fastdeploy_sd.redis_scheduler.store import Store, StoreDown, end_tasks
 from fastdeploy_sd.request_rules import MAX_ID_CHARS
 from fastdeploy_sd.types import FinishReason
 
@@ -76,9 +76,7 @@ class Instance:
                 if task.done():
                     task.result()  # raises: these never return
         finally:
-            for task in [ended, *tasks]:
-                task.cancel()
-            await asyncio.gather(ended, *tasks, return_exceptions=True)
+            await end_tasks([ended, *tasks])
             await self._leave()
 
     async def _leave(self) -> None:

@@ -17,7 +17,7 @@ from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.redis_scheduler.deployment import Terms
 from fastdeploy_sd.redis_scheduler.frames import Answers, Failure, Item, Orders, Sealer, Submission, results_of
-from fastdeploy_sd.redis_scheduler.store import Store, StoreDown
+from fastdeploy_sd.redis_scheduler.store import Store, StoreDown, end_tasks
 from fastdeploy_sd.types import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -91,10 +91,7 @@ class Link:
 
     async def close(self) -> None:
         """End the requests that still run, and send nothing more."""
-        tasks = [*self._running.values(), self._sender]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks([*self._running.values(), self._sender])
 
     def _begin(self, submission: Submission) -> None:
         handle = submission.handle

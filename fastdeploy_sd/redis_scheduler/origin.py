@@ -25,7 +25,7 @@ from fastdeploy_sd.redis_scheduler.frames import (
     requests_of,
     results_of,
 )
-from fastdeploy_sd.redis_scheduler.store import Store, StoreDown
+from fastdeploy_sd.redis_scheduler.store import Store, StoreDown, end_tasks
 from fastdeploy_sd.types import FinishReason, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -164,9 +164,7 @@ class Origin:
         for remote in list(self._requests.values()):
             remote.fail(error)
             self.leave(remote)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         if self._tasks:
             await self._attempt(self._send_endings())
             await self._attempt(self._store.remove(results_of(self.name)))

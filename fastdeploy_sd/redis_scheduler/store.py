@@ -6,8 +6,9 @@ answer was lost has been carried out is unknown, and the callers' messages are m
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar, cast
 
 import redis.asyncio
@@ -23,6 +24,7 @@ T = TypeVar("T")
 # Redis answers in a fraction of a millisecond; one that takes longer than this is as good as gone.
 _ANSWER_S = 2.0
 _WAIT_S = 1.0
+_CANCEL_S = 0.1
 _MS = 1000
 _LOGIN_FAULTS = ("WRONGPASS", "NOAUTH", "invalid password", "invalid username", "called without any password")
 
@@ -133,6 +135,18 @@ class Store:
     def _down(self, error: Exception) -> StoreDown:
         text = str(error).strip() or type(error).__name__
         return StoreDown(f"{self._address}: {text}")
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks that use a Store, until they have ended: the client library may swallow a cancellation."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=_CANCEL_S)
+        ended = {task for task in left if task.done()}
+        left -= ended
+        await asyncio.gather(*ended, return_exceptions=True)
 
 
 _FAILURES = (RedisError, OSError, TimeoutError, ValueError)

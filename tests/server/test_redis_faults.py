@@ -1,0 +1,151 @@
+"""What instances that share their requests do while Redis is not there, slow, empty or full. Real servers and Redis."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.doubles.redis_server import RedisServer, running_redis
+from tests.server.redis_deployment import (
+    CLUSTER,
+    EXPIRE_MS,
+    TOPIC,
+    Deployment,
+    deployed,
+    num_running,
+    streams,
+    text_of,
+    until,
+)
+from tests.server.toy_process import Stream, complete, serving
+
+NUM_TOKENS = 250
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_redis(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def deployment(golden_dir: Path, tmp_path: Path, redis: RedisServer) -> Iterator[Deployment]:
+    with deployed(golden_dir, tmp_path, redis) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def want(golden_dir: Path) -> str:
+    """What a stream reads like that nobody disturbs."""
+    with serving(golden_dir, max_num_seqs=2) as server:
+        return text_of(Stream(server.url, NUM_TOKENS).read())
+
+
+def test_a_server_starts_without_redis_and_shares_when_it_comes(
+    deployment: Deployment, redis: RedisServer, want: str
+) -> None:
+    redis.stop()
+    a, b = deployment.start(), deployment.start()
+    a.wait_for_line("ERROR server: Redis: .*: the server starts without it, and uses it when it answers")
+    assert complete(a.url).status_code == 200
+    redis.start()
+    deployment.wait_for_instances(2)
+    until(lambda: complete(a.url).status_code == 200 and "Redis answers again" in a.stderr)
+    endless = streams(a, 4, 4000)
+    until(lambda: num_running(b) > 0)
+    for stream in endless:
+        stream.close()
+    assert {text_of(stream.read()) for stream in streams(a, 4, NUM_TOKENS)} == {want}
+    deployment.stop()
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_streams_outlive_redis(deployment: Deployment, redis: RedisServer, want: str, comes_back: bool) -> None:
+    a, b = deployment.start(), deployment.start()
+    deployment.wait_for_instances(2)
+    running = streams(a, 4, NUM_TOKENS)
+    redis.stop()
+    if comes_back:
+        redis.start()
+    assert {text_of(stream.read()) for stream in running} == {want}
+    assert complete(b.url).status_code == 200
+    until(lambda: num_running(a) == num_running(b) == 0)
+    if not comes_back:
+        redis.start()
+    deployment.wait_for_instances(2)
+    deployment.stop()
+
+
+def test_streams_outlive_whatever_is_deleted(deployment: Deployment, redis: RedisServer, want: str) -> None:
+    a, _ = deployment.start(), deployment.start()
+    deployment.wait_for_instances(2)
+    is_over = threading.Event()
+
+    def flush() -> None:
+        while not is_over.wait(0.3):
+            redis.do("FLUSHALL")
+
+    flushing = threading.Thread(target=flush)
+    flushing.start()
+    try:
+        assert {text_of(stream.read()) for stream in streams(a, 4, NUM_TOKENS)} == {want}
+    finally:
+        is_over.set()
+        flushing.join()
+    deployment.wait_for_instances(2)
+    deployment.stop()
+
+
+def test_streams_outlive_a_redis_that_hangs(deployment: Deployment, redis: RedisServer, want: str) -> None:
+    """Commands whose answer came too late may have been carried out, and are repeated."""
+    a, b = deployment.start(), deployment.start()
+    deployment.wait_for_instances(2)
+    running = streams(a, 4, NUM_TOKENS)
+    redis.signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    assert complete(b.url).status_code == 200
+    while time.monotonic() - begun < 3 * EXPIRE_MS / 1000:
+        time.sleep(0.1)
+    redis.signal(signal.SIGCONT)
+    assert {text_of(stream.read()) for stream in running} == {want}
+    deployment.wait_for_instances(2)
+    until(lambda: num_running(a) == num_running(b) == 0)
+    deployment.stop()
+
+
+def test_streams_outlive_a_redis_that_is_full(deployment: Deployment, redis: RedisServer, want: str) -> None:
+    a, b = deployment.start(), deployment.start()
+    deployment.wait_for_instances(2)
+    running = streams(a, 4, NUM_TOKENS)
+    redis.do("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    redis.do("CONFIG", "SET", "maxmemory", "1")
+    assert {text_of(stream.read()) for stream in running} == {want}
+    assert complete(a.url).status_code == 200
+    b.wait_for_line("this instance takes no requests of others until it answers")
+    redis.do("CONFIG", "SET", "maxmemory", "0")
+    deployment.wait_for_instances(2)
+    until(lambda: num_running(a) == num_running(b) == 0)
+    redis.wait_for_keys(CLUSTER)
+    deployment.stop()
+
+
+def test_every_key_expires_and_has_the_topic(deployment: Deployment, redis: RedisServer) -> None:
+    a, b = deployment.start(), deployment.start()
+    deployment.wait_for_instances(2)
+    endless = streams(a, 4, 4000)
+    until(lambda: num_running(b) > 0)
+    for server in (a, b):
+        server.process.kill()
+        server.wait()
+    for stream in endless:
+        stream.close()
+    keys = redis.keys()
+    assert CLUSTER in keys
+    assert all(key.startswith(f"{TOPIC}.") for key in keys)
+    assert all(redis.do("PTTL", key) != -1 for key in keys)
+    redis.wait_for_keys()

@@ -33,7 +33,9 @@ def test_configuration_is_valid(path: Path, tmp_path: Path, monkeypatch: pytest.
         Path(model, "config.json").write_text(json.dumps(dict(SHAPES[Path(model).name])))
     config = load_config(["--config", str(path)])
     weights = config.model.quantization or {"bfloat16": "bf16"}.get(config.model.dtype, config.model.dtype)
-    parts = [Path(model).name, config.speculative.label, "cpu"]
+    role, num_ranks = config.splitwise.splitwise_role, config.parallel.tensor_parallel_size
+    place = ([] if role == "mixed" else [role]) + ([] if num_ranks == 1 else [f"tp{num_ranks}"])
+    parts = [Path(model).name, config.speculative.label, *place, "cpu"]
     if model != DEMO_MODEL:
         parts.insert(1, str(weights))
     assert path.stem == "-".join(parts)

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 # Nobody waits for a Redis that is known to be slow or down; it is tried again after so long.
 _PATIENCE_S = 0.5
 _RETRY_S = 1.0
+# A request that was placed reaches its engine within this time.
+_ON_ITS_WAY_S = 0.1
 
 
 class ClusterView:
@@ -53,8 +55,8 @@ class ClusterView:
         return [record for record in self._records.values() if record.sent_at >= oldest]
 
     def load_of(self, record: Record) -> Load:
-        """An instance's load, with the requests it was given here since it told it."""
-        since = [when for when in self._assigned.get(record.instance, []) if when > record.sent_at]
+        """An instance's load, with the requests it was given here that its engine need not have known yet."""
+        since = [when for when in self._assigned.get(record.instance, []) if when > record.load_at - _ON_ITS_WAY_S]
         self._assigned[record.instance] = since
         return Load(record.num_running, record.num_waiting + len(since), record.max_num_seqs)
 

@@ -38,6 +38,7 @@ class Record:
     Attributes:
         server: its server, whose HTTP processes know it under that name.
         sent_at: seconds, by Redis's clock.
+        load_at: when the engine was asked for its load, by the same clock.
         role: mixed, prefill or decode.
         serves: a digest of everything that a request's tokens depend on.
         speculation: what requests may ask of drafting.
@@ -49,6 +50,7 @@ class Record:
     instance: str
     server: str
     sent_at: float
+    load_at: float
     role: str
     serves: str
     speculation: SpeculationInfo

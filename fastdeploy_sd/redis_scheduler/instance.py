@@ -58,6 +58,7 @@ class Instance:
         self._serves = digest_of(client.model_info)
         self._links: dict[str, Link] = {}
         self._offset_s: float | None = None
+        self._load_at = 0.0
         self._is_down = False
         self._is_leaving = False
 
@@ -150,9 +151,11 @@ class Instance:
 
     async def _load(self) -> tuple[int, int]:
         """Running and waiting requests; what is known of them while the engine is inside a long step."""
+        asked_at = time.monotonic()
         with suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(min(_LOAD_S, self._terms.beat_s)):
                 await self._client.stats()
+            self._load_at = asked_at
         stats = self._client.last_stats
         return (0, 0) if stats is None else (stats.num_running, stats.num_waiting)
 
@@ -187,6 +190,7 @@ class Instance:
             instance=self._name,
             server=self._server,
             sent_at=time.monotonic() + self._offset_s,
+            load_at=self._load_at + self._offset_s,
             role=self._config.splitwise.splitwise_role,
             serves=self._serves,
             speculation=info.speculation,

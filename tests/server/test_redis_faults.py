@@ -56,11 +56,11 @@ def test_a_server_starts_without_redis_and_shares_when_it_comes(
     redis.start()
     deployment.wait_for_instances(2)
     until(lambda: complete(a.url).status_code == 200 and "Redis answers again" in a.stderr)
-    endless = streams(a, 4, 4000)
+    endless = streams(a, 3, 4000)
     until(lambda: num_running(b) > 0)
     for stream in endless:
         stream.close()
-    assert {text_of(stream.read()) for stream in streams(a, 4, NUM_TOKENS)} == {want}
+    assert {text_of(stream.read()) for stream in streams(a, 3, NUM_TOKENS)} == {want}
     deployment.stop()
 
 
@@ -68,7 +68,7 @@ def test_a_server_starts_without_redis_and_shares_when_it_comes(
 def test_streams_outlive_redis(deployment: Deployment, redis: RedisServer, want: str, comes_back: bool) -> None:
     a, b = deployment.start(), deployment.start()
     deployment.wait_for_instances(2)
-    running = streams(a, 4, NUM_TOKENS)
+    running = streams(a, 3, NUM_TOKENS)
     redis.stop()
     if comes_back:
         redis.start()
@@ -93,7 +93,7 @@ def test_streams_outlive_whatever_is_deleted(deployment: Deployment, redis: Redi
     flushing = threading.Thread(target=flush)
     flushing.start()
     try:
-        assert {text_of(stream.read()) for stream in streams(a, 4, NUM_TOKENS)} == {want}
+        assert {text_of(stream.read()) for stream in streams(a, 3, NUM_TOKENS)} == {want}
     finally:
         is_over.set()
         flushing.join()
@@ -105,7 +105,7 @@ def test_streams_outlive_a_redis_that_hangs(deployment: Deployment, redis: Redis
     """Commands whose answer came too late may have been carried out, and are repeated."""
     a, b = deployment.start(), deployment.start()
     deployment.wait_for_instances(2)
-    running = streams(a, 4, NUM_TOKENS)
+    running = streams(a, 3, NUM_TOKENS)
     redis.signal(signal.SIGSTOP)
     begun = time.monotonic()
     assert complete(b.url).status_code == 200
@@ -121,7 +121,7 @@ def test_streams_outlive_a_redis_that_hangs(deployment: Deployment, redis: Redis
 def test_streams_outlive_a_redis_that_is_full(deployment: Deployment, redis: RedisServer, want: str) -> None:
     a, b = deployment.start(), deployment.start()
     deployment.wait_for_instances(2)
-    running = streams(a, 4, NUM_TOKENS)
+    running = streams(a, 3, NUM_TOKENS)
     redis.do("CONFIG", "SET", "maxmemory-policy", "noeviction")
     redis.do("CONFIG", "SET", "maxmemory", "1")
     assert {text_of(stream.read()) for stream in running} == {want}
@@ -137,7 +137,7 @@ def test_streams_outlive_a_redis_that_is_full(deployment: Deployment, redis: Red
 def test_every_key_expires_and_has_the_topic(deployment: Deployment, redis: RedisServer) -> None:
     a, b = deployment.start(), deployment.start()
     deployment.wait_for_instances(2)
-    endless = streams(a, 4, 4000)
+    endless = streams(a, 3, 4000)
     until(lambda: num_running(b) > 0)
     for server in (a, b):
         server.process.kill()

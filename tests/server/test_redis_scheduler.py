@@ -56,11 +56,11 @@ def want(golden_dir: Path) -> str:
 def test_instances_share_what_comes_to_one(deployment: Deployment, redis: RedisServer, want: str) -> None:
     a, b = deployment.start(workers=2), deployment.start()
     deployment.wait_for_instances(2)
-    endless = streams(a, 4, 4000)
+    endless = streams(a, 3, 4000)
     until(lambda: num_running(b) > 0 and num_running(a) > 0)
     for stream in endless:
         stream.close()
-    assert {text_of(stream.read()) for stream in streams(a, 4, NUM_TOKENS)} == {want}
+    assert {text_of(stream.read()) for stream in streams(a, 3, NUM_TOKENS)} == {want}
     assert (
         complete(a.url, seed=7, temperature=1.0).json()["choices"]
         == (complete(b.url, seed=7, temperature=1.0).json()["choices"])
@@ -76,7 +76,7 @@ def test_a_request_that_stays_here_takes_no_round_trip_per_token(
     a = deployment.start(max_num_seqs=4)
     deployment.wait_for_instances(1)
     before = redis.calls()
-    assert {text_of(stream.read()) for stream in streams(a, 4, NUM_TOKENS)} == {want}
+    assert {text_of(stream.read()) for stream in streams(a, 3, NUM_TOKENS)} == {want}
     assert redis.calls().get("rpush", 0) == before.get("rpush", 0) == 0
     deployment.stop()
 
@@ -85,7 +85,7 @@ def test_a_request_that_stays_here_takes_no_round_trip_per_token(
 def test_what_a_killed_instance_ran_goes_on_elsewhere(deployment: Deployment, want: str, victim: str) -> None:
     a, b = deployment.start(), deployment.start()
     deployment.wait_for_instances(2)
-    running = streams(a, 4, NUM_TOKENS)
+    running = streams(a, 3, NUM_TOKENS)
     if victim == "server":
         b.process.kill()
     else:
@@ -102,7 +102,7 @@ def test_what_a_killed_instance_ran_goes_on_elsewhere(deployment: Deployment, wa
 def test_streams_outlive_the_engine_of_the_instance_that_has_them(deployment: Deployment, want: str) -> None:
     a, b = deployment.start(), deployment.start()
     deployment.wait_for_instances(2)
-    running = streams(a, 4, NUM_TOKENS)
+    running = streams(a, 3, NUM_TOKENS)
     signal_all(a, signal.SIGKILL, ENGINE)
     assert {text_of(stream.read()) for stream in running} == {want}
     assert a.wait() == 1
@@ -113,7 +113,7 @@ def test_streams_outlive_the_engine_of_the_instance_that_has_them(deployment: De
 def test_an_instance_that_stops_hands_on_what_it_cannot_finish(deployment: Deployment, want: str) -> None:
     a, b = deployment.start(), deployment.start(timeout_graceful_shutdown=0)
     deployment.wait_for_instances(2)
-    running = streams(a, 4, NUM_TOKENS)
+    running = streams(a, 3, NUM_TOKENS)
     b.process.terminate()
     assert b.wait() == 0
     assert {text_of(stream.read()) for stream in running} == {want}
@@ -123,7 +123,7 @@ def test_an_instance_that_stops_hands_on_what_it_cannot_finish(deployment: Deplo
 def test_an_instance_that_stops_lets_its_streams_elsewhere_finish(deployment: Deployment, want: str) -> None:
     a, _ = deployment.start(), deployment.start()
     deployment.wait_for_instances(2)
-    running = streams(a, 4, NUM_TOKENS)
+    running = streams(a, 3, NUM_TOKENS)
     a.process.terminate()
     assert {text_of(stream.read()) for stream in running} == {want}
     assert a.wait() == 0
@@ -136,13 +136,13 @@ def test_a_suspended_instance_is_given_up_and_comes_back(
 ) -> None:
     a, b = deployment.start(), deployment.start()
     deployment.wait_for_instances(2)
-    running = streams(a, 4, NUM_TOKENS)
+    running = streams(a, 3, NUM_TOKENS)
     signal_all(b, signal.SIGSTOP, *kinds)
     assert {text_of(stream.read()) for stream in running} == {want}
     signal_all(b, signal.SIGCONT, *kinds)
     until(lambda: num_running(b) == 0)
     redis.wait_for_keys(CLUSTER)
-    assert {text_of(stream.read()) for stream in streams(a, 4, NUM_TOKENS)} == {want}
+    assert {text_of(stream.read()) for stream in streams(a, 3, NUM_TOKENS)} == {want}
     deployment.stop()
 
 
@@ -150,7 +150,7 @@ def test_a_suspended_instance_is_given_up_and_comes_back(
 def test_the_requests_of_an_origin_that_dies_end(deployment: Deployment, redis: RedisServer, workers: int) -> None:
     a, b = deployment.start(workers=workers), deployment.start()
     deployment.wait_for_instances(2)
-    running = streams(a, 4, 4000)
+    running = streams(a, 3, 4000)
     until(lambda: num_running(b) > 0)
     if workers == 1:
         a.process.kill()
@@ -168,7 +168,7 @@ def test_the_requests_of_an_origin_that_dies_end(deployment: Deployment, redis: 
 def test_a_client_that_leaves_ends_its_request_wherever_it_runs(deployment: Deployment, redis: RedisServer) -> None:
     a, b = deployment.start(), deployment.start()
     deployment.wait_for_instances(2)
-    for stream in streams(a, 4, 4000):
+    for stream in streams(a, 3, 4000):
         stream.close()
     until(lambda: num_running(a) == num_running(b) == 0)
     redis.wait_for_keys(CLUSTER)
@@ -243,7 +243,7 @@ GARBAGE = [
 def test_garbage_in_every_list_is_passed_over(deployment: Deployment, redis: RedisServer, want: str) -> None:
     a, b = deployment.start(), deployment.start()
     deployment.wait_for_instances(2)
-    running = streams(a, 4, NUM_TOKENS)
+    running = streams(a, 3, NUM_TOKENS)
     instances = [name.decode() for name in redis.do("HKEYS", CLUSTER)]
     for frame in GARBAGE:
         for name in instances:
@@ -252,7 +252,7 @@ def test_garbage_in_every_list_is_passed_over(deployment: Deployment, redis: Red
         redis.do("HSET", CLUSTER, b"\xff" + frame, frame)
     assert {text_of(stream.read()) for stream in running} == {want}
     b.wait_for_line("an unreadable message in Redis is passed over")
-    assert {text_of(stream.read()) for stream in streams(a, 4, NUM_TOKENS)} == {want}
+    assert {text_of(stream.read()) for stream in streams(a, 3, NUM_TOKENS)} == {want}
     redis.do("DEL", CLUSTER)
     deployment.stop()
 

@@ -164,8 +164,15 @@ class _Products:
         in_features, out_features = matrices[0].in_features, matrices[0].out_features
         self._x = np.full((num_rows, in_features), _BF16_ONE, np.uint16)
         self._y = np.empty((num_rows, out_features), np.uint16)
-        code = format_code(matrices[0].format)
-        numbers = {"in_features": in_features, "out_features": out_features, "format": code, "y_dtype": BF16}
+        code, slices = format_code(matrices[0].format), matrices[0].slices
+        numbers = {
+            "in_features": in_features,
+            "out_features": out_features,
+            "format": code,
+            "num_slices": slices.count,
+            "slice_unit": slices.unit,
+            "y_dtype": BF16,
+        }
         self._calls = [LINEAR.bind(x=self._x, packed=matrix.data, y=self._y, **numbers) for matrix in matrices]
 
     def run(self) -> float:

@@ -124,6 +124,8 @@ class _Launcher:
     ) -> int:
         """Serve; routers know of it meanwhile, and hear of its end when a drain begins, as the callables do."""
         registrar = make_registrar(self._config, client, self._listeners, self._instance_id)
+        if self._config.server.workers > 1 and not self._config.server.router:
+            await client.close()  # the workers have their own, and nobody asks for loads
 
         def begin() -> None:
             registrar.begin_leaving()

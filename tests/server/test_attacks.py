@@ -25,9 +25,9 @@ ATTACKS = {attack.name: attack for attack in (*small_attacks(), *large_attacks(L
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with running_server("--model", "demo", "--num-threads", "1") as server:
-        # Once with every seat taken, so that no attack is the first to touch the memory of such steps.
-        full = {"prompt": ["a"] * 64, "max_tokens": 4}
+    # Few blocks, all of them used before: a block that is used for the first time costs memory whoever uses it.
+    with running_server("--model", "demo", "--num-threads", "1", "--num-gpu-blocks-override", "64") as server:
+        full = {"prompt": ["a"] * 192, "max_tokens": 4}
         assert httpx.post(f"{server.url}/v1/completions", json=full, timeout=WARM_UP_S).status_code == 200
         yield server
         assert server.stop() == 0, "".join(server.log)

@@ -37,6 +37,7 @@ SLOW = (
     "tests/ops/test_operators.py",
     "tests/ops/test_row_invariance_attention.py",
     "tests/server/",
+    "tests/splitwise/",
     "tests/test_architecture.py",  # part of `scripts/dev check`
     "tests/unit/engine/test_engine_properties.py",
     "tests/unit/entrypoints/test_hostile_template.py",
@@ -50,6 +51,8 @@ SLOW = (
     "tests/unit/ipc/test_engine_process.py",
     "tests/unit/ipc/test_forked.py",
     "tests/unit/ranks/test_processes.py",
+    "tests/unit/ranks/",
+    "tests/unit/redis_scheduler/",
     "tests/unit/sampling/test_joint_law.py",
     "tests/unit/spec_decode/test_ngram.py::test_random_steps_follow_the_definition",
     "tests/unit/spec_decode/test_suffix_reference.py",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,8 @@ from fastdeploy_sd.ipc.child import (
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.metrics import SharedStats
 from fastdeploy_sd.redis_scheduler.client import ClusterClient
+
+logger = logging.getLogger(__name__)
 
 _LEAVE_S = 3.0
 _PUBLISH_S = 1.0
@@ -142,16 +145,18 @@ def main() -> int:
     client = create_client(WorkerStart(config, start["address"], int(start["engine_pid"]), start["instance_id"]))
     stats = SharedStats(Path(directory_of(start["address"])), int(start["number"]))
     http = HttpServer(client, config, stats, start["instance_id"])
-    return asyncio.run(_work(http, client, Listeners.from_start(start)))
+    name = f"HTTP process {int(start['number']) + 1} of {config.server.workers}"
+    return asyncio.run(_work(name, http, client, Listeners.from_start(start)))
 
 
-async def _work(http: HttpServer, client: EngineClient, listeners: Listeners) -> int:
+async def _work(name: str, http: HttpServer, client: EngineClient, listeners: Listeners) -> int:
     loop = asyncio.get_running_loop()
     end_with_parent(heard=lambda: loop.call_soon_threadsafe(client.begin_drain))
     try:
         with contextlib.closing(http):
             http.start()
             await client.connect()
+            logger.info("%s serves", name)
             return await http.serve(listeners)
     except Unavailable:
         return EXIT_OK  # the engine ended before it greeted us, which is not for HTTP to report

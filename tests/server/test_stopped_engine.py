@@ -52,6 +52,8 @@ def verify_silences(server: Server, workers: int) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_suspended_engine_is_told_to_everybody_until_it_is_back(golden_dir: Path, workers: int) -> None:
     with serving(golden_dir, timeout_engine=1, workers=workers) as server:
+        if workers > 1:
+            server.wait_for_workers(workers)
         assert complete(server.url).status_code == 200
         assert httpx.get(f"{server.url}/metrics", timeout=WAIT_S).status_code == 200
         stream = Stream(server.url, max_tokens=4000)

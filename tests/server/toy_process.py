@@ -69,6 +69,11 @@ class Program:
             assert match is not None, f"no line {pattern!r} in:\n{''.join(self._lines)}"
             return match
 
+    def wait_for_workers(self, count: int) -> None:
+        """Wait until so many HTTP processes serve; the line `url` is read from comes before they do."""
+        for number in range(1, count + 1):
+            self.wait_for_line(f"HTTP process {number} of {count} serves")
+
     def children(self, what: str) -> list[int]:
         """Process ids of its children that run a function of this module."""
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()

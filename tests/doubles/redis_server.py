@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 PASSWORD = "a password of the tests"
 MISSING = "redis-server is missing: install the distribution's package redis-server, as scripts/dev test does"
 

@@ -18,7 +18,7 @@ from tests.engine.handover_pairs import Pair, open_pair
 from tests.engine.models import References
 
 WAY = Way("chunks", max_num_seqs=6, long_prefill_token_threshold=16, enable_prefix_caching=True)
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 class Watch:

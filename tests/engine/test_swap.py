@@ -26,7 +26,7 @@ from tests.engine.models import References
 WAY = Way("tiny first level", max_num_seqs=3, num_blocks=20, enable_prefix_caching=True, max_num_batched_tokens=64)
 METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mtp-suffix", "mixed"]
 SPACE_GIB = 0.05
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 @contextmanager

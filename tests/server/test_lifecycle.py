@@ -134,12 +134,12 @@ def test_everything_ends_with_a_killed_launcher(golden_dir: Path) -> None:
 def test_a_disconnected_client_frees_its_request(golden_dir: Path) -> None:
     with serving(golden_dir) as server:
         streams = [Stream(server.url, max_tokens=4000) for _ in range(2)]
-        assert httpx.get(f"{server.url}/load").json()["num_requests_running"] == 2
+        assert httpx.get(f"{server.url}/load", timeout=WAIT_S).json()["num_requests_running"] == 2
         for stream in streams:
             stream.close()
         # A later request is behind the aborts in the engine's order of messages.
         for _ in range(200):
-            load = httpx.get(f"{server.url}/load").json()
+            load = httpx.get(f"{server.url}/load", timeout=WAIT_S).json()
             if load["num_requests_running"] == 0:
                 break
         assert load["num_requests_running"] == 0

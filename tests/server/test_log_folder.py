@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.server_process import running_server
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120.0
 
 
 def test_every_process_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

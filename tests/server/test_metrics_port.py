@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.server_process import running_server
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120.0
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

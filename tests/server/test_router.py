@@ -360,7 +360,12 @@ def test_a_server_that_stops_finishes_its_streams_and_gets_nothing_new(fleet: Fl
                 continue
             leaving.process.send_signal(signal.SIGTERM)
             router.wait_for_instances(staying)
-            assert httpx.post(f"{router.url}{COMPLETIONS}", json={"prompt": [5], "max_tokens": 2}).status_code == 200
+            assert (
+                httpx.post(
+                    f"{router.url}{COMPLETIONS}", json={"prompt": [5], "max_tokens": 2}, timeout=WAIT_S
+                ).status_code
+                == 200
+            )
             text += "".join(pieces)
         assert json.loads(anonymous(text)[-2])["usage"]["completion_tokens"] == LONG
         assert leaving.wait() == 0

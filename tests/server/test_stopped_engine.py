@@ -73,7 +73,7 @@ def test_a_suspended_engine_is_told_to_everybody_until_it_is_back(golden_dir: Pa
         os.kill(engine_of(server), signal.SIGCONT)
         wait_for(lambda: all(health(server) == (200, None) for _ in range(10)))
         assert complete(server.url).status_code == 200
-        wait_for(lambda: httpx.get(f"{server.url}/load").json()["num_requests_running"] == 0)
+        wait_for(lambda: httpx.get(f"{server.url}/load", timeout=WAIT_S).json()["num_requests_running"] == 0)
         verify_silences(server, workers)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 _EXECUTORS = "tests.server.lifecycle_executors"
 _SCRIPT = (
     "import json, sys\n"

@@ -33,7 +33,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "qwen3-tiny"
 INFO = ModelInfo("toy", vocab_size=4096, max_model_len=512, eos_token_ids=(2,), block_size=16, num_blocks=256)
 MODEL = "toy-model"
 TOKENIZER = golden_tokenizer()
-DEADLINE_S = 20
+DEADLINE_S = 120.0
 
 
 def server_config(server: ServerConfig | None = None, max_num_queued_requests: int = 1000) -> Config:

@@ -23,7 +23,7 @@ from fastdeploy_sd.types import KvSource, Request
 BLOCK_SIZE = 4
 LAYERS = (512, 512, 768)  # two of the target and a draft layer
 CANARY = 0xA5
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 SECRET = b"k" * 31
 PROTOCOLS = ("ipc", "tcp")
 Behaviour = Literal["all", "half", "nothing"]

@@ -25,7 +25,7 @@ INFO = ModelInfo("m", vocab_size=4096, max_model_len=4096, eos_token_ids=(2,), b
 CONFIG = Config(model=ModelConfig(model=str(GOLDEN)))
 SMALL = json.dumps({"prompt": "hello world", "seed": 5, "bad_words": ["foo"], "echo": True}).encode()
 SIZES = [int(lane.max_bytes) + 1 for lane in LANES[:2]]
-DEADLINE_S = 60
+DEADLINE_S = 120.0
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from fastdeploy_sd.entrypoints import worker_pool
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
 from fastdeploy_sd.ipc.child import ChildProcess, end_with_parent, read_start
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 MODULE = "tests.unit.entrypoints.test_worker_pool"
 
 

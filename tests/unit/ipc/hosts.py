@@ -20,7 +20,7 @@ from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestOutput, Sc
 from tests.doubles.engines import toy_config, toy_info
 from tests.doubles.toy_executor import ToyExecutor
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 ENDLESS = 4000
 
 

@@ -15,7 +15,7 @@ from fastdeploy_sd.ipc.fork_worker import WorkerLimits
 from fastdeploy_sd.ipc.forked import ForkServer, ForkServerEndedError, Worker, WorkerEndedError
 
 LIMITS = WorkerLimits(nice=3, memory_bytes=64 << 20, cpu_s=1)
-DEADLINE_S = 30
+DEADLINE_S = 120.0
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy_sd.ranks.link import Link, LinkClosedError
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 @pytest.fixture

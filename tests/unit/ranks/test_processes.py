@@ -24,7 +24,7 @@ from tests.doubles.engines import run_to_end, toy_config, toy_request
 from tests.doubles.toy_model import ToyModel
 from tests.doubles.toy_ranks import COMPUTE_S, INFO, create_first
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 _DOUBLES = "tests.doubles.toy_ranks"
 
 

@@ -18,7 +18,7 @@ from fastdeploy_sd.worker.swap_file import SwapFile
 
 BLOCK_SIZE = 16
 PAGE_BYTES = (100, 300)
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 class SlowPages:

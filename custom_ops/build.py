@@ -136,13 +136,14 @@ def declarations_source(headers: list[pathlib.Path]) -> str:
 
 
 def is_current(unit: Unit) -> bool:
-    """Whether the object is newer than its source and every header it included."""
-    depfile = unit.obj.with_suffix(".d")
-    if not unit.obj.exists() or not depfile.exists():
+    """Whether the object is newer than its source and every header it included; not while it is being compiled."""
+    try:
+        built = unit.obj.stat().st_mtime
+        _, colon, inputs = unit.obj.with_suffix(".d").read_text(errors="replace").partition(":")
+        paths = inputs.replace("\\\n", " ").split()
+        return colon != "" and all(os.path.getmtime(path) <= built for path in paths)
+    except FileNotFoundError:
         return False
-    built = unit.obj.stat().st_mtime
-    inputs = re.sub(r"\\\n", " ", depfile.read_text().split(":", 1)[1]).split()
-    return all(os.path.exists(path) and os.path.getmtime(path) <= built for path in inputs)
 
 
 def run(command: list[str]) -> None:
@@ -195,13 +196,17 @@ def _build(compiler: str, out: pathlib.Path, build: pathlib.Path, extra: list[st
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(compile_unit, stale))
     record.write_text(flags)
-    library = out / "libfdsd.so"
+    linked, library = build / "libfdsd.so", out / "libfdsd.so"
     newest = max(unit.obj.stat().st_mtime for unit in todo)
-    if not library.exists() or library.stat().st_mtime < newest:
-        # Linked beside and renamed: a process that has the old file mapped keeps it.
-        fresh = out / f".libfdsd.{os.getpid()}.so"
+    if not linked.exists() or linked.stat().st_mtime < newest:
         links = ["-Wl,--no-undefined", "-pthread", *extra]
-        run([compiler, "-shared", *(str(unit.obj) for unit in todo), *links, "-o", str(fresh)])
+        unfinished = build / "libfdsd.new"
+        run([compiler, "-shared", *(str(unit.obj) for unit in todo), *links, "-o", str(unfinished)])
+        os.replace(unfinished, linked)
+    if not library.exists() or library.stat().st_mtime_ns != linked.stat().st_mtime_ns:
+        # Copied beside and renamed: a process that has the old file mapped keeps it.
+        fresh = out / f".libfdsd.{os.getpid()}.so"
+        shutil.copy2(linked, fresh)
         os.replace(fresh, library)
     return library
 

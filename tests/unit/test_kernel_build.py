@@ -47,3 +47,16 @@ def test_a_failure_is_told(tmp_path: Path) -> None:
     said: list[str] = []
     assert kernel_build.watched([unit(tmp_path, "a")], lambda: 1, said.append) == 1
     assert said[-1].startswith("kernels: failed after ")
+
+
+def test_what_is_being_compiled_is_not_current(tmp_path: Path) -> None:
+    one = unit(tmp_path, "a")
+    compile_(one)
+    assert build.is_current(one)
+    depfile = one.obj.with_suffix(".d")
+    for half in ("", str(one.obj), f"{one.obj}: {one.source} \\\n {tmp_path}/no_such_head"):
+        depfile.write_text(half)
+        assert not build.is_current(one)
+    compile_(one)
+    one.obj.unlink()
+    assert not build.is_current(one)

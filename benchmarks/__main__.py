@@ -1,5 +1,6 @@
 """`python -m benchmarks COMMAND`: offline, http, latency, attacks, router, suite (the default), forward, host,
-speculation, proposers, edits, sampling, swap, kernels, collectives, kv-transfer, checkpoint, table, compare, peers.
+speculation, auto, proposers, edits, sampling, swap, kernels, collectives, kv-transfer, checkpoint, table, compare,
+peers.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -24,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "forward": "forward.main",
     "host": "host.main",
     "speculation": "speculation.main",
+    "auto": "auto.main",
     "proposers": "proposers.main",
     "edits": "edits.main",
     "sampling": "sampling.main",

@@ -79,12 +79,16 @@ class Sample:
     token_ids: dict[RequestId, list[int]]
 
 
-class _Timeline:
-    """Collects a repeat's events."""
+class Timeline:
+    """Runs requests, of at least two output tokens each, on an idle engine with room for all of them, and times them.
 
-    def __init__(self, engine: Engine, num_requests: int) -> None:
+    Args:
+        engine: gets the requests at once; only `step` and `run` may drive it until they have ended.
+    """
+
+    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self._engine = engine
-        self._num_requests = num_requests
+        self._num_requests = len(requests)
         self._start = time.perf_counter()
         self._outputs: dict[RequestId, list[float]] = {}
         self._ends: dict[RequestId, float] = {}
@@ -93,15 +97,47 @@ class _Timeline:
         self._window_tokens = 0
         self._window_begin: EngineStats | None = None
         self._window_end: EngineStats | None = None
+        for request in requests:
+            engine.submit(request)
+
+    @property
+    def is_in_window(self) -> bool:
+        """Whether the next step belongs to the decode window."""
+        return self._window_begin is not None and self._window_end is None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every request has its first token."""
+        return self._window_begin is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all requests so far."""
+        return sum(map(len, self._token_ids.values()))
+
+    def step(self, is_counted: bool = True) -> None:
+        """Run one step.
+
+        Args:
+            is_counted: whether its time and its tokens are part of the decode window, if it is in it.
+
+        Raises:
+            InternalError: a request failed.
+        """
+        begin = time.perf_counter()
+        outputs = self._engine.step()
+        end = time.perf_counter()
+        self._take(outputs, end - self._start)
+        self._update_window(outputs, end - begin, is_counted)
 
     def run(self) -> Sample:
-        """Step until every request has ended."""
+        """Step until every request has ended; what it returns is about all steps.
+
+        Raises:
+            InternalError: a request failed.
+        """
         while self._engine.has_work():
-            begin = time.perf_counter()
-            outputs = self._engine.step()
-            end = time.perf_counter()
-            self._take(outputs, end - self._start)
-            self._update_window(outputs, end - begin)
+            self.step()
         assert self._window_begin is not None, "every request produces a token"
         assert self._window_end is not None, "no request ends before all have started"
         times = list(self._outputs.values())
@@ -128,15 +164,16 @@ class _Timeline:
             if output.finish_reason is not None:
                 self._ends[output.request_id] = now
 
-    def _update_window(self, outputs: list[RequestOutput], step_s: float) -> None:
+    def _update_window(self, outputs: list[RequestOutput], step_s: float, is_counted: bool) -> None:
         if self._window_end is not None:
             return
         if self._window_begin is None:
             if len(self._outputs) == self._num_requests:
                 self._window_begin = self._engine.stats()
             return
-        self._window_steps.append(step_s)
-        self._window_tokens += sum(len(output.token_ids) for output in outputs)
+        if is_counted:
+            self._window_steps.append(step_s)
+            self._window_tokens += sum(len(output.token_ids) for output in outputs)
         if self._ends:
             self._window_end = self._engine.stats()
 
@@ -156,10 +193,7 @@ def run_requests(engine: Engine, requests: Sequence[Request]) -> Sample:
     Raises:
         InternalError: a request failed.
     """
-    timeline = _Timeline(engine, len(requests))
-    for request in requests:
-        engine.submit(request)
-    return timeline.run()
+    return Timeline(engine, requests).run()
 
 
 def phase_ms(window: tuple[EngineStats, EngineStats]) -> dict[str, float]:

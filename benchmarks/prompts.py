@@ -1,9 +1,10 @@
-"""Prompts of four kinds for the speculation benchmark, made of Python source that the demo model has not seen.
+"""Prompts of several kinds for the speculation benchmarks, made of Python source that the demo model has not seen.
 
     code-edit   a chat that asks for a function again, renamed or as it is: the answer is mostly in the prompt
     completion  the first half of a source file, to be continued
     free-text   a chat with an open question: nothing to copy from
     repeated    the prompts of code-edit, asked a second time
+    random      the tokens of the files in random order: nothing to copy from, and nothing to go on with
 
 The source files are the standard library's that were held out from the demo model's training (Python 3.11's; another
 version has most of them).
@@ -27,10 +28,11 @@ from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import I32
 
-WORKLOADS = ("code-edit", "completion", "free-text", "repeated")
+WORKLOADS = ("code-edit", "completion", "free-text", "repeated", "random")
 REPEATED = "repeated"
 MAX_PROMPT_LEN = 320
 _MIN_PROMPT_LEN = 60
+_NUM_RANDOM = 1024
 _HELD_OUT = (
     "aifc.py", "email/_policybase.py", "email/encoders.py", "genericpath.py", "idlelib/autocomplete.py",
     "idlelib/editor.py", "idlelib/filelist.py", "idlelib/search.py", "importlib/util.py", "json/encoder.py",
@@ -52,6 +54,9 @@ _QUESTIONS = (
 
 def make_prompts(workload: str, count: int, encoder: PromptEncoder, seed: int = 0) -> list[I32]:
     """Return `count` different prompts of 60 to 320 tokens, free-text ones shorter; repeatable.
+
+    Args:
+        workload: one of WORKLOADS.
 
     Raises:
         ConfigError: the standard library's sources are missing, or give too few prompts of that length.
@@ -94,11 +99,18 @@ def _free_texts(encoder: PromptEncoder, rng: random.Random) -> Iterator[list[int
         yield encoder.encode_chat([Message("user", question)], {})
 
 
+def _random_ids(encoder: PromptEncoder, rng: random.Random) -> Iterator[list[int]]:
+    known = sorted({token_id for text in _sources() for token_id in encoder.encode_text(text)})
+    for _ in range(_NUM_RANDOM):
+        yield rng.choices(known, k=rng.randint(_MIN_PROMPT_LEN, MAX_PROMPT_LEN))
+
+
 _MAKERS: Mapping[str, Callable[[PromptEncoder, random.Random], Iterator[Sequence[int]]]] = {
     "code-edit": _code_edits,
     "completion": _completions,
     "free-text": _free_texts,
     REPEATED: _code_edits,
+    "random": _random_ids,
 }
 
 

@@ -63,11 +63,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engine.executor",
         "kvcache.prefix_cache",
     },
-    "metrics": VALUES | {"engine.stats"},
+    "metrics": VALUES | {"engine.stats", "engine.transfer_stats"},
     "handover": VALUES | {"config", "engine", "splitwise"},
     "ipc": VALUES | {"config", "engine", "log_lines"},
     "placement": set(),
-    "splitwise": VALUES | {"config", "ipc.codec", "ipc.packing", "runtime.checksum"},
+    "splitwise": VALUES | {"config", "engine.transfer_stats", "ipc.codec", "ipc.packing", "runtime.checksum"},
     "ranks": VALUES
     | {"config", "engine.executor", "ipc", "parallel", "runtime.library", "spec_decode.proposer", "worker"},
     "redis_scheduler": VALUES | {"config", "ipc", "placement", "splitwise.secret"},

@@ -29,10 +29,11 @@ from fastdeploy_sd.config.sections import (
 )
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SpeculativeConfig
-from fastdeploy_sd.config.splitwise_section import SplitwiseConfig
+from fastdeploy_sd.config.splitwise_section import PROTOCOLS, SplitwiseConfig
 
 __all__ = [
     "DEMO_MODEL",
+    "PROTOCOLS",
     "CacheConfig",
     "Config",
     "Effective",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fastdeploy_sd.engine.swap_stats import SwapStats
+from fastdeploy_sd.engine.transfer_stats import TransferStats
 from fastdeploy_sd.types import DraftCounts, FinishReason, SpeculationInfo
 
 LATENCY_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -86,6 +87,7 @@ class EngineStats:
             first and in the second level. All of first admissions only: what a preempted request finds of its own
             blocks would flatter the rate.
         swap: the second level.
+        transfers: KV from and to other instances.
         drafts: DraftSource name in lower case -> what became of its drafts; only sources that drafted.
         verifications: method of the request -> the sum of the DraftCounts of its requests, running and ended; only
             methods that had drafts verified.
@@ -120,6 +122,7 @@ class EngineStats:
     num_prefix_hit_tokens: int = 0
     num_prefix_swap_hit_tokens: int = 0
     swap: SwapStats = field(default_factory=SwapStats)
+    transfers: TransferStats = field(default_factory=TransferStats)
     num_kv_arrivals: int = 0
     num_kv_cancels: int = 0
     num_supplied_tokens: dict[str, int] = field(default_factory=dict)

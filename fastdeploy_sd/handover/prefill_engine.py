@@ -18,6 +18,8 @@ from fastdeploy_sd.engine.commit import commit_result
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.engine.request_state import RequestStatus
+from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.engine.transfer_stats import TransferStats
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.handover.layer_sender import LayerSender, Signals
 from fastdeploy_sd.splitwise.events import Event, PrefillCancelled, PrefillWanted, Sent, TransferId
@@ -49,6 +51,8 @@ class Sender(Protocol):
     def finish(self, transfer_id: TransferId, drafts: tuple[int, ...]) -> None: ...
 
     def fail(self, transfer_id: TransferId, reason: str) -> None: ...
+
+    def stats(self) -> TransferStats: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +123,10 @@ class PrefillEngine(Engine):
     def has_work(self) -> bool:
         """Whether any request or order has not ended."""
         return super().has_work() or bool(self._exports)
+
+    def stats(self) -> EngineStats:
+        """As Engine.stats, with what went to other instances."""
+        return replace(super().stats(), transfers=self._connector.stats())
 
     def drain(self) -> None:
         """Take no more orders; those that were taken go on."""

@@ -10,7 +10,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.handover.fetching_supply import FetchingSupply
+from fastdeploy_sd.handover.decode_engine import DecodeEngine
 from fastdeploy_sd.handover.layer_sender import Signals
 from fastdeploy_sd.handover.prefill_engine import PrefillEngine
 from fastdeploy_sd.splitwise.connector import KvConnector
@@ -68,9 +68,7 @@ def open_engine(config: Config, executor: Executor) -> Iterator[Engine]:
             finally:
                 engine.close()
         else:
-            num_draft_layers = pages.num_layers - description.num_layers
-            timeout_s = config.splitwise.pd_timeout_s
-            yield Engine(config, executor, FetchingSupply(connector, executor.model_info, num_draft_layers, timeout_s))
+            yield DecodeEngine(config, executor, connector, pages.num_layers - description.num_layers)
     finally:
         connector.close()
 

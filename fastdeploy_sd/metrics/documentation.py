@@ -8,6 +8,7 @@ from collections import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdeploy_sd.engine.stats import EngineStats, SourceCounts
+from fastdeploy_sd.engine.transfer_stats import TransferStats, WayStats
 from fastdeploy_sd.metrics.exposition import render_metrics
 from fastdeploy_sd.metrics.http_stats import HttpStats
 from fastdeploy_sd.metrics.router_stats import InstanceGauges, RouterStats, render_router_metrics
@@ -18,6 +19,7 @@ _SOME = EngineStats(
     drafts={"mtp": SourceCounts((1,), (1,), (1,))},
     verifications={"mtp": DraftCounts(1, 1, (1,), (1,), (1,))},
     timings_ms={"forward": 1.0},
+    transfers=TransferStats({"ipc": WayStats()}, num_refused={"damaged": 1}),
 )
 _SOME_HTTP = HttpStats(
     refused=Counter(limit=1), closed=Counter(malformed=1), requests=Counter({("/health", "200", ""): 1})

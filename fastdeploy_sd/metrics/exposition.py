@@ -44,6 +44,8 @@ class _StatsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._singles()
         yield from self._labelled()
+        for several in families.BY_LABELS:
+            yield by_labels(several.name, several.text, list(several.labels), several.values(self._stats))
         yield from self._by_position()
         yield self._cache_config()
         yield self._speculation()
@@ -158,7 +160,7 @@ class HttpCollector(Collector):
         )
 
 
-def by_labels(name: str, text: str, labels: list[str], counts: Mapping[Any, int]) -> Metric:
+def by_labels(name: str, text: str, labels: list[str], counts: Mapping[Any, float]) -> Metric:
     """Return a counter with a sample per tuple of labels."""
     counter = CounterMetricFamily(name, text, labels=labels)
     for values, count in counts.items():

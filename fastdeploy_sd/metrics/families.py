@@ -14,6 +14,7 @@ from itertools import zip_longest
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.metrics.family import ByPosition, Labelled, Single, ratio
 from fastdeploy_sd.metrics.swap_families import SWAP_COUNTERS, SWAP_GAUGES, SWAP_LABELLED_COUNTERS
+from fastdeploy_sd.metrics.transfer_families import TRANSFER_COUNTERS, TRANSFER_LABELLED_COUNTERS, TRANSFER_WAYS
 
 
 def _num_available_blocks(s: EngineStats) -> int:
@@ -91,6 +92,7 @@ COUNTERS = (
         lambda s: s.num_prefix_query_tokens,
     ),
     *SWAP_COUNTERS,
+    *TRANSFER_COUNTERS,
 )
 
 GAUGES = (
@@ -197,7 +199,10 @@ LABELLED_COUNTERS = (
         lambda s: {method: counts.num_verifications for method, counts in s.verifications.items()},
     ),
     *SWAP_LABELLED_COUNTERS,
+    *TRANSFER_LABELLED_COUNTERS,
 )
+
+BY_LABELS = TRANSFER_WAYS
 
 # A request has one method; its drafts may have several sources, as a method may extend what another one drafted.
 BY_POSITION = (

@@ -9,6 +9,7 @@ from fastdeploy_sd.engine.stats import EngineStats
 
 Value = Callable[[EngineStats], float | None]
 LabelledValues = Callable[[EngineStats], Mapping[str, float]]
+LabelsValues = Callable[[EngineStats], Mapping[tuple[str, ...], float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,16 @@ class Labelled:
     text: str
     label: str
     values: LabelledValues
+
+
+@dataclass(frozen=True, slots=True)
+class ByLabels:
+    """A counter with one value per values of several labels."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    values: LabelsValues
 
 
 @dataclass(frozen=True, slots=True)

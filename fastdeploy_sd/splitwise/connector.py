@@ -11,6 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 
+from fastdeploy_sd.engine.transfer_stats import TransferStats
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.splitwise import messages as m
 from fastdeploy_sd.splitwise.counters import Counters
@@ -79,6 +80,10 @@ class KvConnector:
     def take_events(self) -> list[Event]:
         """Return what happened since the last call, oldest first; nothing after `close`."""
         return [] if self._is_closed else self._events.take()
+
+    def stats(self) -> TransferStats:
+        """Return what has been moved and refused so far."""
+        return self.counters.stats()
 
     # ---- decode instances -------------------------------------------------------------------------------------------
 

@@ -6,6 +6,9 @@ import enum
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from fastdeploy_sd.config import PROTOCOLS
+from fastdeploy_sd.engine.transfer_stats import TransferStats, WayStats
+
 
 class Refusal(enum.StrEnum):
     """Why a chunk was not written to a page, or a frame not obeyed."""
@@ -31,20 +34,32 @@ class Failure(enum.StrEnum):
     FAILED = "failed"  # the prefill instance gave up
 
 
+def _ways() -> dict[str, WayStats]:
+    return {protocol: WayStats() for protocol in PROTOCOLS}
+
+
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start. Bytes are of pages; seconds run from order to arrival, of transfers that arrived."""
+    """Totals since the start, written by the connector's thread and read by others at any time.
 
-    num_fetched: int = 0
+    Attributes:
+        received, sent: by protocol. num_cancelled: orders that were withdrawn here. num_failed: that failed.
+        num_unsent: transfers from here that were given up, on either side.
+        num_refused: pages and messages.
+    """
+
+    received: dict[str, WayStats] = field(default_factory=_ways)
+    sent: dict[str, WayStats] = field(default_factory=_ways)
     num_cancelled: int = 0
+    num_unsent: int = 0
     num_failed: Counter[Failure] = field(default_factory=Counter)
     num_refused: Counter[Refusal] = field(default_factory=Counter)
-    received_bytes: int = 0
-    fetch_seconds: float = 0.0
-    num_sent: int = 0
-    num_unsent: int = 0  # given up on either side
-    sent_bytes: int = 0
 
-    def snapshot(self) -> Counters:
-        """Return a copy."""
-        return replace(self, num_failed=Counter(self.num_failed), num_refused=Counter(self.num_refused))
+    def stats(self) -> TransferStats:
+        """Return a copy of what leaves the process."""
+        return TransferStats(
+            {protocol: replace(way) for protocol, way in self.received.items()},
+            {protocol: replace(way) for protocol, way in self.sent.items()},
+            self.num_unsent,
+            {refusal.value: self.num_refused[refusal] for refusal in Refusal},
+        )

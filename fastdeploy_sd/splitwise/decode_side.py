@@ -36,7 +36,7 @@ class _Source:
     """A prefill instance while there is a connection to it.
 
     Attributes:
-        choices: protocols that may still be tried, the best first.
+        choices: protocols that may still be tried, the best first. protocol: the last one that was.
         receiver: the window; is_open says that the other side uses it.
         waiting: orders to send as soon as it is open.
         asked: when the first sign of life that was not answered was asked for; None = all were.
@@ -46,6 +46,7 @@ class _Source:
         self.address = address
         self.link = Link(hub, address, max_frame_bytes, num_queued)
         self.choices: list[str] = []
+        self.protocol = ""
         self.ipc_name = ""
         self.receiver: ReceiverEnd | None = None
         self.is_open = False
@@ -184,7 +185,7 @@ class DecodeSide:
     def _offer(self, source: _Source, why: str) -> None:
         """Offer a window by the best protocol that is left; without one the source is refused, with the last reason."""
         while source.choices:
-            protocol = source.choices.pop(0)
+            source.protocol = protocol = source.choices.pop(0)
             try:
                 source.receiver = self._make_receiver(protocol, source)
             except (TransportError, OSError) as error:
@@ -224,7 +225,11 @@ class DecodeSide:
         self._lose(source, message.reason, Failure.REFUSED)
 
     def _done(self, source: _Source, message: m.Done) -> None:
-        self._table.finish(message.transfer_id, source.address, message.drafts)
+        if source.is_open:
+            way = self._counters.received[source.protocol]
+            self._table.finish(message.transfer_id, source.address, message.drafts, way)
+        else:
+            self._counters.num_refused[Refusal.UNEXPECTED] += 1
 
     def _gave_up(self, source: _Source, message: m.Failed) -> None:
         self._table.give_up(message.transfer_id, source.address, message.reason)
@@ -237,14 +242,15 @@ class DecodeSide:
             return
         assert source.receiver is not None, "an open source has a window"
         frames: list[Bytes | None] = [np.frombuffer(payload, np.uint8) for payload in payloads]
-        size = description.page_bytes[chunks.layer]
+        size, way = description.page_bytes[chunks.layer], self._counters.received[source.protocol]
         each = zip(chunks.blocks, chunks.slots, chunks.checksums, frames or [None] * len(chunks.slots), strict=True)
         for block, slot, checksum, frame in each:
             page = source.receiver.page(slot, size, frame)
             if page is None:
                 self._counters.num_refused[Refusal.OUT_OF_BOUNDS] += 1
-            else:
-                self._table.receive(chunks.transfer_id, source.address, chunks.layer, block, page, checksum)
+            elif not self._table.receive(chunks.transfer_id, source.address, chunks.layer, block, page, checksum):
+                way.num_pages += 1
+                way.num_bytes += page.nbytes
         self._say(source, m.Credit(0, chunks.slots))
 
     # ---- connections ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from fastdeploy_sd.engine.transfer_stats import WayStats
 from fastdeploy_sd.runtime.checksum import chunk_checksums
 from fastdeploy_sd.splitwise.counters import Counters, Failure, Refusal
 from fastdeploy_sd.splitwise.events import EventQueue, Fetched, FetchFailed, TransferId
@@ -102,11 +103,10 @@ class IncomingTable:
             self._pages.write(layer, transfer.block_ids[at], data.data)
             transfer.arrived[index] = 1
             transfer.num_missing -= 1
-        self._counters.received_bytes += data.nbytes
         return None
 
-    def finish(self, transfer_id: TransferId, source: str, drafts: tuple[int, ...]) -> None:
-        """Note that the source sent everything: the transfer has arrived, or is incomplete and fails."""
+    def finish(self, transfer_id: TransferId, source: str, drafts: tuple[int, ...], way: WayStats) -> None:
+        """Note that the source sent everything: it has arrived, which `way` counts, or lacks pages and fails."""
         with self._lock:
             transfer = self._transfers.get(transfer_id)
             if transfer is None or transfer.source != source:
@@ -114,8 +114,8 @@ class IncomingTable:
                 return
             if transfer.num_missing == 0:
                 del self._transfers[transfer_id]
-                self._counters.num_fetched += 1
-                self._counters.fetch_seconds += self._clock() - transfer.start
+                way.num_transfers += 1
+                way.seconds += self._clock() - transfer.start
                 self._events.put(Fetched(transfer_id, drafts))
                 return
             missing = f"{transfer.num_missing} of {len(transfer.arrived)} pages did not come"

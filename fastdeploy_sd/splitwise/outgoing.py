@@ -25,13 +25,14 @@ class Outgoing:
         pages: (layer, block of the prompt, block id) that wait to be sent, in the order they became ready.
         num_moving: batches that were started and are not placed yet.
         end: what to say when all that is gone; None = more pages may come.
-        renewed: when somebody last said that he waits, in seconds.
+        start: when it was ordered, in seconds. renewed: when somebody last said that he waits.
     """
 
     transfer_id: TransferId
     first_block: int
     end_block: int
     num_layers: int
+    start: float
     renewed: float
     pages: deque[tuple[int, int, int]] = field(default_factory=deque)
     num_moving: int = 0
@@ -71,21 +72,22 @@ class Peer:
     Attributes:
         num_layers: that it wants of every prompt.
         heard: when it last said something, in seconds.
-        sender: None until its window is open, and after `close`.
+        sender: None until its window is open, and after `close`. protocol: by which it sends.
         transfers: that have not ended.
     """
 
     def __init__(self, identity: bytes, instance_id: str, num_layers: int, heard: float) -> None:
         self.identity, self.instance_id, self.num_layers, self.heard = identity, instance_id, num_layers, heard
         self.sender: Sender | None = None
+        self.protocol = ""
         self.transfers: dict[TransferId, Outgoing] = {}
         self._turns: deque[Outgoing] = deque()  # those whose pages wait, the next one first
         self._free: list[int] = []
         self._used: set[int] = set()
 
-    def open(self, sender: Sender, num_slots: int) -> None:
+    def open(self, sender: Sender, protocol: str, num_slots: int) -> None:
         """Send through a window from now on."""
-        self.sender = sender
+        self.sender, self.protocol = sender, protocol
         self._free = list(range(num_slots))
 
     def add_pages(self, transfer: Outgoing, layer: int, first_block: int, block_ids: Sequence[int]) -> None:

@@ -156,7 +156,7 @@ class PrefillSide:
         except TransportError as error:
             self._say(peer.identity, m.OpenFailed(str(error)))
             return
-        peer.open(sender, offer.num_slots)
+        peer.open(sender, message.protocol, offer.num_slots)
         if sender.fd is not None:
             self._hub.watch(sender.fd)
         self._say(peer.identity, m.Opened())
@@ -186,7 +186,7 @@ class PrefillSide:
                 self._say(peer.identity, m.Failed(order.transfer_id, reason))
             return
         now = time.monotonic()
-        transfer = Outgoing(order.transfer_id, order.first_block, end_block, peer.num_layers, now)
+        transfer = Outgoing(order.transfer_id, order.first_block, end_block, peer.num_layers, now, now)
         peer.transfers[order.transfer_id] = transfer
         self._owner[order.transfer_id] = peer
         self._events.put(PrefillWanted(order.transfer_id, order.request, order.first_block, order.num_blocks))
@@ -222,7 +222,9 @@ class PrefillSide:
             elif transfer.transfer_id in peer.transfers:
                 chunks = m.Chunks(transfer.transfer_id, 0, batch.layer, batch.blocks, batch.slots, batch.checksums)
                 if self._say(peer.identity, chunks, batch.payloads):
-                    self._counters.sent_bytes += self._description.page_bytes[batch.layer] * len(batch.blocks)
+                    way = self._counters.sent[peer.protocol]
+                    way.num_pages += len(batch.blocks)
+                    way.num_bytes += self._description.page_bytes[batch.layer] * len(batch.blocks)
             self._settle(peer, transfer)
 
     def _settle(self, peer: Peer, transfer: Outgoing) -> None:
@@ -231,6 +233,10 @@ class PrefillSide:
             return
         assert transfer.end is not None, "only an end is settled"
         is_done = isinstance(transfer.end, m.Done)
+        if is_done:
+            way = self._counters.sent[peer.protocol]
+            way.num_transfers += 1
+            way.seconds += time.monotonic() - transfer.start
         self._forget(peer, transfer.transfer_id, is_done=is_done)
         self._say(peer.identity, transfer.end)
 
@@ -242,7 +248,6 @@ class PrefillSide:
     def _forget(self, peer: Peer, transfer_id: TransferId, *, is_done: bool) -> None:
         """Transports copy pages when they start, so nothing reads them once no more are started."""
         del peer.transfers[transfer_id], self._owner[transfer_id]
-        self._counters.num_sent += is_done
         self._counters.num_unsent += not is_done
         self._events.put(Sent(transfer_id))
 

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from fastdeploy_sd.engine.transfer_stats import TransferStats
 from fastdeploy_sd.splitwise.counters import Failure
 from fastdeploy_sd.splitwise.events import Event, Fetched, FetchFailed, PrefillCancelled, PrefillWanted, Sent
 from fastdeploy_sd.splitwise.pages import Pages
@@ -65,6 +66,9 @@ class PrefillEnd:
 
     def finish(self, transfer_id: str, drafts: tuple[int, ...]) -> None:
         self._wire.finish(transfer_id, drafts)
+
+    def stats(self) -> TransferStats:
+        return TransferStats()
 
     def fail(self, transfer_id: str, reason: str) -> None:
         self._wire.end(transfer_id, FetchFailed(transfer_id, reason, Failure.FAILED))

@@ -108,6 +108,7 @@ def test_instances_that_share_the_work_are_started_answer_and_are_stopped(tmp_pa
         decode = f"http://127.0.0.1:{ports['DECODE_PORT']}"
         metrics = httpx.get(f"{decode}/metrics", timeout=TIMEOUT_S).text
         assert 'supplied_kv_tokens_total{origin="prefill"}' in metrics
+        assert 'kv_transfers_total{direction="received",protocol="ipc"} 1.0' in metrics
         prefill = f"http://127.0.0.1:{ports['PREFILL_PORT']}"
         same = httpx.post(f"{prefill}/v1/completions", json=body, timeout=TIMEOUT_S).json()
         assert same["choices"][0]["text"] == answer["choices"][0]["text"]

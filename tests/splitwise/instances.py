@@ -6,12 +6,13 @@ import dataclasses
 import importlib
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
 
+from fastdeploy_sd.engine.transfer_stats import WayStats
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.splitwise.connector import KvConnector
 from fastdeploy_sd.splitwise.description import KvDescription
@@ -27,6 +28,12 @@ DEADLINE_S = 120.0
 SECRET = b"k" * 31
 PROTOCOLS = ("ipc", "tcp")
 Behaviour = Literal["all", "half", "nothing"]
+
+
+def total(ways: Mapping[str, WayStats]) -> WayStats:
+    """What went in one direction, by any protocol."""
+    each = ways.values()
+    return WayStats(*(sum(getattr(way, f.name) for way in each) for f in dataclasses.fields(WayStats)))
 
 
 class BytePages:

@@ -23,6 +23,7 @@ from tests.splitwise.instances import (
     request,
     settings,
     source_of,
+    total,
     wait_for,
 )
 from tests.splitwise.raw_peers import MAX_FRAME_BYTES, RawDecode, RawPrefill
@@ -144,7 +145,7 @@ def test_credit_counts_once(prefill: KvConnector, raw: RawDecode) -> None:
     raw.say(m.Renew(("t",)))
     raw.hear(m.Alive)
     assert prefill.counters.num_refused == {Refusal.OUT_OF_BOUNDS: 3}
-    assert prefill.counters.sent_bytes == 2 * 512
+    assert total(prefill.counters.sent).num_bytes == 2 * 512
     raw.say(m.Credit(0, (first.slots[0],)))
     second, _ = raw.hear(m.Chunks)
     assert (second.layer, second.blocks, second.slots) == (1, (0,), (first.slots[0],))

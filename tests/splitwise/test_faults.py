@@ -33,6 +33,7 @@ from tests.splitwise.instances import (
     request,
     settings,
     source_of,
+    total,
     wait_for,
 )
 from tests.splitwise.instances import PROTOCOLS as BUILT_IN
@@ -92,7 +93,7 @@ def test_a_prefill_instance_is_killed(protocol: str, behaviour: Behaviour) -> No
             assert process.stdout is not None
             assert process.stdout.readline() == "order\n"
             num_bytes = 8 * 512 if behaviour == "half" else 0
-            wait_for(lambda: connector.counters.received_bytes == num_bytes, "pages")
+            wait_for(lambda: total(connector.counters.received).num_bytes == num_bytes, "pages")
             process.kill()
             (event,) = next_events(connector)
             assert isinstance(event, FetchFailed)
@@ -121,7 +122,7 @@ def test_a_prefill_instance_stops_for_a_while(protocol: str) -> None:
     with decode_instance(protocol, silence_s=1.0) as (connector, pages), prefill_process(protocol, "half") as found:
         process, address = found
         connector.fetch(request(1, 8), source_of(address), 0, range(8), DEADLINE_S)
-        wait_for(lambda: connector.counters.received_bytes == 8 * 512, "pages")
+        wait_for(lambda: total(connector.counters.received).num_bytes == 8 * 512, "pages")
         process.send_signal(signal.SIGSTOP)
         late = connector.fetch(request(2, 8), source_of(address), 0, range(8, 16), DEADLINE_S)
         events = next_events(connector, 2)
@@ -174,7 +175,7 @@ def test_a_decode_instance_that_stops_holds_up_nobody_else(protocol: str) -> Non
         with started("decode_process", protocol, prefill.address) as process, decode_instance(protocol) as other:
             assert process.stdout is not None
             assert process.stdout.readline() == "ordered\n"
-            engine.serve_until(lambda: prefill.counters.sent_bytes > 0, "pages")
+            engine.serve_until(lambda: total(prefill.counters.sent).num_bytes > 0, "pages")
             process.send_signal(signal.SIGSTOP)
             connector, pages = other
             for prompt in range(20, 25):
@@ -182,7 +183,9 @@ def test_a_decode_instance_that_stops_holds_up_nobody_else(protocol: str) -> Non
                 assert isinstance(engine.serve(connector)[0], Fetched)
                 assert holds(pages, prompt, 0, range(8))
             process.send_signal(signal.SIGCONT)
-            engine.serve_until(lambda: prefill.counters.num_sent == NUM_ORDERS + 5, "the stopped one's")
+            engine.serve_until(
+                lambda: total(prefill.counters.sent).num_transfers == NUM_ORDERS + 5, "the stopped one's"
+            )
             assert process.stdout.read() == "right\n" * NUM_ORDERS
     finally:
         prefill.close()
@@ -211,9 +214,9 @@ def test_after_cancel_no_byte_of_the_pages_changes(protocol: str) -> None:
                 for layer in ours.memory:
                     layer[blocks] = CANARY
                 transfer_id = decode.fetch(request(n, 8), source_of(prefill.address), 0, blocks, DEADLINE_S)
-                num_bytes = decode.counters.received_bytes
+                num_bytes = total(decode.counters.received).num_bytes
                 if n % 50 == 0:  # in the middle for certain
-                    wait_for(lambda: decode.counters.received_bytes > num_bytes, "a page")  # noqa: B023
+                    wait_for(lambda: total(decode.counters.received).num_bytes > num_bytes, "a page")  # noqa: B023
                 else:
                     stop.wait(rng.random() * 0.02 if n % 5 == 0 else 0.0)
                 decode.cancel(transfer_id)

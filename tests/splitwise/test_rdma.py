@@ -75,8 +75,8 @@ class LateSender:
 
 def test_an_end_waits_for_the_last_of_several_batches_that_are_placed_at_once() -> None:
     peer = Peer(b"p", "d0", 2, 0.0)
-    peer.open(LateSender(), 8)
-    transfer = Outgoing("t", 0, 2, 2, 0.0)
+    peer.open(LateSender(), "rdma", 8)
+    transfer = Outgoing("t", 0, 2, 2, 0.0, 0.0)
     peer.transfers["t"] = transfer
     for layer in (0, 1):
         peer.add_pages(transfer, layer, 0, [0, 1])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.engine.transfer_stats import WayStats
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.splitwise.connector import KvConnector
 from fastdeploy_sd.splitwise.counters import Failure
@@ -31,6 +32,8 @@ from tests.splitwise.instances import (
     source_of,
 )
 
+WAYS = {protocol: WayStats() for protocol in ("ipc", "tcp", "rdma")}
+
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_pages_and_drafts_arrive(protocol: str) -> None:
@@ -42,10 +45,14 @@ def test_pages_and_drafts_arrive(protocol: str) -> None:
         assert holds(ours, 5, 2, blocks)
         assert all(ours.is_canary(b) for b in range(256) if b not in blocks)
         engine.finish()
-        assert decode.counters.received_bytes == prefill.counters.sent_bytes == 4 * sum(LAYERS)
-        assert (decode.counters.num_fetched, prefill.counters.num_sent) == (1, 1)
-        assert not decode.counters.num_refused
-        assert not prefill.counters.num_refused
+        received, sent = decode.stats(), prefill.stats()
+        assert (received.sent, sent.received) == (WAYS, WAYS)
+        for ways in (received.received, sent.sent):
+            way = ways[protocol]
+            assert (way.num_pages, way.num_bytes, way.num_transfers) == (4 * len(LAYERS), 4 * sum(LAYERS), 1)
+            assert way.seconds > 0
+            assert ways == {**WAYS, protocol: way}
+        assert {*received.num_refused.values(), *sent.num_refused.values(), sent.num_unsent} == {0}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fastdeploy_sd.engine.stats import EngineStats, Histogram, SourceCounts
 from fastdeploy_sd.engine.swap_stats import SwapStats
+from fastdeploy_sd.engine.transfer_stats import TransferStats, WayStats
 from fastdeploy_sd.metrics import HttpStats, render_metrics
 from fastdeploy_sd.types import DraftCounts, SpeculationInfo
 from tests.doubles.engines import run_to_end, toy_config, toy_info, toy_request
@@ -57,6 +58,12 @@ STATS = EngineStats(
         load_seconds=0.5,
         store_seconds=0.25,
     ),
+    transfers=TransferStats(
+        received={"ipc": WayStats(6, 600, 2, 0.5)},
+        sent={"tcp": WayStats(7, 700, 3, 1.5)},
+        num_unsent=13,
+        num_refused={"duplicate": 14, "damaged": 0},
+    ),
     drafts={
         "mtp": SourceCounts((5, 4), (5, 4), (4, 1)),
         "ngram": SourceCounts((0, 0, 2, 1), (0, 0, 1, 0), (0, 0, 1, 0)),
@@ -102,6 +109,7 @@ STATS = EngineStats(
         ("fastdeploy_sd:swap_hits_total", 5),
         ("fastdeploy_sd:swap_evictions_total", 2),
         ("fastdeploy_sd:swap_late_loads_total", 12),
+        ("fastdeploy:send_cache_failed_num_total", 13),
         ("fastdeploy:available_gpu_block_num", 80),
         ("fastdeploy:free_gpu_block_num", 50),
         ("fastdeploy:available_gpu_resource", 0.8),
@@ -129,6 +137,12 @@ def test_labelled_values() -> None:
     for name, stored, loaded in (("swap_bytes", 9000, 4000), ("swap_seconds", 0.25, 0.5)):
         assert _value(samples, f"fastdeploy_sd:{name}_total", direction="stored") == stored
         assert _value(samples, f"fastdeploy_sd:{name}_total", direction="loaded") == loaded
+    received, sent = {"direction": "received", "protocol": "ipc"}, {"direction": "sent", "protocol": "tcp"}
+    for name, values in {"s": (2, 3), "_seconds": (0.5, 1.5), "_pages": (6, 7), "_bytes": (600, 700)}.items():
+        family = f"fastdeploy_sd:kv_transfer{name}_total"
+        assert (_value(samples, family, **received), _value(samples, family, **sent)) == values
+    for reason, count in (("duplicate", 14), ("damaged", 0)):
+        assert _value(samples, "fastdeploy_sd:kv_transfer_refusals_total", reason=reason) == count
     assert _value(samples, "fastdeploy_sd:kv_cache_blocks", state="used") == 20
     assert _value(samples, "fastdeploy:cache_config_info", block_size="64", num_gpu_blocks="100") == 1
 

@@ -1,0 +1,173 @@
+"""What steps and drafting cost on a machine: the measured times, and the file that keeps them between starts.
+
+Knows no measurement and no arithmetic: a cost model is made from a profile, and corrects it by what steps really take.
+
+The file is a JSON object:
+
+    {"version": 1, "machine": {"cpu": "..", ..}, "model": {"fingerprint": "..", ..},
+     "steps":  [{"rows": 1, "requests": 1, "context": 64, "ms": 0.28}, ..],
+     "drafts": [{"method": "mtp", "requests": 1, "drafts": 3, "context": 64, "ms": 0.36}, ..]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.files import describe, read_text, replacing
+
+VERSION = 1
+_MAX_BYTES = 1 << 20
+_SAMPLES = ("steps", "drafts")
+Key = Mapping[str, str | int]
+Sample = TypeVar("Sample", "StepSample", "DraftSample")
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """The time of one target step, drafting left out.
+
+    Attributes:
+        rows: tokens of the step, of all requests together: the newest one and the drafts of each.
+        requests: whose next token the step chose, equally many rows each; 0 = the rows are one part of one prompt, of
+            which no token was chosen.
+        context: tokens of each request before its rows.
+        ms: milliseconds, > 0.
+    """
+
+    rows: int
+    requests: int
+    context: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSample:
+    """The time of one call of a drafting method.
+
+    Attributes:
+        method: its name in the registry.
+        requests: whom it drafted for.
+        drafts: how many it was asked for, for each.
+        context: tokens of each request.
+        ms: milliseconds, > 0.
+    """
+
+    method: str
+    requests: int
+    drafts: int
+    context: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfile:
+    """The times of one model on one machine.
+
+    Attributes:
+        machine: what the times depend on besides the model: processor, instruction-set level, threads, ranks.
+        model: which weights in which formats, and what it drafts with.
+        steps: ascending by requests, context and rows; at least one, of one row of one request.
+        drafts: ascending by method, requests, drafts.
+    """
+
+    machine: Key
+    model: Key
+    steps: tuple[StepSample, ...]
+    drafts: tuple[DraftSample, ...] = ()
+
+    def fits(self, machine: Key, model: Key) -> bool:
+        """Whether it was measured there."""
+        return dict(self.machine) == dict(machine) and dict(self.model) == dict(model)
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole or not at all, in place of an older one.
+
+        Raises:
+            OSError: the folder is missing, cannot be written, or is full.
+        """
+        values = {"version": VERSION, "machine": dict(self.machine), "model": dict(self.model)}
+        lists = {name: [asdict(sample) for sample in getattr(self, name)] for name in _SAMPLES}
+        with replacing(path) as file:
+            file.write((json.dumps(values | lists, indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ConfigError: it cannot be read, or is no such file; the text names the field.
+        """
+        try:
+            found = json.loads(read_text(path, _MAX_BYTES))
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"profile: expected a readable JSON file, got {path} ({describe(error)})") from None
+        try:
+            return cls._of_json(found)
+        except _FieldError as error:
+            raise ConfigError(f"profile: {path}: {error}") from None
+
+    @classmethod
+    def _of_json(cls, found: object) -> Self:
+        values = _object("the file", found, ("version", "machine", "model", *_SAMPLES))
+        if values["version"] != VERSION or isinstance(values["version"], bool):
+            raise _FieldError(f"version: expected {VERSION}, got {values['version']!r}")
+        steps = _samples("steps", values["steps"], StepSample)
+        if not any((sample.rows, sample.requests) == (1, 1) for sample in steps):
+            raise _FieldError("steps: expected one of one row of one request, got none")
+        drafts = _samples("drafts", values["drafts"], DraftSample)
+        return cls(_key("machine", values["machine"]), _key("model", values["model"]), steps, drafts)
+
+
+def profile_name(machine: Key, model: Key) -> str:
+    """Return the name of the file for a model on a machine."""
+    text = json.dumps([dict(machine), dict(model)], sort_keys=True)
+    return f"costs-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.json"
+
+
+class _FieldError(Exception):
+    """A field of the file is wrong; the text names it."""
+
+
+def _object(where: str, found: object, names: Sequence[str]) -> Mapping[str, Any]:
+    if not isinstance(found, dict) or sorted(found) != sorted(names):
+        got = sorted(found) if isinstance(found, dict) else type(found).__name__
+        raise _FieldError(f"{where}: expected an object of {', '.join(names)}, got {got}")
+    return found
+
+
+def _key(name: str, found: object) -> Key:
+    if not isinstance(found, dict) or not all(type(value) in (str, int) for value in found.values()):
+        raise _FieldError(f"{name}: expected an object of texts and integers, got {found!r:.200}")
+    return found
+
+
+def _samples(name: str, found: object, kind: type[Sample]) -> tuple[Sample, ...]:
+    if not isinstance(found, list):
+        raise _FieldError(f"{name}: expected a list, got {type(found).__name__}")
+    return tuple(_sample(f"{name}[{i}]", entry, kind) for i, entry in enumerate(found))
+
+
+def _sample(where: str, found: object, kind: type[Sample]) -> Sample:
+    values = _object(where, found, [field.name for field in fields(kind)])
+    for name, value in values.items():
+        if name == "method":
+            if not isinstance(value, str):
+                raise _FieldError(f"{where}.{name}: expected a text, got {value!r:.200}")
+        elif name == "ms":
+            if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
+                raise _FieldError(f"{where}.{name}: expected a positive number, got {value!r:.200}")
+        else:
+            least = 0 if name in ("context", "requests") else 1
+            if type(value) is not int or value < least:
+                raise _FieldError(f"{where}.{name}: expected an integer of at least {least}, got {value!r:.200}")
+    return kind(**values)

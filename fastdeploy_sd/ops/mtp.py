@@ -1,4 +1,4 @@
-"""mtp_preprocess_ and mtp_postprocess_: what runs before and after a draft layer.
+"""mtp_preprocess, mtp_postprocess_ and keep_hidden_: what runs before and after a draft layer.
 
 Hidden rows and logits stay where they are; per-request columns and the two tables are arrays of the host, or tensors.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
+from fastdeploy_sd.ops.kv_cache import RequestBlocks
+from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, KeptRows, MtpInputs, MtpPass, NextInputs, RowMaps
 from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, I32, I64, Attr, In, InOut, Out, Value
 from fastdeploy_sd.runtime.op import Op
 
@@ -18,7 +19,6 @@ MTP_PREPROCESS = Op(
     begin=In(I32, "num_requests"),
     end=In(I32, "num_requests"),
     hidden_begin=In(I32, "num_requests"),
-    hidden_end=In(I32, "num_requests"),
     cu_hidden=In(I32, "num_requests + 1"),
     num_committed=In(I32, "num_requests"),
     cu_num_draft=In(I32, "num_requests + 1"),
@@ -26,9 +26,10 @@ MTP_PREPROCESS = Op(
     token_table=In(I32, "num_table_rows, max_tokens_per_row"),
     block_table=In(I32, "num_table_rows, max_blocks"),
     rows_hidden=In(ACTIVATIONS, "num_hidden, width"),
-    block_hidden=InOut("rows_hidden", "num_blocks, width"),
-    request_hidden=InOut("rows_hidden", "num_table_rows, width"),
+    block_hidden=In("rows_hidden", "num_blocks, width"),
+    request_hidden=In("rows_hidden", "num_table_rows*num_kept, width"),
     block_size=Attr(int),
+    num_kept=Attr(int),
     source=Attr(int),
     num_tokens=Attr(int),
     num_draft_rows=Attr(int),
@@ -40,6 +41,20 @@ MTP_PREPROCESS = Op(
     seq_lens=Out(I32, "num_requests"),
     draft_rows=Out(I32, "num_draft_rows"),
     out_hidden=Out("rows_hidden", "num_tokens, width"),
+)
+KEEP_HIDDEN = Op(
+    "keep_hidden",
+    None,
+    table_rows=In(I32, "num_requests"),
+    query_start_loc=In(I32, "num_requests + 1"),
+    seq_lens=In(I32, "num_requests"),
+    block_table=In(I32, "num_table_rows, max_blocks"),
+    hidden=In(ACTIVATIONS, "num_tokens, width"),
+    block_hidden=InOut("hidden", "num_blocks, width"),
+    request_hidden=InOut("hidden", "num_table_rows*num_kept, width"),
+    block_size=Attr(int),
+    num_kept=Attr(int),
+    row_bytes=Value("width*itemsize(hidden)"),
 )
 MTP_POSTPROCESS = Op(
     "mtp_postprocess",
@@ -64,22 +79,22 @@ MTP_POSTPROCESS = Op(
 )
 
 
-def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Any]) -> MtpInputs:
-    """Lay out one pass of a draft layer and keep the hidden rows that later steps need, in place.
+def mtp_preprocess(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Any]) -> MtpInputs:
+    """Lay out one pass of a draft layer.
 
-    The meaning is `reference.mtp.mtp_preprocess_`.
+    The meaning is `reference.mtp.mtp_preprocess`.
 
     Raises:
         ValueError: a shape or dtype disagrees, or counts, positions, blocks and offsets contradict each other; nothing
             is written then.
     """
+    kept = hidden.kept
     return MtpInputs(
         *MTP_PREPROCESS(
             table_rows=batch.table_rows,
             begin=todo.begin,
             end=todo.end,
             hidden_begin=todo.hidden_begin,
-            hidden_end=todo.hidden_end,
             cu_hidden=todo.cu_hidden,
             num_committed=batch.num_committed,
             cu_num_draft=batch.cu_num_draft,
@@ -87,13 +102,39 @@ def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Any]) -
             token_table=batch.token_table,
             block_table=batch.block_table,
             rows_hidden=hidden.step,
-            block_hidden=hidden.blocks,
-            request_hidden=hidden.requests,
+            block_hidden=kept.blocks,
+            request_hidden=kept.requests,
             block_size=batch.block_size,
+            num_kept=kept.num_kept,
             source=todo.source,
             num_tokens=todo.num_tokens,
             num_draft_rows=batch.num_drafting[todo.source],
         )
+    )
+
+
+def keep_hidden_(blocks: RequestBlocks[Any], maps: RowMaps, hidden: Any, kept: KeptRows[Any]) -> None:
+    """Keep a pass's newest hidden rows for passes of draft layers in later steps, in place.
+
+    The meaning is `reference.mtp.keep_hidden_`.
+
+    Args:
+        hidden: [T, H].
+
+    Raises:
+        ValueError: a shape or dtype disagrees, or lengths, blocks and offsets contradict each other; nothing is written
+            then.
+    """
+    KEEP_HIDDEN(
+        table_rows=blocks.table_rows,
+        query_start_loc=maps.query_start_loc,
+        seq_lens=maps.seq_lens,
+        block_table=blocks.block_tables,
+        hidden=hidden,
+        block_hidden=kept.blocks,
+        request_hidden=kept.requests,
+        block_size=kept.block_size,
+        num_kept=kept.num_kept,
     )
 
 

@@ -1,10 +1,10 @@
-"""What mtp_preprocess_ and mtp_postprocess_ take and return, by whatever implementation. Arrays, tensors or symbols."""
+"""What mtp_preprocess, mtp_postprocess_ and keep_hidden_ take and return: arrays, tensors or symbols."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from fastdeploy_sd.types import I32
 
@@ -43,7 +43,6 @@ class MtpPass:
         begin, end: i32[R], begin >= 1.
         source: the layer whose output the hidden rows are; 0 = the target.
         hidden_begin: i32[R], position of the request's first hidden row.
-        hidden_end: i32[R]: rows of positions [hidden_begin, hidden_end) belong to committed tokens and are kept.
         cu_hidden: i32[R+1], row r owns hidden rows [cu[r], cu[r+1]); cu[0] need not be 0.
         num_tokens: T, the rows to run: the sum of end - begin.
     """
@@ -52,24 +51,43 @@ class MtpPass:
     end: I32
     source: int
     hidden_begin: I32
-    hidden_end: I32
     cu_hidden: I32
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HiddenRows(Generic[A]):
-    """Hidden rows of one source layer: this step's, and those kept from earlier ones. f32 or bf16.
+class KeptRows(Generic[A]):
+    """Hidden rows of one source layer, the target or a draft layer, that outlive their step. f32 or bf16.
 
     Attributes:
-        step: [rows, H].
-        blocks: [num_blocks, H], the row of the last token of every full block; written.
-        requests: [num_table_rows, H], each request's newest row; written.
+        blocks: [num_blocks, H], the row of the last token of every full block.
+        requests: [num_table_rows * num_kept, H]: position p of a request is row table_row * num_kept + p % num_kept.
+        block_size: tokens of a block.
+        num_kept: rows of each request.
     """
 
-    step: A
     blocks: A
     requests: A
+    block_size: int
+    num_kept: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenRows(Generic[A]):
+    """Hidden rows of one source layer: this step's, [rows, H], and those kept from earlier ones."""
+
+    step: A
+    kept: KeptRows[A]
+
+
+class RowMaps(Protocol):
+    """Which positions a pass computed: of request r those before seq_lens[r], i32[R], on the rows that are its own."""
+
+    @property
+    def query_start_loc(self) -> Any: ...
+
+    @property
+    def seq_lens(self) -> Any: ...
 
 
 class MtpInputs(NamedTuple):

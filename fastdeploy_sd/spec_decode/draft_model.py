@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from fastdeploy_sd.models.mtp import MtpModel
     from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
+    from fastdeploy_sd.ops.mtp_batch import KeptRows
     from fastdeploy_sd.types import I32
 
 
@@ -21,8 +22,9 @@ class DraftModel:
     Attributes:
         caches: one KV cache per draft layer; layer j's first_key is j + 1.
         rotary: its table has max_model_len rows.
-        block_hidden: per hidden source (the target, then every draft layer but the last) [num_blocks, H]: the hidden
-            row of the last token of every full block. Valid as long as the block's KV is.
+        kept_hidden: per hidden source, the target, then every draft layer but the last. The target's pass keeps its
+            own. A block's row is valid as long as the block's KV is; a request's rows are those of its newest block,
+            and of as many drafts behind it as there can be.
         hidden: [T, H], the target's rows of the step after its final norm, as large as it can be.
         token_table, block_table: i32[max_num_seqs, max_model_len], i32[max_num_seqs, max_blocks], the request table's.
         enforce_eager: run the ops one by one instead of replaying a recording.
@@ -33,7 +35,7 @@ class DraftModel:
     model: MtpModel
     caches: Sequence[KvCache[Tensor]]
     rotary: Rotary[Tensor]
-    block_hidden: Sequence[Tensor]
+    kept_hidden: Sequence[KeptRows[Tensor]]
     hidden: Tensor
     token_table: I32
     block_table: I32

@@ -10,6 +10,9 @@ holds depends on its own prefix alone. After a step that brought the target's ro
             empty  filled before, filled in this step, filled now if there is a block for it
 
 Token v is the request's newest unless its prompt goes on; then drafting starts from the row at slot v.
+
+A request that is not drafted for may fall behind: its slots are filled all at once when it is drafted for again, or
+when its newest block is full, as others may use a full block from then on. The hidden rows of that block were kept.
 """
 
 from __future__ import annotations
@@ -19,17 +22,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.ops.sampling import token_logprobs
 from fastdeploy_sd.runtime.device import DEVICE
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
-from fastdeploy_sd.spec_decode.mtp_passes import (
-    NOTHING_TO_RUN,
-    DraftPasses,
-    EagerPasses,
-)
+from fastdeploy_sd.spec_decode.mtp_passes import DraftPasses, EagerPasses
 from fastdeploy_sd.spec_decode.mtp_recorded import RecordedPasses
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, TargetStep
 from fastdeploy_sd.types import I32, DraftTokens, LogprobArrays, offsets
@@ -41,7 +39,8 @@ _NOT_OURS = -1
 
 
 class MtpProposer:
-    """See the module. State per table row: the first KV slot of the draft layers that is not filled, and hidden rows.
+    """See the module. State per table row: the first KV slot of the draft layers that is not filled, and
+    how many tokens there were when it was begun.
 
     Args:
         config: `num_model_steps` bounds the drafts per request and step.
@@ -51,16 +50,13 @@ class MtpProposer:
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
         assert context.draft_model is not None, "mtp runs a model"
         self._model, self._num_steps = context.draft_model, config.num_model_steps
+        self._num_begun = np.zeros(context.max_num_seqs, np.int32)
         self._next_slot = np.full(context.max_num_seqs, _NOT_OURS, np.int32)
-        request_hidden = [
-            paddle.zeros((context.max_num_seqs, rows.shape[1]), rows.dtype) for rows in self._model.block_hidden
-        ]
         self._memory = DraftMemory(context.max_num_seqs, self._model.model.num_layers, self._num_steps)
-        over = self._model, request_hidden, self._memory
         self._passes: DraftPasses = (
-            EagerPasses(*over)
+            EagerPasses(self._model, self._memory)
             if self._model.enforce_eager
-            else RecordedPasses(*over, self._num_steps, has_logits=config.enable_draft_logprob)
+            else RecordedPasses(self._model, self._memory, self._num_steps, has_logits=config.enable_draft_logprob)
         )
 
     @property
@@ -70,6 +66,7 @@ class MtpProposer:
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
             self._next_slot[request.table_row] = request.num_draft_slots
+            self._num_begun[request.table_row] = request.num_tokens
 
     def forget(self, table_rows: I32) -> None:
         self._next_slot[table_rows] = _NOT_OURS
@@ -85,53 +82,44 @@ class MtpProposer:
             return DraftTokens.none(len(x.table_rows))
         m, n = self._memory, self._memory.count
         logprobs = _DraftLogprobs.wanted_by(x, m.cu_num_draft.item(n))
-        try:
-            logits = self._passes.run(wants_logits=logprobs is not None)
-            if logprobs is not None:
-                for i, rows in enumerate(logits):
-                    logprobs.add(i, rows, m)
-            self._model.agree()
-        except Exception:
-            self._give_up_overwritten(has_run)
-            raise
+        logits = self._passes.run(wants_logits=logprobs is not None)
+        if logprobs is not None:
+            for i, rows in enumerate(logits):
+                logprobs.add(i, rows, m)
+        self._model.agree()
         self._next_slot[m.table_rows[:n][has_run]] = m.ends[0][:n][has_run]
         return _drafts(m, None if logprobs is None else logprobs.arrays)
 
-    def _give_up_overwritten(self, has_run: npt.NDArray[np.bool_]) -> None:
-        """Give up the rows that began with a hidden row of an earlier step, which the failed passes may have replaced.
-
-        All else can be done again: KV is written where it was, and the other hidden rows are the step's or a block's.
-        """
-        m, n = self._memory, self._memory.count
-        begin = m.begin[:n]
-        needed = has_run & (begin == m.hidden_begin[:n]) & (begin % self._model.caches[0].block_size != 0)
-        self._next_slot[m.table_rows[:n][needed]] = _NOT_OURS
-
     def _plan(self, x: ProposeInput, step: TargetStep) -> npt.NDArray[np.bool_]:
-        """Write what the step lets the draft layers compute; returns bool[R], our rows with new hidden rows."""
+        """Write what the draft layers compute; returns bool[R], the rows they run for."""
         m, computed = self._memory, step.num_computed_tokens
         m.count = n = len(x.table_rows)
         next_slot = self._next_slot[x.table_rows]
-        has_run = (next_slot != _NOT_OURS) & (step.num_valid > computed)
         # A slot needs its token, the hidden row before it, and a block.
         end = np.minimum(np.minimum(step.num_valid + 1, x.num_tokens), step.num_kv_slots)
-        lag = (next_slot - computed)[has_run]
-        assert ((lag == 0) | (lag == 1)).all(), "a row's draft KV is ahead of its tokens, or behind them"
-        begin = np.maximum(next_slot, 1)
+        can_run = (next_slot != _NOT_OURS) & (step.num_valid > computed)
         # Draft i is made at slot N - 1 + i, which needs a block and a row of the rotary table.
         num_kv_slots = np.minimum(step.num_kv_slots, x.token_table.shape[1])
         room = np.minimum(np.minimum(x.max_draft_len, self._num_steps), num_kv_slots - x.num_tokens + 1)
-        may_draft = has_run & (end == x.num_tokens)
+        may_draft = can_run & (end == x.num_tokens)
         if x.prefix is not None:
             may_draft &= np.diff(x.prefix.cu_num_draft) == 0
+        num_drafts = np.where(may_draft, room.clip(0), 0)
+        has_run = can_run & ((num_drafts > 0) | self._must_run(x, step, next_slot))
+        begin = np.maximum(next_slot, 1)
         m.table_rows[:n], m.num_committed[:n] = x.table_rows, x.num_tokens
         m.begin[:n], m.ends[0][:n] = begin, np.where(has_run, end, begin)
-        m.hidden_begin[:n], m.hidden_end[:n] = computed, np.where(has_run, step.num_valid, computed)
-        m.cu_hidden[: n + 1] = step.query_start_loc
-        m.num_drafts[:n] = np.where(may_draft, room.clip(0), 0)
+        m.hidden_begin[:n], m.cu_hidden[: n + 1] = computed, step.query_start_loc
+        m.num_drafts[:n] = num_drafts
         m.set_drafts()
-        m.num_steps = int(m.num_drafts[:n].max()) if m.num_tokens[0] > 0 else NOTHING_TO_RUN
-        return np.asarray(has_run)
+        m.num_steps = int(m.num_drafts[:n].max(initial=0))
+        return np.asarray(has_run & (end > begin))
+
+    def _must_run(self, x: ProposeInput, step: TargetStep, next_slot: I32) -> npt.NDArray[np.bool_]:
+        """bool[R]: what cannot wait. Rows of a prompt, as more are computed than kept, and a block that is now full."""
+        block_size = self._model.caches[0].block_size
+        is_prompt = step.num_computed_tokens < self._num_begun[x.table_rows]
+        return np.asarray(is_prompt | (next_slot // block_size < step.num_valid // block_size))
 
 
 def _drafts(memory: DraftMemory, logprobs: LogprobArrays | None) -> DraftTokens:

@@ -22,16 +22,16 @@ class DraftMemory:
 
     Attributes:
         table_rows, num_committed, cu_num_draft, draft_token_ids: see ops.mtp.DraftBatch.
-        begin, ends, hidden_begin, hidden_end, cu_hidden, draft_start_loc: see spec_decode.mtp_passes.DraftStep.
+        begin, ends, hidden_begin, cu_hidden, draft_start_loc: see spec_decode.mtp_passes.DraftStep.
         count: R of the step.
         num_tokens: rows of each layer's first pass.
         num_drafting: requests with more than i drafts, by i.
-        num_steps: most drafts of a request, or NOTHING_TO_RUN.
+        num_steps: most drafts of a request.
     """
 
     def __init__(self, num_requests: int, num_layers: int, num_steps: int) -> None:
         self.table_rows, self.num_committed, self.num_drafts = np.zeros((3, num_requests), np.int32)
-        self.begin, self.hidden_begin, self.hidden_end = np.zeros((3, num_requests), np.int32)
+        self.begin, self.hidden_begin = np.zeros((2, num_requests), np.int32)
         self.ends = tuple(np.zeros((num_layers, num_requests), np.int32))
         self.cu_num_draft, self.cu_hidden, self.draft_start_loc = np.zeros((3, num_requests + 1), np.int32)
         self.draft_token_ids = np.zeros(num_requests * num_steps, np.int32)
@@ -42,7 +42,7 @@ class DraftMemory:
     def per_request(self) -> Mapping[str, I32]:
         """The columns with a value per request, by name, whole."""
         ends = {f"end_{layer}": end for layer, end in enumerate(self.ends)}
-        names = ("table_rows", "num_committed", "begin", "hidden_begin", "hidden_end")
+        names = ("table_rows", "num_committed", "begin", "hidden_begin")
         return {name: getattr(self, name) for name in names} | ends
 
     def offsets(self) -> Mapping[str, I32]:

@@ -23,14 +23,11 @@ from fastdeploy_sd.layers.attention import AttentionInputs, OutputRows
 from fastdeploy_sd.models.mtp import MtpOutput
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
-from fastdeploy_sd.ops.mtp import mtp_postprocess_, mtp_preprocess_
+from fastdeploy_sd.ops.mtp import keep_hidden_, mtp_postprocess_, mtp_preprocess
 from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
 from fastdeploy_sd.runtime.device import DEVICE
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
-
-# No slot can be computed: hidden rows are only kept for later steps.
-NOTHING_TO_RUN = -1
 
 
 class StepCounts(Protocol):
@@ -48,11 +45,11 @@ class DraftStep:
         batch: the requests; the passes write its draft_token_ids.
         begin: i32[R], the first slot that every layer computes.
         ends: per layer i32[R], past the last one.
-        hidden: [rows, H], the target's rows of this step: of positions from hidden_begin i32[R] on, those before
-            hidden_end i32[R] certain; row r's are hidden[cu_hidden[r]:cu_hidden[r + 1]], i32[R+1].
+        hidden: [rows, H], the target's rows of this step, of positions from hidden_begin i32[R] on; row r's are
+            hidden[cu_hidden[r]:cu_hidden[r + 1]], i32[R+1].
         draft_start_loc: i32[R+1], how many requests before r get a draft from the last layer.
         num_tokens: per layer, the rows of its first pass: the sum of its end - begin.
-        num_steps: most drafts of a request, or NOTHING_TO_RUN.
+        num_steps: most drafts of a request.
     """
 
     batch: DraftBatch
@@ -60,7 +57,6 @@ class DraftStep:
     ends: tuple[Any, ...]
     hidden: Any
     hidden_begin: Any
-    hidden_end: Any
     cu_hidden: Any
     draft_start_loc: Any
     num_tokens: Sequence[int]
@@ -85,7 +81,6 @@ class DraftStep:
             ends=tuple(columns[f"end_{layer}"] for layer in range(target.model.num_layers)),
             hidden=columns["hidden"],
             hidden_begin=columns["hidden_begin"],
-            hidden_end=columns["hidden_end"],
             cu_hidden=columns["cu_hidden"],
             draft_start_loc=columns["draft_start_loc"],
             num_tokens=counts.num_tokens,
@@ -94,12 +89,11 @@ class DraftStep:
 
     def first_pass(self) -> MtpPass:
         """What layer 0 computes, from the target's hidden rows."""
-        hidden = self.hidden_begin, self.hidden_end, self.cu_hidden
-        return MtpPass(self.begin, self.ends[0], 0, *hidden, self.num_tokens[0])
+        return MtpPass(self.begin, self.ends[0], 0, self.hidden_begin, self.cu_hidden, self.num_tokens[0])
 
     def later_pass(self, layer: int, cu_hidden: Any) -> MtpPass:
         """What another layer computes, from the rows of the layer before it."""
-        return MtpPass(self.begin, self.ends[layer], layer, self.begin, self.ends[0], cu_hidden, self.num_tokens[layer])
+        return MtpPass(self.begin, self.ends[layer], layer, self.begin, cu_hidden, self.num_tokens[layer])
 
 
 class DraftPasses(Protocol):
@@ -113,12 +107,11 @@ class EagerPasses:
     """Calls the ops one by one.
 
     Args:
-        request_hidden: per hidden source [max_num_seqs, H], each request's newest row; written.
         memory: of the steps.
     """
 
-    def __init__(self, target: DraftModel, request_hidden: Sequence[Tensor], memory: DraftMemory) -> None:
-        self._target, self._request_hidden, self._memory = target, request_hidden, memory
+    def __init__(self, target: DraftModel, memory: DraftMemory) -> None:
+        self._target, self._memory = target, memory
 
     def run(self, *, wants_logits: bool) -> Sequence[Tensor]:
         """See DraftPasses.run."""
@@ -129,39 +122,38 @@ class EagerPasses:
         arrays |= {"token_table": target.token_table, "block_table": target.block_table}
         # Each array once: Paddle frees the memory at an address once.
         columns = {"hidden": target.hidden} | {name: DEVICE.wrap(array) for name, array in arrays.items()}
-        logits = run_passes(target, self._request_hidden, DraftStep.over(target, columns, m, m.num_steps))
+        logits = run_passes(target, DraftStep.over(target, columns, m, m.num_steps))
         return logits if wants_logits else ()
 
 
-def run_passes(target: DraftModel, request_hidden: Sequence[Tensor], step: DraftStep) -> list[Tensor]:
-    """Run every layer, and return the logits of every draft."""
+def run_passes(target: DraftModel, step: DraftStep) -> list[Tensor]:
+    """Run every layer, and return the logits of every draft.
+
+    The target's hidden rows of earlier steps were kept by its own pass; those of draft layers are kept here, each after
+    the layer that reads them has found its rows of earlier steps.
+    """
     passes, last = _Passes(target, step), target.model.num_layers - 1
     logits: list[Tensor] = []
-    todo, hidden = step.first_pass(), step.hidden
+    inputs = mtp_preprocess(step.batch, step.first_pass(), HiddenRows(step.hidden, target.kept_hidden[0]))
     for layer in range(last):
-        inputs = mtp_preprocess_(
-            step.batch, todo, HiddenRows(hidden, target.block_hidden[layer], request_hidden[layer])
-        )
-        if step.num_steps == NOTHING_TO_RUN:
-            return []
         output = passes.forward(layer, inputs)
         if step.num_steps > layer:
             normed, chained = (gather_output_rows(part, inputs.draft_rows) for part in output)
             logits.append(passes.draft(layer, layer, MtpOutput(normed, chained))[0])
-        todo, hidden = step.later_pass(layer + 1, inputs.query_start_loc), output.chained
-    inputs = mtp_preprocess_(step.batch, todo, HiddenRows(hidden, target.block_hidden[last], request_hidden[last]))
-    if step.num_steps == NOTHING_TO_RUN:
-        return []
+        kept, todo = target.kept_hidden[layer + 1], step.later_pass(layer + 1, inputs.query_start_loc)
+        following = mtp_preprocess(step.batch, todo, HiddenRows(output.chained, kept))
+        keep_hidden_(passes.blocks, inputs, output.chained, kept)
+        inputs = following
     if step.num_steps <= last:
         passes.store_kv(last, inputs)
         return logits
     output = passes.forward(last, inputs, OutputRows(inputs.draft_rows, passes.draft_start_loc))
     # More than one draft only if this is the only layer.
     for i in range(last, step.num_steps):
-        row_logits, following = passes.draft(last, i, output)
+        row_logits, chain = passes.draft(last, i, output)
         logits.append(row_logits)
         if i + 1 < step.num_steps:
-            output = passes.forward(last, following)
+            output = passes.forward(last, chain)
     return logits
 
 
@@ -169,7 +161,9 @@ class _Passes:
     """One layer's pass at a time."""
 
     def __init__(self, target: DraftModel, step: DraftStep) -> None:
-        self._target, self._batch = target, step.batch
+        batch: Any = step.batch  # of tensors
+        self._target, self._batch = target, batch
+        self.blocks = RequestBlocks(batch.table_rows, batch.block_table)
         self.draft_start_loc = step.draft_start_loc
 
     def forward(self, layer: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> MtpOutput:
@@ -188,13 +182,12 @@ class _Passes:
         return logits, mtp_postprocess_(self._batch, i, logits, output.chained)
 
     def _maps(self, inputs: MtpInputs | NextInputs, outputs: OutputRows | None) -> AttentionInputs:
-        batch: Any = self._batch  # of tensors
         return AttentionInputs(
             positions=inputs.positions,
             slot_mapping=inputs.slot_mapping,
             query_start_loc=inputs.query_start_loc,
             seq_lens=inputs.seq_lens,
-            blocks=RequestBlocks(batch.table_rows, batch.block_table),
+            blocks=self.blocks,
             rotary=self._target.rotary,
             outputs=outputs,
         )

@@ -18,7 +18,7 @@ from fastdeploy_sd.runtime.program import Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
-from fastdeploy_sd.spec_decode.mtp_passes import NOTHING_TO_RUN, DraftStep, run_passes
+from fastdeploy_sd.spec_decode.mtp_passes import DraftStep, run_passes
 
 
 class RecordedPasses:
@@ -36,16 +36,15 @@ class RecordedPasses:
     def __init__(
         self,
         target: DraftModel,
-        request_hidden: Sequence[Tensor],
         memory: DraftMemory,
         max_steps: int,
         *,
         has_logits: bool,
     ) -> None:
-        self._target, self._request_hidden, self._memory = target, request_hidden, memory
+        self._target, self._memory = target, memory
         recordings = {
             (num_steps, wants_logits): self._record(num_steps, wants_logits=wants_logits)
-            for num_steps in range(NOTHING_TO_RUN, max_steps + 1)
+            for num_steps in range(max_steps + 1)
             for wants_logits in ((True, False) if has_logits else (False,))
         }
         arena = DEVICE.arena(max(recording.num_bytes for recording in recordings.values()))
@@ -74,7 +73,7 @@ class RecordedPasses:
             [Size(f"num_drafting_{i}") for i in range(len(m.num_drafting))],
         )
         step = DraftStep.over(self._target, columns, counts, num_steps)
-        logits: Any = run_passes(self._target, self._request_hidden, step)
+        logits: Any = run_passes(self._target, step)
         return Recording(recorder, logits if wants_logits else (), self._bounds())
 
     def _inputs(self) -> dict[str, Any]:
@@ -86,9 +85,10 @@ class RecordedPasses:
         }  # fmt: skip
 
     def _bounds(self) -> Mapping[str, int]:
-        """A layer fills the slots of the step's tokens, one that waited for a block, and those of its own drafts."""
+        """A layer fills the slots of the step's tokens, those that waited, and those of its own drafts."""
         max_tokens, max_requests, m = self._target.hidden.shape[0], len(self._memory.begin), self._memory
-        num_tokens = [max_tokens + max_requests * (1 + layer) for layer in range(len(m.num_tokens))]
+        num_waiting = self._target.kept_hidden[0].num_kept
+        num_tokens = [max_tokens + max_requests * (num_waiting + layer) for layer in range(len(m.num_tokens))]
         return _sizes(max_requests, num_tokens, [max_requests] * len(m.num_drafting))
 
 

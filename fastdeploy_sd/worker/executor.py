@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.layers.tp_group import TpGroup
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.ops.mtp_batch import KeptRows
 from fastdeploy_sd.ops.operators import declared_ops
 from fastdeploy_sd.request_rules import producible_eos
 from fastdeploy_sd.runtime import library, paddle_ops
@@ -31,6 +32,7 @@ from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.follower import ModelFollower
 from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
+from fastdeploy_sd.worker.kept_hidden import allocate_kept_hidden, keeping
 from fastdeploy_sd.worker.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv_memory import KvMemory, allocate_kv
 from fastdeploy_sd.worker.kv_pages import KvPages
@@ -44,7 +46,7 @@ from fastdeploy_sd.worker.runner import ModelRunner
 from fastdeploy_sd.worker.swap import open_block_store
 
 if TYPE_CHECKING:
-    pass
+    from paddle import Tensor
 
 _log = logging.getLogger(__name__)
 
@@ -166,6 +168,7 @@ class _Loaded:
     kv: KvMemory
     kv_identity: KvIdentity
     draft: DraftLayers | None
+    kept_hidden: Sequence[KeptRows[Tensor]]
     forward: Forward
     memory: StepMemory
     table: RequestTable
@@ -186,7 +189,7 @@ class _Loaded:
                 self.draft.model,
                 self.kv.draft_caches,
                 make_rotary(self.draft.config, self.kv.max_tokens),
-                self.kv.block_hidden,
+                self.kept_hidden,
                 self.forward.hidden,
                 self.table.tokens,
                 self.table.blocks,
@@ -220,12 +223,14 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
     rotary = make_rotary(decoder_config, kv.max_tokens)
     signals = LayerSignals() if config.splitwise.splitwise_role == "prefill" else None
     on_stored = None if signals is None else signals.on_stored
-    forward = forward_type(model.decoder, kv.caches, rotary, memory, table.blocks, on_stored)
+    kept_hidden = allocate_kept_hidden(kv.block_hidden, kv.format.block_size, max_num_seqs, s.num_speculative_tokens)
+    on_hidden = keeping(kept_hidden[0]) if kept_hidden else None
+    forward = forward_type(model.decoder, kv.caches, rotary, memory, table.blocks, on_stored, on_hidden)
     draft_source = None if draft_weights is None else draft_weights.checkpoint
     identity = KvIdentity.of(config, decoder_config, kv.format.kv_dtype, checkpoint, draft_source)
     return _Loaded(
-        checkpoint, draft_weights, kv, identity, model.draft, forward, memory, table, vocab_size, max_model_len,
-        eos_token_ids, model.weight_bytes, config.model.enforce_eager, signals,
+        checkpoint, draft_weights, kv, identity, model.draft, kept_hidden, forward, memory, table, vocab_size,
+        max_model_len, eos_token_ids, model.weight_bytes, config.model.enforce_eager, signals,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import F32, I32
 
 OnStored = Callable[[KvCache[Tensor], AttentionInputs], None]
+OnHidden = Callable[[AttentionInputs, Tensor], None]
 
 
 class Forward(Protocol):
@@ -53,9 +54,10 @@ class EagerForward:
         memory: of the steps.
         block_tables: i32[max_num_seqs, max_blocks], the requests' blocks by table row.
         on_stored: see AttentionInputs.
+        on_hidden: called with the pass's hidden rows, all of them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 (what a pass goes through)
         self,
         decoder: Decoder,
         caches: Sequence[KvCache[Tensor]],
@@ -63,9 +65,11 @@ class EagerForward:
         memory: StepMemory,
         block_tables: I32,
         on_stored: OnStored | None = None,
+        on_hidden: OnHidden | None = None,
     ) -> None:
         self._decoder, self._caches, self._rotary = decoder, caches, rotary
-        self._memory, self._block_tables, self._on_stored = memory, block_tables, on_stored
+        self._memory, self._block_tables = memory, block_tables
+        self._on_stored, self._on_hidden = on_stored, on_hidden
         config, limits = decoder.config, memory.limits
         dtype = np.float32 if decoder.dtype == "float32" else np.uint16
         self.hidden = DEVICE.zeros((limits.num_tokens, config.hidden_size), dtype)
@@ -79,7 +83,7 @@ class EagerForward:
         for name, array in _inputs(m, self._block_tables).items():
             dim = _SHAPES.get(name)
             tensors[name] = DEVICE.wrap(array if dim is None else array[: counts[dim.name] + dim.extra])
-        hidden, logits = _run(self._decoder, self._caches, self._rotary, tensors, self._on_stored)
+        hidden, logits = _run(self._decoder, self._caches, self._rotary, tensors, self._on_stored, self._on_hidden)
         self._rows[: m.num_tokens] = DEVICE.read(hidden)
         self.logits[: m.num_logits] = DEVICE.read(logits)
 
@@ -88,14 +92,14 @@ class RecordedForward:
     """Replays the ops as they were recorded; arguments as EagerForward's.
 
     Args:
-        on_stored: what it calls is recorded.
+        on_stored, on_hidden: what they call is recorded.
 
     Raises:
         RecordingError: the model does something that cannot be recorded.
         ConfigError: the system has no memory for steps as large as they can be.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 (what a pass goes through)
         self,
         decoder: Decoder,
         caches: Sequence[KvCache[Tensor]],
@@ -103,6 +107,7 @@ class RecordedForward:
         memory: StepMemory,
         block_tables: I32,
         on_stored: OnStored | None = None,
+        on_hidden: OnHidden | None = None,
     ) -> None:
         recorder, limits = Recorder(), memory.limits
         arrays = _inputs(memory, block_tables)
@@ -121,7 +126,7 @@ class RecordedForward:
         }
         self._memory = memory
         self.program = DEVICE.program(
-            Recording(recorder, _run(decoder, caches, rotary, inputs, on_stored), bounds), arrays
+            Recording(recorder, _run(decoder, caches, rotary, inputs, on_stored, on_hidden), bounds), arrays
         )
         self.hidden, logits = self.program.outputs
         self.logits: F32 = DEVICE.read(logits)
@@ -158,6 +163,7 @@ def _run(
     rotary: Rotary[Tensor],
     inputs: dict[str, Any],
     on_stored: OnStored | None = None,
+    on_hidden: OnHidden | None = None,
 ) -> tuple[Any, Any]:
     """The pass itself, on tensors or on symbolic ones: hidden rows and logits."""
     maps = AttentionInputs(
@@ -170,4 +176,6 @@ def _run(
         on_stored=on_stored,
     )
     hidden = decoder.forward(inputs["input_ids"], caches, maps)
+    if on_hidden is not None:
+        on_hidden(maps, hidden)
     return hidden, decoder.logits(gather_output_rows(hidden, inputs["logits_indices"]))

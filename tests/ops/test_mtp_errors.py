@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops.mtp import mtp_postprocess_, mtp_preprocess_
+from fastdeploy_sd.ops.mtp import keep_hidden_, mtp_postprocess_, mtp_preprocess
 from fastdeploy_sd.ops.mtp_batch import HiddenRows
-from tests.ops.cases.mtp import make_batch, preprocess_case
+from tests.ops.cases.mtp import keep_case, make_batch, preprocess_case
 
 I32 = np.int32
 
@@ -27,9 +27,9 @@ def changed(array: np.ndarray, index: int, value: int) -> np.ndarray:
         ("todo", "begin", 0, "begin: expected >= 1"),
         ("todo", "end", 2, "end: expected >= begin"),
         ("todo", "end", 12, "end: expected committed tokens and known drafts only"),
-        ("todo", "hidden_begin", -1, "hidden_end: expected positions that the request has rows of"),
-        ("todo", "hidden_begin", 11, "hidden_end: expected positions that the request has rows of"),
-        ("todo", "hidden_end", 15, "hidden_end: expected positions that the request has rows of"),
+        ("todo", "hidden_begin", -1, "hidden_begin: expected a position"),
+        ("todo", "hidden_begin", 3, "hidden: expected a row for every slot"),
+        ("todo", "hidden_begin", 31, "begin: expected slots whose hidden rows are kept"),
         ("todo", "cu_hidden", 17, "cu_hidden: expected rising offsets"),
         ("todo", "source", -1, "source: expected >= 0"),
         ("batch", "table_rows", 9, "table_rows: expected rows of token_table"),
@@ -42,11 +42,8 @@ def test_preprocess_refuses_contradictions(part: str, name: str, value: int, mes
     case = preprocess_case(np.random.default_rng(1), [(9, 5, 1, 1, 11, 2), (3, 1, 1, 1, 5, 2)], 16, 0)
     old = getattr(case[part], name)
     new = value if isinstance(old, int) else changed(old, 0, value)
-    kept = [case["hidden"].blocks.copy(), case["hidden"].requests.copy()]
     with pytest.raises(ValueError, match=message):
-        mtp_preprocess_(**{**case, part: replace(case[part], **{name: new})})
-    np.testing.assert_array_equal(case["hidden"].blocks, kept[0])
-    np.testing.assert_array_equal(case["hidden"].requests, kept[1])
+        mtp_preprocess(**{**case, part: replace(case[part], **{name: new})})
 
 
 def test_preprocess_refuses_slots_without_blocks_and_wrong_shapes() -> None:
@@ -55,10 +52,38 @@ def test_preprocess_refuses_slots_without_blocks_and_wrong_shapes() -> None:
         table = case["batch"].block_table.copy()
         table[case["batch"].table_rows[0], 1] = value
         with pytest.raises(ValueError, match="block_table: expected a block for every slot"):
-            mtp_preprocess_(**{**case, "batch": replace(case["batch"], block_table=table)})
+            mtp_preprocess(**{**case, "batch": replace(case["batch"], block_table=table)})
     hidden: HiddenRows[Any] = case["hidden"]
     with pytest.raises(ValueError, match="block_hidden: expected shape"):
-        mtp_preprocess_(**{**case, "hidden": replace(hidden, blocks=hidden.blocks[:, :5].copy())})
+        mtp_preprocess(
+            **{**case, "hidden": replace(hidden, kept=replace(hidden.kept, blocks=hidden.kept.blocks[:, :5].copy()))}
+        )
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "message"),
+    [
+        ("blocks", "table_rows", 9, "table_rows: expected rows of block_table"),
+        ("maps", "seq_lens", 4, "seq_lens: expected at least the request's rows"),
+        ("maps", "seq_lens", 400, "block_table: expected blocks for every position"),
+        ("maps", "query_start_loc", 1, "query_start_loc: expected 0 and rising offsets"),
+        ("kept", "block_size", 0, "block_size: expected a positive number"),
+        ("kept", "num_kept", 0, "num_kept: expected at least 1"),
+    ],
+)
+def test_keeping_refuses_contradictions_and_then_keeps_nothing(part: str, name: str, value: int, message: str) -> None:
+    case = keep_case(np.random.default_rng(1), [(9, 9, 1, 1, 11, 8), (3, 1, 1, 1, 5, 2)], 16, 20)
+    given = case[part]
+    old = getattr(given, name)
+    new = value if isinstance(old, int) else changed(old, 0, value)
+    bad = given._replace(**{name: new}) if hasattr(given, "_replace") else replace(given, **{name: new})
+    before = [case["kept"].blocks.copy(), case["kept"].requests.copy()]
+    if name == "num_kept":
+        bad = replace(bad, requests=bad.requests[:0])
+    with pytest.raises(ValueError, match=message):
+        keep_hidden_(**{**case, part: bad})
+    np.testing.assert_array_equal(case["kept"].blocks, before[0])
+    np.testing.assert_array_equal(case["kept"].requests, before[1])
 
 
 def test_postprocess_refuses_contradictions() -> None:
@@ -80,4 +105,4 @@ def test_preprocess_refuses_fewer_drafts_than_the_offsets_say() -> None:
     case = preprocess_case(np.random.default_rng(1), [(9, 5, 1, 1, 11, 2), (3, 1, 1, 1, 5, 2)], 16, 0)
     short = replace(case["batch"], draft_token_ids=case["batch"].draft_token_ids[:-1].copy())
     with pytest.raises(ValueError, match="cu_num_draft: expected at most num_drafts last, got more"):
-        mtp_preprocess_(**{**case, "batch": short})
+        mtp_preprocess(**{**case, "batch": short})

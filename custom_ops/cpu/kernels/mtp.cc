@@ -64,19 +64,8 @@ class MtpRow {
     if (position < p_.source) return nullptr;
     if (position >= p_.requests.hidden_begin[r_]) return CurrentHidden(position);
     if (EndsBlock(position)) return RowAt(p_.rows.block_hidden, Block(position), p_.rows.row_bytes);
-    return RowAt(p_.rows.request_hidden, p_.requests.table_rows[r_], p_.rows.row_bytes);
-  }
-
-  void KeepHidden() const {
-    const int32_t first = p_.requests.hidden_begin[r_];
-    const int32_t last = p_.requests.hidden_end[r_] - 1;
-    if (last < first) return;
-    const auto size = static_cast<size_t>(p_.rows.row_bytes);
-    std::memcpy(RowAt(p_.rows.request_hidden, p_.requests.table_rows[r_], p_.rows.row_bytes), CurrentHidden(last),
-                size);
-    for (int32_t position = first / p_.blocks.block_size * p_.blocks.block_size + p_.blocks.block_size - 1;
-         position <= last; position += p_.blocks.block_size)
-      std::memcpy(RowAt(p_.rows.block_hidden, Block(position), p_.rows.row_bytes), CurrentHidden(position), size);
+    const int64_t first = static_cast<int64_t>(p_.requests.table_rows[r_]) * p_.rows.num_kept;
+    return RowAt(p_.rows.request_hidden, first + position % p_.rows.num_kept, p_.rows.row_bytes);
   }
 
   Error Check() const {
@@ -106,12 +95,12 @@ class MtpRow {
   Error CheckHidden() const {
     const int32_t first = p_.requests.hidden_begin[r_];
     const int64_t num_rows = p_.requests.cu_hidden[r_ + 1] - p_.requests.cu_hidden[r_];
-    if (first < 0 || p_.requests.hidden_end[r_] < first || p_.requests.hidden_end[r_] > first + num_rows)
-      return "hidden_end: expected positions that the request has rows of, got others";
-    if (begin() == end()) return CheckBlocks(p_.requests.hidden_end[r_]);
-    if (begin() < first) return "begin: expected at least hidden_begin, got less";
+    if (first < 0) return "hidden_begin: expected a position, got a negative one";
+    if (begin() == end()) return nullptr;
+    if (begin() <= first - p_.rows.num_kept && !EndsBlock(begin() - 1))
+      return "begin: expected slots whose hidden rows are kept, got an earlier one";
     if (end() - 1 > first + num_rows) return "hidden: expected a row for every slot, got too few";
-    return CheckBlocks(p_.requests.hidden_end[r_]);
+    return nullptr;
   }
 
   Error CheckBlocks(int32_t num_tokens) const {
@@ -133,6 +122,7 @@ Error CheckPreprocess(const MtpPreprocessParams& p) {
   if (p.blocks.block_size <= 0) return "block_size: expected a positive number, got less";
   if (p.source < 0) return "source: expected >= 0, got a negative layer";
   if (p.rows.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
+  if (p.rows.num_kept < 1) return "num_kept: expected at least 1, got less";
   if (!AreRising(p.requests.cu_hidden, p.num_requests)) return "cu_hidden: expected rising offsets, got a decrease";
   if (!AreOffsets(p.requests.cu_num_draft, p.num_requests))
     return "cu_num_draft: expected 0 and rising offsets, got a decrease";
@@ -178,7 +168,53 @@ Error MtpPreprocess(const MtpPreprocessParams& p) {
     p.out.query_start_loc[r + 1] = t;
   }
   CopyRows(sources, p.num_tokens, p.rows.row_bytes, p.out.hidden);
-  for (int32_t r = 0; r < p.num_requests; ++r) MtpRow(p, r).KeepHidden();
+  return nullptr;
+}
+
+namespace {
+
+Error CheckKeep(const KeepHiddenParams& p) {
+  if (p.block_size <= 0) return "block_size: expected a positive number, got less";
+  if (p.num_kept < 1) return "num_kept: expected at least 1, got less";
+  if (p.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
+  if (!AreOffsets(p.query_start_loc, p.num_requests))
+    return "query_start_loc: expected 0 and rising offsets, got a decrease";
+  if (p.query_start_loc[p.num_requests] > p.num_tokens)
+    return "query_start_loc: expected at most the rows of hidden, got more";
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    const int32_t count = p.query_start_loc[r + 1] - p.query_start_loc[r];
+    if (count == 0) continue;
+    if (p.table_rows[r] < 0 || p.table_rows[r] >= p.num_table_rows)
+      return "table_rows: expected rows of block_table, got one outside";
+    if (p.seq_lens[r] < count) return "seq_lens: expected at least the request's rows, got less";
+    if ((static_cast<int64_t>(p.seq_lens[r]) + p.block_size - 1) / p.block_size > p.max_blocks)
+      return "block_table: expected blocks for every position, got too few columns";
+    const int32_t* blocks = p.block_table + static_cast<int64_t>(p.table_rows[r]) * p.max_blocks;
+    for (int32_t b = (p.seq_lens[r] - count) / p.block_size; b < p.seq_lens[r] / p.block_size; ++b)
+      if (blocks[b] < 0 || blocks[b] >= p.num_blocks)
+        return "block_table: expected a block for every position, got an id outside";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Error KeepHidden(const KeepHiddenParams& p) {
+  if (Error error = CheckKeep(p)) return error;
+  const auto size = static_cast<size_t>(p.row_bytes);
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    const int32_t end = p.seq_lens[r];
+    const int32_t begin = end - (p.query_start_loc[r + 1] - p.query_start_loc[r]);
+    const int64_t first_kept = static_cast<int64_t>(p.table_rows[r]) * p.num_kept;
+    const int32_t* blocks = p.block_table + static_cast<int64_t>(p.table_rows[r]) * p.max_blocks;
+    const auto row_of = [&](int32_t position) {
+      return RowAt(p.hidden, p.query_start_loc[r] + position - begin, p.row_bytes);
+    };
+    for (int32_t position = std::max(begin, end - p.num_kept); position < end; ++position)
+      std::memcpy(RowAt(p.request_hidden, first_kept + position % p.num_kept, p.row_bytes), row_of(position), size);
+    for (int32_t block = begin / p.block_size; block < end / p.block_size; ++block)
+      std::memcpy(RowAt(p.block_hidden, blocks[block], p.row_bytes), row_of((block + 1) * p.block_size - 1), size);
+  }
   return nullptr;
 }
 

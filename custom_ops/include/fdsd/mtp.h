@@ -10,9 +10,7 @@ namespace fdsd {
 //   zeros                                             where p < source: that layer has no output there,
 //   hidden[cu_hidden[r] + p - hidden_begin[r]]        where p >= hidden_begin[r],
 //   block_hidden[the block that ends with p]          where p is the last position of a block,
-//   request_hidden[table_rows[r]]                     otherwise; the last two only for p = begin[r] - 1.
-// Afterwards block_hidden and request_hidden keep, of the certain positions [hidden_begin[r], hidden_end[r]), the rows
-// that end a block and the last one.
+//   request_hidden[table_rows[r] * n + p % n]         otherwise, with n = num_kept, as KeepHidden left them.
 struct MtpPreprocessParams {
   int32_t num_requests;    // R
   int32_t num_tokens;      // T = sum(end - begin)
@@ -24,14 +22,13 @@ struct MtpPreprocessParams {
     const int32_t* begin;            // [R] >= 1
     const int32_t* end;              // [R]
     const int32_t* hidden_begin;     // [R] position of the request's first row in hidden
-    const int32_t* hidden_end;       // [R]
     const int32_t* cu_hidden;        // [R + 1] rows of hidden; the first may begin behind others
     const int32_t* num_committed;    // [R] committed tokens; a later slot's token is a draft
     const int32_t* cu_num_draft;     // [R + 1], drafts that each request will have
     const int32_t* draft_token_ids;  // [cu_num_draft[R]], the first `source` of each request are known
   } requests;
   struct Blocks {
-    int32_t num_table_rows;  // rows of token_table, block_table and request_hidden
+    int32_t num_table_rows;  // rows of token_table and block_table
     int32_t max_blocks;      // columns of block_table
     int32_t block_size;
     const int32_t* block_table;  // [num_table_rows, max_blocks]
@@ -40,13 +37,14 @@ struct MtpPreprocessParams {
     int32_t max_tokens_per_row;  // columns of token_table
     const int32_t* token_table;  // [num_table_rows, max_tokens_per_row]
   } tokens;
-  struct HiddenRows {      // of the layer `source`
-    int32_t num_hidden;    // rows of hidden
-    int32_t num_blocks;    // rows of block_hidden
-    int64_t row_bytes;     // of a hidden row
-    const void* hidden;    // [num_hidden, row_bytes]
-    void* block_hidden;    // [num_blocks, row_bytes], written
-    void* request_hidden;  // [num_table_rows, row_bytes], written
+  struct HiddenRows {            // of the layer `source`
+    int32_t num_hidden;          // rows of hidden
+    int32_t num_blocks;          // rows of block_hidden
+    int32_t num_kept;            // rows that are kept of each request
+    int64_t row_bytes;           // of a hidden row
+    const void* hidden;          // [num_hidden, row_bytes]
+    const void* block_hidden;    // [num_blocks, row_bytes]
+    const void* request_hidden;  // [num_table_rows * num_kept, row_bytes]
   } rows;
   struct Output {
     int32_t* input_ids;        // [T]
@@ -59,6 +57,29 @@ struct MtpPreprocessParams {
   } out;
 };
 Error MtpPreprocess(const MtpPreprocessParams& p);
+
+// Keep the newest hidden rows of every request, for passes of draft layers in later steps. Request r has rows of the
+// positions [seq_lens[r] - n, seq_lens[r]), n of them. The last num_kept go to request_hidden, position p to row
+// table_rows[r] * num_kept + p % num_kept; those that end a block go to the block's row of block_hidden. A row of a
+// position that is computed again, as its token was a rejected draft, is replaced then.
+struct KeepHiddenParams {
+  int32_t num_requests;    // R
+  int32_t num_tokens;      // T
+  int32_t num_table_rows;  // rows of block_table
+  int32_t max_blocks;      // columns of block_table
+  int32_t num_blocks;      // rows of block_hidden
+  int32_t block_size;
+  int32_t num_kept;                // of each request, at least 1
+  int64_t row_bytes;               // of a hidden row
+  const int32_t* table_rows;       // [R]
+  const int32_t* query_start_loc;  // [R + 1], row r owns hidden rows [q[r], q[r + 1])
+  const int32_t* seq_lens;         // [R]
+  const int32_t* block_table;      // [num_table_rows, max_blocks]
+  const void* hidden;              // [T, row_bytes]
+  void* block_hidden;              // [num_blocks, row_bytes], written
+  void* request_hidden;            // [num_table_rows * num_kept, row_bytes], written
+};
+Error KeepHidden(const KeepHiddenParams& p);
 
 // Take the most likely token of every drafting row as draft `step` of its request (ties: the lowest id; -1 for a row
 // without a largest finite logit), and prepare the pass that continues after it: one row for every request that gets

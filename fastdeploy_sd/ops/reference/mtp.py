@@ -1,4 +1,4 @@
-"""Meaning of mtp_preprocess_ and mtp_postprocess_."""
+"""Meaning of mtp_preprocess, mtp_postprocess_ and keep_hidden_."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
+from fastdeploy_sd.ops.kv_cache import RequestBlocks
+from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, KeptRows, MtpInputs, MtpPass, NextInputs, RowMaps
 from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32, I32, I64, offsets
 
@@ -23,25 +24,24 @@ def _hidden_at(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array], r: i
         return np.zeros_like(hidden.step[0])
     if position >= todo.hidden_begin[r]:
         return hidden.step[todo.cu_hidden[r] + position - todo.hidden_begin[r]]
+    kept = hidden.kept
     if (position + 1) % batch.block_size == 0:
-        return hidden.blocks[batch.block_table[batch.table_rows[r], position // batch.block_size]]
-    return hidden.requests[batch.table_rows[r]]
+        return kept.blocks[batch.block_table[batch.table_rows[r], position // batch.block_size]]
+    return kept.requests[batch.table_rows[r] * kept.num_kept + position % kept.num_kept]
 
 
-def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array]) -> MtpInputs:
-    """Lay out one pass of a draft layer and keep the hidden rows that later steps need, in place.
+def mtp_preprocess(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array]) -> MtpInputs:
+    """Lay out one pass of a draft layer.
 
     The row at KV slot q combines the token at q, committed or drafted, with the source layer's output at q - 1. A draft
     of -1, which could not be made, is run as token 0. The output comes from this step where the step computed it, and
-    else from what was kept: the row of the block that ends there, or the request's own. Layer l has no output before
+    else from what was kept: the row of the block that ends there, or the request's. Layer l has no output before
     position l: what would need it gets zeros.
-
-    Of the positions [hidden_begin, hidden_end) the rows that end a block and the last one are kept.
 
     Args:
         batch: the requests.
         todo: what they compute.
-        hidden: rows of the source layer; `blocks` and `requests` are written.
+        hidden: rows of the source layer.
     """
     num_requests = len(batch.table_rows)
     positions = [np.arange(todo.begin[r], todo.end[r], dtype=np.int32) for r in range(num_requests)]
@@ -60,7 +60,7 @@ def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array])
     gathered = [
         _hidden_at(batch, todo, hidden, r, int(q) - 1).copy() for r in range(num_requests) for q in positions[r]
     ]
-    out = MtpInputs(
+    return MtpInputs(
         input_ids=_flat([texts[r][positions[r]] for r in range(num_requests)], np.int32),
         positions=_flat(positions, np.int32),
         slot_mapping=_flat([_slot_mapping(batch, r, positions[r]) for r in range(num_requests)], np.int64),
@@ -69,17 +69,25 @@ def mtp_preprocess_(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array])
         draft_rows=query_start_loc[1:][drafting] - 1,
         hidden=np.array(gathered, hidden.step.dtype).reshape(-1, hidden.step.shape[1]),
     )
-    _keep_hidden(batch, todo, hidden)
-    return out
 
 
-def _keep_hidden(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array]) -> None:
-    for r, table_row in enumerate(batch.table_rows):
-        for position in range(todo.hidden_begin[r], todo.hidden_end[r]):
-            row = hidden.step[todo.cu_hidden[r] + position - todo.hidden_begin[r]]
-            hidden.requests[table_row] = row
-            if (position + 1) % batch.block_size == 0:
-                hidden.blocks[batch.block_table[table_row, position // batch.block_size]] = row
+def keep_hidden_(blocks: RequestBlocks[Array], maps: RowMaps, hidden: Array, kept: KeptRows[Array]) -> None:
+    """Keep a pass's newest hidden rows for passes of draft layers in later steps, in place.
+
+    Of every request the last `num_kept`, and those that end a block. A position that is computed again, as its token
+    was a rejected draft, replaces its row.
+
+    Args:
+        hidden: [T, H], the pass's rows.
+        kept: `blocks` and `requests` are written.
+    """
+    q, seq_lens = maps.query_start_loc, maps.seq_lens
+    for r, table_row in enumerate(blocks.table_rows):
+        rows = hidden[q[r] : q[r + 1]]
+        for position, row in enumerate(rows, start=int(seq_lens[r]) - len(rows)):
+            kept.requests[table_row * kept.num_kept + position % kept.num_kept] = row
+            if (position + 1) % kept.block_size == 0:
+                kept.blocks[blocks.block_tables[table_row, position // kept.block_size]] = row
 
 
 def _flat(parts: Sequence[Array], dtype: type) -> Array:

@@ -1,22 +1,23 @@
-"""Cases of mtp_preprocess_ and mtp_postprocess_; what they write in place is compared as further outputs."""
+"""Cases of mtp_preprocess, mtp_postprocess_ and keep_hidden_; what these write in place is compared too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastdeploy_sd.ops import mtp as ops
 from fastdeploy_sd.ops.bf16 import narrow
-from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpPass
+from fastdeploy_sd.ops.kv_cache import RequestBlocks
+from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, KeptRows, MtpPass
 from fastdeploy_sd.ops.reference import mtp as reference
 from tests.ops.cases.case import OpCases
 
 MAX_TOKENS, VOCAB_SIZE = 90, 500
-# (first hidden position c, hidden rows run, certain ones v - c, draft KV ahead of c by 0 or 1, committed tokens,
-# drafts) of each request of a step.
+# (first hidden position c, hidden rows run, certain ones v - c, draft KV ahead of c by 1 at most, or behind, committed
+# tokens, drafts) of each request of a step.
 Kind = tuple[int, int, int, int, int, int]
 STEPS: dict[str, list[Kind]] = {
     "empty": [],
@@ -26,6 +27,7 @@ STEPS: dict[str, list[Kind]] = {
     "rejected": [(9, 5, 1, 1, 11, 4), (14, 6, 3, 1, 18, 1), (31, 3, 3, 1, 35, 2), (15, 4, 1, 1, 17, 0)],
     "prefix-hit": [(16, 20, 20, 0, 37, 3), (32, 1, 1, 0, 34, 1)],
     "late-block": [(32, 1, 1, 0, 34, 2)],
+    "behind": [(32, 1, 1, -9, 34, 2), (41, 3, 2, -16, 44, 3), (20, 1, 1, -3, 22, 0), (48, 2, 1, 1, 50, 1)],
     "failed-and-other": [(20, 3, 0, 1, 21, 0), (5, 1, 1, 1, 7, 1), (0, 9, 0, 0, 9, 0)],
 }
 
@@ -60,10 +62,10 @@ def preprocess_case(rng: np.random.Generator, kinds: Sequence[Kind], block_size:
     begin = np.maximum(computed + lag, 1).astype(np.int32)
     end = np.where(num_valid > 0, np.minimum(computed + num_valid + 1, committed), begin).astype(np.int32)
     if source == 0:
-        hidden_begin, hidden_end, num_hidden = computed.copy(), computed + num_valid, num_run
+        hidden_begin, num_hidden = computed.copy(), num_run
     else:
         # The layer before made its own drafts' slots too.
-        hidden_begin, hidden_end = begin, end
+        hidden_begin = begin
         num_hidden = end - begin + np.minimum(source - 1, np.where(num_drafts >= source, num_drafts, 0))
     end = (end + np.where(num_drafts > source, source, 0)).astype(np.int32)
     # Rows of other requests may come first.
@@ -71,12 +73,13 @@ def preprocess_case(rng: np.random.Generator, kinds: Sequence[Kind], block_size:
     cu_hidden = np.concatenate([[first], first + np.cumsum(num_hidden)]).astype(np.int32)
     dtype, width = (np.float32, 17) if block_size == 16 else (np.uint16, 130)
     num_table_rows, num_blocks = len(batch.token_table), batch.block_table.size
-    rows = [
+    num_kept = block_size + 5
+    step, blocks, requests = (
         narrow(rng.standard_normal((n, width), np.float32), dtype)
-        for n in (int(cu_hidden[-1]) + 2, num_blocks, num_table_rows)
-    ]
-    todo = MtpPass(begin, end, source, hidden_begin, hidden_end.astype(np.int32), cu_hidden, int((end - begin).sum()))
-    return {"batch": batch, "todo": todo, "hidden": HiddenRows(*rows)}
+        for n in (int(cu_hidden[-1]) + 2, num_blocks, num_table_rows * num_kept)
+    )
+    todo = MtpPass(begin, end, source, hidden_begin, cu_hidden, int((end - begin).sum()))
+    return {"batch": batch, "todo": todo, "hidden": HiddenRows(step, KeptRows(blocks, requests, block_size, num_kept))}
 
 
 def preprocess_cases() -> dict[str, dict[str, Any]]:
@@ -100,6 +103,47 @@ def random_kind(rng: np.random.Generator) -> Kind:
     committed = computed + num_valid + 1 + (0 if finishes else int(rng.integers(1, 9)))
     num_drafts = int(rng.integers(0, 5)) if finishes and num_valid > 0 else 0
     return computed, num_run, num_valid, min(computed, int(rng.integers(0, 2))), committed, num_drafts
+
+
+class Maps(NamedTuple):
+    """See RowMaps."""
+
+    query_start_loc: np.ndarray
+    seq_lens: np.ndarray
+
+
+def keep_case(rng: np.random.Generator, kinds: Sequence[Kind], block_size: int, num_kept: int) -> dict[str, Any]:
+    """A pass of the target over a step, drafts that will be rejected included."""
+    batch = make_batch(rng, kinds, block_size)
+    computed, num_run = np.array(kinds, np.int32).reshape(-1, 6).T[:2]
+    maps = Maps(np.concatenate([[0], np.cumsum(num_run)]).astype(np.int32), (computed + num_run).astype(np.int32))
+    dtype, width = (np.float32, 17) if block_size == 16 else (np.uint16, 130)
+    hidden, blocks, requests = (
+        narrow(rng.standard_normal((n, width), np.float32), dtype)
+        for n in (int(num_run.sum()) + 1, batch.block_table.size, len(batch.token_table) * num_kept)
+    )
+    return {
+        "blocks": RequestBlocks(batch.table_rows, batch.block_table),
+        "maps": maps,
+        "hidden": hidden,
+        "kept": KeptRows(blocks, requests, block_size, num_kept),
+    }
+
+
+def keep_cases() -> dict[str, dict[str, Any]]:
+    """Every step, with fewer kept rows than run and with more."""
+    rng = np.random.default_rng(13)
+    return {
+        f"{name}-block{size}-kept{num_kept}": keep_case(rng, [with_blocks(kind) for kind in kinds], size, num_kept)
+        for name, kinds in STEPS.items()
+        for size, num_kept in ((16, 1), (16, 21), (32, 37))
+    }
+
+
+def with_blocks(kind: Kind) -> Kind:
+    """The same with so many drafts that every row that is run has a block."""
+    computed, num_run, _, _, committed, num_drafts = kind
+    return (*kind[:5], max(num_drafts, computed + num_run - committed))
 
 
 def postprocess_cases() -> dict[str, dict[str, Any]]:
@@ -153,7 +197,7 @@ def offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def take_preprocess(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     todo, hidden = kwargs["todo"], kwargs["hidden"]
-    columns = {name: getattr(todo, name)[list(rows)] for name in ("begin", "end", "hidden_begin", "hidden_end")}
+    columns = {name: getattr(todo, name)[list(rows)] for name in ("begin", "end", "hidden_begin")}
     parts = ragged(todo.cu_hidden, rows)
     return {
         "batch": take_batch(kwargs["batch"], rows),
@@ -174,8 +218,8 @@ def take_postprocess(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str
 
 MTP_PREPROCESS = OpCases(
     "mtp_preprocess",
-    ops.mtp_preprocess_,
-    reference.mtp_preprocess_,
+    ops.mtp_preprocess,
+    reference.mtp_preprocess,
     preprocess_cases(),
     ops.MTP_PREPROCESS,
     on_host={"batch", "todo"},
@@ -185,6 +229,10 @@ MTP_PREPROCESS = OpCases(
     atol=0.0,
     bf16_ulps=0.0,
 )
+KEEP_HIDDEN = OpCases(
+    "keep_hidden", ops.keep_hidden_, reference.keep_hidden_, keep_cases(), ops.KEEP_HIDDEN, rtol=0.0, atol=0.0,
+    bf16_ulps=0.0,
+)  # fmt: skip
 MTP_POSTPROCESS = OpCases(
     "mtp_postprocess",
     ops.mtp_postprocess_,

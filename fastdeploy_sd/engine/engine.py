@@ -121,7 +121,7 @@ class Engine:
         return self._scheduler.stats()
 
     def check_integrity(self) -> None:
-        """Verify every invariant between steps. O(tokens and blocks); for tests and debug mode.
+        """Verify every invariant between steps. O(tokens and blocks); for tests and the end of a server.
 
         Raises:
             AssertionError: naming the broken rule.

@@ -79,7 +79,7 @@ class EngineLoop:
         self._wake()
 
     def run(self) -> int:
-        """Serve until told to stop; return the exit status: 0 after a drain, 1 after the engine broke."""
+        """Serve until told to stop; return the exit status: 0 after a drain, 1 when the engine broke or lost blocks."""
         try:
             while not self._is_drained():
                 readable = self._channel.wait(self._idle_s())
@@ -91,7 +91,7 @@ class EngineLoop:
                 if self._engine.has_work() or self._engine.arrival_fd in readable:
                     self._deliver(self._engine.step())
             self._say_goodbye("the server shut down")
-            return 0
+            return self._audit()
         except Exception:
             logger.exception("the engine failed; all its requests end with an error")
             self._fail()
@@ -249,6 +249,15 @@ class EngineLoop:
 
     def _is_drained(self) -> bool:
         return self._deadline is not None and not self._engine.has_work()
+
+    def _audit(self) -> int:
+        """Verify the engine's books when its last request has ended; return the exit status."""
+        try:
+            self._engine.check_integrity()
+        except AssertionError:
+            logger.exception("the engine's books are wrong after its last request")
+            return 1
+        return 0
 
     def _fail(self) -> None:
         """Answer everything without touching the engine, whose state is unknown."""

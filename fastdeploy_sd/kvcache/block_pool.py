@@ -104,9 +104,10 @@ class BlockPool:
         counts = [0] * self.num_blocks
         for block_id in referenced:
             counts[block_id] += 1
-        assert counts == self._ref_counts, f"reference counts {self._ref_counts}, the tables hold {counts}"
+        wrong = [(i, n, m) for i, (n, m) in enumerate(zip(self._ref_counts, counts, strict=True)) if n != m]
+        assert not wrong, f"(block, references counted, references held) of {len(wrong)} blocks: {wrong[:9]}"
         idle = [*self._free, *self._cached]
-        assert len(set(idle)) == len(idle), f"a block is free or cached twice: {sorted(idle)}"
+        assert len(set(idle)) == len(idle), "a block is free or cached twice"
         num_referenced = sum(count > 0 for count in counts)
         assert len(idle) + num_referenced == self.num_blocks, (
             f"{len(self._free)} free + {len(self._cached)} cached + {num_referenced} referenced != {self.num_blocks}"

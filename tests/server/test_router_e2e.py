@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -18,9 +17,8 @@ from typing import Any
 import httpx
 
 from tests.server.router_process import Router, free_port, kill, wait_until
-from tests.server.toy_process import Program
+from tests.server.split_deployment import START_S, ModelServer
 
-START_S = 300.0
 TIMEOUT_S = 300.0
 NUM_TOKENS = 600
 MESSAGES = [{"role": "user", "content": "Write a function that adds two numbers."}]
@@ -33,27 +31,16 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-class DemoServer(Program):
-    """A server on the demo model, as a user starts it."""
-
-    def __init__(self, router: Router, state: Path, speculation: dict[str, object], role: str = "mixed") -> None:
-        options = {"model": "demo", "port": 0, "router": router.address, "num-threads": 1, "kv-cache-memory-gb": 0.3}
-        flags = [f"--{name}={value}" for name, value in options.items()]
-        flags += [f"--splitwise-role={role}", "--speculative-config", json.dumps(speculation)]
-        super().__init__(
-            [sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server", *flags], XDG_STATE_HOME=str(state)
-        )
-
-    @property
-    def url(self) -> str:
-        """Where it serves; waits until it does."""
-        return self.wait_for_line(r"serving demo on (http://\S+)", START_S)[1]
+def demo_server(router: Router, state: Path, speculation: dict[str, object], role: str = "mixed") -> ModelServer:
+    """A server on the demo model."""
+    options: dict[str, Any] = {"router": [router.address], "kv_cache_memory_gb": 0.3, "splitwise_role": role}
+    return ModelServer("demo", state, speculative_config=speculation, **options)
 
 
 def outcome(url: str, path: str, body: dict[str, Any]) -> dict[object, dict[str, list[Any]]]:
     """What a stream says of each choice, whatever its events are: text, log-probabilities, end; and the usage."""
     found: defaultdict[object, defaultdict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-    options = {"model": "demo", "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    options = {"model": "m", "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     text = httpx.post(
         f"{url}{path}", json=options | body | {"stream_options": {"include_usage": True}}, timeout=TIMEOUT_S
     ).text
@@ -78,7 +65,7 @@ def test_every_stream_goes_on_at_a_server_that_drafts_otherwise(tmp_path: Path) 
     with contextlib.ExitStack() as stack:
         router = stack.enter_context(contextlib.closing(Router(tmp_path, free_port())))
         first, second = (
-            stack.enter_context(contextlib.closing(DemoServer(router, tmp_path, speculation)))
+            stack.enter_context(contextlib.closing(demo_server(router, tmp_path, speculation)))
             for speculation in methods
         )
         wait_until(lambda: states(router) == {first.url: "available", second.url: "available"}, START_S)
@@ -111,7 +98,7 @@ def test_a_stream_goes_on_at_another_decode_instance(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         router = stack.enter_context(contextlib.closing(Router(tmp_path, free_port(), splitwise="true")))
         servers = [
-            stack.enter_context(contextlib.closing(DemoServer(router, tmp_path, naive, role)))
+            stack.enter_context(contextlib.closing(demo_server(router, tmp_path, naive, role)))
             for role in ("prefill", "decode", "decode")
         ]
         wait_until(lambda: set(states(router)) == {server.url for server in servers}, START_S)

@@ -18,7 +18,7 @@ import httpx
 
 WAIT_S = 120.0
 _EXECUTORS = "tests.server.lifecycle_executors"
-_SCRIPT = (
+START_SCRIPT = (
     "import json, sys\n"
     "from fastdeploy_sd.config import config_from_kwargs\n"
     "from fastdeploy_sd.entrypoints import launch\n"
@@ -87,9 +87,9 @@ class Program:
             time.sleep(0.01)
         return pids
 
-    def wait(self) -> int:
+    def wait(self, patience_s: float = WAIT_S) -> int:
         """Wait for its end; return the exit status."""
-        status = self.process.wait(WAIT_S)
+        status = self.process.wait(patience_s)
         self._reader.join(WAIT_S)
         print(self.stderr)  # shown when a test fails
         return status
@@ -124,7 +124,7 @@ class Server(Program):
     ) -> None:
         limit = [] if num_files is None else ["prlimit", f"--nofile={num_files}"]
         options = {"model": str(golden_dir / "qwen3-tiny"), "served_model_name": "toy", "port": 0, **options}
-        argv = [*limit, sys.executable, "-c", _SCRIPT, json.dumps(options), f"{_EXECUTORS}:{executor}"]
+        argv = [*limit, sys.executable, "-c", START_SCRIPT, json.dumps(options), f"{_EXECUTORS}:{executor}"]
         super().__init__(argv, **{name: str(folder) for name, folder in (folders or {}).items()})
 
     @property

@@ -39,7 +39,8 @@ from tests.splitwise.instances import (
 from tests.splitwise.instances import PROTOCOLS as BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
-PROTOCOLS = (*BUILT_IN, "rdma") if has_mooncake() else BUILT_IN
+NEEDS_MOONCAKE = pytest.mark.skipif(not has_mooncake(), reason="needs the extra [rdma] and libibverbs")
+PROTOCOLS = (*BUILT_IN, pytest.param("rdma", marks=NEEDS_MOONCAKE))
 
 
 @contextmanager

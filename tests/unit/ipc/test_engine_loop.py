@@ -255,6 +255,16 @@ async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
         assert await host.ended() == 0
 
 
+async def test_a_block_that_was_lost_shows_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    async with hosted() as host, connected(host) as client:
+        await collect(client, toy_request("r", [5, 6, 7], max_tokens=3))
+        host.engine._pool.kv._pool.allocate(1)
+        host.loop.drain()
+        assert await host.ended() == 1
+    assert "the engine's books are wrong" in caplog.text
+    assert "references counted, references held) of 1 blocks" in caplog.text
+
+
 @pytest.mark.parametrize("is_deadline_zero", [True, False])
 async def test_what_still_runs_at_the_end_gets_an_error(is_deadline_zero: bool) -> None:
     gate = Gate()

@@ -47,7 +47,7 @@ def test_releasing_a_free_block_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("referenced", "message"),
-    [([0], "reference counts"), ([0, 1, 1], "reference counts")],
+    [([0], "references counted"), ([0, 1, 1], "references counted")],
 )
 def test_integrity_notices_references_nobody_counted(referenced: list[int], message: str) -> None:
     pool = BlockPool(3)

@@ -69,7 +69,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "placement": set(),
     "splitwise": VALUES | {"config", "engine.transfer_stats", "ipc.codec", "ipc.packing", "runtime.checksum"},
     "ranks": VALUES
-    | {"config", "engine.executor", "ipc", "parallel", "runtime.library", "spec_decode.proposer", "worker"},
+    | {"config", "engine.block_store", "engine.executor", "ipc", "parallel", "runtime.library", "spec_decode.proposer"}
+    | {"worker"},
     "redis_scheduler": VALUES | {"config", "ipc", "placement", "splitwise.secret"},
     "fleet": VALUES | {"ipc.codec", "ipc.packing"},
     "entrypoints": VALUES

@@ -94,13 +94,7 @@ def _verify_cache_size(config: Config) -> None:
 
 
 def _verify_swap(config: Config) -> None:
-    cache, num_ranks = config.cache, config.parallel.tensor_parallel_size
-    if cache.swap_bytes and num_ranks > 1:
-        raise ConfigError(
-            f"swap_space: expected none with tensor_parallel_size {num_ranks}, as only one rank can keep copies of its"
-            f" KV yet, got {cache.swap_space:g}",
-            param="swap_space",
-        )
+    cache = config.cache
     if cache.swap_bytes and not cache.enable_prefix_caching:
         raise ConfigError(
             f"swap_space: expected none when enable_prefix_caching is off, got {cache.swap_space:g}", param="swap_space"
@@ -108,16 +102,6 @@ def _verify_swap(config: Config) -> None:
     if cache.swap_folder is not None and not cache.swap_bytes:
         raise ConfigError(
             f"swap_folder: expected none without swap_space, got {cache.swap_folder!r}", param="swap_folder"
-        )
-
-
-def _verify_role_of_ranks(config: Config) -> None:
-    role, num_ranks = config.splitwise.splitwise_role, config.parallel.tensor_parallel_size
-    if role != "mixed" and num_ranks > 1:
-        raise ConfigError(
-            f"splitwise_role: expected mixed with tensor_parallel_size {num_ranks}, as KV goes between instances of one"
-            f" rank only yet, got {role}",
-            param="splitwise_role",
         )
 
 
@@ -139,8 +123,7 @@ RULES = (
     Rule(_verify_drafts, (SPECULATIVE_OPTION, _STEP, "max_num_seqs")),
     Rule(_verify_threshold, ("long_prefill_token_threshold", "enable_chunked_prefill")),
     Rule(_verify_whole_prompts, (_STEP, "enable_chunked_prefill", "max_model_len")),
-    Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching", "tensor_parallel_size")),
-    Rule(_verify_role_of_ranks, ("splitwise_role", "tensor_parallel_size")),
+    Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

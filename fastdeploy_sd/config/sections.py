@@ -219,3 +219,8 @@ class Config:
 
     def __post_init__(self) -> None:
         verify_fields(self, "")
+
+    @property
+    def copies_kv(self) -> bool:
+        """Whether KV is copied out of the cache and into it: to other instances or to a second level."""
+        return self.splitwise.splitwise_role != "mixed" or self.cache.swap_bytes > 0

@@ -55,7 +55,8 @@ class SplitwiseConfig:
     rdma_comm_ports: tuple[int, ...] = option(
         (),
         Spec(
-            "Ports of rdma, with commas, one per rank; further ones stay unused. none: free ones.",
+            "Ports of rdma, with commas: those from the smallest to the largest may be taken, for all ranks together."
+            " none: free ones.",
             comma_separated=True,
             minimum=1,
             maximum=65535,

@@ -1,7 +1,6 @@
 """The engine's view of whatever keeps copies of KV blocks outside of the cache. Owns the interface; knows no bytes.
 
-Commands and results are plain values: with several ranks they travel to each of them, and a copy is done when all
-have done theirs.
+Commands and results are plain values.
 """
 
 from __future__ import annotations

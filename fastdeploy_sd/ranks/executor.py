@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.engine.block_store import BlockStore
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.ranks.process import DEFAULT_FOLLOWER
 from fastdeploy_sd.ranks.processes import RankProcesses, threads_per_rank
@@ -16,14 +17,31 @@ from fastdeploy_sd.worker.rank_group import RankGroup
 
 if TYPE_CHECKING:
     from fastdeploy_sd.spec_decode.proposer import MakeProposer
+    from fastdeploy_sd.worker.kv_identity import KvIdentity
+    from fastdeploy_sd.worker.kv_pages import KvPages
+    from fastdeploy_sd.worker.layer_signals import LayerSignals
 
-CreateFirst = Callable[[Config, RankGroup], Executor]
+
+class KvExecutor(Executor, Protocol):
+    """An executor that reaches the KV of all ranks, if the configuration has use for it; see LocalExecutor."""
+
+    @property
+    def kv_pages(self) -> KvPages: ...
+
+    @property
+    def kv_identity(self) -> KvIdentity: ...
+
+    @property
+    def layer_signals(self) -> LayerSignals | None: ...
+
+
+CreateFirst = Callable[[Config, RankGroup], KvExecutor]
 
 
 class MultiProcessExecutor:
     """Rank 0's executor and the other ranks' processes; see engine.executor.Executor."""
 
-    def __init__(self, first: Executor, others: RankProcesses) -> None:
+    def __init__(self, first: KvExecutor, others: RankProcesses) -> None:
         self._first, self._others = first, others
         self._is_shut_down = False
 
@@ -37,9 +55,21 @@ class MultiProcessExecutor:
         return self._first.model_info
 
     @property
-    def block_store(self) -> None:
-        """There is no second level of the prefix cache: a rank has its part of every block only."""
-        return None
+    def block_store(self) -> BlockStore | None:
+        return self._first.block_store
+
+    @property
+    def kv_pages(self) -> KvPages:
+        """See KvExecutor."""
+        return self._first.kv_pages
+
+    @property
+    def kv_identity(self) -> KvIdentity:
+        return self._first.kv_identity
+
+    @property
+    def layer_signals(self) -> LayerSignals | None:
+        return self._first.layer_signals
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """See Executor.execute.
@@ -61,7 +91,7 @@ class MultiProcessExecutor:
                 self._others.close()
 
 
-def create_executor(config: Config, make_proposer: MakeProposer | None = None) -> Executor:
+def create_executor(config: Config, make_proposer: MakeProposer | None = None) -> KvExecutor:
     """Load the configured model on as many ranks as are configured; see worker.executor.create_executor.
 
     Raises:
@@ -93,14 +123,21 @@ def start_ranks(
         InternalError: a rank broke while loading.
     """
     others = RankProcesses(config, size, follower, timeout_s)
+    first: KvExecutor | None = None
     try:
-        group = RankGroup(0, size, threads_per_rank(size), others.communicator, others, smallest=others.smallest)
+        group = RankGroup(
+            0, size, threads_per_rank(size), others.communicator, others,
+            smallest=others.smallest, kv_files=others.kv_files,
+        )  # fmt: skip
         first = create_first(config, group)
         others.wait_ready()
-    except GroupEnded as end:
-        others.kill()
-        raise end.error from None
-    except BaseException:
-        others.kill()
+    except BaseException as error:
+        try:
+            if first is not None:
+                first.shutdown()
+        finally:
+            others.kill()
+        if isinstance(error, GroupEnded):
+            raise error.error from None
         raise
     return MultiProcessExecutor(first, others)

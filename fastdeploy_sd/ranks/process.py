@@ -92,6 +92,7 @@ def main() -> int:
             communicator,
             agree=session.agree,
             smallest=session.smallest,
+            kv_files={rank: int(start["kv_file"])} if "kv_file" in start else {},
         )
         follower = create(from_json(start["config"]), group)
         gc.collect()

@@ -32,6 +32,7 @@ from fastdeploy_sd.ranks.messages import (
 from fastdeploy_sd.ranks.watch import COMPUTING_TIMEOUTS, RankWatch
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.worker.commands import Attempt, Command
+from fastdeploy_sd.worker.kv_file import create_kv_file
 from fastdeploy_sd.worker.lead import GroupEnded
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class RankProcesses:
 
     Attributes:
         communicator: rank 0's end of what the ranks exchange.
+        kv_files: see RankGroup.
     """
 
     def __init__(self, config: Config, size: int, follower: str, timeout_s: float) -> None:
@@ -66,6 +68,7 @@ class RankProcesses:
         # Ranks that hang are noticed by the watch, which knows them from slow ones.
         patience_s = COMPUTING_TIMEOUTS * timeout_s
         self.communicator = Communicator.shared(segment, 0, size, patience_s)
+        self.kv_files = {rank: create_kv_file() for rank in range(1, size)} if config.copies_kv else {}
         for rank in range(1, size):
             link, theirs = Link.pair()
             with theirs:
@@ -80,8 +83,12 @@ class RankProcesses:
                     "isa": library.isa(),
                     "link": str(theirs.fileno()),
                 }
+                fds = [theirs.fileno(), segment]
+                if rank in self.kv_files:
+                    start["kv_file"] = str(self.kv_files[rank])
+                    fds.append(self.kv_files[rank])
                 self._children[rank] = ChildProcess(
-                    "fastdeploy_sd.ranks.process:main", start, (theirs.fileno(), segment), ignores_signals=True
+                    "fastdeploy_sd.ranks.process:main", start, tuple(fds), ignores_signals=True
                 )
             self._links[rank] = link
         os.close(segment)
@@ -155,6 +162,8 @@ class RankProcesses:
     def _free(self) -> None:
         for link in self._links.values():
             link.close()
+        for fd in self.kv_files.values():
+            os.close(fd)
         self.communicator.close()
 
     def _end(self, reason: str) -> None:

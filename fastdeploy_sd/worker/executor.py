@@ -55,7 +55,8 @@ class LocalExecutor:
     """The model in this process; see engine.executor.Executor.
 
     Attributes:
-        kv_pages: the KV cache as bytes. kv_identity: what KV it is.
+        kv_pages: the KV cache as bytes; of several ranks where the configuration has use for that, else of this one.
+        kv_identity: what KV it is.
         layer_signals: of the steps, on a prefill instance only.
     """
 
@@ -136,7 +137,7 @@ def create_executor(
         fingerprint=loaded.kv_identity.output_fingerprint(rule),
     )
     runner = ModelRunner(loaded.forward, loaded.memory, table, proposer, info.speculation, rule, lead, loaded.signals)
-    pages = KvPages(loaded.kv.caches, loaded.kv.draft_caches, loaded.kv.block_hidden)
+    pages = KvPages(loaded.kv.ranks)
     store = open_block_store(config, pages, loaded.kv_identity, loaded.checkpoint, loaded.draft_weights)
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     return LocalExecutor(runner, info, pages, loaded.kv_identity, store, loaded.signals)
@@ -187,7 +188,7 @@ class _Loaded:
         if self.draft is not None:
             draft_model = DraftModel(
                 self.draft.model,
-                self.kv.draft_caches,
+                self.kv.own.draft_caches,
                 make_rotary(self.draft.config, self.kv.max_tokens),
                 self.kept_hidden,
                 self.forward.hidden,
@@ -214,18 +215,20 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
     tp = TpGroup(group.communicator)
     model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
-    kv = allocate_kv(config, decoder_config, model.draft, max_model_len, group, tp.shard)
+    kv = allocate_kv(config, decoder_config, model.draft, max_model_len, group)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
     memory = StepMemory(limits, vocab_size)
     table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
     forward_type = EagerForward if config.model.enforce_eager else RecordedForward
     rotary = make_rotary(decoder_config, kv.max_tokens)
-    signals = LayerSignals() if config.splitwise.splitwise_role == "prefill" else None
+    sends_layers = config.splitwise.splitwise_role == "prefill" and group.rank == 0
+    signals = LayerSignals(group.size) if sends_layers else None
     on_stored = None if signals is None else signals.on_stored
-    kept_hidden = allocate_kept_hidden(kv.block_hidden, kv.format.block_size, max_num_seqs, s.num_speculative_tokens)
+    block_size, num_drafts = kv.format.block_size, s.num_speculative_tokens
+    kept_hidden = allocate_kept_hidden(kv.own.block_hidden, block_size, max_num_seqs, num_drafts)
     on_hidden = keeping(kept_hidden[0]) if kept_hidden else None
-    forward = forward_type(model.decoder, kv.caches, rotary, memory, table.blocks, on_stored, on_hidden)
+    forward = forward_type(model.decoder, kv.own.caches, rotary, memory, table.blocks, on_stored, on_hidden)
     draft_source = None if draft_weights is None else draft_weights.checkpoint
     identity = KvIdentity.of(config, decoder_config, kv.format.kv_dtype, checkpoint, draft_source)
     return _Loaded(

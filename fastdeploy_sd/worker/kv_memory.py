@@ -1,4 +1,4 @@
-"""The KV cache of a rank, target and draft layers: how many blocks there are, and their memory."""
+"""The KV cache, target and draft layers: how many blocks there are, and their memory on the ranks that are in reach."""
 
 from __future__ import annotations
 
@@ -9,30 +9,56 @@ from paddle import Tensor
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.parallel.shard import Shard
+from fastdeploy_sd.runtime.device import DEVICE
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.free_memory import free_memory
-from fastdeploy_sd.worker.kv_sizing import LayerKv
+from fastdeploy_sd.worker.kv_file import ALIGNMENT, KvFile
+from fastdeploy_sd.worker.kv_sizing import KvCacheFormat, LayerKv
+from fastdeploy_sd.worker.kv_tensors import Zeros
 from fastdeploy_sd.worker.rank_group import RankGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RankKv:
+    """What one rank has of the KV of all layers, over the same blocks as every other.
+
+    Attributes:
+        kv_heads: of the model, that the target's layers have here. draft_kv_heads: the same of the draft layers. Where
+            there are fewer than ranks, several ranks have the same.
+        caches: of the target's layers. draft_caches, block_hidden: of the draft layers, if there are any. Every rank
+            has the whole hidden rows.
+    """
+
+    kv_heads: range
+    caches: Sequence[KvCache[Tensor]]
+    draft_kv_heads: range = range(0)
+    draft_caches: Sequence[KvCache[Tensor]] = ()
+    block_hidden: Sequence[Tensor] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class KvMemory:
-    """The KV of all layers over the same blocks.
+    """The KV that a process reaches.
 
     Attributes:
         max_tokens: of a sequence.
-        caches: of the target's layers. draft_caches, block_hidden: of the draft layers, if there are any.
+        own: this rank's. others: the other ranks', in their order, on rank 0 where the group says so.
     """
 
     size: kv_sizing.KvCacheSize
-    format: kv_sizing.KvCacheFormat
+    format: KvCacheFormat
     max_tokens: int
-    caches: Sequence[KvCache[Tensor]]
-    draft_caches: Sequence[KvCache[Tensor]]
-    block_hidden: Sequence[Tensor]
+    own: RankKv
+    others: Sequence[RankKv]
+
+    @property
+    def ranks(self) -> Sequence[RankKv]:
+        """Of all ranks, on rank 0."""
+        return [self.own, *self.others]
 
 
 def allocate_kv(
@@ -41,27 +67,63 @@ def allocate_kv(
     draft: DraftLayers | None,
     max_model_len: int,
     group: RankGroup,
-    shard: Shard,
 ) -> KvMemory:
-    """Allocate what a rank has of the KV, as many blocks as are configured or of use.
+    """Allocate what a rank has of the KV, as many blocks as are configured or of use, and reach what others have.
 
     Args:
         draft: None = no layers draft.
-        shard: of this rank.
 
     Raises:
         ConfigError: no block fits, or the system has no memory for them.
     """
-    kv_format, target_layers = kv_sizing.KvCacheFormat.create(config), LayerKv.of_decoder(target, shard)
-    draft_layers = [] if draft is None else LayerKv.of_draft_layers(draft.config, draft.model.num_layers, shard)
-    one_block = group.size * kv_sizing.block_bytes([*target_layers, *draft_layers], kv_format)
+    kv_format = KvCacheFormat.create(config)
+    layers = _Layers(target, draft, group.size)
+    one_block = group.size * kv_sizing.block_bytes(layers.of_rank(group.rank), kv_format)
     size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: group.smallest(free_memory))
     return KvMemory(
         size,
         kv_format,
         # No sequence outgrows the cache: tables by position need no more rows, whatever context the checkpoint claims.
         max_tokens=min(max_model_len, size.num_tokens + 1),
-        caches=kv_tensors.allocate(target_layers, size.num_blocks, kv_format),
-        draft_caches=kv_tensors.allocate(draft_layers, size.num_blocks, kv_format),
-        block_hidden=kv_tensors.allocate_block_hidden(draft_layers, size.num_blocks, kv_format),
+        own=layers.allocate(group.rank, size.num_blocks, kv_format, group.kv_files.get(group.rank)),
+        others=[
+            layers.allocate(rank, size.num_blocks, kv_format, fd)
+            for rank, fd in sorted(group.kv_files.items())
+            if rank != group.rank
+        ],
     )
+
+
+class _Layers:
+    """What the layers of a model, and those that draft for it, keep on each of so many ranks."""
+
+    def __init__(self, target: DecoderConfig, draft: DraftLayers | None, num_ranks: int) -> None:
+        self._target, self._draft, self._num_ranks = target, draft, num_ranks
+
+    def of_rank(self, rank: int) -> list[LayerKv]:
+        """Return one per layer, draft layers last."""
+        shard = Shard(rank, self._num_ranks)
+        layers = LayerKv.of_decoder(self._target, shard)
+        if self._draft is None:
+            return layers
+        return layers + LayerKv.of_draft_layers(self._draft.config, self._draft.model.num_layers, shard)
+
+    def allocate(self, rank: int, num_blocks: int, fmt: KvCacheFormat, fd: int | None) -> RankKv:
+        """Return a rank's memory: that of a KvFile, or of this process alone; raises as `kv_tensors.allocate`."""
+        layers, num_target, shard = self.of_rank(rank), self._target.num_layers, Shard(rank, self._num_ranks)
+        zeros = DEVICE.zeros if fd is None else _zeros_of_file(fd, layers, num_blocks, fmt)
+        caches = kv_tensors.allocate(layers, num_blocks, fmt, zeros)
+        return RankKv(
+            DecoderShard(self._target, shard).kv_heads(),
+            caches[:num_target],
+            range(0) if self._draft is None else DecoderShard(self._draft.config, shard).kv_heads(),
+            caches[num_target:],
+            kv_tensors.allocate_block_hidden(layers, num_blocks, fmt, zeros),
+        )
+
+
+def _zeros_of_file(fd: int, layers: Sequence[LayerKv], num_blocks: int, fmt: KvCacheFormat) -> Zeros:
+    num_bytes = num_blocks * kv_sizing.block_bytes(layers, fmt) + len(layers) * kv_tensors.MAX_PARTS * ALIGNMENT
+    with kv_tensors.asking_for_memory():
+        file = KvFile(fd, num_bytes)
+    return lambda shape, dtype: DEVICE.wrap(file.zeros(shape, dtype))

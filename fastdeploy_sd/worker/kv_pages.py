@@ -4,12 +4,15 @@ Layers are the target's, then the draft layers. A page is whatever the layer's c
 
     k | v | k_scale | v_scale (of an int8 cache) | hidden row of the block's last token (of a draft layer)
 
+Each but the last is one KV head of the model behind another, whichever ranks have them, so that a page is the same
+whatever the number of ranks. What several ranks have is read of one of them and written to all.
+
 Owns no memory. Knows no transport, and not which blocks are whose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,53 +20,56 @@ from paddle import Tensor
 
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.worker.kv_memory import RankKv
 
 Bytes = npt.NDArray[np.uint8]
+# A part of the pages of a layer, or what a rank has of it: [num_blocks, bytes], of every rank that has the same.
+_Piece = tuple[Bytes, ...]
 
 
 class KvPages:
     """Pages of all layers over the same blocks. May be used by several threads, for different pages.
 
     Args:
-        caches: of the target's layers. draft_caches: of the draft layers.
-        block_hidden: per draft layer [num_blocks, H], the rows that it reads from.
+        ranks: all of them; none = there are no layers.
 
     Attributes:
         num_layers: target and draft layers together. num_target_layers: the first ones.
-        num_blocks: blocks of every layer; 0 = there are no layers.
+        num_blocks: blocks of every layer.
+        memory_bytes: of all blocks, on all ranks together.
     """
 
-    def __init__(
-        self,
-        caches: Sequence[KvCache[Tensor]],
-        draft_caches: Sequence[KvCache[Tensor]] = (),
-        block_hidden: Sequence[Tensor] = (),
-    ) -> None:
-        layers = [_parts(cache) for cache in caches]
-        layers += [[*_parts(cache), rows] for cache, rows in zip(draft_caches, block_hidden, strict=True)]
-        # Per layer, one array [num_blocks, bytes] over each part.
-        self._layers = [tuple(_by_block(part) for part in parts) for parts in layers]
-        self.num_layers, self.num_target_layers = len(layers), len(caches)
-        self.num_blocks = min((cache.num_blocks for cache in caches), default=0)
+    def __init__(self, ranks: Sequence[RankKv]) -> None:
+        targets = [[(rank.kv_heads, cache) for cache in rank.caches] for rank in ranks]
+        drafts = [[(rank.draft_kv_heads, cache) for cache in rank.draft_caches] for rank in ranks]
+        rows = [rank.block_hidden for rank in ranks]
+        self._layers: list[list[_Piece]] = [_pieces(layer) for layer in zip(*targets, strict=True)]
+        self.num_target_layers = len(self._layers)
+        for layer, hidden in zip(zip(*drafts, strict=True), zip(*rows, strict=True), strict=True):
+            self._layers.append([*_pieces(layer), tuple(map(_by_block, hidden))])
+        self.num_layers = len(self._layers)
+        every = [copy for layer in self._layers for piece in layer for copy in piece]
+        self.num_blocks = min(map(len, every), default=0)
+        self.memory_bytes = sum(copy.nbytes for copy in every)
 
     def page_bytes(self, layer: int) -> int:
         """Return the length of a page of this layer."""
-        return sum(part.shape[1] for part in self._layers[layer])
+        return sum(piece[0].shape[1] for piece in self._layers[layer])
 
     def read(self, layer: int, block_id: int) -> tuple[Bytes, ...]:
-        """Return the parts of a page, u8[n] each: views that change when the page does.
+        """Return a page in pieces, u8[n] each: views that change when the page does.
 
         Raises:
             IndexError: there is no such layer or block.
         """
         self._verify(layer, block_id)
-        return tuple(part[block_id] for part in self._layers[layer])
+        return tuple(piece[0][block_id] for piece in self._layers[layer])
 
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
         """Overwrite a page.
 
         Args:
-            data: the parts of a page of the same format, behind each other.
+            data: a page of the same format.
 
         Raises:
             IndexError: there is no such layer or block.
@@ -73,9 +79,10 @@ class KvPages:
         if data.nbytes != self.page_bytes(layer):
             raise ValueError(f"page of layer {layer}: expected {self.page_bytes(layer)} bytes, got {data.nbytes}")
         source, begin = np.frombuffer(data, np.uint8), 0
-        for part in self._layers[layer]:
-            end = begin + part.shape[1]
-            part[block_id] = source[begin:end]
+        for piece in self._layers[layer]:
+            end = begin + piece[0].shape[1]
+            for copy in piece:
+                copy[block_id] = source[begin:end]
             begin = end
 
     def _verify(self, layer: int, block_id: int) -> None:
@@ -86,8 +93,15 @@ class KvPages:
             )
 
 
-def _parts(cache: KvCache[Tensor]) -> list[Tensor]:
-    return [part for part in (cache.k, cache.v, cache.k_scale, cache.v_scale) if part is not None]
+def _pieces(caches: Iterable[tuple[range, KvCache[Tensor]]]) -> list[_Piece]:
+    """A layer on all ranks, each with the heads that it has, as pieces in the order of a page."""
+    by_heads: dict[int, list[list[Bytes]]] = {}
+    for heads, cache in caches:
+        parts = [part for part in (cache.k, cache.v, cache.k_scale, cache.v_scale) if part is not None]
+        by_heads.setdefault(heads.start, []).append([_by_block(part) for part in parts])
+    # Of each of the heads, part by part with all that have it; then part by part over the heads.
+    of_heads = [list(zip(*copies, strict=True)) for _, copies in sorted(by_heads.items())]
+    return [piece for part in zip(*of_heads, strict=True) for piece in part]
 
 
 def _by_block(part: Tensor) -> Bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -13,35 +14,50 @@ from fastdeploy_sd.ops.kv_cache import KvCache, kv_cache_shapes, kv_scale_shape
 from fastdeploy_sd.runtime.device import DEVICE
 from fastdeploy_sd.worker.kv_sizing import KvCacheFormat, LayerKv
 
+Zeros = Callable[[tuple[int, ...], npt.DTypeLike], Tensor]
+# Tensors of a layer at most: k, v, their scales, hidden rows.
+MAX_PARTS = 5
 
-def allocate(layers: Iterable[LayerKv], count: int, fmt: KvCacheFormat) -> list[KvCache[Tensor]]:
+
+def allocate(
+    layers: Iterable[LayerKv], count: int, fmt: KvCacheFormat, zeros: Zeros = DEVICE.zeros
+) -> list[KvCache[Tensor]]:
     """Return one cache of `count` blocks per layer.
 
     The memory is zero and taken from the system only as blocks are first used.
 
+    Args:
+        zeros: where it comes from.
+
     Raises:
         ConfigError: the system does not give that much.
     """
-    return [_allocate_layer(layer, count, fmt) for layer in layers]
+    with asking_for_memory():
+        return [_allocate_layer(layer, count, fmt, zeros) for layer in layers]
 
 
-def _allocate_layer(layer: LayerKv, count: int, fmt: KvCacheFormat) -> KvCache[Tensor]:
-    geometry = (count, fmt.block_size, layer.num_kv_heads)
-    k, v = _zeros(kv_cache_shapes(*geometry, layer.head_dim, np.dtype(fmt.kv_storage).itemsize), fmt.kv_storage)
+def _allocate_layer(layer: LayerKv, count: int, fmt: KvCacheFormat, zeros: Zeros) -> KvCache[Tensor]:
+    geometry, kv_bytes = (count, fmt.block_size, layer.num_kv_heads), np.dtype(fmt.kv_storage).itemsize
+    k, v = (zeros(shape, fmt.kv_storage) for shape in kv_cache_shapes(*geometry, layer.head_dim, kv_bytes))
     if not fmt.is_int8:
         return KvCache(k, v, layer.first_key)
-    k_scale, v_scale = _zeros([kv_scale_shape(*geometry)] * 2, np.float32)
+    k_scale, v_scale = (zeros(kv_scale_shape(*geometry), np.float32) for _ in range(2))
     return KvCache(k, v, layer.first_key, k_scale, v_scale)
 
 
-def allocate_block_hidden(layers: Iterable[LayerKv], count: int, fmt: KvCacheFormat) -> list[Tensor]:
-    """Return [count, H] per layer that keeps hidden rows, one row per block; raises as `allocate`."""
-    return _zeros([(count, layer.hidden_size) for layer in layers if layer.hidden_size], fmt.row_storage)
+def allocate_block_hidden(
+    layers: Iterable[LayerKv], count: int, fmt: KvCacheFormat, zeros: Zeros = DEVICE.zeros
+) -> list[Tensor]:
+    """Return [count, H] per layer that keeps hidden rows, one row per block; arguments and errors as `allocate`'s."""
+    with asking_for_memory():
+        return [zeros((count, layer.hidden_size), fmt.row_storage) for layer in layers if layer.hidden_size]
 
 
-def _zeros(shapes: Sequence[tuple[int, ...]], storage: npt.DTypeLike) -> list[Tensor]:
+@contextmanager
+def asking_for_memory() -> Iterator[None]:
+    """Turn a system's refusal into a ConfigError."""
     try:
-        return [DEVICE.zeros(shape, storage) for shape in shapes]
+        yield
     except (MemoryError, OSError, OverflowError) as error:
         raise ConfigError(
             f"kv_cache_memory_gb, num_gpu_blocks_override: expected what the system has memory for, got {error}",

@@ -22,11 +22,16 @@ class LayerSignals:
     A step that fails is run again in parts. A part's layers say nothing about other parts' rows, so from then on
     signals do not count: the layers of the first try that had got so far are those that hold the KV of all rows.
 
+    Args:
+        num_ranks: that run a pass together, of which this one signals. It cannot finish a layer before every rank has
+            put its heads into that layer's sum, and stored them before. So the others are one layer behind at most.
+
     Attributes:
         fd: becomes readable with a signal; the reader reads it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int) -> None:
+        self._lag = 0 if num_ranks == 1 else 1
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._count = np.zeros(1, np.int64)
         self._counter = DEVICE.wrap(self._count)
@@ -48,9 +53,9 @@ class LayerSignals:
 
     @property
     def num_layers(self) -> int:
-        """Layers that hold the KV of all the step's tokens."""
+        """Layers that hold the KV of all the step's tokens on every rank, for all that is known."""
         count, end = self._count.item(0), self._end  # in this order: a part's signals come after `stop`
-        return (count if end is None else min(count, end)) - self._begin
+        return max((count if end is None else min(count, end)) - self._begin - self._lag, 0)
 
     def close(self) -> None:
         """Give the descriptor back; may be called twice."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from fastdeploy_sd.parallel.communicator import Communicator
 from fastdeploy_sd.worker.lead import Collectives, OtherRanks
@@ -29,6 +29,8 @@ class RankGroup:
         others: rank 0's hold on the other ranks; None on these, and where there are none.
         agree: what other ranks than 0 call when their draft layers have run; see DraftModel.agree.
         smallest: gives every rank the smallest of what the ranks measure; all of them call it, once loaded.
+        kv_files: rank -> descriptor of the memory for its KV, see worker.kv_file: on rank 0 those of all others, on
+            these their own. None where KV is nobody else's business.
     """
 
     rank: int = 0
@@ -38,6 +40,7 @@ class RankGroup:
     others: OtherRanks | None = None
     agree: Callable[[], None] = lambda: None
     smallest: Callable[[Callable[[], int]], int] = lambda measure: measure()
+    kv_files: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def collectives(self) -> Collectives:

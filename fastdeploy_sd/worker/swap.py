@@ -45,7 +45,7 @@ def open_block_store(
         _fail(f"at least {stride / _GIB:.6f} (one block)", config)
     folder, path = config.cache.swap_folder, None
     if folder is None:
-        left = max(0, free_memory() - pages.num_blocks * block_bytes)
+        left = max(0, free_memory() - pages.memory_bytes)
         if num_slots * stride > left:
             _fail(f"at most {left / _GIB:.3f}, the memory that is free beside the KV cache, or a swap_folder", config)
     else:

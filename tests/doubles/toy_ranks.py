@@ -11,9 +11,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.commands import (
@@ -39,6 +39,12 @@ class ToyFirst:
 
     def __init__(self, toy: ToyExecutor, lead: GroupLead) -> None:
         self._toy, self._lead = toy, lead
+
+    @property
+    def kv_pages(self) -> NoReturn:
+        raise AssertionError("the toy has no KV")
+
+    kv_identity = layer_signals = kv_pages
 
     @property
     def model_info(self) -> ModelInfo:
@@ -88,7 +94,7 @@ class ToyFollower:
         self._result = self._toy.execute(self._plan)
 
 
-def create_first(config: Config, group: RankGroup) -> Executor:
+def create_first(config: Config, group: RankGroup) -> ToyFirst:
     """Rank 0 of the toy ranks."""
     assert group.others is not None
     assert group.smallest(lambda: 10) == 10 - (group.size - 1)

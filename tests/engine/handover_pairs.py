@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fastdeploy_sd.config import SplitwiseConfig
+from fastdeploy_sd.config import ParallelConfig, SplitwiseConfig
 from fastdeploy_sd.conformance import Reference, Way
 from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
 from fastdeploy_sd.conformance.methods import Method
@@ -16,8 +16,9 @@ from fastdeploy_sd.conformance.runs import engine_config
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.handover.fetching_supply import FetchingSupply
 from fastdeploy_sd.handover.prefill_engine import PrefillEngine
+from fastdeploy_sd.ranks.executor import create_executor
+from fastdeploy_sd.runtime import library
 from fastdeploy_sd.types import FinishReason, Request, RequestId
-from fastdeploy_sd.worker.executor import create_executor
 from tests.doubles.wire import SOURCE, Wire
 
 MAX_TURNS = 20_000
@@ -89,16 +90,29 @@ class Pair:
 
 @contextmanager
 def open_pair(
-    reference: Reference, decode: tuple[Way, Method], prefill: tuple[Way, Method], seed: int
+    reference: Reference,
+    decode: tuple[Way, Method],
+    prefill: tuple[Way, Method],
+    seed: int,
+    num_ranks: tuple[int, int] = (1, 1),
 ) -> Iterator[Pair]:
-    """Load the model twice, each in its way and with its method."""
-    wire = Wire(seed)
+    """Load the model twice, each in its way and with its method, on so many ranks for decode and prefill."""
+    wire, num_threads = Wire(seed), library.num_threads()
     configs = [
-        replace(engine_config(reference.base, way, method), splitwise=SplitwiseConfig(splitwise_role=role))
-        for role, (way, method) in zip(ROLES, (decode, prefill), strict=True)
+        replace(
+            engine_config(reference.base, way, method),
+            splitwise=SplitwiseConfig(splitwise_role=role),
+            # Slow steps of a busy machine are no hang.
+            parallel=ParallelConfig(tensor_parallel_size=size, rank_timeout_s=60.0),
+        )
+        for role, (way, method), size in zip(ROLES, (decode, prefill), num_ranks, strict=True)
     ]
-    target, source = (create_executor(config) for config in configs)
-    try:
+    with ExitStack() as opened:
+        opened.callback(library.set_num_threads, num_threads)
+        target = create_executor(configs[0])
+        opened.callback(target.shutdown)
+        source = create_executor(configs[1])
+        opened.callback(source.shutdown)
         wire.target_pages, wire.source_pages = target.kv_pages, source.kv_pages
         num_draft_layers = target.kv_pages.num_layers - target.kv_pages.num_target_layers
         supply = FetchingSupply(wire.decode, target.model_info, num_draft_layers, 60.0)
@@ -110,12 +124,9 @@ def open_pair(
             ),
             wire,
         )  # fmt: skip
+        opened.callback(pair.prefill.close)
         wire.before_move = lambda *move: check_owners(pair, *move)
         yield pair
-    finally:
-        pair.prefill.close()
-        target.shutdown()
-        source.shutdown()
 
 
 def check_owners(pair: Pair, transfer_id: str, request_id: RequestId, source_id: int, target_id: int) -> None:

@@ -1,6 +1,6 @@
 """The commands of FastDeploy's page on speculative decoding, word for word but for the model's path.
 
-Each serves here, on one device where it asks for four, or is refused by one message with everything that is missing.
+Each serves here, on two ranks where it asks for four devices.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ COMMANDS = {
         --speculative-config '{"method": "mtp", "num_speculative_tokens": 1, "model": "${path_to_mtp_model}"}'""",
 }
 OTHER_FILES = ("eb45-32k-wint4-prefixcache-a800-tp4", "eb45-21b-a3b-32k-wint8-cpu-cache", "GLM45-air-32k-bf16-mtp")
-# What needs every rank's KV.
-OTHER_FAULTS = {"eb45-32k-wint4-prefixcache-a800-tp4": ["swap_space"]}
 
 
 @pytest.fixture(scope="module")
@@ -74,33 +72,14 @@ def arguments(command: str, model: Path, num_devices: int = 4) -> list[str]:
     return ["--model", str(model), *shlex.split(text.replace("benchmarks/yaml/", f"{YAML}/"))]
 
 
-def faults(argv: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What explain-config reports, without the line that counts; [] = the configuration is sound."""
-    status = main(["explain-config", *argv])
-    lines = capsys.readouterr().err.splitlines()
-    errors = [line for line in lines if line.startswith(("error: ", "  "))]
-    assert status == (2 if errors else 0)
-    return [line.strip().removeprefix("error: ") for line in errors if "faults in the configuration" not in line]
-
-
 @pytest.mark.parametrize("name", COMMANDS)
-def test_everything_that_is_missing_is_named_at_once_and_nothing_else(
-    name: str, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = faults(arguments(COMMANDS[name], model), capsys)
-    if name in ("prefill", "decode"):
-        [fault] = found
-        assert fault.startswith("splitwise_role: expected mixed with tensor_parallel_size 4")
-    else:
-        assert found == []
+def test_no_option_of_a_command_is_missing(name: str, model: Path) -> None:
+    assert main(["explain-config", *arguments(COMMANDS[name], model)]) == 0
 
 
 @pytest.mark.parametrize("name", OTHER_FILES)
-def test_other_files_of_fastdeploy_miss_little(name: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--model", str(model), "--config", str(YAML / f"{name}.yaml")]
-    missing = [line.partition(":")[0] for line in faults(argv, capsys)]
-    assert missing == OTHER_FAULTS.get(name, [])
-    assert faults([*argv, "--tensor-parallel-size", "1"], capsys) == []
+def test_no_option_of_other_files_is_missing(name: str, model: Path) -> None:
+    assert main(["explain-config", "--model", str(model), "--config", str(YAML / f"{name}.yaml")]) == 0
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("prefill", "decode")])

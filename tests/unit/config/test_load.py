@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from fastdeploy_sd.config import (
-    CacheConfig,
     Config,
     ModelConfig,
     SchedulerConfig,
@@ -19,8 +18,6 @@ from fastdeploy_sd.config import (
     load_config,
     to_json,
 )
-from fastdeploy_sd.config.parallel_section import ParallelConfig
-from fastdeploy_sd.config.rules import verify_rules
 from fastdeploy_sd.errors import ConfigError
 
 WriteYaml = Callable[[str], str]
@@ -222,8 +219,6 @@ def test_a_second_level_needs_a_first_one_and_a_folder_a_size(model: str) -> Non
     assert refusal([*flags, "0", "--swap-folder", "kv"]) == (
         "swap_folder: expected none without swap_space, got 'kv' (command line)"
     )
-    with pytest.raises(ConfigError, match=r"swap_space: expected none with tensor_parallel_size 2, .* got 2"):
-        verify_rules(Config(ModelConfig(model), CacheConfig(swap_space=2), parallel=ParallelConfig(2)))
     assert load_config([*flags, "2", "--swap-folder", "kv"]).cache.swap_folder == "kv"
     assert "swap_space: expected a number of at least 0, or none, got '-1'" in refusal([*flags, "-1"])
 

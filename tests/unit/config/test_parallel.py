@@ -21,11 +21,6 @@ def test_every_spelling_of_the_number_of_ranks(model: str, flags: str) -> None:
         ("-tp 3", "tensor_parallel_size: expected one of 1, 2, 4, got '3'"),
         ("-tp two", "tensor_parallel_size: expected one of 1, 2, 4, got 'two'"),
         ("--timeout-rank 0", "timeout_rank: expected a number of at least 0.1, got '0'"),
-        ("-tp 2 --swap-space 1", "swap_space: expected none with tensor_parallel_size 2, as only one rank can keep"),
-        (
-            "-tp 2 --splitwise-role decode",
-            "splitwise_role: expected mixed with tensor_parallel_size 2, as KV goes between instances of one rank",
-        ),
     ],
 )
 def test_what_several_ranks_cannot_do_is_refused(model: str, flags: str, text: str) -> None:

@@ -1,0 +1,90 @@
+"""Pages of several ranks: the bytes that one rank would have, and every rank gets its heads of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.models.sharding import DecoderShard
+from fastdeploy_sd.parallel.shard import Shard
+from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.worker import kv_tensors
+from fastdeploy_sd.worker.kv_file import ALIGNMENT, KvFile, create_kv_file
+from fastdeploy_sd.worker.kv_memory import RankKv
+from fastdeploy_sd.worker.kv_pages import KvPages
+from fastdeploy_sd.worker.kv_sizing import KvCacheFormat, LayerKv
+from tests.models.test_kv_tensors import CONFIG, FORMATS
+
+NUM_BLOCKS = 3
+NUM_DRAFT_LAYERS = 2
+
+
+def ranks_of(size: int, fmt: KvCacheFormat) -> list[RankKv]:
+    """The same model's KV on so many ranks, target and draft layers; it has two KV heads."""
+    ranks = []
+    for shard in (Shard(rank, size) for rank in range(size)):
+        draft, heads = LayerKv.of_draft_layers(CONFIG, NUM_DRAFT_LAYERS, shard), DecoderShard(CONFIG, shard).kv_heads()
+        ranks.append(
+            RankKv(
+                heads,
+                kv_tensors.allocate(LayerKv.of_decoder(CONFIG, shard), NUM_BLOCKS, fmt),
+                heads,
+                kv_tensors.allocate(draft, NUM_BLOCKS, fmt),
+                kv_tensors.allocate_block_hidden(draft, NUM_BLOCKS, fmt),
+            )
+        )
+    return ranks
+
+
+def arrays(rank: RankKv) -> list[np.ndarray[Any, Any]]:
+    """All tensors of a rank, hidden rows last."""
+    caches = [*rank.caches, *rank.draft_caches]
+    parts = [part for c in caches for part in (c.k, c.v, c.k_scale, c.v_scale) if part is not None]
+    return [DEVICE.read(part) for part in [*parts, *rank.block_hidden]]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_every_rank_has_its_heads_of_the_pages_of_one(fmt: KvCacheFormat, size: int) -> None:
+    [alone], ranks = ranks_of(1, fmt), ranks_of(size, fmt)
+    rng = np.random.default_rng(0)
+    for array in arrays(alone):
+        array.view(np.uint8)[...] = rng.integers(0, 256, array.view(np.uint8).shape, np.uint8)
+    one, several = KvPages([alone]), KvPages(ranks)
+    assert several.num_layers == one.num_layers == CONFIG.num_layers + NUM_DRAFT_LAYERS
+    assert several.num_target_layers == CONFIG.num_layers
+    assert several.memory_bytes == sum(array.nbytes for rank in ranks for array in arrays(rank))
+    for layer in range(one.num_layers):
+        assert several.page_bytes(layer) == one.page_bytes(layer)
+        for block in (0, 2):
+            several.write(layer, block, memoryview(np.concatenate(one.read(layer, block)).tobytes()))
+            assert all(piece.flags.c_contiguous for piece in several.read(layer, block))
+            assert np.concatenate(several.read(layer, block)).tobytes() == b"".join(
+                piece.tobytes() for piece in one.read(layer, block)
+            )
+    for rank in ranks:
+        for mine, whole in zip(arrays(rank), arrays(alone), strict=True):
+            heads = slice(None) if mine.ndim == 2 else slice(rank.kv_heads.start, rank.kv_heads.stop)
+            for block in (0, 2):
+                assert mine[block].tobytes() == whole[block, heads].tobytes()
+            assert not mine[1].view(np.uint8).any()
+
+
+def test_two_holders_of_a_file_see_the_same_pieces() -> None:
+    shapes = [((3, 5), np.float32), ((2, ALIGNMENT), np.int8), ((7,), np.uint16)]
+    fd = create_kv_file()
+    files = [KvFile(fd, 4 * ALIGNMENT) for _ in range(2)]
+    with pytest.raises(PermissionError):  # another length than the first one's
+        KvFile(fd, 3 * ALIGNMENT)
+    os.close(fd)
+    mine, theirs = ([file.zeros(*shape) for shape in shapes] for file in files)
+    for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        assert not b.any()
+        a[...] = i + 1
+    assert all((b == i + 1).all() for i, b in enumerate(theirs))
+    assert all(piece.ctypes.data % ALIGNMENT == 0 for piece in [*mine, *theirs])
+    with pytest.raises(AssertionError, match="a piece of 1 bytes where 0 are left"):
+        files[0].zeros((1,), np.int8)

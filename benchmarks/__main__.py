@@ -1,4 +1,4 @@
-"""`python -m benchmarks COMMAND`: offline, http, latency, attacks, router, suite (the default), forward, host,
+"""`python -m benchmarks COMMAND`: offline, http, latency, attacks, router, suite (the default), forward, costs, host,
 speculation, auto, proposers, edits, sampling, swap, kernels, collectives, kv-transfer, checkpoint, table, compare,
 peers.
 
@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "router": "router.main",
     "suite": "suite.main",
     "forward": "forward.main",
+    "costs": "costs.main",
     "host": "host.main",
     "speculation": "speculation.main",
     "auto": "auto.main",

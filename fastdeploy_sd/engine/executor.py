@@ -30,7 +30,8 @@ class Executor(Protocol):
         """Run the plan's tokens, verify its drafts, propose the next ones.
 
         Args:
-            plan: at least one request; `num_computed_tokens` says where each one's tokens start.
+            plan: its `num_computed_tokens` say where each request's tokens start. Without requests nothing runs, and
+                it only says who is gone.
 
         Returns:
             A result with the plan's step_id and request_ids. A row whose tokens are all known after this step has

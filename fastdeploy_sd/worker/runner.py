@@ -15,6 +15,7 @@ from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, Proposer
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import (
+    EMPTY_I32,
     I32,
     DraftTokens,
     NewRequest,
@@ -23,6 +24,8 @@ from fastdeploy_sd.types import (
     SchedulerOutput,
     SpeculationInfo,
     StepResult,
+    VerifyResult,
+    offsets,
 )
 from fastdeploy_sd.worker.batch import BatchBuilder
 from fastdeploy_sd.worker.commands import RunRows, TakeOutput
@@ -36,6 +39,7 @@ from fastdeploy_sd.worker.step_rows import merge_results, plan_of_rows
 _log = logging.getLogger(__name__)
 
 _NOBODY: Mapping[RequestId, tuple[str, str]] = {}
+_NO_OUTPUT = VerifyResult(EMPTY_I32, offsets([]), EMPTY_I32)
 _NOT_FINITE = InternalError.__name__, "the model produced non-finite logits for this request"
 
 
@@ -76,6 +80,8 @@ class ModelRunner:
         again where it was. The others get what they would get anyway, as no row depends on those beside it.
         """
         refused = self._take_in(plan)
+        if not plan.request_ids:
+            return StepResult(plan.step_id, (), _NO_OUTPUT, DraftTokens.none(0))
         if not refused:
             try:
                 return self._run(plan)

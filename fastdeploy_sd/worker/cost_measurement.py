@@ -1,0 +1,248 @@
+"""Measures what steps and drafting cost: made-up requests on an idle executor, before it serves.
+
+All kinds of steps are measured in turns, for several rounds: a machine's speed changes from one second to the next, and
+what counts is what one step costs against another. Knows no engine, no file and no arithmetic of costs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from fastdeploy_sd.draft_methods import METHODS
+from fastdeploy_sd.spec_decode.auto_profile import DraftSample, StepSample
+from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.worker.made_up_requests import Execute, MadeUpRequests
+
+# Requests, rows of each, tokens before them; 0 requests: rows of a prompt.
+Shape = tuple[int, int, int]
+BUDGET_S = 2.0
+_SHORT_CONTEXT, _LONG_CONTEXT, _CHUNK = 64, 1024, 256
+# Drafts beside the newest token, in the order of what they tell: kernels have borders at 4, 8 and 16 rows.
+_DRAFTS = (1, 3, 7, 4, 2, 15, 8, 5, 11, 16, 23)
+_DRAFTS_IN_COMPANY = (0, 1, 3, 7)
+_DRAFTS_IN_LONG = (0, 4)
+_MODEL_DRAFTS, _OTHER_DRAFTS = (1, 3), (8,)
+_NUM_DRAFTERS = 8
+_DRAFT_ROUNDS = 5
+# Rounds end when so many of them made no kind of step faster, by more than that.
+_SETTLED_ROUNDS, _SETTLED = 3, 0.97
+# The second fastest step over the fastest, where nothing disturbs.
+_STEADY = 1.2
+# Of the budget, at most: filling the long context; one point; everything but drafting.
+_CONTEXT_SHARE, _POINT_SHARE, _STEPS_SHARE = 0.25, 0.06, 0.75
+# The one-row step is measured again when the points behind it have taken so many times as long.
+_BASE_EVERY = 6.0
+# A clock that stood still measured no time; a profile holds none that is 0.
+_LEAST_MS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A kind of step: `rows` of each of `requests` at a context; 0 requests: `rows` of a prompt."""
+
+    requests: int
+    rows: int
+    context: int
+
+    @property
+    def total_rows(self) -> int:
+        return max(self.requests, 1) * self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What was measured.
+
+    Attributes:
+        steps, drafts: as CostProfile holds them; empty where the KV cache has no room for a request.
+        is_steady: whether steps of the same kind took about the same time again, so that the times are worth keeping.
+    """
+
+    steps: tuple[StepSample, ...]
+    drafts: tuple[DraftSample, ...]
+    is_steady: bool
+
+
+def measure_costs(
+    execute: Execute, info: ModelInfo, max_requests: int, max_rows: int, budget_s: float = BUDGET_S
+) -> Costs:
+    """Return the times of steps and of drafting calls; the executor knows no request before and after.
+
+    Args:
+        execute: of an executor that has no requests; its KV cache is overwritten.
+        max_requests, max_rows: of a step.
+        budget_s: seconds that it may take, about; a large model is measured at fewer points, in fewer rounds.
+
+    Raises:
+        InternalError: a step failed.
+    """
+    requests = MadeUpRequests(execute, info, max_requests, (_SHORT_CONTEXT, _LONG_CONTEXT))
+    if requests.max_count == 0:
+        return Costs((), (), is_steady=True)
+    try:
+        return _Measurement(requests, info, max_rows, budget_s).run()
+    finally:
+        requests.end()
+
+
+class _Measurement:
+    """See measure_costs."""
+
+    def __init__(self, requests: MadeUpRequests, info: ModelInfo, max_rows: int, budget_s: float) -> None:
+        self._requests, self._info, self._max_rows, self._budget_s = requests, info, max_rows, budget_s
+        self._begin = time.perf_counter()
+        self._base = _Point(1, 1, requests.short_context)
+        self._ms: dict[_Point, list[float]] = {}
+        self._since_base_ms = self._ms_per_row = 0.0
+
+    def run(self) -> Costs:
+        self._fill_context()
+        groups = [self._alone(), self._alone_in_long(), self._company()]
+        num_settled = 0
+        while num_settled < _SETTLED_ROUNDS and self._time_left_s(_STEPS_SHARE) > 0:
+            before = self._least_ms()
+            for points in groups:
+                self._measure_group(points)
+            after = self._least_ms()
+            has_settled = all(point in before and ms > _SETTLED * before[point] for point, ms in after.items())
+            num_settled = num_settled + 1 if has_settled else 0
+        return Costs(tuple(self._steps()), tuple(self._drafting()), self._is_steady())
+
+    def _least_ms(self) -> dict[_Point, float]:
+        """The fastest step of every kind: whatever else runs on a machine only makes steps longer."""
+        return {point: min(ms) for point, ms in self._ms.items()}
+
+    def _steps(self) -> list[StepSample]:
+        """The samples, in order, without what cannot be: see `plausible_ms`."""
+        found = plausible_ms({(p.requests, p.rows, p.context): ms for p, ms in self._least_ms().items()})
+        samples = (StepSample(max(n, 1) * rows, n, context, ms) for (n, rows, context), ms in found.items())
+        return sorted(samples, key=lambda s: (s.requests, s.context, s.rows))
+
+    def _is_steady(self) -> bool:
+        """Whether most kinds of steps have twice taken about as long as their fastest one."""
+        repeats = [sorted(ms)[1] / min(ms) for ms in self._ms.values() if len(ms) > 1]
+        return bool(repeats) and median(repeats) < _STEADY
+
+    def _fill_context(self) -> None:
+        """Compute the KV of as long a context as there is time for; the first part also warms the model up."""
+        requests = self._requests
+        requests.begin(1, requests.long_context)
+        while requests.num_filled < requests.long_context:
+            num_rows = min(_CHUNK if requests.num_filled else _SHORT_CONTEXT, self._max_rows)
+            if requests.num_filled >= requests.short_context:
+                ahead_s = self._ms_per_row * num_rows / 1e3
+                if time.perf_counter() + ahead_s - self._begin > _CONTEXT_SHARE * self._budget_s:
+                    break
+            ms = _step_ms(requests.fill(num_rows))
+            if self._ms_per_row == 0:  # the first step of all is no measure
+                ms = _step_ms(requests.run_prompt(num_rows))
+            self._ms_per_row = ms / num_rows
+
+    def _alone(self) -> list[_Point]:
+        """Points of one request at the short context."""
+        return self._affordable(_Point(1, 1 + d, self._requests.short_context) for d in _DRAFTS)
+
+    def _alone_in_long(self) -> list[_Point]:
+        """Points of one request at the longest context that is filled, and parts of a prompt."""
+        context = self._requests.in_blocks(self._requests.num_filled)
+        points = [_Point(0, rows, 0) for rows in (_SHORT_CONTEXT, _CHUNK) if rows <= context]
+        if context > self._requests.short_context:
+            points += [_Point(1, 1 + d, context) for d in _DRAFTS_IN_LONG]
+        return self._affordable(points)
+
+    def _company(self) -> list[_Point]:
+        """Points of several requests at the short context."""
+        counts = [1 << i for i in range(1, self._requests.max_count.bit_length())]
+        context = self._requests.short_context
+        return self._affordable(_Point(n, 1 + d, context) for n in counts for d in _DRAFTS_IN_COMPANY)
+
+    def _affordable(self, points: Iterable[_Point]) -> list[_Point]:
+        num_rows = min(self._max_rows, _POINT_SHARE * self._budget_s * 1e3 / self._ms_per_row)
+        num_drafts = self._info.speculation.max_draft_tokens
+        return [p for p in points if p.total_rows <= num_rows and (p.requests == 0 or p.rows <= 1 + num_drafts)]
+
+    def _measure_group(self, points: Sequence[_Point]) -> None:
+        """Measure every point once, those that the time left allows."""
+        if not points:
+            return
+        context = max(p.context for p in points) or self._requests.in_blocks(self._requests.num_filled)
+        self._requests.begin(max(1, *(p.requests for p in points)), context)
+        has_base = context == self._base.context
+        if has_base:
+            self._measure(self._base)
+        for point in points:
+            ahead_ms = self._ms[point][-1] if point in self._ms else self._ms_per_row * point.total_rows
+            if self._time_left_s(_STEPS_SHARE) * 1e3 < ahead_ms:
+                continue
+            if has_base and self._since_base_ms >= _BASE_EVERY * self._ms[self._base][-1]:
+                self._measure(self._base)
+            self._measure(point)
+
+    def _measure(self, point: _Point) -> None:
+        if point.requests == 0:
+            ms = _step_ms(self._requests.run_prompt(point.rows))
+        else:
+            ms = _step_ms(self._requests.run(point.requests, point.rows - 1))
+        self._ms.setdefault(point, []).append(ms)
+        self._since_base_ms = 0.0 if point == self._base else self._since_base_ms + ms
+
+    def _drafting(self) -> Iterator[DraftSample]:
+        """Every method for one request at least, however little time is left."""
+        speculation = self._info.speculation
+        methods = [METHODS[name] for name in speculation.methods if METHODS[name].source is not None]
+        methods.sort(key=lambda method: not method.needs_model)  # the dear ones first, while there is time
+        counts = [n for n in (1, _NUM_DRAFTERS) if n <= self._requests.max_count]
+        for i, method in enumerate(methods):
+            wanted = (*(_MODEL_DRAFTS if method.needs_model else _OTHER_DRAFTS), speculation.max_draft_tokens)
+            lengths = sorted({min(k, speculation.max_draft_tokens) for k in wanted})
+            found: dict[tuple[int, int], list[float]] = {(n, k): [] for n in counts for k in lengths}
+            until = self._begin + self._budget_s * (_STEPS_SHARE + (1 - _STEPS_SHARE) * (i + 1) / len(methods))
+            for turn in range(_DRAFT_ROUNDS):
+                is_late = time.perf_counter() >= until
+                if is_late and turn:
+                    break
+                self._requests.begin(1 if is_late else counts[-1], self._requests.short_context, method.name)
+                for (count, length), times in found.items():
+                    if (turn == 0 and count == 1) or time.perf_counter() < until:
+                        times.append(self._requests.run(count, 0, length)["draft"])
+            yield from (
+                DraftSample(method.name, count, length, self._requests.short_context, max(min(times), _LEAST_MS))
+                for (count, length), times in found.items()
+                if times
+            )
+
+    def _time_left_s(self, share: float) -> float:
+        """Seconds until a share of the budget is spent."""
+        return self._begin + share * self._budget_s - time.perf_counter()
+
+
+def plausible_ms(ms: Mapping[Shape, float]) -> dict[Shape, float]:
+    """Return times without those that only a disturbance explains.
+
+    A step can be run in parts, so it takes no longer than its parts; and one of fewer rows takes no longer than one of
+    more rows. What is left between are the stairs of the kernels.
+
+    Args:
+        ms: shape of a step -> its time.
+    """
+    found: dict[Shape, float] = {}
+    for shape in sorted(ms, key=lambda s: (s[2], s[0], s[1])):
+        n, rows, context = shape
+        parts = [
+            -(-n // part_n) * -(-rows // part_rows) * time
+            for (part_n, part_rows, part_context), time in found.items()
+            if part_context == context and 0 < part_n <= n and part_rows <= rows
+        ]
+        found[shape] = min([ms[shape], *parts])
+    for shape in sorted(ms, key=lambda s: (s[2], s[0], s[1]), reverse=True):
+        n, rows, context = shape
+        more = [time for (m, r, c), time in found.items() if (m, c) == (n, context) and r > rows]
+        found[shape] = min([found[shape], *more])
+    return found
+
+
+def _step_ms(timings_ms: Mapping[str, float]) -> float:
+    return max(sum(ms for phase, ms in timings_ms.items() if phase != "draft"), _LEAST_MS)

@@ -1,0 +1,111 @@
+"""Measuring what steps cost: it ends in time, leaves nothing behind, and gives times that a cost model can use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.engines import greedy_request
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.spec_decode.auto_profile import CostProfile
+from fastdeploy_sd.types import SchedulerOutput, StepResult
+from fastdeploy_sd.worker.cost_file import profile_of
+from fastdeploy_sd.worker.cost_measurement import measure_costs, plausible_ms
+from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
+
+CONFIG = Config(
+    ModelConfig("demo", max_model_len=512),
+    cache=CacheConfig(num_blocks=256),
+    scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256),
+    speculative=SpeculativeConfig("mtp", num_speculative_tokens=4, num_model_steps=4),
+)
+# Enough for every kind of step on any machine; a quiet one takes a hundredth.
+AMPLE_S = 60.0
+
+
+def generate(executor: LocalExecutor, config: Config) -> list[list[int]]:
+    """What a few requests get that share a prefix."""
+    engine = Engine(config, executor)
+    for i, length in enumerate((7, 40, 41)):
+        engine.submit(greedy_request(f"r{i}", np.arange(5, 5 + length, dtype=np.int32), 24))
+    found: dict[str, list[int]] = {}
+    while engine.has_work():
+        for output in engine.step():
+            found.setdefault(output.request_id, []).extend(output.token_ids)
+        engine.check_integrity()
+    return [found[name] for name in sorted(found)]
+
+
+def test_it_leaves_no_trace_and_every_kind_of_step_has_a_time() -> None:
+    executor, fresh = create_executor(CONFIG), create_executor(CONFIG)
+    try:
+        costs = measure_costs(executor.execute, executor.model_info, 8, 256, AMPLE_S)
+        assert generate(executor, CONFIG) == generate(fresh, CONFIG)
+        shapes = [(s.requests, s.context, s.rows) for s in costs.steps]
+        assert shapes == sorted(shapes)
+        assert {(1, 64, 1), (1, 64, 2), (1, 64, 5), (2, 64, 2), (8, 64, 8), (8, 64, 32), (0, 0, 64)} <= set(shapes)
+        assert max(context for _, context, _ in shapes) > 64
+        assert {(d.method, d.requests, d.drafts) for d in costs.drafts} == {
+            *(("mtp", n, k) for n in (1, 8) for k in (1, 3, 4)),
+            *((method, n, 4) for method in ("ngram", "suffix") for n in (1, 8)),
+        }
+        profile = profile_of(CONFIG, executor.model_info, costs)
+        assert profile.fits(profile.machine, profile.model)
+        other = replace(CONFIG, scheduler=SchedulerConfig(max_num_seqs=7))
+        assert not profile.fits(profile.machine, profile_of(other, executor.model_info, costs).model)
+        assert isinstance(profile, CostProfile)
+    finally:
+        executor.shutdown()
+        fresh.shutdown()
+
+
+@pytest.mark.parametrize(("num_blocks", "most"), [(1, 0), (2, 1), (12, 4)])
+def test_a_small_cache_holds_fewer_requests_or_none(num_blocks: int, most: int) -> None:
+    config = replace(CONFIG, cache=CacheConfig(num_blocks=num_blocks))
+    executor = create_executor(config)
+    try:
+        costs = measure_costs(executor.execute, executor.model_info, 8, 256, AMPLE_S)
+        assert max((s.requests for s in costs.steps), default=0) == most
+    finally:
+        executor.shutdown()
+
+
+def test_it_ends_when_its_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = create_executor(CONFIG)
+    now = 0.0
+
+    def slow_step(plan: SchedulerOutput) -> StepResult:
+        """Every row takes ten milliseconds."""
+        nonlocal now
+        result = executor.execute(plan)
+        num_rows = int(plan.num_new_tokens.sum())
+        now += 0.01 * num_rows
+        return replace(result, timings_ms={"forward": 10.0 * num_rows, "draft": 0.0})
+
+    monkeypatch.setattr("fastdeploy_sd.worker.cost_measurement.time.perf_counter", lambda: now)
+    try:
+        costs = measure_costs(slow_step, executor.model_info, 8, 256, 2.0)
+        # A context of 64 tokens, run twice, takes most of it; every method drafts a few times whatever is left.
+        assert now < 2.5
+        assert {d.method for d in costs.drafts} == {"ngram", "suffix", "mtp"}
+        assert {s.rows: s.ms for s in costs.steps if s.requests == 1} == {rows: 10.0 * rows for rows in range(1, 6)}
+        assert max(s.rows for s in costs.steps) <= 12
+        assert costs.is_steady
+    finally:
+        executor.shutdown()
+
+
+def test_times_that_cannot_be_are_not_kept() -> None:
+    stairs = {(1, 1, 64): 1.0, (1, 2, 64): 1.1, (1, 4, 64): 1.1, (1, 5, 64): 1.6, (1, 8, 64): 1.6, (2, 1, 64): 1.1}
+    assert plausible_ms(stairs) == stairs
+    # A disturbed step takes no longer than its parts, ...
+    assert plausible_ms(stairs | {(1, 8, 64): 30.0})[1, 8, 64] == 2.2
+    assert plausible_ms(stairs | {(2, 4, 64): 30.0})[2, 4, 64] == 2.2
+    # ... and no longer than a larger one.
+    assert plausible_ms(stairs | {(1, 1, 64): 7.0})[1, 1, 64] == 1.1
+    # Other contexts, and parts of prompts, say nothing.
+    assert plausible_ms({(1, 1, 64): 1.0, (1, 1, 512): 9.0, (0, 64, 0): 50.0})[1, 1, 512] == 9.0
+    assert plausible_ms({(0, 1, 64): 1.0, (1, 2, 64): 9.0})[1, 2, 64] == 9.0

@@ -67,29 +67,33 @@ struct Bf16Step {
 #endif
 
 template <class Step, int kRows>
-void MultiplyTile(const uint8_t* panel, const uint8_t* tile, int32_t num_units, float* sums) {
+void MultiplyTile(const uint8_t* panel, const uint8_t* tile, const Slices& slices, float* levels) {
   constexpr int kVectors = kVectorsAtOnce<kRows>;
   constexpr int kVectorBytes = kLanes * kStepBytes;
-  for (int first = 0; first < kPanelVectors; first += kVectors) {
-    F32x16 sum[kRows][kVectors];
-    for (auto& row : sum)
-      for (auto& v : row) v = Set1(0.0f);
-    const uint8_t* weights = panel;
-    const uint8_t* x = tile;
-    for (int32_t k = 0; k < num_units; ++k) {
-      typename Step::Weights w[kVectors];
-      for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights + (first + v) * kVectorBytes);
-      if constexpr (kRows >= kPrefetchFromRows) PrefetchStep<kPanelVectors * kVectorBytes>(weights);
+  for (int32_t s = 0; s < slices.count; ++s) {
+    const int32_t num_units = slices.units[s + 1] - slices.units[s];
+    for (int first = 0; first < kPanelVectors; first += kVectors) {
+      F32x16 sum[kRows][kVectors];
+      for (auto& row : sum)
+        for (auto& v : row) v = Set1(0.0f);
+      const uint8_t* weights = panel;
+      const uint8_t* x = tile;
+      for (int32_t k = 0; k < num_units; ++k) {
+        typename Step::Weights w[kVectors];
+        for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights + (first + v) * kVectorBytes);
+        if constexpr (kRows >= kPrefetchFromRows) PrefetchStep<kPanelVectors * kVectorBytes>(weights);
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
+        for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = Step::Dot(sum[r][v], w[v], x + r * Step::kXBytes);
+          for (int v = 0; v < kVectors; ++v) sum[r][v] = Step::Dot(sum[r][v], w[v], x + r * Step::kXBytes);
+        }
+        weights += kPanelVectors * kVectorBytes;
+        x += kRows * Step::kXBytes;
       }
-      weights += kPanelVectors * kVectorBytes;
-      x += kRows * Step::kXBytes;
+      StoreSlice<kRows, kVectors>(sum, s, levels + first * kLanes);
     }
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kVectors; ++v) Store(sum[r][v], sums + r * kPanelColumns + (first + v) * kLanes);
+    panel += int64_t{num_units} * kPanelVectors * kVectorBytes;
+    tile += int64_t{num_units} * kRows * Step::kXBytes;
   }
 }
 

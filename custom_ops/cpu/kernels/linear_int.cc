@@ -147,6 +147,9 @@ struct Wint4Step : Wint8Step {
 
 #endif
 
+template <class Step>
+constexpr int kPrefetchFrom = Step::kBytes < Wint8Step::kBytes ? kWint4PrefetchFromRows : kPrefetchFromRows;
+
 // Dot products over `kSteps` steps, added to `dots`.
 template <class Step, int kRows, int kVectors, int kSteps>
 FDSD_INLINE void MultiplySteps(const uint8_t* weights, const uint8_t* x, int first,
@@ -155,7 +158,7 @@ FDSD_INLINE void MultiplySteps(const uint8_t* weights, const uint8_t* x, int fir
   for (int s = 0; s < kSteps; ++s) {
     typename Step::Weights w[kVectors];
     for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights, first + v);
-    if constexpr (kRows >= kPrefetchFromRows) PrefetchStep<Step::kBytes>(weights);
+    if constexpr (kRows >= kPrefetchFrom<Step>) PrefetchStep<Step::kBytes>(weights);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
@@ -191,30 +194,27 @@ FDSD_INLINE void MultiplyGroup(const uint8_t* weights, const uint8_t* x, const i
   }
 }
 
-// The float sums of a tile: in registers where they fit beside the dot products, else in memory.
+// The float sums of a slice of a tile: in registers where they fit beside the dot products, else in memory, in the
+// level where they will wait.
 template <int kRows, int kVectors, bool kInRegisters>
 class TileSums {
  public:
-  explicit TileSums(float* sums) : sums_(sums) {
+  TileSums(float*, int32_t) {
     for (int r = 0; r < kRows; ++r)
       for (int v = 0; v < kVectors; ++v) sum_[r][v] = Set1(0.0f);
   }
   FDSD_INLINE void Add(int r, int v, F32x16 dots, F32x16 scale) { sum_[r][v] = Fma(dots, scale, sum_[r][v]); }
   FDSD_INLINE void NextGroup() {}
-  ~TileSums() {
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kVectors; ++v) Store(sum_[r][v], sums_ + r * kPanelColumns + v * kLanes);
-  }
+  FDSD_INLINE void End(float* levels, int32_t slice) const { StoreSlice<kRows, kVectors>(sum_, slice, levels); }
 
  private:
-  float* sums_;
   F32x16 sum_[kRows][kVectors];
 };
 
 template <int kRows, int kVectors>
 class TileSums<kRows, kVectors, false> {
  public:
-  explicit TileSums(float* sums) : sums_(sums) {
+  TileSums(float* levels, int32_t slice) : sums_(levels + SumLevel(slice) * kTileSums) {
     for (int r = 0; r < kRows; ++r)
       for (int v = 0; v < kVectors; ++v) Store(Set1(0.0f), sums_ + r * kPanelColumns + v * kLanes);
   }
@@ -224,36 +224,58 @@ class TileSums<kRows, kVectors, false> {
   }
   // Else gcc keeps a second copy of the sums on the stack.
   FDSD_INLINE void NextGroup() { asm volatile("" ::: "memory"); }
+  FDSD_INLINE void End(const float* levels, int32_t slice) const {
+    const int level = SumLevel(slice);
+    if (level > 0) AddLowerLevels(levels, level);
+  }
 
  private:
+  // Out of line: within the loops it would take registers from them.
+  __attribute__((noinline)) void AddLowerLevels(const float* levels, int level) const {
+    for (int r = 0; r < kRows; ++r) {
+      for (int i = r * kPanelColumns; i < r * kPanelColumns + kVectors * kLanes; i += kLanes) {
+        const F32x16 sum = Load(sums_ + i);
+        Store(level == 1 ? AddLevels<1>(levels + i, sum) : AddLevels<2>(levels + i, sum), sums_ + i);
+      }
+    }
+  }
+
   float* sums_;
 };
 
 template <class Step, int kRows>
-void MultiplyTile(const uint8_t* panel, const uint8_t* tile, int32_t num_units, float* sums) {
+void MultiplyTile(const uint8_t* panel, const uint8_t* tile, const Slices& slices, float* levels) {
   constexpr int kVectors = kVectorsAtOnce<kRows>;
-  for (int first = 0; first < kPanelVectors; first += kVectors) {
-    const uint8_t* weights = panel;
-    const uint8_t* x = tile;
-    TileSums<kRows, kVectors, (2 * kRows * kVectors <= kMaxSums)> tile_sums(sums + first * kLanes);
-    for (int32_t g = 0; g < num_units; ++g) {
-      const float* w_scales = reinterpret_cast<const float*>(weights + kGroupSteps * Step::kBytes);
-      const float* x_scales = reinterpret_cast<const float*>(x + kRows * kQuantGroup);
-      if constexpr (kRows >= kPrefetchFromRows) PrefetchStep<kScaleBytes>(weights + kGroupSteps * Step::kBytes);
-      typename Step::Sum dots[kRows][kVectors];
-      MultiplyGroup<Step, kRows, kVectors>(weights, x, reinterpret_cast<const int32_t*>(x_scales + kRows), first, dots);
+  constexpr int kPanelGroupBytes = kGroupSteps * Step::kBytes + kScaleBytes;
+  for (int32_t s = 0; s < slices.count; ++s) {
+    const int32_t num_units = slices.units[s + 1] - slices.units[s];
+    for (int first = 0; first < kPanelVectors; first += kVectors) {
+      const uint8_t* weights = panel;
+      const uint8_t* x = tile;
+      TileSums<kRows, kVectors, (2 * kRows * kVectors <= kMaxSums)> tile_sums(levels + first * kLanes, s);
+      for (int32_t g = 0; g < num_units; ++g) {
+        const float* w_scales = reinterpret_cast<const float*>(weights + kGroupSteps * Step::kBytes);
+        const float* x_scales = reinterpret_cast<const float*>(x + kRows * kQuantGroup);
+        if constexpr (kRows >= kPrefetchFrom<Step>) PrefetchStep<kScaleBytes>(weights + kGroupSteps * Step::kBytes);
+        typename Step::Sum dots[kRows][kVectors];
+        MultiplyGroup<Step, kRows, kVectors>(weights, x, reinterpret_cast<const int32_t*>(x_scales + kRows), first,
+                                             dots);
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) {
-        const F32x16 w_scale = Load(w_scales + (first + v) * kLanes);
+        for (int v = 0; v < kVectors; ++v) {
+          const F32x16 w_scale = Load(w_scales + (first + v) * kLanes);
 #pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) {
-          tile_sums.Add(r, v, Step::ToFloats(dots[r], v), Mul(w_scale, Set1(x_scales[r])));
+          for (int r = 0; r < kRows; ++r) {
+            tile_sums.Add(r, v, Step::ToFloats(dots[r], v), Mul(w_scale, Set1(x_scales[r])));
+          }
         }
+        tile_sums.NextGroup();
+        weights += kPanelGroupBytes;
+        x += kRows * kRowGroupBytes;
       }
-      tile_sums.NextGroup();
-      weights += kGroupSteps * Step::kBytes + kScaleBytes;
-      x += kRows * kRowGroupBytes;
+      tile_sums.End(levels + first * kLanes, s);
     }
+    panel += int64_t{num_units} * kPanelGroupBytes;
+    tile += int64_t{num_units} * kRows * kRowGroupBytes;
   }
 }
 

@@ -19,15 +19,17 @@ namespace FDSD_ISA {
 // kPrefetchFromRows: tiles of so many rows ask for weights ahead of their loads (PrefetchStep). Fewer rows are bound by
 // memory and read fastest when left to the processor's own prefetcher, which requests throw out of step. More are
 // multiplied more slowly than that prefetcher wants to be called; and where a tile goes over a panel once per vector of
-// columns, it would find every other line only.
+// columns, it would find every other line only. wint4 has half the lines per product, so fewer rows are slow enough.
 #if defined(FDSD_SIMD_AVX512)
 constexpr int kMaxSums = 24;
 constexpr int kMaxTileRows = 12;
 constexpr int kPrefetchFromRows = 6;
+constexpr int kWint4PrefetchFromRows = 3;
 #else
 constexpr int kMaxSums = 2;
 constexpr int kMaxTileRows = 5;
 constexpr int kPrefetchFromRows = 2;
+constexpr int kWint4PrefetchFromRows = 2;
 #endif
 constexpr int kPanelVectors = kPanelColumns / kLanes;
 template <int kRows>
@@ -73,8 +75,50 @@ struct XRows {
 void PackTile(const XRows& rows, const Slices& slices, int num_rows, int32_t unit_begin, int32_t unit_end,
               uint8_t* tile);
 
-// sums[r][j] = dot product of row r of the tile and column j of the panel; `of[r - 1]` multiplies r rows.
-using TileFunction = void (*)(const uint8_t* panel, const uint8_t* tile, int32_t num_units, float* sums);
+constexpr int kTileSums = kMaxTileRows * kPanelColumns;
+
+// The sums of slices are added like the ones of a binary counter: slice s completes subtrees of up to 2^level slices,
+// whose left halves wait in the levels below and whose sum waits in its own. So each border of slices costs a few
+// instructions, which matters: meanwhile no weights are asked for. The last slice leaves the whole sum in its level.
+constexpr int kSumLevels = 3;
+static_assert(kMaxSlices == 1 << (kSumLevels - 1));
+FDSD_INLINE constexpr int SumLevel(int32_t slice) { return __builtin_ctz(~static_cast<uint32_t>(slice)); }
+
+// The sum that waits in level `kLevel` of `levels` once the last slice of it has `sum`.
+template <int kLevel>
+FDSD_INLINE F32x16 AddLevels(const float* levels, F32x16 sum) {
+  for (int l = 0; l < kLevel; ++l) sum = Add(Load(levels + l * kTileSums), sum);
+  return sum;
+}
+
+template <int kLevel, int kRows, int kVectors>
+FDSD_INLINE void StoreLevel(const F32x16 (*sum)[kVectors], float* levels) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      float* at = levels + r * kPanelColumns + v * kLanes;
+      Store(AddLevels<kLevel>(at, sum[r][v]), at + kLevel * kTileSums);
+    }
+  }
+}
+
+// Ends a slice. `levels` [kSumLevels][kTileSums] begins at the vectors' columns.
+template <int kRows, int kVectors>
+FDSD_INLINE void StoreSlice(const F32x16 (*sum)[kVectors], int32_t slice, float* levels) {
+  switch (SumLevel(slice)) {
+    case 0:
+      return StoreLevel<0, kRows, kVectors>(sum, levels);
+    case 1:
+      return StoreLevel<1, kRows, kVectors>(sum, levels);
+    default:
+      return StoreLevel<2, kRows, kVectors>(sum, levels);
+  }
+}
+
+// Row r, column j of level SumLevel(count - 1) of `levels` = dot product of row r of the tile and column j of the
+// panel, both cut into `slices`; `of[r - 1]` multiplies r rows.
+using TileFunction = void (*)(const uint8_t* panel, const uint8_t* tile, const Slices& slices, float* levels);
 struct TileFunctions {
   TileFunction of[kMaxTileRows];
 };

@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ranks": VALUES
     | {"config", "engine.block_store", "engine.executor", "ipc", "parallel", "runtime.library", "spec_decode.proposer"}
     | {"worker"},
-    "redis_scheduler": VALUES | {"config", "ipc", "placement", "splitwise.secret"},
+    "redis_scheduler": VALUES | {"config", "ipc", "metrics", "placement", "splitwise.secret"},
     "fleet": VALUES | {"ipc.codec", "ipc.packing"},
     "entrypoints": VALUES
     | {"config", "ipc", "metrics", "engine.stats", "fleet", "redis_scheduler", "splitwise.secret"},

@@ -32,13 +32,12 @@ from fastdeploy_sd.ipc.child import (
     read_start,
 )
 from fastdeploy_sd.ipc.client import EngineClient
-from fastdeploy_sd.metrics import SharedStats
+from fastdeploy_sd.metrics import RedisStats, SharedStats
 from fastdeploy_sd.redis_scheduler.client import ClusterClient
 
 logger = logging.getLogger(__name__)
 
 _LEAVE_S = 3.0
-_PUBLISH_S = 1.0
 
 
 class HttpServer:
@@ -57,7 +56,7 @@ class HttpServer:
     def __init__(self, client: EngineClient, config: Config, stats: SharedStats, instance_id: str) -> None:
         self._client = client
         self._stats = stats
-        self._shared = Connections(config.server, stats.own)
+        self._shared = Connections(config.server, stats.own.http)
         self._preparer = Preparer(config, lambda: client.model_info)
         self._app = create_app(client, config, self._preparer, stats, route_gate(config, instance_id))
 
@@ -85,16 +84,11 @@ class HttpServer:
 
         apps: list[ASGIApp] = [self._app, MonitoringOnly(self._app)]
         ended = self._client.wait_ended()
-        publishing = asyncio.create_task(self._publish())
+        publishing = asyncio.create_task(self._stats.keep_published())
         try:
             return await serve_http(apps, listeners, self._shared, ended, answered)
         finally:
             publishing.cancel()
-
-    async def _publish(self) -> None:
-        while True:
-            self._stats.publish()
-            await asyncio.sleep(_PUBLISH_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +106,10 @@ class WorkerStart:
     instance_id: str
 
 
-def create_client(common: WorkerStart) -> EngineClient:
-    """Return a client of the engine or, where instances share their requests, of all of them."""
+def create_client(common: WorkerStart, stats: RedisStats) -> EngineClient:
+    """Return a client of the engine or, where instances share their requests, of all of them, which `stats` counts."""
     if common.config.redis.is_shared:
-        return ClusterClient(common.address, common.engine_pid, common.config, common.instance_id)
+        return ClusterClient(common.address, common.engine_pid, common.config, common.instance_id, stats)
     return EngineClient(common.address, common.engine_pid, common.config.server.engine_timeout_s)
 
 
@@ -142,8 +136,9 @@ def main() -> int:
     configure_logging("http")
     start = read_start()
     config = from_json(start["config"])
-    client = create_client(WorkerStart(config, start["address"], int(start["engine_pid"]), start["instance_id"]))
-    stats = SharedStats(Path(directory_of(start["address"])), int(start["number"]))
+    stats = SharedStats(Path(directory_of(start["address"])), f"http-{start['number']}")
+    common = WorkerStart(config, start["address"], int(start["engine_pid"]), start["instance_id"])
+    client = create_client(common, stats.own.redis)
     http = HttpServer(client, config, stats, start["instance_id"])
     name = f"HTTP process {int(start['number']) + 1} of {config.server.workers}"
     return asyncio.run(_work(name, http, client, Listeners.from_start(start)))

@@ -16,6 +16,7 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.config import Config
@@ -25,7 +26,7 @@ from fastdeploy_sd.entrypoints.listeners import Listeners, bound, url_of
 from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
 from fastdeploy_sd.errors import ConfigError, Unavailable
-from fastdeploy_sd.ipc.channel import private_address
+from fastdeploy_sd.ipc.channel import directory_of, private_address
 from fastdeploy_sd.ipc.child import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -96,11 +97,12 @@ class _Launcher:
         return status
 
     async def _serve(self, common: WorkerStart, engine: ChildProcess) -> int:
-        client = create_client(common)
+        stats = SharedStats(Path(directory_of(common.address)), "http")
+        client = create_client(common, stats.own.redis)
         has_workers = self._config.server.workers > 1
         try:
             # The tokenizer's errors show while the model still loads.
-            with contextlib.closing(HttpServer(client, self._config, SharedStats(), self._instance_id)) as http:
+            with contextlib.closing(HttpServer(client, self._config, stats, self._instance_id)) as http:
                 if not has_workers:
                     http.start()
                 try:

@@ -11,6 +11,8 @@ from fastdeploy_sd.engine.stats import EngineStats, SourceCounts
 from fastdeploy_sd.engine.transfer_stats import TransferStats, WayStats
 from fastdeploy_sd.metrics.exposition import render_metrics
 from fastdeploy_sd.metrics.http_stats import HttpStats
+from fastdeploy_sd.metrics.process_stats import ProcessStats
+from fastdeploy_sd.metrics.redis_stats import RedisStats
 from fastdeploy_sd.metrics.router_stats import InstanceGauges, RouterStats, render_router_metrics
 from fastdeploy_sd.types import DraftCounts
 
@@ -24,6 +26,7 @@ _SOME = EngineStats(
 _SOME_HTTP = HttpStats(
     refused=Counter(limit=1), closed=Counter(malformed=1), requests=Counter({("/health", "200", ""): 1})
 )
+_SOME_REDIS = RedisStats(Counter(kept=1), Counter(draining=1), Counter(push=1), Counter(timeout=1), Counter(pushed=1))
 _OF_HISTOGRAMS = {"le"}
 # FastDeploy puts the position into the name.
 _POSITION_IN_NAME = re.compile(r"_rate_0$")
@@ -31,7 +34,7 @@ _POSITION_IN_NAME = re.compile(r"_rate_0$")
 
 def metrics_markdown() -> str:
     """Return name, type, labels and meaning of every metric as a table; names as they are in the text."""
-    body, _ = render_metrics(_SOME, _SOME_HTTP, silence_s=0.0)
+    body, _ = render_metrics(_SOME, ProcessStats(_SOME_HTTP, _SOME_REDIS), silence_s=0.0)
     return _table_of(body)
 
 

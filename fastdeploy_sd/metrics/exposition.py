@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -14,21 +13,26 @@ from prometheus_client.utils import floatToGoString
 
 from fastdeploy_sd.engine.stats import EngineStats, Histogram
 from fastdeploy_sd.metrics import families
+from fastdeploy_sd.metrics.by_labels import by_labels
 from fastdeploy_sd.metrics.http_stats import HttpStats
+from fastdeploy_sd.metrics.process_stats import ProcessStats
+from fastdeploy_sd.metrics.redis_stats import RedisCollector
 
 
-def render_metrics(stats: EngineStats | None, http: HttpStats, silence_s: float) -> tuple[bytes, str]:
+def render_metrics(stats: EngineStats | None, processes: ProcessStats, silence_s: float) -> tuple[bytes, str]:
     """Return the body and the content type of a /metrics answer.
 
     Args:
         stats: None = the engine has not told any yet.
+        processes: what the others count, together.
         silence_s: how old the engine's last sign of life is.
     """
     registry = CollectorRegistry(auto_describe=False)
     if stats is not None:
         registry.register(_StatsCollector(stats))
     registry.register(_SilenceCollector(silence_s))
-    registry.register(HttpCollector(http))
+    registry.register(HttpCollector(processes.http))
+    registry.register(RedisCollector(processes.redis))
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
@@ -158,14 +162,6 @@ class HttpCollector(Collector):
             ["route", "status", "error"],
             self._http.requests,
         )
-
-
-def by_labels(name: str, text: str, labels: list[str], counts: Mapping[Any, float]) -> Metric:
-    """Return a counter with a sample per tuple of labels."""
-    counter = CounterMetricFamily(name, text, labels=labels)
-    for values, count in counts.items():
-        counter.add_metric(values, count)
-    return counter
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:

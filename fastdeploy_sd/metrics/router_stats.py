@@ -11,7 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from fastdeploy_sd.metrics.exposition import HttpCollector, by_labels
+from fastdeploy_sd.metrics.by_labels import by_labels
+from fastdeploy_sd.metrics.exposition import HttpCollector
 from fastdeploy_sd.metrics.http_stats import HttpStats
 
 

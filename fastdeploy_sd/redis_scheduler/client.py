@@ -15,6 +15,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import BadRequest, FdsdError, Overloaded, Unavailable
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.ipc.codec import ProtocolError
+from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.placement import Load, choose
 from fastdeploy_sd.redis_scheduler.cluster import ClusterView
 from fastdeploy_sd.redis_scheduler.deployment import Terms, digest_of, sealer_of
@@ -57,13 +58,14 @@ class ClusterClient(EngineClient):
         address, engine_pid: as EngineClient.
         config: of this server.
         server: its name, which is in the record of its own instance.
+        stats: where this process counts.
     """
 
-    def __init__(self, address: str, engine_pid: int, config: Config, server: str) -> None:
+    def __init__(self, address: str, engine_pid: int, config: Config, server: str, stats: RedisStats) -> None:
         super().__init__(address, engine_pid, config.server.engine_timeout_s)
         self._config, self._server = config, server
         self._terms = Terms.of(config)
-        self._store = Store(config.redis)
+        self._store = Store(config.redis, stats)
         self._view: ClusterView | None = None
         self._origin: Origin | None = None
         self._remotes: dict[RequestId, RemoteRequest] = {}
@@ -118,6 +120,7 @@ class ClusterClient(EngineClient):
         error: FdsdError | None = None
         for _ in range(_MAX_MOVES):
             target = await self._place(request, avoided, error)
+            self._store.stats.requests["kept" if target.instance == _HERE else "pushed"] += 1
             try:
                 async with aclosing(self._run(target, _resumed(request, tokens))) as outputs:
                     async for output in outputs:
@@ -134,6 +137,7 @@ class ClusterClient(EngineClient):
         """Leave the instance out from now on, unless only something it was sent has been lost."""
         if error.code == "scheduler_ttl":
             raise error
+        self._store.stats.moves[error.code or error.type] += 1
         if isinstance(error, StoreDown):  # until Redis tells of the instance again
             assert self._view is not None, "as _choose"
             self._view.forget(target.instance)

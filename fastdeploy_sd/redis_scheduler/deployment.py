@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.ipc.messages import max_frame_bytes
+from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.redis_scheduler.frames import VERSION, Sealer
 from fastdeploy_sd.redis_scheduler.store import Store, StoreDown
 from fastdeploy_sd.splitwise.secret import deployment_secret, derive_key
@@ -78,7 +79,7 @@ async def verify_deployment(config: Config) -> None:
         ConfigError: Redis refuses the password or the database, or the deployment's secret cannot be had.
     """
     deployment_secret(config.splitwise)
-    store = Store(config.redis)
+    store = Store(config.redis, RedisStats())
     try:
         await store.verify()
     except StoreDown as error:

@@ -12,6 +12,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.ipc.codec import ProtocolError
+from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.redis_scheduler.deployment import Terms, digest_of, sealer_of
 from fastdeploy_sd.redis_scheduler.frames import (
     CLUSTER,
@@ -43,14 +44,15 @@ class Instance:
         client: of the engine; connected.
         config: of the server.
         server: its name, by which its HTTP processes know this instance as their own.
+        stats: where this process counts.
 
     Raises:
         ConfigError: as `deployment_secret`.
     """
 
-    def __init__(self, client: EngineClient, config: Config, server: str) -> None:
+    def __init__(self, client: EngineClient, config: Config, server: str, stats: RedisStats) -> None:
         self._name = secrets.token_hex(8)
-        self._client, self._store, self._terms = client, Store(config.redis), Terms.of(config)
+        self._client, self._store, self._terms = client, Store(config.redis, stats), Terms.of(config)
         self._config, self._server = config, server
         self._sealer = sealer_of(config, client.model_info)
         batch_size = config.redis.writer_batch_size
@@ -115,6 +117,7 @@ class Instance:
                 raise ProtocolError(f"origin: expected a name, got {len(orders.origin)} characters")
         except ProtocolError as error:
             logger.error("an unreadable message in Redis is passed over: %s", error.message)
+            self._store.stats.errors["unreadable"] += 1
             return []
         if orders.origin not in self._links:
             self._links[orders.origin] = Link(self._host, orders.origin)

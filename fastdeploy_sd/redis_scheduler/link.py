@@ -96,6 +96,7 @@ class Link:
     def _begin(self, submission: Submission) -> None:
         handle = submission.handle
         if handle not in self._running and handle not in self._ended:
+            self._host.store.stats.requests["taken"] += 1
             task = self._running[handle] = asyncio.create_task(self._run(submission))
             task.add_done_callback(lambda _: self._note_end(handle))
 

@@ -113,7 +113,6 @@ class Origin:
         self._has_requests, self._has_endings, self._is_idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._is_idle.set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._num_unreadable = 0
 
     async def wait_idle(self) -> None:
         """Wait until no request is elsewhere."""
@@ -241,8 +240,9 @@ class Origin:
         try:
             answers = self._sealer.open(results_of(self.name), Answers, frame)
         except ProtocolError as error:
-            self._num_unreadable += 1
-            if self._num_unreadable == 1:
+            errors = self._store.stats.errors
+            errors["unreadable"] += 1
+            if errors["unreadable"] == 1:
                 logger.error("an unreadable message in Redis is passed over, and any further one: %s", error.message)
             return
         instance = answers.instance

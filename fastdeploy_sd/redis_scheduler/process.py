@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.errors import Unavailable
+from fastdeploy_sd.ipc.channel import directory_of
 from fastdeploy_sd.ipc.child import (
     EXIT_OK,
     ChildProcess,
@@ -15,6 +17,7 @@ from fastdeploy_sd.ipc.child import (
     read_start,
 )
 from fastdeploy_sd.ipc.client import EngineClient
+from fastdeploy_sd.metrics import SharedStats
 from fastdeploy_sd.redis_scheduler.instance import Instance
 
 _LEAVE_S = 3.0
@@ -42,19 +45,22 @@ def main() -> int:
     start = read_start()
     config = from_json(start["config"])
     client = EngineClient(start["address"], int(start["engine_pid"]), config.server.engine_timeout_s)
-    return asyncio.run(_work(config, client, start["server"]))
+    stats = SharedStats(Path(directory_of(start["address"])), "scheduler")
+    return asyncio.run(_work(config, client, start["server"], stats))
 
 
-async def _work(config: Config, client: EngineClient, server: str) -> int:
+async def _work(config: Config, client: EngineClient, server: str, stats: SharedStats) -> int:
     loop = asyncio.get_running_loop()
+    publishing = asyncio.create_task(stats.keep_published())
     try:
         await client.connect()
-        instance = Instance(client, config, server)
+        instance = Instance(client, config, server, stats.own.redis)
         end_with_parent(heard=lambda: loop.call_soon_threadsafe(instance.begin_drain))
         await instance.run()
         return EXIT_OK
     except Unavailable:
         return EXIT_OK  # the engine ended before it greeted us, which is not for this process to report
     finally:
+        publishing.cancel()
         await client.close()
         leave_within(_LEAVE_S, EXIT_OK)

@@ -18,6 +18,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
 from fastdeploy_sd.config import RedisConfig
 from fastdeploy_sd.errors import ConfigError, Unavailable
+from fastdeploy_sd.metrics import RedisStats
 
 T = TypeVar("T")
 
@@ -41,9 +42,11 @@ class Store:
 
     Args:
         config: where Redis is, and the topic that every key begins with.
+        stats: where this process counts.
     """
 
-    def __init__(self, config: RedisConfig) -> None:
+    def __init__(self, config: RedisConfig, stats: RedisStats) -> None:
+        self.stats = stats
         self._topic = config.topic
         self._address = f"{config.host}:{config.port}"
         self._redis = _connection(config, _ANSWER_S)
@@ -81,12 +84,13 @@ class Store:
         pipe = self._redis.pipeline(transaction=True)
         pipe.rpush(self.key(name), frame)
         pipe.pexpire(self.key(name), math.ceil(ttl_s * _MS))
-        length, _ = await self._do(pipe.execute())
+        length, _ = await self._do("push", pipe.execute())
+        self.stats.num_bytes["pushed"] += len(frame)
         return int(length)
 
     async def withdraw(self, name: str, frame: bytes) -> bool:
         """Take a frame that was just appended back; False when somebody has taken it already."""
-        return bool(await self._do(_typed(self._redis.lrem(self.key(name), -1, cast(Any, frame)))))
+        return bool(await self._do("withdraw", _typed(self._redis.lrem(self.key(name), -1, cast(Any, frame)))))
 
     async def take(self, name: str, count: int) -> list[bytes]:
         """Remove and return up to `count` frames from a list's beginning; waits for the first one, a second at most."""
@@ -94,42 +98,46 @@ class Store:
         pipe.blpop([self.key(name)], timeout=_WAIT_S)
         if count > 1:
             pipe.lpop(self.key(name), count - 1)
-        first, *rest = await self._do(pipe.execute())
-        return [] if first is None else [first[1], *((rest and rest[0]) or [])]
+        first, *rest = await self._do("take", pipe.execute())
+        frames = [] if first is None else [first[1], *((rest and rest[0]) or [])]
+        self.stats.num_bytes["taken"] += sum(map(len, frames))
+        return frames
 
     async def write_record(self, table: str, name: str, record: bytes, ttl_s: float) -> None:
         """Set a table's entry; the table vanishes when nothing is written for `ttl_s`."""
         pipe = self._redis.pipeline(transaction=True)
         pipe.hset(self.key(table), name, cast(Any, record))
         pipe.pexpire(self.key(table), math.ceil(ttl_s * _MS))
-        await self._do(pipe.execute())
+        await self._do("write_record", pipe.execute())
 
     async def read_records(self, table: str) -> tuple[dict[str, bytes], float]:
         """Return a table, and the time by Redis's clock, which all instances share, in seconds."""
         pipe = self._redis.pipeline(transaction=True)
         pipe.hgetall(self.key(table))
         pipe.time()
-        records, (seconds, micros) = await self._do(pipe.execute())
+        records, (seconds, micros) = await self._do("read_records", pipe.execute())
         named = {name.decode(errors="replace"): bytes(record) for name, record in records.items()}
         return named, seconds + micros / 1e6
 
     async def remove_records(self, table: str, names: list[str]) -> None:
         """Remove entries of a table."""
-        await self._do(_typed(self._redis.hdel(self.key(table), *names)))
+        await self._do("remove_records", _typed(self._redis.hdel(self.key(table), *names)))
 
     async def remove(self, name: str) -> None:
         """Remove a list."""
-        await self._do(_typed(self._redis.unlink(self.key(name))))
+        await self._do("remove", _typed(self._redis.unlink(self.key(name))))
 
     async def close(self) -> None:
         """Close the connections."""
         for connection in (self._redis, self._waiting):
             await connection.aclose()
 
-    async def _do(self, answer: Awaitable[T]) -> T:
+    async def _do(self, purpose: str, answer: Awaitable[T]) -> T:
+        self.stats.round_trips[purpose] += 1
         try:
             return await answer
         except _FAILURES as error:
+            self.stats.errors[_kind(error)] += 1
             raise self._down(error) from None
 
     def _down(self, error: Exception) -> StoreDown:
@@ -150,6 +158,15 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 _FAILURES = (RedisError, OSError, TimeoutError, ValueError)
+
+
+def _kind(error: Exception) -> str:
+    """The kind of a failure, as RedisStats names it."""
+    if isinstance(error, (redis.exceptions.TimeoutError, TimeoutError)):
+        return "timeout"
+    if isinstance(error, (ResponseError, AuthenticationError, AuthorizationError)):
+        return "refused"
+    return "connection" if isinstance(error, (redis.exceptions.ConnectionError, OSError)) else "answer"
 
 
 def _connection(config: RedisConfig, patience_s: float) -> redis.asyncio.Redis:

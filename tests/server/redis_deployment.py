@@ -97,12 +97,24 @@ def streams(server: Server, count: int, max_tokens: int) -> list[Stream]:
     return [Stream(server.url, max_tokens) for _ in range(count)]
 
 
-def gauge(server: Server, name: str) -> float:
-    """A sample of a server's metrics."""
+def sample(server: Server, name: str) -> float | None:
+    """A sample of a server's metrics, None = there is none."""
     text = httpx.get(f"{server.url}/metrics", timeout=WAIT_S).text
     match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-    assert match is not None, f"no sample of {name}"
-    return float(match[1])
+    return None if match is None else float(match[1])
+
+
+def gauge(server: Server, name: str) -> float:
+    """A sample that is always there."""
+    value = sample(server, name)
+    assert value is not None, f"no sample of {name}"
+    return value
+
+
+def counted(server: Server, what: str, **label: str) -> float:
+    """What a server has counted of Redis; its processes tell each other once a second."""
+    [(name, value)] = label.items()
+    return sample(server, f'fastdeploy_sd:redis_{what}_total{{{name}="{value}"}}') or 0.0
 
 
 def num_running(server: Server) -> float:

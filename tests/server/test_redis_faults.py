@@ -16,6 +16,7 @@ from tests.server.redis_deployment import (
     EXPIRE_MS,
     TOPIC,
     Deployment,
+    counted,
     deployed,
     num_running,
     streams,
@@ -127,6 +128,7 @@ def test_streams_outlive_a_redis_that_is_full(deployment: Deployment, redis: Red
     assert {text_of(stream.read()) for stream in running} == {want}
     assert complete(a.url).status_code == 200
     b.wait_for_line("this instance takes no requests of others until it answers")
+    until(lambda: counted(b, "errors", kind="refused") > 0)
     redis.do("CONFIG", "SET", "maxmemory", "0")
     deployment.wait_for_instances(2)
     until(lambda: num_running(a) == num_running(b) == 0)
@@ -139,9 +141,11 @@ def test_every_key_expires_and_has_the_topic(deployment: Deployment, redis: Redi
     deployment.wait_for_instances(2)
     endless = streams(a, 3, 4000)
     until(lambda: num_running(b) > 0)
-    for server in (a, b):
-        server.process.kill()
-        server.wait()
+    b.process.kill()
+    b.wait()
+    until(lambda: counted(a, "moves", reason="instance_lost") > 0)
+    a.process.kill()
+    a.wait()
     for stream in endless:
         stream.close()
     keys = redis.keys()

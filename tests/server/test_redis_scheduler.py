@@ -21,6 +21,7 @@ from tests.server.redis_deployment import (
     SCHEDULER,
     TOPIC,
     Deployment,
+    counted,
     deployed,
     num_running,
     signal_all,
@@ -66,6 +67,16 @@ def test_instances_share_what_comes_to_one(deployment: Deployment, redis: RedisS
         == (complete(b.url, seed=7, temperature=1.0).json()["choices"])
     )
     redis.wait_for_keys(CLUSTER)
+    wanted = (
+        (a, "requests", {"place": "kept"}),
+        (a, "requests", {"place": "pushed"}),
+        (b, "requests", {"place": "taken"}),
+        (a, "bytes", {"direction": "taken"}),
+        (b, "bytes", {"direction": "pushed"}),
+        (b, "round_trips", {"purpose": "write_record"}),
+    )
+    for server, what, label in wanted:
+        until(lambda: counted(server, what, **label) > 0)  # noqa: B023
     deployment.stop()
 
 

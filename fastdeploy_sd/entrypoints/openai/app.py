@@ -48,7 +48,7 @@ def create_app(
     app.add_api_route("/detokenize", handler.detokenize, methods=["POST"])
     stats = stats or SharedStats()
     _Info(client, config, stats).add_routes(app)
-    enclose(app, config.server, stats.own)
+    enclose(app, config.server, stats.own.http)
     return app
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdeploy_sd.engine.stats import EngineStats, Histogram, SourceCounts
 from fastdeploy_sd.engine.swap_stats import SwapStats
 from fastdeploy_sd.engine.transfer_stats import TransferStats, WayStats
-from fastdeploy_sd.metrics import HttpStats, render_metrics
+from fastdeploy_sd.metrics import HttpStats, ProcessStats, RedisStats, SharedStats, render_metrics
 from fastdeploy_sd.types import DraftCounts, SpeculationInfo
 from tests.doubles.engines import run_to_end, toy_config, toy_info, toy_request
 
@@ -16,7 +19,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def _samples(stats: EngineStats) -> Samples:
-    body, content_type = render_metrics(stats, HttpStats(), silence_s=0.0)
+    body, content_type = render_metrics(stats, ProcessStats(), silence_s=0.0)
     assert content_type.startswith("text/plain")
     found: Samples = {}
     for family in text_string_to_metric_families(body.decode()):
@@ -229,6 +232,35 @@ def test_a_speculating_engines_numbers_add_up() -> None:
     assert by_method == [4, 4, 4]
 
 
+def test_what_processes_count_is_told_together(tmp_path: Path) -> None:
+    """Each writes its own counts; a successor goes on from them."""
+    ours, others = SharedStats(tmp_path, "http"), SharedStats(tmp_path, "scheduler")
+    for stats, where in ((ours, "pushed"), (others, "taken")):
+        stats.own.http.num_accepted = 2
+        stats.own.http.num_open = 1
+        stats.own.redis = RedisStats(
+            Counter({where: 3}), Counter(draining=4), Counter(push=5), Counter(timeout=6), Counter(pushed=7)
+        )
+        stats.publish()
+    successor = SharedStats(tmp_path, "http")
+    assert successor.own.http.num_open == 0
+    for stats in (ours, others):
+        assert stats.total().http.num_open == 2
+    body, _ = render_metrics(None, successor.total(), silence_s=0.0)
+    text = body.decode()
+    for line in (
+        "http_connections_accepted_total 4.0",
+        "http_connections 1.0",
+        'redis_requests_total{place="pushed"} 3.0',
+        'redis_requests_total{place="taken"} 3.0',
+        'redis_moves_total{reason="draining"} 8.0',
+        'redis_round_trips_total{purpose="push"} 10.0',
+        'redis_errors_total{kind="timeout"} 12.0',
+        'redis_bytes_total{direction="pushed"} 14.0',
+    ):
+        assert f"fastdeploy_sd:{line}\n" in text
+
+
 def test_http_counts_are_told_with_and_without_an_engine() -> None:
     http = HttpStats(num_open=3, num_accepted=9)
     http.refused["limit"] = 2
@@ -236,7 +268,7 @@ def test_http_counts_are_told_with_and_without_an_engine() -> None:
     http.requests["/health", "200", ""] = 5
     http.requests["other", "404", "route_not_found"] = 1
     for stats in (None, EngineStats()):
-        body, _ = render_metrics(stats, http, silence_s=1.5)
+        body, _ = render_metrics(stats, ProcessStats(http), silence_s=1.5)
         families = {f.name: f for f in text_string_to_metric_families(body.decode())}
         found = {
             name: {tuple(s.labels.values()): s.value for s in families[f"fastdeploy_sd:{name}"].samples}

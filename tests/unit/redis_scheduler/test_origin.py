@@ -13,6 +13,7 @@ import pytest
 from fastdeploy_sd.config import RedisConfig
 from fastdeploy_sd.errors import Overloaded, Unavailable
 from fastdeploy_sd.ipc.messages import WireError
+from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.redis_scheduler.deployment import Terms
 from fastdeploy_sd.redis_scheduler.frames import Answers, Failure, Item, Orders, Sealer, requests_of, results_of
 from fastdeploy_sd.redis_scheduler.origin import LostError, Origin, RemoteRequest
@@ -63,7 +64,7 @@ def item(handle: int, position: int, *tokens: int, is_last: bool = False) -> Ite
 @asynccontextmanager
 async def connected(redis: RedisServer, terms: Terms) -> AsyncIterator[Side]:
     redis.do("FLUSHALL")
-    store = Store(RedisConfig("splitwise", port=redis.port, password=PASSWORD, topic="t"))
+    store = Store(RedisConfig("splitwise", port=redis.port, password=PASSWORD, topic="t"), RedisStats())
     origin = Origin(store, SEALER, terms, batch_size=10)
     try:
         yield Side(origin, store)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+from benchmarks import auto_served
 from benchmarks.auto_report import KIND, auto_table, save_plot
 from benchmarks.checkpoint import CHECKPOINT_DIR, ensure_checkpoint
 from benchmarks.command import OUTPUT_DIR, Command
@@ -40,6 +41,7 @@ MODELS: Mapping[str, Sequence[str]] = {
     "0.6b-wint4": ("--model", _SHAPE, "--quantization", "wint4"),
 }
 FIXED = ("ngram-2", "ngram-5", "suffix-3", "suffix-8", "mtp-1", "mtp-3")
+_SERVED = "--served"
 _SETTING = re.compile(r"(?P<method>.+?)(?:-(?P<drafts>[1-9]\d*))?")
 # Beyond prompt and output: what drafts of the last step may take.
 _SPARE_LEN = 64
@@ -50,10 +52,16 @@ _DIFFERENT_TOKENS = 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure every cell; write records, table and plot; 1 when a setting changed tokens that it must not change."""
+    """Measure every cell; write records, table and plot; 1 when a setting changed tokens that it must not change.
+
+    With --served the rest are the arguments of `auto_served.main`.
+    """
+    if _SERVED in argv:
+        return auto_served.main([argument for argument in argv if argument != _SERVED])
     command = Command(
         "auto",
-        "Measure drafting settings beside plain decoding, all interleaved, over models, kinds of text and batch sizes.",
+        "Measure drafting settings beside plain decoding, all interleaved, over models, kinds of text and batch sizes."
+        f" With {_SERVED} (which has a --help of its own): a server that drafts beside a plain one, over HTTP.",
         "the engine's (--num-threads, --kv-cache-dtype, ...)",
     )
     command.some("--models", MODELS, "(default: all)", tuple(MODELS))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -76,9 +76,19 @@ class LoadClient:
     Args:
         url: of the server, without path.
         model: name for the `model` field.
+        prompts: token ids in place of the load's own, as many.
+        due_times_s: of an open loop, in place of the load's own, as many, ascending.
     """
 
-    def __init__(self, url: str, model: str, api_key: str | None, load: Load) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        api_key: str | None,
+        load: Load,
+        prompts: Sequence[list[int]] | None = None,
+        due_times_s: Sequence[float] | None = None,
+    ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # No read timeout: how long the first token takes is what is measured.
         timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
@@ -86,6 +96,8 @@ class LoadClient:
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
         self._model = model
         self._load = load
+        self._prompts = load.prompts() if prompts is None else prompts
+        self._due_times_s = load.due_times_s() if due_times_s is None and load.rate is not None else due_times_s
         self._start = 0.0
 
     async def run(self, on_done: Callable[[], None]) -> list[Timing]:
@@ -94,14 +106,14 @@ class LoadClient:
         Args:
             on_done: called whenever a request has ended.
         """
-        prompts = self._load.prompts()
+        prompts = self._prompts
         async with self._http:
             self._start = time.perf_counter()
-            if self._load.rate is None:
+            if self._due_times_s is None:
                 gate = asyncio.Semaphore(self._load.concurrency or 1)
                 ends = [self._when_free(gate, prompt) for prompt in prompts]
             else:
-                ends = [self._when_due(due, p) for due, p in zip(self._load.due_times_s(), prompts, strict=True)]
+                ends = [self._when_due(due, p) for due, p in zip(self._due_times_s, prompts, strict=True)]
             return list(await asyncio.gather(*(_notified(end, on_done) for end in ends)))
 
     async def _when_free(self, gate: asyncio.Semaphore, prompt: list[int]) -> Timing:

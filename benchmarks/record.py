@@ -3,7 +3,7 @@
 Every record has schema_version, created (UTC) and git_sha: the commit, with "-dirty-" and a digest where it had
 changes, null outside of a checkout. Those of the comparison with other servers are in peers/results.py; the others,
 schema version 2, have
-    kind ("offline" | "http" | "speculation" | "auto" | "forward"), name,
+    kind ("offline" | "http" | "speculation" | "auto" | "auto-served" | "forward"), name,
     config: option name -> effective value,
     hardware: {cpu, isa, num_threads, gpu, driver},
     workload: what was asked for,

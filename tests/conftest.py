@@ -22,6 +22,7 @@ def golden_dir() -> Path:
 # What `--fast` leaves out: tests that start processes, compile, fuzz or go over a whole matrix, ...
 SLOW = (
     "tests/benchmarks/test_auto.py",
+    "tests/benchmarks/test_auto_served.py",
     "tests/benchmarks/test_latency.py",
     "tests/benchmarks/test_peers_report.py",
     "tests/benchmarks/test_peers_run.py",

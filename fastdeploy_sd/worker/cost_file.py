@@ -1,17 +1,26 @@
-"""The cost profile of a configured model on this machine. Knows what the times depend on."""
+"""The cost profile of a configured model on this machine: kept between starts, measured where there is none that fits.
+
+Knows what the times depend on, and where the file lies.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from pathlib import Path
 
 import fastdeploy_sd
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime import library
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile, Key
+from fastdeploy_sd.runtime.operator_files import cache_folder
+from fastdeploy_sd.spec_decode.auto_profile import CostProfile, Key, profile_name
 from fastdeploy_sd.types import ModelInfo
-from fastdeploy_sd.worker.cost_measurement import Costs
+from fastdeploy_sd.worker.cost_measurement import Costs, measure_costs
+from fastdeploy_sd.worker.made_up_requests import Execute
 
 _CPUINFO = Path("/proc/cpuinfo")
+_log = logging.getLogger(__name__)
 
 
 def machine_key(config: Config) -> Key:
@@ -40,6 +49,59 @@ def model_key(config: Config, info: ModelInfo) -> Key:
 def profile_of(config: Config, info: ModelInfo, costs: Costs) -> CostProfile:
     """Return the profile that holds what was measured of a model as configured."""
     return CostProfile(machine_key(config), model_key(config, info), costs.steps, costs.drafts)
+
+
+def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfile | None:
+    """Return the profile that is kept for a model as configured; measured now, and kept, where none fits.
+
+    It is kept beside the packed weights, or in the user's cache folder where these are not kept. One that was measured
+    while something else disturbed is used, but not kept.
+
+    Args:
+        execute: of an executor without requests.
+
+    Returns:
+        None where the KV cache has no room for the requests of a measurement.
+
+    Raises:
+        InternalError: a step failed.
+    """
+    machine, model = machine_key(config), model_key(config, info)
+    path = (config.model.packed_weights_folder or cache_folder()) / profile_name(machine, model)
+    kept = _load(path)
+    if kept is not None and kept.fits(machine, model):
+        _log.info("costs of steps: %s", path)
+        return kept
+    begin = time.perf_counter()
+    limits = config.scheduler
+    costs = measure_costs(execute, info, limits.max_num_seqs, limits.max_num_batched_tokens)
+    if not costs.steps:
+        _log.warning("costs of steps: not measured, the KV cache has no room for a request and its drafts")
+        return None
+    profile = profile_of(config, info, costs)
+    place = _save(profile, path) if costs.is_steady else "not kept, as something else runs on this machine"
+    _log.info("costs of steps: measured in %.1f s, %s", time.perf_counter() - begin, place)
+    return profile
+
+
+def _load(path: Path) -> CostProfile | None:
+    try:
+        return CostProfile.load(path)
+    except FileNotFoundError:
+        return None
+    except ConfigError as error:
+        _log.warning("costs of steps: measured again: %s", error.message)
+        return None
+
+
+def _save(profile: CostProfile, path: Path) -> str:
+    """Write the file, if that is possible; returns where it is, or why it is not."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        profile.save(path)
+    except OSError as error:
+        return f"not kept: {error}"
+    return str(path)
 
 
 def _cpu_name() -> str:

@@ -1,0 +1,109 @@
+"""The cost profile between starts: used where it fits, measured again where it does not."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SpeculativeConfig
+from fastdeploy_sd.spec_decode.auto_profile import CostProfile, DraftSample, StepSample
+from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
+from fastdeploy_sd.worker import cost_file
+from fastdeploy_sd.worker.cost_file import kept_profile
+from fastdeploy_sd.worker.cost_measurement import Costs
+from fastdeploy_sd.worker.made_up_requests import Execute
+
+INFO = ModelInfo("m", 100, 512, (), 64, 8, fingerprint="f")
+COSTS = Costs((StepSample(1, 1, 64, 0.5),), (DraftSample("ngram", 1, 1, 64, 0.01),), is_steady=True)
+
+
+class Measurement:
+    """In place of the real one: counts the calls and gives what it is told to."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs, self.num_calls = costs, 0
+
+    def __call__(self, execute: Execute, info: ModelInfo, max_requests: int, max_rows: int) -> Costs:
+        self.num_calls += 1
+        return self.costs
+
+
+def no_step(plan: SchedulerOutput) -> StepResult:
+    raise AssertionError("no step runs here")
+
+
+@pytest.fixture
+def measurement(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Measurement:
+    caplog.set_level(logging.INFO)
+    made = Measurement(COSTS)
+    monkeypatch.setattr(cost_file, "measure_costs", made)
+    return made
+
+
+def config(folder: Path) -> Config:
+    return Config(ModelConfig("demo", packed_weights_cache=str(folder)), speculative=SpeculativeConfig("ngram", 1))
+
+
+def test_a_profile_is_measured_once(tmp_path: Path, measurement: Measurement, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "packed"
+    first = kept_profile(config(folder), INFO, no_step)
+    assert first is not None
+    assert first.steps == COSTS.steps
+    assert kept_profile(config(folder), INFO, no_step) == first
+    assert measurement.num_calls == 1
+    [path] = folder.iterdir()
+    assert CostProfile.load(path) == first
+    assert caplog.messages[-1] == f"costs of steps: {path}"
+    # Another model, KV format or method has a file of its own.
+    kept_profile(config(folder), replace(INFO, fingerprint="g"), no_step)
+    kept_profile(replace(config(folder), cache=CacheConfig(kv_cache_dtype="int8")), INFO, no_step)
+    kept_profile(replace(config(folder), speculative=SpeculativeConfig("suffix", 1)), INFO, no_step)
+    assert (measurement.num_calls, len(list(folder.iterdir()))) == (4, 4)
+
+
+def test_without_packed_weights_it_lies_in_the_users_cache(
+    tmp_path: Path, measurement: Measurement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FDSD_CACHE_DIR", str(tmp_path))
+    own = replace(config(tmp_path), model=ModelConfig("demo"))
+    assert kept_profile(own, INFO, no_step) is not None
+    assert [path.suffix for path in (tmp_path / "fastdeploy_sd").iterdir()] == [".json"]
+
+
+def test_a_damaged_file_is_replaced(tmp_path: Path, measurement: Measurement, caplog: pytest.LogCaptureFixture) -> None:
+    first = kept_profile(config(tmp_path), INFO, no_step)
+    [path] = tmp_path.iterdir()
+    path.write_text("{}")
+    assert kept_profile(config(tmp_path), INFO, no_step) == first == CostProfile.load(path)
+    assert "measured again: profile: " in caplog.text
+    # Nor is another model's taken for its own, whatever its name.
+    other = replace(CostProfile.load(path), model={"fingerprint": "x"})
+    other.save(path)
+    assert kept_profile(config(tmp_path), INFO, no_step) == first == CostProfile.load(path)
+    assert measurement.num_calls == 3
+
+
+def test_what_was_disturbed_is_not_kept(
+    tmp_path: Path, measurement: Measurement, caplog: pytest.LogCaptureFixture
+) -> None:
+    measurement.costs = replace(COSTS, is_steady=False)
+    assert kept_profile(config(tmp_path), INFO, no_step) is not None
+    assert list(tmp_path.iterdir()) == []
+    assert "not kept, as something else runs on this machine" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_file(
+    tmp_path: Path, measurement: Measurement, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert kept_profile(config(tmp_path / "file" / "folder"), INFO, no_step) is not None
+    assert "not kept: " in caplog.text
+
+
+def test_without_room_there_is_none(tmp_path: Path, measurement: Measurement, caplog: pytest.LogCaptureFixture) -> None:
+    measurement.costs = Costs((), (), is_steady=True)
+    assert kept_profile(config(tmp_path), INFO, no_step) is None
+    assert "not measured, the KV cache has no room" in caplog.text

@@ -205,6 +205,7 @@ def test_nothing_is_left_behind(protocol: str, caplog: pytest.LogCaptureFixture)
     for _ in range(5):
         run()
     assert (open_files(), threading.active_count()) == (before, threads)
-    names = Path("/proc/net/unix").read_text(encoding="utf-8")
-    assert "@fdsd-" not in names or protocol == "tcp"
+    lines = [line.split() for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()[1:]]
+    ours = {Path(f"/proc/self/fd/{fd}").resolve().name for fd in os.listdir("/proc/self/fd")}
+    assert not [line for line in lines if line[-1].startswith("@fdsd-") and f"socket:[{line[6]}]" in ours]
     assert not caplog.records

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
@@ -14,17 +14,23 @@ from fastdeploy_sd.cli.arguments import Parser, read_names
 from fastdeploy_sd.config import DEMO_MODEL, SpeculativeConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS
 from fastdeploy_sd.config.speculative_map import read_speculative
-from fastdeploy_sd.draft_methods import METHODS, methods_reading
+from fastdeploy_sd.draft_methods import METHODS, NAIVE, DraftSource, methods_reading
 from fastdeploy_sd.errors import ConfigError, suggest
+from fastdeploy_sd.replay.counts import ReplayCounts
 from fastdeploy_sd.replay.encoding import WORDS, load_encoder
 from fastdeploy_sd.replay.memory import memory_of
 from fastdeploy_sd.replay.recording import Conversation, read_recording
 from fastdeploy_sd.replay.report import ReplayResult, replay_table
 from fastdeploy_sd.replay.simulation import Replay, max_len, vocab_size
-from fastdeploy_sd.spec_decode.proposer import ProposerContext
+from fastdeploy_sd.spec_decode.auto.cost import CostModel, LinearCost, StepTimes
+from fastdeploy_sd.spec_decode.auto.policy import MAX_DRAFT_LEN, USUAL_DRAFT_LEN
+from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
+from fastdeploy_sd.spec_decode.auto_profile import CostProfile
+from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import create_method
 
 _METHODS = {method.name: method for method in METHODS.values() if method.is_replayable}
+AUTO = "auto"
 _CACHE_SIZE = "suffix_decoding_max_cached_requests"
 # What changes the drafts of these methods and of nothing else. No cache file: one row must not warm the next.
 _TUNING = [
@@ -42,9 +48,14 @@ def main(argv: Sequence[str]) -> int:
     methods = _verified(args.methods)
     if args.concurrency < 1:
         raise ConfigError(f"concurrency: expected at least 1, got {args.concurrency}", param="concurrency")
-    configs = _configs(methods, args.num_speculative_tokens, _tuning(args, methods))
+    tuning = _tuning(args, methods)
+    configs = _configs(methods, args.num_speculative_tokens, tuning)
+    offering = _configs(methods, [USUAL_DRAFT_LEN], tuning) if args.policy == AUTO else []
     conversations = _read(args.file, args.tokenizer)
-    results = [_replay(config, conversations, args.concurrency) for config in configs]
+    bench = _Bench(conversations, args.concurrency, _cost(args))
+    results = [bench.method(config) for config in configs]
+    if offering:
+        results.append(bench.auto(offering))
     if args.json:
         print(json.dumps([result.to_json() for result in results], indent=1))
     else:
@@ -71,10 +82,35 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--concurrency", type=int, default=1, metavar="N", help=text)
     text = "suffix drafts from the request's own text only, not from earlier answers"
     parser.add_argument("--no-shared-cache", dest="shared_cache", action="store_false", help=text)
+    text = "a row for the policy that chooses among the methods and their draft lengths in every step; needs a cost"
+    parser.add_argument("--policy", choices=[AUTO], help=text)
+    cost = parser.add_mutually_exclusive_group()
+    text = "what a draft costs: a step with d of them takes 1 + C*d; gives the column speed-up"
+    cost.add_argument("--cost", type=float, metavar="C", help=text)
+    text = "the same from a file of measured step times"
+    cost.add_argument("--profile", type=Path, metavar="FILE", help=text)
     for opt in _TUNING:
         parser.add_argument(opt.flag, metavar="VALUE", help=f"as in speculative_config: {opt.spec.help}")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
+
+
+def _cost(args: argparse.Namespace) -> StepTimes | None:
+    """What steps take; None where neither --cost nor --profile says so."""
+    if args.cost is not None:
+        return LinearCost(args.cost)
+    if args.profile is not None:
+        return CostModel(_profile(args.profile), args.concurrency * (1 + MAX_DRAFT_LEN))
+    if args.policy is not None:
+        raise ConfigError("policy: expected beside cost or profile, got neither", param="policy")
+    return None
+
+
+def _profile(path: Path) -> CostProfile:
+    try:
+        return CostProfile.load(path)
+    except FileNotFoundError:
+        raise ConfigError(f"profile: expected a readable file, got {path} (not found)", param="profile") from None
 
 
 def _verified(methods: list[str]) -> list[str]:
@@ -120,15 +156,64 @@ def _read(path: Path, tokenizer: str) -> list[Conversation]:
         return read_recording(path, load_encoder(tokenizer), bar.update)
 
 
-def _replay(config: SpeculativeConfig, conversations: Sequence[Conversation], concurrency: int) -> ReplayResult:
-    method, k = config.method, config.num_speculative_tokens
-    context = ProposerContext(concurrency, max_len(conversations), vocab_size(conversations))
-    proposer = create_method(method, config, context)
-    num_tokens = sum(end - begin for c in conversations for begin, end in c.responses)
-    try:
-        with tqdm(total=num_tokens, desc=f"{method} k={k}", unit="tok", disable=None, leave=False) as bar:
-            counts = Replay(proposer, k, concurrency, memory_of(proposer), bar.update).run(conversations)
-    finally:
-        proposer.close()
-    has_shared_cache = getattr(config, _CACHE_SIZE) != 0 if _CACHE_SIZE in _METHODS[method].keys else None
-    return ReplayResult(method, k, counts, has_shared_cache)
+class _Bench:
+    """Runs proposers over one recording.
+
+    Args:
+        cost: what steps take; None = not asked.
+    """
+
+    def __init__(self, conversations: Sequence[Conversation], concurrency: int, cost: StepTimes | None) -> None:
+        self._conversations, self._concurrency, self._cost = conversations, concurrency, cost
+        self._context = ProposerContext(concurrency, max_len(conversations), vocab_size(conversations))
+        self._plain_rate = 1.0
+        if cost is not None:
+            self._plain_rate = _rate(self._run(create_method(NAIVE, SpeculativeConfig(), self._context), NAIVE, 0))
+
+    def method(self, config: SpeculativeConfig) -> ReplayResult:
+        """Replay one method with one draft length."""
+        method, k = config.method, config.num_speculative_tokens
+        counts = self._run(create_method(method, config, self._context), method, k)
+        has_shared_cache = getattr(config, _CACHE_SIZE) != 0 if _CACHE_SIZE in _METHODS[method].keys else None
+        return ReplayResult(method, k, counts, has_shared_cache, self._speed_up(counts))
+
+    def auto(self, configs: Sequence[SpeculativeConfig]) -> ReplayResult:
+        """Replay the policy over what these methods offer."""
+        assert self._cost is not None
+        proposer = AutoProposer(
+            [(_source(c.method), cast(OfferingMethod, create_method(c.method, c, self._context))) for c in configs],
+            self._cost,
+            self._concurrency,
+            USUAL_DRAFT_LEN,
+        )
+        counts = self._run(proposer, AUTO, USUAL_DRAFT_LEN)
+        return ReplayResult(AUTO, USUAL_DRAFT_LEN, counts, None, self._speed_up(counts))
+
+    def _run(self, proposer: Proposer, name: str, k: int) -> ReplayCounts:
+        num_tokens = sum(end - begin for c in self._conversations for begin, end in c.responses)
+        step_time = None if self._cost is None else self._step_time
+        try:
+            with tqdm(total=num_tokens, desc=f"{name} k={k}", unit="tok", disable=None, leave=False) as bar:
+                replay = Replay(proposer, k, self._concurrency, memory_of(proposer), bar.update, step_time)
+                return replay.run(self._conversations)
+        finally:
+            proposer.close()
+
+    def _step_time(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> float:
+        assert self._cost is not None
+        return self._cost.times(num_rows, num_requests, num_kv_tokens, 0).item(0)
+
+    def _speed_up(self, counts: ReplayCounts) -> float | None:
+        return None if self._cost is None else _rate(counts) / self._plain_rate
+
+
+def _source(method: str) -> DraftSource:
+    source = _METHODS[method].source
+    assert source is not None
+    return source
+
+
+def _rate(counts: ReplayCounts) -> float:
+    """Tokens of verify steps per time; 1.0 where there was none."""
+    num_tokens = counts.num_output_tokens - counts.num_responses
+    return num_tokens / counts.verify_time if counts.verify_time else 1.0

@@ -27,6 +27,7 @@ class ReplayCounts:
             were all accepted / that were accepted.
         num_calls, num_rows: propose calls, and requests in them.
         propose_ns, begin_ns: time in propose, and in begin and forget.
+        verify_time: of all verify steps, in the unit of the cost that was given.
         peak_memory_bytes: of the method's own memory; None where the method does not tell.
     """
 
@@ -41,6 +42,7 @@ class ReplayCounts:
     num_rows: int = 0
     propose_ns: int = 0
     begin_ns: int = 0
+    verify_time: float = 0.0
     peak_memory_bytes: int | None = None
 
     @staticmethod

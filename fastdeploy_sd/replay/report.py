@@ -13,6 +13,7 @@ _COLUMNS = (
     "k",
     "shared cache",
     "tokens/step",
+    "speed-up",
     "drafted",
     "accepted",
     "wasted",
@@ -31,12 +32,14 @@ class ReplayResult:
 
     Attributes:
         has_shared_cache: whether it drafts from other responses too; None = the method never does.
+        speed_up: tokens per time against plain decoding, drafting itself not counted; None = no cost was given.
     """
 
     method: str
     num_speculative_tokens: int
     counts: ReplayCounts
     has_shared_cache: bool | None = None
+    speed_up: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the row under plain names."""
@@ -45,7 +48,8 @@ class ReplayResult:
             "num_speculative_tokens": self.num_speculative_tokens,
             "shared_cache": self.has_shared_cache,
         }
-        return head | self.counts.to_json()
+        gain = {} if self.speed_up is None else {"speed_up": self.speed_up}
+        return head | gain | self.counts.to_json()
 
 
 def replay_table(results: Sequence[ReplayResult]) -> str:
@@ -64,6 +68,7 @@ def _cells(result: ReplayResult) -> tuple[str, ...]:
         str(result.num_speculative_tokens),
         {None: "-", True: "yes", False: "no"}[result.has_shared_cache],
         f"{c.tokens_per_verify_step:.2f}",
+        "-" if result.speed_up is None else f"{result.speed_up:.3f}",
         str(c.num_drafted),
         str(c.num_accepted),
         str(c.num_drafted - c.num_accepted),

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +21,14 @@ from fastdeploy_sd.replay.counts import ReplayCounts
 from fastdeploy_sd.replay.recording import Conversation
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import EMPTY_I32, I32
+
+
+class StepTime(Protocol):
+    """What a step takes."""
+
+    def __call__(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> float:
+        """The time of a step over `num_rows` tokens of so many requests, with so many tokens in all contexts."""
+        ...
 
 
 @dataclass(slots=True)
@@ -55,6 +64,7 @@ class Replay:
         concurrency: conversations at once.
         memory_bytes: what the proposer holds now; asked after every step. None = not known.
         on_tokens: told the number of output tokens of each step, for a progress bar.
+        step_time: what the verify steps take, added up in the counts; None = not asked for.
     """
 
     def __init__(
@@ -64,9 +74,10 @@ class Replay:
         concurrency: int = 1,
         memory_bytes: Callable[[], int] | None = None,
         on_tokens: Callable[[int], object] | None = None,
+        step_time: StepTime | None = None,
     ) -> None:
         self._proposer, self._k, self._concurrency = proposer, num_speculative_tokens, concurrency
-        self._memory_bytes, self._on_tokens = memory_bytes, on_tokens
+        self._memory_bytes, self._on_tokens, self._step_time = memory_bytes, on_tokens, step_time
         self._counts = ReplayCounts.empty(num_speculative_tokens)
 
     def run(self, conversations: Sequence[Conversation]) -> ReplayCounts:
@@ -105,12 +116,21 @@ class Replay:
         self._proposer.forget(dropped)
         self._proposer.begin(begun)
         self._counts.begin_ns += time.perf_counter_ns() - start
+        self._add_time(rows)
         num_emitted = sum(self._commit(row) for row in rows)
         self._propose(rows)
         if self._memory_bytes is not None:
             self._counts.peak_memory_bytes = max(self._counts.peak_memory_bytes or 0, self._memory_bytes())
         if self._on_tokens is not None:
             self._on_tokens(num_emitted)
+
+    def _add_time(self, rows: Sequence[_Row]) -> None:
+        """Add what verifying takes; a response's first token comes with its prompt, which costs the same anyhow."""
+        verified = [row for row in rows if row.num_tokens > row.begin]
+        if self._step_time is not None and verified:
+            num_rows = sum(1 + len(row.drafts) for row in verified)
+            num_kv_tokens = sum(row.num_tokens for row in verified)
+            self._counts.verify_time += self._step_time(num_rows, len(verified), num_kv_tokens)
 
     def _commit(self, row: _Row) -> int:
         """Verify the row's drafts and write its new tokens into the table; return how many these are."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastdeploy_sd.spec_decode.native.draft_call import DraftOffer
 from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.types import I32, DraftTokens
@@ -43,6 +44,14 @@ class NgramProposer(Proposer):
             ValueError: a table row was not begun, or the arrays contradict each other.
         """
         return self._index.propose(x.token_table, x)
+
+    def offer(self, x: ProposeInput, out: DraftOffer) -> None:
+        """Draft as `propose` does, into the arrays of `out`, with what is known of each draft.
+
+        Raises:
+            ValueError: as `propose`, or `out` has too little room.
+        """
+        self._index.offer(x.token_table, x, out)
 
     def forget(self, table_rows: I32) -> None:
         """Free the indexes of these table rows."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastdeploy_sd.spec_decode.native.draft_call import DraftOffer
 from fastdeploy_sd.spec_decode.native.suffix import (
     SALT_DIGEST_BYTES,
     SuffixDrafter,
@@ -76,6 +77,14 @@ class SuffixProposer(Proposer):
             ValueError: a table row to draft for was not begun, or the arrays contradict each other.
         """
         return self._drafter.propose(x.token_table, x)
+
+    def offer(self, x: ProposeInput, out: DraftOffer) -> None:
+        """Draft as `propose` does, into the arrays of `out`, with what is known of each draft.
+
+        Raises:
+            ValueError: as `propose`, or `out` has too little room.
+        """
+        self._drafter.offer(x.token_table, x, out)
 
     def forget(self, table_rows: I32) -> None:
         """Drop these table rows' own texts; what they shared stays."""

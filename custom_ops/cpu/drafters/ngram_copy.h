@@ -38,7 +38,7 @@ class NgramCopy {
   // What to go on with: the copy, or where it does not know, the look-up of the same end of the text.
   NgramMatch Choose(NgramMatch match) const {
     const bool is_chosen = source_ > 0 && tracker_.is_trusted() && !tracker_.IsBeatenBy(match.length);
-    return is_chosen ? NgramMatch{tracker_.length(), source_} : match;
+    return is_chosen ? NgramMatch{tracker_.length(), source_, tracker_.recent()} : match;
   }
 
   // Where the expected token is; 0 = the text's end is no copy.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "draft_evidence.h"
 #include "draft_length.h"
 #include "random_multiplier.h"
 
@@ -128,7 +129,7 @@ NgramMatch NgramIndex::LookUp(const Row& table_row, const Text& text, int64_t en
                          std::equal(ngram, ngram + n, text.committed + text.num_committed - n);
     const int32_t found = is_last ? text.num_committed : table.Find(text.committed, ngram);
     if (found == 0) break;
-    match = {n, found};
+    match = {n, found, n};
   }
   return match;
 }
@@ -161,6 +162,9 @@ Error NgramIndex::Propose(const DraftProposeParams& p) {
     // source.end < text.size(): a draft is copied from the text, or from a draft before it.
     for (int32_t i = 0; i < num_drafts; ++i) drafts[i] = text.at(static_cast<int64_t>(source.end) + i, drafts);
     p.cu_num_draft[r + 1] = p.cu_num_draft[r] + num_drafts;
+    if (p.evidence != nullptr)
+      DraftEvidence{source.length, source.recent, 0}.Write(p.evidence + r * DraftEvidence::kNumFields);
+    if (p.draft_prob != nullptr) std::fill_n(p.draft_prob + p.cu_num_draft[r], num_drafts, DraftEvidence::kNotCounted);
   }
   return nullptr;
 }

@@ -56,7 +56,7 @@ void NgramTable::Extend(const int32_t* text, int32_t end, NgramMatch* before) {
     if (cell == 0) {
       ++num_entries_;
     } else {
-      before[end - e] = {n_, cell};
+      before[end - e] = {n_, cell, n_};
     }
     cell = e;
     num_indexed_ = e;

@@ -37,12 +37,15 @@ class Walk {
     const int32_t next = a.best(state_);
     const int32_t num_continued = std::max(1, a.count(state_) - num_open_ends_);
     probability_ *= std::min(1.0, static_cast<double>(a.count(next)) / num_continued);
+    counted_ = static_cast<float>(std::min(a.count(next), num_continued)) / static_cast<float>(num_continued + 1);
     state_ = next;
     num_open_ends_ = 0;
     return true;
   }
 
   double probability() const { return probability_; }
+  // Of the last token, see DraftEvidence.
+  float counted() const { return counted_; }
   int32_t token() const { return source_.automaton->token(state_); }
 
  private:
@@ -50,6 +53,7 @@ class Walk {
   int32_t state_;
   int32_t num_open_ends_ = 0;
   double probability_ = 1.0;
+  float counted_ = 0.0F;
 };
 
 Draft Try(const SuffixRule& rule, const SuffixSource& source, SuffixMatch anchor, int32_t max_tokens) {
@@ -87,7 +91,7 @@ void TryAnchors(const SuffixRule& rule, const SuffixSource& source, int32_t budg
 }  // namespace
 
 int32_t DraftFromSuffixes(const SuffixRule& rule, const std::vector<SuffixSource>& sources, int32_t budget,
-                          int32_t* token_ids) {
+                          int32_t* token_ids, float* draft_prob, DraftEvidence* evidence) {
   Draft best;
   for (const SuffixSource& source : sources) TryAnchors(rule, source, budget, &best);
   if (best.num_tokens == 0) return 0;
@@ -95,7 +99,10 @@ int32_t DraftFromSuffixes(const SuffixRule& rule, const std::vector<SuffixSource
   for (int32_t i = 0; i < best.num_tokens; ++i) {
     walk.Next();
     token_ids[i] = walk.token();
+    if (draft_prob != nullptr) draft_prob[i] = walk.counted();
   }
+  const int32_t matched = best.anchor.length;
+  *evidence = {matched, std::min(matched, best.source->recent), best.source->is_own ? 0 : 1};
   return best.num_tokens;
 }
 

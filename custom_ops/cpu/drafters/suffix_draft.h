@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "draft_evidence.h"
 #include "suffix_automaton.h"
 
 namespace fdsd {
@@ -20,6 +21,8 @@ struct SuffixSource {
   SuffixMatch match;    // the longest end of the context that occurs
   int32_t tail_state;   // state of the request's own sequence there, kNone without one
   int32_t tail_length;  // so many of the match's last tokens, at most, are that sequence's too; 0 = not known of any
+  int32_t recent;       // tokens behind the last one that was put back into the match; at least its length = none was
+  bool is_own;          // the request's own text
 };
 
 // Guess what follows and return how many tokens, at most `budget`, are written to token_ids.
@@ -31,10 +34,10 @@ struct SuffixSource {
 // longer match, then the earlier source. A continuation that reaches the end of the request's own text goes on behind
 // the text's longest end that occurred before, so that a repeated phrase is repeated further.
 //
-// `sources` is sorted by falling length of the match.
+// `sources` is sorted by falling length of the match. `draft_prob`: as token_ids, nullptr = unwanted.
 //
 // Source: Oliaro et al., SuffixDecoding, arXiv:2411.04975.
 int32_t DraftFromSuffixes(const SuffixRule& rule, const std::vector<SuffixSource>& sources, int32_t budget,
-                          int32_t* token_ids);
+                          int32_t* token_ids, float* draft_prob, DraftEvidence* evidence);
 
 }  // namespace fdsd

@@ -28,7 +28,9 @@ struct SuffixDrafter::Row {
   const int32_t* prefix;
   int32_t num_prefix;
   int32_t max_drafts;
-  int32_t* drafts;  // room for max_drafts
+  int32_t* drafts;    // room for max_drafts
+  float* draft_prob;  // likewise; nullptr = unwanted
+  DraftEvidence evidence;
   int32_t num_drafts;
   bool is_out_of_memory;
 };
@@ -129,13 +131,14 @@ Error SuffixDrafter::CheckRows(const DraftProposeParams& p) const {
 
 std::vector<SuffixDrafter::Row> SuffixDrafter::MakeRows(const DraftProposeParams& p) const {
   std::vector<Row> rows;
-  int32_t* drafts = p.draft_token_ids;
+  int32_t num_before = 0;
   for (int32_t r = 0; r < p.num_rows; ++r) {
     Row row{};
     row.request = rows_[static_cast<size_t>(p.table_rows[r])].get();
-    row.drafts = drafts;
+    row.drafts = p.draft_token_ids + num_before;
+    row.draft_prob = p.draft_prob == nullptr ? nullptr : p.draft_prob + num_before;
     row.max_drafts = p.max_draft_len[r];
-    drafts += row.max_drafts;
+    num_before += row.max_drafts;
     if (row.request != nullptr) {
       row.tokens = p.token_table + static_cast<int64_t>(p.table_rows[r]) * p.max_tokens_per_row;
       row.begin = row.request->num_read;
@@ -178,6 +181,8 @@ Error SuffixDrafter::Propose(const DraftProposeParams& p) {
   for (int32_t r = 0; r < p.num_rows; ++r) {
     const Row& row = rows[static_cast<size_t>(r)];
     std::copy_n(row.drafts, row.num_drafts, p.draft_token_ids + p.cu_num_draft[r]);
+    if (p.draft_prob != nullptr) std::copy_n(row.draft_prob, row.num_drafts, p.draft_prob + p.cu_num_draft[r]);
+    if (p.evidence != nullptr) row.evidence.Write(p.evidence + r * DraftEvidence::kNumFields);
     p.cu_num_draft[r + 1] = p.cu_num_draft[r] + row.num_drafts;
   }
   return nullptr;
@@ -244,7 +249,7 @@ void SuffixDrafter::AddCopy(const Row& row, std::vector<SuffixSource>* sources) 
   match = request.own_text.Settle(match, rule_.max_context);
   if (match.length == 0) return;
   const int32_t tail_length = row.num_prefix == 0 ? copy.recent() : 0;
-  sources->insert(sources->begin(), {&request.own_text, match, request.tail.state, tail_length});
+  sources->insert(sources->begin(), {&request.own_text, match, request.tail.state, tail_length, copy.recent(), true});
 }
 
 void SuffixDrafter::Draft(Row* row) const {
@@ -259,7 +264,7 @@ void SuffixDrafter::Draft(Row* row) const {
       match = automaton.Advance(match, row->prefix[i], rule_.max_context);
     }
     if (match.length == 0) return;
-    SuffixSource source{&automaton, match, SuffixAutomaton::kNone, 0};
+    SuffixSource source{&automaton, match, SuffixAutomaton::kNone, 0, match.length, &automaton == &request.own_text};
     if (tail != nullptr) source.tail_state = tail->state;
     if (tail != nullptr && row->num_prefix == 0) source.tail_length = tail->length;
     const auto is_longer = [](const SuffixSource& a, const SuffixSource& b) { return a.match.length > b.match.length; };
@@ -271,7 +276,7 @@ void SuffixDrafter::Draft(Row* row) const {
     add(request.salt->shards[i]->automaton, request.matches[i], is_written ? &request.writer.tail : nullptr);
   }
   AddCopy(*row, &sources);
-  row->num_drafts = DraftFromSuffixes(rule_, sources, row->max_drafts, row->drafts);
+  row->num_drafts = DraftFromSuffixes(rule_, sources, row->max_drafts, row->drafts, row->draft_prob, &row->evidence);
 }
 
 }  // namespace fdsd

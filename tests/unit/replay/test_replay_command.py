@@ -51,6 +51,42 @@ def test_a_row_per_method_and_length(recording: str, capsys: pytest.CaptureFixtu
     ]
 
 
+def test_the_policy_is_replayed_under_a_cost(
+    recording: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    profile = tmp_path / "costs.json"
+    steps = [{"rows": rows, "requests": 1, "context": 8, "ms": 1.0 + 0.1 * (rows - 1)} for rows in (1, 5, 41)]
+    profile.write_text(json.dumps({"version": 1, "machine": {}, "model": {}, "steps": steps, "drafts": []}))
+    base = ["replay", recording, "--tokenizer", "words", "--json", "--policy", "auto", "--methods", "ngram"]
+    results = []
+    for cost in (["--cost", "0.1"], ["--profile", str(profile)]):
+        assert main([*base, *cost, "--num-speculative-tokens", "3"]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    fixed, auto = results[0]
+    assert (fixed["method"], auto["method"]) == ("ngram", "auto")
+    # The recording has one response: a plain step per token takes 1.
+    num_tokens = fixed["num_output_tokens"] - 1
+    assert fixed["speed_up"] == pytest.approx(num_tokens / (fixed["num_verify_steps"] + 0.1 * fixed["num_drafted"]))
+    assert auto["speed_up"] > fixed["speed_up"] > 1.0
+    for linear, measured in zip(*results, strict=True):
+        assert measured["speed_up"] == pytest.approx(linear["speed_up"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "auto"], "policy: expected beside cost or profile, got neither"),
+        (["--cost", "-1"], "cost: expected a number of at least 0, got -1.0"),
+        (["--profile", "nowhere.json"], "profile: expected a readable file, got nowhere.json"),
+    ],
+)
+def test_a_wrong_cost_is_one_line(
+    recording: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["replay", recording, "--tokenizer", "words", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_tuning_reaches_the_method(recording: str, capsys: pytest.CaptureFixture[str]) -> None:
     num_verify_steps = []
     for size in ("2", "40"):
@@ -137,6 +173,6 @@ def test_table_of_known_counts() -> None:
         num_responses=2, num_output_tokens=32, num_verify_steps=20, num_drafting_steps=10,
         num_calls=4, num_rows=8, propose_ns=16_000, peak_memory_bytes=3 << 19,
     )  # fmt: skip
-    head, row = replay_table([ReplayResult("suffix", 2, counts, has_shared_cache=True)]).splitlines()
-    assert row.split() == ["suffix", "2", "yes", "1.50", "18", "6", "12", "4.0", "2.0", "1.5", "50%", "20%"]
+    head, row = replay_table([ReplayResult("suffix", 2, counts, has_shared_cache=True, speed_up=1.25)]).splitlines()
+    assert row.split() == ["suffix", "2", "yes", "1.50", "1.250", "18", "6", "12", "4.0", "2.0", "1.5", "50%", "20%"]
     assert head.index("tokens/step") + len("tokens/step") == row.index("1.50") + len("1.50")

@@ -1,0 +1,50 @@
+#pragma once
+// How many rows of drafts a step is worth. Knows chains of drafts by how probable each is, no requests and no tokens.
+#include <cstdint>
+#include <vector>
+
+namespace fdsd {
+
+// A chain of drafts that may go into the step: survivals[begin, begin + count), falling, the probability of each to be
+// accepted.
+struct DraftChain {
+  int32_t row;
+  int32_t source;
+  int32_t begin;
+  int32_t count;
+};
+
+// What is worth most in a step whose time with d drafts is times[d], the tokens that come anyway being `num_outputs`:
+//
+//   rate  = max over d of (num_outputs + sum of the d highest survivals) / times[d]      tokens per time
+//   d     = the one with the highest (sum of the d highest survivals) - price * times[d]
+//
+// with a price a little above the rate, as probabilities are guesses and a draft that only pays for itself is none.
+// Every d is looked at, so steps in `times` are found wherever they are. Of several chains of a row one is taken.
+class DraftFill {
+ public:
+  struct Outcome {
+    double num_tokens;  // expected
+    double time;
+  };
+
+  // Choose from chains, sorted by row, whose survivals these are. Afterwards counts()[i] drafts of chain i are wanted.
+  Outcome Choose(const std::vector<DraftChain>& chains, const std::vector<double>& survivals, int32_t num_outputs,
+                 int32_t num_times, const double* times);
+
+  const std::vector<int32_t>& counts() const { return counts_; }
+
+ private:
+  static constexpr int32_t kNumKeys = 1024;
+
+  void ChooseChains(const std::vector<DraftChain>& chains, const std::vector<double>& survivals, double row_price);
+  void Sort(const std::vector<DraftChain>& chains, const std::vector<double>& survivals, int32_t max_drafts);
+
+  std::vector<int32_t> chosen_;  // chains, one of each row
+  std::vector<int32_t> sorted_;  // the chain of each draft, by falling survival
+  std::vector<double> sums_;     // of the first survivals of sorted_
+  std::vector<int32_t> counts_;
+  std::vector<int32_t> begins_;
+};
+
+}  // namespace fdsd

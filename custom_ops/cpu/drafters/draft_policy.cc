@@ -1,0 +1,280 @@
+#include "draft_policy.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "draft_evidence.h"
+
+namespace fdsd {
+namespace {
+
+// Drafts looked at in a step, so that deciding stays short beside any step, but of every offer the first few.
+constexpr int32_t kMaxLookedAt = 1024, kLeastLookedAt = 2;
+// Behind this, drafts are not worth looking at whatever they cost.
+constexpr double kLeastSurvival = 0.02;
+// Offers of a source in a row that wait to be scored: later ones overlap with them.
+constexpr int32_t kMaxOffers = 4;
+// So much do one draft and the request before count in the rate of a request.
+constexpr double kRateStep = 0.1, kLastRateStep = 0.02, kRateInherited = 0.5;
+// A draft far behind says little of how a request is going.
+constexpr int32_t kRatePositions = 3;
+
+enum Stat { kNumScored, kProbability, kNumRight, kSquaredError, kNumWanted, kSurvival, kNumAccepted };
+
+// Plane `source`, row r of the offers.
+struct Offered {
+  const int32_t* token_ids = nullptr;
+  const float* draft_prob = nullptr;
+  const int32_t* evidence = nullptr;
+  int32_t count = 0;
+
+  Offered() = default;
+  Offered(const PolicyOffersParams& p, int32_t r, int32_t source) {
+    const int64_t plane = source;
+    const int32_t* cu = p.cu_num_draft + plane * (p.max_num_rows + 1) + r;
+    token_ids = p.token_ids + plane * p.max_num_drafts + cu[0];
+    draft_prob = p.draft_prob + plane * p.max_num_drafts + cu[0];
+    evidence = p.evidence + (plane * p.max_num_rows + r) * DraftEvidence::kNumFields;
+    count = cu[1] - cu[0];
+  }
+};
+
+// How an offer agrees with the other sources', draft by draft.
+class Agreement {
+ public:
+  Agreement(const PolicyOffersParams& p, int32_t r, int32_t source, int32_t num_sources) : own_(p, r, source) {
+    for (int32_t s = 0; s < num_sources; ++s) {
+      if (s == source) continue;
+      const Offered other(p, r, s);
+      if (other.count > 0) others_[num_others_++] = other;
+    }
+  }
+
+  // Of draft i; to be called for 0, 1, .. in order.
+  int32_t Next(int32_t i) {
+    int32_t agreement = 0;
+    for (int32_t o = 0; o < num_others_; ++o) {
+      Offered& other = others_[o];
+      const bool ends = i >= other.count;
+      if (ends && other.token_ids != nullptr) continue;
+      if (!ends && other.token_ids != nullptr && other.token_ids[i] == own_.token_ids[i]) {
+        agreement = 1;
+      } else {
+        other.token_ids = nullptr;  // what follows a difference is about another text
+        agreement = agreement == 1 ? 1 : 2;
+      }
+    }
+    return agreement;
+  }
+
+ private:
+  Offered own_;
+  Offered others_[DraftPolicy::kMaxSources] = {};
+  int32_t num_others_ = 0;
+};
+
+}  // namespace
+
+Error DraftPolicy::CheckCreate(const PolicyCreateParams& p) {
+  if (p.num_table_rows < 0) return "num_table_rows: expected >= 0, got a negative number";
+  if (p.num_sources < 1 || p.num_sources > kMaxSources) return "num_sources: expected 1 to 8, got another number";
+  if (p.max_draft_len < 1 || p.max_draft_len > kMaxDraftLen) return "max_draft_len: expected 1 to 64, got another";
+  return nullptr;
+}
+
+DraftPolicy::DraftPolicy(const PolicyCreateParams& p)
+    : max_draft_len_(p.max_draft_len),
+      source_ids_(p.source_ids, p.source_ids + p.num_sources),
+      model_(p.num_sources, p.prior_logits),
+      rows_(static_cast<size_t>(p.num_table_rows)),
+      stats_(static_cast<size_t>(p.num_sources)),
+      last_rates_(static_cast<size_t>(p.num_sources), 0.5) {}
+
+Error DraftPolicy::CheckTableRows(const int32_t* table_rows, int32_t count) const {
+  for (int32_t i = 0; i < count; ++i)
+    if (table_rows[i] < 0 || static_cast<size_t>(table_rows[i]) >= rows_.size())
+      return "table_rows: expected 0 to num_table_rows - 1, got one outside";
+  return nullptr;
+}
+
+Error DraftPolicy::Begin(const int32_t* table_rows, int32_t count) {
+  if (Error error = CheckTableRows(table_rows, count)) return error;
+  for (int32_t i = 0; i < count; ++i) {
+    Row& row = rows_[static_cast<size_t>(table_rows[i])];
+    row.in_use = true;
+    row.request = num_requests_++;
+    row.offers.clear();
+    for (size_t s = 0; s < source_ids_.size(); ++s)
+      row.rates[s] = kRateInherited * last_rates_[s] + (1.0 - kRateInherited) * 0.5;
+  }
+  return nullptr;
+}
+
+Error DraftPolicy::Forget(const int32_t* table_rows, int32_t count) {
+  if (Error error = CheckTableRows(table_rows, count)) return error;
+  for (int32_t i = 0; i < count; ++i) rows_[static_cast<size_t>(table_rows[i])] = Row{};
+  return nullptr;
+}
+
+Error DraftPolicy::CheckRows(const PolicyDecideParams& p) const {
+  const PolicyRowsParams& x = p.rows;
+  if (Error error = CheckTableRows(x.table_rows, x.num_rows)) return error;
+  for (int32_t r = 0; r < x.num_rows; ++r) {
+    if (x.table_rows[r] >= x.num_table_rows) return "table_rows: expected rows of token_table, got one outside";
+    if (!rows_[static_cast<size_t>(x.table_rows[r])].in_use)
+      return "table_rows: expected table rows that were begun, got another";
+    if (x.num_tokens[r] < 0 || x.num_tokens[r] > x.max_tokens_per_row)
+      return "num_tokens: expected at most a row of token_table, got another number";
+    if (x.max_draft_len[r] < 0) return "max_draft_len: expected >= 0, got a negative length";
+  }
+  if (p.num_outputs < 0) return "num_outputs: expected >= 0, got a negative number";
+  if (p.num_times < 1) return "times: expected at least one, got none";
+  for (int32_t d = 0; d < p.num_times; ++d)
+    if (!(p.times[d] > 0) || std::isinf(p.times[d]) || (d > 0 && p.times[d] < p.times[d - 1]))
+      return "times: expected finite rising numbers > 0, got others";
+  return CheckOffers(p);
+}
+
+Error DraftPolicy::CheckOffers(const PolicyDecideParams& p) const {
+  const PolicyOffersParams& x = p.offers;
+  if (x.max_num_rows < p.rows.num_rows) return "offers: expected room for every row, got less";
+  for (size_t s = 0; s < source_ids_.size(); ++s) {
+    const int32_t* cu = x.cu_num_draft + static_cast<int64_t>(s) * (x.max_num_rows + 1);
+    if (cu[0] != 0) return "offers: expected offsets from 0, got others";
+    for (int32_t r = 0; r < p.rows.num_rows; ++r)
+      if (cu[r + 1] < cu[r]) return "offers: expected rising offsets, got a decrease";
+    if (cu[p.rows.num_rows] > x.max_num_drafts) return "offers: expected offsets within the plane, got more";
+  }
+  return nullptr;
+}
+
+// Compare one offer with the text. Returns whether more of it may be scored later.
+bool DraftPolicy::ScoreOffer(const int32_t* text, int32_t num_tokens, Row* row, Offer* offer) {
+  const auto s = static_cast<size_t>(offer->source);
+  double* stats = stats_[s].values;
+  const auto count = static_cast<int32_t>(offer->token_ids.size());
+  for (int32_t i = offer->num_scored; i < count && offer->begin + i < num_tokens; ++i) {
+    const SurvivalModel::Prediction& prediction = offer->predictions[static_cast<size_t>(i)];
+    const bool is_right = text[offer->begin + i] == offer->token_ids[static_cast<size_t>(i)];
+    const double outcome = is_right ? 1.0 : 0.0, error = outcome - prediction.probability;
+    ++stats[kNumScored];
+    stats[kProbability] += prediction.probability;
+    stats[kNumRight] += outcome;
+    stats[kSquaredError] += error * error;
+    model_.Learn(prediction, is_right);
+    if (i < kRatePositions) {
+      row->rates[s] += kRateStep * (outcome - row->rates[s]);
+      last_rates_[s] += kLastRateStep * (outcome - last_rates_[s]);
+    }
+    if (!is_right) return false;
+    offer->num_scored = i + 1;
+    if (i < offer->num_wanted) ++stats[kNumAccepted];
+  }
+  return offer->num_scored < count;
+}
+
+void DraftPolicy::Score(const int32_t* text, int32_t num_tokens, Row* row) {
+  std::vector<Offer>& offers = row->offers;
+  const auto is_done = [&](Offer& offer) { return !ScoreOffer(text, num_tokens, row, &offer); };
+  offers.erase(std::remove_if(offers.begin(), offers.end(), is_done), offers.end());
+}
+
+int32_t DraftPolicy::NumOffered(const PolicyDecideParams& p, int32_t r, int32_t source) const {
+  return std::min({Offered(p.offers, r, source).count, p.rows.max_draft_len[r], max_draft_len_});
+}
+
+void DraftPolicy::PredictChain(const PolicyDecideParams& p, int32_t r, int32_t source, int32_t max_drafts) {
+  const Offered offered(p.offers, r, source);
+  const Row& row = rows_[static_cast<size_t>(p.rows.table_rows[r])];
+  Agreement agreement(p.offers, r, source, static_cast<int32_t>(source_ids_.size()));
+  DraftChain chain{r, source, static_cast<int32_t>(survivals_.size()), 0};
+  double survival = 1.0;
+  while (chain.count < max_drafts && survival > kLeastSurvival) {
+    const int32_t i = chain.count++;
+    predictions_.push_back(
+        model_.Predict({source, i, offered.evidence[0], offered.evidence[1], offered.evidence[2], agreement.Next(i),
+                        offered.draft_prob[i], offered.token_ids[i], row.request, row.rates[source]}));
+    survival *= predictions_.back().probability;
+    survivals_.push_back(survival);
+  }
+  chains_.push_back(chain);
+}
+
+// The survivals of what is offered. Where there are too many offers to look at all, each row gets its share of what
+// those before it left.
+void DraftPolicy::Predict(const PolicyDecideParams& p) {
+  chains_.clear();
+  survivals_.clear();
+  predictions_.clear();
+  const auto num_sources = static_cast<int32_t>(source_ids_.size());
+  int32_t num_left = kMaxLookedAt, num_chains_left = p.rows.num_rows * num_sources;
+  for (int32_t r = 0; r < p.rows.num_rows; ++r) {
+    for (int32_t s = 0; s < num_sources; ++s) {
+      const int32_t share = std::max(kLeastLookedAt, num_left / num_chains_left--);
+      const int32_t count = std::min(share, NumOffered(p, r, s));
+      if (count == 0) continue;
+      PredictChain(p, r, s, count);
+      num_left -= chains_.back().count;
+    }
+  }
+}
+
+// Remember what was looked at, to be scored.
+void DraftPolicy::Keep(const PolicyDecideParams& p) {
+  for (size_t c = 0; c < chains_.size(); ++c) {
+    const DraftChain& chain = chains_[c];
+    const int32_t num_wanted = fill_.counts()[c];
+    double* stats = stats_[static_cast<size_t>(chain.source)].values;
+    stats[kNumWanted] += num_wanted;
+    for (int32_t i = 0; i < num_wanted; ++i) stats[kSurvival] += survivals_[static_cast<size_t>(chain.begin + i)];
+    Row& row = rows_[static_cast<size_t>(p.rows.table_rows[chain.row])];
+    const auto is_same = [&](const Offer& offer) { return offer.source == chain.source; };
+    if (num_wanted == 0 && std::count_if(row.offers.begin(), row.offers.end(), is_same) >= kMaxOffers) continue;
+    const Offered offered(p.offers, chain.row, chain.source);
+    const auto first = predictions_.begin() + chain.begin;
+    row.offers.push_back({chain.source, p.rows.num_tokens[chain.row], 0, num_wanted,
+                          std::vector<int32_t>(offered.token_ids, offered.token_ids + chain.count),
+                          std::vector<SurvivalModel::Prediction>(first, first + chain.count)});
+  }
+}
+
+void DraftPolicy::Write(const PolicyDecideParams& p) const {
+  int32_t num_drafts = 0, next_row = 0;
+  p.cu_num_draft[0] = 0;
+  for (size_t c = 0; c < chains_.size(); ++c) {
+    const DraftChain& chain = chains_[c];
+    const int32_t count = fill_.counts()[c];
+    if (count == 0) continue;
+    while (next_row < chain.row) p.cu_num_draft[++next_row] = num_drafts;
+    std::copy_n(Offered(p.offers, chain.row, chain.source).token_ids, count, p.draft_token_ids + num_drafts);
+    std::fill_n(p.draft_sources + num_drafts, count,
+                static_cast<int8_t>(source_ids_[static_cast<size_t>(chain.source)]));
+    num_drafts += count;
+  }
+  while (next_row < p.rows.num_rows) p.cu_num_draft[++next_row] = num_drafts;
+}
+
+Error DraftPolicy::Decide(const PolicyDecideParams& p) {
+  if (Error error = CheckRows(p)) return error;
+  for (int32_t r = 0; r < p.rows.num_rows; ++r) {
+    const int64_t table_row = p.rows.table_rows[r];
+    Score(p.rows.token_table + table_row * p.rows.max_tokens_per_row, p.rows.num_tokens[r],
+          &rows_[static_cast<size_t>(table_row)]);
+  }
+  Predict(p);
+  const DraftFill::Outcome outcome = fill_.Choose(chains_, survivals_, p.num_outputs, p.num_times, p.times);
+  Keep(p);
+  Write(p);
+  p.outcome[0] = outcome.num_tokens;
+  p.outcome[1] = outcome.time;
+  p.outcome[2] = p.num_outputs;
+  p.outcome[3] = p.times[0];
+  return nullptr;
+}
+
+void DraftPolicy::WriteStats(double* stats) const {
+  for (size_t s = 0; s < stats_.size(); ++s)
+    std::copy_n(stats_[s].values, kNumStats, stats + s * static_cast<size_t>(kNumStats));
+}
+
+}  // namespace fdsd

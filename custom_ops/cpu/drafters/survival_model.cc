@@ -1,0 +1,141 @@
+#include "survival_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace fdsd {
+namespace {
+
+constexpr int32_t kAgreements = 3, kLengths = 10, kPositions = 8, kProbs = 10, kRates = 8;
+constexpr int32_t kFirstPositions = 4, kKinds = 4, kHalfLengths = kLengths / 2;
+constexpr int32_t kHashBits = 14;
+constexpr double kFirstWeight = 0.22, kLearningRate = 0.015;
+// A cell's first outcomes count as 1 / (their number + kFirstCount), later ones as 1 / kMaxCount.
+constexpr double kFirstCount = 1.6, kMaxCount = 200.0;
+constexpr double kMinCell = 0.002, kMinProbability = 0.001;
+
+double Squash(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+double Logit(double p) { return std::log(p / (1.0 - p)); }
+
+template <typename T, size_t N>
+int32_t Bucket(const std::array<T, N>& upper, T value) {
+  return static_cast<int32_t>(std::upper_bound(upper.begin(), upper.end(), value) - upper.begin());
+}
+
+int32_t LengthBucket(int32_t length) {
+  static constexpr std::array<int32_t, kLengths - 1> kUpper{1, 2, 3, 4, 5, 8, 12, 20, 40};
+  return Bucket(kUpper, length);
+}
+
+int32_t PositionBucket(int32_t position) {
+  static constexpr std::array<int32_t, kPositions - 1> kUpper{1, 2, 3, 4, 6, 9, 14};
+  return Bucket(kUpper, position);
+}
+
+int32_t ProbBucket(float prob) {
+  static constexpr std::array<float, kProbs - 1> kUpper{0.1F, 0.2F, 0.34F, 0.45F, 0.55F, 0.7F, 0.8F, 0.88F, 0.94F};
+  return Bucket(kUpper, prob);
+}
+
+int32_t RateBucket(double rate) { return std::min(kRates - 1, static_cast<int32_t>(rate * kRates)); }
+
+int32_t Hash(uint32_t token_id, uint32_t other) {
+  return static_cast<int32_t>(((token_id * 2654435761U) ^ (other * 2246822519U)) >> (32 - kHashBits));
+}
+
+// Where a fact's cell lies in the first four tables.
+int32_t ByLength(int32_t source, int32_t agreement, int32_t length, int32_t position) {
+  return ((source * kAgreements + agreement) * kLengths + length) * kPositions + position;
+}
+int32_t ByProb(int32_t source, int32_t agreement, int32_t prob, int32_t position, int32_t kind) {
+  return (((source * kAgreements + agreement) * kProbs + prob) * kFirstPositions + position) * kKinds + kind;
+}
+int32_t ByRate(int32_t source, int32_t agreement, int32_t rate, int32_t length, int32_t position) {
+  return (((source * kAgreements + agreement) * kRates + rate) * kHalfLengths + length) * kFirstPositions + position;
+}
+int32_t ByRecent(int32_t source, int32_t agreement, int32_t length, int32_t prob) {
+  return ((source * kAgreements + agreement) * kLengths + length) * kProbs + prob;
+}
+
+// What is believed at first: more of longer matches, of later drafts, as those before them were right, and of drafts
+// that another source has too.
+double PriorLogit(int32_t agreement, int32_t length, int32_t position) {
+  constexpr std::array<double, kAgreements> kOfAgreement{0.0, 0.8, -0.5};
+  return -1.2 + 0.25 * length + 0.35 * std::min(position, 6) + kOfAgreement[static_cast<size_t>(agreement)];
+}
+double PriorOfProb(int32_t prob) { return 1.2 * ((prob + 0.5) / kProbs - 0.5); }
+
+}  // namespace
+
+SurvivalModel::SurvivalModel(int32_t num_sources, const double* prior_logits)
+    : weights_(static_cast<size_t>(num_sources) * kPositions * kNumTables, kFirstWeight) {
+  const auto num_pairs = static_cast<size_t>(num_sources) * kAgreements;
+  tables_[0].resize(num_pairs * kLengths * kPositions);
+  tables_[1].resize(num_pairs * kProbs * kFirstPositions * kKinds);
+  tables_[2].resize(num_pairs * kRates * kHalfLengths * kFirstPositions);
+  tables_[3].resize(num_pairs * kLengths * kProbs);
+  for (size_t i = 4; i < kNumTables; ++i) tables_[i].assign(size_t{1} << kHashBits, {0.5, 0.0, 0});
+  for (int32_t s = 0; s < num_sources; ++s) SetPriors(s, prior_logits[s]);
+}
+
+void SurvivalModel::SetPriors(int32_t source, double prior_logit) {
+  const auto set = [&](size_t table, int32_t cell, double logit) {
+    const double p = std::clamp(Squash(logit + prior_logit), kMinCell, 1.0 - kMinCell);
+    tables_[table][static_cast<size_t>(cell)] = {p, Logit(p), 0};
+  };
+  constexpr int32_t kUsualLength = 4;
+  for (int32_t a = 0; a < kAgreements; ++a) {
+    for (int32_t length = 0; length < kLengths; ++length) {
+      for (int32_t i = 0; i < kPositions; ++i) set(0, ByLength(source, a, length, i), PriorLogit(a, length, i));
+      for (int32_t q = 0; q < kProbs; ++q)
+        set(3, ByRecent(source, a, length, q), PriorLogit(a, length, 1) + PriorOfProb(q));
+    }
+    for (int32_t i = 0; i < kFirstPositions; ++i) {
+      for (int32_t q = 0; q < kProbs; ++q)
+        for (int32_t kind = 0; kind < kKinds; ++kind)
+          set(1, ByProb(source, a, q, i, kind), PriorLogit(a, kUsualLength, i) + PriorOfProb(q));
+      for (int32_t rate = 0; rate < kRates; ++rate)
+        for (int32_t half = 0; half < kHalfLengths; ++half)
+          set(2, ByRate(source, a, rate, half, i), PriorLogit(a, 2 * half, i) + 0.3 * (rate - 0.5 * (kRates - 1)));
+    }
+  }
+}
+
+SurvivalModel::Prediction SurvivalModel::Predict(const DraftFacts& f) const {
+  const int32_t length = LengthBucket(f.matched), position = PositionBucket(f.position), prob = ProbBucket(f.prob);
+  const int32_t first_position = std::min(f.position, kFirstPositions - 1);
+  const int32_t kind = 2 * f.origin + (f.recent < f.matched ? 1 : 0);
+  const auto token = static_cast<uint32_t>(f.token_id);
+  Prediction made{
+      {ByLength(f.source, f.agreement, length, position), ByProb(f.source, f.agreement, prob, first_position, kind),
+       ByRate(f.source, f.agreement, RateBucket(f.recent_rate), length / 2, first_position),
+       ByRecent(f.source, f.agreement, LengthBucket(f.recent), prob), Hash(token, f.request),
+       Hash(token, static_cast<uint32_t>(f.source))},
+      (f.source * kPositions + position) * kNumTables,
+      0.0};
+  made.probability = Mix(made);
+  return made;
+}
+
+double SurvivalModel::Mix(const Prediction& prediction) const {
+  const double* weights = &weights_[static_cast<size_t>(prediction.weights)];
+  double x = 0.0;
+  for (size_t i = 0; i < kNumTables; ++i) x += weights[i] * tables_[i][static_cast<size_t>(prediction.cells[i])].logit;
+  return std::clamp(Squash(x), kMinProbability, 1.0 - kMinProbability);
+}
+
+void SurvivalModel::Learn(const Prediction& prediction, bool is_right) {
+  const double outcome = is_right ? 1.0 : 0.0;
+  const double step = kLearningRate * (outcome - Mix(prediction));
+  double* weights = &weights_[static_cast<size_t>(prediction.weights)];
+  for (size_t i = 0; i < kNumTables; ++i) {
+    Cell& cell = tables_[i][static_cast<size_t>(prediction.cells[i])];
+    weights[i] += step * cell.logit;
+    const double rate = std::max(1.0 / (cell.count + kFirstCount), 1.0 / kMaxCount);
+    cell.probability = std::clamp(cell.probability + rate * (outcome - cell.probability), kMinCell, 1.0 - kMinCell);
+    cell.logit = Logit(cell.probability);
+    cell.count = std::min(cell.count + 1, static_cast<int32_t>(kMaxCount));
+  }
+}
+
+}  // namespace fdsd

@@ -1,0 +1,178 @@
+"""What the next step takes with so many drafts in it: measured times, interpolated, kept true online.
+
+    T(rows, requests, KV tokens) = curve(rows) * shape(requests) + slope * KV tokens,  corrected by what steps take
+
+Only how times compare matters to a decision: a machine that became slower as a whole changes none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
+
+F64 = npt.NDArray[np.float64]
+# Drafts in a step at most; a step with more is not worth it on any machine.
+MAX_STEP_DRAFTS = 512
+# So many steps are observed before their times change what is expected of others.
+_REFRESH_STEPS = 64
+# The speed of the machine as a whole, and of single row counts against it, follow at these rates.
+_SPEED_RATE, _SHAPE_RATE = 0.1, 0.02
+# One step says at most this much, whatever interrupted it; row counts are corrected by at most as much.
+_MAX_RATIO = 2.0
+_SHORTEST_MS = 1e-6
+
+
+class StepTimes(Protocol):
+    """What steps take, in any unit."""
+
+    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int, max_drafts: int) -> F64:
+        """Return the time of a step with 0, 1, .. drafts in it.
+
+        Args:
+            num_rows: tokens of the step without drafts: one of each request, and parts of prompts.
+            num_requests: that get a token.
+            num_kv_tokens: in the contexts of all of them.
+            max_drafts: of all requests together.
+
+        Returns:
+            f64[N], 1 <= N <= max_drafts + 1, > 0 and rising; not to be written to.
+        """
+        ...
+
+
+class LinearCost:
+    """T(1 + d) = 1 + cost * d, whatever else is in the step.
+
+    Raises:
+        ConfigError: the cost is negative or not finite.
+    """
+
+    def __init__(self, cost: float) -> None:
+        if not (math.isfinite(cost) and cost >= 0):
+            raise ConfigError(f"cost: expected a number of at least 0, got {cost}", param="cost")
+        self._cost = cost
+
+    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int, max_drafts: int) -> F64:
+        """See StepTimes.times."""
+        return 1.0 + self._cost * np.arange(num_rows - 1, num_rows + min(max_drafts, MAX_STEP_DRAFTS), dtype=np.float64)
+
+
+class CostModel:
+    """Times in between those of a profile, and what later steps say about them.
+
+    Between measured row counts the time is interpolated, so a stair is found where it was measured; beyond them it
+    grows as between the last two.
+
+    Args:
+        profile: measured on this machine.
+        max_num_rows: of a step, drafts included.
+    """
+
+    def __init__(self, profile: CostProfile, max_num_rows: int) -> None:
+        self._max_num_rows = max_num_rows
+        self._rows = np.arange(max_num_rows + 1, dtype=np.float64)
+        short = min(sample.context for sample in profile.steps if (sample.rows, sample.requests) == (1, 1))
+        alone = [s for s in profile.steps if s.requests <= 1 and s.context <= short]
+        self._curve = _rising(_interpolated([s.rows for s in alone], [s.ms for s in alone], self._rows))
+        self._kv_slope = _kv_slope(profile.steps, short)
+        self._kv_measured = short
+        self._shapes = self._measured_shapes(profile.steps)
+        # Speed, and the correction of 1, 2, 4, .. rows against it.
+        self._speed = 1.0
+        self._corrections = np.ones(max(1, max_num_rows.bit_length()), np.float64)
+        self._num_observed = 0
+        self._tables: dict[int, F64] = {}
+
+    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int, max_drafts: int) -> F64:
+        """See StepTimes.times; in ms of the machine as it was measured."""
+        table = self._table(num_requests)
+        first = min(num_rows, self._max_num_rows)
+        last = min(first + min(max_drafts, MAX_STEP_DRAFTS), self._max_num_rows)
+        found: F64 = table[first : last + 1] + self._kv_ms(num_requests, num_kv_tokens)
+        return found
+
+    def observe(self, num_rows: int, num_requests: int, num_kv_tokens: int, ms: float) -> None:
+        """A step of this kind took `ms`.
+
+        A step is believed up to a factor of 2: what interrupts a process for long says nothing of the step.
+        """
+        row = min(max(num_rows, 1), self._max_num_rows)
+        expected = self._table(num_requests)[row] + self._kv_ms(num_requests, num_kv_tokens)
+        ratio = min(max(ms / (expected * self._speed), 1 / _MAX_RATIO), _MAX_RATIO)
+        self._speed *= ratio**_SPEED_RATE
+        near = math.log2(row)
+        for octave in {math.floor(near), math.ceil(near)}:
+            if octave < len(self._corrections):
+                share = 1.0 - abs(near - octave)
+                found = self._corrections.item(octave) * ratio ** (_SHAPE_RATE * share)
+                self._corrections[octave] = min(max(found, 1 / _MAX_RATIO), _MAX_RATIO)
+        self._num_observed += 1
+        if self._num_observed % _REFRESH_STEPS == 0:
+            self._tables.clear()
+
+    def expected_ms(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> float:
+        """What such a step takes on the machine as it is now."""
+        return float(self.times(num_rows, num_requests, num_kv_tokens, 0)[0]) * self._speed
+
+    @property
+    def speed(self) -> float:
+        """How long steps take against when the profile was measured: 1.7 = they take 1.7 times as long."""
+        return self._speed
+
+    def _kv_ms(self, num_requests: int, num_kv_tokens: int) -> float:
+        return self._kv_slope * max(0, num_kv_tokens - num_requests * self._kv_measured)
+
+    def _table(self, num_requests: int) -> F64:
+        """f64[max_num_rows + 1]: the time of every number of rows of so many requests, at the shortest context."""
+        table = self._tables.get(num_requests)
+        if table is None:
+            octaves = np.log2(np.maximum(self._rows, 1.0))
+            corrections = np.interp(octaves, np.arange(len(self._corrections)), self._corrections)
+            numbers, ratios = self._shapes
+            shape = float(np.interp(math.log2(max(num_requests, 1)), numbers, ratios))
+            table = self._tables[num_requests] = _rising(self._curve * corrections * shape)
+        return table
+
+    def _measured_shapes(self, steps: Sequence[StepSample]) -> tuple[F64, F64]:
+        """log2 of each number of requests, and the time of a token each against as many rows of one request."""
+        found = {1: 1.0}
+        for sample in steps:
+            if sample.requests > 1 and sample.rows == sample.requests and sample.rows <= self._max_num_rows:
+                kv_ms = self._kv_ms(sample.requests, sample.requests * sample.context)
+                found.setdefault(sample.requests, max(sample.ms - kv_ms, _SHORTEST_MS) / self._curve.item(sample.rows))
+        numbers = sorted(found)
+        return np.log2(np.array(numbers, np.float64)), np.array([found[n] for n in numbers], np.float64)
+
+
+def _interpolated(rows: Sequence[int], ms: Sequence[float], wanted: F64) -> F64:
+    """Piecewise linear through the points; the last slope goes on, and a single point gives a flat line."""
+    best: dict[int, float] = {}
+    for row, value in zip(rows, ms, strict=True):
+        best[row] = min(value, best.get(row, value))
+    x = np.array(sorted(best), np.float64)
+    y = np.array([best[int(row)] for row in x], np.float64)
+    found: F64 = np.interp(wanted, x, y)
+    if len(x) > 1:
+        slope = max(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2]))
+        found = np.where(wanted > x[-1], y[-1] + slope * (wanted - x[-1]), found)
+    return found
+
+
+def _rising(times: F64) -> F64:
+    """More rows never take less: what was measured so was noise."""
+    found: F64 = np.maximum.accumulate(times)
+    return found
+
+
+def _kv_slope(steps: Sequence[StepSample], short: int) -> float:
+    """ms per token of context, from one row of one request over a short and the longest context; 0 if only one was."""
+    alone = {s.context: s.ms for s in steps if (s.rows, s.requests) == (1, 1)}
+    longest = max(alone)
+    return max(0.0, (alone[longest] - alone[short]) / (longest - short)) if longest > short else 0.0

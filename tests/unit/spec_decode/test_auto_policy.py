@@ -1,0 +1,248 @@
+"""The draft policy: against its definition written out, and against drafters that are right, wrong, or turn."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.draft_methods import DraftSource
+from fastdeploy_sd.spec_decode.auto.offers import OfferTable
+from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy, Decision, PolicyInput
+from fastdeploy_sd.types import DraftTokens, offsets
+from tests.unit.spec_decode.policy_reference import OfferedRow, ReferencePolicy
+
+SOURCES = (DraftSource.NGRAM, DraftSource.SUFFIX, DraftSource.MTP)
+MAX_LEN = 400
+NOTHING: OfferedRow = ([], [], (0, 0, 0))
+
+
+def i32(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(values, np.int32)
+
+
+def put(table: OfferTable, offers: Sequence[Sequence[OfferedRow]]) -> None:
+    """`offers[r][s]` into the planes."""
+    for s in range(len(offers[0])):
+        out = table.offer(s, len(offers))
+        rows = [offers[r][s] for r in range(len(offers))]
+        out.cu_num_draft[:] = offsets([len(token_ids) for token_ids, _, _ in rows])
+        flat = [token_id for token_ids, _, _ in rows for token_id in token_ids]
+        out.token_ids[: len(flat)] = flat
+        out.draft_prob[: len(flat)] = [prob for _, probs, _ in rows for prob in probs]
+        out.evidence[:] = [evidence for _, _, evidence in rows]
+
+
+class Server:
+    """Texts that are known, committed as the policy's drafts allow."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], sources: Sequence[DraftSource], max_draft_len: int = 16) -> None:
+        self.texts = texts
+        self.num_tokens = [1] * len(texts)
+        self.policy = AutoPolicy(len(texts), max_draft_len, sources)
+        self.offers = OfferTable(len(sources), len(texts), max_draft_len)
+        self.policy.begin(i32(range(len(texts))))
+
+    def decide(self, offers: Sequence[Sequence[OfferedRow]], times: Sequence[float], max_len: int = 64) -> Decision:
+        put(self.offers, offers)
+        table = np.zeros((len(self.texts), MAX_LEN), np.int32)
+        for r, n in enumerate(self.num_tokens):
+            table[r, :n] = self.texts[r][:n]
+        rows = i32(range(len(self.texts)))
+        lengths = i32([max_len] * len(rows))
+        x = PolicyInput(rows, table, i32(self.num_tokens), lengths, len(rows), np.array(times, np.float64))
+        return self.policy.decide(x, self.offers)
+
+    def commit(self, drafts: DraftTokens) -> int:
+        """Accept what is right, and one token more; returns how many tokens of all rows."""
+        total = 0
+        for r, text in enumerate(self.texts):
+            rest = text[self.num_tokens[r] :]
+            row = drafts.row(r).tolist()
+            num_right = next((i for i, (a, b) in enumerate(zip(row, rest, strict=False)) if a != b), len(row))
+            emitted = min(num_right + 1, len(rest))
+            self.num_tokens[r] += emitted
+            total += emitted
+        return total
+
+
+def linear(cost: float, num_drafts: int, rows: int = 1) -> list[float]:
+    return [1.0 + cost * (rows - 1 + d) for d in range(num_drafts + 1)]
+
+
+def test_decides_as_the_definition_does() -> None:
+    rng = random.Random(3)
+    texts = [[rng.randrange(30) for _ in range(300)] for _ in range(5)]
+    server = Server(texts, SOURCES)
+    reference = ReferencePolicy(16, [0.0, 0.0, 1.5])
+    for row in range(5):
+        reference.begin(row)
+    num_drafted = 0
+    for step in range(150):
+        offers = [[_some_offer(rng, texts[r], server.num_tokens[r]) for _ in SOURCES] for r in range(5)]
+        # Flat, steep and with stairs.
+        times = [1.0 + (0.0, 0.03, 0.2)[step % 3] * (4 + d - d % (1 + step % 4)) for d in range(40)]
+        decision = server.decide(offers, times)
+        committed = [texts[r][: server.num_tokens[r]] for r in range(5)]
+        expected = reference.decide(range(5), committed, [64] * 5, offers, 5, times)
+        sources = decision.drafts.sources
+        assert sources is not None
+        for r, (source, token_ids) in enumerate(expected):
+            assert decision.drafts.row(r).tolist() == token_ids
+            begin = decision.drafts.cu_num_draft[r]
+            assert sources[begin : begin + len(token_ids)].tolist() == [SOURCES[source]] * len(token_ids)
+        num_drafted += len(decision.drafts.token_ids)
+        server.commit(decision.drafts)
+        if min(len(text) - n for text, n in zip(texts, server.num_tokens, strict=True)) < 20:
+            server.policy.begin(i32(range(5)))
+            server.num_tokens = [1] * 5
+            for row in range(5):
+                reference.begin(row)
+    assert num_drafted > 300
+    for s, stats in enumerate(server.policy.stats().values()):
+        scored = [(p, right) for source, p, right in reference.scored if source == s]
+        assert (stats.num_scored, stats.observed) == (len(scored), sum(right for _, right in scored))
+        assert stats.expected == pytest.approx(sum(p for p, _ in scored))
+        assert stats.squared_error == pytest.approx(sum((right - p) ** 2 for p, right in scored))
+
+
+def _some_offer(rng: random.Random, text: Sequence[int], num_tokens: int) -> OfferedRow:
+    """The text, with mistakes."""
+    length = rng.choice([0, 0, 1, 3, 8, 16])
+    token_ids = [t if rng.random() < 0.85 else rng.randrange(30) for t in text[num_tokens : num_tokens + length]]
+    matched = rng.choice([0, 2, 5, 9, 30])
+    evidence = (matched, rng.choice([matched, matched // 2]), rng.randrange(2))
+    # As the arrays hold them: a number between two buckets must fall into the same one.
+    return token_ids, [float(np.float32(rng.random())) for _ in token_ids], evidence
+
+
+@pytest.mark.parametrize("cost", [0.02, 0.1, 0.4])
+def test_a_drafter_that_is_always_wrong_costs_little(cost: float) -> None:
+    text = [1] * 350
+    server = Server([text], [DraftSource.NGRAM])
+    lengths = []
+    while server.num_tokens[0] < 320:
+        decision = server.decide([[([2] * 16, [0.5] * 16, (9, 9, 0))]], linear(cost, 64))
+        lengths.append(len(decision.drafts.token_ids))
+        server.commit(decision.drafts)
+    assert sum(lengths) * cost < 3.0, "the drafts cost as much as three steps"
+    assert sum(lengths[100:]) == 0
+
+
+def test_a_drafter_that_is_always_right_is_used_at_once() -> None:
+    text = list(range(1, 351))
+    server = Server([text], [DraftSource.NGRAM])
+    num_steps = 0
+    while server.num_tokens[0] < 320:
+        at = server.num_tokens[0]
+        offer = (text[at : at + 16], [0.5] * 16, (3, 3, 0))
+        server.commit(server.decide([[offer]], linear(0.1, 64)).drafts)
+        num_steps += 1
+    assert num_steps <= 30  # 21 with whole drafts from the first step on
+
+
+@pytest.mark.parametrize(
+    "offer_prob", [pytest.param(lambda right: 0.5, id="turns"), pytest.param(lambda right: 0.97, id="lies")]
+)
+def test_a_drafter_that_turns_from_right_to_wrong(offer_prob: Callable[[bool], float]) -> None:
+    text = [1 + i % 7 for i in range(390)]
+    server = Server([text], [DraftSource.NGRAM], 8)
+    wasted, steps_wrong, last_drafts = 0, 0, -1
+    while server.num_tokens[0] < 380:
+        at = server.num_tokens[0]
+        is_right = at < 200
+        token_ids = text[at : at + 8] if is_right else [0] * 8
+        offer = (token_ids, [offer_prob(is_right)] * len(token_ids), (9, 9, 0))
+        decision = server.decide([[offer]], linear(0.2, 64))
+        server.commit(decision.drafts)
+        if not is_right:
+            wasted += len(decision.drafts.token_ids)
+            if len(decision.drafts.token_ids):
+                last_drafts = steps_wrong
+            steps_wrong += 1
+    assert last_drafts < 100
+    assert wasted * 0.2 < 10.0, "the turn cost as much as ten steps"
+
+
+def test_learns_from_what_was_never_verified() -> None:
+    # Too dear at first: nothing is drafted. The offers are right all the same, and then they are worth it.
+    text = list(range(1, 391))
+    server = Server([text], [DraftSource.NGRAM], 8)
+    decisions = []
+    for _ in range(40):
+        at = server.num_tokens[0]
+        decisions.append(server.decide([[(text[at : at + 8], [0.5] * 8, (1, 1, 0))]], linear(0.75, 64)))
+        server.commit(decisions[-1].drafts)
+    assert len(decisions[0].drafts.token_ids) == 0
+    assert len(decisions[-1].drafts.token_ids) > 0
+    stats = server.policy.stats()[DraftSource.NGRAM]
+    assert stats.num_scored > stats.num_wanted > 0
+    assert 0 <= stats.brier_score < 0.25
+
+
+def test_the_agreeing_source_of_two_is_trusted_more() -> None:
+    server = Server([[1, 2, 3]], SOURCES[:2])
+    same, other = ([5, 6], [0.5, 0.5], (3, 3, 0)), ([7, 8], [0.5, 0.5], (3, 3, 0))
+    agree = server.decide([[same, same]], linear(0.0, 64)).num_tokens
+    differ = server.decide([[same, other]], linear(0.0, 64)).num_tokens
+    assert agree > differ > 1.0
+
+
+def test_the_likeliest_drafts_of_all_rows_fill_a_stair() -> None:
+    # Three drafts are free, the fourth doubles the step: the surest ones of both rows get them.
+    server = Server([[1], [1]], [DraftSource.NGRAM])
+    sure, unsure = ([5] * 4, [0.99] * 4, (50, 50, 0)), ([6] * 4, [0.05] * 4, (1, 1, 0))
+    decision = server.decide([[sure], [unsure]], [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    assert np.diff(decision.drafts.cu_num_draft).tolist() == [3, 0]
+    assert decision.time == 1.0
+    assert 2.0 < decision.num_tokens < 5.0
+
+
+def test_many_rows_beside_a_row_make_its_drafts_not_worth_it() -> None:
+    # The same draft, in a step that a token more makes longer by a little, and by much.
+    offer = ([5], [0.5], (5, 5, 0))
+    cheap, dear = (Server([[1]], [DraftSource.NGRAM]) for _ in range(2))
+    assert len(cheap.decide([[offer]], [1.0, 1.1]).drafts.token_ids) == 1
+    assert len(dear.decide([[offer]], [1.0, 1.9]).drafts.token_ids) == 0
+
+
+def test_a_row_that_may_not_draft_has_none() -> None:
+    server = Server([[1]], [DraftSource.NGRAM])
+    offers = [[([5], [0.9], (9, 9, 0))]]
+    assert len(server.decide(offers, linear(0.0, 64), max_len=0).drafts.token_ids) == 0
+    assert len(server.decide(offers, [1.0]).drafts.token_ids) == 0
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [([], "times: expected at least one"), ([1.0, 0.5], "rising"), ([0.0], "> 0"), ([math.inf], "finite")],
+)
+def test_times_are_checked(times: list[float], message: str) -> None:
+    server = Server([[1]], [DraftSource.NGRAM])
+    with pytest.raises(ValueError, match=message):
+        server.decide([[NOTHING]], times)
+
+
+def test_rows_are_checked() -> None:
+    policy, offers = AutoPolicy(2, 4, [DraftSource.NGRAM]), OfferTable(1, 2, 4)
+    one, table = np.ones(1, np.float64), np.zeros((2, 4), np.int32)
+    with pytest.raises(ValueError, match="begun"):
+        policy.decide(PolicyInput(i32([0]), table, i32([1]), i32([1]), 1, one), offers)
+    policy.begin(i32([0]))
+    with pytest.raises(ValueError, match="at most a row of token_table"):
+        policy.decide(PolicyInput(i32([0]), table, i32([5]), i32([1]), 1, one), offers)
+    with pytest.raises(ValueError, match="num_table_rows"):
+        policy.begin(i32([2]))
+    policy.forget(i32([0, 1]))
+    with pytest.raises(ValueError, match="begun"):
+        policy.decide(PolicyInput(i32([0]), table, i32([1]), i32([1]), 1, one), offers)
+
+
+def test_sizes_are_checked() -> None:
+    with pytest.raises(ValueError, match="max_draft_len"):
+        AutoPolicy(1, 65, [DraftSource.NGRAM])
+    with pytest.raises(ValueError, match="num_sources"):
+        AutoPolicy(1, 4, [])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
+from typing import Any
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.layers.attention import Attention
 from fastdeploy_sd.types import RequestId
 from fastdeploy_sd.worker.executor import create_follower
 from fastdeploy_sd.worker.follower import ModelFollower
 from fastdeploy_sd.worker.rank_group import RankGroup
 
 CULPRITS = "FDSD_TEST_CULPRITS"
+_SLOW_STORE_S = 0.003
 
 
 def create_failing_model(config: Config, group: RankGroup) -> ModelFollower:
@@ -24,6 +28,18 @@ def create_failing_model(config: Config, group: RankGroup) -> ModelFollower:
 
     setattr(follower, "_forward", forward)  # noqa: B010 (it lacks the results, which are bound already)
     return follower
+
+
+def create_slow_stores(config: Config, group: RankGroup) -> ModelFollower:
+    """Every layer stores its KV late, if the ops run one by one."""
+    real = Attention.store_kv
+
+    def store(*args: Any) -> Any:
+        time.sleep(_SLOW_STORE_S)
+        return real(*args)
+
+    setattr(Attention, "store_kv", store)  # noqa: B010 (mypy takes methods for constants)
+    return create_follower(config, group)
 
 
 def create_failing_drafts(config: Config, group: RankGroup) -> ModelFollower:

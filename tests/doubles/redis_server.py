@@ -28,19 +28,19 @@ class RedisServer:
         settings: lines of its configuration, besides ours.
     """
 
-    def __init__(self, folder: Path, *settings: str) -> None:
-        self._folder, self._settings = folder, settings
+    def __init__(self, folder: Path, *settings: str, password: str = PASSWORD) -> None:
+        self._folder, self._settings, self._password = folder, settings, password
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
-        self._client = redis.Redis(port=self.port, password=PASSWORD, socket_timeout=WAIT_S)
+        self._client = redis.Redis(port=self.port, password=password, socket_timeout=WAIT_S)
 
     def start(self) -> None:
         """Start it, empty; returns when it answers."""
         program = shutil.which("redis-server")
         if program is None:
             pytest.fail(MISSING, pytrace=False)
-        own = (f"port {self.port}", "bind 127.0.0.1", f'requirepass "{PASSWORD}"', 'save ""', "appendonly no")
+        own = (f"port {self.port}", "bind 127.0.0.1", f'requirepass "{self._password}"', 'save ""', "appendonly no")
         process = subprocess.Popen([program, "-"], cwd=self._folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         self._process = process
         assert process.stdin is not None
@@ -95,8 +95,8 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def running_redis(folder: Path, *settings: str) -> Iterator[RedisServer]:
+def running_redis(folder: Path, *settings: str, password: str = PASSWORD) -> Iterator[RedisServer]:
     """A Redis that is ended at the end."""
-    with contextlib.closing(RedisServer(folder, *settings)) as server:
+    with contextlib.closing(RedisServer(folder, *settings, password=password)) as server:
         server.start()
         yield server

@@ -141,6 +141,13 @@ def create_broken(config: Config, group: RankGroup) -> ToyFollower:
     raise RuntimeError("the toy cannot be loaded")
 
 
+def create_broken_at_last(config: Config, group: RankGroup) -> ToyFollower:
+    """Fails as a bug does, with memory for its KV, when rank 0 may have loaded already."""
+    assert list(group.kv_files) == [group.rank]
+    create_follower(config, group)
+    return create_broken(config, group)
+
+
 def create_ending(config: Config, group: RankGroup) -> ToyFollower:
     """Ends without a word."""
     sys.stderr.flush()

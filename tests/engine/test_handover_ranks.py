@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from fastdeploy_sd.conformance import compare
+from fastdeploy_sd.ranks import executor as ranks
+from tests.doubles import faulty_followers
 from tests.engine.handover_pairs import open_pair
 from tests.engine.models import References
 from tests.engine.test_handover import DECODE, PREFILL, method, with_drafts
@@ -40,3 +45,33 @@ def test_pages_of_any_number_of_ranks_fit_any_other(
         assert stats.num_supplied_tokens["prefill"] > 100
         assert pair.wire.num_failed == 0
         assert model != "demo" or (with_drafts(pair) > 0) == drafting.is_drafting
+
+
+def test_a_layer_leaves_when_every_rank_has_stored_it(references: References, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 stores late. What is in a page when it is sent is what is in it when the step is over."""
+    monkeypatch.setattr(ranks, "DEFAULT_FOLLOWER", f"{faulty_followers.__name__}:create_slow_stores")
+    reference, naive = references.get("demo"), method("naive")
+    requests = reference.requests[:3]
+    eager = replace(PREFILL, enforce_eager=True)
+    with open_pair(reference, (DECODE, naive), (eager, naive), seed=0, num_ranks=(1, 2)) as pair:
+        pages, sent, num_early = pair.wire.source_pages, dict[tuple[int, int], bytes](), 0
+        assert pages is not None
+        send = pair.wire.prefill.send
+
+        def page(layer: int, block: int) -> bytes:
+            return b"".join(piece.tobytes() for piece in pages.read(layer, block))
+
+        def watch(transfer_id: str, layer: int, first_block: int, block_ids: Sequence[int]) -> None:
+            nonlocal num_early
+            num_early += threading.current_thread().name == "fdsd-layers"
+            sent.update({(layer, block): page(layer, block) for block in block_ids})
+            send(transfer_id, layer, first_block, block_ids)
+
+        def compare_sent() -> None:
+            assert all(page(*place) == data for place, data in sent.items())
+            sent.clear()
+
+        pair.wire.prefill.send = watch  # type: ignore[method-assign]
+        got = pair.run(requests, random.Random(0), each_turn=compare_sent)
+        assert compare({r.request_id: reference.answers[r.request_id] for r in requests}, got) is None
+        assert num_early > 0

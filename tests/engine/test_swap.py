@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastdeploy_sd.config import CacheConfig
+from fastdeploy_sd.config import CacheConfig, ParallelConfig
 from fastdeploy_sd.conformance import PLAIN, Answer, Reference, Way, compare, standard_methods
 from fastdeploy_sd.conformance.methods import Method
 from fastdeploy_sd.conformance.runs import engine_config, run
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.ranks.executor import create_executor
+from fastdeploy_sd.runtime import library
 from fastdeploy_sd.types import Request, Speculation
-from fastdeploy_sd.worker.executor import create_executor
 from tests.engine.models import References
 
 # Room for one long request or two short ones, so that nothing stays in the first level for long.
@@ -31,18 +32,27 @@ DEADLINE_S = 120.0
 
 @contextmanager
 def swapping(
-    reference: Reference, method: Method = PLAIN, way: Way = WAY, folder: Path | None = None, space: float = SPACE_GIB
+    reference: Reference,
+    method: Method = PLAIN,
+    way: Way = WAY,
+    folder: Path | None = None,
+    space: float = SPACE_GIB,
+    num_ranks: int = 1,
 ) -> Iterator[Engine]:
     """An engine with a second level; without a folder it is memory."""
+    num_threads = library.num_threads()
     base = replace(
         reference.base,
         cache=replace(reference.base.cache, swap_space=space, swap_folder=None if folder is None else str(folder)),
+        # Slow steps of a busy machine are no hang.
+        parallel=ParallelConfig(tensor_parallel_size=num_ranks, rank_timeout_s=60.0),
     )
     executor = create_executor(engine_config(base, way, method), method.make_proposer)
     try:
         yield Engine(executor=executor, config=engine_config(base, way, method))
     finally:
         executor.shutdown()
+        library.set_num_threads(num_threads)
 
 
 def settle(engine: Engine) -> None:
@@ -81,6 +91,15 @@ def test_same_tokens_whatever_the_method(references: References, model: str, met
         stats = engine.stats()
         assert stats.swap.num_loaded > 10
         assert model != "demo" or stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize(("model", "num_ranks"), [("demo", 2), ("int8 KV", 4)])
+def test_same_tokens_on_several_ranks(references: References, model: str, num_ranks: int) -> None:
+    """The second model has two KV heads, so that with four ranks each is on two."""
+    reference, [column] = references.get(model), standard_methods(["mtp-ngram"], [4], model_method="mtp")
+    with swapping(reference, column, num_ranks=num_ranks) as engine:
+        check(reference, engine, column.apply(reference.requests[:8]))
+        assert engine.stats().swap.num_loaded > 10
 
 
 def test_same_tokens_when_requests_are_preempted(references: References) -> None:
@@ -188,6 +207,21 @@ def test_the_next_engine_goes_on_with_the_folder(references: References, method:
     # What was damaged was computed and stored again.
     with swapping(reference, column, folder=tmp_path) as engine:
         assert num_swapped_in(engine, request, expected) == num_whole
+
+
+def test_any_number_of_ranks_goes_on_with_the_folder_of_another(references: References, tmp_path: Path) -> None:
+    reference, [column] = references.get("demo"), standard_methods(["mtp"], [4], model_method="mtp")
+    request = long_request(reference)
+    expected = reference.answers[request.request_id]
+    num_whole = (len(request.prompt_token_ids) - 1) // 16 * 16
+    for num_ranks, found in ((2, 0), (1, num_whole), (2, num_whole)):
+        with swapping(reference, column, folder=tmp_path, num_ranks=num_ranks) as engine:
+            assert num_swapped_in(engine, request, expected) == found
+            settle(engine)
+    _damage_bytes_of_slots(tmp_path)
+    with swapping(reference, column, folder=tmp_path, num_ranks=2) as engine:
+        assert num_swapped_in(engine, request, expected) == 0
+        assert engine.stats().swap.num_damaged > 0
 
 
 def test_kv_of_other_formats_is_not_taken_over(references: References, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ Each serves here, on two ranks where it asks for four devices.
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -14,7 +16,11 @@ import pytest
 
 from fastdeploy_sd.cli import main
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
-from tests.e2e.server_process import running_server
+from fastdeploy_sd.llm import LLM
+from fastdeploy_sd.sampling_params import SamplingParams
+from tests.doubles.redis_server import running_redis
+from tests.e2e.server_process import ServerProcess, running_server
+from tests.server.redis_deployment import until
 
 ROOT = Path(__file__).resolve().parents[2]
 YAML = ROOT / "benchmarks" / "yaml"
@@ -94,3 +100,47 @@ def test_every_other_command_serves(name: str, model: Path) -> None:
     assert ("is 0 in effect: method naive makes no drafts" in log) == (name == "naive")
     assert ("gpu_memory_utilization, kv_cache_ratio: accepted without effect" in log) == ("--config" in COMMANDS[name])
     assert ("with_suffix" in methods) == (name == "suffix")
+
+
+def test_prefill_and_decode_serve_together(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is asked, the prompt is computed at one, and the answer at the other; it is that of a process alone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    prompts = [f"def add_{i}(a, b):\n    return a + b\n" * 20 for i in range(2)]
+    with LLM(str(model), quantization="wint4", kv_cache_memory_gb=0.1, max_model_len=4096, num_threads=1) as llm:
+        answers = llm.generate(prompts, SamplingParams(max_tokens=24, temperature=0), use_tqdm=False)
+    with running_redis(tmp_path, password="scheduler_mtp") as redis, ExitStack() as stack:
+        servers = []
+        for name in ("prefill", "decode"):
+            # The ports are free ones: nobody keeps those of the page for a test.
+            ports = ["--port", "0", "--metrics-port", "0", "--pd-comm-port", "0", "--scheduler-port", str(redis.port)]
+            argv = [*arguments(COMMANDS[name], model, num_devices=2), *ports, "--num-threads", "1"]
+            servers.append(stack.enter_context(running_server(*argv)))
+        prefill, decode = servers
+        until(lambda: int(redis.do("HLEN", "mtp.cluster")) == 2)
+        for server, prompt, answer in zip(servers, prompts, answers, strict=True):
+            body = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
+            choices = httpx.post(f"{server.url}/v1/completions", json=body, timeout=TIMEOUT_S).json()["choices"]
+            assert [choice["text"] for choice in choices] == [answer.outputs[0].text]
+        metrics = httpx.get(f"{decode.url}/metrics", timeout=TIMEOUT_S).text
+        [supplied] = re.findall(r'^fastdeploy_sd:supplied_kv_tokens_total\{origin="prefill"\} (\S+)$', metrics, re.M)
+        assert float(supplied) > 400
+        assert prefill.stop() == decode.stop() == 0
+        redis.wait_for_keys()
+
+
+def test_the_file_with_a_second_level_of_the_prefix_cache_serves(model: Path) -> None:
+    """It asks for 200 GiB; here a little of that."""
+    argv = [
+        *arguments(f"--tensor-parallel-size 4 --config benchmarks/yaml/{OTHER_FILES[0]}.yaml", model, num_devices=2)
+    ]
+    with running_server(*argv, "--swap-space", "0.05", "--num-threads", "1") as server:
+        body = {"prompt": "def add(a, b):\n    return a + b\n" * 20, "max_tokens": 8, "temperature": 0}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=TIMEOUT_S).json()
+        assert answer["usage"]["completion_tokens"] == 8
+        until(lambda: _has_stored_block(server))
+        assert server.stop() == 0
+
+
+def _has_stored_block(server: ServerProcess) -> bool:
+    metrics = httpx.get(f"{server.url}/metrics", timeout=TIMEOUT_S).text
+    return re.search(r'^fastdeploy_sd:swap_copies_total\{end="stored"\} [1-9]', metrics, re.M) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.config import Config, ModelConfig, SplitwiseConfig
+from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig, SplitwiseConfig
 from fastdeploy_sd.conformance import Reference, Way, compare, make_reference, standard_methods
 from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
 from fastdeploy_sd.conformance.runs import engine_config
 from fastdeploy_sd.entrypoints.launch import DEFAULT_EXECUTOR, ENGINE
+from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.ipc.channel import private_address
 from fastdeploy_sd.ipc.child import ChildProcess
 from fastdeploy_sd.ipc.client import EngineClient
@@ -55,6 +57,20 @@ class Instance:
         await asyncio.wait_for(asyncio.gather(*map(one, requests)), WAIT_S)
         return {request.request_id: collector.answer(request.request_id) for request in requests}
 
+    def rank(self) -> tuple[int, int]:
+        """Return the process id of the other of two ranks, and a descriptor that is readable once it has ended."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        [pid] = [int(pid) for pid in children if "ranks.process" in Path(f"/proc/{pid}/cmdline").read_text()]
+        return pid, os.pidfd_open(pid)
+
+    async def wait_until_idle(self) -> None:
+        """Wait until it has nothing to do and all blocks are free."""
+        async with asyncio.timeout(WAIT_S):
+            while (stats := await self.client.stats()).num_running + stats.num_waiting > 0 or (
+                stats.num_free_blocks + stats.num_cached_blocks < stats.num_blocks
+            ):
+                await asyncio.sleep(0.05)
+
     async def ended(self) -> int:
         """Wait for the end of the process; return its exit status."""
         return await asyncio.wait_for(self.process.wait(), WAIT_S)
@@ -62,7 +78,7 @@ class Instance:
 
 @contextlib.asynccontextmanager
 async def instance(
-    reference: Reference, role: str, method: str, num_drafts: int, protocol: str, **cache: object
+    reference: Reference, role: str, method: str, num_drafts: int, protocol: str, num_ranks: int = 1, **cache: object
 ) -> AsyncIterator[Instance]:
     """Start an engine process in a role; it is ended, and leaves nothing, at the end."""
     [found] = standard_methods([method], [num_drafts], model_method="mtp")
@@ -74,7 +90,12 @@ async def instance(
         pd_host="127.0.0.1",
         pd_timeout_s=60.0,
     )
-    config = replace(config, splitwise=splitwise, cache=replace(config.cache, **cache))  # type: ignore[arg-type]
+    config = replace(
+        config,
+        splitwise=splitwise,
+        cache=replace(config.cache, **cache),  # type: ignore[arg-type]
+        parallel=ParallelConfig(tensor_parallel_size=num_ranks, rank_timeout_s=60.0),
+    )
     with (
         private_address() as address,
         contextlib.closing(start_engine(config, address, DEFAULT_EXECUTOR, ENGINE)) as process,
@@ -142,3 +163,46 @@ async def test_instances_that_do_not_fit_compute_for_themselves(reference: Refer
         assert sum(stats.num_supplied_tokens.values()) == 0
         assert stats.num_kv_failures == {"refused": stats.num_kv_arrivals}
         assert (await prefill.client.stats()).num_requests == 0
+
+
+async def test_a_rank_of_the_prefill_instance_that_dies_costs_nobody_a_token(reference: Reference) -> None:
+    async with (
+        instance(reference, "prefill", "mtp", 2, "ipc", num_ranks=2) as prefill,
+        instance(reference, "decode", "mtp-ngram", 4, "ipc") as decode,
+    ):
+        pid, end = prefill.rank()
+        running = asyncio.create_task(decode.run(reference.requests, prefill.source))
+        while (await decode.client.stats()).num_waiting_for_kv == 0 and not running.done():
+            await asyncio.sleep(0.001)
+        os.kill(pid, signal.SIGKILL)
+        assert compare(reference.answers, await running) is None
+        assert await prefill.ended() == 1
+        assert select.select([end], [], [], WAIT_S)[0]
+        os.close(end)
+        await decode.wait_until_idle()
+        assert sum((await decode.client.stats()).num_kv_failures.values()) > 0
+
+
+async def test_a_rank_of_the_decode_instance_that_dies_is_an_error_and_orders_nothing_more(
+    reference: Reference,
+) -> None:
+    async with (
+        instance(reference, "prefill", "mtp", 2, "tcp") as prefill,
+        instance(reference, "decode", "mtp", 2, "tcp", num_ranks=2) as decode,
+    ):
+        pid, end = decode.rank()
+        source, requests = prefill.source, reference.requests
+        running = asyncio.gather(*(decode.run([r], source) for r in requests), return_exceptions=True)
+        while (await decode.client.stats()).num_kv_arrivals == 0:
+            await asyncio.sleep(0.001)
+        os.kill(pid, signal.SIGKILL)
+        results = await asyncio.wait_for(running, WAIT_S)
+        errors = [result for result in results if not isinstance(result, dict)]
+        assert len(errors) > 1
+        assert {type(error) for error in errors} == {InternalError}
+        answers = {name: answer for result in results if isinstance(result, dict) for name, answer in result.items()}
+        assert compare({name: reference.answers[name] for name in answers}, answers) is None
+        assert await decode.ended() == 1
+        assert select.select([end], [], [], WAIT_S)[0]
+        os.close(end)
+        await prefill.wait_until_idle()

@@ -11,18 +11,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.ranks.executor import MultiProcessExecutor, start_ranks
 from fastdeploy_sd.types import FinishReason
 from fastdeploy_sd.worker.lead import RankError
+from fastdeploy_sd.worker.rank_group import RankGroup
 from tests.doubles.engines import run_to_end, toy_config, toy_request
 from tests.doubles.toy_model import ToyModel
-from tests.doubles.toy_ranks import COMPUTE_S, INFO, create_first
+from tests.doubles.toy_ranks import COMPUTE_S, INFO, ToyFirst, create_first
 
 WAIT_S = 120.0
 _DOUBLES = "tests.doubles.toy_ranks"
@@ -176,6 +179,25 @@ def test_ranks_do_not_heed_signals_that_are_meant_for_the_server() -> None:
 
 
 # ---- a rank does not start ------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_breaks_at_last_leaves_nothing_of_the_first_one() -> None:
+    """Rank 0 has loaded: it may have threads, a file that it has locked, and memory that it shares with others."""
+    config, ended, given = toy_config(), list[str](), list[int]()
+    config = replace(config, cache=replace(config.cache, swap_space=1.0))
+
+    def create(config: Config, group: RankGroup) -> ToyFirst:
+        given.extend(group.kv_files)
+        first = create_first(config, group)
+        setattr(first, "shutdown", lambda: ended.append("first"))  # noqa: B010
+        return first
+
+    num_fds = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InternalError, match=r"rank 1 failed: RuntimeError"):
+        start_ranks(config, 2, create, WAIT_S, f"{_DOUBLES}:create_broken_at_last")
+    assert (given, ended) == ([1], ["first"])
+    assert not children()
+    assert len(os.listdir("/proc/self/fd")) == num_fds
 
 
 @pytest.mark.parametrize("follower", ["create_misconfigured", "create_misconfigured_beside_one_that_loads"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -73,6 +74,8 @@ def main(argv: Sequence[str]) -> int:
     command.number("--output-len", 128, "tokens", least=_MIN_OUTPUT_LEN)
     command.number("--turn-len", 16, "tokens of a request before it is another setting's turn")
     command.number("--repeats", 3)
+    text = "count the processor's time and not the clock's: for machines that do other things; needs --num-threads 1"
+    command.add_argument("--cpu-time", action="store_true", help=text)
     command.number("--seed", 0, "of the prompts", least=0)
     command.folder(OUTPUT_DIR / "auto", "for records, table and plot", "--out")
     args = command.read(argv)
@@ -125,7 +128,10 @@ def _measure(
     """Load an engine per setting and run every cell of a model."""
     config = _config(model, args)
     encoder = PromptEncoder(load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend))
-    turns, fixed = Turns(args.temperature, args.turn_len), fixed_settings(settings)
+    if args.cpu_time and config.num_threads != 1:
+        raise ConfigError(f"num_threads: expected 1 with --cpu-time, got {config.num_threads}", param="num_threads")
+    turns = Turns(args.temperature, args.turn_len, time.process_time if args.cpu_time else None)
+    fixed = fixed_settings(settings)
     with _running_engines(config, settings) as engines:
         for name, engine in engines.items():
             with_drafts = replace(config, speculative=settings[name])
@@ -151,6 +157,7 @@ def _measure(
                         "temperature": args.temperature,
                         "output_len": args.output_len,
                         "turn_len": args.turn_len,
+                        "cpu_time": args.cpu_time,
                         "repeats": args.repeats,
                     },
                     metrics=cell_metrics(repeats, fixed),

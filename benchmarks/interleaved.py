@@ -7,7 +7,7 @@ tables.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Any
@@ -21,6 +21,8 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import Request
 
 _MIN_STEPS = 2
+# A step of a window, all of which run the same requests, takes no more times as long as the median one by itself.
+_DISTURBED = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,12 @@ class Turns:
     Attributes:
         temperature: of sampling; every request has a seed of its own. 0 = greedy.
         num_tokens: of every request and turn, >= 1.
+        clock: seconds; None = time.perf_counter.
     """
 
     temperature: float
     num_tokens: int
+    clock: Callable[[], float] | None = None
 
 
 def run_in_turns(engines: Mapping[str, Engine], case: Case, turns: Turns, repeat: int) -> dict[str, Sample]:
@@ -51,7 +55,7 @@ def run_in_turns(engines: Mapping[str, Engine], case: Case, turns: Turns, repeat
     if case.workload == REPEATED:
         for engine in engines.values():
             run_requests(engine, _requests(case, turns, repeat, number=1))
-    lines = {name: Timeline(engine, _requests(case, turns, repeat)) for name, engine in engines.items()}
+    lines = {name: Timeline(engine, _requests(case, turns, repeat), turns.clock) for name, engine in engines.items()}
     for line in lines.values():
         while not line.has_begun:
             line.step()
@@ -120,10 +124,24 @@ def _setting_metrics(repeats: Sequence[Mapping[str, Sample]], name: str) -> dict
         "tokens_per_step": mean(s.window_tokens / len(s.window_steps_s) / len(s.token_ids) for s in samples),
         "acceptance_length": mean(length for _, length in accepted),
         "acceptance_rate": mean(rates) if rates else None,
+        "disturbed_share": _disturbed_share(samples),
         "step_ms": median(t * 1e3 for sample in samples for t in sample.window_steps_s),
         **{phase: mean(p[phase] for p in phases) for phase in phases[0]},
     }
 
 
 def _rate(sample: Sample) -> float:
-    return sample.window_tokens / sum(sample.window_steps_s)
+    """Tokens per second, where a disturbed step has taken as long as the median one."""
+    middle = median(sample.window_steps_s)
+    return sample.window_tokens / sum(middle if _is_disturbed(s, middle) else s for s in sample.window_steps_s)
+
+
+def _disturbed_share(samples: Sequence[Sample]) -> float:
+    """The disturbed steps among all: where there are many, something else ran on the machine."""
+    counts = [sum(_is_disturbed(s, median(x.window_steps_s)) for s in x.window_steps_s) for x in samples]
+    return sum(counts) / sum(len(x.window_steps_s) for x in samples)
+
+
+def _is_disturbed(step_s: float, median_s: float) -> bool:
+    """Whether a step took longer than its drafts can explain: another process had the processor meanwhile."""
+    return step_s > _DISTURBED * median_s

@@ -6,7 +6,7 @@ The engine is driven directly, as LLM drives it, because its steps are what is m
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
@@ -84,12 +84,14 @@ class Timeline:
 
     Args:
         engine: gets the requests at once; only `step` and `run` may drive it until they have ended.
+        clock: seconds; None = time.perf_counter.
     """
 
-    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[Request], clock: Callable[[], float] | None = None) -> None:
         self._engine = engine
+        self._clock = clock or time.perf_counter
         self._num_requests = len(requests)
-        self._start = time.perf_counter()
+        self._start = self._clock()
         self._outputs: dict[RequestId, list[float]] = {}
         self._ends: dict[RequestId, float] = {}
         self._token_ids: dict[RequestId, list[int]] = {}
@@ -124,9 +126,9 @@ class Timeline:
         Raises:
             InternalError: a request failed.
         """
-        begin = time.perf_counter()
+        begin = self._clock()
         outputs = self._engine.step()
-        end = time.perf_counter()
+        end = self._clock()
         self._take(outputs, end - self._start)
         self._update_window(outputs, end - begin, is_counted)
 

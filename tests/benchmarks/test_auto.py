@@ -53,9 +53,22 @@ def test_all_settings_run_the_same_requests_in_turns(workload: str) -> None:
     assert metrics["has_same_tokens"] is True
     # 24 steps behind the first token, six of them a turn: five counted of each.
     assert len(repeats[0][NAIVE].window_steps_s) == 20
+    assert metrics["settings"]["two"]["disturbed_share"] == 0.0
     other = {name: [0] for name in repeats[0]["two"].token_ids}
     changed = repeats[0] | {"two": dataclasses.replace(repeats[0]["two"], token_ids=other)}
     assert cell_metrics([changed], {NAIVE})["has_same_tokens"] is False
+
+
+@pytest.mark.usefixtures("ticking")
+def test_a_disturbed_step_counts_as_the_median_one() -> None:
+    case = Case("completion", PROMPTS, output_len=25)
+    sample = run_in_turns({NAIVE: engine(case, 0)}, case, TURNS, 0)[NAIVE]
+    steps = sample.window_steps_s
+    disturbed = dataclasses.replace(sample, window_steps_s=[1000.0, *steps[1:-1], 3.0])
+    numbers = cell_metrics([{NAIVE: disturbed}], {NAIVE})["settings"][NAIVE]
+    # 20 steps of a second, of which one took a thousand, and one three, as a step with more drafts may.
+    assert numbers["tokens_per_s"] == pytest.approx(40 / 22)
+    assert numbers["disturbed_share"] == 1 / 20
 
 
 @pytest.mark.usefixtures("ticking")
@@ -119,11 +132,14 @@ def test_one_cell_of_the_bundled_model(
 ) -> None:
     monkeypatch.setattr(auto, "OUTPUT_DIR", tmp_path)
     sizes = ["--batch-sizes", "2", "--output-len", "32", "--turn-len", "4", "--repeats", "1", "--temperature", "0.8"]
+    one_thread = ["--cpu-time", "--num-threads", "1"]
     settings = ["--settings", "ngram-2", "mtp-1", "--workloads", "random"]
-    assert auto.main(["--models", "demo", *settings, *sizes, "--out", str(tmp_path / "out")]) == 0
+    assert auto.main(["--models", "demo", *settings, *sizes, *one_thread, "--out", str(tmp_path / "out")]) == 0
     [found] = Record.load_all(tmp_path / "out")
     assert list(found.metrics["settings"]) == [NAIVE, "ngram-2", "mtp-1"]
     assert found.metrics["has_same_tokens"] is True
     assert found.metrics["settings"]["mtp-1"]["acceptance_length"] > 1
     assert (tmp_path / "out" / "auto.md").read_text() == capsys.readouterr().out
     assert (tmp_path / "out" / "auto.png").is_file()
+    with pytest.raises(ConfigError, match="num_threads: expected 1 with --cpu-time, got 2"):
+        auto.main(["--models", "demo", "--cpu-time", "--num-threads", "2"])

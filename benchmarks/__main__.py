@@ -1,6 +1,6 @@
-"""`python -m benchmarks COMMAND`: offline, http, latency, attacks, router, suite (the default), forward, costs, host,
-speculation, auto, proposers, edits, sampling, swap, kernels, collectives, kv-transfer, checkpoint, table, compare,
-peers.
+"""`python -m benchmarks COMMAND`: offline, http, latency, attacks, router, prefill-decode, suite (the default),
+forward, costs, host, speculation, auto, proposers, edits, sampling, swap, kernels, collectives, ranks, kv-transfer,
+checkpoint, table, compare, peers.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "latency": "latency.main",
     "attacks": "attacks.main",
     "router": "router.main",
+    "prefill-decode": "prefill_decode.main",
     "suite": "suite.main",
     "forward": "forward.main",
     "costs": "costs.main",
@@ -33,6 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "swap": "swap.main",
     "kernels": "kernels.main",
     "collectives": "collectives.main",
+    "ranks": "ranks.main",
     "kv-transfer": "kv_transfer.main",
     "checkpoint": "checkpoint.main",
     "table": "report.table_command",

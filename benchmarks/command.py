@@ -97,6 +97,12 @@ def _verify_names(name: str, given: Sequence[str], known: Collection[str]) -> No
         raise ConfigError(f"{name}: expected each once, got {', '.join(given)}", param=name)
 
 
+def with_default(options: Sequence[str], name: str, value: object) -> list[str]:
+    """Return options of others with this one, unless they have it."""
+    has_it = any(option == name or option.startswith(f"{name}=") for option in options)
+    return list(options) if has_it else [name, str(value), *options]
+
+
 def show(args: argparse.Namespace, result: object, table: str) -> None:
     """Print the result, of JSON's types and dataclasses, or its table."""
     print(json.dumps(result, indent=1, default=asdict) if args.json else table)

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     load = Load(**{name: getattr(args, name) for name in Load.__dataclass_fields__})
     if load.rate is None and load.concurrency is None:
         load = replace(load, concurrency=_CONCURRENCY)
-    model, config = _server(args.url, args.api_key, args.model)
+    model, config = find_server(args.url, args.api_key, args.model)
     progress = Progress(load.num_requests, "requests")
     client = LoadClient(args.url, model, args.api_key, load)
     timings = asyncio.run(client.run(progress.advance))
@@ -106,8 +106,15 @@ def _command() -> Command:
     return command
 
 
-def _server(url: str, api_key: str | None, model: str | None) -> tuple[str, dict[str, Any]]:
-    """Return the model's name and the server's configuration; {} from a server that does not tell it."""
+def find_server(url: str, api_key: str | None, model: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the model's name and the server's configuration; {} from a server that does not tell it.
+
+    Args:
+        model: None = the server's first.
+
+    Raises:
+        ConfigError, Unavailable: there is no OpenAI-compatible server.
+    """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         with httpx.Client(base_url=url, headers=headers) as client:

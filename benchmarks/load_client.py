@@ -78,6 +78,9 @@ class LoadClient:
         model: name for the `model` field.
         prompts: token ids in place of the load's own, as many.
         due_times_s: of an open loop, in place of the load's own, as many, ascending.
+
+    Attributes:
+        start_s: when `run` began, on time.perf_counter; the timings count from then.
     """
 
     def __init__(
@@ -98,17 +101,20 @@ class LoadClient:
         self._load = load
         self._prompts = load.prompts() if prompts is None else prompts
         self._due_times_s = load.due_times_s() if due_times_s is None and load.rate is not None else due_times_s
-        self._start = 0.0
+        self.start_s = 0.0
+        self._on_event: Callable[[], object] = lambda: None
 
-    async def run(self, on_done: Callable[[], None]) -> list[Timing]:
+    async def run(self, on_done: Callable[[], object], on_event: Callable[[], object] = lambda: None) -> list[Timing]:
         """Send everything, once, and return one timing per request, in the order of the prompts.
 
         Args:
             on_done: called whenever a request has ended.
+            on_event: called at the arrival of every chunk that held tokens.
         """
         prompts = self._prompts
         async with self._http:
-            self._start = time.perf_counter()
+            self._on_event = on_event
+            self.start_s = time.perf_counter()
             if self._due_times_s is None:
                 gate = asyncio.Semaphore(self._load.concurrency or 1)
                 ends = [self._when_free(gate, prompt) for prompt in prompts]
@@ -161,16 +167,17 @@ class LoadClient:
                 return
             if any(choice.get("completion_token_ids") or choice["text"] for choice in event["choices"]):
                 timing.event_times_s.append(self._now())
+                self._on_event()
             usage = event.get("usage")
             if usage:
                 timing.num_tokens = usage["completion_tokens"]
         timing.error = "the stream ended without [DONE]"
 
     def _now(self) -> float:
-        return time.perf_counter() - self._start
+        return time.perf_counter() - self.start_s
 
 
-async def _notified(end: Awaitable[Timing], on_done: Callable[[], None]) -> Timing:
+async def _notified(end: Awaitable[Timing], on_done: Callable[[], object]) -> Timing:
     timing = await end
     on_done()
     return timing

@@ -6,19 +6,14 @@ where nothing else waits for the processor.
 
 from __future__ import annotations
 
-import http.client
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
 from benchmarks.command import Command, markdown_table, show
 from benchmarks.latency import cpu_us, first_token, stream
-from benchmarks.processes import running_router, running_server
-from fastdeploy_sd.errors import Unavailable
+from benchmarks.processes import Address, running_router, running_server, wait_for_instances
 
-Address = tuple[str, int]
-
-_START_S = 60
 _NUM_WARM_UP = 20
 _DIRECT, _ROUTED = "direct", "through the router"
 
@@ -37,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     with running_router() as (router, pid):
         host, port = router
         with running_server(["--router", f"{host}:{port}", *args.others]) as (server, _):
-            _wait_until_routing(router)
+            wait_for_instances(router, 1)
             ways = {_DIRECT: server, _ROUTED: router}
             for address in ways.values():
                 first_token(address, _NUM_WARM_UP)
@@ -95,17 +90,3 @@ def router_table(metrics: dict[str, float]) -> str:
     """Return the metrics as a Markdown table."""
     head = ("What a router adds: medians; streamed tokens are those of all streams side by side", "")
     return markdown_table(head, ((name, f"{value:.3f}") for name, value in metrics.items()))
-
-
-def _wait_until_routing(router: Address) -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline:
-        connection = http.client.HTTPConnection(*router, timeout=_START_S)
-        try:
-            connection.request("GET", "/health")
-            if connection.getresponse().status == http.client.OK:
-                return
-        finally:
-            connection.close()
-        time.sleep(0.1)
-    raise Unavailable("router: expected the server to register, got none")

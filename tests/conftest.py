@@ -27,6 +27,8 @@ SLOW = (
     "tests/benchmarks/test_peers_report.py",
     "tests/benchmarks/test_peers_run.py",
     "tests/benchmarks/test_peers_servers.py",
+    "tests/benchmarks/test_prefill_decode.py",
+    "tests/benchmarks/test_ranks.py",
     "tests/benchmarks/test_speculation.py",
     "tests/clients/",
     "tests/conformance/",

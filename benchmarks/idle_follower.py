@@ -1,0 +1,22 @@
+"""A rank that computes nothing, for `bench ranks`: what is left of a step is what rank 0 and it say to each other."""
+
+from __future__ import annotations
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.worker.commands import Attempt, BeginDrafts, ForgetDrafts, TakeOutput, TakePlan
+from fastdeploy_sd.worker.rank_group import RankGroup
+
+
+class IdleFollower:
+    """See ranks.process.Follower."""
+
+    def take(self, command: TakePlan | TakeOutput | BeginDrafts | ForgetDrafts) -> None:
+        """Drop it."""
+
+    def run(self, attempt: Attempt) -> None:
+        """Be done."""
+
+
+def create_follower(config: Config, group: RankGroup) -> IdleFollower:
+    """See ranks.process.FollowerFactory."""
+    return IdleFollower()

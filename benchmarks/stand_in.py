@@ -66,11 +66,14 @@ def stand_in_executor(
         ConfigError: the method needs a model.
     """
     num_drafts = speculative.num_speculative_tokens
-    proposer = create_proposer(speculative, ProposerContext(max_num_seqs, max_model_len, VOCAB_SIZE))
+    context = ProposerContext(max_num_seqs, max_model_len, VOCAB_SIZE)
+    proposer = create_proposer(speculative, context)
     table = RequestTable(max_num_seqs, max_model_len, BLOCK_SIZE, VOCAB_SIZE)
     speculation = SpeculationInfo(speculative.method, available_methods(speculative), num_drafts)
     memory = StepMemory(StepLimits(max_num_seqs, max_num_seqs * max_model_len, num_drafts), VOCAB_SIZE)
-    runner = ModelRunner(StandInModel(memory, buffer), memory, table, proposer, speculation, VerifyRule())
+    runner = ModelRunner(
+        StandInModel(memory, buffer), memory, table, proposer, speculation, VerifyRule(), context.board
+    )
     num_blocks = max_num_seqs * (max_model_len // BLOCK_SIZE + 2)
     info = ModelInfo("stand-in", VOCAB_SIZE, max_model_len, (), BLOCK_SIZE, num_blocks, speculation)
     return LocalExecutor(runner, info, KvPages(()), KvIdentity("stand-in", "", "float32", BLOCK_SIZE, 0, 0, 0))

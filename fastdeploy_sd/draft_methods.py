@@ -34,6 +34,9 @@ class DraftMethod:
         needs_model: it runs layers of its own over the target's hidden rows: the worker loads them, with a KV cache for
             each, and a request may ask for the log-probabilities of its drafts. It drafts only where it is configured;
             a method without a model drafts on every server that speculates.
+        chooses: it decides step by step which of the server's methods without a model draft, and how much. It drafts
+            only where it is configured.
+        default_num_drafts: drafts per request and step at most, unless configured.
         is_replayable: recorded texts are all it needs.
         extensions: value of `mtp_strategy` -> the method that then goes on behind its drafts, one without a model.
         implied_strategy: the one that a key asks for too which only its method reads; "" = none.
@@ -46,6 +49,8 @@ class DraftMethod:
     source: DraftSource | None = None
     keys: Sequence[str] = ()
     needs_model: bool = False
+    chooses: bool = False
+    default_num_drafts: int = 1
     is_replayable: bool = False
     extensions: Mapping[str, str] = field(default_factory=dict)
     implied_strategy: str = ""
@@ -100,6 +105,7 @@ METHODS: Mapping[str, DraftMethod] = {
             # Each names the MTP layers of one architecture, which the checkpoint does here.
             aliases=("ernie_mtp", "deepseek_mtp", "glm4_moe_mtp", "nextn"),
         ),
+        DraftMethod("auto", ".auto.method:AutoMethod", chooses=True, default_num_drafts=16),
     )
 }
 STRATEGIES = tuple(strategy for method in METHODS.values() for strategy in method.extensions)

@@ -29,7 +29,8 @@ class SpeculativeConfig:
     method: str = option(
         "naive",
         Spec(
-            "Where drafts come from; `naive` makes none. Upper case is accepted, and `ngram_match`.",
+            "Where drafts come from; `naive` makes none, `auto` chooses between `ngram` and `suffix`, and how many."
+            " Upper case is accepted, and `ngram_match`.",
             choices=tuple(METHODS),
         ),
     )
@@ -38,7 +39,7 @@ class SpeculativeConfig:
         Spec(
             "Drafts per request and step at most (k); `naive` makes 0 whatever is given, others need at least 1.",
             minimum=0,
-            default_text="`1`; for `mtp` alone a given `num_model_steps`",
+            default_text="`1`; for `mtp` alone a given `num_model_steps`; for `auto` 16",
         ),
     )
     mtp_strategy: str = option(

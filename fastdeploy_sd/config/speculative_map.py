@@ -133,7 +133,7 @@ def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> tuple[s
             _derive_equal(values, origins, "num_model_steps", "num_speculative_tokens")
             _derive_equal(values, origins, "num_speculative_tokens", "num_model_steps")
     if method.name != NAIVE:
-        values.setdefault("num_speculative_tokens", 1)
+        values.setdefault("num_speculative_tokens", method.default_num_drafts)
     elif values.get("num_speculative_tokens"):
         # FastDeploy's published example has a number, which it sets to 0 too.
         given, values["num_speculative_tokens"] = values["num_speculative_tokens"], 0

@@ -16,7 +16,7 @@ from fastdeploy_sd.types import Request, Speculation
 _MIXED = "mixed"
 # Name of the column -> the method, and the strategy by which another one goes on behind it.
 _HYBRIDS = {f"{m.name}-{rest}": (m, strategy) for m in METHODS.values() for strategy, rest in m.extensions.items()}
-_MODEL_FREE = [m.name for m in METHODS.values() if not m.needs_model]
+_MODEL_FREE = [m.name for m in METHODS.values() if not m.needs_model and not m.chooses]
 METHOD_NAMES = (*METHODS, *_HYBRIDS, _MIXED)
 _MIN_HYBRID_TOKENS = 2
 # Drafts from the shortest matches: there are more of them, and wrong drafts test as much as right ones.

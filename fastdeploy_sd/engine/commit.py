@@ -118,6 +118,7 @@ class _Commit:
         """
         stats, draft = self._pool.stats, self._plan.draft
         stats.record_step(self._result.timings_ms)
+        stats.choice = self._result.choice
         stats.num_generated_tokens += sum(rows.num_output)
         if len(draft.token_ids):
             for _, r in self._ended:

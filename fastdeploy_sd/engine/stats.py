@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fastdeploy_sd.engine.swap_stats import SwapStats
 from fastdeploy_sd.engine.transfer_stats import TransferStats
-from fastdeploy_sd.types import DraftCounts, FinishReason, SpeculationInfo
+from fastdeploy_sd.types import ChoiceReport, DraftCounts, FinishReason, SpeculationInfo
 
 LATENCY_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 TOKEN_TIME_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
@@ -92,6 +92,7 @@ class EngineStats:
         verifications: method of the request -> the sum of the DraftCounts of its requests, running and ended; only
             methods that had drafts verified.
         timings_ms: phase of a step (as the executor names it: batch, forward, verify, draft) -> total milliseconds.
+        choice: of a drafting method that chooses by itself, as of the latest step; None = there is none.
         num_kv_arrivals, num_kv_cancels: requests that waited for KV from elsewhere, and got what there was / were
             preempted or ended meanwhile.
         num_supplied_tokens: where from -> tokens whose KV came from elsewhere. num_kv_failures: why -> requests for
@@ -130,6 +131,7 @@ class EngineStats:
     drafts: dict[str, SourceCounts] = field(default_factory=dict)
     verifications: dict[str, DraftCounts] = field(default_factory=dict)
     timings_ms: dict[str, float] = field(default_factory=dict)
+    choice: ChoiceReport | None = None
     num_running: int = 0
     num_waiting_for_kv: int = 0
     num_waiting: int = 0

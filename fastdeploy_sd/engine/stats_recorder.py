@@ -8,7 +8,7 @@ from itertools import chain
 
 from fastdeploy_sd.engine.draft_counter import DraftCounter
 from fastdeploy_sd.engine.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram
-from fastdeploy_sd.types import FinishReason, RequestMetrics
+from fastdeploy_sd.types import ChoiceReport, FinishReason, RequestMetrics
 
 
 class _HistogramRecorder:
@@ -30,7 +30,7 @@ class _HistogramRecorder:
 
 
 class StatsRecorder:
-    """Mutable counters of one engine: a public attribute is that of EngineStats, added to as things happen."""
+    """Mutable counters of one engine: a public attribute is that of EngineStats, kept up to date as things happen."""
 
     def __init__(self) -> None:
         self.num_requests = 0
@@ -45,6 +45,7 @@ class StatsRecorder:
         self.num_prefix_swap_hit_tokens = 0
         self.num_kv_arrivals = 0
         self.num_kv_cancels = 0
+        self.choice: ChoiceReport | None = None
         self._num_supplied_tokens: dict[str, int] = {}
         self._num_kv_failures: dict[str, int] = {}
         self._num_finished = {reason.value: 0 for reason in FinishReason}

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.metrics.choice_families import CHOICE_GAUGES, CHOICE_LABELLED_COUNTERS, CHOICE_LABELLED_GAUGES
 from fastdeploy_sd.metrics.family import ByPosition, Labelled, Single, ratio
 from fastdeploy_sd.metrics.swap_families import SWAP_COUNTERS, SWAP_GAUGES, SWAP_LABELLED_COUNTERS
 from fastdeploy_sd.metrics.transfer_families import TRANSFER_COUNTERS, TRANSFER_LABELLED_COUNTERS, TRANSFER_WAYS
@@ -174,6 +175,7 @@ GAUGES = (
         "Requests in the batch whose KV is on its way from elsewhere.",
         lambda s: s.num_waiting_for_kv,
     ),
+    *CHOICE_GAUGES,
     *SWAP_GAUGES,
 )
 
@@ -198,6 +200,7 @@ LABELLED_COUNTERS = (
         "method",
         lambda s: {method: counts.num_verifications for method, counts in s.verifications.items()},
     ),
+    *CHOICE_LABELLED_COUNTERS,
     *SWAP_LABELLED_COUNTERS,
     *TRANSFER_LABELLED_COUNTERS,
 )
@@ -266,6 +269,7 @@ LABELLED_GAUGES = (
             if counts.num_verifications
         },
     ),
+    *CHOICE_LABELLED_GAUGES,
 )
 
 # Name, meaning, key of EngineStats.histograms; over requests that have ended.

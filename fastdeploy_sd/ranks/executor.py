@@ -7,15 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.engine.block_store import BlockStore
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.ranks.process import DEFAULT_FOLLOWER
 from fastdeploy_sd.ranks.processes import RankProcesses, threads_per_rank
+from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.lead import GroupEnded
 from fastdeploy_sd.worker.rank_group import RankGroup
 
 if TYPE_CHECKING:
+    from fastdeploy_sd.spec_decode.auto_profile import CostProfile
     from fastdeploy_sd.spec_decode.proposer import MakeProposer
     from fastdeploy_sd.worker.kv_identity import KvIdentity
     from fastdeploy_sd.worker.kv_pages import KvPages
@@ -94,19 +97,40 @@ class MultiProcessExecutor:
 def create_executor(config: Config, make_proposer: MakeProposer | None = None) -> KvExecutor:
     """Load the configured model on as many ranks as are configured; see worker.executor.create_executor.
 
+    Where the configured method chooses drafts by their cost, steps are measured, unless a file says what they take.
+
     Raises:
         CheckpointError, ConfigError: the model cannot be loaded as configured.
         InternalError: a rank broke while loading.
     """
     from fastdeploy_sd.worker.executor import create_executor as create_rank  # brings in Paddle
 
-    load = create_rank if make_proposer is None else partial(create_rank, make_proposer=make_proposer)
+    board = StepBoard()
+    load = partial(create_rank, board=board)
+    if make_proposer is not None:
+        load = partial(load, make_proposer=make_proposer)
     size = config.parallel.tensor_parallel_size
-    if size == 1:
-        return load(config)
-    return start_ranks(
-        config, size, lambda c, group: load(c, group=group), config.parallel.rank_timeout_s, DEFAULT_FOLLOWER
+    executor: KvExecutor = (
+        load(config)
+        if size == 1
+        else start_ranks(
+            config, size, lambda c, group: load(c, group=group), config.parallel.rank_timeout_s, DEFAULT_FOLLOWER
+        )
     )
+    if make_proposer is None and METHODS[config.speculative.method].chooses:
+        board.profile = _profile_of(config, executor)
+    return executor
+
+
+def _profile_of(config: Config, executor: KvExecutor) -> CostProfile | None:
+    """What steps cost, for a method that chooses; the executor is shut down where that cannot be found out."""
+    from fastdeploy_sd.worker.cost_file import kept_profile
+
+    try:
+        return kept_profile(config, executor.model_info, executor.execute)
+    except BaseException:
+        executor.shutdown()
+        raise
 
 
 def start_ranks(

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from fastdeploy_sd.errors import InternalError
+from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.types import I32, DraftTokens, RequestId, StepView
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
     from fastdeploy_sd.spec_decode.draft_model import DraftModel
+
+
+def _no_method(name: str) -> Proposer:
+    raise InternalError(f"other_method: expected a router, which has methods, got a request for {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,8 @@ class ProposerContext:
         max_model_len: columns of the token table.
         vocab_size: token ids are below it.
         draft_model: for a method that needs one; None where none is loaded.
+        board: where a method that chooses finds what steps take, and says what it chose.
+        other_method: another method of the server, by name, for one that chooses among them.
         over_ranks: makes a method that runs a model run on all ranks.
     """
 
@@ -29,6 +37,8 @@ class ProposerContext:
     max_model_len: int
     vocab_size: int
     draft_model: DraftModel | None = None
+    board: StepBoard = field(default_factory=StepBoard)
+    other_method: Callable[[str], Proposer] = field(default=_no_method)
     over_ranks: Callable[[Proposer], Proposer] = lambda method: method
 
 

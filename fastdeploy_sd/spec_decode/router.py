@@ -28,7 +28,11 @@ def available_methods(config: SpeculativeConfig) -> tuple[str, ...]:
     """Return what requests may name as their method; a hybrid goes by the name of its first method."""
     if config.method == NAIVE:
         return (NAIVE,)
-    return tuple(method.name for method in METHODS.values() if not method.needs_model or method.name == config.method)
+    return tuple(
+        method.name
+        for method in METHODS.values()
+        if not (method.needs_model or method.chooses) or method.name == config.method
+    )
 
 
 def create_method(name: str, config: SpeculativeConfig, context: ProposerContext) -> Proposer:
@@ -80,7 +84,7 @@ class MethodRouter:
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
-        self._config, self._context = config, context
+        self._config, self._context = config, replace(context, other_method=self._unguarded)
         self._names = available_methods(config)
         self._made: dict[int, Proposer] = {}
         # i8[max_num_seqs], index into _names
@@ -165,6 +169,12 @@ class MethodRouter:
             method = create_method(name, self._config, self._context)
             self._made[index] = DraftGuard(method, METHODS[name].source)
         return self._made[index]
+
+    def _unguarded(self, name: str) -> Proposer:
+        """A method for one that chooses among them, which is guarded itself; requests that name it share it."""
+        method = self._method(self._names.index(name))
+        assert isinstance(method, DraftGuard)
+        return method.method
 
     def _propose_for(self, method: int, x: ProposeInput, is_own: npt.NDArray[np.bool_]) -> tuple[Rows, DraftTokens]:
         """The drafts of one method among several, and the rows they belong to."""

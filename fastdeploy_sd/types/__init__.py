@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I8, I32, I64, U64, Rows, offsets
+from fastdeploy_sd.types.choices import ChoiceReport, Judgement
 from fastdeploy_sd.types.drafts import DraftTokens, LogprobArrays
 from fastdeploy_sd.types.models import ModelInfo, SpeculationInfo
 from fastdeploy_sd.types.requests import (
@@ -39,11 +40,13 @@ __all__ = [
     "I32",
     "I64",
     "U64",
+    "ChoiceReport",
     "DraftCounts",
     "DraftLogprob",
     "DraftSource",
     "DraftTokens",
     "FinishReason",
+    "Judgement",
     "KvSource",
     "LogprobArrays",
     "ModelInfo",

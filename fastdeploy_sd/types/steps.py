@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from fastdeploy_sd.types.arrays import F32, I32, U64
+from fastdeploy_sd.types.choices import ChoiceReport
 from fastdeploy_sd.types.drafts import DraftTokens, LogprobArrays
 from fastdeploy_sd.types.requests import Request, RequestId
 
@@ -149,6 +150,7 @@ class StepResult(StepView):
         failed: requests whose computation broke (non-finite logits, a kernel that refused their row), with what
             `RequestOutput.error` says of it; their rows carry no output.
         timings_ms: e.g. {"batch": .., "forward": .., "verify": .., "draft": ..}.
+        choice: of a drafting method that chooses by itself; None = there is none.
     """
 
     step_id: int
@@ -157,3 +159,4 @@ class StepResult(StepView):
     drafts: DraftTokens
     failed: Mapping[RequestId, tuple[str, str]] = field(default_factory=dict)
     timings_ms: Mapping[str, float] = field(default_factory=dict)
+    choice: ChoiceReport | None = None

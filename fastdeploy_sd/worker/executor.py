@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that imports Paddle)
@@ -24,6 +24,7 @@ from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import available_methods, create_method, create_proposer
+from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker import kv_sizing
@@ -97,13 +98,17 @@ class LocalExecutor:
 
 
 def create_executor(
-    config: Config, make_proposer: MakeProposer = create_proposer, group: RankGroup | None = None
+    config: Config,
+    make_proposer: MakeProposer = create_proposer,
+    group: RankGroup | None = None,
+    board: StepBoard | None = None,
 ) -> LocalExecutor:
     """Load the configured model and allocate its KV cache.
 
     Args:
         make_proposer: makes what drafts; the tests have others than the configured method.
         group: the ranks that this process is the first of; None = it is alone.
+        board: what a drafting method that chooses is told; None = nothing but what steps take.
 
     Raises:
         CheckpointError: the checkpoint or its draft layers are missing, malformed or of an unsupported architecture.
@@ -116,7 +121,8 @@ def create_executor(
     s, table = config.speculative, loaded.table
     lead = None if group.others is None else GroupLead(group.others, group.collectives)
     agree, over_ranks = (lambda: None, lambda method: method) if lead is None else (lead.agree, lead.over_ranks)
-    context = loaded.proposer_context(agree, over_ranks)
+    board = board or StepBoard()
+    context = replace(loaded.proposer_context(agree, over_ranks), board=board)
     proposer = make_proposer(s, context)
     rule = VerifyRule(s.verify_strategy, s.accept_policy, s.max_candidate_len, s.verify_window)
     info = ModelInfo(
@@ -136,7 +142,9 @@ def create_executor(
         ),
         fingerprint=loaded.kv_identity.output_fingerprint(rule),
     )
-    runner = ModelRunner(loaded.forward, loaded.memory, table, proposer, info.speculation, rule, lead, loaded.signals)
+    runner = ModelRunner(
+        loaded.forward, loaded.memory, table, proposer, info.speculation, rule, board, lead, loaded.signals
+    )
     pages = KvPages(loaded.kv.ranks)
     store = open_block_store(config, pages, loaded.kv_identity, loaded.checkpoint, loaded.draft_weights)
     _log_loaded(config, loaded, info, time.perf_counter() - start)
@@ -198,7 +206,7 @@ class _Loaded:
                 agree,
             )
         num_rows = self.memory.limits.num_requests
-        return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, draft_model, over_ranks)
+        return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, draft_model, over_ranks=over_ranks)
 
 
 def _load(config: Config, group: RankGroup) -> _Loaded:

@@ -13,6 +13,7 @@ from fastdeploy_sd.errors import FdsdError, InternalError
 from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, Proposer
+from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import (
     EMPTY_I32,
@@ -51,6 +52,7 @@ class ModelRunner:
         memory: of the steps; what they hand on are views of it.
         speculation: what requests may ask for.
         rule: how drafts are verified.
+        board: what the proposer is told of steps, and what it tells.
         signals: of the forward pass, None = it gives none.
         lead: of the other ranks, if there are any.
     """
@@ -63,11 +65,13 @@ class ModelRunner:
         proposer: Proposer,
         speculation: SpeculationInfo,
         rule: VerifyRule,
+        board: StepBoard,
         lead: Lead | None = None,
         signals: LayerSignals | None = None,
     ) -> None:
         self._forward, self._table, self._proposer = forward, table, DraftGuard(proposer)
         self._speculation, self._lead, self._signals = speculation, lead or Alone(), signals
+        self._board, self._memory = board, memory
         self._batches = BatchBuilder(table, memory)
         self._verifier = Verifier(rule, memory, table.sampling(memory), forward.logits)
         self._draft_inputs = DraftInputs(table, memory, has_target=proposer.num_lookahead_slots > 0)
@@ -123,6 +127,7 @@ class ModelRunner:
             verified = time.perf_counter()
         self._batches.commit()
         self._lead.post(TakeOutput(result.token_ids, result.cu_num_output))
+        self._tell_board(plan, verified - begin)
         drafts = self._propose(plan.request_ids)
         drafted = time.perf_counter()
         return StepResult(
@@ -137,7 +142,14 @@ class ModelRunner:
                 "verify": (verified - computed) * 1e3,
                 "draft": (drafted - verified) * 1e3,
             },
+            choice=self._board.report,
         )
+
+    def _tell_board(self, plan: SchedulerOutput, seconds: float) -> None:
+        b, m = self._board, self._memory
+        b.num_tokens, b.num_requests, b.seconds = m.num_tokens, m.num_requests, seconds
+        # Every row of logits is a request's newest token or a draft; what has none is a part of a prompt.
+        b.num_prompt_tokens = m.num_tokens - m.num_logits
 
     def _take_in(self, plan: SchedulerOutput) -> Mapping[RequestId, Exception]:
         """Let the table and the drafting method know who came and went; returns whom the table refused."""
@@ -146,6 +158,7 @@ class ModelRunner:
         if len(changes.dropped):
             self._proposer.forget(changes.dropped)
         if changes.added:
+            self._board.num_rests = 0
             self._begin(plan, changes.added)
         return changes.refused
 
@@ -170,6 +183,10 @@ class ModelRunner:
 
     def _propose(self, request_ids: tuple[RequestId, ...]) -> DraftTokens:
         if self._speculation.max_draft_tokens == 0:  # so no method keeps a state that this would bring up to date
+            return DraftTokens.none(len(request_ids))
+        if self._board.num_rests > 0:
+            self._board.num_rests -= 1
+            self._board.num_rested += 1
             return DraftTokens.none(len(request_ids))
         try:
             x = self._draft_inputs.build(request_ids)

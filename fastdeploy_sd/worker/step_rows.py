@@ -45,10 +45,12 @@ def merge_results(
     output = DraftTokens.merge(num_rows, outputs)
     num_accepted = np.zeros(num_rows, np.int32)
     timings_ms: dict[str, float] = {}
+    choice = None
     all_failed = dict(failed)
     for rows, part in parts:
         num_accepted[rows] = part.verified.num_accepted
         all_failed |= part.failed
+        choice = part.choice
         for phase, milliseconds in part.timings_ms.items():
             timings_ms[phase] = timings_ms.get(phase, 0.0) + milliseconds
     return StepResult(
@@ -58,4 +60,5 @@ def merge_results(
         DraftTokens.merge(num_rows, drafts),
         all_failed,
         timings_ms,
+        choice,
     )

@@ -39,9 +39,16 @@ OTHER_WAYS = [
 FEW_WAYS = [quick_ways()[1], OTHER_WAYS[1]]
 # So few blocks that requests are preempted even when all their drafts are accepted.
 TIGHT_WAYS = [quick_ways()[3], replace(OTHER_WAYS[1], num_blocks=12)]
-METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mtp-suffix", "mixed"]
+METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mtp-suffix", "mixed", "auto"]
 # Every method on every architecture; on further formats and layouts those that contain the others.
-COLUMNS = [(m, method) for m in MODELS for method in METHODS if m in golden.NAMES or method in ("mtp-suffix", "mixed")]
+COLUMNS = [
+    (m, method)
+    for m in MODELS
+    for method in METHODS
+    if (m in golden.NAMES and method != "auto") or method in {"mtp-suffix", "mixed"}
+]
+# It drafts what two of the other methods do.
+COLUMNS += [(m, "auto") for m in ("demo", "qwen3-tiny", "ernie4_5_moe-tiny")]
 
 
 def check(matrix: Matrix) -> None:

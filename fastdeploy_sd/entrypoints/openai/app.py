@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,6 +12,7 @@ from starlette.responses import Response
 
 from fastdeploy_sd import __version__
 from fastdeploy_sd.config import Config, explain
+from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.openai.enclosure import enclose, routes_of
 from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse
@@ -116,17 +118,28 @@ class _Info:
 
     async def metrics(self) -> Response:
         """Prometheus text; of an engine that does not answer, what it said last."""
-        try:
-            stats: EngineStats | None = await self._client.stats()
-        except Unavailable:
-            stats = self._client.last_stats
-        body, content_type = render_metrics(stats, self._stats.total(), self._client.silence_s)
+        body, content_type = render_metrics(await self._known_stats(), self._stats.total(), self._client.silence_s)
         return Response(body, media_type=content_type)
 
     async def config_info(self) -> Response:
-        """Every option with its effective value and where that came from; secrets are hidden."""
+        """Every option with its effective value and where that came from; secrets are hidden.
+
+        A drafting method that chooses by itself adds, under `speculation`, what it has chosen and why.
+        """
         rows = explain(self._config)
-        return JsonResponse({row.name: {"value": row.value, "origin": row.origin} for row in rows})
+        found = {row.name: {"value": row.value, "origin": row.origin} for row in rows}
+        if METHODS[self._config.speculative.method].chooses:
+            stats = await self._known_stats()
+            if stats is not None and stats.choice is not None:
+                found["speculation"] = {"value": asdict(stats.choice), "origin": "engine"}
+        return JsonResponse(found)
+
+    async def _known_stats(self) -> EngineStats | None:
+        """The engine's statistics; of one that does not answer, what it said last."""
+        try:
+            return await self._client.stats()
+        except Unavailable:
+            return self._client.last_stats
 
     def _model_card(self, name: str) -> dict[str, Any]:
         model = self._client.model_info

@@ -10,7 +10,7 @@ import numpy as np
 from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.spec_decode.auto.cost import StepTimes
 from fastdeploy_sd.spec_decode.auto.offers import OfferingProposer, OfferTable
-from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy, PolicyInput
+from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy, Decision, PolicyInput
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import I32, DraftTokens
 
@@ -27,6 +27,10 @@ class AutoProposer(Proposer):
         cost: what steps take.
         max_num_seqs: table rows 0 .. max_num_seqs - 1.
         max_draft_len: drafts per row at most.
+
+    Attributes:
+        decision: the latest; None before the first.
+        has_offers: whether anything was offered for it.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class AutoProposer(Proposer):
         self._methods = [method for _, method in methods]
         self._cost = cost
         self._offers = OfferTable(len(methods), max_num_seqs, max_draft_len)
+        self.decision: Decision | None = None
+        self.has_offers = False
         self.policy = AutoPolicy(max_num_seqs, max_draft_len, [source for source, _ in methods])
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
@@ -58,7 +64,9 @@ class AutoProposer(Proposer):
             method.offer(x, self._offers.offer(source, num_rows))
         times = self._cost.times(num_rows, num_rows, sum(x.num_tokens.tolist()), sum(x.max_draft_len.tolist()))
         y = PolicyInput(x.table_rows, x.token_table, x.num_tokens, x.max_draft_len, num_rows, times)
-        return self.policy.decide(y, self._offers).drafts
+        self.has_offers = bool(self._offers.planes.cu_num_draft[:, num_rows].any())
+        self.decision = self.policy.decide(y, self._offers)
+        return self.decision.drafts
 
     def forget(self, table_rows: I32) -> None:
         """Forget the table rows in every method and in the policy."""

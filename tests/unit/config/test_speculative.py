@@ -51,15 +51,15 @@ def test_naive_is_accepted_with_what_asks_for_nothing(value: object) -> None:
     [
         (
             {"method": "ngran"},
-            ".method: expected one of naive, ngram, suffix, mtp, got 'ngran' (did you mean 'ngram'?)",
+            ".method: expected one of naive, ngram, suffix, mtp, auto, got 'ngran' (did you mean 'ngram'?)",
         ),
-        ({"method": 1}, ".method: expected one of naive, ngram, suffix, mtp, got 1"),
-        ({"method": None}, ".method: expected one of naive, ngram, suffix, mtp, got null"),
-        ({}, ".method: expected one of naive, ngram, suffix, mtp, got nothing"),
-        ({"num_speculative_tokens": 3}, ".method: expected one of naive, ngram, suffix, mtp, got nothing"),
+        ({"method": 1}, ".method: expected one of naive, ngram, suffix, mtp, auto, got 1"),
+        ({"method": None}, ".method: expected one of naive, ngram, suffix, mtp, auto, got null"),
+        ({}, ".method: expected one of naive, ngram, suffix, mtp, auto, got nothing"),
+        ({"num_speculative_tokens": 3}, ".method: expected one of naive, ngram, suffix, mtp, auto, got nothing"),
         (
             {"method": "eagle"},
-            ".method: 'eagle' is not supported yet in this version (only naive, ngram, suffix, mtp are)",
+            ".method: 'eagle' is not supported yet in this version (only naive, ngram, suffix, mtp, auto are)",
         ),
         ({"method": "DRAFT_MODEL"}, ".method: 'draft_model' is not supported yet in this version (only naive, "),
         (

@@ -106,7 +106,7 @@ def test_a_section_checks_its_fields_when_constructed() -> None:
 # ---- rules between keys ---------------------------------------------------------------------------------------------
 
 MTP = "method mtp"
-DRAFTING = "method ngram, suffix or mtp"
+DRAFTING = "method ngram, suffix, mtp or auto"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fastdeploy_sd.engine.stats import EngineStats, Histogram, SourceCounts
 from fastdeploy_sd.engine.swap_stats import SwapStats
 from fastdeploy_sd.engine.transfer_stats import TransferStats, WayStats
 from fastdeploy_sd.metrics import HttpStats, ProcessStats, RedisStats, SharedStats, render_metrics
-from fastdeploy_sd.types import DraftCounts, SpeculationInfo
+from fastdeploy_sd.types import ChoiceReport, DraftCounts, Judgement, SpeculationInfo
 from tests.doubles.engines import run_to_end, toy_config, toy_info, toy_request
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -77,6 +77,13 @@ STATS = EngineStats(
     },
     speculation=SpeculationInfo("mtp", ("naive", "mtp"), 4, 2, lossy=True),
     timings_ms={"forward": 1500.0},
+    choice=ChoiceReport(
+        gain=1.25,
+        num_steps={"drafts": 7, "low_gain": 2},
+        predicted_s=2.0,
+        measured_s=3.0,
+        judgements={"suffix": Judgement(8, 5.5, 6, 1.0), "ngram": Judgement()},
+    ),
     num_running=3,
     num_waiting=2,
     num_preempted_waiting=1,
@@ -283,3 +290,16 @@ def test_http_counts_are_told_with_and_without_an_engine() -> None:
         assert {(s.labels["route"], s.labels["status"], s.labels["error"]): s.value for s in requests} == http.requests
         assert families["fastdeploy_sd:engine_silence_seconds"].samples[0].value == 1.5
         assert ("fastdeploy:requests_number" in families) is (stats is not None)
+
+
+def test_what_a_method_that_chooses_has_chosen() -> None:
+    samples, name = _samples(STATS), "fastdeploy_sd:spec_decode"
+    assert _value(samples, f"{name}_gain") == 1.25
+    assert _value(samples, f"{name}_step_time_ratio") == 1.5
+    assert _value(samples, f"{name}_choices_total", choice="low_gain") == 2
+    assert _value(samples, f"{name}_scored_drafts_total", source="suffix") == 8
+    assert _value(samples, f"{name}_expected_right_drafts_total", source="suffix") == 5.5
+    assert _value(samples, f"{name}_right_drafts_total", source="suffix") == 6
+    assert _value(samples, f"{name}_brier_score", source="suffix") == 0.125
+    assert (f"{name}_brier_score", (("source", "ngram"),)) not in samples
+    assert not any(key.startswith((f"{name}_gain", f"{name}_choices_")) for key, _ in _samples(EngineStats()))

@@ -1,0 +1,166 @@
+"""The method `auto` of a server: the policy, told what steps really take, and kept from costing more than it brings.
+
+Where nothing is worth drafting it is not even asked in most steps, so that these cost what plain decoding costs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from fastdeploy_sd.draft_methods import METHODS
+from fastdeploy_sd.spec_decode.auto.cost import F64, CostModel, LinearCost
+from fastdeploy_sd.spec_decode.auto.guard import Guard
+from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
+from fastdeploy_sd.spec_decode.step_board import StepBoard
+from fastdeploy_sd.types import I32, ChoiceReport, DraftTokens, Judgement
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.config import SpeculativeConfig
+
+logger = logging.getLogger(__name__)
+
+# What a draft costs of a one-row step where nothing was measured.
+_UNMEASURED_COST = 0.1
+_MAX_NUM_ROWS = 4096
+# Steps that nothing is asked in, after one in which nothing was worth drafting: more each time, this many at most.
+_LONGEST_REST = 8
+_STEPS_PER_REPORT = 32
+_SECONDS_PER_LOG_LINE = 60.0
+_DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER = "drafts", "low_gain", "load", "request", "no_drafter"
+_COMPARISON = "comparison"
+
+
+class _NextStep:
+    """What the next step takes, whatever else than the rows that are drafted for is in it."""
+
+    def __init__(self, board: StepBoard) -> None:
+        self._board = board
+        self.model: CostModel | None = None
+        self._unmeasured = LinearCost(_UNMEASURED_COST)
+
+    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int, max_drafts: int) -> F64:
+        """See StepTimes.times. Prompts under way go on with parts as long, and other requests with their tokens."""
+        b, cost = self._board, self.model or self._unmeasured
+        num_others = b.num_requests - num_requests
+        others = b.num_prompt_tokens + num_others
+        return cost.times(num_rows + others, num_requests + num_others, num_kv_tokens, max_drafts)
+
+
+class AutoMethod(Proposer):
+    """Chooses among the server's methods that need no model, by request and step; see AutoPolicy.
+
+    Args:
+        config: `num_speculative_tokens` bounds the drafts of a request and step.
+        context: its other methods draft; its board says what steps take.
+    """
+
+    def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
+        drafters = [m for m in METHODS.values() if m.source is not None and not m.needs_model]
+        methods = [(m.source, cast(OfferingMethod, context.other_method(m.name))) for m in drafters if m.source]
+        self._board, self._times, self._guard = context.board, _NextStep(context.board), Guard()
+        self._auto = AutoProposer(methods, self._times, context.max_num_seqs, config.num_speculative_tokens)
+        self._num_steps = dict.fromkeys((_DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER, _COMPARISON), 0)
+        self._choice = _REQUEST
+        self._rest = self._num_unreported = 0
+        self._predicted_s = self._total_predicted_s = self._total_measured_s = 0.0
+        self._draft_s = 0.0
+        self._rows: I32 | None = None
+        self._num_tokens = 0
+        self._next_log = time.monotonic() + _SECONDS_PER_LOG_LINE
+        self._board.report = ChoiceReport()
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Begin the requests in every method and in the policy."""
+        self._auto.begin(requests)
+
+    def forget(self, table_rows: I32) -> None:
+        """Forget the table rows in every method and in the policy."""
+        self._auto.forget(table_rows)
+
+    def close(self) -> None:
+        """The methods are the server's, which closes them."""
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        """Return the drafts that are worth their time; see AutoProposer.propose."""
+        begin = time.perf_counter()
+        self._observe(x)
+        drafts, self._choice = self._choose(x)
+        self._num_steps[self._choice] += 1
+        if self._choice in {_DRAFTS, _COMPARISON}:
+            self._rest = 0
+        elif self._is_alone(x):
+            self._rest = self._board.num_rests = min(2 * self._rest + 1, _LONGEST_REST)
+        self._num_unreported += 1
+        if self._num_unreported >= _STEPS_PER_REPORT:
+            self._report()
+        self._draft_s = time.perf_counter() - begin
+        return drafts
+
+    def _is_alone(self, x: ProposeInput) -> bool:
+        """Whether the step had these rows only, and no parts of prompts."""
+        return self._board.num_requests == len(x.table_rows) and self._board.num_prompt_tokens == 0
+
+    def _choose(self, x: ProposeInput) -> tuple[DraftTokens, str]:
+        none, num_requests = DraftTokens.none(len(x.table_rows)), self._board.num_requests
+        self._predicted_s = 0.0
+        if not x.max_draft_len.any():
+            return none, _REQUEST
+        if not self._guard.allows_drafts(num_requests):
+            return none, _LOW_GAIN if self._guard.is_off(num_requests) else _COMPARISON
+        drafts = self._auto.propose(x)
+        decision = self._auto.decision
+        if self._times.model is not None and decision is not None:
+            self._predicted_s = float(decision.time * self._times.model.speed) / 1e3
+        if len(drafts.token_ids):
+            return drafts, _DRAFTS
+        if not self._auto.has_offers:
+            return drafts, _NO_DRAFTER
+        # The best of drafts brings one token: with so many others in the step that cannot be worth a row.
+        times = self._times.times(len(x.table_rows), len(x.table_rows), int(x.num_tokens.sum()), 1)
+        is_loaded = len(times) == 1 or times[1] / times[0] - 1 >= 1 / num_requests
+        return drafts, _LOAD if is_loaded else _LOW_GAIN
+
+    def _observe(self, x: ProposeInput) -> None:
+        """Learn from the step that is over."""
+        b, num_tokens = self._board, sum(x.num_tokens.tolist())
+        if b.profile is not None and self._times.model is None:
+            self._times.model = CostModel(b.profile, _MAX_NUM_ROWS)
+        num_rested, b.num_rested = b.num_rested, 0
+        self._num_steps[self._choice] += num_rested
+        self._num_unreported += num_rested
+        num_drafts, num_new = b.num_tokens - b.num_prompt_tokens - b.num_requests, 0
+        if self._is_alone(x):
+            if self._times.model is not None:
+                self._times.model.observe(b.num_tokens, b.num_requests, num_tokens, b.seconds * 1e3)
+                if self._predicted_s and not num_rested:
+                    self._total_predicted_s += self._predicted_s
+                    self._total_measured_s += b.seconds
+            if num_rested:
+                num_new = b.num_requests  # only the last of these steps is known
+            elif self._rows is not None and np.array_equal(self._rows, x.table_rows):
+                num_new = num_tokens - self._num_tokens
+        self._guard.observe(b.num_requests, num_new, max(num_drafts, 0), b.seconds + self._draft_s * (num_drafts > 0))
+        self._rows, self._num_tokens = x.table_rows.copy(), num_tokens
+
+    def _report(self) -> None:
+        self._num_unreported = 0
+        reason = "" if self._choice == _DRAFTS else self._choice
+        judged = {
+            source.name.lower(): Judgement(s.num_scored, s.expected, s.observed, s.squared_error)
+            for source, s in self._auto.policy.stats().items()
+        }
+        self._board.report = ChoiceReport(
+            self._guard.gain, reason, dict(self._num_steps), self._total_predicted_s, self._total_measured_s, judged
+        )
+        now = time.monotonic()
+        if now >= self._next_log:
+            self._next_log = now + _SECONDS_PER_LOG_LINE
+            counts = ", ".join(f"{name} {count}" for name, count in self._num_steps.items() if count)
+            gain = f"{self._guard.gain:.2f} times plain decoding" if self._guard.gain else "not known yet"
+            logger.info("method auto: gain %s; steps by choice: %s", gain, counts)

@@ -1,0 +1,32 @@
+"""What a worker and a drafting method that chooses tell each other beside the drafts. Knows neither."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastdeploy_sd.spec_decode.auto_profile import CostProfile
+from fastdeploy_sd.types import ChoiceReport
+
+
+@dataclass(slots=True)
+class StepBoard:
+    """One per worker; written in every step. Methods that do not choose neither read nor write it.
+
+    Attributes:
+        num_tokens, num_requests: that the model ran in the step just verified, drafts and parts of prompts included.
+        num_prompt_tokens: of them in parts of prompts.
+        seconds: what the step took, drafting left out.
+        profile: measured times of steps; None = not measured.
+        num_rests: so many steps from now on need not be drafted in; the worker counts down, and up in
+            num_rested. A new request ends that.
+        report: what the method made of the steps so far; None = no method chooses.
+    """
+
+    num_tokens: int = 0
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    seconds: float = 0.0
+    profile: CostProfile | None = None
+    num_rests: int = 0
+    num_rested: int = 0
+    report: ChoiceReport | None = None

@@ -1,0 +1,67 @@
+"""A server whose drafting chooses by itself: the same bytes whatever requests ask for, and it says what it chose."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.server_process import running_server
+
+TIMEOUT_S = 120.0
+PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n    return a + b\n\n\ndef add(a"
+AUTO = json.dumps({"method": "auto"})
+
+
+def complete(url: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    body = {"prompt": PROMPT, "max_tokens": 160, "temperature": 0, **more}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT_S)
+    assert answer.status_code == 200, answer.text
+    [choice] = answer.json()["choices"]
+    return choice["text"], choice.get("speculate_metrics") or {}
+
+
+def samples(url: str) -> dict[tuple[str, str], float]:
+    """Name and value of the only label -> value."""
+    text = httpx.get(f"{url}/metrics", timeout=TIMEOUT_S).text
+    return {
+        (sample.name.removeprefix("fastdeploy_sd:"), next(iter(sample.labels.values()), "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_it_drafts_as_requests_allow_and_tells_what_it_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FDSD_CACHE_DIR", str(tmp_path))
+    arguments = ["--model", "demo", "--num-threads", "1", "--speculative-config", AUTO]
+    with running_server(*arguments) as server:
+        plain, nothing = complete(server.url, speculation={"enabled": False})
+        assert not nothing or nothing["accepted_tokens"] == 0
+        for _ in range(4):
+            text, metrics = complete(server.url)
+            assert text == plain
+        assert metrics["accepted_tokens"] > 40
+        assert metrics["average_accept_length"] > 2
+        for forced in ({"method": "suffix", "num_speculative_tokens": 2}, {"method": "ngram"}):
+            assert complete(server.url, speculation=forced)[0] == plain
+        assert complete(server.url, speculation={"num_speculative_tokens": 1})[0] == plain
+        found = samples(server.url)
+        assert found["spec_decode_choices_total", "drafts"] > 0
+        assert found["spec_decode_scored_drafts_total", "ngram"] > 40
+        assert found["spec_decode_right_drafts_total", "suffix"] > 40
+        assert 0 <= found["spec_decode_brier_score", "ngram"] < 0.25
+        assert found["spec_decode_step_time_ratio", ""] > 0
+        info = httpx.get(f"{server.url}/config-info", timeout=TIMEOUT_S).json()
+        assert info["speculation"]["value"]["num_steps"]["drafts"] > 0
+        assert info["speculation"]["value"]["judgements"]["suffix"]["observed"] > 40
+        refused = httpx.post(
+            f"{server.url}/v1/completions", json={"prompt": "x", "speculation": {"method": "mtp"}}, timeout=TIMEOUT_S
+        )
+        assert refused.status_code == 400
+        assert "expected one of naive, ngram, suffix, auto" in refused.json()["error"]["message"]
+        assert server.stop() == 0
+    assert "costs of steps: measured in" in "".join(server.log)

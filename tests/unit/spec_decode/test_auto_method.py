@@ -1,0 +1,149 @@
+"""The method `auto` of a server: what it learns from steps, when it rests, and what it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.draft_methods import METHODS
+from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
+from fastdeploy_sd.spec_decode.router import MethodRouter, available_methods
+from fastdeploy_sd.types import DraftTokens
+
+NUM_SEQS, MAX_LEN, VOCAB, K = 4, 512, 1000, 6
+PHRASE = [11, 12, 13, 14, 15, 16, 17, 18]
+
+
+class Server:
+    """A router over `auto`, driven as a worker does: one row per request, each of which says its text to the end."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], num_prompt: int = 24, methods: Sequence[str] = ()) -> None:
+        self.texts = texts
+        self.context = ProposerContext(NUM_SEQS, MAX_LEN, VOCAB)
+        self.router = MethodRouter(SpeculativeConfig(method="auto", num_speculative_tokens=K), self.context)
+        self.board = self.context.board
+        self.table = np.zeros((NUM_SEQS, MAX_LEN), np.int32)
+        self.num_tokens = [num_prompt] * len(texts)
+        self.drafts = [0] * len(texts)
+        self.asked = 0
+        names = methods or [""] * len(texts)
+        for row, text in enumerate(texts):
+            self.table[row, :num_prompt] = text[:num_prompt]
+        self.router.begin([DraftRequest(f"r{i}", i, num_prompt, num_prompt, method=m) for i, m in enumerate(names)])
+
+    def step(self, num_steps: int = 1, limit: int = K, row_s: float = 1e-4) -> None:
+        """Run steps that take 1 ms and `row_s` more for each draft; right drafts are accepted."""
+        for _ in range(num_steps):
+            num_drafts = sum(self.drafts)
+            self.board.num_tokens, self.board.num_requests = len(self.texts) + num_drafts, len(self.texts)
+            self.board.seconds = 1e-3 + row_s * num_drafts
+            if self.board.num_rests > 0:
+                self.board.num_rests -= 1
+                self.board.num_rested += 1
+                drafts = DraftTokens.none(len(self.texts))
+            else:
+                drafts = self.router.propose(self._input(limit))
+                self.asked += 1
+            for row, text in enumerate(self.texts):
+                guess, n = drafts.row(row).tolist(), self.num_tokens[row]
+                rest = list(text[n : n + len(guess) + 1])
+                num_right = next((i for i, token_id in enumerate(guess) if token_id != rest[i]), len(guess))
+                self.table[row, n : n + num_right + 1] = rest[: num_right + 1]
+                self.num_tokens[row] += num_right + 1
+            self.drafts = np.diff(drafts.cu_num_draft).tolist()
+
+    def _input(self, limit: int) -> ProposeInput:
+        rows = np.arange(len(self.texts), dtype=np.int32)
+        num_tokens = np.array(self.num_tokens, np.int32)
+        limits = np.full(len(self.texts), limit, np.int32)
+        return ProposeInput(tuple(f"r{r}" for r in rows), rows, self.table, num_tokens, limits)
+
+
+def repeated(count: int = MAX_LEN) -> list[int]:
+    return (PHRASE * count)[:count]
+
+
+def random_text(count: int = MAX_LEN, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).permutation(VOCAB)[:count].tolist()
+
+
+def test_what_repeats_is_drafted_at_length_and_counted() -> None:
+    server = Server([repeated()])
+    server.step(60)
+    assert server.num_tokens[0] > 24 + 60 * 4
+    report = server.board.report
+    assert report is not None
+    assert report.num_steps["drafts"] > 20
+    assert report.judgements["ngram"].observed > 20
+    assert report.judgements["suffix"].num_scored >= report.judgements["suffix"].observed > 20
+
+
+def test_where_nobody_knows_anything_most_steps_do_not_ask() -> None:
+    server = Server([random_text()])
+    server.step(200)
+    assert server.num_tokens[0] == 24 + 200
+    assert server.asked < 40
+    server.step(40)
+    assert server.board.report is not None
+    assert server.board.report.num_steps["no_drafter"] > 150
+    assert server.board.report.reason == "no_drafter"
+
+
+def test_a_text_that_begins_to_repeat_is_noticed_within_a_rest() -> None:
+    server = Server([random_text(200) + repeated(300)])
+    server.step(200 - 24)
+    before = server.num_tokens[0]
+    server.step(50)
+    assert server.num_tokens[0] - before > 120
+
+
+def test_dear_drafts_are_left_out_as_soon_as_their_price_is_known() -> None:
+    server = Server([repeated()])
+    steps = [StepSample(rows, 1, 8, 1.0 + 2.0 * (rows - 1)) for rows in (1, 2, 8)]
+    server.board.profile = CostProfile({}, {}, tuple(steps))
+    server.step(100, row_s=2e-3)
+    assert server.num_tokens[0] == 24 + 100
+    server.step(100, row_s=2e-3)
+    assert server.board.report is not None
+    assert server.board.report.num_steps["load"] > 50
+
+
+def test_the_predicted_time_is_what_steps_take() -> None:
+    server = Server([repeated(), repeated()])
+    steps = [StepSample(rows, 1, 8, 1.0 + 0.1 * (rows - 1)) for rows in (1, 2, 8, 40)]
+    server.board.profile = CostProfile({}, {}, tuple(steps))
+    server.step(35)
+    report = server.board.report
+    assert report is not None
+    assert report.predicted_s > 0
+    assert report.measured_s == pytest.approx(report.predicted_s, rel=0.25)
+
+
+def test_requests_that_allow_none_get_none() -> None:
+    server = Server([repeated()])
+    server.step(100, limit=0)
+    server.step(100, limit=0)
+    assert server.num_tokens[0] == 24 + 200
+    assert server.board.report is not None
+    assert server.board.report.num_steps["request"] > 90
+
+
+def test_a_request_that_names_a_method_gets_it_whatever_is_worth_its_time() -> None:
+    server = Server([repeated(), random_text()], methods=["suffix", ""])
+    steps = [StepSample(rows, 1, 8, 1.0 + 5.0 * (rows - 1)) for rows in (1, 2, 8)]
+    server.board.profile = CostProfile({}, {}, tuple(steps))
+    server.step(60, row_s=5e-3)
+    assert server.num_tokens[0] > 24 + 60 * 4
+    assert server.num_tokens[1] == 24 + 60
+
+
+def test_auto_is_there_only_where_it_is_configured() -> None:
+    assert available_methods(SpeculativeConfig(method="auto", num_speculative_tokens=4)) == (
+        "naive", "ngram", "suffix", "auto",
+    )  # fmt: skip
+    assert "auto" not in available_methods(SpeculativeConfig(method="suffix", num_speculative_tokens=4))
+    assert METHODS["auto"].source is None

@@ -41,7 +41,8 @@ MODELS: Mapping[str, Sequence[str]] = {
     "0.6b-wint8": ("--model", _SHAPE, "--quantization", "wint8"),
     "0.6b-wint4": ("--model", _SHAPE, "--quantization", "wint4"),
 }
-FIXED = ("ngram-2", "ngram-5", "suffix-3", "suffix-8", "mtp-1", "mtp-3")
+_FIXED = ("ngram-2", "ngram-5", "suffix-3", "suffix-8", "mtp-1", "mtp-3")
+SETTINGS = (*_FIXED, *(method.name for method in draft_methods.METHODS.values() if method.chooses))
 _SERVED = "--served"
 _SETTING = re.compile(r"(?P<method>.+?)(?:-(?P<drafts>[1-9]\d*))?")
 # Beyond prompt and output: what drafts of the last step may take.
@@ -66,8 +67,8 @@ def main(argv: Sequence[str]) -> int:
         "the engine's (--num-threads, --kv-cache-dtype, ...)",
     )
     command.some("--models", MODELS, "(default: all)", tuple(MODELS))
-    text = f"METHOD or METHOD-DRAFTS each, of the methods {', '.join(METHODS)} (default: {' '.join(FIXED)})"
-    command.add_argument("--settings", nargs="+", default=list(FIXED), metavar="SETTING", help=text)
+    text = f"METHOD or METHOD-DRAFTS each, of the methods {', '.join(METHODS)} (default: {' '.join(SETTINGS)})"
+    command.add_argument("--settings", nargs="+", default=list(SETTINGS), metavar="SETTING", help=text)
     command.number("--batch-sizes", (1, 2, 4, 8, 16, 32), "requests at once")
     command.some("--workloads", WORKLOADS, "(default: all)", WORKLOADS)
     command.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling (default: 0)")
@@ -118,8 +119,7 @@ def read_settings(names: Sequence[str]) -> dict[str, SpeculativeConfig]:
 
 def fixed_settings(settings: Mapping[str, SpeculativeConfig]) -> set[str]:
     """Return the names of those that draft by the same method in every step; the others choose between methods."""
-    sources = {name: draft_methods.METHODS[setting.method].source for name, setting in settings.items()}
-    return {name for name, source in sources.items() if name == NAIVE or source is not None}
+    return {name for name, setting in settings.items() if not draft_methods.METHODS[setting.method].chooses}
 
 
 def _measure(

@@ -31,6 +31,7 @@ from benchmarks.processes import running_server
 from benchmarks.progress import Progress
 from benchmarks.prompts import WORKLOADS, make_prompts
 from benchmarks.record import Record, config_json
+from fastdeploy_sd import draft_methods
 from fastdeploy_sd.config import Config, load_config
 from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
@@ -38,6 +39,7 @@ from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import ConfigError, Unavailable
 
 KIND = "auto-served"
+_SETTING = next(method.name for method in draft_methods.METHODS.values() if method.chooses)
 _LOADS = (20, 50, 80, 100, 120, 150)
 _JUMPS = (0.2, 1.2)
 _NEIGHBOUR_LOAD = 0.5
@@ -80,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
         "Compare a server that drafts with one that does not over HTTP, in turns, from idle to overload.",
         "the servers' (--model, --max-num-seqs, --num-threads, ...)",
     )
-    command.some("--setting", METHODS, "the method (default: ngram)", ("ngram",))
+    command.some("--setting", METHODS, f"the method (default: {_SETTING})", (_SETTING,))
     command.number("--drafts", None, "per request and step at most (default: the method's)")
     command.number("--loads", _LOADS, "percent of what the plain server can do")
     command.number("--seconds", 20, "of a turn, and of a jump")

@@ -16,22 +16,30 @@ from fastdeploy_sd.errors import ConfigError
 _NUM_DRAFTS = {"ngram": 5, "suffix": 8}
 _NUM_MODEL_DRAFTS, _NUM_EXTENDED_DRAFTS = 3, 2
 _DRAFTING = [method for method in draft_methods.METHODS.values() if method.source is not None]
-METHODS: Mapping[str, Mapping[str, Any]] = {
-    method.name: {
-        "method": method.name,
-        "num_speculative_tokens": _NUM_DRAFTS.get(method.name, _NUM_MODEL_DRAFTS),
+METHODS: Mapping[str, Mapping[str, Any]] = (
+    {
+        method.name: {
+            "method": method.name,
+            "num_speculative_tokens": _NUM_DRAFTS.get(method.name, _NUM_MODEL_DRAFTS),
+        }
+        for method in _DRAFTING
     }
-    for method in _DRAFTING
-} | {
-    f"{method.name}-{extension}": {
-        "method": method.name,
-        "mtp_strategy": strategy,
-        "num_model_steps": _NUM_EXTENDED_DRAFTS,
-        "num_speculative_tokens": _NUM_DRAFTS[extension],
+    | {
+        method.name: {"method": method.name, "num_speculative_tokens": method.default_num_drafts}
+        for method in draft_methods.METHODS.values()
+        if method.chooses
     }
-    for method in _DRAFTING
-    for strategy, extension in method.extensions.items()
-}
+    | {
+        f"{method.name}-{extension}": {
+            "method": method.name,
+            "mtp_strategy": strategy,
+            "num_model_steps": _NUM_EXTENDED_DRAFTS,
+            "num_speculative_tokens": _NUM_DRAFTS[extension],
+        }
+        for method in _DRAFTING
+        for strategy, extension in method.extensions.items()
+    }
+)
 _NO_FILES: Mapping[str, Any] = {m.file_key: None for m in draft_methods.METHODS.values() if m.file_key}
 BOUNDS = ("accept_all", "reject_all")
 

@@ -13,7 +13,6 @@ from benchmarks.auto_report import auto_table, save_plot
 from benchmarks.interleaved import Turns, cell_metrics, run_in_turns
 from benchmarks.record import Record
 from benchmarks.speculation_run import Case
-from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
@@ -88,7 +87,8 @@ def test_settings() -> None:
         ("mtp-ngram-4", "mtp-ngram", 4),
     ]
     assert auto.fixed_settings(settings) == set(settings)
-    assert auto.fixed_settings({"naive": SpeculativeConfig()}) == {NAIVE}
+    chosen = auto.read_settings(auto.SETTINGS)
+    assert set(chosen) - auto.fixed_settings(chosen) == {"auto"}
     for wrong in ("eagle-3", "ngram-0", "ngram-", NAIVE):
         with pytest.raises(ConfigError, match=f"settings: expected one of ngram, .*, got '{wrong}'"):
             auto.read_settings([wrong])
@@ -133,10 +133,11 @@ def test_one_cell_of_the_bundled_model(
     monkeypatch.setattr(auto, "OUTPUT_DIR", tmp_path)
     sizes = ["--batch-sizes", "2", "--output-len", "32", "--turn-len", "4", "--repeats", "1", "--temperature", "0.8"]
     one_thread = ["--cpu-time", "--num-threads", "1"]
-    settings = ["--settings", "ngram-2", "mtp-1", "--workloads", "random"]
+    settings = ["--settings", "ngram-2", "mtp-1", "auto", "--workloads", "random"]
     assert auto.main(["--models", "demo", *settings, *sizes, *one_thread, "--out", str(tmp_path / "out")]) == 0
     [found] = Record.load_all(tmp_path / "out")
-    assert list(found.metrics["settings"]) == [NAIVE, "ngram-2", "mtp-1"]
+    assert list(found.metrics["settings"]) == [NAIVE, "ngram-2", "mtp-1", "auto"]
+    assert list(found.metrics["over_best"]) == ["auto"]
     assert found.metrics["has_same_tokens"] is True
     assert found.metrics["settings"]["mtp-1"]["acceptance_length"] > 1
     assert (tmp_path / "out" / "auto.md").read_text() == capsys.readouterr().out

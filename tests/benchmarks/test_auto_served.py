@@ -62,9 +62,9 @@ def test_two_servers_take_turns(
     assert set(records) == {"20 %", "jumping", "neighbour"}
     for record in records.values():
         assert record.metrics["num_failed"] == 0
-        assert set(record.repeats[0]) == {NAIVE, "ngram"}
+        assert set(record.repeats[0]) == {NAIVE, "auto"}
         assert all(found["num_complete"] >= 1 for found in record.repeats[0].values())
         assert record.metrics["tpot_p50"]["ratio"] > 0
-    assert capsys.readouterr().out.count("| ngram |") == 3
+    assert capsys.readouterr().out.count("| auto |") == 3
     with pytest.raises(ConfigError, match="setting: expected one method, got ngram, suffix"):
         auto.main(["--served", "--setting", "ngram", "suffix"])

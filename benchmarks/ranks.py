@@ -137,8 +137,8 @@ def measure_plans(sizes: Sequence[tuple[int, int]], num_steps: int) -> list[Plan
     Raises:
         FdsdError: the other rank did not start, or ended.
     """
-    config = Config(ModelConfig("none"), parallel=ParallelConfig(tensor_parallel_size=2))
-    others = RankProcesses(config, 2, _FOLLOWER, _TIMEOUT_S)
+    parallel = ParallelConfig(tensor_parallel_size=2, rank_timeout_s=_TIMEOUT_S)
+    others = RankProcesses(Config(ModelConfig("none"), parallel=parallel), _FOLLOWER)
     try:
         others.wait_ready()
         lead = GroupLead(others, others.communicator)

@@ -69,12 +69,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "placement": set(),
     "splitwise": VALUES | {"config", "engine.transfer_stats", "ipc.codec", "ipc.packing", "runtime.checksum"},
     "ranks": VALUES
-    | {"config", "engine.block_store", "engine.executor", "ipc", "parallel", "runtime.library", "spec_decode.proposer"}
-    | {"spec_decode.auto_profile", "spec_decode.step_board", "worker"},
+    | {"checkpoint", "config", "engine.block_store", "engine.executor", "ipc", "parallel", "runtime.library"}
+    | {"spec_decode.auto_profile", "spec_decode.proposer", "spec_decode.step_board"}
+    | {"splitwise.secret", "splitwise.sockets", "worker"},
     "redis_scheduler": VALUES | {"config", "ipc", "metrics", "placement", "splitwise.secret"},
     "fleet": VALUES | {"ipc.codec", "ipc.packing"},
     "entrypoints": VALUES
-    | {"config", "ipc", "metrics", "engine.stats", "fleet", "redis_scheduler", "splitwise.secret"},
+    | {"config", "ipc", "metrics", "engine.stats", "fleet", "ranks.node", "redis_scheduler", "splitwise.secret"},
     "router": VALUES
     | {"config", "entrypoints", "fleet", "ipc.child", "ipc.codec", "ipc.packing"}
     | {"log_lines", "metrics", "placement", "splitwise.secret"},

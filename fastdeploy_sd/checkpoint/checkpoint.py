@@ -116,6 +116,15 @@ class Checkpoint:
         files = {file.path.name: file.identity() for file in self._open_files}
         return {"config": hashlib.blake2b(json.dumps(self.config).encode(), digest_size=16).hexdigest(), "files": files}
 
+    def content(self) -> dict[str, Any]:
+        """Return `identity` but for the names and times of the files, which a copy may not have."""
+        identity = self.identity()
+        files = identity["files"].values()
+        return {
+            "config": identity["config"],
+            "files": [{name: value for name, value in file.items() if name != "mtime_ns"} for file in files],
+        }
+
     def is_unchanged(self) -> bool:
         """Whether the files of the tensors are still those that were opened."""
         return all(file.is_unchanged() for file in self._open_files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 
 
 def is_this_machine(host: str) -> bool:
@@ -23,3 +24,14 @@ def is_wildcard(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return host == ""
+
+
+def is_bindable(address: str) -> bool:
+    """Whether a numeric address is one of this machine's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent, and nobody can connect
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

@@ -43,7 +43,7 @@ SAME_MEANING: Mapping[str, Foreign] = {
     "alias": Foreign(LLAMA_CPP, "served_model_name"),
 }
 
-_ONE_PROCESS = "nothing: one process computes the model, on one machine"
+_RANKS = "tensor_parallel_size, and ips for several hosts"
 _CPU = "nothing: there is no GPU"
 _ALWAYS = "nothing: it is always so"
 _METHOD = "speculative_config.method"
@@ -58,9 +58,9 @@ _IN_REQUESTS = "a field of the request"
 
 # Name -> what a user of it is told. None of these is accepted.
 OTHER_MEANING: Mapping[str, Foreign] = {
-    "pipeline_parallel_size": Foreign(VLLM, _ONE_PROCESS),
-    "pp": Foreign(VLLM, _ONE_PROCESS),
-    "distributed_executor_backend": Foreign(VLLM, _ONE_PROCESS),
+    "pipeline_parallel_size": Foreign(VLLM, _RANKS),
+    "pp": Foreign(VLLM, _RANKS),
+    "distributed_executor_backend": Foreign(VLLM, _RANKS),
     "trust_remote_code": Foreign(VLLM, "nothing: code of a checkpoint is never run"),
     "kv_cache_memory_bytes": Foreign(VLLM, "kv_cache_memory_gb"),
     "cpu_offload_gb": Foreign(VLLM, _CPU),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
+from fastdeploy_sd.config.addresses import is_bindable
 from fastdeploy_sd.config.option import Spec, option, verify_fields
+from fastdeploy_sd.errors import ConfigError
+
+_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,5 +34,79 @@ class ParallelConfig:
         ),
     )
 
+    ips: tuple[str, ...] = option(
+        (),
+        Spec(
+            "Numeric addresses of the hosts (nodes) that share the ranks, with commas; the first one serves HTTP, and"
+            " the others report there. The same command is started on each. none: one host.",
+            comma_separated=True,
+        ),
+    )
+    node_rank: int | None = option(
+        None, Spec("This host's place in `ips`, from 0; none: it is found by its address.", minimum=0)
+    )
+    node_port: int = option(
+        8010,
+        Spec(
+            "TCP port of the first of `ips` at which the others report; the next port carries what ranks exchange"
+            " inside a step.",
+            minimum=1,
+            maximum=_MAX_PORT - 1,
+        ),
+    )
+    node_timeout_s: float = option(
+        300.0, Spec("Seconds in which all of `ips` must have reported at start.", name="timeout_nodes", minimum=1)
+    )
+
     def __post_init__(self) -> None:
         verify_fields(self, "parallel")
+        hosts = [_address(text) for text in self.ips]
+        if len(set(hosts)) != len(hosts):
+            raise _error("ips", "every address once", ",".join(self.ips))
+        if len({host.is_loopback for host in hosts}) > 1:
+            raise _error("ips", "addresses that all hosts can reach", ",".join(self.ips))
+        if self.node_rank is not None and self.node_rank >= self.num_nodes:
+            raise _error("node_rank", f"a number up to {self.num_nodes - 1}, as ips has {len(hosts)}", self.node_rank)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of hosts that share the ranks."""
+        return max(1, len(self.ips))
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Number of ranks on each host."""
+        return self.tensor_parallel_size // self.num_nodes
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no byte between ranks leaves this machine."""
+        return all(_address(text).is_loopback for text in self.ips)
+
+    def own_node(self) -> int:
+        """Return this host's place in `ips`, 0 where there is none.
+
+        Raises:
+            ConfigError: `node_rank` does not say it, and this host has none or several of the addresses.
+        """
+        if self.node_rank is not None or self.num_nodes == 1:
+            return self.node_rank or 0
+        own = [node for node, text in enumerate(self.ips) if is_bindable(text)]
+        if len(own) != 1:
+            got = f"{len(own)} of them: say which" if own else "none"
+            raise _error("node_rank", f"one of {', '.join(self.ips)} to be this host's address", got)
+        return own[0]
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise _error("ips", "numeric addresses", repr(text)) from None
+    if address.is_unspecified or address.is_multicast:
+        raise _error("ips", "addresses of one host each", repr(text))
+    return address
+
+
+def _error(name: str, expected: str, got: object) -> ConfigError:
+    return ConfigError(f"{name}: expected {expected}, got {got}", param=name)

@@ -105,6 +105,25 @@ def _verify_swap(config: Config) -> None:
         )
 
 
+def _verify_nodes(config: Config) -> None:
+    parallel, num_nodes = config.parallel, config.parallel.num_nodes
+    if parallel.tensor_parallel_size % num_nodes:
+        raise ConfigError(
+            f"ips: expected as many as divide tensor_parallel_size ({parallel.tensor_parallel_size}), got {num_nodes}",
+            param="ips",
+        )
+    if num_nodes == 1:
+        return
+    if not parallel.is_local and config.splitwise.pd_secret is None:
+        raise ConfigError("ips: expected loopback addresses when pd_secret is not set, got others", param="ips")
+    if config.copies_kv:
+        raise ConfigError(
+            "ips: expected none with swap_space or splitwise_role prefill or decode, as KV is copied on one host only"
+            " yet",
+            param="ips",
+        )
+
+
 def _verify_router_secret(config: Config) -> None:
     """The secret of this machine's user is worth nothing elsewhere."""
     if config.splitwise.pd_secret is not None:
@@ -124,6 +143,7 @@ RULES = (
     Rule(_verify_threshold, ("long_prefill_token_threshold", "enable_chunked_prefill")),
     Rule(_verify_whole_prompts, (_STEP, "enable_chunked_prefill", "max_model_len")),
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),
+    Rule(_verify_nodes, ("ips", "tensor_parallel_size", "pd_secret", "swap_space", "splitwise_role")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

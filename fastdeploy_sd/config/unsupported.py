@@ -54,7 +54,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "eplb_config": (None,),
     "routing_replay_config": (None,),
     "enable_chunked_moe": (False,),
-    "ips": (None,),
     # cache
     "kvcache_storage_backend": (None,),
     "enable_output_caching": (True,),

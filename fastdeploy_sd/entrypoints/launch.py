@@ -1,5 +1,7 @@
 """The launcher: brings up the engine process and HTTP, and takes them down in the right order. Knows no routes.
 
+On another host than the first of `ips` there is neither: it starts this host's ranks, see ranks/node.py.
+
 Stopping (SIGTERM or Ctrl-C): the engine drains first while HTTP goes on, so that running requests finish and new ones
 are told 503; when the engine has ended, HTTP ends. The same order answers every pending request when the engine dies.
 Each of these ends has a deadline.
@@ -40,6 +42,7 @@ from fastdeploy_sd.ipc.child import (
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.ipc.engine_process import start_engine
 from fastdeploy_sd.metrics import SharedStats
+from fastdeploy_sd.ranks import node
 from fastdeploy_sd.redis_scheduler.deployment import verify_deployment
 from fastdeploy_sd.redis_scheduler.process import start_scheduler
 
@@ -62,6 +65,12 @@ def run(config: Config, executor: str = DEFAULT_EXECUTOR) -> int:
     Args:
         executor: as in `start_engine`.
     """
+    try:
+        if config.parallel.own_node() != 0:
+            return node.run(config)
+    except ConfigError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG
     configure_logging("server")
     raise_descriptor_limit()
     try:

@@ -19,7 +19,7 @@ from typing import Any
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.executor import Executor
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.errors import ConfigError, Unavailable
 from fastdeploy_sd.ipc.channel import ServerChannel, directory_of
 from fastdeploy_sd.ipc.child import (
     EXIT_CONFIG,
@@ -53,8 +53,8 @@ def start_engine(config: Config, address: str, executor: str, engine: str = _ALO
         engine: as that, what makes an engine over the executor, an `EngineFactory`; by default it knows no other
             instance.
     """
-    # The secret between instances is the one that an engine may need; it gets none where it does not.
-    secrets = config.splitwise.splitwise_role != "mixed"
+    # The secret between instances and nodes is the one that an engine may need; it gets none where it does not.
+    secrets = config.splitwise.splitwise_role != "mixed" or config.parallel.num_nodes > 1
     start = {"config": to_json(config, with_secrets=secrets), "address": address}
     start |= {"executor": executor, "engine": engine}
     return ChildProcess("fastdeploy_sd.ipc.engine_process:main", start)
@@ -84,6 +84,9 @@ def main() -> int:
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
+    except Unavailable as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return EXIT_FAILED
     except Exception:
         logger.exception("the engine could not start")
         return EXIT_FAILED

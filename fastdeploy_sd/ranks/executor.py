@@ -10,8 +10,10 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.engine.block_store import BlockStore
 from fastdeploy_sd.engine.executor import Executor
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ranks.process import DEFAULT_FOLLOWER
-from fastdeploy_sd.ranks.processes import RankProcesses, threads_per_rank
+from fastdeploy_sd.ranks.processes import RankProcesses
+from fastdeploy_sd.ranks.starting import threads_per_rank
 from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.lead import GroupEnded
@@ -102,20 +104,21 @@ def create_executor(config: Config, make_proposer: MakeProposer | None = None) -
     Raises:
         CheckpointError, ConfigError: the model cannot be loaded as configured.
         InternalError: a rank broke while loading.
+        Unavailable: another node has not joined in time.
     """
     from fastdeploy_sd.worker.executor import create_executor as create_rank  # brings in Paddle
 
+    if config.parallel.own_node() != 0:
+        text = "node_rank: expected 0, as `fastdeploy-sd serve` starts the ranks of the other nodes, got another"
+        raise ConfigError(text, param="node_rank")
     board = StepBoard()
     load = partial(create_rank, board=board)
     if make_proposer is not None:
         load = partial(load, make_proposer=make_proposer)
-    size = config.parallel.tensor_parallel_size
     executor: KvExecutor = (
         load(config)
-        if size == 1
-        else start_ranks(
-            config, size, lambda c, group: load(c, group=group), config.parallel.rank_timeout_s, DEFAULT_FOLLOWER
-        )
+        if config.parallel.tensor_parallel_size == 1
+        else start_ranks(config, lambda c, group: load(c, group=group), DEFAULT_FOLLOWER)
     )
     if make_proposer is None and METHODS[config.speculative.method].chooses:
         board.profile = _profile_of(config, executor)
@@ -133,24 +136,24 @@ def _profile_of(config: Config, executor: KvExecutor) -> CostProfile | None:
         raise
 
 
-def start_ranks(
-    config: Config, size: int, create_first: CreateFirst, timeout_s: float, follower: str
-) -> MultiProcessExecutor:
+def start_ranks(config: Config, create_first: CreateFirst, follower: str) -> MultiProcessExecutor:
     """Start the other ranks, and load rank 0's part of the model meanwhile.
 
     Args:
         create_first: makes rank 0's executor.
-        timeout_s, follower: see RankProcesses.
+        follower: see RankProcesses.
 
     Raises:
         CheckpointError, ConfigError: a rank cannot load the model as configured.
         InternalError: a rank broke while loading.
+        Unavailable: another node has not joined in time.
     """
-    others = RankProcesses(config, size, follower, timeout_s)
+    others = RankProcesses(config, follower)
     first: KvExecutor | None = None
+    parallel = config.parallel
     try:
         group = RankGroup(
-            0, size, threads_per_rank(size), others.communicator, others,
+            0, parallel.tensor_parallel_size, threads_per_rank(parallel.ranks_per_node), others.communicator, others,
             smallest=others.smallest, kv_files=others.kv_files,
         )  # fmt: skip
         first = create_first(config, group)
@@ -160,7 +163,7 @@ def start_ranks(
             if first is not None:
                 first.shutdown()
         finally:
-            others.kill()
+            others.kill(error.error.message if isinstance(error, GroupEnded) else str(error) or repr(error))
         if isinstance(error, GroupEnded):
             raise error.error from None
         raise

@@ -1,5 +1,5 @@
-"""A pair of connected sockets between rank 0 and another rank. They have no name, so nobody else can find them and
-nothing is left of them. Knows no message."""
+"""A pair of connected sockets between rank 0 and another rank, or what carries their bytes to another host. They have
+no name, so nobody else can find them and nothing is left of them. Knows no message."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class Link:
     @staticmethod
     def pair() -> tuple[Link, socket.socket]:
         """Return our end, and the one to hand to another process."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        ours, theirs = _connected()
         return Link(ours), theirs
 
     def send(self, frame: bytes) -> None:
@@ -84,3 +82,70 @@ class Link:
         taken = bytes(memoryview(self._buffer)[:count])
         del self._buffer[:count]
         return taken
+
+
+class Relay:
+    """The other end of a link where something carries its bytes on; it never blocks, and belongs to one thread.
+
+    Attributes:
+        fd: readable when `take` has something.
+        has_backlog: whether something that was given waits for the link to be read.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self._backlog = bytearray()
+        self._is_open = True
+        self.fd = end.fileno()
+
+    @staticmethod
+    def pair() -> tuple[Relay, socket.socket]:
+        """Return a relay, and the link's end to hand to another process."""
+        ours, theirs = _connected()
+        return Relay(ours), theirs
+
+    @property
+    def has_backlog(self) -> bool:
+        return bool(self._backlog)
+
+    def take(self, most_bytes: int) -> bytes | None:
+        """Return what was written at the link's end, b"" = nothing; None = that end is closed."""
+        try:
+            return self._socket.recv(most_bytes) or None
+        except BlockingIOError:
+            return b""
+        except OSError:
+            return None
+
+    def give(self, data: bytes) -> None:
+        """Write for the link's end, sooner or later; dropped when this end is closed."""
+        if self._is_open:
+            self._backlog += data
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits, as far as there is room."""
+        while self._backlog:
+            try:
+                count = self._socket.send(self._backlog[:_CHUNK])
+            except BlockingIOError:
+                return
+            except OSError:
+                count = len(self._backlog)
+            del self._backlog[:count]
+
+    def close(self) -> None:
+        """Write what there is room for, and end the connection: the link's end reads that and then its end."""
+        if self._is_open:
+            self.flush()
+            self._backlog.clear()
+            self._is_open = False
+            self._socket.close()
+
+
+def _connected() -> tuple[socket.socket, socket.socket]:
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    return ends

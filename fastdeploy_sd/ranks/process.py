@@ -6,7 +6,6 @@ import contextlib
 import gc
 import importlib
 import logging
-import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from fastdeploy_sd.ipc.child import (
 )
 from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.messages import WireError
-from fastdeploy_sd.parallel.communicator import Communicator
 from fastdeploy_sd.ranks.link import Link, LinkClosedError
 from fastdeploy_sd.ranks.messages import (
     Done,
@@ -41,6 +39,7 @@ from fastdeploy_sd.ranks.messages import (
     encode,
     frame_of,
 )
+from fastdeploy_sd.ranks.starting import open_communicator
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.worker.commands import (
     Attempt,
@@ -77,8 +76,7 @@ def main() -> int:
     end_with_parent()
     rank, size = int(start["rank"]), int(start["size"])
     link = Link(socket.socket(fileno=int(start["link"])))
-    communicator = Communicator.shared(int(start["segment"]), rank, size, float(start["patience_s"]))
-    os.close(int(start["segment"]))
+    communicator, exchange = open_communicator(start)
     session = _Session(link, communicator)
     try:
         configure_logging(f"rank-{rank}")
@@ -98,6 +96,8 @@ def main() -> int:
         gc.collect()
         gc.freeze()  # as in the engine process: what is loaded stays
         session.answer(Ready())
+        if exchange is not None:
+            exchange.connect()
         session.serve(follower)
         return EXIT_OK
     except LinkClosedError:

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from fastdeploy_sd.config import Config, to_json
+from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.ipc.child import ChildProcess
 from fastdeploy_sd.ipc.codec import ProtocolError
-from fastdeploy_sd.parallel.communicator import Communicator, shared_segment
+from fastdeploy_sd.parallel.communicator import Communicator
+from fastdeploy_sd.ranks.exchange import ExchangeError
 from fastdeploy_sd.ranks.link import Link, LinkClosedError
 from fastdeploy_sd.ranks.messages import (
     Done,
@@ -29,8 +30,9 @@ from fastdeploy_sd.ranks.messages import (
     encode,
     frame_of,
 )
-from fastdeploy_sd.ranks.watch import COMPUTING_TIMEOUTS, RankWatch
-from fastdeploy_sd.runtime import library
+from fastdeploy_sd.ranks.nodes import Nodes
+from fastdeploy_sd.ranks.starting import RankStarter, log_exchange_error
+from fastdeploy_sd.ranks.watch import LocalRank, RankWatch, WatchedRank
 from fastdeploy_sd.worker.commands import Attempt, Command
 from fastdeploy_sd.worker.kv_file import create_kv_file
 from fastdeploy_sd.worker.lead import GroupEnded
@@ -47,53 +49,44 @@ LOADING_TIMEOUT_S = 300.0
 
 
 class RankProcesses:
-    """Ranks 1 .. size - 1, running from the constructor to `close`. OtherRanks of rank 0's worker; used by one thread.
+    """All ranks but the first, running from the constructor to `close`. OtherRanks of rank 0's worker; one thread's.
 
     Args:
         follower: "module:function" that makes what a rank computes with, a `process.FollowerFactory`.
-        timeout_s: a rank that gets nowhere for longer hangs, and is killed.
 
     Attributes:
         communicator: rank 0's end of what the ranks exchange.
         kv_files: see RankGroup.
     """
 
-    def __init__(self, config: Config, size: int, follower: str, timeout_s: float) -> None:
+    def __init__(self, config: Config, follower: str) -> None:
+        parallel = config.parallel
+        self._nodes = Nodes(config) if parallel.num_nodes > 1 else None
         self._links: dict[int, Link] = {}
-        self._children: dict[int, ChildProcess] = {}
-        self._timeout_s = timeout_s
+        self._ranks: dict[int, WatchedRank] = {}
+        self._children: list[ChildProcess] = []
+        self._timeout_s = parallel.rank_timeout_s
         self._posted: list[bytes] = []
         self._is_ready = False
-        segment = shared_segment()
-        # Ranks that hang are noticed by the watch, which knows them from slow ones.
-        patience_s = COMPUTING_TIMEOUTS * timeout_s
-        self.communicator = Communicator.shared(segment, 0, size, patience_s)
-        self.kv_files = {rank: create_kv_file() for rank in range(1, size)} if config.copies_kv else {}
-        for rank in range(1, size):
-            link, theirs = Link.pair()
-            with theirs:
-                start = {
-                    "config": to_json(config),
-                    "follower": follower,
-                    "rank": str(rank),
-                    "size": str(size),
-                    "num_threads": str(threads_per_rank(size)),
-                    "segment": str(segment),
-                    "patience_s": str(patience_s),
-                    "isa": library.isa(),
-                    "link": str(theirs.fileno()),
-                }
-                fds = [theirs.fileno(), segment]
-                if rank in self.kv_files:
-                    start["kv_file"] = str(self.kv_files[rank])
-                    fds.append(self.kv_files[rank])
-                self._children[rank] = ChildProcess(
-                    "fastdeploy_sd.ranks.process:main", start, tuple(fds), ignores_signals=True
-                )
-            self._links[rank] = link
-        os.close(segment)
+        num_local = parallel.ranks_per_node
+        with contextlib.closing(RankStarter(config, follower)) as starter:
+            self._local = starter.local_communicator(0)
+            self.kv_files = {rank: create_kv_file() for rank in range(1, num_local)} if config.copies_kv else {}
+            for rank in range(1, num_local):
+                child, self._links[rank] = starter.start_linked(rank, self.kv_files.get(rank))
+                self._children.append(child)
+                self._ranks[rank] = LocalRank(child)
+        if self._nodes is None:
+            assert self._local is not None
+            self.communicator = self._local
+        else:
+            self.communicator = Communicator.over(
+                self._nodes.exchange, 0, parallel.tensor_parallel_size, log_exchange_error, self._local
+            )
+            self._ranks |= self._nodes.ranks
+            self._links |= {rank: remote.link for rank, remote in self._nodes.ranks.items()}
         self._all = frozenset(self._links)
-        self._watch = RankWatch(self._children, LOADING_TIMEOUT_S, self._end)
+        self._watch = RankWatch(self._ranks, LOADING_TIMEOUT_S, self._end)
 
     @property
     def failure_fd(self) -> int:
@@ -118,9 +111,15 @@ class RankProcesses:
             GroupEnded: a rank could not load.
         """
         self._receive_all(Ready)
+        if self._nodes is not None:
+            try:
+                self._nodes.exchange.wait_connected()
+            except ExchangeError as error:
+                failure = self._watch.failure(_END_S)
+                raise GroupEnded(InternalError(failure or f"the exchange between nodes: {error}")) from None
         self._is_ready = True
         self._watch.close()
-        self._watch = RankWatch(self._children, self._timeout_s, self._end)
+        self._watch = RankWatch(self._ranks, self._timeout_s, self._end)
 
     # ---- steps; see OtherRanks --------------------------------------------------------------------------------------
 
@@ -146,25 +145,28 @@ class RankProcesses:
             with contextlib.suppress(LinkClosedError):
                 link.send(frame)
         deadline = time.monotonic() + _STOP_S
-        for rank, child in self._children.items():
-            if not _has_ended(child, deadline - time.monotonic()):
+        for rank, process in self._ranks.items():
+            if not _has_ended(process, deadline - time.monotonic()):
                 logger.warning("rank %d does not end and is killed", rank)
-            child.close()
-        self._free()
+        self._free(self._watch.failure(0) or "")
 
-    def kill(self) -> None:
-        """Have the ranks end at once."""
-        for child in self._children.values():
-            child.close()
+    def kill(self, reason: str) -> None:
+        """Have the ranks end at once, with an error."""
         self._watch.close()
-        self._free()
+        self._free(reason)
 
-    def _free(self) -> None:
+    def _free(self, reason: str) -> None:
+        for child in self._children:
+            child.close()
         for link in self._links.values():
             link.close()
         for fd in self.kv_files.values():
             os.close(fd)
         self.communicator.close()
+        if self._nodes is not None:
+            if self._local is not None:
+                self._local.close()
+            self._nodes.close(reason)
 
     def _end(self, reason: str) -> None:
         """A rank has ended, so that none of the others, nor this one, must wait for anything any more."""
@@ -223,15 +225,10 @@ class RankProcesses:
         return GroupEnded(InternalError(failure or f"rank {rank} has closed its link"))
 
 
-def threads_per_rank(size: int) -> int:
-    """Return a rank's share of the cores that this process may run on, at least one thread."""
-    return max(1, len(os.sched_getaffinity(0)) // size)
-
-
-def _has_ended(child: ChildProcess, patience_s: float) -> bool:
-    if not child.is_running:
+def _has_ended(rank: WatchedRank, patience_s: float) -> bool:
+    fd = rank.open_end()
+    if fd is None:
         return True
-    fd = os.pidfd_open(child.pid)
     try:
         return bool(select.select([fd], [], [], max(0.0, patience_s))[0])
     finally:

@@ -1,4 +1,4 @@
-"""Notices ranks that end, and such as get nowhere. Knows no message.
+"""Notices ranks that end, and such as get nowhere, on whatever host. Knows no message.
 
 The end of a process is told by the kernel, at once. That a rank hangs cannot be told from its silence: a step over a
 long prompt may rightly take minutes. But then some rank computes. When none has, although answers are awaited, they
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from fastdeploy_sd.ipc.child import ChildProcess, describe_exit
 from fastdeploy_sd.ipc.life_signs import CpuClock
@@ -29,11 +30,62 @@ _WORKING_SHARE = 0.01
 COMPUTING_TIMEOUTS = 10
 
 
+class WatchedRank(Protocol):
+    """A rank's process, as seen from rank 0's."""
+
+    def open_end(self) -> int | None:
+        """Return a descriptor, the caller's to close, that is readable from its end on; None = it has ended."""
+        ...
+
+    def describe_end(self) -> str:
+        """Return what has become of it, once it has ended: "ended (exit status 1)"."""
+        ...
+
+    def cpu_s(self) -> float:
+        """Return the seconds it has computed so far."""
+        ...
+
+    def is_stopped(self) -> bool:
+        """Return whether a signal has stopped it."""
+        ...
+
+    def kill(self) -> None:
+        """Have it end at once."""
+        ...
+
+
+class LocalRank:
+    """A child of this process; see WatchedRank."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        self.child = child
+        self._clock = CpuClock(child.pid)
+
+    def open_end(self) -> int | None:
+        try:
+            return os.pidfd_open(self.child.pid) if self.child.is_running else None
+        except ProcessLookupError:  # it has been waited for
+            return None
+
+    def describe_end(self) -> str:
+        status = self.child.status
+        return f"ended ({describe_exit(status) if status is not None else 'unknown'})"
+
+    def cpu_s(self) -> float:
+        return self._clock.read()
+
+    def is_stopped(self) -> bool:
+        return _state(self.child.pid) in ("T", "t")
+
+    def kill(self) -> None:
+        self.child.signal(signal.SIGKILL)
+
+
 class RankWatch:
     """Watches from a thread of its own, until `close`.
 
     Args:
-        children: rank -> process.
+        ranks: rank -> process.
         timeout_s: how long nobody may compute while answers are awaited.
         on_end: called once, in that thread, when the first rank has ended, with what became of it.
 
@@ -41,10 +93,10 @@ class RankWatch:
         fd: readable from the first rank's end on.
     """
 
-    def __init__(self, children: Mapping[int, ChildProcess], timeout_s: float, on_end: Callable[[str], None]) -> None:
-        self._children, self._timeout_s, self._on_end = children, timeout_s, on_end
-        self._pause_s = min(_LONGEST_PAUSE_S, timeout_s / _LOOKS_PER_TIMEOUT)
-        self._clocks = [CpuClock(os.getpid()), *(CpuClock(child.pid) for child in children.values())]
+    def __init__(self, ranks: Mapping[int, WatchedRank], timeout_s: float, on_end: Callable[[str], None]) -> None:
+        self._ranks, self._timeout_s, self._on_end = ranks, timeout_s, on_end
+        self._pause_s = look_pause_s(timeout_s)
+        self._own_clock = CpuClock(os.getpid())
         self._awaited: frozenset[int] = frozenset()
         self._is_idle_otherwise = False
         self._silent_s = self._waited_s = self._cpu_s = 0.0
@@ -79,8 +131,8 @@ class RankWatch:
     def _watch(self) -> None:
         with contextlib.ExitStack() as opened:
             poll, rank_of = select.poll(), dict[int, int]()
-            for rank, child in self._children.items():
-                fd = _open_pidfd(child)
+            for rank, process in self._ranks.items():
+                fd = process.open_end()
                 if fd is None:
                     self._note_end(rank)
                     continue
@@ -101,14 +153,14 @@ class RankWatch:
                 looked = now
 
     def _look(self, elapsed_s: float) -> None:
-        cpu_s = sum(clock.read() for clock in self._clocks)
+        cpu_s = self._own_clock.read() + sum(process.cpu_s() for process in self._ranks.values())
         has_computed = cpu_s - self._cpu_s > _WORKING_SHARE * elapsed_s
         self._cpu_s = cpu_s
         awaited = self._awaited
         self._silent_s = self._silent_s + elapsed_s if awaited and not has_computed else 0.0
         self._waited_s = self._waited_s + elapsed_s if awaited and self._is_idle_otherwise else 0.0
         if self._silent_s > self._timeout_s:
-            self._kill(_stopped(self._children, awaited) or awaited, self._silent_s)
+            self._kill(frozenset(r for r in awaited if self._ranks[r].is_stopped()) or awaited, self._silent_s)
         elif self._waited_s > COMPUTING_TIMEOUTS * self._timeout_s:
             self._kill(awaited, self._waited_s)
 
@@ -116,11 +168,10 @@ class RankWatch:
         self._silent_s = self._waited_s = 0.0
         for rank in ranks:
             self._hung[rank] = f"has got nowhere for {seconds:.0f} s"
-            self._children[rank].signal(signal.SIGKILL)
+            self._ranks[rank].kill()
 
     def _note_end(self, rank: int) -> None:
-        status = self._children[rank].status
-        reason = self._hung.get(rank) or f"ended ({describe_exit(status) if status is not None else 'unknown'})"
+        reason = self._hung.get(rank) or self._ranks[rank].describe_end()
         if self._failure is None:
             self._failure = f"rank {rank} {reason}"
             self._has_failed.set()
@@ -128,17 +179,9 @@ class RankWatch:
             self._on_end(self._failure)
 
 
-def _open_pidfd(child: ChildProcess) -> int | None:
-    """None = it has ended, and perhaps been waited for."""
-    try:
-        return os.pidfd_open(child.pid) if child.is_running else None
-    except ProcessLookupError:
-        return None
-
-
-def _stopped(children: Mapping[int, ChildProcess], ranks: frozenset[int]) -> frozenset[int]:
-    """Those of the ranks that a signal has stopped."""
-    return frozenset(rank for rank in ranks if _state(children[rank].pid) in ("T", "t"))
+def look_pause_s(timeout_s: float) -> float:
+    """Return how often to look for signs of life that may be missing for so long."""
+    return min(_LONGEST_PAUSE_S, timeout_s / _LOOKS_PER_TIMEOUT)
 
 
 def _state(pid: int) -> str:

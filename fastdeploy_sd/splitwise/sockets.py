@@ -26,6 +26,7 @@ _HANDSHAKE_MS = 5000
 # What is read from one socket before the others have their turn.
 _FRAMES_PER_TURN = 64
 _LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
+KEYS_REFUSED = "the connection ended while keys were compared: is the other pd_secret another one?"
 _REJECTED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -109,6 +110,7 @@ class Listener:
     Args:
         max_frame_bytes: a peer that sends a longer frame is disconnected before it takes memory.
         max_queued: messages that may wait, per peer, in each direction.
+        option: what says the port, for the error.
 
     Attributes:
         address: what it is bound to, "tcp://host:port".
@@ -117,7 +119,9 @@ class Listener:
         ConfigError: the address cannot be bound.
     """
 
-    def __init__(self, hub: Hub, host: str, port: int, max_frame_bytes: int, max_queued: int) -> None:
+    def __init__(
+        self, hub: Hub, host: str, port: int, max_frame_bytes: int, max_queued: int, option: str = "pd_comm_port"
+    ) -> None:
         self._hub = hub
         self._socket = hub.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -132,8 +136,8 @@ class Listener:
             self._socket.bind(f"tcp://{literal}:{port or '*'}")
         except (zmq.ZMQError, OSError) as error:
             self._socket.close(0)
-            text = f"pd_comm_port: expected a free port of {host}, got {port or 'any'}: {error}"
-            raise ConfigError(text, param="pd_comm_port") from None
+            text = f"{option}: expected a free port of {host}, got {port or 'any'}: {error}"
+            raise ConfigError(text, param=option) from None
         self.address = cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT)).decode()
         hub.watch(self._socket)
 
@@ -213,7 +217,7 @@ class Link:
         while cast(int, self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
             if event & _REJECTED:
-                return "the connection ended while keys were compared: is the other pd_secret another one?"
+                return KEYS_REFUSED
             lost = "no connection"
         return lost
 

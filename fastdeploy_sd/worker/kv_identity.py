@@ -53,7 +53,7 @@ class KvIdentity:
             "quantization": repr(config.model.quantization),
             "kv_format": kv_format,
         }
-        fingerprint = _digest({**numerics, "weights": _content(checkpoint)})
+        fingerprint = _digest({**numerics, "weights": checkpoint.content()})
         drafting = (
             ""
             if draft is None
@@ -61,7 +61,7 @@ class KvIdentity:
                 {
                     "target": fingerprint,
                     "quantization": repr(config.speculative.quantization),
-                    "weights": _content(draft),
+                    "weights": draft.content(),
                 }
             )
         )
@@ -78,16 +78,6 @@ class KvIdentity:
     def output_fingerprint(self, rule: VerifyRule) -> str:
         """Return what is the same for instances that give a request the same tokens; a lossy rule is a part of it."""
         return _digest({"kv": self.fingerprint, "rule": asdict(rule)}) if rule.is_lossy else self.fingerprint
-
-
-def _content(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The checkpoint's identity but for the times of its files, which a copy does not have."""
-    identity = checkpoint.identity()
-    files = identity["files"].values()
-    return {
-        "config": identity["config"],
-        "files": [{name: value for name, value in file.items() if name != "mtime_ns"} for file in files],
-    }
 
 
 def _digest(parts: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Start a server in the background and return when it answers: scripts/deploy/start.sh [SERVE OPTION...]
+# On another host than the first of --ips it returns when that host's ranks run.
 # RUN_DIR (default: run) gets server.pid, url, console.log (since this start) and, unless FD_LOG_DIR says where, log/.
 # START_TIMEOUT_S (default: 900) is how long loading may take. FDSD_PYTHON names the interpreter that has fastdeploy_sd.
 # SERVER_MODULE (default: fastdeploy_sd.entrypoints.openai.api_server) may be fastdeploy_sd.router.launch.
@@ -36,6 +37,12 @@ while :; do
     if [ -n "$url" ] && "$here/wait_healthy.sh" "$url" 1 2>/dev/null; then
         echo "$url" >"$run_dir/url"
         echo "$url"
+        exit 0
+    fi
+    # Another host of several serves nothing itself.
+    node=$(sed -n 's/.* \(node [0-9]* runs rank .*\)$/\1/p' "$run_dir/console.log")
+    if [ -n "$node" ]; then
+        echo "$node"
         exit 0
     fi
     if [ "$waited_s" -ge "$timeout_s" ]; then

@@ -143,7 +143,7 @@ def test_a_rank_that_ends_or_hangs_inside_a_pass_ends_the_step(
             engine.step()
         executor = engine._executor
         assert isinstance(executor, MultiProcessExecutor)
-        doomed = executor._others._children[1]
+        doomed = executor._others._children[0]
         # Somewhere in the steps that follow, not between two of them.
         threading.Timer(0.02, doomed.signal, (number,)).start()
         with pytest.raises(InternalError, match="rank 1 "):

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -229,27 +228,53 @@ def test_what_is_no_group_is_refused() -> None:
         os.close(small)
 
 
-def test_a_function_may_carry_the_bytes() -> None:
-    """As a process group does; what it raises is told and fails the op."""
-    slots: dict[int, bytes] = {}
-    errors: list[Exception] = []
-    barrier = threading.Barrier(2, timeout=60)
+class Meeting:
+    """What two nodes that are threads carry their bytes with."""
 
-    def exchange(rank: int, data: bytes) -> bytes:
-        slots[rank] = data
-        barrier.wait()
-        both = slots[0] + slots[1]
-        barrier.wait()
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2, timeout=60)
+        self._slots: dict[int, bytes] = {}
+
+    def swap(self, node: int, data: bytes) -> bytes:
+        self._slots[node] = data
+        self.barrier.wait()
+        both = self._slots[0] + self._slots[1]
+        self.barrier.wait()
         return both
 
-    ends = [Communicator.over(partial(exchange, rank), rank, 2, errors.append) for rank in range(2)]
+
+class NodeEnd:
+    """One node's end of a meeting, and what it was told."""
+
+    def __init__(self, meeting: Meeting, node: int) -> None:
+        self._meeting, self._node = meeting, node
+        self.told: list[object] = []
+
+    def exchange(self, data: bytes) -> bytes:
+        return self._meeting.swap(self._node, data)
+
+    def begin(self, attempt: int) -> None:
+        self.told.append(attempt)
+
+    def fail(self) -> None:
+        self.told.append("fail")
+
+    def abort(self) -> None:
+        self.told.append("abort")
+
+
+def test_something_else_may_carry_the_bytes() -> None:
+    """As between hosts; what it raises is told and fails the op."""
+    meeting, errors = Meeting(), list[Exception]()
+    nodes = [NodeEnd(meeting, node) for node in range(2)]
+    ends = [Communicator.over(nodes[rank], rank, 2, errors.append) for rank in range(2)]
     try:
         for rows, columns in [*SHAPES, (3, 200_000)]:
             xs = [values(6, rank, rows, columns) for rank in range(2)]
             got = reduced(xs, ends, np.float32)
             same(got, reference.all_reduce(xs, np.float32), f"{rows}x{columns}")
         assert not errors
-        barrier.abort()
+        meeting.barrier.abort()
         with pytest.raises(ValueError, match="all_reduce: the exchange with the other ranks failed"):
             ops.all_reduce(values(0, 0, 1, 8), ends[0], np.float32)
         assert isinstance(errors[0], threading.BrokenBarrierError)
@@ -257,9 +282,49 @@ def test_a_function_may_carry_the_bytes() -> None:
         ends[0].fail()
         with pytest.raises(ValueError, match="all_reduce: rank 0 has failed"):
             ops.all_reduce(values(0, 0, 1, 8), ends[0], np.float32)
+        ends[0].abort()
+        assert nodes[0].told == [1, "fail", "abort"]
     finally:
         for end in ends:
             end.close()
+
+
+def test_two_nodes_of_two_ranks_get_the_sums_of_four() -> None:
+    """Ranks of a node share memory, and the first of each exchanges for its node."""
+    meeting, errors = Meeting(), list[Exception]()
+    for num_bytes in (SMALL_SEGMENT, 1 << 21):
+        with shared_group(2, num_bytes) as first, shared_group(2, num_bytes) as second:
+            local, nodes = [*first, *second], [NodeEnd(meeting, 0), None, NodeEnd(meeting, 1), None]
+            ends = [Communicator.over(nodes[r], r, 4, errors.append, local[r]) for r in range(4)]
+            for end in ends:
+                end.begin(1)
+            for rows, columns in SHAPES:
+                xs = [values(9, rank, rows, columns) for rank in range(4)]
+                same(reduced(xs, ends, np.float32), reference.all_reduce(xs, np.float32), f"{rows}x{columns}")
+            columns, unit = 5 * 64 + 7, 64
+            x = values(3, 0, 9, columns)
+            parts = [x[:, part.start : part.stop].copy() for part in halved(columns, 4, unit)]
+            same(gathered(parts, ends, columns, unit), x, "gathered")
+            assert not errors
+            # A rank that fails on one node costs all of its node at once, the one that waits for the node too.
+            ends[3].fail()
+            with pytest.raises(ValueError, match="all_reduce: rank 1 has failed"):
+                ops.all_reduce(values(0, 0, 1, 8), ends[2], np.float32)
+            for end in ends:
+                end.close()
+
+
+def test_what_a_communicator_of_nodes_must_be_made_of() -> None:
+    some = NodeEnd(Meeting(), 0)
+    with shared_group(2, SMALL_SEGMENT) as ends, shared_group(4, SMALL_SEGMENT) as four:
+        for exchange, rank, local, text in [
+            (some, 1, ends[1], "exchange: expected one on the first rank of a node"),
+            (None, 2, ends[0], "exchange: expected one on the first rank of a node"),
+            (some, 2, ends[1], "local: expected this rank's place in its node"),
+            (some, 0, four[0], "local: expected equally many ranks on two nodes or more"),
+        ]:
+            with pytest.raises(ValueError, match=text):
+                Communicator.over(exchange, rank, 4, lambda error: None, local)
 
 
 @pytest.mark.parametrize("size", [2, 4])

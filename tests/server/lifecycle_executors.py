@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import replace
 
-from fastdeploy_sd.config import Config
+from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ranks.executor import start_ranks
@@ -60,6 +60,11 @@ def create_ranks(config: Config) -> Executor:
     return _ranks(config, "create_follower")
 
 
+def create_nodes(config: Config) -> Executor:
+    """Ranks as configured, some of them on another host."""
+    return start_ranks(config, toy_ranks.create_first, f"{toy_ranks.__name__}:create_follower")
+
+
 def create_misconfigured_ranks(config: Config) -> Executor:
     """The other ranks fail as a wrong checkpoint does."""
     return _ranks(config, "create_misconfigured")
@@ -71,4 +76,5 @@ def create_broken_ranks(config: Config) -> Executor:
 
 
 def _ranks(config: Config, follower: str) -> Executor:
-    return start_ranks(config, 4, toy_ranks.create_first, 2.0, f"{toy_ranks.__name__}:{follower}")
+    config = replace(config, parallel=ParallelConfig(tensor_parallel_size=4, rank_timeout_s=2.0))
+    return start_ranks(config, toy_ranks.create_first, f"{toy_ranks.__name__}:{follower}")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.server.node_process import IPS, SECRET, free_port
 
 FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "deploy"
 TIMEOUT_S = 120
@@ -50,6 +54,28 @@ def test_a_server_is_started_once_answers_and_is_stopped(tmp_path: Path) -> None
     assert run("pid.sh", run_dir=run_dir).returncode == 1
     assert run("wait_healthy.sh", url, "1", run_dir=run_dir).returncode == 1
     assert not (run_dir / "server.pid").exists()
+
+
+def test_two_hosts_are_started_each_and_stopped_by_the_first(tmp_path: Path) -> None:
+    flags = ["demo", "--port", "0", "--num-threads", "1", "-tp", "2", "--ips", ",".join(IPS), "--pd-secret", SECRET]
+    flags += ["--node-port", str(free_port()), "--timeout-rank", "60"]
+    run_dirs = [tmp_path / "first", tmp_path / "second"]
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            second = pool.submit(run, "start.sh", *flags, "--node-rank", "1", run_dir=run_dirs[1])
+            first = run("start.sh", *flags, "--node-rank", "0", run_dir=run_dirs[0])
+            assert first.returncode == 0, first.stderr
+            assert (second.result().returncode, second.result().stdout) == (0, "node 1 runs rank 1\n")
+            body = {"prompt": "def add(a, b):", "max_tokens": 4}
+            assert httpx.post(f"{first.stdout.strip()}/v1/completions", json=body, timeout=TIMEOUT_S).status_code == 200
+            pid = int(run("pid.sh", run_dir=run_dirs[1]).stdout)
+            fd = os.pidfd_open(pid)
+        finally:
+            assert run("stop.sh", run_dir=run_dirs[0]).returncode == 0
+            ended = bool(select.select([fd], [], [], TIMEOUT_S)[0])
+            os.close(fd)
+            assert run("stop.sh", run_dir=run_dirs[1]).returncode == 0
+        assert ended, "the second host goes on without the first"
 
 
 def test_a_wrong_option_is_told_and_leaves_nothing_running(tmp_path: Path) -> None:

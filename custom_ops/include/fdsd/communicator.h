@@ -15,13 +15,16 @@ struct SharedCommunicatorParams {
   int32_t* communicator;  // [1] receives the handle
 };
 
-// Give `num_bytes` bytes to every rank and receive theirs, in order of the ranks. Returns 0, or another number if that
+// Give `num_bytes` bytes to every node and receive theirs, in order of the nodes. Returns 0, or another number if that
 // failed or took too long.
 using ExchangeFunction = int32_t (*)(const void* mine, int64_t num_bytes, void* all);
 
-// Over a function that exchanges equally many bytes with every rank.
+// Over a function that exchanges equally many bytes with every node: a host, or whatever holds equally many ranks that
+// follow each other. Ranks of one node reach each other through a communicator of their own; the first of them calls
+// the function.
 struct CallbackCommunicatorParams {
-  const void* exchange;  // an ExchangeFunction
+  const void* exchange;  // an ExchangeFunction; nullptr where the rank is not the first of its node
+  int32_t local;         // handle of the node's communicator, open for longer than this one; 0 = one rank per node
   int32_t rank;
   int32_t size;           // 2 or 4
   int32_t* communicator;  // [1] receives the handle

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastdeploy_sd.config import from_json, load_config, to_json
+from fastdeploy_sd.config.addresses import is_bindable
 from fastdeploy_sd.errors import ConfigError
 
 
@@ -21,9 +22,47 @@ def test_every_spelling_of_the_number_of_ranks(model: str, flags: str) -> None:
         ("-tp 3", "tensor_parallel_size: expected one of 1, 2, 4, got '3'"),
         ("-tp two", "tensor_parallel_size: expected one of 1, 2, 4, got 'two'"),
         ("--timeout-rank 0", "timeout_rank: expected a number of at least 0.1, got '0'"),
+        (
+            "-tp 4 --ips 127.0.0.1,127.0.0.2,127.0.0.3",
+            "ips: expected as many as divide tensor_parallel_size (4), got 3",
+        ),
+        ("--ips 127.0.0.1,127.0.0.2", "ips: expected as many as divide tensor_parallel_size (1), got 2"),
+        ("-tp 2 --ips 127.0.0.1,127.0.0.1", "ips: expected every address once, got 127.0.0.1,127.0.0.1"),
+        ("-tp 2 --ips ::1,0:0::1", "ips: expected every address once, got ::1,0:0::1"),
+        ("-tp 2 --ips one,two", "ips: expected numeric addresses, got 'one'"),
+        ("-tp 2 --ips 127.0.0.1,0.0.0.0", "ips: expected addresses of one host each, got '0.0.0.0'"),
+        ("-tp 2 --ips 127.0.0.1,10.0.0.1", "ips: expected addresses that all hosts can reach, got 127.0.0.1,10.0.0.1"),
+        ("-tp 2 --ips 10.0.0.1,10.0.0.2", "ips: expected loopback addresses when pd_secret is not set, got others"),
+        ("--node-rank 1", "node_rank: expected a number up to 0, as ips has 0, got 1"),
+        ("-tp 2 --ips 127.0.0.1,127.0.0.2 --node-rank 2", "node_rank: expected a number up to 1, as ips has 2, got 2"),
+        (
+            "-tp 2 --ips 127.0.0.1,127.0.0.2 --node-port 65535",
+            "node_port: expected an integer in 1..65534, got",
+        ),
+        ("-tp 2 --ips 127.0.0.1,127.0.0.2 --swap-space 1", "ips: expected none with swap_space or splitwise_role"),
+        ("-tp 2 --ips 127.0.0.1,127.0.0.2 --splitwise-role decode", "ips: expected none with swap_space or"),
     ],
 )
 def test_what_several_ranks_cannot_do_is_refused(model: str, flags: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(["--model", model, *flags.split()])
     assert caught.value.message.startswith(text)
+
+
+def test_a_host_finds_its_place_by_its_addresses(model: str) -> None:
+    """203.0.113.0/24 is nobody's."""
+
+    def own_node(*flags: str) -> int:
+        return load_config(["--model", model, "-tp", "2", "--pd-secret", "s" * 16, *flags]).parallel.own_node()
+
+    assert own_node() == 0
+    with pytest.raises(ConfigError, match=r"node_rank: expected one of .* to be this host's address, got none"):
+        own_node("--ips", "203.0.113.1,203.0.113.2")
+    assert own_node("--ips", "203.0.113.1,203.0.113.2", "--node-rank", "1") == 1
+    with pytest.raises(ConfigError, match="got 2 of them: say which"):
+        own_node("--ips", "127.0.0.1,127.0.0.2")
+
+
+def test_is_bindable_knows_the_addresses_of_this_machine() -> None:
+    assert is_bindable("127.0.0.2")
+    assert not is_bindable("203.0.113.1")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.config import Config
+from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.ranks.executor import MultiProcessExecutor, start_ranks
@@ -32,7 +32,8 @@ _DOUBLES = "tests.doubles.toy_ranks"
 
 
 def start(size: int = 2, timeout_s: float = WAIT_S, follower: str = "create_follower") -> MultiProcessExecutor:
-    return start_ranks(toy_config(), size, create_first, timeout_s, f"{_DOUBLES}:{follower}")
+    config = replace(toy_config(), parallel=ParallelConfig(tensor_parallel_size=size, rank_timeout_s=timeout_s))
+    return start_ranks(config, create_first, f"{_DOUBLES}:{follower}")
 
 
 def children(pid: int | None = None) -> dict[int, str]:
@@ -184,7 +185,8 @@ def test_ranks_do_not_heed_signals_that_are_meant_for_the_server() -> None:
 def test_a_rank_that_breaks_at_last_leaves_nothing_of_the_first_one() -> None:
     """Rank 0 has loaded: it may have threads, a file that it has locked, and memory that it shares with others."""
     config, ended, given = toy_config(), list[str](), list[int]()
-    config = replace(config, cache=replace(config.cache, swap_space=1.0))
+    parallel = ParallelConfig(tensor_parallel_size=2, rank_timeout_s=WAIT_S)
+    config = replace(config, cache=replace(config.cache, swap_space=1.0), parallel=parallel)
 
     def create(config: Config, group: RankGroup) -> ToyFirst:
         given.extend(group.kv_files)
@@ -194,7 +196,7 @@ def test_a_rank_that_breaks_at_last_leaves_nothing_of_the_first_one() -> None:
 
     num_fds = len(os.listdir("/proc/self/fd"))
     with pytest.raises(InternalError, match=r"rank 1 failed: RuntimeError"):
-        start_ranks(config, 2, create, WAIT_S, f"{_DOUBLES}:create_broken_at_last")
+        start_ranks(config, create, f"{_DOUBLES}:create_broken_at_last")
     assert (given, ended) == ([1], ["first"])
     assert not children()
     assert len(os.listdir("/proc/self/fd")) == num_fds

@@ -1,0 +1,27 @@
+"""The promise over hosts: ranks that exchange over the network give the bytes of one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastdeploy_sd.conformance import PLAIN, quick_ways, run_cell, standard_methods
+from fastdeploy_sd.conformance.runs import engine_config
+from tests.engine.models import References
+from tests.server.node_process import on_nodes, second_node_of
+
+# Chunks, prefix hits, preemption, everybody in turn.
+WAY = quick_ways()[1]
+NUM_REQUESTS = 16
+
+
+@pytest.mark.parametrize(("size", "method"), [(2, "naive"), (2, "mtp-ngram"), (4, "mtp-ngram")])
+def test_same_tokens_as_one_process(references: References, size: int, method: str) -> None:
+    """With four ranks, two share memory on each host."""
+    reference = references.get("demo")
+    [column] = [PLAIN] if method == "naive" else standard_methods([method], [3], model_method="mtp")
+    requests = reference.requests[:NUM_REQUESTS]
+    answers = {r.request_id: reference.answers[r.request_id] for r in requests}
+    base = on_nodes(reference.base, size)
+    with second_node_of(engine_config(base, WAY, column)):
+        cell = run_cell(base, WAY, column, requests, answers)
+    assert (cell.difference, cell.missing) == (None, None)

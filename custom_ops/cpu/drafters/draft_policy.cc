@@ -8,8 +8,10 @@
 namespace fdsd {
 namespace {
 
-// Drafts looked at in a step, so that deciding stays short beside any step, but of every offer the first few.
-constexpr int32_t kMaxLookedAt = 1024, kLeastLookedAt = 2;
+// Drafts looked at in a step, so that deciding stays short beside any step, but of every offer the first one.
+constexpr int32_t kMaxLookedAt = 512, kLeastLookedAt = 1;
+// Drafts of a step that are kept to be scored: with many rows those of some rows, which change from step to step.
+constexpr int32_t kMaxKept = 64;
 // Behind this, drafts are not worth looking at whatever they cost.
 constexpr double kLeastSurvival = 0.02;
 // Offers of a source in a row that wait to be scored: later ones overlap with them.
@@ -175,8 +177,13 @@ bool DraftPolicy::ScoreOffer(const int32_t* text, int32_t num_tokens, Row* row, 
 
 void DraftPolicy::Score(const int32_t* text, int32_t num_tokens, Row* row) {
   std::vector<Offer>& offers = row->offers;
-  const auto is_done = [&](Offer& offer) { return !ScoreOffer(text, num_tokens, row, &offer); };
-  offers.erase(std::remove_if(offers.begin(), offers.end(), is_done), offers.end());
+  size_t num_kept = 0;
+  for (size_t i = 0; i < offers.size(); ++i) {
+    if (!ScoreOffer(text, num_tokens, row, &offers[i])) continue;
+    if (num_kept != i) std::swap(offers[num_kept], offers[i]);
+    ++num_kept;
+  }
+  for (; offers.size() > num_kept; offers.pop_back()) spare_.push_back(std::move(offers.back()));
 }
 
 int32_t DraftPolicy::NumOffered(const PolicyDecideParams& p, int32_t r, int32_t source) const {
@@ -221,21 +228,37 @@ void DraftPolicy::Predict(const PolicyDecideParams& p) {
 
 // Remember what was looked at, to be scored.
 void DraftPolicy::Keep(const PolicyDecideParams& p) {
-  for (size_t c = 0; c < chains_.size(); ++c) {
+  int32_t num_left = kMaxKept;
+  const size_t num_chains = chains_.size();
+  for (size_t i = 0; i < num_chains && num_left > 0; ++i) {
+    const size_t c = (num_decisions_ + i) % num_chains;
     const DraftChain& chain = chains_[c];
-    const int32_t num_wanted = fill_.counts()[c];
-    double* stats = stats_[static_cast<size_t>(chain.source)].values;
-    stats[kNumWanted] += num_wanted;
-    for (int32_t i = 0; i < num_wanted; ++i) stats[kSurvival] += survivals_[static_cast<size_t>(chain.begin + i)];
     Row& row = rows_[static_cast<size_t>(p.rows.table_rows[chain.row])];
     const auto is_same = [&](const Offer& offer) { return offer.source == chain.source; };
+    const int32_t num_wanted = fill_.counts()[c];
     if (num_wanted == 0 && std::count_if(row.offers.begin(), row.offers.end(), is_same) >= kMaxOffers) continue;
-    const Offered offered(p.offers, chain.row, chain.source);
-    const auto first = predictions_.begin() + chain.begin;
-    row.offers.push_back({chain.source, p.rows.num_tokens[chain.row], 0, num_wanted,
-                          std::vector<int32_t>(offered.token_ids, offered.token_ids + chain.count),
-                          std::vector<SurvivalModel::Prediction>(first, first + chain.count)});
+    KeepOffer(p, chain, num_wanted, &row);
+    num_left -= chain.count;
   }
+  ++num_decisions_;
+}
+
+void DraftPolicy::KeepOffer(const PolicyDecideParams& p, const DraftChain& chain, int32_t num_wanted, Row* row) {
+  double* stats = stats_[static_cast<size_t>(chain.source)].values;
+  stats[kNumWanted] += num_wanted;
+  for (int32_t i = 0; i < num_wanted; ++i) stats[kSurvival] += survivals_[static_cast<size_t>(chain.begin + i)];
+  if (spare_.empty()) spare_.emplace_back();
+  row->offers.push_back(std::move(spare_.back()));
+  spare_.pop_back();
+  Offer& offer = row->offers.back();
+  offer.source = chain.source;
+  offer.begin = p.rows.num_tokens[chain.row];
+  offer.num_scored = 0;
+  offer.num_wanted = num_wanted;
+  const int32_t* token_ids = Offered(p.offers, chain.row, chain.source).token_ids;
+  offer.token_ids.assign(token_ids, token_ids + chain.count);
+  const auto first = predictions_.begin() + chain.begin;
+  offer.predictions.assign(first, first + chain.count);
 }
 
 void DraftPolicy::Write(const PolicyDecideParams& p) const {

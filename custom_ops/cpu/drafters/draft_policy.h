@@ -39,7 +39,7 @@ class DraftPolicy {
   Error Decide(const PolicyDecideParams& p);
 
   // Of each source: drafts scored, the sum of their probabilities, how many were right, the sum of the squared errors;
-  // then drafts wanted, the sum of their survivals, and how many of them were accepted.
+  // then of these offers the drafts wanted, the sum of their survivals, and how many of them were accepted.
   void WriteStats(double* stats) const;
 
  private:
@@ -71,6 +71,7 @@ class DraftPolicy {
   void PredictChain(const PolicyDecideParams& p, int32_t r, int32_t source, int32_t max_drafts);
   int32_t NumOffered(const PolicyDecideParams& p, int32_t r, int32_t source) const;
   void Keep(const PolicyDecideParams& p);
+  void KeepOffer(const PolicyDecideParams& p, const DraftChain& chain, int32_t num_wanted, Row* row);
   void Write(const PolicyDecideParams& p) const;
 
   const int32_t max_draft_len_;
@@ -81,6 +82,8 @@ class DraftPolicy {
   std::vector<Stats> stats_;
   std::vector<double> last_rates_;  // of each source, the requests' latest
   uint32_t num_requests_ = 0;
+  uint64_t num_decisions_ = 0;
+  std::vector<Offer> spare_;  // scored to their end, for their memory
   // Of the step being decided.
   std::vector<DraftChain> chains_;
   std::vector<double> survivals_;

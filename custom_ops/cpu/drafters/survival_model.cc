@@ -70,18 +70,25 @@ double PriorOfProb(int32_t prob) { return 1.2 * ((prob + 0.5) / kProbs - 0.5); }
 SurvivalModel::SurvivalModel(int32_t num_sources, const double* prior_logits)
     : weights_(static_cast<size_t>(num_sources) * kPositions * kNumTables, kFirstWeight) {
   const auto num_pairs = static_cast<size_t>(num_sources) * kAgreements;
-  tables_[0].resize(num_pairs * kLengths * kPositions);
-  tables_[1].resize(num_pairs * kProbs * kFirstPositions * kKinds);
-  tables_[2].resize(num_pairs * kRates * kHalfLengths * kFirstPositions);
-  tables_[3].resize(num_pairs * kLengths * kProbs);
-  for (size_t i = 4; i < kNumTables; ++i) tables_[i].assign(size_t{1} << kHashBits, {0.5, 0.0, 0});
+  const std::array<size_t, kNumTables> sizes{num_pairs * kLengths * kPositions,
+                                             num_pairs * kProbs * kFirstPositions * kKinds,
+                                             num_pairs * kRates * kHalfLengths * kFirstPositions,
+                                             num_pairs * kLengths * kProbs,
+                                             size_t{1} << kHashBits,
+                                             size_t{1} << kHashBits};
+  for (size_t i = 0; i < kNumTables; ++i) {
+    tables_[i].logits.assign(sizes[i], 0.0);
+    tables_[i].probabilities.assign(sizes[i], 0.5);
+    tables_[i].counts.assign(sizes[i], 0);
+  }
   for (int32_t s = 0; s < num_sources; ++s) SetPriors(s, prior_logits[s]);
 }
 
 void SurvivalModel::SetPriors(int32_t source, double prior_logit) {
   const auto set = [&](size_t table, int32_t cell, double logit) {
     const double p = std::clamp(Squash(logit + prior_logit), kMinCell, 1.0 - kMinCell);
-    tables_[table][static_cast<size_t>(cell)] = {p, Logit(p), 0};
+    tables_[table].probabilities[static_cast<size_t>(cell)] = p;
+    tables_[table].logits[static_cast<size_t>(cell)] = Logit(p);
   };
   constexpr int32_t kUsualLength = 4;
   for (int32_t a = 0; a < kAgreements; ++a) {
@@ -120,7 +127,7 @@ SurvivalModel::Prediction SurvivalModel::Predict(const DraftFacts& f) const {
 double SurvivalModel::Mix(const Prediction& prediction) const {
   const double* weights = &weights_[static_cast<size_t>(prediction.weights)];
   double x = 0.0;
-  for (size_t i = 0; i < kNumTables; ++i) x += weights[i] * tables_[i][static_cast<size_t>(prediction.cells[i])].logit;
+  for (size_t i = 0; i < kNumTables; ++i) x += weights[i] * tables_[i].logits[static_cast<size_t>(prediction.cells[i])];
   return std::clamp(Squash(x), kMinProbability, 1.0 - kMinProbability);
 }
 
@@ -129,12 +136,14 @@ void SurvivalModel::Learn(const Prediction& prediction, bool is_right) {
   const double step = kLearningRate * (outcome - Mix(prediction));
   double* weights = &weights_[static_cast<size_t>(prediction.weights)];
   for (size_t i = 0; i < kNumTables; ++i) {
-    Cell& cell = tables_[i][static_cast<size_t>(prediction.cells[i])];
-    weights[i] += step * cell.logit;
-    const double rate = std::max(1.0 / (cell.count + kFirstCount), 1.0 / kMaxCount);
-    cell.probability = std::clamp(cell.probability + rate * (outcome - cell.probability), kMinCell, 1.0 - kMinCell);
-    cell.logit = Logit(cell.probability);
-    cell.count = std::min(cell.count + 1, static_cast<int32_t>(kMaxCount));
+    const auto cell = static_cast<size_t>(prediction.cells[i]);
+    Table& table = tables_[i];
+    weights[i] += step * table.logits[cell];
+    const double rate = std::max(1.0 / (table.counts[cell] + kFirstCount), 1.0 / kMaxCount);
+    double& p = table.probabilities[cell];
+    p = std::clamp(p + rate * (outcome - p), kMinCell, 1.0 - kMinCell);
+    table.logits[cell] = Logit(p);
+    table.counts[cell] = std::min(table.counts[cell] + 1, static_cast<int32_t>(kMaxCount));
   }
 }
 

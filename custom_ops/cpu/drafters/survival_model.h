@@ -46,16 +46,17 @@ class SurvivalModel {
   void Learn(const Prediction& prediction, bool is_right);
 
  private:
-  struct Cell {
-    double probability;
-    double logit;
-    int32_t count;
+  // What a prediction reads of a table lies apart from what only learning does.
+  struct Table {
+    std::vector<double> logits;
+    std::vector<double> probabilities;
+    std::vector<int32_t> counts;
   };
 
   double Mix(const Prediction& prediction) const;
   void SetPriors(int32_t source, double prior_logit);
 
-  std::array<std::vector<Cell>, kNumTables> tables_;
+  std::array<Table, kNumTables> tables_;
   std::vector<double> weights_;
 };
 

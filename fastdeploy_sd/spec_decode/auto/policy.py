@@ -119,6 +119,8 @@ class AutoPolicy:
         self._outcome = np.zeros(_NUM_OUTCOMES, np.float64)
         self._decide = BoundCall("policy_decide", struct_type("PolicyDecideParams")(policy=handle))
         self._decide.params.outcome = address(self._outcome)
+        self._offers: OfferTable | None = None
+        self._token_table: I32 | None = None
 
     def begin(self, table_rows: I32) -> None:
         """New requests come into these table rows, i32[n].
@@ -145,30 +147,42 @@ class AutoPolicy:
             ValueError: a shape or dtype disagrees, a count or a row is out of range, a row was not begun, or times do
                 not rise. Nothing has changed then.
         """
-        p, num_rows, planes = self._decide.params, len(x.table_rows), offers.planes
-        num_sources, max_num_rows = planes.evidence.shape[:2]
-        if num_sources != len(self.sources):
-            raise ValueError(f"offers: expected {len(self.sources)} sources, got {num_sources}")
-        if len(x.times) == 0:
+        p, num_rows, max_num_drafts = self._decide.params, len(x.table_rows), len(x.times) - 1
+        self._bind(x.token_table, offers)
+        if max_num_drafts < 0:
             raise ValueError("times: expected at least one, got none")
-        per_row, max_num_drafts = (num_rows,), len(x.times) - 1
-        p.num_rows, p.max_num_rows, p.max_num_drafts = num_rows, max_num_rows, planes.token_ids.shape[1]
-        p.num_table_rows, p.max_tokens_per_row = x.token_table.shape
-        p.token_table = pointer("token_table", x.token_table, x.token_table.shape, np.int32)
+        per_row = (num_rows,)
+        p.num_rows = num_rows
         p.table_rows = pointer("table_rows", x.table_rows, per_row, np.int32)
         p.num_tokens = pointer("num_tokens", x.num_tokens, per_row, np.int32)
         p.max_draft_len = pointer("max_draft_len", x.max_draft_len, per_row, np.int32)
-        p.token_ids, p.offers_cu_num_draft = address(planes.token_ids), address(planes.cu_num_draft)
-        p.evidence, p.draft_prob = address(planes.evidence), address(planes.draft_prob)
-        p.num_outputs, p.num_times = x.num_outputs, len(x.times)
+        p.num_outputs, p.num_times = x.num_outputs, max_num_drafts + 1
         p.times = pointer("times", x.times, x.times.shape, np.float64)
         token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
         sources = np.empty(max_num_drafts, np.int8)
         p.draft_token_ids, p.cu_num_draft, p.draft_sources = address(token_ids), address(cu_num_draft), address(sources)
         self._decide.run()
+        num_tokens, time, _, _ = self._outcome.tolist()
         num_drafts = cu_num_draft.item(-1)
-        drafts = DraftTokens(token_ids[:num_drafts], cu_num_draft, sources[:num_drafts])
-        return Decision(drafts, self._outcome.item(0), self._outcome.item(1))
+        if num_drafts == 0:
+            return Decision(DraftTokens.none(num_rows), num_tokens, time)
+        return Decision(DraftTokens(token_ids[:num_drafts], cu_num_draft, sources[:num_drafts]), num_tokens, time)
+
+    def _bind(self, token_table: I32, offers: OfferTable) -> None:
+        """Point to arrays that are the same in every step, where they are not those of the last one."""
+        p, planes = self._decide.params, offers.planes
+        if offers is not self._offers:
+            num_sources, max_num_rows = planes.evidence.shape[:2]
+            if num_sources != len(self.sources):
+                raise ValueError(f"offers: expected {len(self.sources)} sources, got {num_sources}")
+            p.max_num_rows, p.max_num_drafts = max_num_rows, planes.token_ids.shape[1]
+            p.token_ids, p.offers_cu_num_draft = address(planes.token_ids), address(planes.cu_num_draft)
+            p.evidence, p.draft_prob = address(planes.evidence), address(planes.draft_prob)
+            self._offers = offers
+        if token_table is not self._token_table:
+            p.num_table_rows, p.max_tokens_per_row = token_table.shape
+            p.token_table = pointer("token_table", token_table, token_table.shape, np.int32)
+            self._token_table = token_table
 
     def stats(self) -> dict[DraftSource, SourceStats]:
         """How well each source's drafts were judged so far."""

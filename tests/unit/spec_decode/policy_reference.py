@@ -128,6 +128,7 @@ class ReferencePolicy:
         self.rows: dict[int, Row] = {}
         self.last_rates = [0.5] * self.num_sources
         self.num_requests = 0
+        self.num_decisions = 0
         self.scored: list[tuple[int, float, bool]] = []
 
     def begin(self, table_row: int) -> None:
@@ -151,12 +152,18 @@ class ReferencePolicy:
         counts = fill(chains, num_outputs, times)
         chosen: list[tuple[int, list[int]]] = [(-1, [])] * len(table_rows)
         for chain, count in zip(chains, counts, strict=True):
-            token_ids = offers[chain.row][chain.source][0][: len(chain.survivals)]
             if count:
-                chosen[chain.row] = chain.source, token_ids[:count]
+                chosen[chain.row] = chain.source, offers[chain.row][chain.source][0][:count]
+        num_left = 64
+        for i in range(len(chains)):
+            c = (self.num_decisions + i) % len(chains)
+            chain = chains[c]
             row = self.rows[table_rows[chain.row]]
-            if count or sum(offer.source == chain.source for offer in row.offers) < 4:
+            if num_left > 0 and (counts[c] or sum(offer.source == chain.source for offer in row.offers) < 4):
+                token_ids = offers[chain.row][chain.source][0][: len(chain.survivals)]
                 row.offers.append(Offer(chain.source, len(texts[chain.row]), token_ids, chain.predictions))
+                num_left -= len(token_ids)
+        self.num_decisions += 1
         return chosen
 
     def _score(self, row: Row, offer: Offer, text: Sequence[int]) -> bool:
@@ -179,10 +186,10 @@ class ReferencePolicy:
         self, table_rows: Sequence[int], max_draft_len: Sequence[int], offers: Sequence[Sequence[OfferedRow]]
     ) -> list[Chain]:
         chains: list[Chain] = []
-        num_left, num_chains_left = 1024, len(table_rows) * self.num_sources
+        num_left, num_chains_left = 512, len(table_rows) * self.num_sources
         for r, table_row in enumerate(table_rows):
             for s in range(self.num_sources):
-                share = max(2, num_left // num_chains_left)
+                share = max(1, num_left // num_chains_left)
                 num_chains_left -= 1
                 count = min(share, len(offers[r][s][0]), max_draft_len[r], self.max_draft_len)
                 if count:

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "draft_fill.h"
+#include "draft_offers.h"
 #include "fdsd/policy.h"
 #include "survival_model.h"
 
@@ -20,7 +21,6 @@ namespace fdsd {
 // Calls must not overlap.
 class DraftPolicy {
  public:
-  static constexpr int32_t kMaxSources = 8;
   static constexpr int32_t kMaxDraftLen = 64;
   static constexpr int32_t kNumStats = 7;
 

@@ -17,24 +17,27 @@ constexpr double kMinCell = 0.002, kMinProbability = 0.001;
 double Squash(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 double Logit(double p) { return std::log(p / (1.0 - p)); }
 
+// How many of the bounds a value has reached; without a branch, as no one foresees it.
 template <typename T, size_t N>
-int32_t Bucket(const std::array<T, N>& upper, T value) {
-  return static_cast<int32_t>(std::upper_bound(upper.begin(), upper.end(), value) - upper.begin());
+int32_t Bucket(const std::array<T, N>& bounds, T value) {
+  int32_t bucket = 0;
+  for (const T bound : bounds) bucket += value >= bound ? 1 : 0;
+  return bucket;
 }
 
 int32_t LengthBucket(int32_t length) {
-  static constexpr std::array<int32_t, kLengths - 1> kUpper{1, 2, 3, 4, 5, 8, 12, 20, 40};
-  return Bucket(kUpper, length);
+  static constexpr std::array<int32_t, kLengths - 1> kBounds{1, 2, 3, 4, 5, 8, 12, 20, 40};
+  return Bucket(kBounds, length);
 }
 
 int32_t PositionBucket(int32_t position) {
-  static constexpr std::array<int32_t, kPositions - 1> kUpper{1, 2, 3, 4, 6, 9, 14};
-  return Bucket(kUpper, position);
+  static constexpr std::array<int32_t, kPositions - 1> kBounds{1, 2, 3, 4, 6, 9, 14};
+  return Bucket(kBounds, position);
 }
 
 int32_t ProbBucket(float prob) {
-  static constexpr std::array<float, kProbs - 1> kUpper{0.1F, 0.2F, 0.34F, 0.45F, 0.55F, 0.7F, 0.8F, 0.88F, 0.94F};
-  return Bucket(kUpper, prob);
+  static constexpr std::array<float, kProbs - 1> kBounds{0.1F, 0.2F, 0.34F, 0.45F, 0.55F, 0.7F, 0.8F, 0.88F, 0.94F};
+  return Bucket(kBounds, prob);
 }
 
 int32_t RateBucket(double rate) { return std::min(kRates - 1, static_cast<int32_t>(rate * kRates)); }

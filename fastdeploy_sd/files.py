@@ -21,6 +21,7 @@ from fastdeploy_sd.errors import MAX_SHOWN_CHARS, CheckpointError
 # Far above what any released checkpoint has: the largest index is 10 MB, the largest tokenizer 35 MB.
 MAX_JSON_BYTES = 1 << 25
 MAX_TEXT_BYTES = 1 << 26
+_OTHERS = 0o077
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -59,6 +60,27 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
         if max_bytes is not None and size > max_bytes:
             raise OSError(f"expected at most {max_bytes} bytes, got {size}")
         return file.read(-1 if max_bytes is None else max_bytes)
+
+
+def read_private(path: Path, max_bytes: int) -> bytes:
+    """Return what a file of this user holds that nobody else can read.
+
+    Raises:
+        FileNotFoundError: there is nothing of this name.
+        OSError: it is a link or no regular file, somebody else's or readable by others, or longer than `max_bytes`.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("something else than a regular file")
+        if found.st_uid != os.getuid() or found.st_mode & _OTHERS:
+            mode = stat.S_IMODE(found.st_mode)
+            raise OSError(f"one of user {found.st_uid} with mode {mode:o}, which not only this user can read")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(f"more than {max_bytes} bytes")
+    return content
 
 
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:

@@ -73,13 +73,48 @@ class RedisConfig:
         Spec("Outputs of requests in one message.", name="scheduler_writer_batch_size", minimum=1, maximum=10000),
     )
 
+    password_file: str | None = option(
+        None,
+        Spec(
+            "File with the password of Redis in one line, which only this user can read; in place of"
+            " scheduler_password, which everybody sees on a command line.",
+            name="scheduler_password_file",
+        ),
+    )
+    tls: bool = option(
+        False,
+        Spec("Speak TLS with Redis, whose certificate must name `scheduler_host`.", name="scheduler_tls"),
+    )
+    tls_ca_file: str | None = option(
+        None,
+        Spec(
+            "File (PEM) of the authorities that sign the certificate of Redis; none: those of this system.",
+            name="scheduler_tls_ca_file",
+        ),
+    )
+    tls_cert_file: str | None = option(
+        None,
+        Spec(
+            "File (PEM) of the certificate to show to a Redis that asks for one (tls-auth-clients).",
+            name="scheduler_tls_cert_file",
+        ),
+    )
+    tls_key_file: str | None = option(
+        None,
+        Spec("File (PEM) of its key; none: it is in the same file.", name="scheduler_tls_key_file"),
+    )
+
     def __post_init__(self) -> None:
         verify_fields(self, "redis")
+        if self.password is not None and self.password_file is not None:
+            raise _error("scheduler_password_file", "none beside scheduler_password", "one")
+        for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
+            if getattr(self, name) is not None and not self.tls:
+                raise _error(f"scheduler_{name}", "none without scheduler_tls", "one")
+        if self.tls_key_file is not None and self.tls_cert_file is None:
+            raise _error("scheduler_tls_key_file", "one with scheduler_tls_cert_file only", "one without")
         if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", self.topic):
-            raise ConfigError(
-                f"scheduler_topic: expected 1 to 64 letters, digits and . _ : -, got {shown(self.topic)}",
-                param="scheduler_topic",
-            )
+            raise _error("scheduler_topic", "1 to 64 letters, digits and . _ : -", shown(self.topic))
 
     @property
     def is_shared(self) -> bool:
@@ -92,3 +127,7 @@ def idle_notes(given: Iterable[str], config: RedisConfig) -> list[str]:
     names = {opt.name for opt in options_of(RedisConfig, "redis")} - {_NAME_OPTION}
     idle = [] if config.is_shared else [name for name in given if name in names]
     return [f"{', '.join(idle)}: accepted without effect: it belongs to scheduler_name splitwise"] if idle else []
+
+
+def _error(name: str, expected: str, got: str) -> ConfigError:
+    return ConfigError(f"{name}: expected {expected}, got {got}", param=name)

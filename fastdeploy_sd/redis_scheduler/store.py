@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar, cast
 
@@ -19,6 +20,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 from fastdeploy_sd.config import RedisConfig
 from fastdeploy_sd.errors import ConfigError, Unavailable
 from fastdeploy_sd.metrics import RedisStats
+from fastdeploy_sd.redis_scheduler.access import access_arguments
 
 T = TypeVar("T")
 
@@ -43,14 +45,18 @@ class Store:
     Args:
         config: where Redis is, and the topic that every key begins with.
         stats: where this process counts.
+
+    Raises:
+        ConfigError: as `access_arguments`.
     """
 
     def __init__(self, config: RedisConfig, stats: RedisStats) -> None:
         self.stats = stats
         self._topic = config.topic
-        self._address = f"{config.host}:{config.port}"
-        self._redis = _connection(config, _ANSWER_S)
-        self._waiting = _connection(config, _ANSWER_S + _WAIT_S)
+        self._address = f"{'rediss://' if config.tls else ''}{config.host}:{config.port}"
+        access = access_arguments(config)
+        self._redis = _connection(config, access, _ANSWER_S)
+        self._waiting = _connection(config, access, _ANSWER_S + _WAIT_S)
 
     def key(self, name: str) -> str:
         """The full name of a key."""
@@ -60,8 +66,8 @@ class Store:
         """Check that Redis can be used.
 
         Raises:
-            ConfigError: it answers, but not to us: the password or the number of the database is wrong, or it is no
-                Redis.
+            ConfigError: it answers, but not to us: the password, the number of the database or what is said of TLS is
+                wrong, or it is no Redis.
             StoreDown: it does not answer.
         """
         try:
@@ -77,7 +83,23 @@ class Store:
             text = f"{name}: expected one that Redis at {self._address} takes, got its error: {error}"
             raise ConfigError(text, param=name) from None
         except _FAILURES as error:
+            self._verify_tls(error)
             raise self._down(error) from None
+
+    def _verify_tls(self, error: Exception) -> None:
+        """Raise what a failure of TLS says about the options."""
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ssl.SSLError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            return
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            name, expected = "scheduler_tls_ca_file", "the authority of a certificate that names scheduler_host"
+        elif "CERTIFICATE" in str(cause.reason):
+            name, expected = "scheduler_tls_cert_file", "a certificate that Redis accepts"
+        else:
+            name, expected = "scheduler_tls", "a Redis that speaks TLS"
+        raise ConfigError(f"{name}: expected {expected} at {self._address}, got: {cause}", param=name) from None
 
     async def push(self, name: str, frame: bytes, ttl_s: float) -> int:
         """Append a frame to a list, which vanishes when nothing is appended for `ttl_s`; return its length now."""
@@ -169,17 +191,17 @@ def _kind(error: Exception) -> str:
     return "connection" if isinstance(error, (redis.exceptions.ConnectionError, OSError)) else "answer"
 
 
-def _connection(config: RedisConfig, patience_s: float) -> redis.asyncio.Redis:
+def _connection(config: RedisConfig, access: dict[str, Any], patience_s: float) -> redis.asyncio.Redis:
     return redis.asyncio.Redis(
         host=config.host,
         port=config.port,
         db=config.db,
-        password=config.password,
         socket_timeout=patience_s,
         socket_connect_timeout=_ANSWER_S,
         retry=Retry(NoBackoff(), 0),
         retry_on_error=[],
         client_name="fastdeploy_sd",
+        **access,
     )
 
 

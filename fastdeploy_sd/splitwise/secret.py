@@ -7,17 +7,17 @@ import hashlib
 import hmac
 import os
 import secrets
-import stat
 from pathlib import Path
 
 from fastdeploy_sd.config import SplitwiseConfig
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.files import read_private
 
 STATE_VARIABLE = "XDG_STATE_HOME"
 _FILE_NAME = "pd_secret"
 _NUM_BYTES = 32
 _NUM_CHARS = 2 * _NUM_BYTES
-_FOLDER_MODE, _FILE_MODE, _OTHERS = 0o700, 0o600, 0o077
+_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 
 
 def deployment_secret(config: SplitwiseConfig) -> bytes:
@@ -54,15 +54,9 @@ def _state_folder() -> Path:
 
 
 def _read(path: Path) -> bytes:
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise _error(path, "something else than a regular file")
-        if found.st_uid != os.getuid() or found.st_mode & _OTHERS:
-            raise _error(path, f"one of user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}")
-        text = file.read(_NUM_CHARS + 1)
+    text = read_private(path, _NUM_CHARS)
     if len(text) != _NUM_CHARS:
-        raise _error(path, "another content")
+        raise OSError("another content")
     return text
 
 

@@ -18,7 +18,7 @@ done
 trap '"$here/stop_1p1d.sh" 2>/dev/null || true' EXIT
 trap 'exit 1' INT TERM
 
-password=$(REDIS_PORT=$redis_port RUN_DIR=$run_dir/redis "$here/start_redis.sh")
+password_file=$(REDIS_PORT=$redis_port RUN_DIR=$run_dir/redis "$here/start_redis.sh")
 
 # start PART PORT SERVE-OPTION...
 start() {
@@ -31,7 +31,7 @@ start() {
 for part in prefill decode; do
     if [ "$part" = prefill ]; then port=${PREFILL_PORT:-8180}; else port=${DECODE_PORT:-8190}; fi
     start "$part" "$port" "$@" --splitwise-role "$part" --router "127.0.0.1:${PORT:-8000}" --scheduler-name splitwise \
-        --scheduler-host 127.0.0.1 --scheduler-port "$redis_port" --scheduler-password "$password" >/dev/null
+        --scheduler-host 127.0.0.1 --scheduler-port "$redis_port" --scheduler-password-file "$password_file" >/dev/null
 done
 url=$(SERVER_MODULE=fastdeploy_sd.router.launch start router "${PORT:-8000}" --splitwise)
 # It answers as soon as one of them has registered.

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Start a Redis for servers of this machine, in memory only, and print its password: scripts/deploy/start_redis.sh
-# RUN_DIR (default: run/redis) gets redis.conf, which only this user can read, and console.log. REDIS_PORT (default: 6379)
-# is its port of 127.0.0.1. Needs redis-server and redis-cli. Exit status: 0 it answers, 2 it does not.
+# Start a Redis for servers of this machine, in memory only, and print the name of the file with its password, for
+# --scheduler-password-file: scripts/deploy/start_redis.sh
+# RUN_DIR (default: run/redis) gets password and redis.conf, which only this user can read, and console.log. REDIS_PORT
+# (default: 6379) is its port of 127.0.0.1. Needs redis-server and redis-cli. Exit status: 0 it answers, 2 it does not.
 set -eu
 
 run_dir=${RUN_DIR:-run/redis}
@@ -9,7 +10,8 @@ port=${REDIS_PORT:-6379}
 mkdir -p "$run_dir"
 umask 077
 password=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
-rm -f "$run_dir/redis.conf"
+rm -f "$run_dir/redis.conf" "$run_dir/password"
+echo "$password" >"$run_dir/password"
 cat >"$run_dir/redis.conf" <<CONF
 bind 127.0.0.1
 port $port
@@ -30,9 +32,9 @@ until REDISCLI_AUTH=$password redis-cli -h 127.0.0.1 -p "$port" ping 2>/dev/null
         cat "$run_dir/console.log" >&2
         echo "start_redis.sh: Redis does not answer on 127.0.0.1:$port" >&2
         kill "$pid" 2>/dev/null || true
-        rm -f "$run_dir/redis.conf"
+        rm -f "$run_dir/redis.conf" "$run_dir/password"
         exit 2
     fi
     sleep 0.1
 done
-echo "$password"
+echo "$run_dir/password"

@@ -13,4 +13,4 @@ if REDISCLI_AUTH=$password redis-cli -h 127.0.0.1 -p "$port" ping 2>/dev/null | 
     echo "stop_redis.sh: Redis on port $port did not end" >&2
     exit 1
 fi
-rm -f "$conf"
+rm -f "$conf" "${conf%redis.conf}password"

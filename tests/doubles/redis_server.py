@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import redis
 
+from tests.doubles.certificates import Certificates
+
 WAIT_S = 120.0
 PASSWORD = "a password of the tests"
 MISSING = "redis-server is missing: install the distribution's package redis-server, as scripts/dev test does"
@@ -26,21 +28,31 @@ class RedisServer:
     Args:
         folder: where it runs.
         settings: lines of its configuration, besides ours.
+        certificates: it speaks TLS only, and only with those who have one; None = it speaks no TLS.
     """
 
-    def __init__(self, folder: Path, *settings: str, password: str = PASSWORD) -> None:
+    def __init__(
+        self, folder: Path, *settings: str, password: str = PASSWORD, certificates: Certificates | None = None
+    ) -> None:
         self._folder, self._settings, self._password = folder, settings, password
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
-        self._client = redis.Redis(port=self.port, password=password, socket_timeout=WAIT_S)
+        access: dict[str, Any] = {}
+        self._ports: tuple[str, ...] = (f"port {self.port}",)
+        if certificates is not None:
+            files = {"ca-cert": certificates.ca, "cert": certificates.server, "key": certificates.server_key}
+            access = {"ssl": True, "ssl_ca_certs": certificates.ca}
+            access |= {"ssl_certfile": certificates.client, "ssl_keyfile": certificates.client_key}
+            self._ports = ("port 0", f"tls-port {self.port}", *(f"tls-{n}-file {path}" for n, path in files.items()))
+        self._client = redis.Redis("127.0.0.1", self.port, password=password, socket_timeout=WAIT_S, **access)
 
     def start(self) -> None:
         """Start it, empty; returns when it answers."""
         program = shutil.which("redis-server")
         if program is None:
             pytest.fail(MISSING, pytrace=False)
-        own = (f"port {self.port}", "bind 127.0.0.1", f'requirepass "{self._password}"', 'save ""', "appendonly no")
+        own = (*self._ports, "bind 127.0.0.1", f'requirepass "{self._password}"', 'save ""', "appendonly no")
         process = subprocess.Popen([program, "-"], cwd=self._folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         self._process = process
         assert process.stdin is not None
@@ -95,8 +107,10 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def running_redis(folder: Path, *settings: str, password: str = PASSWORD) -> Iterator[RedisServer]:
+def running_redis(
+    folder: Path, *settings: str, password: str = PASSWORD, certificates: Certificates | None = None
+) -> Iterator[RedisServer]:
     """A Redis that is ended at the end."""
-    with contextlib.closing(RedisServer(folder, *settings, password=password)) as server:
+    with contextlib.closing(RedisServer(folder, *settings, password=password, certificates=certificates)) as server:
         server.start()
         yield server

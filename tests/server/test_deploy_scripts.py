@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -119,6 +120,15 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def command_lines() -> str:
+    """Those of all processes."""
+    texts = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            texts.append(path.read_bytes().decode(errors="replace"))
+    return "\n".join(texts)
+
+
 def test_instances_that_share_the_work_are_started_answer_and_are_stopped(tmp_path: Path) -> None:
     names = ("PORT", "PREFILL_PORT", "DECODE_PORT", "REDIS_PORT")
     ports = dict(zip(names, free_ports(4), strict=True))
@@ -138,13 +148,16 @@ def test_instances_that_share_the_work_are_started_answer_and_are_stopped(tmp_pa
         prefill = f"http://127.0.0.1:{ports['PREFILL_PORT']}"
         same = httpx.post(f"{prefill}/v1/completions", json=body, timeout=TIMEOUT_S).json()
         assert same["choices"][0]["text"] == answer["choices"][0]["text"]
+        password = run_dir / "redis" / "password"
+        assert password.stat().st_mode & 0o777 == 0o600
+        assert password.read_text().strip() not in command_lines()
         again = run("start_1p1d.sh", "demo", run_dir=run_dir, **settings)
         assert (again.returncode, again.stderr.split(":")[0]) == (2, "start_1p1d.sh")
     finally:
         stopped = run("stop_1p1d.sh", run_dir=run_dir, **settings)
     assert (stopped.returncode, stopped.stderr) == (0, "")
     assert not any(map(listens, ports.values()))
-    assert not (run_dir / "redis" / "redis.conf").exists()
+    assert [path.name for path in (run_dir / "redis").iterdir()] == ["console.log"]
 
 
 def test_what_was_started_ends_with_what_could_not_be(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.doubles.certificates import make_certificates
 from tests.doubles.redis_server import PASSWORD, running_redis
 from tests.e2e.server_process import ServerProcess, running_server
 from tests.server.redis_deployment import until
@@ -34,9 +35,14 @@ def test_prompts_are_computed_at_one_instance_and_answered_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with running_redis(tmp_path) as redis, ExitStack() as stack:
+    certificates, password = make_certificates(tmp_path), tmp_path / "password"
+    password.touch(0o600)
+    password.write_text(PASSWORD)
+    with running_redis(tmp_path, certificates=certificates) as redis, ExitStack() as stack:
         shared = [*ALONE, "--scheduler-name", "splitwise", "--scheduler-port", str(redis.port), "--scheduler-topic"]
-        shared += ["pd", "--scheduler-password", PASSWORD, "--splitwise-role"]
+        shared += ["pd", "--scheduler-password-file", str(password), "--scheduler-tls", "--scheduler-tls-ca-file"]
+        shared += [str(certificates.ca), "--scheduler-tls-cert-file", str(certificates.client)]
+        shared += ["--scheduler-tls-key-file", str(certificates.client_key), "--splitwise-role"]
         alone = stack.enter_context(running_server(*ALONE))
         prefill = stack.enter_context(running_server(*shared, "prefill"))
         decode = stack.enter_context(running_server(*shared, "decode"))

@@ -51,6 +51,20 @@ def test_a_wrong_value_is_an_error(model: str, name: str, value: object, text: s
     assert caught.value.message.startswith(f"{name}: {text}")
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"password": "a", "password_file": "b"}, "scheduler_password_file: expected none beside scheduler_password"),
+        ({"tls_ca_file": "a"}, "scheduler_tls_ca_file: expected none without scheduler_tls, got one"),
+        ({"tls": True, "tls_key_file": "a"}, "scheduler_tls_key_file: expected one with scheduler_tls_cert_file only"),
+    ],
+)
+def test_what_belongs_together(model: str, options: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_kwargs(model=model, **{f"scheduler_{name}": value for name, value in options.items()})
+    assert caught.value.message.startswith(text)
+
+
 def test_a_password_is_not_repeated(model: str, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_kwargs(model=model, scheduler_password={"hush": 1})

@@ -1,14 +1,26 @@
-"""Which instance takes a request: a pure choice over the instances' loads. Knows no network and no request."""
+"""Which instance takes a request: by the instances' loads, and by which of them have seen the beginning of its prompt.
+
+Prefix caches may still hold what was seen. Routers and instances that share requests through Redis choose alike. Knows
+no network and no request.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import random
+import secrets
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # An instance that is preferred, because it has the prompt's prefix or the client's connection, is taken while it is
 # fuller than the emptiest by no more than this share of what it runs at once.
 PREFERENCE = 0.25
+_BLOCK_BYTES = 256
+_MAX_BLOCKS = 64
+_MAX_ENTRIES = 1 << 16
+_MAX_INSTANCES = 4  # per beginning
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +61,57 @@ def choose(loads: Mapping[str, Load], preferred: Sequence[str] = (), rng: random
             return name
     emptiest = sorted(name for name, load in loads.items() if load.share == least)
     return (rng or random).choice(emptiest)
+
+
+class PrefixTable:
+    """Beginnings of prompts and the instances that got them last; the oldest ones are forgotten.
+
+    Args:
+        max_entries: beginnings it holds at most.
+    """
+
+    def __init__(self, max_entries: int = _MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._secret = secrets.token_bytes(_DIGEST_BYTES)  # so that nobody can make two beginnings collide
+        self._instances: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+
+    def keys_of(self, prompt: bytes | memoryview, salt: str = "") -> list[bytes]:
+        """Return a key per whole block of a prompt, each of everything up to there.
+
+        Args:
+            salt: prompts with another one share nothing.
+        """
+        keys: list[bytes] = []
+        digest = hashlib.blake2b(salt.encode(), key=self._secret, digest_size=_DIGEST_BYTES)
+        for number in range(min(len(prompt) // _BLOCK_BYTES, _MAX_BLOCKS)):
+            digest.update(prompt[number * _BLOCK_BYTES : (number + 1) * _BLOCK_BYTES])
+            keys.append(digest.digest())
+        return keys
+
+    def choose(self, loads: Mapping[str, Load], keys: Sequence[bytes], home: str | None = None) -> str | None:
+        """Return the instance that takes a prompt, as `choose` does, and note that it gets it; None = there is none.
+
+        Args:
+            keys: of the prompt. The instance that has seen the longest part is preferred.
+            home: comes before others that have seen as much, and after those that have seen more.
+        """
+        chosen = choose(loads, self._preferred(keys, home))
+        if chosen is not None:
+            self._note(keys, chosen)
+        return chosen
+
+    def _preferred(self, keys: Sequence[bytes], home: str | None) -> list[str]:
+        found: dict[str, None] = {}
+        for key in reversed(keys):
+            found.update(dict.fromkeys(sorted(self._instances.get(key, ()), key=lambda name: name != home)))
+        return [*found] if home is None or home in found else [*found, home]
+
+    def _note(self, keys: Sequence[bytes], instance: str) -> None:
+        for key in keys:
+            others = [other for other in self._instances.pop(key, ()) if other != instance]
+            self._instances[key] = (instance, *others[: _MAX_INSTANCES - 1])
+        while len(self._instances) > self._max_entries:
+            self._instances.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._instances)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ from fastdeploy_sd.errors import BadRequest, FdsdError, Overloaded, Unavailable
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.metrics import RedisStats
-from fastdeploy_sd.placement import Load, choose
+from fastdeploy_sd.placement import Load, PrefixTable
 from fastdeploy_sd.redis_scheduler.cluster import ClusterView
 from fastdeploy_sd.redis_scheduler.deployment import Terms, digest_of, sealer_of
 from fastdeploy_sd.redis_scheduler.frames import Record
@@ -48,7 +48,8 @@ class _Target:
 
 
 class ClusterClient(EngineClient):
-    """Submits each request to the instance with the least to do; its own one needs no Redis for that.
+    """Submits each request to the instance with the least to do, or one that has seen the beginning of its prompt where
+    that is hardly fuller; the own one, which needs no Redis, comes before others that are alike.
 
     A request whose instance is lost, refuses it or ends goes on at another one behind the tokens that have come: the
     reader of `generate` sees the same outputs. While Redis is down everything runs here, if this instance decodes. What
@@ -67,6 +68,7 @@ class ClusterClient(EngineClient):
         self._terms = Terms.of(config)
         self._store = Store(config.redis, stats)
         self._view: ClusterView | None = None
+        self._seen = PrefixTable()
         self._origin: Origin | None = None
         self._remotes: dict[RequestId, RemoteRequest] = {}
         self._decodes = config.splitwise.splitwise_role != "prefill"
@@ -171,14 +173,15 @@ class ClusterClient(EngineClient):
         loads = {name: self._view.load_of(record) for name, record in able.items()}
         if self._decodes and _HERE not in avoided:
             loads[_HERE] = self._own_load(records.values())
-        name = choose(loads, preferred=(_HERE,))
+        keys = self._seen.keys_of(request.prompt_token_ids.tobytes(), request.cache_salt or "")
+        name = self._seen.choose(loads, keys, home=_HERE)
         if name is None:
             return None
         record = self._own_record(records.values()) if name == _HERE else able[name]
         role = self._config.splitwise.splitwise_role if name == _HERE else able[name].role
         if record is not None:
             self._view.note_assigned(record.instance)
-        source = self._source(records.values()) if role == "decode" else None
+        source = self._source(records.values(), keys) if role == "decode" else None
         return _Target(name, 0 if name == _HERE else able[name].max_num_queued, source)
 
     def _can_run(self, record: Record, request: Request) -> bool:
@@ -203,10 +206,10 @@ class ClusterClient(EngineClient):
         running, waiting = (0, 0) if stats is None else (stats.num_running, stats.num_waiting)
         return Load(running, waiting, self._config.scheduler.max_num_seqs)
 
-    def _source(self, records: Iterable[Record]) -> KvSource | None:
+    def _source(self, records: Iterable[Record], keys: Sequence[bytes]) -> KvSource | None:
         assert self._view is not None, "as _choose"
         sources = {r.instance: r for r in records if r.role == "prefill" and r.kv_address}
-        name = choose({name: self._view.load_of(record) for name, record in sources.items()})
+        name = self._seen.choose({name: self._view.load_of(record) for name, record in sources.items()}, keys)
         if name is None:
             return None
         self._view.note_assigned(name)

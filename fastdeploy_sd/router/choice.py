@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from fastdeploy_sd.fleet.messages import DECODE
-from fastdeploy_sd.placement import choose
-from fastdeploy_sd.router.affinity import PrefixTable
+from fastdeploy_sd.placement import PrefixTable
 from fastdeploy_sd.router.instance import Instance
+
+_PROMPT = re.compile(rb'"(?:messages|prompt|prompt_token_ids)"\s*:\s*(?=[\["])')
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Chooser:
 
     def wish(self, body: bytes) -> Wish:
         """Return what matters of a request."""
-        return Wish(body, self._seen.keys_of(body))
+        return Wish(body, self._seen.keys_of(prompt_of(body)))
 
     def choose(self, wish: Wish) -> Placement | None:
         """Return where a request goes now; None = nobody can take it.
@@ -69,15 +71,22 @@ class Chooser:
         if instance is None:
             return None
         sources = [i for i in available if i.kv_source is not None]
-        source = self._choose(sources, wish) if instance.said.role == DECODE else None
-        for chosen in filter(None, (instance, source)):
-            self._seen.note(wish.keys, chosen.instance_id)
-        return Placement(instance, source)
+        return Placement(instance, self._choose(sources, wish) if instance.said.role == DECODE else None)
 
     def _choose(self, instances: Collection[Instance], wish: Wish) -> Instance | None:
         by_id = {i.instance_id: i for i in instances}
-        chosen = choose({name: i.estimate() for name, i in by_id.items()}, self._seen.preferred(wish.keys))
+        chosen = self._seen.choose({name: i.estimate() for name, i in by_id.items()}, wish.keys)
         return None if chosen is None else by_id[chosen]
+
+
+def prompt_of(body: bytes) -> memoryview:
+    """Return what follows the key that holds a prompt.
+
+    Bodies are not parsed: two clients that write the same prompt differently miss each other, which costs time and
+    nothing else.
+    """
+    found = _PROMPT.search(body)
+    return memoryview(body)[len(body) if found is None else found.end() :]
 
 
 def _with_model(instances: list[Instance], body: bytes) -> list[Instance]:

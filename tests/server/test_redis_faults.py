@@ -5,46 +5,23 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.doubles.redis_server import RedisServer, running_redis
+from tests.doubles.redis_server import RedisServer
 from tests.server.redis_deployment import (
     CLUSTER,
     EXPIRE_MS,
+    NUM_TOKENS,
     TOPIC,
     Deployment,
     counted,
-    deployed,
     num_running,
     streams,
     text_of,
     until,
 )
-from tests.server.toy_process import Stream, complete, serving
-
-NUM_TOKENS = 250
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_redis(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def deployment(golden_dir: Path, tmp_path: Path, redis: RedisServer) -> Iterator[Deployment]:
-    with deployed(golden_dir, tmp_path, redis) as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
-def want(golden_dir: Path) -> str:
-    """What a stream reads like that nobody disturbs."""
-    with serving(golden_dir, max_num_seqs=2) as server:
-        return text_of(Stream(server.url, NUM_TOKENS).read())
+from tests.server.toy_process import complete
 
 
 def test_a_server_starts_without_redis_and_shares_when_it_comes(

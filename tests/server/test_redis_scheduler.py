@@ -6,52 +6,30 @@ Real servers, a real Redis; every stream is compared with that of an instance on
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from tests.doubles.redis_server import PASSWORD, RedisServer, running_redis
+from tests.doubles.redis_server import PASSWORD, RedisServer
 from tests.server.redis_deployment import (
     CLUSTER,
     ENGINE,
     EXPIRE_MS,
     HTTP,
+    NUM_TOKENS,
     SCHEDULER,
     TOPIC,
     Deployment,
     counted,
-    deployed,
     num_running,
     signal_all,
     streams,
     text_of,
     until,
 )
-from tests.server.toy_process import Stream, complete, serving
+from tests.server.toy_process import complete
 
-NUM_TOKENS = 250
 PATIENCE_S = 2 * EXPIRE_MS / 1000
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_redis(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def deployment(golden_dir: Path, tmp_path: Path, redis: RedisServer) -> Iterator[Deployment]:
-    with deployed(golden_dir, tmp_path, redis) as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
-def want(golden_dir: Path) -> str:
-    """What a stream reads like that nobody disturbs."""
-    with serving(golden_dir, max_num_seqs=2) as server:
-        return text_of(Stream(server.url, NUM_TOKENS).read())
 
 
 def test_instances_share_what_comes_to_one(deployment: Deployment, redis: RedisServer, want: str) -> None:

@@ -70,6 +70,32 @@ def test_a_request_that_stays_here_takes_no_round_trip_per_token(
     deployment.stop()
 
 
+def test_a_prompt_goes_where_its_beginning_has_been(deployment: Deployment) -> None:
+    """To the other instance, which was less busy at first, also when the own one is idle."""
+    a, _ = (deployment.start(max_num_seqs=size, scheduler_expire_period=6_000) for size in (1, 256))
+    deployment.wait_for_instances(2)
+    prompt = [7, 8, 9] * 40
+
+    def runs_here(token_ids: list[int]) -> bool:
+        before = counted(a, "requests", place="kept")
+        assert complete(a.url, prompt=token_ids).status_code == 200
+        return counted(a, "requests", place="kept") > before
+
+    (busy,) = streams(a, 1, 4000)
+    assert not runs_here(prompt)
+    busy.close()
+    num_idle = 0
+
+    def was_idle_often() -> bool:
+        nonlocal num_idle
+        assert not runs_here([*prompt, num_idle])
+        num_idle += runs_here([3, 4, 5])
+        return num_idle == 3
+
+    until(was_idle_often)
+    deployment.stop()
+
+
 @pytest.mark.parametrize("victim", ["server", ENGINE, SCHEDULER])
 def test_what_a_killed_instance_ran_goes_on_elsewhere(deployment: Deployment, want: str, victim: str) -> None:
     a, b = deployment.start(), deployment.start()

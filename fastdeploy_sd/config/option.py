@@ -32,6 +32,7 @@ class Spec:
         name: what users write, when it differs from the field's name.
         aliases: other accepted names.
         choices: the only accepted values; taken from the field's type when that is a Literal.
+        instead: values of others that are refused, and what to use.
         minimum, maximum: inclusive limits of a number.
         secret: never printed, logged or serialised unless asked for.
         comma_separated: a text of a list holds several values, with commas between them; a number is a list of one.
@@ -44,6 +45,7 @@ class Spec:
     name: str = ""
     aliases: tuple[str, ...] = ()
     choices: tuple[object, ...] = ()
+    instead: tuple[tuple[str, str], ...] = ()
     minimum: float | None = None
     maximum: float | None = None
     secret: bool = False
@@ -143,7 +145,10 @@ class Option:
     def error(self, value: object) -> ConfigError:
         """Return the error for `value`, which is not repeated when the option is secret."""
         got = "(hidden)" if self.spec.secret else shown(value)
-        hint = suggest(value, map(str, self.choices)) if isinstance(value, str) else ""
+        hint = ""
+        if isinstance(value, str):
+            known = dict(self.spec.instead).get(value)
+            hint = suggest(value, map(str, self.choices)) if known is None else f": {known}"
         return ConfigError(f"{self.path}: expected {self.expected}, got {got}{hint}", param=self.group or self.name)
 
     def _means_none(self, value: object) -> bool:

@@ -22,7 +22,11 @@ class RedisConfig:
         _LOCAL,
         Spec(
             "Who runs a request: local: the instance that got it; splitwise: the one with the least to do among those"
-            " that use the same Redis and topic."
+            " that use the same Redis and topic.",
+            instead=(
+                ("global", "splitwise shares the requests of mixed instances too, by load; use that"),
+                ("dp", "there is no data parallelism within a server; use several servers and a router, or splitwise"),
+            ),
         ),
     )
     host: str = option("127.0.0.1", Spec("Host of Redis.", name="scheduler_host"))

@@ -36,7 +36,8 @@ def test_without_effect_is_said(model: str, caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("scheduler_name", "global", "expected one of local, splitwise, got 'global'"),
+        ("scheduler_name", "global", "expected one of local, splitwise, got 'global': splitwise shares the requests"),
+        ("scheduler_name", "dp", "expected one of local, splitwise, got 'dp': there is no data parallelism within a"),
         ("scheduler_port", 0, "expected an integer in 1..65535, got 0"),
         ("scheduler_port", "x", "expected an integer in 1..65535, got 'x'"),
         ("scheduler_db", -1, "expected an integer of at least 0, got -1"),

@@ -101,6 +101,8 @@ class _Measurement:
     def run(self) -> Costs:
         self._fill_context()
         groups = [self._alone(), self._alone_in_long(), self._company()]
+        self._requests.begin(1, self._base.context)
+        self._measure(self._base)  # whatever little time there is
         num_settled = 0
         while num_settled < _SETTLED_ROUNDS and self._time_left_s(_STEPS_SHARE) > 0:
             before = self._least_ms()

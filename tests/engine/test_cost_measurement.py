@@ -73,6 +73,18 @@ def test_a_small_cache_holds_fewer_requests_or_none(num_blocks: int, most: int) 
         executor.shutdown()
 
 
+def test_one_row_of_one_request_is_always_measured() -> None:
+    limits = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=256)
+    executor = create_executor(replace(CONFIG, scheduler=limits, speculative=SpeculativeConfig()))
+    try:
+        for budget_s in (AMPLE_S, 1e-9):
+            costs = measure_costs(executor.execute, executor.model_info, 1, 256, budget_s)
+            assert [(s.requests, s.rows) for s in costs.steps if s.requests and s.context == 64] == [(1, 1)]
+            assert costs.drafts == ()
+    finally:
+        executor.shutdown()
+
+
 def test_it_ends_when_its_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = create_executor(CONFIG)
     now = 0.0

@@ -111,16 +111,16 @@ def create_executor(config: Config, make_proposer: MakeProposer | None = None) -
     if config.parallel.own_node() != 0:
         text = "node_rank: expected 0, as `fastdeploy-sd serve` starts the ranks of the other nodes, got another"
         raise ConfigError(text, param="node_rank")
-    board = StepBoard()
-    load = partial(create_rank, board=board)
-    if make_proposer is not None:
-        load = partial(load, make_proposer=make_proposer)
+    load = create_rank if make_proposer is None else partial(create_rank, make_proposer=make_proposer)
+    board = StepBoard() if make_proposer is None and METHODS[config.speculative.method].chooses else None
+    if board is not None:
+        load = partial(load, board=board)
     executor: KvExecutor = (
         load(config)
         if config.parallel.tensor_parallel_size == 1
         else start_ranks(config, lambda c, group: load(c, group=group), DEFAULT_FOLLOWER)
     )
-    if make_proposer is None and METHODS[config.speculative.method].chooses:
+    if board is not None:
         board.profile = _profile_of(config, executor)
     return executor
 

@@ -56,7 +56,10 @@ def test_no_drafts_can_be_had_everywhere_whatever_else_is_asked(info: Speculatio
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"method": "ngrm"}, "speculation.method: expected one of naive, ngram, suffix, mtp, got 'ngrm' (did you mean"),
+        (
+            {"method": "ngrm"},
+            "speculation.method: expected one of naive, ngram, suffix, mtp, auto, got 'ngrm' (did you mean",
+        ),
         ({"num_speculative_tokens": 0}, "speculation.num_speculative_tokens: expected an integer >= 1, got 0"),
     ],
 )

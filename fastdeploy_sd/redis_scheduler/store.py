@@ -57,6 +57,7 @@ class Store:
         access = access_arguments(config)
         self._redis = _connection(config, access, _ANSWER_S)
         self._waiting = _connection(config, access, _ANSWER_S + _WAIT_S)
+        self._asking: set[asyncio.Future[Any]] = set()
 
     def key(self, name: str) -> str:
         """The full name of a key."""
@@ -149,15 +150,28 @@ class Store:
         """Remove a list."""
         await self._do("remove", _typed(self._redis.unlink(self.key(name))))
 
+    def _note_end(self, asking: asyncio.Future[Any]) -> None:
+        self._asking.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # nobody else may be left to look
+
     async def close(self) -> None:
         """Close the connections."""
+        await end_tasks(self._asking)
         for connection in (self._redis, self._waiting):
             await connection.aclose()
 
     async def _do(self, purpose: str, answer: Awaitable[T]) -> T:
+        """Wait for an answer in a task of its own: a cancellation that the client library swallows ends the caller."""
         self.stats.round_trips[purpose] += 1
+        asking = asyncio.ensure_future(answer)
+        self._asking.add(asking)
+        asking.add_done_callback(self._note_end)
         try:
-            return await answer
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
         except _FAILURES as error:
             self.stats.errors[_kind(error)] += 1
             raise self._down(error) from None
@@ -167,7 +181,7 @@ class Store:
         return StoreDown(f"{self._address}: {text}")
 
 
-async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel tasks that use a Store, until they have ended: the client library may swallow a cancellation."""
     left = set(tasks)
     while left:

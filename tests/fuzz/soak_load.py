@@ -218,7 +218,9 @@ class Load:
 
 
 def _client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=None, trust_env=False)
+    # A connection per request: one that is kept may be closed by the server in the moment it is used again.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
 
 
 def _shown(ask: Ask, answer: Answer) -> str:

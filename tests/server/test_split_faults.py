@@ -7,6 +7,7 @@ block is free on both sides; and in the end every process has ended well and not
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import socket
@@ -21,6 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.server.abort_storm import possessions, storm
 from tests.server.answers import Answer
 from tests.server.model_executors import Brake
 from tests.server.router_process import Router, free_port, wait_until
@@ -47,6 +49,8 @@ OPTIONS: dict[str, Any] = {
 # One that never gives an instance up for being silent, so that a busy machine does not, and one that does.
 PATIENT = {"timeout_silent": 600, "timeout_lost": 600, "timeout_resume": 300}
 QUICK = {"timeout_silent": 4, "timeout_lost": 4, "timeout_resume": 300}
+# Of a program and its descendants, from one storm to the next; each connection or request kept would be far more.
+MAX_GROWTH_KB, MAX_NEW_FILES = 24 * 1024, 200
 _numbers = itertools.count()
 
 
@@ -337,3 +341,22 @@ def test_a_client_that_leaves_within_a_transfer_frees_both_sides(split: Split) -
         wait_until(lambda: split.total("num_requests_waiting_for_kv ") == 0, START_S)
         assert split.total("kv_cancels_total") == before + 1
         split.brakes["prefill"].release()
+
+
+def test_hundreds_of_clients_that_leave_leave_nothing(split: Split) -> None:
+    """Behind a router; many leave while KV is on its way."""
+    programs = (split.patient, split.prefill, *split.decodes)
+    grown: list[list[tuple[int, int]]] = []
+    before = split.total('requests_finished_total{reason="abort"}')
+    for seed in range(3):
+        bodies = [prompt(200, num_tokens=100) | {"n": 4} for _ in range(300)]
+        seconds = asyncio.run(storm(split.patient.url, bodies, seed))
+        for server in (split.prefill, *split.decodes):
+            server.wait_idle()
+        grown.append([possessions(program) for program in programs])
+        aborted = split.total('requests_finished_total{reason="abort"}') - before
+        print(f"{len(bodies)} connections in {seconds:.1f} s; {aborted:.0f} requests aborted so far")
+    assert aborted > 100
+    for (early_kb, early_files), (late_kb, late_files) in zip(grown[1], grown[2], strict=True):
+        assert late_kb - early_kb < MAX_GROWTH_KB
+        assert late_files - early_files < MAX_NEW_FILES

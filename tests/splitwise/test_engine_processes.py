@@ -152,6 +152,29 @@ async def test_a_prefill_instance_that_ends_costs_nobody_a_token(reference: Refe
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
 
 
+@pytest.mark.parametrize("ends", [False, True])
+async def test_both_keep_what_their_memory_has_no_room_for(reference: Reference, ends: bool) -> None:
+    """A second level of the prefix cache at both: what it lacks comes from the prefill instance, if that is there."""
+    cache: dict[str, object] = {"swap_space": 0.05, "num_blocks": 30}
+    async with (
+        instance(reference, "prefill", "mtp", 2, "ipc", 1, **cache) as prefill,
+        instance(reference, "decode", "mtp", 2, "ipc", 1, **cache) as decode,
+    ):
+        for time in range(3):
+            again = [replace(request, request_id=f"{request.request_id} {time}") for request in reference.requests]
+            expected = {f"{name} {time}": answer for name, answer in reference.answers.items()}
+            if ends and time == 1:
+                os.kill(prefill.process.pid, signal.SIGKILL)
+            assert compare(expected, await decode.run(again, prefill.source)) is None
+        stats = await decode.client.stats()
+        assert stats.num_supplied_tokens["prefill"] > 100
+        assert stats.num_supplied_tokens["swap"] > 100
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+        for end in (decode,) if ends else (decode, prefill):
+            os.kill(end.process.pid, signal.SIGTERM)
+            assert await end.ended() == 0
+
+
 async def test_instances_that_do_not_fit_compute_for_themselves(reference: Reference, tmp_path: Path) -> None:
     async with (
         instance(reference, "prefill", "naive", 1, "tcp", kv_cache_dtype="int8") as prefill,

@@ -16,6 +16,7 @@ class StepBoard:
         num_tokens, num_requests: that the model ran in the step just verified, drafts and parts of prompts included.
         num_prompt_tokens: of them in parts of prompts.
         seconds: what the step took, drafting left out.
+        host_seconds: between the end of the step before, its drafting included, and the beginning of this one.
         profile: measured times of steps; None = not measured.
         num_rests: so many steps from now on need not be drafted in; the worker counts down, and up in
             num_rested. A new request ends that.
@@ -26,6 +27,7 @@ class StepBoard:
     num_requests: int = 0
     num_prompt_tokens: int = 0
     seconds: float = 0.0
+    host_seconds: float = 0.0
     profile: CostProfile | None = None
     num_rests: int = 0
     num_rested: int = 0

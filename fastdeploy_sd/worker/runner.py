@@ -72,6 +72,7 @@ class ModelRunner:
         self._forward, self._table, self._proposer = forward, table, DraftGuard(proposer)
         self._speculation, self._lead, self._signals = speculation, lead or Alone(), signals
         self._board, self._memory = board, memory
+        self._ended = time.perf_counter()
         self._batches = BatchBuilder(table, memory)
         self._verifier = Verifier(rule, memory, table.sampling(memory), forward.logits)
         self._draft_inputs = DraftInputs(table, memory, has_target=proposer.num_lookahead_slots > 0)
@@ -127,9 +128,9 @@ class ModelRunner:
             verified = time.perf_counter()
         self._batches.commit()
         self._lead.post(TakeOutput(result.token_ids, result.cu_num_output))
-        self._tell_board(plan, verified - begin)
+        self._tell_board(verified - begin, begin - self._ended)
         drafts = self._propose(plan.request_ids)
-        drafted = time.perf_counter()
+        drafted = self._ended = time.perf_counter()
         return StepResult(
             step_id=plan.step_id,
             request_ids=plan.request_ids,
@@ -145,9 +146,9 @@ class ModelRunner:
             choice=self._board.report,
         )
 
-    def _tell_board(self, plan: SchedulerOutput, seconds: float) -> None:
+    def _tell_board(self, seconds: float, host_seconds: float) -> None:
         b, m = self._board, self._memory
-        b.num_tokens, b.num_requests, b.seconds = m.num_tokens, m.num_requests, seconds
+        b.num_tokens, b.num_requests, b.seconds, b.host_seconds = m.num_tokens, m.num_requests, seconds, host_seconds
         # Every row of logits is a request's newest token or a draft; what has none is a part of a prompt.
         b.num_prompt_tokens = m.num_tokens - m.num_logits
 

@@ -24,8 +24,10 @@ MAX_STEP_DRAFTS = 512
 _REFRESH_STEPS = 64
 # The speed of the machine as a whole, and of single row counts against it, follow at these rates.
 _SPEED_RATE, _SHAPE_RATE = 0.1, 0.02
-# One step says at most this much, whatever interrupted it; row counts are corrected by at most as much.
-_MAX_RATIO = 2.0
+# One step says at most this much: what interrupts it says nothing of it, and interrupts long steps most often.
+_MAX_STEP_RATIO = 1.25
+# Row counts are corrected by at most this much.
+_MAX_CORRECTION = 2.0
 _SHORTEST_MS = 1e-6
 
 
@@ -101,18 +103,18 @@ class CostModel:
     def observe(self, num_rows: int, num_requests: int, num_kv_tokens: int, ms: float) -> None:
         """A step of this kind took `ms`.
 
-        A step is believed up to a factor of 2: what interrupts a process for long says nothing of the step.
+        A step is believed up to a factor of 1.25, so that many agree before much changes.
         """
         row = min(max(num_rows, 1), self._max_num_rows)
         expected = self._table(num_requests)[row] + self._kv_ms(num_requests, num_kv_tokens)
-        ratio = min(max(ms / (expected * self._speed), 1 / _MAX_RATIO), _MAX_RATIO)
+        ratio = min(max(ms / (expected * self._speed), 1 / _MAX_STEP_RATIO), _MAX_STEP_RATIO)
         self._speed *= ratio**_SPEED_RATE
         near = math.log2(row)
         for octave in {math.floor(near), math.ceil(near)}:
             if octave < len(self._corrections):
                 share = 1.0 - abs(near - octave)
                 found = self._corrections.item(octave) * ratio ** (_SHAPE_RATE * share)
-                self._corrections[octave] = min(max(found, 1 / _MAX_RATIO), _MAX_RATIO)
+                self._corrections[octave] = min(max(found, 1 / _MAX_CORRECTION), _MAX_CORRECTION)
         self._num_observed += 1
         if self._num_observed % _REFRESH_STEPS == 0:
             self._tables.clear()

@@ -6,14 +6,15 @@ By number of requests, in classes of a factor of two: what pays for one request 
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from statistics import mean, median
 
 # Steps with drafts between two plain ones, and until the gain is looked at.
 _STEPS_PER_PLAIN = 48
 _STEPS_PER_LOOK = 96
 # Plain steps that are remembered: the machine's speed changes.
-_PLAIN_STEPS = 9
-# A step that took longer than so many plain ones was interrupted; it counts as these.
+_PLAIN_STEPS = 17
+# A step that took longer than so many plain ones was interrupted; it counts as these. The longer a step is, the more
+# often it is: so means are compared, of both kinds, and no median with a mean.
 _LONGEST_STEP = 4.0
 # Off when the gain was less so many times in a row: one look may have had bad luck.
 _LEAST_GAIN, _BAD_LOOKS = 0.98, 2
@@ -36,7 +37,8 @@ class _Class:
     def look(self) -> None:
         """Compare, and start anew."""
         if self.plain_s and self.seconds > 0:
-            self.gain = self.num_tokens / self.seconds * median(self.plain_s)
+            longest = _LONGEST_STEP * median(self.plain_s)
+            self.gain = self.num_tokens / self.seconds * mean(min(s, longest) for s in self.plain_s)
             self.num_bad_looks = self.num_bad_looks + 1 if self.gain < _LEAST_GAIN else 0
             if self.num_bad_looks >= _BAD_LOOKS:
                 self.pause, self.next_pause = self.next_pause, min(2 * self.next_pause, _LONGEST_PAUSE)

@@ -16,6 +16,7 @@ from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.spec_decode.auto.cost import F64, CostModel, LinearCost
 from fastdeploy_sd.spec_decode.auto.guard import Guard
 from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
+from fastdeploy_sd.spec_decode.auto.usual_time import UsualTime
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.types import I32, ChoiceReport, DraftTokens, Judgement
@@ -37,19 +38,32 @@ _COMPARISON = "comparison"
 
 
 class _NextStep:
-    """What the next step takes, whatever else than the rows that are drafted for is in it."""
+    """What the next step takes with all around it, whatever else than the rows that are drafted for is in it.
+
+    Attributes:
+        model: of the model's part; None = nothing was measured.
+        host: the engine's part, between two steps.
+        drafting: choosing drafts.
+    """
 
     def __init__(self, board: StepBoard) -> None:
         self._board = board
         self.model: CostModel | None = None
+        self.host, self.drafting = UsualTime(), UsualTime()
         self._unmeasured = LinearCost(_UNMEASURED_COST)
 
     def times(self, num_rows: int, num_requests: int, num_kv_tokens: int, max_drafts: int) -> F64:
         """See StepTimes.times. Prompts under way go on with parts as long, and other requests with their tokens."""
-        b, cost = self._board, self.model or self._unmeasured
+        b, model = self._board, self.model
         num_others = b.num_requests - num_requests
         others = b.num_prompt_tokens + num_others
-        return cost.times(num_rows + others, num_requests + num_others, num_kv_tokens, max_drafts)
+        cost = model or self._unmeasured
+        times = cost.times(num_rows + others, num_requests + num_others, num_kv_tokens, max_drafts)
+        return times if model is None else times + self.ms_around(num_requests + num_others) / model.speed
+
+    def ms_around(self, num_requests: int) -> float:
+        """What a step takes beside the model's part."""
+        return 1e3 * (self.host.seconds(num_requests) + self.drafting.seconds(num_requests))
 
 
 class AutoMethod(Proposer):
@@ -69,7 +83,6 @@ class AutoMethod(Proposer):
         self._choice = _REQUEST
         self._rest = self._num_unreported = 0
         self._predicted_s = self._total_predicted_s = self._total_measured_s = 0.0
-        self._draft_s = 0.0
         self._rows: I32 | None = None
         self._num_tokens = 0
         self._next_log = time.monotonic() + _SECONDS_PER_LOG_LINE
@@ -99,7 +112,8 @@ class AutoMethod(Proposer):
         self._num_unreported += 1
         if self._num_unreported >= _STEPS_PER_REPORT:
             self._report()
-        self._draft_s = time.perf_counter() - begin
+        if self._choice == _DRAFTS:
+            self._times.drafting.observe(self._board.num_requests, time.perf_counter() - begin)
         return drafts
 
     def _is_alone(self, x: ProposeInput) -> bool:
@@ -116,7 +130,8 @@ class AutoMethod(Proposer):
         drafts = self._auto.propose(x)
         decision = self._auto.decision
         if self._times.model is not None and decision is not None:
-            self._predicted_s = float(decision.time * self._times.model.speed) / 1e3
+            step_ms = decision.time * self._times.model.speed - self._times.ms_around(num_requests)
+            self._predicted_s = float(step_ms) / 1e3
         if len(drafts.token_ids):
             return drafts, _DRAFTS
         if not self._auto.has_offers:
@@ -141,11 +156,17 @@ class AutoMethod(Proposer):
                 if self._predicted_s and not num_rested:
                     self._total_predicted_s += self._predicted_s
                     self._total_measured_s += b.seconds
+            goes_on = self._rows is not None and np.array_equal(self._rows, x.table_rows)
+            if goes_on:
+                self._times.host.observe(b.num_requests, b.host_seconds)
             if num_rested:
                 num_new = b.num_requests  # only the last of these steps is known
-            elif self._rows is not None and np.array_equal(self._rows, x.table_rows):
+            elif goes_on:
                 num_new = num_tokens - self._num_tokens
-        self._guard.observe(b.num_requests, num_new, max(num_drafts, 0), b.seconds + self._draft_s * (num_drafts > 0))
+        seconds = b.seconds + self._times.host.seconds(b.num_requests)
+        if num_drafts > 0:
+            seconds += self._times.drafting.seconds(b.num_requests)
+        self._guard.observe(b.num_requests, num_new, max(num_drafts, 0), seconds)
         self._rows, self._num_tokens = x.table_rows.copy(), num_tokens
 
     def _report(self) -> None:

@@ -77,6 +77,7 @@ async def test_none_is_replaced_during_a_drain(tmp_path: Path) -> None:
     running = asyncio.create_task(pool.run())
     (only,) = await _wait_for_files(tmp_path, 1)
     os.kill(only, signal.SIGSTOP)
+    os.waitid(os.P_PID, only, os.WSTOPPED | os.WNOWAIT)  # or it might still hear the drain, and end well
     pool.begin_drain()
     os.kill(only, signal.SIGKILL)
     assert await asyncio.wait_for(running, WAIT_S) == 1

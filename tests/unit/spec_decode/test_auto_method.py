@@ -35,12 +35,12 @@ class Server:
             self.table[row, :num_prompt] = text[:num_prompt]
         self.router.begin([DraftRequest(f"r{i}", i, num_prompt, num_prompt, method=m) for i, m in enumerate(names)])
 
-    def step(self, num_steps: int = 1, limit: int = K, row_s: float = 1e-4) -> None:
-        """Run steps that take 1 ms and `row_s` more for each draft; right drafts are accepted."""
+    def step(self, num_steps: int = 1, limit: int = K, row_s: float = 1e-4, host_s: float = 0.0) -> None:
+        """Run steps that take 1 ms and `row_s` more for each draft, `host_s` apart; right drafts are accepted."""
         for _ in range(num_steps):
             num_drafts = sum(self.drafts)
             self.board.num_tokens, self.board.num_requests = len(self.texts) + num_drafts, len(self.texts)
-            self.board.seconds = 1e-3 + row_s * num_drafts
+            self.board.seconds, self.board.host_seconds = 1e-3 + row_s * num_drafts, host_s
             if self.board.num_rests > 0:
                 self.board.num_rests -= 1
                 self.board.num_rested += 1
@@ -110,6 +110,16 @@ def test_dear_drafts_are_left_out_as_soon_as_their_price_is_known() -> None:
     server.step(100, row_s=2e-3)
     assert server.board.report is not None
     assert server.board.report.num_steps["load"] > 50
+
+
+def test_what_the_engine_takes_between_steps_makes_dear_drafts_worth_it() -> None:
+    server = Server([repeated()])
+    steps = [StepSample(rows, 1, 8, 1.0 + 2.0 * (rows - 1)) for rows in (1, 2, 8)]
+    server.board.profile = CostProfile({}, {}, tuple(steps))
+    server.step(60, row_s=2e-3, host_s=20e-3)
+    assert server.num_tokens[0] > 24 + 60 * 4
+    assert server.board.report is not None
+    assert server.board.report.measured_s == pytest.approx(server.board.report.predicted_s, rel=0.25)
 
 
 def test_the_predicted_time_is_what_steps_take() -> None:

@@ -27,6 +27,7 @@ class _Class:
 
     def __init__(self) -> None:
         self.plain_s: deque[float] = deque(maxlen=_PLAIN_STEPS)  # seconds per request of plain steps
+        self.longest_s = 0.0  # per request, that a step counts as
         self.num_since_plain = _STEPS_PER_PLAIN
         self.num_tokens = self.num_steps = 0
         self.seconds = 0.0
@@ -34,11 +35,15 @@ class _Class:
         self.num_bad_looks = self.pause = 0
         self.next_pause = _FIRST_PAUSE
 
+    def note_plain(self, seconds: float) -> None:
+        """A plain step took this long per request."""
+        self.plain_s.append(seconds)
+        self.longest_s = _LONGEST_STEP * median(self.plain_s)
+
     def look(self) -> None:
         """Compare, and start anew."""
         if self.plain_s and self.seconds > 0:
-            longest = _LONGEST_STEP * median(self.plain_s)
-            self.gain = self.num_tokens / self.seconds * mean(min(s, longest) for s in self.plain_s)
+            self.gain = self.num_tokens / self.seconds * mean(min(s, self.longest_s) for s in self.plain_s)
             self.num_bad_looks = self.num_bad_looks + 1 if self.gain < _LEAST_GAIN else 0
             if self.num_bad_looks >= _BAD_LOOKS:
                 self.pause, self.next_pause = self.next_pause, min(2 * self.next_pause, _LONGEST_PAUSE)
@@ -74,14 +79,14 @@ class Guard:
             found.num_since_plain = 0
             found.pause = max(found.pause - 1, 0)
             if num_tokens:
-                found.plain_s.append(seconds / num_tokens)
+                found.note_plain(seconds / num_tokens)
             return
         if num_tokens == 0 or not found.plain_s:
             return
         found.num_since_plain += 1
         found.num_steps += 1
         found.num_tokens += num_tokens
-        found.seconds += min(seconds, _LONGEST_STEP * num_requests * median(found.plain_s))
+        found.seconds += min(seconds, num_requests * found.longest_s)
         if found.num_steps >= _STEPS_PER_LOOK:
             found.look()
 

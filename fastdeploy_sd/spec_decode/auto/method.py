@@ -10,8 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.spec_decode.auto.cost import F64, CostModel, LinearCost
 from fastdeploy_sd.spec_decode.auto.guard import Guard
@@ -83,7 +81,7 @@ class AutoMethod(Proposer):
         self._choice = _REQUEST
         self._rest = self._num_unreported = 0
         self._predicted_s = self._total_predicted_s = self._total_measured_s = 0.0
-        self._rows: I32 | None = None
+        self._rows = b""
         self._num_tokens = 0
         self._next_log = time.monotonic() + _SECONDS_PER_LOG_LINE
         self._board.report = ChoiceReport()
@@ -147,6 +145,7 @@ class AutoMethod(Proposer):
         if b.profile is not None and self._times.model is None:
             self._times.model = CostModel(b.profile, _MAX_NUM_ROWS)
         num_rested, b.num_rested = b.num_rested, 0
+        rows = x.table_rows.tobytes()
         self._num_steps[self._choice] += num_rested
         self._num_unreported += num_rested
         num_drafts, num_new = b.num_tokens - b.num_prompt_tokens - b.num_requests, 0
@@ -156,7 +155,7 @@ class AutoMethod(Proposer):
                 if self._predicted_s and not num_rested:
                     self._total_predicted_s += self._predicted_s
                     self._total_measured_s += b.seconds
-            goes_on = self._rows is not None and np.array_equal(self._rows, x.table_rows)
+            goes_on = rows == self._rows
             if goes_on:
                 self._times.host.observe(b.num_requests, b.host_seconds)
             if num_rested:
@@ -167,7 +166,7 @@ class AutoMethod(Proposer):
         if num_drafts > 0:
             seconds += self._times.drafting.seconds(b.num_requests)
         self._guard.observe(b.num_requests, num_new, max(num_drafts, 0), seconds)
-        self._rows, self._num_tokens = x.table_rows.copy(), num_tokens
+        self._rows, self._num_tokens = rows, num_tokens
 
     def _report(self) -> None:
         self._num_unreported = 0

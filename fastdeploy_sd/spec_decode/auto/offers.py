@@ -53,14 +53,18 @@ class OfferTable:
             np.zeros((s, r, NUM_EVIDENCE), np.int32),
             np.zeros((s, d), np.float32),
         )
+        self._offers: dict[tuple[int, int], DraftOffer] = {}
 
     def offer(self, source: int, num_rows: int) -> DraftOffer:
-        """The arrays in which a source offers drafts for `num_rows` rows."""
-        p = self.planes
-        return DraftOffer(
-            p.token_ids[source], p.cu_num_draft[source, : num_rows + 1], p.evidence[source, :num_rows],
-            p.draft_prob[source],
-        )  # fmt: skip
+        """The arrays in which a source offers drafts for `num_rows` rows; the same object each time."""
+        found = self._offers.get((source, num_rows))
+        if found is None:
+            p = self.planes
+            found = self._offers[source, num_rows] = DraftOffer(
+                p.token_ids[source], p.cu_num_draft[source, : num_rows + 1], p.evidence[source, :num_rows],
+                p.draft_prob[source],
+            )  # fmt: skip
+        return found
 
     def clear(self, source: int) -> None:
         """The source offers nothing in this step."""

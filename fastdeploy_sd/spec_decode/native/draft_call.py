@@ -75,6 +75,9 @@ class DraftCall:
 
     def __init__(self, op: str, handle: ctypes.c_void_p) -> None:
         self._call = BoundCall(op, struct_type("DraftProposeParams")(drafter=handle))
+        # What the params point to already: these are often the same as in the last step.
+        self._offer: DraftOffer | None = None
+        self._token_table: I32 | None = None
 
     def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
         """Draft for all rows.
@@ -91,7 +94,7 @@ class DraftCall:
         """
         num_rows, max_num_drafts = len(rows.table_rows), max(sum(rows.max_draft_len.tolist()), 0)
         token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
-        p = self._call.params
+        p, self._offer = self._call.params, None
         p.draft_token_ids, p.cu_num_draft, p.evidence, p.draft_prob = (
             address(token_ids),
             address(cu_num_draft),
@@ -107,20 +110,28 @@ class DraftCall:
         Raises:
             ValueError: as `propose`, or an array of `offer` has another shape or too little room.
         """
-        p, num_rows, capacity = self._call.params, len(rows.table_rows), len(offer.token_ids)
+        num_rows, capacity = len(rows.table_rows), len(offer.token_ids)
+        if offer is not self._offer or len(offer.evidence) != num_rows:
+            self._bind_offer(offer, num_rows)
+        self._run(token_table, rows, capacity)
+
+    def _bind_offer(self, offer: DraftOffer, num_rows: int) -> None:
+        p, capacity, self._offer = self._call.params, len(offer.token_ids), None
         p.draft_token_ids = pointer("token_ids", offer.token_ids, (capacity,), np.int32)
         p.cu_num_draft = pointer("cu_num_draft", offer.cu_num_draft, (num_rows + 1,), np.int32)
         p.evidence = pointer("evidence", offer.evidence, (num_rows, NUM_EVIDENCE), np.int32)
         p.draft_prob = pointer("draft_prob", offer.draft_prob, (capacity,), np.float32)
-        self._run(token_table, rows, capacity)
+        self._offer = offer
 
     def _run(self, token_table: I32, rows: DraftRows, max_num_drafts: int) -> None:
         p, num_rows, prefix = self._call.params, len(rows.table_rows), rows.prefix
         per_row, per_offset = (num_rows,), (num_rows + 1,)
         p.max_num_drafts = max_num_drafts
         p.num_rows = num_rows
-        p.num_table_rows, p.max_tokens_per_row = token_table.shape
-        p.token_table = pointer("token_table", token_table, token_table.shape, np.int32)
+        if token_table is not self._token_table:
+            p.token_table = pointer("token_table", token_table, token_table.shape, np.int32)
+            p.num_table_rows, p.max_tokens_per_row = token_table.shape
+            self._token_table = token_table
         p.table_rows = pointer("table_rows", rows.table_rows, per_row, np.int32)
         p.num_tokens = pointer("num_tokens", rows.num_tokens, per_row, np.int32)
         p.max_draft_len = pointer("max_draft_len", rows.max_draft_len, per_row, np.int32)

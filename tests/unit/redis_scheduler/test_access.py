@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from fastdeploy_sd.redis_scheduler.access import access_arguments
 from fastdeploy_sd.redis_scheduler.store import Store, StoreDown
 from tests.doubles.certificates import Certificates, make_certificates
 from tests.doubles.redis_server import PASSWORD, RedisServer, running_redis
+
+WAIT_S = 120.0
 
 
 @pytest.fixture
@@ -67,13 +70,19 @@ def full(redis: RedisServer, certificates: Certificates, **changes: Any) -> Redi
 
 
 async def use(config: RedisConfig) -> None:
-    store = Store(config, RedisStats())
+    def num_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before, store = num_files(), Store(config, RedisStats())
     try:
         await store.verify()
         await store.push("list", b"frame", 100.0)
         assert await store.take("list", 2) == [b"frame"]
     finally:
         await store.close()
+        async with asyncio.timeout(WAIT_S):
+            while num_files() > before:  # the two ends of TLS take leave of each other
+                await asyncio.sleep(0.01)
 
 
 def test_both_ends_prove_who_they_are(redis: RedisServer, certificates: Certificates) -> None:

@@ -119,10 +119,6 @@ class CostModel:
         if self._num_observed % _REFRESH_STEPS == 0:
             self._tables.clear()
 
-    def expected_ms(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> float:
-        """What such a step takes on the machine as it is now."""
-        return float(self.times(num_rows, num_requests, num_kv_tokens, 0)[0]) * self._speed
-
     @property
     def speed(self) -> float:
         """How long steps take against when the profile was measured: 1.7 = they take 1.7 times as long."""

@@ -2,7 +2,8 @@
 
 Usage: python custom_ops/build.py [--sanitize] [--out DIR]
 
-Files in cpu/kernels/ are compiled once per instruction-set level, the rest (cpu/kernels/shared/, cpu/drafters/,
+Files in cpu/kernels/ are compiled once per instruction-set level, those in cpu/kernels/amx/ for avx512 alone, once with
+the chip's tiles and once with their twin in plain C++; the rest (cpu/kernels/shared/, cpu/drafters/,
 cpu/runtime/, the C functions of bindings/) once with baseline flags; objects are kept in build/ and rebuilt when a
 source or header they include is newer. One file is generated: the ops and the fields of the structs that the
 headers in include/fdsd/ declare.
@@ -27,6 +28,7 @@ AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
 AVX512_FLAGS = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mavx512bf16"]
 BASELINE_FOLDERS = ("cpu/kernels/shared", "cpu/drafters", "cpu/runtime")
 ISA_FLAGS = {"scalar": [], "avx2": AVX2_FLAGS, "avx512": [*AVX2_FLAGS, *AVX512_FLAGS]}
+TILES = ("amx", "amx_twin")
 # -ffp-contract=off: a * b + c is fused only where a kernel says so, or rows would depend on how the compiler unrolled.
 # -Wno-*uninitialized: gcc 12 reports its own AVX-512 headers.
 COMMON_FLAGS = ["-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pthread"]
@@ -72,6 +74,10 @@ def units(build: pathlib.Path, extra: list[str]) -> list[Unit]:
         for isa, flags in ISA_FLAGS.items():
             all_flags = (*COMMON_FLAGS, *extra, *flags, f"-DFDSD_ISA={isa}")
             found.append(Unit(source, build / f"{source.stem}.{isa}.o", all_flags))
+    for source in sorted((ROOT / "cpu" / "kernels" / "amx").glob("*.cc")):
+        for tiles in TILES:
+            all_flags = (*COMMON_FLAGS, *extra, *ISA_FLAGS["avx512"], "-DFDSD_ISA=avx512", f"-DFDSD_TILES={tiles}")
+            found.append(Unit(source, build / f"{source.stem}.{tiles}.o", all_flags))
     baseline = [source for folder in BASELINE_FOLDERS for source in sorted((ROOT / folder).glob("*.cc"))]
     baseline += sorted((ROOT / "bindings").glob("c_api*.cc"))
     return found + [Unit(source, build / f"{source.stem}.o", (*COMMON_FLAGS, *extra)) for source in baseline]

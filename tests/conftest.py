@@ -94,7 +94,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Ops are tested fast in one way: on NumPy arrays, at this machine's best instruction-set level."""
     if not config.getoption("fast"):
         return
-    other_ways = {*library.available_isas(), "paddle"} - {library.isa()}
+    other_ways = {*library.ISA_LEVELS, "paddle"} - {library.isa()}
 
     def is_slow(item: pytest.Item) -> bool:
         callspec = getattr(item, "callspec", None)

@@ -1,6 +1,7 @@
 // C functions over the same params structs: ctypes, tests and tools need no framework.
 #include "c_api.h"
 
+#include "amx/product.h"
 #include "bandwidth.h"
 #include "declarations.inc"
 #include "dot_peak.h"
@@ -14,8 +15,22 @@
 FDSD_EXPORT int32_t fdsd_best_isa() { return static_cast<int32_t>(fdsd::BestIsa()); }
 FDSD_EXPORT int32_t fdsd_current_isa() { return static_cast<int32_t>(fdsd::CurrentIsa()); }
 FDSD_EXPORT fdsd::Error fdsd_set_isa(int32_t isa) {
-  if (isa < 0 || isa > 2) return "isa: expected 0 (scalar), 1 (avx2) or 2 (avx512)";
+  if (isa < 0 || isa > 3) return "isa: expected 0 (scalar), 1 (avx2), 2 (avx512) or 3 (amx)";
   return fdsd::SetIsa(static_cast<fdsd::Isa>(isa));
+}
+FDSD_EXPORT fdsd::Error fdsd_amx_refusal() { return fdsd::AmxRefusal(); }
+FDSD_EXPORT int32_t fdsd_tiles_in_use() { return static_cast<int32_t>(fdsd::TilesInUse()); }
+FDSD_EXPORT fdsd::Error fdsd_use_tile_twin(int32_t is_used) { return fdsd::UseTileTwin(is_used != 0); }
+// One product on tiles, of the chip (1) or the twin (2), whatever level is in use: for tests.
+FDSD_EXPORT fdsd::Error fdsd_add_tile_product(int32_t tiles, int32_t product, int32_t rows, const void* a,
+                                              const void* b, void* c) {
+  if (product < 0 || product > 4) return "product: expected 0..4, got another number";
+  const auto known_product = static_cast<fdsd::TileProduct>(product);
+  if (static_cast<fdsd::Tiles>(tiles) == fdsd::Tiles::kTwin) {
+    return fdsd::avx512::amx_twin::AddTileProduct(known_product, rows, a, b, c);
+  }
+  if (const fdsd::Error refusal = fdsd::AmxRefusal()) return refusal;
+  return fdsd::avx512::amx::AddTileProduct(known_product, rows, a, b, c);
 }
 FDSD_EXPORT int32_t fdsd_num_threads() { return fdsd::NumThreads(); }
 FDSD_EXPORT fdsd::Error fdsd_set_num_threads(int32_t num_threads) { return fdsd::SetNumThreads(num_threads); }

@@ -14,6 +14,7 @@ from pathlib import Path
 from fastdeploy_sd import __version__
 from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.config import explain, load_config
+from fastdeploy_sd.runtime.library import amx_refusal
 from fastdeploy_sd.worker.forecast import forecast
 
 PACKAGES = (
@@ -28,10 +29,9 @@ PACKAGES = (
     "pydantic",
 )
 # What the kernels of each level need, by the names of /proc/cpuinfo.
-_LEVELS = {
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"},
-    "avx2": {"avx2", "fma", "f16c"},
-}
+_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}
+_AMX = {"amx_tile", "amx_int8", "amx_bf16"}
+_LEVELS = {"amx": _AVX512 | _AMX, "avx512": _AVX512, "avx2": {"avx2", "fma", "f16c"}}
 _LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "libfdsd.so"
 
 
@@ -68,6 +68,8 @@ def collect_env(argv: Sequence[str]) -> int:
 def environment() -> dict[str, str]:
     """Return what a bug report should say about this machine; unknown things read "unknown" or "not installed"."""
     cpu = _cpu_info()
+    flags = set(cpu.get("flags", "").split())
+    refusal = _amx_refusal(flags)
     facts = {
         "fastdeploy_sd": __version__,
         "python": platform.python_version(),
@@ -75,7 +77,8 @@ def environment() -> dict[str, str]:
         "processor": cpu.get("model name", platform.machine()),
         "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB",
-        "isa": isa_level(set(cpu.get("flags", "").split())),
+        "isa": isa_level(flags if refusal is None else flags - _AMX),
+        "amx": "usable" if refusal is None else f"not used: {refusal}",
         "isa override": os.environ.get("FDSD_ISA", "none"),
         "kernel library": str(_LIBRARY) if _LIBRARY.exists() else f"not built ({_LIBRARY})",
         "compiler": _compiler(),
@@ -86,6 +89,15 @@ def environment() -> dict[str, str]:
 def isa_level(flags: set[str]) -> str:
     """Return the best instruction-set level the kernels can use on a processor with these flags."""
     return next((level for level, needed in _LEVELS.items() if needed <= flags), "scalar")
+
+
+def _amx_refusal(flags: set[str]) -> str | None:
+    """Return why level amx is not used, None where it is; the system is asked only where the processor has AMX."""
+    if isa_level(flags) != "amx":
+        return "not in this processor"
+    if not _LIBRARY.exists():
+        return "the kernel library that would ask the system for it is not built"
+    return amx_refusal()
 
 
 def _cpu_info() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Loads the kernel library (libfdsd.so) and its process-wide settings. Knows no tensors and no framework.
 
-The instruction-set level is the processor's best, unless FDSD_ISA names a lower one (scalar, avx2, avx512).
+The instruction-set level is the processor's best, unless FDSD_ISA names a lower one (scalar, avx2, avx512, amx).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from fastdeploy_sd.errors import ConfigError
 
-ISA_LEVELS = ("scalar", "avx2", "avx512")
+ISA_LEVELS = ("scalar", "avx2", "avx512", "amx")
 LIBRARY_PATH = pathlib.Path(__file__).resolve().parent.parent / "lib" / "libfdsd.so"
 
 
@@ -32,7 +32,7 @@ def library() -> ctypes.CDLL:
     if not LIBRARY_PATH.exists():
         raise ConfigError(f"kernel library: expected {LIBRARY_PATH}, got no such file; run `scripts/dev build`")
     lib = ctypes.CDLL(str(LIBRARY_PATH))
-    for name in ("fdsd_set_isa", "fdsd_set_num_threads"):
+    for name in ("fdsd_set_isa", "fdsd_set_num_threads", "fdsd_amx_refusal", "fdsd_use_tile_twin"):
         getattr(lib, name).restype = ctypes.c_char_p
     wanted = os.environ.get("FDSD_ISA")
     if wanted is not None:
@@ -45,7 +45,8 @@ def _set_isa(lib: ctypes.CDLL, name: str) -> None:
         raise ConfigError(f"FDSD_ISA: expected one of {', '.join(ISA_LEVELS)}, got {name!r}")
     error = lib.fdsd_set_isa(ISA_LEVELS.index(name))
     if error:
-        raise ConfigError(f"FDSD_ISA: {error.decode()}, got {name!r}")
+        reason = f" ({lib.fdsd_amx_refusal().decode()})" if name == "amx" else ""
+        raise ConfigError(f"FDSD_ISA: {error.decode()}, got {name!r}{reason}")
 
 
 @functools.cache
@@ -84,6 +85,29 @@ def set_isa(name: str) -> None:
         ConfigError: unknown level, or the processor lacks it.
     """
     _set_isa(library(), name)
+
+
+def amx_refusal() -> str | None:
+    """Return why level amx cannot be used on this machine, None if it can."""
+    refusal = library().fdsd_amx_refusal()
+    return refusal.decode() if refusal else None
+
+
+def level_text() -> str:
+    """Return the level in use and, where the processor has AMX that the system keeps from us, why it is not amx."""
+    refusal = amx_refusal() if isa() == "avx512" else None
+    return f"{isa()} (not amx: {refusal})" if refusal is not None and refusal.startswith("the system") else isa()
+
+
+def use_tile_twin(is_used: bool) -> None:
+    """From now on level amx multiplies with the twin of the tile instructions, or with the chip again; for tests.
+
+    Raises:
+        ConfigError: level amx is in use, or the processor has no AVX-512.
+    """
+    error = library().fdsd_use_tile_twin(int(is_used))
+    if error:
+        raise ConfigError(error.decode())
 
 
 def num_threads() -> int:

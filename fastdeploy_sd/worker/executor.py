@@ -259,7 +259,7 @@ def _log_loaded(config: Config, loaded: _Loaded, info: ModelInfo, seconds: float
         " %s kernels on %d threads",
         config.model.path, seconds, config.model.quantization or config.model.dtype, loaded.weight_bytes / 1e9,
         size.num_tokens, loaded.kv.format.kv_dtype, info.max_request_tokens, _drafting(info.speculation),
-        library.isa(), library.num_threads(),
+        library.level_text(), library.num_threads(),
     )  # fmt: skip
 
 

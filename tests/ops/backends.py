@@ -13,16 +13,28 @@ import paddle
 
 from fastdeploy_sd.runtime import library
 
+_OWN_LEVELS = library.available_isas()
+# Every level that tests can run: amx wherever there is AVX-512, without the chip's tiles on their twin.
+LEVELS = _OWN_LEVELS if "avx512" not in _OWN_LEVELS or "amx" in _OWN_LEVELS else (*_OWN_LEVELS, "amx")
+
 
 @contextlib.contextmanager
 def isa(name: str) -> Iterator[None]:
-    """Run the body at one instruction-set level."""
+    """Run the body at one of `LEVELS`."""
     before = library.isa()
+    if name == before:
+        yield
+        return
+    on_twin = name == "amx" and name not in _OWN_LEVELS
+    if on_twin:
+        library.use_tile_twin(True)
     library.set_isa(name)
     try:
         yield
     finally:
         library.set_isa(before)
+        if on_twin:
+            library.use_tile_twin(False)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,15 @@ def test_the_environment_variable_forces_a_level(level: str) -> None:
 def test_an_unknown_level_is_an_error_that_lists_the_known() -> None:
     done = run_with("sse9")
     assert done.returncode != 0
-    assert "FDSD_ISA: expected one of scalar, avx2, avx512, got 'sse9'" in done.stderr
+    assert "FDSD_ISA: expected one of scalar, avx2, avx512, amx, got 'sse9'" in done.stderr
+
+
+@pytest.mark.skipif("amx" in library.available_isas(), reason="this machine has level amx")
+def test_level_amx_is_refused_with_the_reason() -> None:
+    done = run_with("amx")
+    assert done.returncode != 0
+    lacks = "FDSD_ISA: isa: this processor lacks the requested instruction-set level, got 'amx'"
+    assert f"{lacks} ({library.amx_refusal()})" in done.stderr
 
 
 @pytest.mark.parametrize("count", [0, -1, 5000])

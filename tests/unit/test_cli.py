@@ -261,6 +261,8 @@ def test_collect_env_prints_the_facts(capsys: pytest.CaptureFixture[str]) -> Non
 def test_isa_level_needs_every_flag() -> None:
     avx2 = {"avx2", "fma", "f16c"}
     avx512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}
+    assert isa_level(avx2 | avx512 | {"amx_tile", "amx_int8", "amx_bf16"}) == "amx"
+    assert isa_level(avx2 | avx512 | {"amx_tile", "amx_int8"}) == "avx512"
     assert isa_level(avx2 | avx512) == "avx512"
     assert isa_level(avx2 | avx512 - {"avx512_bf16"}) == "avx2"
     assert isa_level({"avx2", "fma"}) == "scalar"

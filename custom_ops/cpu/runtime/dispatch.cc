@@ -1,6 +1,8 @@
-// Chooses the instruction-set level of every op at run time.
+// Chooses the instruction-set level of every op at run time. Level amx has the ops of avx512, which use tiles where
+// TilesInUse() says so.
 #include <atomic>
 
+#include "amx_support.h"
 #include "declarations.inc"
 
 namespace fdsd {
@@ -17,9 +19,13 @@ bool Supports(Isa isa) {
       return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+    case Isa::kAmx:
+      return AmxRefusal() == nullptr;
   }
   return false;
 }
+
+std::atomic<bool> is_twin_used{false};
 
 std::atomic<Isa>& Level() {
   static std::atomic<Isa> level{BestIsa()};
@@ -28,13 +34,36 @@ std::atomic<Isa>& Level() {
 
 }  // namespace
 
-Isa BestIsa() { return Supports(Isa::kAvx512) ? Isa::kAvx512 : Supports(Isa::kAvx2) ? Isa::kAvx2 : Isa::kScalar; }
+Error AmxRefusal() {
+  if (!Supports(Isa::kAvx512)) return "this processor has no AVX-512 with VNNI and bf16";
+  return TileRefusal();
+}
+
+Isa BestIsa() {
+  for (const Isa isa : {Isa::kAmx, Isa::kAvx512, Isa::kAvx2}) {
+    if (Supports(isa)) return isa;
+  }
+  return Isa::kScalar;
+}
 
 Isa CurrentIsa() { return Level().load(std::memory_order_relaxed); }
 
 Error SetIsa(Isa isa) {
-  if (!Supports(isa)) return "isa: this processor lacks the requested instruction-set level";
+  const bool is_on_twin = isa == Isa::kAmx && is_twin_used.load(std::memory_order_relaxed);
+  if (!Supports(isa) && !is_on_twin) return "isa: this processor lacks the requested instruction-set level";
   Level().store(isa, std::memory_order_relaxed);
+  return nullptr;
+}
+
+Tiles TilesInUse() {
+  if (CurrentIsa() != Isa::kAmx) return Tiles::kNone;
+  return is_twin_used.load(std::memory_order_relaxed) ? Tiles::kTwin : Tiles::kChip;
+}
+
+Error UseTileTwin(bool is_used) {
+  if (CurrentIsa() == Isa::kAmx) return "tile twin: expected another level than amx in use meanwhile, got amx";
+  if (!Supports(Isa::kAvx512)) return "tile twin: expected a processor with AVX-512, got another";
+  is_twin_used.store(is_used, std::memory_order_relaxed);
   return nullptr;
 }
 
@@ -50,6 +79,7 @@ Error SetIsa(Isa isa) {
   }                                   \
   Error Name(const Name##Params& p) { \
     switch (CurrentIsa()) {           \
+      case Isa::kAmx:                 \
       case Isa::kAvx512:              \
         return avx512::Name(p);       \
       case Isa::kAvx2:                \

@@ -9,8 +9,8 @@ using Error = const char*;
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1 };
 
-// Instruction-set levels, in order. Every kernel exists at every level.
-enum class Isa : int32_t { kScalar = 0, kAvx2 = 1, kAvx512 = 2 };
+// Instruction-set levels, in order. Every kernel exists at every level. kAmx is kAvx512 with matrix products on tiles.
+enum class Isa : int32_t { kScalar = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
 
 // Storage of bfloat16; arithmetic is always done in float.
 struct bf16 {

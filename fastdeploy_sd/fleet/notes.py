@@ -3,6 +3,8 @@ r"""What an instance writes into a stream for the router that asked for it: comm
     : fdsd begun ["cmpl-1",1700000000,[7],2]    id, time, seeds of the prompts, number of choices; once, in front
     : fdsd shown [0,[17,4],false,0]             of the event with what it shows: choice, its new tokens, whether it has
     data: {"id":"cmpl-1",...}                   ended, prompt tokens from the cache
+    : fdsd together 5                           this event and the next four are shown together or not at all
+    : fdsd ended null                           they are the last of the stream, which has no [DONE]
     : fdsd counted null                         the event is the stream's usage
     : fdsd failed null                          the event is an error of the instance, not of the request
 
@@ -22,7 +24,7 @@ from fastdeploy_sd.fleet.route import ChoiceProgress, Progress
 _PREFIX = ": fdsd "
 _RAW_PREFIX = _PREFIX.encode("ascii")
 _END = b"\n\n"
-BEGUN, SHOWN, COUNTED, FAILED = "begun", "shown", "counted", "failed"
+BEGUN, SHOWN, TOGETHER, ENDED, COUNTED, FAILED = "begun", "shown", "together", "ended", "counted", "failed"
 
 
 def begun_note(job_id: str, created: int, seeds: Sequence[int], num_choices: int) -> str:
@@ -33,6 +35,16 @@ def begun_note(job_id: str, created: int, seeds: Sequence[int], num_choices: int
 def shown_note(choice: int, token_ids: Sequence[int], is_finished: bool, num_cached_tokens: int) -> str:
     """Return the line in front of an event that shows something of a choice."""
     return _line(SHOWN, [choice, list(token_ids), is_finished, num_cached_tokens])
+
+
+def together_note(num_events: int) -> str:
+    """Return the line in front of the first of some events that belong together."""
+    return _line(TOGETHER, num_events)
+
+
+def ended_note() -> str:
+    """Return the line in front of the last events of a stream without [DONE]."""
+    return _line(ENDED, None)
 
 
 def counted_note() -> str:
@@ -51,22 +63,25 @@ def _line(word: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """A complete event of a stream.
+    """A complete event of a stream, or some that belong together.
 
     Attributes:
         data: as the client gets it, with the empty line that ends it.
         notes: (word, value) of what was in front.
+        num_events: how many there are.
     """
 
     data: bytes
     notes: tuple[tuple[str, Any], ...] = ()
+    num_events: int = 1
 
 
 class EventSplitter:
-    """Cuts a stream's bytes into events; what is no whole event yet waits."""
+    """Cuts a stream's bytes into events; what is no whole event yet waits, and those that belong together do."""
 
     def __init__(self) -> None:
         self._rest = b""
+        self._held: list[StreamEvent] = []
 
     def feed(self, data: bytes) -> Iterator[StreamEvent]:
         """Yield the events that these bytes complete.
@@ -77,7 +92,20 @@ class EventSplitter:
         parts = (self._rest + data).split(_END)
         self._rest = parts.pop()
         for part in parts:
-            yield _event(part)
+            self._held.append(_event(part))
+            first = self._held[0]
+            if len(self._held) >= _num_together(first):
+                yield StreamEvent(b"".join(event.data for event in self._held), first.notes, len(self._held))
+                self._held.clear()
+
+
+def _num_together(event: StreamEvent) -> int:
+    for word, value in event.notes:
+        if word == TOGETHER:
+            if type(value) is not int:
+                raise InternalError("an instance sent a note of an unknown form")
+            return value
+    return 1
 
 
 def _event(part: bytes) -> StreamEvent:
@@ -93,7 +121,11 @@ def _event(part: bytes) -> StreamEvent:
 
 
 class ProgressRecord:
-    """What the client has got of a stream so far; grows with each event that is relayed."""
+    """What the client has got of a stream so far; grows with each event that is relayed.
+
+    Attributes:
+        is_ended: nothing follows.
+    """
 
     def __init__(self) -> None:
         self._job: tuple[str, int, tuple[int, ...]] | None = None
@@ -101,6 +133,8 @@ class ProgressRecord:
         self._ended: set[int] = set()
         self._num_cached: dict[int, int] = {}
         self._is_counted = False
+        self._num_events = 0
+        self.is_ended = False
 
     def take(self, event: StreamEvent) -> bool:
         """Note what an event shows; return whether it is an error that another instance need not have.
@@ -112,6 +146,7 @@ class ProgressRecord:
             is_failure = False
             for word, value in event.notes:
                 is_failure |= self._take(word, value)
+            self._num_events += 0 if is_failure else event.num_events
             return is_failure
         except (TypeError, ValueError, IndexError, KeyError):
             raise InternalError("an instance sent a note of an unknown form") from None
@@ -129,6 +164,8 @@ class ProgressRecord:
                 self._ended.add(choice)
         elif word == COUNTED:
             self._is_counted = True
+        elif word == ENDED:
+            self.is_ended = True
         return word == FAILED
 
     @property
@@ -140,4 +177,4 @@ class ProgressRecord:
             ChoiceProgress(tuple(token_ids), choice in self._ended, self._num_cached.get(choice, 0))
             for choice, token_ids in enumerate(self._token_ids)
         )
-        return Progress(*self._job, choices, self._is_counted)
+        return Progress(*self._job, choices, self._is_counted, self._num_events)

@@ -50,6 +50,7 @@ class Progress:
         seeds: of every prompt, resolved.
         choices: one per sequence.
         is_counted: the chunk with its usage has been sent.
+        num_events: that have been sent.
     """
 
     job_id: str
@@ -57,6 +58,7 @@ class Progress:
     seeds: tuple[int, ...]
     choices: tuple[ChoiceProgress, ...]
     is_counted: bool = False
+    num_events: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from fastdeploy_sd import __version__
 from fastdeploy_sd.entrypoints.openai.enclosure import enclose, routes_of
 from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse
 from fastdeploy_sd.entrypoints.openai.event_stream import until_disconnected
+from fastdeploy_sd.entrypoints.openai.refused_routes import add_refused_routes
 from fastdeploy_sd.entrypoints.openai.request_body import BodyReader
+from fastdeploy_sd.entrypoints.openai.stream_errors import RESPONSES_PATH
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
 from fastdeploy_sd.fleet import messages as m
 from fastdeploy_sd.fleet.http_client import Ask
@@ -26,7 +28,7 @@ from fastdeploy_sd.router.options import RouterConfig
 from fastdeploy_sd.router.registry import Registry
 from fastdeploy_sd.router.relay import Courier, Relay
 
-_GENERATION = ("/v1/chat/completions", "/v1/completions")
+_GENERATION = ("/v1/chat/completions", "/v1/completions", RESPONSES_PATH)
 _TEXT = ("/tokenize", "/detokenize")
 _MAX_LARGEST_BODIES = 16  # they are held until their answers are complete
 # What an instance gets of a client's headers.
@@ -59,6 +61,7 @@ class RouterApp:
     def _add_routes(self) -> None:
         for path in (*_GENERATION, *_TEXT):
             self.app.add_api_route(path, self.relay, methods=["POST"])
+        add_refused_routes(self.app)
         self.app.add_api_route("/", self.root, methods=["GET"])
         self.app.add_api_route("/version", self.version, methods=["GET"])
         self.app.add_api_route("/v1/models", self.models, methods=["GET"])

@@ -11,7 +11,7 @@ from fastdeploy_sd.fleet.messages import DECODE
 from fastdeploy_sd.placement import PrefixTable
 from fastdeploy_sd.router.instance import Instance
 
-_PROMPT = re.compile(rb'"(?:messages|prompt|prompt_token_ids)"\s*:\s*(?=[\["])')
+_PROMPT = re.compile(rb'"(?:messages|prompt|prompt_token_ids|input)"\s*:\s*(?=[\["])')
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
-from fastdeploy_sd.entrypoints.openai.error_format import error_json, to_fdsd_error, to_json
-from fastdeploy_sd.entrypoints.openai.event_stream import DONE
+from fastdeploy_sd.entrypoints.openai.error_format import to_fdsd_error
+from fastdeploy_sd.entrypoints.openai.stream_errors import failed_end
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.fleet.http_client import Headers
+from fastdeploy_sd.fleet.notes import StreamEvent
 
 # Of an instance's answer; the router's own server writes others.
 _OWN_HEADERS = frozenset({b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding"})
@@ -23,7 +24,7 @@ class Delivery:
         has_started: the client has got anything.
 
     Args:
-        request: for its log line.
+        request: for its log line, and its route for the form of errors.
         send: to the client (ASGI).
     """
 
@@ -32,13 +33,15 @@ class Delivery:
         self._request = request
         self._send = send
         self._is_stream = False
+        self._num_events = 0
 
-    async def send_events(self, status: int, headers: Headers, events: Sequence[bytes]) -> None:
+    async def send_events(self, status: int, headers: Headers, events: Sequence[StreamEvent]) -> None:
         """Send events of a stream; its head before the first ones."""
         if not self.has_started:
             self._is_stream = True
             await self.start(status, headers)
-        await self.send(b"".join(events))
+        self._num_events += sum(event.num_events for event in events)
+        await self.send(b"".join(event.data for event in events))
 
     async def send_whole(self, status: int, headers: Headers, body: bytes) -> None:
         """Send an answer that is complete."""
@@ -70,5 +73,6 @@ class Delivery:
             raise error
         if not self._is_stream:
             raise ConnectionResetError(error.message)
-        await self.send(f"data: {to_json(error_json(to_fdsd_error(error, self._request)))}\n\n{DONE}".encode())
+        end = failed_end(self._request.url.path)
+        await self.send(end(to_fdsd_error(error, self._request), self._num_events).encode("utf-8"))
         await self.end()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fastdeploy_sd.entrypoints.openai.event_stream import DONE
 from fastdeploy_sd.errors import FdsdError, NoInstance, Unavailable
 from fastdeploy_sd.fleet.http_client import Ask, BrokenError, Exchange, Headers, HttpClient
-from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord
+from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord, StreamEvent
 from fastdeploy_sd.fleet.route import ROUTE_HEADER, make_route
 from fastdeploy_sd.metrics import RouterStats
 from fastdeploy_sd.router.choice import Chooser, Placement, Wish
@@ -247,13 +247,13 @@ class Relay:
     async def _relay_stream(self, exchange: Exchange) -> _Failure | None:
         splitter = EventSplitter()
         while piece := await exchange.read():
-            events: list[bytes] = []
+            events: list[StreamEvent] = []
             for event in splitter.feed(piece):
                 if self._record.take(event):
                     await self._send_events(exchange, events)
                     return _Failure(Unavailable("the instance failed in the middle of the stream", code="failed"))
-                events.append(event.data)
-                if event.data == _DONE:
+                events.append(event)
+                if event.data == _DONE or self._record.is_ended:
                     await self._send_events(exchange, events)
                     await self.delivery.end()
                     await exchange.read()  # the end, so that the connection serves another request
@@ -261,7 +261,7 @@ class Relay:
             await self._send_events(exchange, events)
         return _Failure(Unavailable("the stream ended before its end", code="failed"))
 
-    async def _send_events(self, exchange: Exchange, events: list[bytes]) -> None:
+    async def _send_events(self, exchange: Exchange, events: list[StreamEvent]) -> None:
         if not events:
             return
         self._note_progress(len(events))

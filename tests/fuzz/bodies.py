@@ -1,4 +1,4 @@
-"""Fuzzes the two generation routes with bodies: what the validator's schema allows, and everything next to it.
+"""Fuzzes the generation routes with bodies: what the validator's schema allows, and everything next to it.
 
     python -m tests.fuzz.bodies [--url U] [--seed S] [--count N] [--forever] [--max-stall-ms M]
 
@@ -20,22 +20,32 @@ from typing import Any
 
 import httpx
 
-from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody
+from fastdeploy_sd.entrypoints.openai.protocol import (
+    ChatCompletionBody,
+    CompletionBody,
+    GenerationBody,
+    ResponseBody,
+)
 from tests.fuzz.harness import ANSWER_TIMEOUT_S, Report, Watch, argument_parser, server_at
 from tests.fuzz.schema_values import SchemaValues
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 NUM_CLIENTS = 4
 MAX_MESSAGE_CHARS = 4000
 PRODUCT_SHARE = 0.03  # these take a hundred times as long as the others
-_BODY_TYPES: dict[str, type[GenerationBody]] = {CHAT: ChatCompletionBody, COMPLETION: CompletionBody}
+_BODY_TYPES: dict[str, type[GenerationBody]] = {
+    CHAT: ChatCompletionBody,
+    COMPLETION: CompletionBody,
+    RESPONSES: ResponseBody,
+}
 _SCHEMAS = {path: body_type.model_json_schema() for path, body_type in _BODY_TYPES.items()}
 _LEAST: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hello"}]},
     COMPLETION: {"prompt": "hello"},
+    RESPONSES: {"input": "hello"},
 }
 # How much a server is to generate is not what is tried here; only wrong values of these stay.
-_LENGTHS = ("max_tokens", "max_completion_tokens", "n")
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n")
 # Numbers at the edges of float32, float64 and the integers of machines, and numerals that are none of JSON's.
 _NUMBERS: list[Any] = [
     0, -1, 1, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 10**30, 10**400, -(10**4000),
@@ -64,7 +74,7 @@ class BodyMaker:
 
     def __init__(self, seed: int, number: int) -> None:
         self._rng = random.Random(f"{seed}:{number}")
-        self._path = self._rng.choice([CHAT, COMPLETION])
+        self._path = self._rng.choice([CHAT, COMPLETION, RESPONSES])
         self._values = SchemaValues(_SCHEMAS[self._path], self._rng)
 
     def make(self) -> Sent:
@@ -169,7 +179,11 @@ class BodyMaker:
         for name in _LENGTHS:
             value = body.get(name)
             is_served = value is None or (type(value) is int and (value == -1 or 4 < value < 2**31))
-            if is_served and (name != "max_completion_tokens" or self._path == CHAT):
+            if (
+                is_served
+                and name in _SCHEMAS[self._path]["properties"]
+                and (name == "max_output_tokens") == (self._path == RESPONSES)
+            ):
                 body[name] = self._rng.randint(1, 4)
         if self._rng.random() < 0.3:
             body.setdefault("stream", True)
@@ -199,7 +213,7 @@ def fault_of(response: httpx.Response) -> str | None:
     except ValueError:
         return f"not JSON: {response.text[:300]}"
     if response.status_code == httpx.codes.OK:
-        return None if answer.get("choices") else f"no choices: {answer}"
+        return None if answer.get("choices") or answer.get("output") else f"no choices: {answer}"
     error = answer.get("error", {})
     if set(error) != {"message", "type", "param", "code"}:
         return f"not the form of an error: {answer}"
@@ -208,6 +222,8 @@ def fault_of(response: httpx.Response) -> str | None:
 
 def _is_whole_stream(text: str) -> bool:
     events = text.split("\n\n")
+    if text.startswith("event: response.created\n"):
+        return events[-2].startswith(("event: response.completed\n", "event: response.incomplete\n"))
     if events[-2:] != ["data: [DONE]", ""]:
         return False
     decoded = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]

@@ -134,10 +134,14 @@ def by_choice(text: str) -> dict[int | None, list[str]]:
 
 
 def _anonymous_event(event: str) -> str:
-    if not event.startswith("data: {"):
+    name, data, value = event.partition("data: {")
+    if not data:
         return event
-    value = json.loads(event.removeprefix("data: "))
-    return json.dumps({name: item for name, item in value.items() if name not in ("id", "created")})
+    return name + json.dumps(json.loads("{" + value, object_hook=_anonymous_object))
+
+
+def _anonymous_object(value: dict[str, Any]) -> dict[str, Any]:
+    return {name: item for name, item in value.items() if name not in ("id", "created", "created_at", "item_id")}
 
 
 @contextlib.contextmanager

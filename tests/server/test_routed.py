@@ -18,7 +18,7 @@ from fastdeploy_sd.types import KvSource
 from tests.server.toy_server import MODEL, Served, serve, server_config, text_of, toy_tokens
 
 KEY, INSTANCE = b"r" * 32, "this one"
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 USAGE = {"stream_options": {"include_usage": True}}
 # Text of several tokens is held back for it, and comes after all.
 NEARLY = text_of(toy_tokens([5, 6], 12)[2:9]) + "but not quite"
@@ -27,6 +27,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": [5, 6], "echo": True, "stop": ["zzz", " t\n"], "return_token_ids": True}),
     (COMPLETIONS, {"prompt": [5, 6], "temperature": 0, "stop": [NEARLY]}),
     (CHAT, {"messages": [{"role": "user", "content": "hi"}], "stream_options": {"continuous_usage_stats": True}}),
+    (RESPONSES, {"input": "hi", "stop": ["zzz", " t\n"], "max_tokens": None, "max_output_tokens": 12}),
 ]
 
 
@@ -64,9 +65,10 @@ async def test_a_stream_goes_on_behind_any_of_its_events(served: Served, path: s
         record.take(event)
         progress = record.progress
         assert progress is not None
-        assert progress.job_id == json.loads(event.data.removeprefix(b"data: "))["id"]
+        assert progress.job_id in event.data.decode() or event.data.startswith(b"event: response.output_text.delta")
         rest = list(EventSplitter().feed((await post(served, path, body, progress)).content))
         assert [event.data for event in rest] == [event.data for event in events[i + 1 :]]
+    record.take(events[-1])
     progress = record.progress
     assert progress is not None
     assert [len(choice.token_ids) for choice in progress.choices] == [12]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -31,7 +32,7 @@ from tests.server.router_process import (
 )
 from tests.server.toy_process import WAIT_S, Server
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hi there"}]
 LONG = 150  # tokens: 1.5 s of a slow toy, and more
 # What a stream may hold that must not be lost, repeated or counted twice when it goes on elsewhere.
@@ -44,6 +45,7 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "echo": (COMPLETIONS, {"prompt": "a prompt", "seed": 5, "echo": True}),
     "usage": (COMPLETIONS, {"prompt": [5], "temperature": 0, "stream_options": {"continuous_usage_stats": True}}),
     "held back": (COMPLETIONS, {"prompt": [9, 9], "seed": 2, "stop": ["e that never comes", "a b c d", " t\n"]}),
+    "response": (RESPONSES, {"input": "hi there", "seed": 2, "instructions": "be brief", "stop": ["a b c d", " t\n"]}),
 }
 
 
@@ -58,6 +60,13 @@ def stream_body(options: dict[str, Any], max_tokens: int = LONG) -> dict[str, An
     return {"model": "toy", "max_tokens": max_tokens, "stream": True, **options, "stream_options": stream_options}
 
 
+def limited(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The body with the route's own name of the limit."""
+    return (
+        body if path != RESPONSES else {("max_output_" + n[4:] if n == "max_tokens" else n): v for n, v in body.items()}
+    )
+
+
 def text_of(url: str, path: str, body: dict[str, Any]) -> str:
     return httpx.post(f"{url}{path}", json=body, timeout=WAIT_S).text
 
@@ -70,14 +79,12 @@ def test_answers_are_those_of_an_instance(fleet: Fleet) -> None:
     server = fleet.server(router)
     router.wait_for_instances(server)
     for path, options in STREAMS.values():
-        body = stream_body(options, max_tokens=12)
+        body = limited(path, stream_body(options, max_tokens=12))
         assert by_choice(text_of(router.url, path, body)) == by_choice(text_of(server.url, path, body))
         assert ": fdsd" not in text_of(router.url, path, body)
         whole = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        answers = [httpx.post(f"{url}{path}", json=whole, timeout=WAIT_S).json() for url in (router.url, server.url)]
-        for answer in answers:
-            del answer["id"], answer["created"]
-        assert answers[0] == answers[1]
+        answers = [text_of(url, path, whole) for url in (router.url, server.url)]
+        assert anonymous(f"data: {answers[0]}") == anonymous(f"data: {answers[1]}")
     listed = router.get("/v1/models").json()["data"]
     assert [card["id"] for card in listed] == ["toy"]
     assert router.get("/v1/models/toy").json() == listed[0]
@@ -101,7 +108,7 @@ def test_bodies_that_make_no_sense_get_the_instances_own_words(
     toy_fleet: tuple[Fleet, Any, Server], content: bytes
 ) -> None:
     _, router, server = toy_fleet
-    for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize"):
+    for path in (CHAT, COMPLETIONS, RESPONSES, "/tokenize", "/detokenize", "/v1/embeddings"):
         answers = [httpx.post(f"{url}{path}", content=content, timeout=WAIT_S) for url in (router.url, server.url)]
         assert answers[0].status_code == answers[1].status_code >= 400
         assert answers[0].content == answers[1].content
@@ -158,15 +165,15 @@ def test_a_stream_goes_on_elsewhere_when_its_server_is_killed(fleet: Fleet, name
     router = fleet.router()
     servers = [fleet.server(router) for _ in range(2)]
     router.wait_for_instances(*servers)
-    body = stream_body(options)
+    body = limited(path, stream_body(options))
     undisturbed = text_of(servers[0].url, path, body)
     with reading(router.url, path, body) as pieces:
         text = next(pieces) + next(pieces)
         kill(serving_one(*servers))
         text += "".join(pieces)
     assert by_choice(text) == by_choice(undisturbed)
-    events = [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n") if event.startswith("data: {")]
-    assert len({(event["id"], event["created"]) for event in events}) == 1
+    told = set(re.findall(r'"(id|item_id|created|created_at)":("[^"]+"|\d+)', text))
+    assert len(told) == (4 if path == RESPONSES else 2), "one id and one time, and those of a Response's message"
     assert router.metric("fastdeploy_sd:router_resumed_streams_total") == 1
 
 

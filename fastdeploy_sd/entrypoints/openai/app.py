@@ -21,7 +21,9 @@ from fastdeploy_sd.entrypoints.openai.handler import GenerationHandler
 from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.entrypoints.openai.openapi import describe
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
+from fastdeploy_sd.entrypoints.openai.refused_routes import add_refused_routes
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
+from fastdeploy_sd.entrypoints.openai.stream_errors import RESPONSES_PATH
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats, render_metrics
 
@@ -46,6 +48,8 @@ def create_app(
     handler = GenerationHandler(client, config, preparer, gate)
     app.add_api_route("/v1/chat/completions", handler.chat, methods=["POST"])
     app.add_api_route("/v1/completions", handler.completion, methods=["POST"])
+    app.add_api_route(RESPONSES_PATH, handler.response, methods=["POST"])
+    add_refused_routes(app)
     app.add_api_route("/tokenize", handler.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", handler.detokenize, methods=["POST"])
     stats = stats or SharedStats()

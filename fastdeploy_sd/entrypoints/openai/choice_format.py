@@ -5,11 +5,14 @@ Knows OpenAI's JSON and FastDeploy's extra fields; knows no sockets and no engin
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fastdeploy_sd.entrypoints.openai.job import GenerationJob
+from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat, StreamPart, data_event
+from fastdeploy_sd.entrypoints.openai.event_stream import DONE
+from fastdeploy_sd.entrypoints.openai.job import GenerationJob, UsageCounter
 from fastdeploy_sd.entrypoints.openai.logprobs import (
     chat_draft_logprobs,
     chat_logprobs,
@@ -17,14 +20,16 @@ from fastdeploy_sd.entrypoints.openai.logprobs import (
     completion_logprobs,
 )
 from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
+from fastdeploy_sd.entrypoints.openai.stream_errors import chunk_error
 from fastdeploy_sd.entrypoints.text.completion import Completion
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
+from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.types import RequestMetrics
 
 
-class ChoiceFormat(ABC):
-    """JSON of the choices of one job.
+class ChoiceFormat(AnswerFormat):
+    """JSON of the choices of one job; a stream of them is one of chunks.
 
     Attributes:
         response_object, chunk_object: OpenAI's `object` of a whole response and of a stream chunk.
@@ -32,18 +37,46 @@ class ChoiceFormat(ABC):
 
     response_object: str
     chunk_object: str
+    stream_end = DONE
 
     def __init__(self, job: GenerationJob, tokenizer: Tokenizer) -> None:
-        self._job = job
-        self._answer = job.answer
-        self._tokenizer = tokenizer
+        super().__init__(job, tokenizer)
+        self._begun = job.begun_choices
+
+    def whole(self, completions: Sequence[Completion], usage: UsageCounter) -> dict[str, Any]:
+        choices = [self._final_choice(completion) for completion in completions]
+        return self._envelope(self.response_object, choices) | {"usage": usage.to_json()}
+
+    def part(self, choice: int, delta: TextDelta, usage: UsageCounter) -> StreamPart | None:
+        entry = self._stream_choice(choice, delta, is_first=choice not in self._begun)
+        if entry is None:
+            return None
+        self._begun.add(choice)
+        chunk = self._envelope(self.chunk_object, [entry])
+        if self._answer.includes_continuous_usage:
+            chunk["usage"] = usage.to_json()
+        elif self._answer.includes_usage:
+            chunk["usage"] = None  # OpenAI: present and null until the last chunk
+        return StreamPart(data_event(chunk))
+
+    def ending(self, usage: UsageCounter) -> str:
+        if not self._job.owes_usage:
+            return ""
+        return data_event(self._envelope(self.chunk_object, []) | {"usage": usage.to_json()})
+
+    def error(self, error: FdsdError) -> StreamPart:
+        return StreamPart(chunk_error(error, 0))
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        job = self._job
+        return {"id": job.job_id, "object": kind, "created": job.created, "model": job.model, "choices": choices}
 
     @abstractmethod
-    def final_choice(self, completion: Completion) -> dict[str, Any]:
+    def _final_choice(self, completion: Completion) -> dict[str, Any]:
         """Return a finished choice."""
 
     @abstractmethod
-    def stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
+    def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
         """Return what a delta adds to a choice, None when a client would learn nothing from it."""
 
     def _token_ids(self, part: Completion | TextDelta, choice: int, is_first: bool) -> dict[str, Any]:
@@ -78,12 +111,12 @@ class ChatFormat(ChoiceFormat):
     response_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def final_choice(self, completion: Completion) -> dict[str, Any]:
+    def _final_choice(self, completion: Completion) -> dict[str, Any]:
         index = completion.index
         message = {"role": "assistant", "content": completion.text} | self._token_ids(completion, index, True)
         return {"index": index, "message": message} | self._logprobs(completion) | self._ending(completion)
 
-    def stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
+    def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
         if not is_first and self._is_silent(delta):
             return None
         content: dict[str, Any] = {"role": "assistant"} if is_first else {}
@@ -105,12 +138,12 @@ class CompletionFormat(ChoiceFormat):
     response_object = "text_completion"
     chunk_object = "text_completion"
 
-    def final_choice(self, completion: Completion) -> dict[str, Any]:
+    def _final_choice(self, completion: Completion) -> dict[str, Any]:
         index = completion.index
         choice = {"index": index, "text": self._echo(index) + completion.text} | self._logprobs(completion)
         return choice | self._token_ids(completion, index, True) | self._ending(completion)
 
-    def stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
+    def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
         text = (self._echo(choice) if is_first else "") + delta.text
         if not text and self._is_silent(delta):
             return None

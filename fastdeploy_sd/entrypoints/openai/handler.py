@@ -6,27 +6,28 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, ChoiceFormat, CompletionFormat
+from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat
+from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, CompletionFormat
 from fastdeploy_sd.entrypoints.openai.enclosure import LOSSY_HEADER
-from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, error_json, json_pieces, to_fdsd_error, to_json
-from fastdeploy_sd.entrypoints.openai.event_stream import DONE, EventStream, until_disconnected
+from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, json_pieces, to_fdsd_error
+from fastdeploy_sd.entrypoints.openai.event_stream import EventStream, until_disconnected
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob, UsageCounter
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare
-from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION, DETOKENIZE, RESPONSE, TOKENIZE
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.openai.request_body import BodyReader
 from fastdeploy_sd.entrypoints.openai.request_record import record_of
+from fastdeploy_sd.entrypoints.openai.response_format import ResponseFormat
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate, StreamNotes
 from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
 from fastdeploy_sd.errors import Overloaded, Unavailable
-from fastdeploy_sd.fleet.notes import counted_note, failed_note
+from fastdeploy_sd.fleet.notes import counted_note, ended_note, failed_note
 from fastdeploy_sd.fleet.route import Route, read_content
 
 _MAX_INLINE_ENTRIES = 2048  # of tokens and alternatives: some milliseconds
@@ -62,6 +63,10 @@ class GenerationHandler:
         """POST /v1/completions."""
         return await self._respond(request, COMPLETION, CompletionFormat)
 
+    async def response(self, request: HttpRequest) -> Response:
+        """POST /v1/responses."""
+        return await self._respond(request, RESPONSE, ResponseFormat)
+
     async def tokenize(self, request: HttpRequest) -> Response:
         """POST /tokenize."""
         return await self._compute(request, TOKENIZE)
@@ -75,7 +80,7 @@ class GenerationHandler:
             answer = await until_disconnected(request.receive, self._preparer.compute(task, content))
         return Response(answer, media_type=JsonResponse.media_type)
 
-    async def _respond(self, request: HttpRequest, task: str, form: type[ChoiceFormat]) -> Response:
+    async def _respond(self, request: HttpRequest, task: str, form: type[AnswerFormat]) -> Response:
         route = self._gate.route_of(request.headers)
         job = await self._prepare(request, task, route)  # a function of its own, which lets go of the body
         notes = None if route is None else StreamNotes(job)
@@ -92,7 +97,7 @@ class GenerationHandler:
             return job.routed(route.kv_source, progress)
 
     async def _answer(
-        self, request: HttpRequest, job: GenerationJob, form: ChoiceFormat, notes: StreamNotes | None
+        self, request: HttpRequest, job: GenerationJob, form: AnswerFormat, notes: StreamNotes | None
     ) -> Response:
         """Answer; where verification may change tokens the header says so, before and beside every choice."""
         record_of(request.scope).request_id = job.job_id
@@ -111,7 +116,7 @@ class GenerationHandler:
 
 
 async def _whole(
-    request: HttpRequest, job: GenerationJob, form: ChoiceFormat, deltas: AsyncGenerator[ChoiceDelta, None]
+    request: HttpRequest, job: GenerationJob, form: AnswerFormat, deltas: AsyncGenerator[ChoiceDelta, None]
 ) -> bytes:
     """Return the JSON of the answer; a large one is written in a thread, so that others do not wait for it."""
     collectors = [CompletionCollector(i) for i in range(len(job.requests))]
@@ -122,8 +127,7 @@ async def _whole(
             usage.add(choice, delta)
 
     def render() -> bytes:
-        choices = [form.final_choice(collector.build()) for collector in collectors]
-        answer = _envelope(job, form.response_object, choices) | {"usage": usage.to_json()}
+        answer = form.whole([collector.build() for collector in collectors], usage)
         return "".join(json_pieces(answer)).encode("utf-8")
 
     num_entries = usage.num_completion_tokens * job.requests.num_logprobs_per_token
@@ -139,11 +143,10 @@ class _Deltas:
 
 
 async def _events(
-    request: HttpRequest, job: GenerationJob, form: ChoiceFormat, deltas: _Deltas, notes: StreamNotes | None
+    request: HttpRequest, job: GenerationJob, form: AnswerFormat, deltas: _Deltas, notes: StreamNotes | None
 ) -> AsyncGenerator[str, None]:
-    """Yield server-sent events: chunks, an error if one comes up, and always [DONE]; for a router, with notes."""
+    """Yield server-sent events, an error if one comes up, and always what ends the stream; for a router, with notes."""
     usage = _usage(request, job)
-    begun = job.begun_choices
     opening = "" if notes is None else notes.opening()
     item = deltas.first
     try:
@@ -152,21 +155,25 @@ async def _events(
             usage.add(choice, delta)
             if notes is not None:
                 notes.add(choice, delta)
-            entry = form.stream_choice(choice, delta, is_first=choice not in begun)
-            if entry is not None:
-                begun.add(choice)
-                note = "" if notes is None else notes.of_event(choice, delta)
-                yield opening + note + _event(_chunk(job, form, [entry], usage))
+            part = form.part(choice, delta, usage)
+            if part is not None:
+                note = "" if notes is None else notes.of_part(choice, delta, part)
+                yield opening + note + part.text
                 opening = ""
             item = await anext(deltas.rest, None)
-        if job.owes_usage:
-            note = "" if notes is None else counted_note()
-            yield note + _event(_envelope(job, form.chunk_object, []) | {"usage": usage.to_json()})
+        ending = form.ending(usage)
+        if ending:
+            yield ("" if notes is None else counted_note()) + ending
     except Exception as failure:
         error = to_fdsd_error(failure, request)
-        is_ours = notes is not None and isinstance(error, Unavailable | Overloaded)
-        yield (failed_note() if is_ours else "") + _event(error_json(error))
-    yield DONE
+        part = form.error(error)
+        note = ""
+        if notes is not None:
+            is_ours = isinstance(error, Unavailable | Overloaded)
+            note = failed_note() if is_ours else ended_note() if part.is_last else ""
+        yield note + part.text
+    if form.stream_end:
+        yield form.stream_end
 
 
 def _usage(request: HttpRequest, job: GenerationJob) -> UsageCounter:
@@ -174,22 +181,3 @@ def _usage(request: HttpRequest, job: GenerationJob) -> UsageCounter:
     usage = UsageCounter(job.requests, job.progress)
     record_of(request.scope).usage = usage.to_json
     return usage
-
-
-def _chunk(
-    job: GenerationJob, form: ChoiceFormat, choices: list[dict[str, Any]], usage: UsageCounter
-) -> dict[str, Any]:
-    chunk = _envelope(job, form.chunk_object, choices)
-    if job.answer.includes_continuous_usage:
-        chunk["usage"] = usage.to_json()
-    elif job.answer.includes_usage:
-        chunk["usage"] = None  # OpenAI: present and null until the last chunk
-    return chunk
-
-
-def _envelope(job: GenerationJob, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": job.job_id, "object": kind, "created": job.created, "model": job.model, "choices": choices}
-
-
-def _event(value: object) -> str:
-    return f"data: {to_json(value)}\n\n"

@@ -15,8 +15,9 @@ import numpy as np
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.draft_methods import NAIVE
+from fastdeploy_sd.entrypoints.openai.answer_options import AnswerOptions
 from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
-from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody
+from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, ResponseBody
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder
@@ -31,37 +32,6 @@ from fastdeploy_sd.types import KvSource, ModelInfo
 MAX_SEQUENCES = 1024
 # Each takes about 100 bytes until it is sent, and the text of an answer as much again.
 MAX_LOGPROBS_OUTPUT = 1 << 22
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerOptions:
-    """What a body says about the form of its answer; all of the body that is needed once the job is made.
-
-    Attributes:
-        includes_usage, includes_continuous_usage: of a stream, see StreamOptions.
-        echo: each choice begins with its prompt.
-    """
-
-    stream: bool = False
-    includes_usage: bool = False
-    includes_continuous_usage: bool = False
-    returns_token_ids: bool = False
-    includes_draft_logprobs: bool = False
-    collects_metrics: bool = False
-    echo: bool = False
-
-    @classmethod
-    def of(cls, body: GenerationBody) -> Self:
-        """Read them from a body."""
-        return cls(
-            stream=bool(body.stream),
-            includes_usage=body.includes_usage,
-            includes_continuous_usage=body.includes_continuous_usage,
-            returns_token_ids=bool(body.return_token_ids),
-            includes_draft_logprobs=bool(body.include_draft_logprobs),
-            collects_metrics=bool(body.collect_metrics),
-            echo=isinstance(body, CompletionBody) and bool(body.echo),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +163,21 @@ class JobBuilder:
         prompts = [self._encoder.encode_text(p, max_tokens) if isinstance(p, str) else p for p in body.prompts]
         texts = [p if isinstance(p, str) else None for p in body.prompts] if body.echo else []
         return self._build(body, params, _job_id(body, "cmpl-"), prompts, texts)
+
+    def build_response(self, body: ResponseBody) -> GenerationJob:
+        """Return the job of a Response.
+
+        Raises:
+            BadRequest: as build_chat; with the route's own name of the limit.
+        """
+        token_ids = self._encoder.encode_chat(body.turns, body.template_variables(), self._requests.max_prompt_tokens)
+        try:
+            return self._build(body, body.sampling_params(), _job_id(body, "resp_"), [token_ids])
+        except BadRequest as error:
+            if error.param != "max_tokens":
+                raise
+            text = error.message.replace("max_tokens", "max_output_tokens", 1)
+            raise BadRequest(text, param="max_output_tokens", code=error.code) from None
 
     def _build(
         self,

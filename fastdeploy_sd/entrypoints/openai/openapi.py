@@ -14,12 +14,15 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     ChatCompletionBody,
     CompletionBody,
     DetokenizeBody,
+    ResponseBody,
     TokenizeBody,
 )
+from fastdeploy_sd.entrypoints.openai.stream_errors import RESPONSES_PATH
 
 BODIES: Mapping[str, type[Body]] = {
     "/v1/chat/completions": ChatCompletionBody,
     "/v1/completions": CompletionBody,
+    RESPONSES_PATH: ResponseBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

@@ -16,7 +16,13 @@ from fastdeploy_sd.config import Config, from_json
 from fastdeploy_sd.entrypoints.openai.body_shape import verify_shape
 from fastdeploy_sd.entrypoints.openai.error_format import to_json
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob, JobBuilder
-from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, parse_body
+from fastdeploy_sd.entrypoints.openai.protocol import (
+    ChatCompletionBody,
+    CompletionBody,
+    GenerationBody,
+    ResponseBody,
+    parse_body,
+)
 from fastdeploy_sd.entrypoints.openai.tokenization import Tokenization
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
@@ -30,7 +36,7 @@ MemoryLimit = Callable[[int], AbstractContextManager[object]]
 
 BodyType = TypeVar("BodyType", bound=GenerationBody)
 
-CHAT, COMPLETION = "chat", "completion"
+CHAT, COMPLETION, RESPONSE = "chat", "completion", "response"
 TOKENIZE, DETOKENIZE = "tokenize", "detokenize"
 # What reading a body may take, per byte: its bytes, its values, and the lists in which they are collected.
 _GROWTH = 20
@@ -74,6 +80,7 @@ class Preparation:
         self._tasks: Mapping[str, Callable[[bytes], Outcome]] = {
             CHAT: lambda content: Outcome(job=jobs.build_chat(self._parse(ChatCompletionBody, content))),
             COMPLETION: lambda content: Outcome(job=jobs.build_completion(self._parse(CompletionBody, content))),
+            RESPONSE: lambda content: Outcome(job=jobs.build_response(self._parse(ResponseBody, content))),
             TOKENIZE: lambda content: Outcome(answer=to_json(texts.tokenize(content))),
             DETOKENIZE: lambda content: Outcome(answer=to_json(texts.detokenize(content))),
         }

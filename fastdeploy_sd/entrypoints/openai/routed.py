@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 
+from fastdeploy_sd.entrypoints.openai.answer_format import StreamPart
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.errors import Forbidden
-from fastdeploy_sd.fleet.notes import begun_note, shown_note
+from fastdeploy_sd.fleet.notes import begun_note, ended_note, shown_note, together_note
 from fastdeploy_sd.fleet.route import ROUTE_HEADER, Route, read_route
 
 
@@ -65,7 +66,10 @@ class StreamNotes:
         """Take a delta of a choice, which may have an event or not."""
         self._token_ids[choice] += delta.token_ids
 
-    def of_event(self, choice: int, delta: TextDelta) -> str:
-        """Return the note in front of the event of a delta that was taken."""
+    def of_part(self, choice: int, delta: TextDelta, part: StreamPart) -> str:
+        """Return the notes in front of the events of a delta that was taken."""
         token_ids = self._token_ids.pop(choice, [])
-        return shown_note(choice, token_ids, delta.finish_reason is not None, delta.num_cached_tokens)
+        notes = shown_note(choice, token_ids, delta.finish_reason is not None, delta.num_cached_tokens)
+        if part.num_events > 1:
+            notes += together_note(part.num_events)
+        return notes + (ended_note() if part.is_last else "")

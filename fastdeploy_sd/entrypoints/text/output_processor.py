@@ -54,6 +54,9 @@ class OutputProcessor:
     Output that the request brings from elsewhere has been shown there: it adds nothing, and what follows reads as if
     it had been generated here.
 
+    Attributes:
+        shown_text: what that output reads like, as far as it has been shown.
+
     Raises (on construction):
         BadRequest: a stop string is complete in that output.
     """
@@ -66,15 +69,16 @@ class OutputProcessor:
         self._num_tokens = 0
         self._num_chars = 0
         self._first_token_time = 0.0
-        self._skip(request.output_token_ids.tolist())
+        self.shown_text = self._skip(request.output_token_ids.tolist())
 
-    def _skip(self, token_ids: Sequence[int]) -> None:
-        _, _, match = self._take_tokens(RequestOutput(self._request.request_id, tuple(token_ids)))
+    def _skip(self, token_ids: Sequence[int]) -> str:
+        pieces, _, match = self._take_tokens(RequestOutput(self._request.request_id, tuple(token_ids)))
         if match is not None:
             raise BadRequest(
                 f"output_token_ids: expected tokens that have not ended the request, got those of {shown(match.stop)}",
                 param="output_token_ids",
             )
+        return "".join(pieces)
 
     def process(self, output: RequestOutput) -> TextDelta:
         """Return what `output` adds; after a delta with a finish_reason nothing more may be processed.

@@ -1,4 +1,4 @@
-"""The openai package: a conversation carried on in each of the ways its documentation shows."""
+"""The openai package: a conversation carried on in each of the ways its documentation shows, as Responses too."""
 
 from typing import Any
 
@@ -33,4 +33,21 @@ for way, turn in turns.items():
     second = client.chat.completions.create(messages=history, **options)
     assert second.usage is not None
     seconds[way], usage[way] = second.choices[0].message.content, second.usage.prompt_tokens
+
+limits: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": MAX_TOKENS, "extra_body": {"stop": STOP}}
+response = client.responses.create(input=FIRST, **limits)
+with client.responses.stream(input=FIRST, **limits) as events:
+    deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    finished = events.get_final_response()
+assert deltas == finished.output_text == response.output_text == answer.content
+items = {
+    "response": response.output,
+    "response, dumped": [item.model_dump() for item in response.output],
+    "streamed response": finished.output,
+}
+for way, output in items.items():
+    history = [question, *output, {"role": "user", "content": SECOND}]
+    following = client.responses.create(input=history, **limits)
+    assert following.usage is not None
+    seconds[way], usage[way] = following.output_text, following.usage.input_tokens
 report(answer.content, seconds, streamed, usage, models=[model.id for model in client.models.list()])

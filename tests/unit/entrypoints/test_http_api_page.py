@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from fastdeploy_sd import errors
 from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.entrypoints.openai.app import create_app
-from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody
+from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, ResponseBody
 from fastdeploy_sd.errors import ConfigError, FdsdError
 from tests.doubles.preparer import LocalPreparer
 from tests.unit.entrypoints.scripted_app import INFO, ScriptedClient
@@ -44,6 +44,12 @@ def test_fields() -> None:
     for fields, route, _ in (row for row in rows(REQUESTS) if len(row) == 3 and row[1] in of_route):
         assert set(names(fields)) <= of_route[route], fields
     assert chat | completions <= set(names(REQUESTS))
+
+
+def test_fields_of_responses() -> None:
+    """Those that the other routes have too are in their tables."""
+    own = set(ResponseBody.model_fields) - set(ChatCompletionBody.model_fields)
+    assert own <= set(names(REQUESTS.partition("### Responses")[2]))
 
 
 def test_statuses() -> None:

@@ -19,6 +19,7 @@ from tests.unit.entrypoints.scripted_app import ScriptedApp
 LEAST: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
     "/v1/completions": {"prompt": "hello"},
+    "/v1/responses": {"input": "hello"},
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [5]},
 }
@@ -36,6 +37,14 @@ PROBES: list[Any] = [
     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
     [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
     [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}],
+    [{"role": "user", "content": [{"type": "input_text", "text": "t"}], "id": "x"}], [{"type": "reasoning"}], [{}],
+    [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "t", "annotations": []}]}],
+    [{"type": "message", "role": "tool", "content": "x"}], [{"type": "item_reference", "id": "x"}],
+    [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}],
+    [{"type": "function_call", "name": "f"}], [{"type": "function_call_output", "output": "x"}],
+    [{"type": "function_call_output", "call_id": "c", "output": "x"}],
+    ["reasoning.encrypted_content"], ["message.output_text.logprobs"], {"effort": "low"}, {"summary": "auto"},
+    {"format": {"type": "text"}}, {"format": {"type": "json_object"}}, {"include_obfuscation": False}, "disabled",
 ]  # fmt: skip
 # Rules between fields, and one that JSON schema cannot say in the schema of a message: null content is the assistant's.
 BETWEEN_FIELDS = ("expected only with", "expected either", "expected at least one message", "beside it",

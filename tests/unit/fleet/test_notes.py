@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord, begun_note, counted_note, failed_note, shown_note
+from fastdeploy_sd.fleet.notes import (
+    EventSplitter,
+    ProgressRecord,
+    begun_note,
+    counted_note,
+    ended_note,
+    failed_note,
+    shown_note,
+    together_note,
+)
 from fastdeploy_sd.fleet.route import ChoiceProgress, Progress
 
 EVENTS = [
@@ -30,7 +39,7 @@ def test_cuts_do_not_matter(cuts: list[int]) -> None:
             relayed += event.data
     assert relayed.decode("utf-8") == 'data: {"a":"\u20ac"}\n\ndata: {}\n\ndata: {}\n\ndata: {}\n\ndata: [DONE]\n\n'
     choices = (ChoiceProgress((5, 6), True, 16), ChoiceProgress((7, 8), False, 0))
-    assert record.progress == Progress("cmpl-1", 7, (3, 1 << 62), choices, is_counted=True)
+    assert record.progress == Progress("cmpl-1", 7, (3, 1 << 62), choices, is_counted=True, num_events=5)
 
 
 def test_half_an_event_counts_for_nothing() -> None:
@@ -40,6 +49,20 @@ def test_half_an_event_counts_for_nothing() -> None:
     progress = record.progress
     assert progress is not None
     assert progress.choices == (ChoiceProgress((5,), False, 16), ChoiceProgress())
+
+
+@given(st.integers(0, 200))
+def test_events_that_belong_together_are_shown_together(cut: int) -> None:
+    begin = begun_note("resp_1", 7, [3], 1) + shown_note(0, [5], False, 0) + together_note(2)
+    parts = [begin + "event: a\ndata: {}\n\nevent: b\ndata: {}\n\n", shown_note(0, [6], True, 0), ended_note()]
+    stream = ("".join(parts) + "event: c\ndata: {}\n\n").encode()
+    splitter, record, taken = EventSplitter(), ProgressRecord(), []
+    for piece in (stream[:cut], stream[cut:]):
+        for event in splitter.feed(piece):
+            assert not record.take(event)
+            taken.append((event.data.count(b"event: "), record.is_ended))
+    assert taken == [(2, False), (1, True)]
+    assert record.progress == Progress("resp_1", 7, (3,), (ChoiceProgress((5, 6), True, 0),), num_events=3)
 
 
 def test_a_failure_is_told_apart() -> None:
@@ -54,6 +77,11 @@ def test_notes_of_another_form_are_an_error_of_ours(line: str) -> None:
     (event,) = EventSplitter().feed(f": fdsd {line}\ndata: x\n\n".encode())
     with pytest.raises(InternalError, match="note of an unknown form"):
         ProgressRecord().take(event)
+
+
+def test_a_number_of_events_that_is_none_is_an_error_of_ours() -> None:
+    with pytest.raises(InternalError, match="note of an unknown form"):
+        list(EventSplitter().feed(b": fdsd together [2]\ndata: x\n\n"))
 
 
 def test_notes_that_are_no_json_are_an_error_of_ours() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.fleet.http_client import Ask, HttpClient
-from fastdeploy_sd.fleet.notes import begun_note, failed_note, shown_note
+from fastdeploy_sd.fleet.notes import begun_note, ended_note, failed_note, shown_note, together_note
 from fastdeploy_sd.fleet.route import ROUTE_HEADER, ChoiceProgress, Progress, read_content, read_route
 from fastdeploy_sd.metrics import RouterStats
 from fastdeploy_sd.router.choice import Chooser
@@ -91,12 +92,12 @@ class World:
         self.courier = Courier(RoutingConfig(**options), chooser, self.http, KEY, self.stats)
         self.sent: list[dict[str, Any]] = []
 
-    async def relay(self) -> None:
+    async def relay(self, path: str = "/v1/completions") -> None:
         async def send(message: Any) -> None:
             self.sent.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-        ask = Ask("POST", "/v1/completions", (), BODY)
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+        ask = Ask("POST", path, (), BODY)
         try:
             await Relay(self.courier, ask, True, Delivery(HttpRequest(scope), send)).run()
         finally:
@@ -156,7 +157,7 @@ async def test_a_stream_goes_on_behind_its_last_whole_event(add: Add, broken: by
     second = await add(world, RESUMED, num_running=5)
     await world.relay()
     assert world.body == "data: one\n\ndata: two\n\n" + DONE
-    assert second.asked == [(BODY, Progress("cmpl-1", 7, (3,), (ChoiceProgress((5,), False, 16),)))]
+    assert second.asked == [(BODY, Progress("cmpl-1", 7, (3,), (ChoiceProgress((5,), False, 16),), num_events=1))]
     assert (world.stats.num_resumed, world.stats.num_retries) == (1, 0)
 
 
@@ -166,6 +167,23 @@ async def test_an_error_that_is_the_instances_own_is_no_event(add: Add) -> None:
     await add(world, RESUMED, num_running=5)
     await world.relay()
     assert world.body == "data: one\n\ndata: two\n\n" + DONE
+
+
+async def test_a_stream_without_done_ends_where_it_says_so_or_in_an_event_of_its_own(add: Add) -> None:
+    begun = begun_note("resp_1", 7, [3], 1) + shown_note(0, [5], False, 0)
+    opening = STREAM_HEAD + chunk(begun + together_note(2) + "event: a\ndata: {}\n\nevent: b\ndata: {}\n\n")
+    half = chunk(shown_note(0, [6], True, 0) + together_note(2) + ended_note() + "event: c\ndata: {}\n\n")
+    world = World()
+    await add(world, opening + half + chunk("event: d\ndata: {}\n\n") + b"0\r\n\r\n")
+    await world.relay("/v1/responses")
+    assert world.body == "".join(f"event: {name}\ndata: {{}}\n\n" for name in "abcd")
+    world = World(resume_s=0.0, max_attempts=1)
+    await add(world, opening + half)
+    await world.relay("/v1/responses")
+    *relayed, error, end = world.body.split("\n\n")
+    assert (relayed, end) == (["event: a\ndata: {}", "event: b\ndata: {}"], "")
+    told = json.loads(error.removeprefix("event: error\ndata: "))
+    assert (told["type"], told["code"], told["sequence_number"]) == ("error", "broken_connection", 2)
 
 
 async def test_an_error_that_is_the_requests_is_relayed(add: Add) -> None:

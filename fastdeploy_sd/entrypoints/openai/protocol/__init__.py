@@ -14,6 +14,7 @@ from fastdeploy_sd.entrypoints.openai.protocol.chat import ChatCompletionBody
 from fastdeploy_sd.entrypoints.openai.protocol.completion import CompletionBody
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody
+from fastdeploy_sd.entrypoints.openai.protocol.response import ResponseBody
 from fastdeploy_sd.entrypoints.openai.protocol.tokenization import DetokenizeBody, TokenizeBody
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "CompletionBody",
     "DetokenizeBody",
     "GenerationBody",
+    "ResponseBody",
     "TokenizeBody",
     "parse_body",
 ]

@@ -19,6 +19,7 @@ from fastdeploy_sd.entrypoints.openai.protocol.fields import (
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody
 from fastdeploy_sd.entrypoints.openai.protocol.message import MAX_MESSAGES, ChatMessage
 from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens, NumLogprobs
+from fastdeploy_sd.entrypoints.openai.protocol.template_variables import TemplateText, template_variables
 from fastdeploy_sd.sampling_params import SamplingParams
 
 _NO_TOOL = Only("none", "auto")
@@ -65,8 +66,8 @@ class ChatCompletionBody(GenerationBody):
     chat_template_kwargs: SmallMap | None = None
     enable_thinking: bool | None = None
     thinking: Annotated[bool | None, _Thinking()] = None
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
-    verbosity: Annotated[str, Field(max_length=64)] | None = None
+    reasoning_effort: TemplateText = None
+    verbosity: TemplateText = None
 
     parallel_tool_calls: Ignored = None
     tools: NotSupported = None
@@ -113,11 +114,7 @@ class ChatCompletionBody(GenerationBody):
         return self._build_sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
 
     def template_variables(self) -> dict[str, Any]:
-        """Return the variables for the chat template; those it does not read have no effect.
-
-        Whether to think has two names among templates and gets both. chat_template_kwargs counts before the fields.
-        """
+        """Return the variables for the chat template; chat_template_kwargs counts before the fields."""
         thinking = self.thinking if self.enable_thinking is None else self.enable_thinking
-        fields = {"enable_thinking": thinking, "thinking": thinking, "reasoning_effort": self.reasoning_effort}
-        given = {name: value for name, value in (fields | {"verbosity": self.verbosity}).items() if value is not None}
+        given = template_variables(thinking, self.reasoning_effort, self.verbosity)
         return given | (self.chat_template_kwargs or {})

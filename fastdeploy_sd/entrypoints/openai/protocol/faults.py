@@ -69,6 +69,8 @@ def _fault(details: ErrorDetails, where: Mapping[str, str]) -> Fault:
     # The kinds of fields.py come first. Below: the text begins with a name inside the object.
     if kind == "below":
         return Fault(f"{path}.{context['text']}", param)
+    if kind == "inside":  # the text begins with a place inside the list
+        return Fault(f"{path}{context['text']}", param)
     if kind == "not_supported":
         return Fault(f"{path}: not supported: {context['text']}", param, "not_supported")
     if kind == "missing":

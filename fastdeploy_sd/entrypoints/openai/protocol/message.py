@@ -27,15 +27,6 @@ _RENAMED = {"function": "tool"}
 _ROLES = (*ROLES, *_RENAMED)
 _ROLE_SCHEMA = {"enum": list(_ROLES)}
 _FUNCTION = '{"name": ..., "arguments": ...}'
-_PART_SCHEMAS = [
-    {
-        "type": "object",
-        "properties": {"type": {"const": kind}, key: {"type": "string"}},
-        "required": ["type", key],
-    }
-    for kind, key in _TEXT_KEYS.items()
-]
-_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": _PART_SCHEMAS}}]}
 _FUNCTION_SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object", "null"]}},
@@ -53,6 +44,38 @@ _CALL_SCHEMA = {
 _CALLS_SCHEMA = {"type": "array", "maxItems": MAX_TOOL_CALLS, "items": _CALL_SCHEMA}
 
 
+def content_schema(text_keys: Mapping[str, str]) -> dict[str, Any]:
+    """Return the schema of what `content_text` takes."""
+    parts = [
+        {"type": "object", "properties": {"type": {"const": kind}, key: {"type": "string"}}, "required": ["type", key]}
+        for kind, key in text_keys.items()
+    ]
+    return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": parts}}]}
+
+
+def content_text(value: Any, text_keys: Mapping[str, str]) -> str | None:
+    """Return the text of a content: it itself, or its parts joined by line breaks; None when it is neither.
+
+    Args:
+        text_keys: type of a part -> the key of its text.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return None
+    texts = [_part_text(part, text_keys) for part in value]
+    return None if None in texts else "\n".join(text for text in texts if text is not None)
+
+
+def _part_text(part: Any, text_keys: Mapping[str, str]) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    key = text_keys.get(kind) if isinstance(kind, str) else None
+    if key is None or not isinstance(part.get(key), str):
+        return None
+    tell_names("part of a message's content", part, ("type", key))
+    return str(part[key])
+
+
 class _Role(FieldKind):
     schema = _ROLE_SCHEMA
     takes_null = False
@@ -66,25 +89,14 @@ class _Role(FieldKind):
 class _Content(FieldKind):
     """Text, or a list of text parts, which are joined by line breaks."""
 
-    schema = _CONTENT_SCHEMA
+    schema = content_schema(_TEXT_KEYS)
 
     def convert(self, value: Any) -> str:
-        if isinstance(value, str):
-            return value
-        if not isinstance(value, list):
-            raise self._refusal()
-        return "\n".join(map(self._text_of, value))
-
-    def _text_of(self, part: Any) -> str:
-        for kind, key in _TEXT_KEYS.items():
-            if isinstance(part, dict) and part.get("type") == kind and isinstance(part.get(key), str):
-                _tell_names("part of a message's content", part, ("type", key))
-                return str(part[key])
-        raise self._refusal()
-
-    @staticmethod
-    def _refusal() -> Exception:
-        return expected('text or a list of {"type": "text", "text": ...} parts (images and audio are not supported)')
+        text = content_text(value, _TEXT_KEYS)
+        if text is None:
+            what = 'text or a list of {"type": "text", "text": ...} parts (images and audio are not supported)'
+            raise expected(what)
+        return text
 
 
 class _ToolCalls(FieldKind):
@@ -148,7 +160,7 @@ class ChatMessage(Body):
     @classmethod
     def _tell_ignored(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            _tell_names("message", value, cls.model_fields)
+            tell_names("message", value, cls.model_fields)
         return value
 
     @property
@@ -169,6 +181,7 @@ class ChatMessage(Body):
         return self
 
 
-def _tell_names(where: str, value: Mapping[str, Any], known: Collection[str]) -> None:
+def tell_names(where: str, value: Mapping[str, Any], known: Collection[str]) -> None:
+    """Tell the log which names of an object are left aside."""
     for name in islice((n for n, v in value.items() if v is not None and n not in known), _MAX_NAMES_TOLD):
         tell_ignored(where, name)

@@ -1,0 +1,74 @@
+"""What every form of an answer has: a whole, the parts of a stream, and errors inside of one. Knows no sockets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fastdeploy_sd.entrypoints.openai.error_format import to_json
+from fastdeploy_sd.entrypoints.openai.job import GenerationJob, UsageCounter
+from fastdeploy_sd.entrypoints.text.completion import Completion
+from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
+from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
+from fastdeploy_sd.errors import FdsdError
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPart:
+    """Events that belong together: a client gets all of them or none, also where a stream goes on elsewhere.
+
+    Attributes:
+        text: the events, each ending in an empty line.
+        is_last: nothing of the stream follows.
+    """
+
+    text: str
+    num_events: int = 1
+    is_last: bool = False
+
+
+class AnswerFormat(ABC):
+    """The JSON of the answer to one job.
+
+    Attributes:
+        stream_end: what stands behind all events of a stream.
+    """
+
+    stream_end: ClassVar[str]
+
+    def __init__(self, job: GenerationJob, tokenizer: Tokenizer) -> None:
+        self._job = job
+        self._answer = job.answer
+        self._tokenizer = tokenizer
+
+    @abstractmethod
+    def whole(self, completions: Sequence[Completion], usage: UsageCounter) -> dict[str, Any]:
+        """Return the answer at once.
+
+        Args:
+            completions: one per choice.
+            usage: of all of them.
+        """
+
+    @abstractmethod
+    def part(self, choice: int, delta: TextDelta, usage: UsageCounter) -> StreamPart | None:
+        """Return what a delta adds to a stream, None when a client would learn nothing from it.
+
+        Args:
+            usage: so far, with this delta.
+        """
+
+    @abstractmethod
+    def ending(self, usage: UsageCounter) -> str:
+        """Return the event behind those of all choices, "" = there is none."""
+
+    @abstractmethod
+    def error(self, error: FdsdError) -> StreamPart:
+        """Return what ends a stream that has failed."""
+
+
+def data_event(value: object) -> str:
+    """Return a server-sent event without a name."""
+    return f"data: {to_json(value)}\n\n"

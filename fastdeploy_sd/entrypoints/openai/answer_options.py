@@ -1,0 +1,65 @@
+"""What a body says about the form of its answer; all of the body that is needed once the job is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from fastdeploy_sd.entrypoints.openai.protocol import CompletionBody, GenerationBody, ResponseBody
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseEcho:
+    """What a Response repeats of its request.
+
+    Attributes:
+        max_output_tokens: as given.
+        metadata: its tags, which are texts.
+    """
+
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+
+    @classmethod
+    def of(cls, body: ResponseBody) -> Self:
+        """Read it from a body."""
+        tags = {name: value for name, value in (body.metadata or {}).items() if isinstance(value, str)}
+        return cls(body.instructions, body.max_output_tokens, tags, body.reasoning_effort, body.verbosity)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """The form of an answer.
+
+    Attributes:
+        includes_usage, includes_continuous_usage: of a stream, see StreamOptions.
+        echo: each choice begins with its prompt.
+        response: of /v1/responses only.
+    """
+
+    stream: bool = False
+    includes_usage: bool = False
+    includes_continuous_usage: bool = False
+    returns_token_ids: bool = False
+    includes_draft_logprobs: bool = False
+    collects_metrics: bool = False
+    echo: bool = False
+    response: ResponseEcho | None = None
+
+    @classmethod
+    def of(cls, body: GenerationBody) -> Self:
+        """Read them from a body."""
+        return cls(
+            stream=bool(body.stream),
+            includes_usage=body.includes_usage,
+            includes_continuous_usage=body.includes_continuous_usage,
+            returns_token_ids=bool(body.return_token_ids),
+            includes_draft_logprobs=bool(body.include_draft_logprobs),
+            collects_metrics=bool(body.collect_metrics),
+            echo=isinstance(body, CompletionBody) and bool(body.echo),
+            response=ResponseEcho.of(body) if isinstance(body, ResponseBody) else None,
+        )

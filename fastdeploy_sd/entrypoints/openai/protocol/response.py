@@ -1,0 +1,154 @@
+"""The body of /v1/responses: OpenAI's fields for one turn, and this server's sampling options by their usual names.
+
+Nothing is stored here, so what refers to something stored is refused, and `store` reads false in every Response.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastdeploy_sd.entrypoints.openai.protocol.fields import (
+    Body,
+    FieldKind,
+    Ignored,
+    NotSupported,
+    Only,
+    SmallMap,
+    expected,
+    fault,
+)
+from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody, StreamOptions
+from fastdeploy_sd.entrypoints.openai.protocol.response_items import Items
+from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens
+from fastdeploy_sd.entrypoints.openai.protocol.template_variables import TemplateText, template_variables
+from fastdeploy_sd.entrypoints.text.chat_template import Message
+from fastdeploy_sd.sampling_params import SamplingParams
+
+# What `include` may name: parts of items that no Response of this server has.
+_ABSENT = (
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+_INCLUDE_SCHEMA = {"type": "array", "items": {"enum": list(_ABSENT)}}
+_LOGPROBS = "message.output_text.logprobs"
+_LOGPROBS_ELSEWHERE = "log-probabilities are in /v1/chat/completions"
+_ONE_TEXT = "a Response has one text"
+# Refers to something that a server has kept.
+_Stored = Annotated[None, Only("", instead="nothing is stored: give the whole conversation in input")]
+
+
+class _Include(FieldKind):
+    """Parts of items to add; those that exist nowhere here ask for nothing."""
+
+    schema = _INCLUDE_SCHEMA
+
+    def convert(self, value: Any) -> None:
+        if not isinstance(value, list):
+            raise expected("a list")
+        if _LOGPROBS in value:
+            raise fault("not_supported", _LOGPROBS_ELSEWHERE)
+        if not all(name in _ABSENT for name in value):
+            raise expected(f"some of {', '.join(_ABSENT)}")
+
+
+class Reasoning(Body):
+    """How the model is to think.
+
+    Attributes:
+        effort: the variable reasoning_effort of the chat template.
+        summary, generate_summary: there is none, which is what "auto" may come to.
+    """
+
+    effort: TemplateText = None
+    summary: Annotated[None, Only("auto")] = None
+    generate_summary: Annotated[None, Only("auto")] = None
+
+
+class TextOptions(Body):
+    """The form of the text.
+
+    Attributes:
+        verbosity: the variable of that name of the chat template.
+    """
+
+    format: Annotated[None, Only({"type": "text"})] = None
+    verbosity: TemplateText = None
+
+
+class ResponseStreamOptions(StreamOptions):
+    """Of a stream of Responses, whose last event always has the usage."""
+
+    continuous_usage_stats: Annotated[None, Only(False, instead="the last event has the usage")] = None
+    include_obfuscation: Annotated[None, Only(False, instead="events are not padded")] = None
+
+
+class ResponseBody(GenerationBody):
+    """POST /v1/responses.
+
+    Attributes:
+        input: a text or the items of a conversation; after validation turns.
+        instructions: a system message in front of them.
+        chat_template_kwargs, enable_thinking: as in a chat completion.
+        previous_response_id, conversation, prompt: kept by a server, which this one does not.
+    """
+
+    input: Annotated[tuple[Message, ...], Items()]
+    instructions: str | None = None
+    max_output_tokens: MaxTokens = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    chat_template_kwargs: SmallMap | None = None
+    enable_thinking: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+
+    parallel_tool_calls: Ignored = None
+    max_tool_calls: Ignored = None
+    prompt_cache_options: Ignored = None
+    previous_response_id: _Stored = None
+    conversation: _Stored = None
+    prompt: _Stored = None
+    background: Annotated[None, Only(False, instead="a Response is answered at once, or as a stream")] = None
+    truncation: Annotated[None, Only("disabled", instead="prompts are never cut")] = None
+    include: Annotated[None, _Include()] = None
+    top_logprobs: Annotated[None, Only(0, instead=_LOGPROBS_ELSEWHERE)] = None
+    tools: NotSupported = None
+    tool_choice: Annotated[None, Only("none", "auto")] = None
+    moderation: NotSupported = None
+    context_management: NotSupported = None
+
+    n: Annotated[None, Only(1, instead=_ONE_TEXT)] = None
+    best_of: Annotated[None, Only(1, instead=_ONE_TEXT)] = None
+    max_tokens: Annotated[None, Only(-1, instead="its name here is max_output_tokens")] = None
+    response_format: Annotated[None, Only({"type": "text"}, instead="text.format says it")] = None
+    return_token_ids: Annotated[None, Only(False)] = None
+    collect_metrics: Annotated[None, Only(False)] = None
+    include_draft_logprobs: Annotated[None, Only(False, instead=_LOGPROBS_ELSEWHERE)] = None
+
+    @property
+    def turns(self) -> list[Message]:
+        """The conversation, its instructions in front."""
+        first = [] if self.instructions is None else [Message("system", self.instructions)]
+        return [*first, *self.input]
+
+    @property
+    def reasoning_effort(self) -> str | None:
+        """How much the model is to think."""
+        return self.reasoning.effort if self.reasoning else None
+
+    @property
+    def verbosity(self) -> str | None:
+        """How long the text is to be."""
+        return self.text.verbosity if self.text else None
+
+    def sampling_params(self) -> SamplingParams:
+        return self._build_sampling_params(self.max_output_tokens, None)
+
+    def template_variables(self) -> dict[str, Any]:
+        """Return the variables for the chat template."""
+        fields = template_variables(self.enable_thinking, self.reasoning_effort, self.verbosity)
+        return fields | (self.chat_template_kwargs or {})

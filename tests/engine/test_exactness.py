@@ -19,10 +19,9 @@ from fastdeploy_sd.conformance import (
     run_matrix,
     standard_methods,
 )
-from fastdeploy_sd.runtime import library
 from tests.engine.models import DOUBLES, DOUBLES_WITH_DRAFT_KV, MODELS, References
 from tests.models import golden
-from tests.ops.backends import isa
+from tests.ops.backends import LEVELS, isa
 
 DraftHead = Literal["target", "wint8", "wint4"]
 # Where a step's budget, not a request's chunk, cuts the prompts; the number of kernel threads.
@@ -153,7 +152,7 @@ def test_every_strategy_is_lossless_at_temperature_0(
     assert 0 < cell.num_accepted < cell.num_drafts
 
 
-@pytest.mark.parametrize("level", library.available_isas())
+@pytest.mark.parametrize("level", LEVELS)
 def test_the_promise_holds_at_every_isa_level(references: References, level: str) -> None:
     with isa(level):
         reference = make_reference(references.base("qwen3-tiny"), seed=5, count=12)

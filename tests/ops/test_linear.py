@@ -11,11 +11,10 @@ from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops import packing
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
-from fastdeploy_sd.runtime import library
-from tests.ops.backends import isa, threads
+from tests.ops.backends import LEVELS, isa, threads
 
 
-@pytest.fixture(params=library.available_isas())
+@pytest.fixture(params=LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     with isa(request.param):
         yield request.param
@@ -26,7 +25,7 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_the_packed_form_is_the_same_on_every_level(fmt: LinearFormat, dtype: str) -> None:
     weight = np.random.default_rng(4).standard_normal((70, 300), np.float32)
     forms = []
-    for name in library.available_isas():
+    for name in LEVELS:
         for num_threads in (1, 3):
             with isa(name), threads(num_threads):
                 packed = packing.pack_linear(to_bf16(weight) if dtype == "bfloat16" else weight, fmt)

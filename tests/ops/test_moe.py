@@ -14,14 +14,13 @@ from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import pack_experts
 from fastdeploy_sd.ops.reference import collective as reference
 from fastdeploy_sd.parallel.ranges import halved
-from fastdeploy_sd.runtime import library
-from tests.ops.backends import isa, threads
+from tests.ops.backends import LEVELS, isa, threads
 
 HIDDEN, INNER, NUM_EXPERTS = 150, 70, 20
 OPTIONS: dict[str, Any] = {"top_k": 3, "normalize": True, "norm_min": 1e-12}
 
 
-@pytest.fixture(params=library.available_isas())
+@pytest.fixture(params=LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     with isa(request.param):
         yield request.param

@@ -10,9 +10,8 @@ namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
-// Rows multiplied per pass over the weights: few enough that their packed form stays in the second-level cache, many
-// enough that a pass is bound by arithmetic and not by reading the weights.
-constexpr int64_t kBlockBytes = 512 * 1024;
+// Rows multiplied per pass over the weights: few enough that their packed form stays in the second-level cache
+// (RowKernels::block_bytes), many enough that a pass is bound by arithmetic and not by reading the weights.
 constexpr int32_t kMinBlockRows = 96;
 // Units of work per thread, if there are as many: the last ones to finish then leave little idle time.
 constexpr int64_t kUnitsPerThread = 16;
@@ -23,11 +22,11 @@ constexpr int64_t kQuantizeInputs = 4096;
 // The rows of one pass.
 class Block {
  public:
-  Block(const LinearParams& p, const Slices& slices, int32_t first_row, int32_t num_rows)
+  Block(const LinearParams& p, const RowKernels& kernels, const Slices& slices, int32_t first_row, int32_t num_rows)
       : p_(p),
         first_row_(first_row),
-        rows_(slices, p.format, num_rows,
-              ScratchArray<uint8_t>(Scratch::kInner, num_rows * PackedRows::RowBytes(slices, p.format))) {}
+        rows_(kernels, slices, p.format, num_rows,
+              ScratchArray<uint8_t>(Scratch::kInner, PackedRows::Bytes(kernels, slices, p.format, num_rows))) {}
 
   // The unit of work is a tile, for few tiles a part of its inputs.
   void Pack() const {
@@ -38,8 +37,9 @@ class Block {
     ParallelFor(rows_.num_tiles * num_parts, [&](int64_t task) {
       const int64_t tile = task / num_parts;
       const int64_t part = task % num_parts;
-      PackTile(TileX(tile), rows_.slices, rows_.Size(tile), static_cast<int32_t>(num_units * part / num_parts),
-               static_cast<int32_t>(num_units * (part + 1) / num_parts), rows_.Tile(tile));
+      rows_.kernels->pack_tile(TileX(tile), rows_.slices, rows_.Size(tile),
+                               static_cast<int32_t>(num_units * part / num_parts),
+                               static_cast<int32_t>(num_units * (part + 1) / num_parts), rows_.Tile(tile));
     });
   }
 
@@ -57,9 +57,10 @@ class Block {
       for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t panel = unit / num_splits;
         const int64_t split = unit % num_splits;
-        MultiplyPanel(rows_, num_tiles * split / num_splits, num_tiles * (split + 1) / num_splits,
-                      static_cast<const uint8_t*>(p_.packed) + panel * panel_bytes, panel, out);
+        rows_.kernels->multiply_panel(rows_, num_tiles * split / num_splits, num_tiles * (split + 1) / num_splits,
+                                      static_cast<const uint8_t*>(p_.packed) + panel * panel_bytes, panel, out);
       }
+      rows_.kernels->leave();
     });
   }
 
@@ -81,13 +82,14 @@ Error Linear(const LinearParams& p) {
   if (p.num_rows < 0) return "num_rows: expected 0 or more, got a negative number";
   if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.slices, p.packed)) return error;
   const Slices slices = SlicesOf(p.in_features, p.format, p.slices);
-  const int64_t row_bytes = std::max<int64_t>(PackedRows::RowBytes(slices, p.format), 1);
-  const int32_t block_rows = static_cast<int32_t>(std::max<int64_t>(kBlockBytes / row_bytes, kMinBlockRows));
+  const RowKernels& kernels = RowKernelsOf(p.format);
+  const int64_t row_bytes = std::max<int64_t>(kernels.row_bytes(slices, p.format), 1);
+  const int32_t block_rows = static_cast<int32_t>(std::max<int64_t>(kernels.block_bytes / row_bytes, kMinBlockRows));
   const int32_t num_blocks = static_cast<int32_t>(DivideUp(p.num_rows, block_rows));
   for (int64_t b = 0; b < num_blocks; ++b) {
     const int32_t begin = static_cast<int32_t>(p.num_rows * b / num_blocks);
     const int32_t end = static_cast<int32_t>(p.num_rows * (b + 1) / num_blocks);
-    const Block block(p, slices, begin, end - begin);
+    const Block block(p, kernels, slices, begin, end - begin);
     block.Pack();
     block.Multiply();
   }

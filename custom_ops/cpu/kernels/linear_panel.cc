@@ -1,6 +1,8 @@
 // The product of packed rows and one panel.
 #include "linear_panel.h"
 
+#include "fdsd/runtime.h"
+
 namespace fdsd {
 namespace FDSD_ISA {
 namespace {
@@ -20,7 +22,7 @@ const TileFunctions& TilesOf(LinearFormat format) {
 }
 
 template <typename T>
-void StoreSums(const float* sums, int32_t num_rows, int64_t row, int32_t column, const LinearOutput& out) {
+void StoreSumsAs(const float* sums, int32_t num_rows, int64_t row, int32_t column, const LinearOutput& out) {
   const int count = std::min(kPanelColumns, out.out_features - column);
   for (int32_t r = 0; r < num_rows; ++r) {
     T* y = static_cast<T*>(out.y) + (row + r) * out.out_features + column;
@@ -33,22 +35,50 @@ void StoreSums(const float* sums, int32_t num_rows, int64_t row, int32_t column,
   }
 }
 
-}  // namespace
+int64_t RowBytes(const Slices& slices, LinearFormat format) {
+  return static_cast<int64_t>(slices.num_units()) * RowUnitBytes(format);
+}
 
 void MultiplyPanel(const PackedRows& x, int64_t tile_begin, int64_t tile_end, const uint8_t* panel, int64_t index,
                    const LinearOutput& out) {
   const TileFunctions& tiles = TilesOf(x.format);
-  const int32_t column = static_cast<int32_t>(index * kPanelColumns);
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     alignas(64) float levels[kSumLevels * kTileSums];
     const int32_t size = x.Size(tile);
     tiles.of[size - 1](panel, x.Tile(tile), x.slices, levels);
-    const float* sums = levels + SumLevel(x.slices.count - 1) * kTileSums;
-    if (out.dtype == DType::kFloat32) {
-      StoreSums<float>(sums, size, x.Begin(tile), column, out);
-    } else {
-      StoreSums<bf16>(sums, size, x.Begin(tile), column, out);
+    StoreSums(levels + SumLevel(x.slices.count - 1) * kTileSums, size, x.Begin(tile), index, out);
+  }
+}
+
+void Leave() {}
+
+constexpr int64_t kBlockBytes = 512 * 1024;
+constexpr RowKernels kOnVectors = {kMaxTileRows, kBlockBytes, RowBytes, PackTile, MultiplyPanel, Leave};
+
+}  // namespace
+
+const RowKernels& RowKernelsOf([[maybe_unused]] LinearFormat format) {
+#if defined(FDSD_SIMD_AVX512)
+  if (format != LinearFormat::kFloat32) {
+    switch (TilesInUse()) {
+      case Tiles::kChip:
+        return amx::kRowKernels;
+      case Tiles::kTwin:
+        return amx_twin::kRowKernels;
+      case Tiles::kNone:
+        break;
     }
+  }
+#endif
+  return kOnVectors;
+}
+
+void StoreSums(const float* sums, int32_t num_rows, int64_t row, int64_t index, const LinearOutput& out) {
+  const int32_t column = static_cast<int32_t>(index * kPanelColumns);
+  if (out.dtype == DType::kFloat32) {
+    StoreSumsAs<float>(sums, num_rows, row, column, out);
+  } else {
+    StoreSumsAs<bf16>(sums, num_rows, row, column, out);
   }
 }
 

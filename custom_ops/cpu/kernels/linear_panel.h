@@ -8,27 +8,62 @@ namespace FDSD_ISA {
 // Weights that a thread streams through at a time, at least; less would cost more to hand out than it balances.
 constexpr int64_t kMinPieceBytes = 32 * 1024;
 
+struct LinearOutput;
+struct PackedRows;
+
+// How rows are packed and multiplied: on vector registers or, at level amx, on tiles.
+struct RowKernels {
+  int32_t max_tile_rows;
+  // Packed rows multiplied per pass over the weights, in bytes: so many stay in the second-level cache.
+  int64_t block_bytes;
+  int64_t (*row_bytes)(const Slices& slices, LinearFormat format);
+  // See PackTile.
+  void (*pack_tile)(const XRows& rows, const Slices& slices, int num_rows, int32_t unit_begin, int32_t unit_end,
+                    uint8_t* tile);
+  // y = x . panel^T for tiles [tile_begin, tile_end) of x, in columns [32 * index, 32 * index + 32) of y. The panel has
+  // the slices that x has.
+  void (*multiply_panel)(const PackedRows& x, int64_t tile_begin, int64_t tile_end, const uint8_t* panel, int64_t index,
+                         const LinearOutput& out);
+  // Called by a thread behind its last multiply_panel of a task.
+  void (*leave)();
+};
+const RowKernels& RowKernelsOf(LinearFormat format);
+
+#if defined(FDSD_SIMD_AVX512)
+namespace amx {
+extern const RowKernels kRowKernels;
+}
+namespace amx_twin {
+extern const RowKernels kRowKernels;
+}
+#endif
+
 // `num_rows` rows of x packed in tiles whose sizes differ by at most one, tile after tile.
 struct PackedRows {
+  const RowKernels* kernels;
   LinearFormat format;
   Slices slices;
   int32_t num_rows;
   int32_t num_tiles;
-  uint8_t* data;  // [num_rows * RowBytes]
+  uint8_t* data;  // [Bytes]
 
-  static int64_t RowBytes(const Slices& x_slices, LinearFormat format) {
-    return static_cast<int64_t>(x_slices.num_units()) * RowUnitBytes(format);
+  // Of the packed form of so many rows. Behind the last one some bytes may be read, which mean nothing.
+  static int64_t Bytes(const RowKernels& kernels, const Slices& x_slices, LinearFormat format, int64_t rows) {
+    constexpr int64_t kReadBehind = 64;
+    return rows * kernels.row_bytes(x_slices, format) + kReadBehind;
   }
-  PackedRows(const Slices& x_slices, LinearFormat x_format, int32_t rows, uint8_t* memory)
-      : format(x_format),
+  PackedRows(const RowKernels& row_kernels, const Slices& x_slices, LinearFormat x_format, int32_t rows,
+             uint8_t* memory)
+      : kernels(&row_kernels),
+        format(x_format),
         slices(x_slices),
         num_rows(rows),
-        num_tiles(static_cast<int32_t>(DivideUp(rows, kMaxTileRows))),
+        num_tiles(static_cast<int32_t>(DivideUp(rows, row_kernels.max_tile_rows))),
         data(memory) {}
 
   int32_t Begin(int64_t tile) const { return static_cast<int32_t>(num_rows * tile / num_tiles); }
   int32_t Size(int64_t tile) const { return Begin(tile + 1) - Begin(tile); }
-  uint8_t* Tile(int64_t tile) const { return data + Begin(tile) * RowBytes(slices, format); }
+  uint8_t* Tile(int64_t tile) const { return data + Begin(tile) * kernels->row_bytes(slices, format); }
 };
 
 // Where products go: row r of the packed rows to row r of y.
@@ -39,10 +74,8 @@ struct LinearOutput {
   void* y;            // [., out_features]
 };
 
-// y = x . panel^T for tiles [tile_begin, tile_end) of x, in columns [32 * index, 32 * index + 32) of y. The panel has
-// the slices that x has.
-void MultiplyPanel(const PackedRows& x, int64_t tile_begin, int64_t tile_end, const uint8_t* panel, int64_t index,
-                   const LinearOutput& out);
+// Sums [num_rows][32], the bias added, to the columns of panel `index` in rows of y from `row` on.
+void StoreSums(const float* sums, int32_t num_rows, int64_t row, int64_t index, const LinearOutput& out);
 
 }  // namespace FDSD_ISA
 }  // namespace fdsd

@@ -39,6 +39,7 @@ struct ExpertMatrices {
 };
 
 struct Buffers {
+  const RowKernels& kernels;
   MoePairs pairs;
   float* sums;  // [slices, T, H]
   // One wave's: used experts in order of their ids, and the pairs of each as rows.
@@ -50,16 +51,17 @@ struct Buffers {
   float* y;             // [W, H]
   char* router;
 
-  Buffers(const MoeFfnParams& p, Arena* arena) : pairs(p, arena) {
+  Buffers(const MoeFfnParams& p, Arena* arena) : kernels(RowKernelsOf(p.format)), pairs(p, arena) {
     const int64_t tokens = p.num_tokens;
     // An expert has at most one pair per token.
     const int64_t rows = std::max<int64_t>(std::min<int64_t>(tokens * p.router.top_k, kWavePairs), tokens);
     sums = arena->Take<float>(p.num_slices * tokens * p.hidden_size);
     experts = arena->Take<int32_t>(p.num_local_experts);
     first_tile = arena->Take<int32_t>(p.num_local_experts + 1);
-    packed =
-        arena->Take<uint8_t>(rows * std::max(PackedRows::RowBytes(WholeSum(p.hidden_size, p.format), p.format),
-                                             PackedRows::RowBytes(WholeSum(p.intermediate_size, p.format), p.format)));
+    const auto bytes = [&](int32_t size) {
+      return PackedRows::Bytes(kernels, WholeSum(size, p.format), p.format, rows);
+    };
+    packed = arena->Take<uint8_t>(std::max(bytes(p.hidden_size), bytes(p.intermediate_size)));
     gate_up = arena->Take<char>(rows * p.intermediate_size * 2 * ElementBytes(p.dtype));
     activated = arena->Take<char>(rows * p.intermediate_size * ElementBytes(p.dtype));
     y = arena->Take<float>(rows * p.hidden_size);
@@ -80,7 +82,7 @@ class Wave {
       if (num_experts_ > 0 && end - first_pair_ > kWavePairs) break;
       b.experts[num_experts_] = *expert;
       b.first_tile[num_experts_ + 1] =
-          b.first_tile[num_experts_] + static_cast<int32_t>(DivideUp(num_pairs, kMaxTileRows));
+          b.first_tile[num_experts_] + static_cast<int32_t>(DivideUp(num_pairs, b.kernels.max_tile_rows));
       ++num_experts_;
     }
     end_pair_ = b.pairs.first[*expert];
@@ -104,8 +106,8 @@ class Wave {
   PackedRows Rows(int64_t e, int32_t in_features) const {
     const int32_t* first = b_.pairs.first + b_.experts[e];
     const Slices slices = WholeSum(in_features, p_.format);
-    const int64_t offset = FirstRow(e) * PackedRows::RowBytes(slices, p_.format);
-    return {slices, p_.format, first[1] - first[0], b_.packed + offset};
+    const int64_t offset = FirstRow(e) * b_.kernels.row_bytes(slices, p_.format);
+    return {b_.kernels, slices, p_.format, first[1] - first[0], b_.packed + offset};
   }
 
   // body(e, tile) for the tiles of all experts, on all threads.
@@ -122,7 +124,7 @@ class Wave {
     const PackedRows rows = Rows(e, p_.hidden_size);
     const int32_t* tokens = b_.pairs.tokens + first_pair_ + FirstRow(e) + rows.Begin(tile);
     const XRows x{p_.format, p_.dtype, p_.hidden_size, p_.hidden_size, p_.x, tokens};
-    PackTile(x, rows.slices, rows.Size(tile), 0, rows.slices.num_units(), rows.Tile(tile));
+    b_.kernels.pack_tile(x, rows.slices, rows.Size(tile), 0, rows.slices.num_units(), rows.Tile(tile));
   }
 
   // What gate_up left is rounded to p.dtype, and so is swiglu's result, as in a dense layer.
@@ -134,8 +136,8 @@ class Wave {
     char* activated = b_.activated + row * inner * ElementBytes(p_.dtype);
     // Cannot fail: CheckMoe has seen the sizes.
     Swiglu({rows.Size(tile), inner, p_.dtype, gate_up, activated});
-    PackTile({p_.format, p_.dtype, inner, inner, activated, nullptr}, rows.slices, rows.Size(tile), 0,
-             rows.slices.num_units(), rows.Tile(tile));
+    b_.kernels.pack_tile({p_.format, p_.dtype, inner, inner, activated, nullptr}, rows.slices, rows.Size(tile), 0,
+                         rows.slices.num_units(), rows.Tile(tile));
   }
 
   // One pass over the panels of all experts: a thread reads a stretch of them from end to end.
@@ -150,8 +152,10 @@ class Wave {
         const PackedRows rows = Rows(e, matrices.in_features);
         const LinearOutput out{y_dtype, matrices.out_features, nullptr,
                                static_cast<char*>(y) + FirstRow(e) * row_bytes};
-        MultiplyPanel(rows, 0, rows.num_tiles, matrices.Panel(b_.experts[e] - p_.first_expert, panel), panel, out);
+        b_.kernels.multiply_panel(rows, 0, rows.num_tiles, matrices.Panel(b_.experts[e] - p_.first_expert, panel),
+                                  panel, out);
       }
+      b_.kernels.leave();
     });
   }
 

@@ -1,0 +1,93 @@
+#pragma once
+// What the products of all formats share: a block of C is 32 rows by 32 columns, tiles 0-3, the left two above the
+// right two in pairs of columns; 4 and 5 are tiles of A, 6 and 7 of B. A panel is read as it lies: the 64 bytes of 16
+// columns, 128 bytes apart, are the rows of B.
+//
+// A format has kChunkSteps, NumSteps(slice) and
+//   template <bool kBoth> Multiply(x, rows, slice, begin, end, sums, ahead)
+//     sums [32][32] += products over steps [begin, end) of the slice, or = them where begin is 0;
+//     kBoth: there are more than 16 rows
+#include "amx/linear_layout.h"
+#include "amx/tiles.h"
+
+namespace fdsd {
+namespace FDSD_ISA {
+namespace FDSD_TILES {
+
+static_assert(kPackRows == 2 * kTileRows && kPanelColumns == 2 * kTileColumns);
+
+constexpr int kBlockSums = kPackRows * kPanelColumns;
+constexpr int kPanelStepBytes = kPanelColumns * kStepBytes;  // 4 bytes of every column
+constexpr int kBf16StepPanelBytes = kStepUnits * kPanelStepBytes;
+constexpr int kHalfColumnsBytes = kTileColumns * kStepBytes;
+// Where several packs pass over a panel: as much of it at a time as stays in the first-level cache beside them.
+constexpr int kChunkBytes = 16 * 1024;
+// How far ahead of the weights one pack alone asks for more.
+constexpr int kPrefetchAhead = 8 * 1024;
+
+// Asks for the lines of weights that come after those in use, in equal parts: one pack alone for those of its own
+// stream, several packs for the next panel, while they pass over this one.
+class Ahead {
+ public:
+  Ahead(const uint8_t* panel, int64_t panel_bytes, int64_t num_packs, int64_t num_steps)
+      : next_(panel + (num_packs == 1 ? kPrefetchAhead : panel_bytes)),
+        lines_(static_cast<int>(DivideUp(panel_bytes / 64, std::max<int64_t>(num_packs * num_steps, 1)))) {}
+
+  FDSD_INLINE void Step() {
+    for (int i = 0; i < lines_; ++i, next_ += 64) _mm_prefetch(reinterpret_cast<const char*>(next_), _MM_HINT_T1);
+  }
+
+ private:
+  const uint8_t* next_;
+  const int lines_;
+};
+
+// One pack and the sums of its rows in this panel.
+struct Rows {
+  const uint8_t* pack;
+  int count;
+  float* levels;  // [levels][32][32], see AddLevels
+};
+
+// A slice of a panel: units [first, first + num_units) of the whole sum.
+struct Slice {
+  int32_t index;
+  int32_t first;
+  int32_t num_units;
+  const uint8_t* weights;
+};
+
+template <bool kBoth>
+FDSD_INLINE void LoadSums(const float* sums) {
+  constexpr int64_t kStride = kPanelColumns * sizeof(float);
+  LoadTile<0>(sums, kStride);
+  LoadTile<1>(sums + kTileColumns, kStride);
+  if constexpr (kBoth) {
+    LoadTile<2>(sums + kTileRows * kPanelColumns, kStride);
+    LoadTile<3>(sums + kTileRows * kPanelColumns + kTileColumns, kStride);
+  }
+}
+template <bool kBoth>
+FDSD_INLINE void StoreTiles(void* sums) {
+  constexpr int64_t kStride = kPanelColumns * sizeof(float);
+  uint8_t* const to = static_cast<uint8_t*>(sums);
+  StoreTile<0>(to, kStride);
+  StoreTile<1>(to + kHalfColumnsBytes, kStride);
+  if constexpr (kBoth) {
+    StoreTile<2>(to + kTileRows * kStride, kStride);
+    StoreTile<3>(to + kTileRows * kStride + kHalfColumnsBytes, kStride);
+  }
+}
+template <bool kBoth>
+FDSD_INLINE void ZeroSums() {
+  ZeroTile<0>();
+  ZeroTile<1>();
+  if constexpr (kBoth) {
+    ZeroTile<2>();
+    ZeroTile<3>();
+  }
+}
+
+}  // namespace FDSD_TILES
+}  // namespace FDSD_ISA
+}  // namespace fdsd

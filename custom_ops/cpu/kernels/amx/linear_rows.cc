@@ -1,0 +1,109 @@
+// Rewrites rows of x into packs for tiles.
+#include "amx/linear_layout.h"
+#include "linear_group.h"
+
+namespace fdsd {
+namespace FDSD_ISA {
+namespace FDSD_TILES {
+namespace {
+
+// Rows quantised together: one alone would wait for its own maximum.
+constexpr int kRowsAtOnce = 4;
+
+FDSD_INLINE void CopyInputs(const bf16* from, int count, bf16* to) {
+  std::memcpy(to, from, static_cast<size_t>(count) * sizeof(bf16));
+}
+FDSD_INLINE void CopyInputs(const float* from, int count, bf16* to) {
+  for (int i = 0; i < count; i += kLanes) {
+    const int n = std::min(kLanes, count - i);
+    StorePartial(LoadPartial(from + i, n), to + i, n);
+  }
+}
+
+// Units [begin, end) of one row of a slice; `row` is the row's place in the slice's first step.
+template <typename T>
+void PackBf16Row(const T* x, int32_t in_features, int32_t num_units, int32_t begin, int32_t end, int64_t step_bytes,
+                 uint8_t* row) {
+  for (int32_t unit = begin; unit < end;) {
+    const int32_t step = unit / kStepUnits;
+    const int32_t last = std::min(end, (step + 1) * kStepUnits);
+    bf16* to = reinterpret_cast<bf16*>(row + step * step_bytes) + 2 * (unit % kStepUnits);
+    const int count = std::min(2 * last, in_features) - 2 * unit;
+    CopyInputs(x + 2 * unit, count, to);
+    const int room = last == num_units ? 2 * ((step + 1) * kStepUnits - unit) : count;
+    std::memset(to + count, 0, static_cast<size_t>(room - count) * sizeof(bf16));
+    unit = last;
+  }
+}
+
+// Groups [begin, end) of a slice, whose first group is `first`.
+template <typename T>
+void PackGroups(const XRows& rows, int num_rows, int32_t first, int32_t begin, int32_t end, const IntPack& pack) {
+  const int32_t zero_point = rows.format == LinearFormat::kWint8 ? kWint8ZeroPoint : kWint4ZeroPoint;
+  for (int row = 0; row < num_rows; row += kRowsAtOnce) {
+    const int count = std::min(kRowsAtOnce, num_rows - row);
+    for (int64_t g = begin; g < end; ++g) {
+      alignas(64) float values[kRowsAtOnce][kQuantGroup];
+      float max[kRowsAtOnce];
+      for (int r = 0; r < count; ++r) {
+        ReadGroup(rows.Row<T>(row + r), rows.in_features, g, values[r]);
+        max[r] = MaxMagnitude(values[r]);
+      }
+      for (int r = 0; r < count; ++r) {
+        alignas(64) int8_t q[kQuantGroup];
+        int32_t sum;
+        const int64_t at = (first + g) * num_rows + row + r;
+        pack.scales[at] = QuantizeGroup(values[r], max[r], q, &sum);
+        pack.starts[at] = -zero_point * sum;
+        for (int s = 0; s < kGroupRowSteps; ++s) {
+          const int64_t step_row = ((first + g) * kGroupRowSteps + s) * num_rows + row + r;
+          std::memcpy(pack.integers + step_row * kStepRowBytes, q + s * kStepRowBytes, kStepRowBytes);
+        }
+      }
+    }
+  }
+}
+
+template <typename T>
+void PackSlice(const XRows& rows, const Slices& slices, int32_t s, int num_rows, int32_t begin, int32_t end,
+               uint8_t* pack) {
+  if (IsQuantized(rows.format)) {
+    return PackGroups<T>(rows, num_rows, slices.units[s], begin, end, IntPack(pack, slices, num_rows));
+  }
+  const int64_t step_bytes = int64_t{num_rows} * kStepRowBytes;
+  uint8_t* const slice = pack + StepsBefore(slices, s) * step_bytes;
+  for (int r = 0; r < num_rows; ++r) {
+    PackBf16Row(rows.Row<T>(r), rows.in_features, slices.units[s + 1] - slices.units[s], begin, end, step_bytes,
+                slice + r * kStepRowBytes);
+  }
+}
+
+}  // namespace
+
+int64_t RowBytes(const Slices& slices, LinearFormat format) {
+  if (!IsQuantized(format)) return StepsBefore(slices, slices.count) * kStepRowBytes;
+  constexpr int64_t kGroupBytes = kQuantGroup + sizeof(float) + sizeof(int32_t);
+  return DivideUp(slices.num_units() * kGroupBytes, kStepRowBytes) * kStepRowBytes;
+}
+
+void PackRows(const XRows& rows, const Slices& slices, int num_rows, int32_t unit_begin, int32_t unit_end,
+              uint8_t* pack) {
+  for (int32_t s = 0; s < slices.count; ++s) {
+    const int32_t first = slices.units[s];
+    const int32_t begin = std::max(unit_begin, first);
+    const int32_t end = std::min(unit_end, slices.units[s + 1]);
+    if (begin >= end) continue;
+    XRows slice = rows;
+    slice.in_features = slices.inputs[s + 1] - slices.inputs[s];
+    slice.x = static_cast<const char*>(rows.x) + int64_t{slices.inputs[s]} * ElementBytes(rows.dtype);
+    if (rows.dtype == DType::kFloat32) {
+      PackSlice<float>(slice, slices, s, num_rows, begin - first, end - first, pack);
+    } else {
+      PackSlice<bf16>(slice, slices, s, num_rows, begin - first, end - first, pack);
+    }
+  }
+}
+
+}  // namespace FDSD_TILES
+}  // namespace FDSD_ISA
+}  // namespace fdsd

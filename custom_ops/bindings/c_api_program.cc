@@ -13,8 +13,7 @@ constexpr fdsd::Error kOutOfMemory = "memory: expected room for the program, got
 FDSD_EXPORT fdsd::Error fdsd_program_create(const fdsd::ProgramCreateParams* p) {
   return fdsd::WithinMemory(kOutOfMemory, [&]() -> fdsd::Error {
     auto program = std::make_unique<fdsd::Program>();
-    if (fdsd::Error error = program->Build(p->calls, p->num_calls, p->patches, p->num_patches, p->num_symbols))
-      return error;
+    if (fdsd::Error error = program->Build(*p)) return error;
     *p->program = program.release();
     return nullptr;
   });

@@ -63,9 +63,12 @@ MTP_POSTPROCESS = Op(
     num_committed=In(I32, "num_requests"),
     cu_num_draft=In(I32, "num_requests + 1"),
     block_table=In(I32, "num_table_rows, max_blocks"),
+    min_survival=In(F32, "num_requests"),
     logits=In(F32, "num_rows, vocab_size"),
     hidden=In(ACTIVATIONS, "num_rows, width"),
     draft_token_ids=InOut(I32, "num_drafts"),
+    num_wanted=InOut(I32, "num_requests"),
+    draft_prob=InOut(F32, "num_drafts"),
     block_size=Attr(int),
     step=Attr(int),
     num_next=Attr(int),
@@ -76,6 +79,7 @@ MTP_POSTPROCESS = Op(
     query_start_loc=Out(I32, "num_requests + 1"),
     seq_lens=Out(I32, "num_requests"),
     out_hidden=Out("hidden", "num_next, width"),
+    num_continued=Out(I32, "1"),
 )
 
 
@@ -145,11 +149,15 @@ def mtp_postprocess_(batch: DraftBatch, step: int, logits: Any, hidden: Any) -> 
 
     Args:
         step: from 0.
-        logits: f32[A, V], a row for every request with more than `step` drafts.
+        logits: f32[A, V], a row for every request that wants more than `step` drafts.
         hidden: [A, H], the draft layer's output that the next pass reads.
 
+    Returns:
+        Room for batch.num_drafting[step + 1] rows; the first num_continued are written.
+
     Raises:
-        ValueError: a shape or dtype disagrees, or a request has no block for its next slot.
+        ValueError: a shape or dtype disagrees, a request wants more drafts than it has room for, or it has no block for
+            its next slot.
     """
     return NextInputs(
         *MTP_POSTPROCESS(
@@ -157,9 +165,12 @@ def mtp_postprocess_(batch: DraftBatch, step: int, logits: Any, hidden: Any) -> 
             num_committed=batch.num_committed,
             cu_num_draft=batch.cu_num_draft,
             block_table=batch.block_table,
+            min_survival=batch.min_survival,
             logits=logits,
             hidden=hidden,
             draft_token_ids=batch.draft_token_ids,
+            num_wanted=batch.num_wanted,
+            draft_prob=batch.draft_prob,
             block_size=batch.block_size,
             step=step,
             num_next=batch.num_drafting[step + 1],

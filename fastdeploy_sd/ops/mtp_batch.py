@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from fastdeploy_sd.types import I32
+from fastdeploy_sd.types import F32, I32
 
 A = TypeVar("A", bound=Any)
 
@@ -18,17 +18,24 @@ class DraftBatch:
     Attributes:
         table_rows: i32[R], row of the two tables.
         num_committed: i32[R], committed tokens.
-        cu_num_draft: i32[R+1], the drafts that each request gets.
+        cu_num_draft: i32[R+1], room for the drafts of each request.
         draft_token_ids: i32[D], filled in pass by pass.
+        num_wanted: i32[R], the drafts that each request gets; lowered where its drafts became improbable.
+        draft_prob: f32[D], the probability of each draft under the draft layers, where it is wanted.
+        min_survival: f32[R], a request whose drafts so far are less probable together gets no more; negative = that is
+            not looked at, and no probability is wanted.
         token_table: i32[num_table_rows, max_tokens_per_row], committed tokens.
         block_table: i32[num_table_rows, max_blocks], -1 past the request's own blocks.
-        num_drafting: requests with more than i drafts, by i.
+        num_drafting: requests that may get more than i drafts, by i.
     """
 
     table_rows: I32
     num_committed: I32
     cu_num_draft: I32
     draft_token_ids: I32
+    num_wanted: I32
+    draft_prob: F32
+    min_survival: F32
     token_table: I32
     block_table: I32
     block_size: int
@@ -108,7 +115,11 @@ class MtpInputs(NamedTuple):
 
 
 class NextInputs(NamedTuple):
-    """The same for the pass that continues after a draft: every row drafts."""
+    """The same for the pass that continues after a draft: every row drafts.
+
+    Attributes:
+        num_continued: i32[1], the rows; what arrays have beyond them is room.
+    """
 
     input_ids: Any
     positions: Any
@@ -116,3 +127,9 @@ class NextInputs(NamedTuple):
     query_start_loc: Any
     seq_lens: Any
     hidden: Any
+    num_continued: Any
+
+    def first(self, count: int) -> NextInputs:
+        """Return the first rows, without the room behind them."""
+        rows = (self.input_ids[:count], self.positions[:count], self.slot_mapping[:count])
+        return NextInputs(*rows, self.query_start_loc, self.seq_lens, self.hidden[:count], self.num_continued)

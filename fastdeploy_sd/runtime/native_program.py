@@ -33,21 +33,41 @@ class Patch:
     symbol: int
 
 
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A symbol that a call computes; see ProgramCount in custom_ops/include/fdsd/program.h.
+
+    Attributes:
+        value: address of an i32 that the call writes.
+    """
+
+    call: int
+    symbol: int
+    value: int
+
+
 class NativeProgram:
     """Calls with their params, and the fields that differ from run to run.
 
     Args:
         calls: name of each op and its params, copied.
+        counts: at most one per call.
 
     Attributes:
         symbols: i64[num_symbols], counts and addresses, to be written before a run.
 
     Raises:
         ValueError: an unknown op, params of another op, a patch outside the params or without a symbol, two patches of
-            the same bytes, or memory is exhausted.
+            the same bytes, a count without a call or symbol, two counts of a call, or memory is exhausted.
     """
 
-    def __init__(self, calls: Sequence[tuple[str, CParams]], patches: Sequence[Patch], num_symbols: int) -> None:
+    def __init__(
+        self,
+        calls: Sequence[tuple[str, CParams]],
+        patches: Sequence[Patch],
+        num_symbols: int,
+        counts: Sequence[Count] = (),
+    ) -> None:
         _check_disjoint(patches)
         call_type: type[Any] = struct_type("ProgramCall")
         patch_type: type[Any] = struct_type("ProgramPatch")
@@ -55,13 +75,17 @@ class NativeProgram:
             *(call_type(op=op.encode(), params=ctypes.addressof(p), num_bytes=ctypes.sizeof(p)) for op, p in calls)
         )
         fields = (patch_type * len(patches))(*(patch_type(**asdict(patch)) for patch in patches))
+        count_type: type[Any] = struct_type("ProgramCount")
+        computed = (count_type * len(counts))(*(count_type(**asdict(count)) for count in counts))
         handle = ctypes.c_void_p()
         create = struct_type("ProgramCreateParams")(
             num_calls=len(calls),
             num_patches=len(patches),
+            num_counts=len(counts),
             num_symbols=num_symbols,
             calls=ctypes.addressof(records),
             patches=ctypes.addressof(fields),
+            counts=ctypes.addressof(computed),
             program=ctypes.addressof(handle),
         )
         call("program_create", create)
@@ -77,12 +101,13 @@ class NativeProgram:
         """Run every call in order, with what `symbols` says.
 
         Raises:
-            ValueError: a symbol is out of range, or an op refused its arguments; the text names call and op.
+            ValueError: a symbol is out of range, an op refused its arguments, or computed a count that is no smaller
+                number than the symbol was; the text names call and op.
         """
         self._run.run()
 
     def timed_run(self) -> I64:
-        """Run as `run` and return i64[num_calls], the nanoseconds of each call."""
+        """Run as `run` and return i64[num_calls], the nanoseconds of each call; 0 where it did not run."""
         self._timed_run.run()
         return self._nanoseconds.copy()
 

@@ -19,7 +19,7 @@ from paddle import Tensor
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime.arena import Lifetime, allocate_arena, place
 from fastdeploy_sd.runtime.arrays import Array, address
-from fastdeploy_sd.runtime.native_program import NativeProgram, Patch
+from fastdeploy_sd.runtime.native_program import Count, NativeProgram, Patch
 from fastdeploy_sd.runtime.recorder import ELEMENT_BYTES, Dim, Recorder, RecordingError, Size, SymbolicTensor
 from fastdeploy_sd.types import I64
 
@@ -110,9 +110,9 @@ class Program:
             patches += [Patch(c, offset, 4, recording.symbols.index(size)) for offset, size in call.sizes]
             for offset, tensor in call.pointers:
                 call.set_pointer(offset, addresses[tensor.index])
-        self._native = NativeProgram(
-            [(call.op, call.params) for call in recorder.calls], patches, len(recording.symbols)
-        )
+        symbols = recording.symbols
+        counts = [Count(c, symbols.index(size), addresses[tensor.index]) for c, size, tensor in recorder.counts]
+        self._native = NativeProgram([(call.op, call.params) for call in recorder.calls], patches, len(symbols), counts)
         self.outputs = tuple(
             _view(self._arena, recording.offsets[output.index], output.dtype, recording.shape_of(output))
             for output in recording.outputs

@@ -119,6 +119,7 @@ class Recorder:
         calls: in order.
         tensors: every symbolic tensor, by index.
         inputs: name -> tensor that a run gets from outside.
+        counts: (index of a call, a size, the i32[1] tensor in which the call leaves it for the calls behind).
         constants: tensors that calls hold addresses of.
     """
 
@@ -127,6 +128,7 @@ class Recorder:
         self.tensors: list[SymbolicTensor] = []
         self.inputs: dict[str, SymbolicTensor] = {}
         self.constants: list[Tensor] = []
+        self.counts: list[tuple[int, Size, SymbolicTensor]] = []
 
     def add_input(self, name: str, dtype: paddle.dtype, shape: Shape) -> SymbolicTensor:
         """Declare what a run is given under this name."""
@@ -138,6 +140,16 @@ class Recorder:
         """Return a new symbolic tensor."""
         self.tensors.append(SymbolicTensor(self, len(self.tensors), dtype, shape))
         return self.tensors[-1]
+
+    def set_size(self, size: Size, tensor: SymbolicTensor) -> None:
+        """From here on, a size is what the last call left in an i32[1] tensor: no more than before. 0 ends a run.
+
+        Raises:
+            RecordingError: the size is another one and a constant; that is not done.
+        """
+        if size.extra:
+            raise RecordingError(f"size {size}: expected one without a constant, got {size.extra}")
+        self.counts.append((len(self.calls) - 1, size, tensor))
 
     def add_call(self, op: str, params: CParams, fields: Mapping[str, Any]) -> None:
         """Append the call `fdsd_<op>`.

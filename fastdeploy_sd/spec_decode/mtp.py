@@ -30,12 +30,13 @@ from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 from fastdeploy_sd.spec_decode.mtp_passes import DraftPasses, EagerPasses
 from fastdeploy_sd.spec_decode.mtp_recorded import RecordedPasses
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, TargetStep
-from fastdeploy_sd.types import I32, DraftTokens, LogprobArrays, offsets
+from fastdeploy_sd.types import I32, DraftTokens, LogprobArrays, Rows, offsets
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
 
 _NOT_OURS = -1
+_NOT_ASKED = -1.0
 
 
 class MtpProposer:
@@ -81,6 +82,7 @@ class MtpProposer:
         if not has_run.any():
             return DraftTokens.none(len(x.table_rows))
         m, n = self._memory, self._memory.count
+        m.min_survival[:n] = _NOT_ASKED if x.probabilities is None else x.probabilities.min_survival
         logprobs = _DraftLogprobs.wanted_by(x, m.cu_num_draft.item(n))
         logits = self._passes.run(wants_logits=logprobs is not None)
         if logprobs is not None:
@@ -88,7 +90,10 @@ class MtpProposer:
                 logprobs.add(i, rows, m)
         self._model.agree()
         self._next_slot[m.table_rows[:n][has_run]] = m.ends[0][:n][has_run]
-        return _drafts(m, None if logprobs is None else logprobs.arrays)
+        kept, drafts = _drafts(m, None if logprobs is None else logprobs.arrays)
+        if x.probabilities is not None:
+            x.probabilities.draft_prob[: len(kept)] = m.draft_prob[kept]
+        return drafts
 
     def _plan(self, x: ProposeInput, step: TargetStep) -> npt.NDArray[np.bool_]:
         """Write what the draft layers compute; returns bool[R], the rows they run for."""
@@ -122,17 +127,18 @@ class MtpProposer:
         return np.asarray(is_prompt | (next_slot // block_size < step.num_valid // block_size))
 
 
-def _drafts(memory: DraftMemory, logprobs: LogprobArrays | None) -> DraftTokens:
-    """What was drafted; a row ends before a draft that could not be made."""
+def _drafts(memory: DraftMemory, logprobs: LogprobArrays | None) -> tuple[Rows, DraftTokens]:
+    """Where in the memory the drafts are, and they; a row ends before a draft that was not made."""
     cu = memory.cu_num_draft[: memory.count + 1].copy()
     token_ids = memory.draft_token_ids[: cu.item(-1)].copy()
     drafts = DraftTokens(token_ids, cu, logprobs=logprobs)
-    is_failed = token_ids < 0
-    if not is_failed.any():
-        return drafts
-    num_failed = offsets(is_failed)
-    is_kept = num_failed[1:] == np.repeat(num_failed[cu[:-1]], np.diff(cu))
-    return drafts.pick(np.flatnonzero(is_kept), offsets(is_kept)[cu])
+    is_missing = token_ids < 0
+    if not is_missing.any():
+        return np.arange(len(token_ids)), drafts
+    num_missing = offsets(is_missing)
+    is_kept = num_missing[1:] == np.repeat(num_missing[cu[:-1]], np.diff(cu))
+    kept = np.flatnonzero(is_kept)
+    return kept, drafts.pick(kept, offsets(is_kept)[cu])
 
 
 class _DraftLogprobs:
@@ -151,7 +157,7 @@ class _DraftLogprobs:
 
     def add(self, step: int, logits: Tensor, batch: DraftMemory) -> None:
         """Note draft `step`; the first rows of logits f32[R, V] are those of the requests with one."""
-        drafting = np.flatnonzero(batch.num_drafts[: batch.count] > step)
+        drafting = np.flatnonzero(batch.num_wanted[: batch.count] > step)
         asked = np.flatnonzero(self._wanted[drafting] >= 0).astype(np.int32)
         if len(asked) == 0:
             return

@@ -26,6 +26,7 @@ from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.ops.mtp import keep_hidden_, mtp_postprocess_, mtp_preprocess
 from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
 from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.recorder import SymbolicTensor
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 
@@ -42,7 +43,7 @@ class DraftStep:
     """What the passes of a step read: tensors, or what stands for them in a recording.
 
     Attributes:
-        batch: the requests; the passes write its draft_token_ids.
+        batch: the requests; the passes write its draft_token_ids, num_wanted and draft_prob.
         begin: i32[R], the first slot that every layer computes.
         ends: per layer i32[R], past the last one.
         hidden: [rows, H], the target's rows of this step, of positions from hidden_begin i32[R] on; row r's are
@@ -70,6 +71,9 @@ class DraftStep:
             num_committed=columns["num_committed"],
             cu_num_draft=columns["cu_num_draft"],
             draft_token_ids=columns["draft_token_ids"],
+            num_wanted=columns["num_wanted"],
+            draft_prob=columns["draft_prob"],
+            min_survival=columns["min_survival"],
             token_table=columns["token_table"],
             block_table=columns["block_table"],
             block_size=target.caches[0].block_size,
@@ -116,9 +120,9 @@ class EagerPasses:
     def run(self, *, wants_logits: bool) -> Sequence[Tensor]:
         """See DraftPasses.run."""
         target, m = self._target, self._memory
-        arrays = {name: column[: m.count] for name, column in m.per_request().items()}
+        arrays: dict[str, Any] = {name: column[: m.count] for name, column in m.per_request().items()}
         arrays |= {name: column[: m.count + 1] for name, column in m.offsets().items()}
-        arrays["draft_token_ids"] = m.draft_token_ids[: m.cu_num_draft[m.count]]
+        arrays |= {name: column[: m.cu_num_draft[m.count]] for name, column in m.per_draft().items()}
         arrays |= {"token_table": target.token_table, "block_table": target.block_table}
         # Each array once: Paddle frees the memory at an address once.
         columns = {"hidden": target.hidden} | {name: DEVICE.wrap(array) for name, array in arrays.items()}
@@ -153,8 +157,20 @@ def run_passes(target: DraftModel, step: DraftStep) -> list[Tensor]:
         row_logits, chain = passes.draft(last, i, output)
         logits.append(row_logits)
         if i + 1 < step.num_steps:
-            output = passes.forward(last, chain)
+            rest = _continued(chain, step.batch.num_drafting[i + 1])
+            if rest is None:
+                break
+            output = passes.forward(last, rest)
     return logits
+
+
+def _continued(chain: NextInputs, room: Any) -> NextInputs | None:
+    """Return the rows that go on, None where none does. `room` is the size of what a recording has for them."""
+    if isinstance(chain.num_continued, SymbolicTensor):
+        chain.num_continued.recorder.set_size(room, chain.num_continued)
+        return chain
+    count = int(DEVICE.read(chain.num_continued)[0])
+    return chain.first(count) if count else None
 
 
 class _Passes:

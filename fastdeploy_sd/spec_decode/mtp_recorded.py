@@ -1,7 +1,8 @@
 """The passes of a step of MTP drafting as one native call.
 
-`run_passes` is run on symbolic tensors when the model is loaded, once per number of drafts; a step replays the ops
-that it called. The bits are those of EagerPasses. One step replays one of the recordings, so all share their arena.
+`run_passes` is run on symbolic tensors when the model is loaded; a step replays the ops that it called. The bits are
+those of EagerPasses. Drafts of an only layer end in the recording by themselves, where no request wants one more; of
+several layers there is one recording per number of drafts. One step replays one of them, so all share their arena.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class RecordedPasses:
         *,
         has_logits: bool,
     ) -> None:
-        self._target, self._memory = target, memory
+        self._target, self._memory, self._max_steps = target, memory, max_steps
         recordings = {
             (num_steps, wants_logits): self._record(num_steps, wants_logits=wants_logits)
-            for num_steps in range(max_steps + 1)
+            for num_steps in {*range(len(memory.num_tokens)), max_steps}
             for wants_logits in ((True, False) if has_logits else (False,))
         }
         arena = DEVICE.arena(max(recording.num_bytes for recording in recordings.values()))
@@ -54,7 +55,8 @@ class RecordedPasses:
     def run(self, *, wants_logits: bool) -> Sequence[Tensor]:
         """See DraftPasses.run."""
         m = self._memory
-        program = self._programs[m.num_steps, wants_logits]
+        is_short = m.num_steps < len(m.num_tokens)
+        program = self._programs[m.num_steps if is_short else self._max_steps, wants_logits]
         program.run(_sizes(m.count, m.num_tokens, m.num_drafting))
         return program.outputs
 
@@ -63,9 +65,7 @@ class RecordedPasses:
         shapes: dict[str, tuple[int | Size, ...]] = dict.fromkeys(m.per_request(), (requests,))
         shapes |= dict.fromkeys(m.offsets(), (requests + 1,))
         columns: dict[str, Any] = {
-            name: recorder.add_input(
-                name, self._target.hidden.dtype if name == "hidden" else paddle.int32, shapes.get(name, array.shape)
-            )
+            name: recorder.add_input(name, self._dtype(name), shapes.get(name, array.shape))
             for name, array in self._inputs().items()
         }
         counts = _Counts(
@@ -81,8 +81,13 @@ class RecordedPasses:
         target, m = self._target, self._memory
         tables = {"token_table": target.token_table, "block_table": target.block_table}
         return {
-            **m.per_request(), **m.offsets(), **tables, "draft_token_ids": m.draft_token_ids, "hidden": target.hidden
+            **m.per_request(), **m.offsets(), **m.per_draft(), **tables, "hidden": target.hidden
         }  # fmt: skip
+
+    def _dtype(self, name: str) -> paddle.dtype:
+        if name == "hidden":
+            return self._target.hidden.dtype
+        return paddle.float32 if name in ("draft_prob", "min_survival") else paddle.int32
 
     def _bounds(self) -> Mapping[str, int]:
         """A layer fills the slots of the step's tokens, those that waited, and those of its own drafts."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.spec_decode.step_board import StepBoard
-from fastdeploy_sd.types import I32, DraftTokens, RequestId, StepView
+from fastdeploy_sd.types import F32, I32, DraftTokens, RequestId, StepView
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
@@ -89,6 +89,19 @@ class TargetStep(StepView):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DraftProbabilities:
+    """Asks a method that runs a model how probable its drafts are under that model.
+
+    Attributes:
+        min_survival: f32[R] >= 0: a row gets no more drafts when those that it has are less probable together.
+        draft_prob: f32[D], room for every row's max_draft_len; the method writes that of each draft that it returns.
+    """
+
+    min_survival: F32
+    draft_prob: F32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ProposeInput(StepView):
     """What any method may look at, after a step was verified. Row r is request_ids[r] everywhere.
 
@@ -102,6 +115,7 @@ class ProposeInput(StepView):
             None = nobody wants any.
         prefix: drafts that another method made already; what is returned follows them. None = nobody did.
         target: what the model ran; None where no model runs, and for a method that writes no KV slots.
+        probabilities: asked for; None = nobody wants any. A method without a model does not look at it.
     """
 
     request_ids: tuple[RequestId, ...]
@@ -112,6 +126,7 @@ class ProposeInput(StepView):
     num_draft_logprobs: I32 | None = None
     prefix: DraftTokens | None = None
     target: TargetStep | None = None
+    probabilities: DraftProbabilities | None = None
 
 
 class Proposer(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastdeploy_sd.spec_decode.proposer import DraftRequest
-from fastdeploy_sd.types import I32, RequestId, SchedulerOutput
+from fastdeploy_sd.types import F32, I32, RequestId, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,11 +62,13 @@ class DraftRows:
     Attributes:
         table_rows: i32[n], neighbours in the step and in its order.
         max_draft_len: i32[n].
+        min_survival: f32[n], see DraftProbabilities; None = no probabilities are asked for.
     """
 
     attempt: int
     table_rows: I32
     max_draft_len: I32
+    min_survival: F32 | None = None
 
 
 @dataclass(frozen=True, slots=True)

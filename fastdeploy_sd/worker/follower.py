@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fastdeploy_sd.spec_decode.draft_rows import slice_rows
-from fastdeploy_sd.spec_decode.proposer import ProposeInput, Proposer
+from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput, Proposer
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import SchedulerOutput
 from fastdeploy_sd.worker.batch import BatchBuilder
@@ -98,5 +98,8 @@ class ModelFollower:
             raise ValueError(f"table_rows: expected neighbours among {x.table_rows}, got {attempt.table_rows}")
         if count < len(x.table_rows):
             x = slice_rows(x, begin, begin + count)
-        # Log-probabilities are rank 0's to report.
-        return replace(x, max_draft_len=attempt.max_draft_len, num_draft_logprobs=None)
+        # Log-probabilities are rank 0's to report; where drafts end is every rank's to know.
+        least = attempt.min_survival
+        room = np.empty(attempt.max_draft_len.sum() if least is not None else 0, np.float32)
+        probabilities = None if least is None else DraftProbabilities(least, room)
+        return replace(x, max_draft_len=attempt.max_draft_len, num_draft_logprobs=None, probabilities=probabilities)

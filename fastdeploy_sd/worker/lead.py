@@ -199,7 +199,8 @@ class _SharedProposer(Proposer):
         limits = x.max_draft_len
         if x.prefix is not None:  # a row that has one gets nothing behind it
             limits = np.where(np.diff(x.prefix.cu_num_draft) == 0, limits, 0).astype(np.int32)
-        with self._lead.attempt(lambda number: DraftRows(number, x.table_rows, limits)):
+        least = None if x.probabilities is None else x.probabilities.min_survival
+        with self._lead.attempt(lambda number: DraftRows(number, x.table_rows, limits, least)):
             return self._method.propose(x)
 
     def forget(self, table_rows: I32) -> None:

@@ -97,8 +97,11 @@ def test_postprocess_refuses_contradictions() -> None:
     table[batch.table_rows[1], 1] = -1
     with pytest.raises(ValueError, match="block_table: expected a block for the next slot"):
         mtp_postprocess_(replace(batch, block_table=table), 1, logits, hidden)
+    short = {name: getattr(batch, name)[:-1].copy() for name in ("draft_token_ids", "draft_prob")}
     with pytest.raises(ValueError, match="cu_num_draft: expected at most num_drafts last, got more"):
-        mtp_postprocess_(replace(batch, draft_token_ids=batch.draft_token_ids[:-1].copy()), 0, logits, hidden)
+        mtp_postprocess_(replace(batch, **short), 0, logits, hidden)
+    with pytest.raises(ValueError, match="num_wanted: expected at most the room for the request's drafts, got more"):
+        mtp_postprocess_(replace(batch, num_wanted=batch.num_wanted + np.int32(1)), 0, logits, hidden)
 
 
 def test_preprocess_refuses_fewer_drafts_than_the_offsets_say() -> None:

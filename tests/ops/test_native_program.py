@@ -11,7 +11,7 @@ import pytest
 from fastdeploy_sd.ops.activation import swiglu
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.runtime.library import CParams
-from fastdeploy_sd.runtime.native_program import NativeProgram, Patch
+from fastdeploy_sd.runtime.native_program import Count, NativeProgram, Patch
 from fastdeploy_sd.types import F32
 
 WIDTH = 64
@@ -97,3 +97,42 @@ def test_a_refused_value_changes_no_field() -> None:
         y[:] = 0
         with pytest.raises(ValueError, match="symbols: expected 0"):
             run(program, -1)
+
+
+def gather_calls(counts: np.ndarray, found: np.ndarray, results: list[np.ndarray]) -> list[tuple[str, CParams]]:
+    """A call that copies counts[0] to found[0], and one that copies rows of the numbers 0 .. 7 to each of `results`."""
+    x, indices = np.arange(8, dtype=np.int32), np.arange(8, dtype=np.int32)
+    gather_calls.kept = x, indices  # type: ignore[attr-defined]
+    count = GatherOutputRowsParams(1, 1, 4, counts.ctypes.data, indices.ctypes.data, found.ctypes.data)
+    rest = [GatherOutputRowsParams(8, 0, 4, x.ctypes.data, indices.ctypes.data, y.ctypes.data) for y in results]
+    return [("gather_output_rows", params) for params in (count, *rest)]
+
+
+def test_a_call_says_how_many_rows_those_behind_it_have_and_none_ends_the_run() -> None:
+    counts, found, results = np.zeros(1, np.int32), np.zeros(1, np.int32), [np.zeros(8, np.int32) for _ in range(2)]
+    calls, at = gather_calls(counts, found, results), GatherOutputRowsParams.num_rows_out.offset
+    program = NativeProgram(calls, [Patch(1, at, 4, 0), Patch(2, at, 4, 1)], 2, [Count(0, 0, found.ctypes.data)])
+    for room, count in [(8, 3), (8, 8), (5, 0), (6, 2)]:
+        counts[0], program.symbols[:] = count, (room, 4)
+        for y in results:
+            y[:] = -1
+        nanoseconds = program.timed_run()
+        assert [int((y >= 0).sum()) for y in results] == [count, 4 if count else 0]
+        assert (nanoseconds[1:] > 0).all() == (count > 0)
+    counts[0] = 9
+    with pytest.raises(ValueError, match=r"call 0 \(gather_output_rows\): count: expected 0 to what the symbol was"):
+        program.run()
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ([Count(3, 0, 0)], r"count\.call: expected a call of the program"),
+        ([Count(0, 2, 0)], r"count\.symbol: expected a symbol of the program"),
+        ([Count(0, 0, 0), Count(0, 1, 0)], r"count\.call: expected one count per call"),
+    ],
+)
+def test_contradictory_counts_are_refused(counts: list[Count], text: str) -> None:
+    calls = gather_calls(np.zeros(1, np.int32), np.zeros(1, np.int32), [np.zeros(8, np.int32)] * 2)
+    with pytest.raises(ValueError, match=text):
+        NativeProgram(calls, [], 2, counts)

@@ -83,21 +83,26 @@ Error KeepHidden(const KeepHiddenParams& p);
 
 // Take the most likely token of every drafting row as draft `step` of its request (ties: the lowest id; -1 for a row
 // without a largest finite logit), and prepare the pass that continues after it: one row for every request that gets
-// more drafts. The row after a -1 runs token 0.
+// more drafts. The row after a -1 runs token 0. Where min_survival is not negative, the draft's probability under the
+// draft layers is written too, 0 for a -1, and a request gets no more drafts when the product of those of its drafts is
+// below min_survival.
 struct MtpPostprocessParams {
   int32_t num_requests;          // R
-  int32_t num_rows;              // A = requests with more than `step` drafts, in order
-  int32_t num_next;              // B = requests with more than step + 1
+  int32_t num_rows;              // A = requests with num_wanted > step, in order
+  int32_t num_next;              // room for B = requests that go on; those with num_wanted > step + 1 before
   int32_t vocab_size;            // V
   int32_t step;                  // from 0
   int32_t num_drafts;            // room in draft_token_ids, at least cu_num_draft[R]
   int64_t row_bytes;             // of a hidden row
   const int32_t* table_rows;     // [R]
   const int32_t* num_committed;  // [R]
-  const int32_t* cu_num_draft;   // [R + 1]
+  const int32_t* cu_num_draft;   // [R + 1], room for the drafts of each request
+  const float* min_survival;     // [R] negative = no probability is wanted
   const float* logits;           // [A, V]
   const void* hidden;            // [A, row_bytes]
   int32_t* draft_token_ids;      // [cu_num_draft[R]], written
+  int32_t* num_wanted;  // [R], drafts that each request gets, at most its room; lowered to step + 1 where it ends
+  float* draft_prob;    // [cu_num_draft[R]], written where it is wanted
   struct Blocks {
     int32_t num_table_rows;  // rows of block_table
     int32_t max_blocks;      // columns of block_table
@@ -111,6 +116,7 @@ struct MtpPostprocessParams {
     int32_t* query_start_loc;  // [R + 1]
     int32_t* seq_lens;         // [R], num_committed + step + 1 where the request has a row, else 0
     void* hidden;              // [B, row_bytes]
+    int32_t* num_continued;    // [1] = B
   } out;
 };
 Error MtpPostprocess(const MtpPostprocessParams& p);

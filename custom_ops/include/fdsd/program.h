@@ -21,12 +21,22 @@ struct ProgramPatch {
   int32_t symbol;
 };
 
+// A symbol that a call computes: when the call has run, the symbol has this value. It must not have become larger;
+// where it is 0 the run is over, as what follows works on that many rows.
+struct ProgramCount {
+  int32_t call;
+  int32_t symbol;
+  const int32_t* value;  // [1]
+};
+
 struct ProgramCreateParams {
   int32_t num_calls;
   int32_t num_patches;
+  int32_t num_counts;
   int32_t num_symbols;
   const ProgramCall* calls;     // [num_calls]
   const ProgramPatch* patches;  // [num_patches]
+  const ProgramCount* counts;   // [num_counts], at most one per call
   Program** program;            // [1], to be destroyed with fdsd_program_destroy
 };
 

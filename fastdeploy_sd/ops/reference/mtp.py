@@ -99,19 +99,26 @@ def mtp_postprocess_(batch: DraftBatch, step: int, logits: F32, hidden: Array) -
 
     The draft is the most likely token, ties going to the lowest id; -1 where a logit is NaN or +inf or all are -inf,
     and then token 0 is run next. Draft i of a request stands at position num_committed + i and is the token of KV slot
-    num_committed + i; requests that get no more drafts have no row.
+    num_committed + i; requests that get no more drafts have no row. A request gets none when the product of its drafts'
+    probabilities is below its `min_survival`; that of -1 is 0.
 
     Args:
-        batch: the requests; `draft_token_ids` is written.
+        batch: the requests; `draft_token_ids`, `num_wanted` and `draft_prob` are written.
         step: from 0.
-        logits: f32[A, V], a row for every request with more than `step` drafts.
+        logits: f32[A, V], a row for every request that wants more than `step` drafts.
         hidden: [A, H], the draft layer's output that the next pass reads.
     """
-    num_drafts = np.diff(batch.cu_num_draft)
-    drafting, goes_on = np.flatnonzero(num_drafts > step), num_drafts > step + 1
+    drafting = np.flatnonzero(batch.num_wanted > step)
     is_valid = ~(np.isnan(logits) | (logits == np.inf)).any(axis=1) & (logits > -np.inf).any(axis=1)
     drafts = np.where(is_valid, np.where(is_valid[:, None], logits, 0.0).argmax(axis=1), -1).astype(np.int32)
     batch.draft_token_ids[batch.cu_num_draft[drafting] + step] = drafts
+    for row, r in enumerate(drafting):
+        if batch.min_survival[r] >= 0:
+            first = batch.cu_num_draft[r]
+            batch.draft_prob[first + step] = _probability_of_best(logits[row]) if is_valid[row] else 0.0
+            if batch.draft_prob[first : first + step + 1].prod(dtype=np.float32) < batch.min_survival[r]:
+                batch.num_wanted[r] = step + 1
+    goes_on = batch.num_wanted > step + 1
     kept = goes_on[drafting]
     positions = (batch.num_committed[goes_on] + step).astype(np.int32)
     slots = [_slot_mapping(batch, int(r), positions[i : i + 1]) for i, r in enumerate(np.flatnonzero(goes_on))]
@@ -122,4 +129,10 @@ def mtp_postprocess_(batch: DraftBatch, step: int, logits: F32, hidden: Array) -
         query_start_loc=offsets(goes_on.astype(np.int32)),
         seq_lens=np.where(goes_on, batch.num_committed + step + 1, 0).astype(np.int32),
         hidden=hidden[kept],
+        num_continued=np.array([goes_on.sum()], np.int32),
     )
+
+
+def _probability_of_best(logits: F32) -> float:
+    wide = logits.astype(np.float64)
+    return float(1.0 / np.exp(wide - wide.max()).sum())

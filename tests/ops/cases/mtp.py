@@ -11,7 +11,7 @@ import numpy as np
 from fastdeploy_sd.ops import mtp as ops
 from fastdeploy_sd.ops.bf16 import narrow
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
-from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, KeptRows, MtpPass
+from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, KeptRows, MtpPass, NextInputs
 from fastdeploy_sd.ops.reference import mtp as reference
 from tests.ops.cases.case import OpCases
 
@@ -51,6 +51,9 @@ def make_batch(rng: np.random.Generator, kinds: Sequence[Kind], block_size: int)
         token_table=rng.integers(0, VOCAB_SIZE, (num_table_rows, MAX_TOKENS)).astype(np.int32),
         block_table=block_table,
         block_size=block_size,
+        num_wanted=num_drafts.copy(),
+        draft_prob=rng.random(cu_num_draft[-1], np.float32),
+        min_survival=rng.choice(np.array([-1, 0, 0.01, 0.2], np.float32), len(kinds)),
         num_drafting=[int((num_drafts > i).sum()) for i in range(8)],
     )
 
@@ -147,7 +150,8 @@ def with_blocks(kind: Kind) -> Kind:
 
 
 def postprocess_cases() -> dict[str, dict[str, Any]]:
-    """Drafts of different lengths at every step; ties; NaN, infinities and rows without any finite logit."""
+    """Drafts of different lengths at every step; ties; NaN, infinities and rows without any finite logit; requests
+    whose drafts are improbable together, now or already before."""
     rng = np.random.default_rng(12)
     found = {}
     for i, num_drafts in enumerate([[], [1], [3, 0, 1, 5, 2], [0, 0], [4] * 9]):
@@ -155,7 +159,10 @@ def postprocess_cases() -> dict[str, dict[str, Any]]:
         for size, vocab_size in ((16, 33), (64, 9000)):
             batch = make_batch(rng, kinds, size)
             for step in range(max([*num_drafts, 1])):
-                logits = rng.standard_normal((batch.num_drafting[step], vocab_size), np.float32).round(1)
+                wanted = np.where(rng.random(len(kinds)) < 0.2, np.minimum(batch.num_wanted, step), batch.num_wanted)
+                batch = replace(batch, num_wanted=wanted.astype(np.int32))
+                logits = rng.standard_normal((int((wanted > step).sum()), vocab_size), np.float32).round(1)
+                logits[:, 5] += 8  # so that it is not improbable
                 spoil(logits)
                 hidden = narrow(rng.standard_normal((len(logits), 24), np.float32), np.uint16)
                 found[f"{i}-block{size}-step{step}"] = {
@@ -182,6 +189,9 @@ def take_batch(batch: DraftBatch, rows: Sequence[int]) -> DraftBatch:
         num_committed=batch.num_committed[list(rows)],
         cu_num_draft=offsets(drafts),
         draft_token_ids=batch.draft_token_ids[np.concatenate(drafts)],
+        num_wanted=batch.num_wanted[list(rows)],
+        draft_prob=batch.draft_prob[np.concatenate(drafts)],
+        min_survival=batch.min_survival[list(rows)],
         num_drafting=[sum(len(part) > i for part in drafts) for i in range(8)],
     )
 
@@ -210,10 +220,16 @@ def take_preprocess(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str,
 
 def take_postprocess(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     batch, step = kwargs["batch"], kwargs["step"]
-    drafts = np.diff(batch.cu_num_draft) > step
+    drafts = batch.num_wanted > step
     logits_rows = (np.cumsum(drafts) - 1)[[row for row in rows if drafts[row]]]
     taken = {name: kwargs[name][logits_rows] for name in ("logits", "hidden")}
     return {"batch": take_batch(batch, rows), "step": step, **taken}
+
+
+def postprocess(**kwargs: Any) -> NextInputs:
+    """Without the room for requests that did not go on."""
+    found = ops.mtp_postprocess_(**kwargs)
+    return found.first(int(found.num_continued[0]))
 
 
 MTP_PREPROCESS = OpCases(
@@ -235,14 +251,14 @@ KEEP_HIDDEN = OpCases(
 )  # fmt: skip
 MTP_POSTPROCESS = OpCases(
     "mtp_postprocess",
-    ops.mtp_postprocess_,
+    postprocess,
     reference.mtp_postprocess_,
     postprocess_cases(),
     ops.MTP_POSTPROCESS,
     on_host={"batch"},
     take=take_postprocess,
-    offsets={"query_start_loc"},
-    rtol=0.0,
+    offsets={"query_start_loc", "num_continued"},
+    rtol=2e-6,  # of probabilities
     atol=0.0,
     bf16_ulps=0.0,
 )

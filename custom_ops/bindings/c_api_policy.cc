@@ -26,6 +26,14 @@ FDSD_EXPORT fdsd::Error fdsd_policy_forget(const fdsd::PolicyTableRowsParams* p)
   return p->policy->Forget(p->table_rows, p->count);
 }
 
+FDSD_EXPORT fdsd::Error fdsd_policy_offer(const fdsd::PolicyDecideParams* p) {
+  return fdsd::WithinMemory(kOutOfMemory, [&] { return p->policy->Offer(*p); });
+}
+
+FDSD_EXPORT fdsd::Error fdsd_policy_choose(const fdsd::PolicyDecideParams* p) {
+  return fdsd::WithinMemory(kOutOfMemory, [&] { return p->policy->Choose(*p); });
+}
+
 FDSD_EXPORT fdsd::Error fdsd_policy_decide(const fdsd::PolicyDecideParams* p) {
   return fdsd::WithinMemory(kOutOfMemory, [&] { return p->policy->Decide(*p); });
 }

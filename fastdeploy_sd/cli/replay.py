@@ -201,7 +201,7 @@ class _Bench:
 
     def _step_time(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> float:
         assert self._cost is not None
-        return self._cost.times(num_rows, num_requests, num_kv_tokens, 0).item(0)
+        return self._cost.times(num_rows, num_requests, num_kv_tokens).array(0).item(0)
 
     def _speed_up(self, counts: ReplayCounts) -> float | None:
         return None if self._cost is None else _rate(counts) / self._plain_rate

@@ -57,6 +57,11 @@ def function(name: str) -> Callable[[Any], bytes | None]:
     return cast("Callable[[Any], bytes | None]", found)
 
 
+def function_address(name: str) -> int:
+    """Return where op `fdsd_<name>` is, for native code that calls it."""
+    return ctypes.cast(getattr(library(), f"fdsd_{name}"), ctypes.c_void_p).value or 0
+
+
 def call(name: str, params: CParams) -> None:
     """Run op `fdsd_<name>`.
 

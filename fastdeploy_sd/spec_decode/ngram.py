@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.native.draft_call import DraftOffer
+from fastdeploy_sd.spec_decode.native.draft_call import NativeDrafter
 from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.types import I32, DraftTokens
@@ -33,6 +33,11 @@ class NgramProposer(Proposer):
         )
         self._index = NgramIndex(context.max_num_seqs, rule)
 
+    @property
+    def native_drafter(self) -> NativeDrafter:
+        """What drafts, for native code that asks it itself."""
+        return self._index.drafter
+
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Start an index per request; its tokens are indexed in its first step."""
         self._index.begin(np.array([request.table_row for request in requests], np.int32))
@@ -44,14 +49,6 @@ class NgramProposer(Proposer):
             ValueError: a table row was not begun, or the arrays contradict each other.
         """
         return self._index.propose(x.token_table, x)
-
-    def offer(self, x: ProposeInput, out: DraftOffer) -> None:
-        """Draft as `propose` does, into the arrays of `out`, with what is known of each draft.
-
-        Raises:
-            ValueError: as `propose`, or `out` has too little room.
-        """
-        self._index.offer(x.token_table, x, out)
 
     def forget(self, table_rows: I32) -> None:
         """Free the indexes of these table rows."""

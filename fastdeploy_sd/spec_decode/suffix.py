@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastdeploy_sd.spec_decode.native.draft_call import DraftOffer
+from fastdeploy_sd.spec_decode.native.draft_call import NativeDrafter
 from fastdeploy_sd.spec_decode.native.suffix import (
     SALT_DIGEST_BYTES,
     SuffixDrafter,
@@ -62,6 +62,11 @@ class SuffixProposer(Proposer):
         if self._file.exists():
             self._drafter.import_sequences(load_sequences(self._file, context.vocab_size))
 
+    @property
+    def native_drafter(self) -> NativeDrafter:
+        """What drafts, for native code that asks it itself."""
+        return self._drafter.drafter
+
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Start a text per request; its tokens are read in its first step."""
         for request in requests:
@@ -77,14 +82,6 @@ class SuffixProposer(Proposer):
             ValueError: a table row to draft for was not begun, or the arrays contradict each other.
         """
         return self._drafter.propose(x.token_table, x)
-
-    def offer(self, x: ProposeInput, out: DraftOffer) -> None:
-        """Draft as `propose` does, into the arrays of `out`, with what is known of each draft.
-
-        Raises:
-            ValueError: as `propose`, or `out` has too little room.
-        """
-        self._drafter.offer(x.token_table, x, out)
 
     def forget(self, table_rows: I32) -> None:
         """Drop these table rows' own texts; what they shared stays."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, TargetStep
 from fastdeploy_sd.step_memory import StepMemory
-from fastdeploy_sd.types import RequestId
+from fastdeploy_sd.types import I32, RequestId
 from fastdeploy_sd.worker.request_table import RequestTable
 
 
@@ -20,20 +20,28 @@ class DraftInputs:
 
     def __init__(self, table: RequestTable, memory: StepMemory, *, has_target: bool) -> None:
         self._table, self._memory, self._has_target = table, memory, has_target
+        # The same views while the number of rows is: whoever bound them to a native call need not do so again.
+        self._views = self._rows(0)
 
     def build(self, request_ids: tuple[RequestId, ...]) -> ProposeInput:
         """Return the input of the step that the memory holds, its output committed."""
-        m, n = self._memory, len(request_ids)
-        table_rows = m.table_rows[:n]
+        n = len(request_ids)
+        if n != len(self._views[0]):
+            self._views = self._rows(n)
+        table_rows, num_tokens, max_draft_len = self._views
         return ProposeInput(
             request_ids=request_ids,
             table_rows=table_rows,
             token_table=self._table.tokens,
-            num_tokens=m.num_committed[:n],
-            max_draft_len=m.max_draft_len[:n],
+            num_tokens=num_tokens,
+            max_draft_len=max_draft_len,
             num_draft_logprobs=self._table.num_draft_logprobs.take(table_rows) if self._table.num_reports else None,
             target=self._target_step(n) if self._has_target else None,
         )
+
+    def _rows(self, n: int) -> tuple[I32, I32, I32]:
+        m = self._memory
+        return m.table_rows[:n], m.num_committed[:n], m.max_draft_len[:n]
 
     def _target_step(self, n: int) -> TargetStep:
         table, m = self._table, self._memory

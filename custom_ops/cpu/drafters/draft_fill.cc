@@ -66,10 +66,10 @@ void DraftFill::Sort(const std::vector<DraftChain>& chains, const std::vector<do
 }
 
 DraftFill::Outcome DraftFill::Choose(const std::vector<DraftChain>& chains, const std::vector<double>& survivals,
-                                     int32_t num_outputs, int32_t num_times, const double* times) {
+                                     int32_t num_outputs, const DraftTimes& times) {
   counts_.assign(chains.size(), 0);
   double rate = num_outputs / times[0];
-  const int32_t most = std::min(num_times - 1, static_cast<int32_t>(survivals.size()));
+  const int32_t most = std::min(times.most(), static_cast<int32_t>(survivals.size()));
   if (most == 0) return {static_cast<double>(num_outputs), times[0]};
   // Chains are chosen by the mean price of as many drafts as there are rows, or a few for a row alone.
   constexpr int32_t kFewDrafts = 4;
@@ -78,19 +78,20 @@ DraftFill::Outcome DraftFill::Choose(const std::vector<DraftChain>& chains, cons
     const int32_t usual = std::min(most, std::max(kFewDrafts, static_cast<int32_t>(chosen_.size())));
     ChooseChains(chains, survivals, kPrice * rate * (times[usual] - times[0]) / usual);
     Sort(chains, survivals, most);
-    for (size_t d = 0; d < sums_.size(); ++d) rate = std::max(rate, (num_outputs + sums_[d]) / times[d + 1]);
+    for (size_t d = 0; d < sums_.size(); ++d)
+      rate = std::max(rate, (num_outputs + sums_[d]) / times[static_cast<int32_t>(d) + 1]);
   }
   size_t num_drafts = 0;
   double best = 0.0;
   for (size_t d = 0; d < sums_.size(); ++d) {
-    const double gain = sums_[d] - kPrice * rate * (times[d + 1] - times[0]);
+    const double gain = sums_[d] - kPrice * rate * (times[static_cast<int32_t>(d) + 1] - times[0]);
     if (gain > best) {
       best = gain;
       num_drafts = d + 1;
     }
   }
   for (size_t d = 0; d < num_drafts; ++d) ++counts_[static_cast<size_t>(sorted_[d])];
-  return {num_outputs + (num_drafts == 0 ? 0.0 : sums_[num_drafts - 1]), times[num_drafts]};
+  return {num_outputs + (num_drafts == 0 ? 0.0 : sums_[num_drafts - 1]), times[static_cast<int32_t>(num_drafts)]};
 }
 
 }  // namespace fdsd

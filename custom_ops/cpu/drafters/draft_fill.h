@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "draft_times.h"
+
 namespace fdsd {
 
 // A chain of drafts that may go into the step: survivals[begin, begin + count), falling, the probability of each to be
@@ -30,7 +32,7 @@ class DraftFill {
 
   // Choose from chains, sorted by row, whose survivals these are. Afterwards counts()[i] drafts of chain i are wanted.
   Outcome Choose(const std::vector<DraftChain>& chains, const std::vector<double>& survivals, int32_t num_outputs,
-                 int32_t num_times, const double* times);
+                 const DraftTimes& times);
 
   const std::vector<int32_t>& counts() const { return counts_; }
 

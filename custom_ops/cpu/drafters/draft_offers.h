@@ -1,5 +1,6 @@
 #pragma once
 // Reads what several sources offer for the rows of a step. Knows no policy.
+#include <array>
 #include <cstdint>
 
 #include "draft_evidence.h"
@@ -27,38 +28,51 @@ struct Offered {
   }
 };
 
+// What all sources offer for a row.
+class RowOffers {
+ public:
+  RowOffers(const PolicyOffersParams& p, int32_t r, int32_t num_sources) : num_sources_(num_sources) {
+    for (int32_t s = 0; s < num_sources; ++s) offers_[static_cast<size_t>(s)] = Offered(p, r, s);
+  }
+
+  const Offered& operator[](int32_t source) const { return offers_[static_cast<size_t>(source)]; }
+  int32_t num_sources() const { return num_sources_; }
+
+ private:
+  std::array<Offered, kMaxSources> offers_;
+  int32_t num_sources_;
+};
+
 // How an offer agrees with the other sources', draft by draft.
 class Agreement {
  public:
-  Agreement(const PolicyOffersParams& p, int32_t r, int32_t source, int32_t num_sources) : own_(p, r, source) {
-    for (int32_t s = 0; s < num_sources; ++s) {
-      if (s == source) continue;
-      const Offered other(p, r, s);
-      if (other.count > 0) others_[num_others_++] = other;
-    }
+  Agreement(const RowOffers& offers, int32_t source) : offers_(offers), own_(offers[source].token_ids) {
+    for (int32_t s = 0; s < offers.num_sources(); ++s)
+      if (s != source && offers[s].count > 0) agreeing_ |= 1U << s;
   }
 
-  // Of draft i; to be called for 0, 1, .. in order.
+  // Of draft i; to be called for 0, 1, .. in order. See DraftFacts.
   int32_t Next(int32_t i) {
-    int32_t agreement = 0;
-    for (int32_t o = 0; o < num_others_; ++o) {
-      Offered& other = others_[o];
-      const bool ends = i >= other.count;
-      if (ends && other.token_ids != nullptr) continue;
-      if (!ends && other.token_ids != nullptr && other.token_ids[i] == own_.token_ids[i]) {
-        agreement = 1;
+    bool is_same = false;
+    for (uint32_t left = agreeing_; left != 0; left &= left - 1) {
+      const int32_t s = __builtin_ctz(left);
+      const Offered& other = offers_[s];
+      if (i >= other.count) continue;
+      if (other.token_ids[i] == own_[i]) {
+        is_same = true;
       } else {
-        other.token_ids = nullptr;  // what follows a difference is about another text
-        agreement = agreement == 1 ? 1 : 2;
+        agreeing_ &= ~(1U << s);  // what follows a difference is about another text
+        differs_ = true;
       }
     }
-    return agreement;
+    return is_same ? 1 : differs_ ? 2 : 0;
   }
 
  private:
-  Offered own_;
-  Offered others_[kMaxSources] = {};
-  int32_t num_others_ = 0;
+  const RowOffers& offers_;
+  const int32_t* own_;
+  uint32_t agreeing_ = 0;  // bit s: source s has offered the same so far
+  bool differs_ = false;
 };
 
 }  // namespace fdsd

@@ -1,7 +1,7 @@
 #include "draft_policy.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 
 #include "draft_offers.h"
 
@@ -28,13 +28,15 @@ enum Stat { kNumScored, kProbability, kNumRight, kSquaredError, kNumWanted, kSur
 Error DraftPolicy::CheckCreate(const PolicyCreateParams& p) {
   if (p.num_table_rows < 0) return "num_table_rows: expected >= 0, got a negative number";
   if (p.num_sources < 1 || p.num_sources > kMaxSources) return "num_sources: expected 1 to 8, got another number";
-  if (p.max_draft_len < 1 || p.max_draft_len > kMaxDraftLen) return "max_draft_len: expected 1 to 64, got another";
+  if (p.max_draft_len < 1 || p.max_draft_len > SurvivalModel::kMaxPositions)
+    return "max_draft_len: expected 1 to 64, got another";
   return nullptr;
 }
 
 DraftPolicy::DraftPolicy(const PolicyCreateParams& p)
     : max_draft_len_(p.max_draft_len),
       source_ids_(p.source_ids, p.source_ids + p.num_sources),
+      asked_(p),
       model_(p.num_sources, p.prior_logits),
       rows_(static_cast<size_t>(p.num_table_rows)),
       stats_(static_cast<size_t>(p.num_sources)),
@@ -77,41 +79,24 @@ Error DraftPolicy::CheckRows(const PolicyDecideParams& p) const {
       return "num_tokens: expected at most a row of token_table, got another number";
     if (x.max_draft_len[r] < 0) return "max_draft_len: expected >= 0, got a negative length";
   }
-  if (p.num_outputs < 0) return "num_outputs: expected >= 0, got a negative number";
-  if (p.num_times < 1) return "times: expected at least one, got none";
-  for (int32_t d = 0; d < p.num_times; ++d)
-    if (!(p.times[d] > 0) || std::isinf(p.times[d]) || (d > 0 && p.times[d] < p.times[d - 1]))
-      return "times: expected finite rising numbers > 0, got others";
-  return CheckOffers(p);
-}
-
-Error DraftPolicy::CheckOffers(const PolicyDecideParams& p) const {
-  const PolicyOffersParams& x = p.offers;
-  if (x.max_num_rows < p.rows.num_rows) return "offers: expected room for every row, got less";
-  for (size_t s = 0; s < source_ids_.size(); ++s) {
-    const int32_t* cu = x.cu_num_draft + static_cast<int64_t>(s) * (x.max_num_rows + 1);
-    if (cu[0] != 0) return "offers: expected offsets from 0, got others";
-    for (int32_t r = 0; r < p.rows.num_rows; ++r)
-      if (cu[r + 1] < cu[r]) return "offers: expected rising offsets, got a decrease";
-    if (cu[p.rows.num_rows] > x.max_num_drafts) return "offers: expected offsets within the plane, got more";
-  }
+  if (p.offers.max_num_rows < x.num_rows) return "offers: expected room for every row, got less";
   return nullptr;
 }
 
 // Compare one offer with the text. Returns whether more of it may be scored later.
-bool DraftPolicy::ScoreOffer(const int32_t* text, int32_t num_tokens, Row* row, Offer* offer) {
+bool DraftPolicy::ScoreOffer(const int32_t* text, int32_t num_tokens, Row* row, OpenOffer* offer) {
   const auto s = static_cast<size_t>(offer->source);
   double* stats = stats_[s].values;
-  const auto count = static_cast<int32_t>(offer->token_ids.size());
+  const auto count = static_cast<int32_t>(offer->guesses.size());
   for (int32_t i = offer->num_scored; i < count && offer->begin + i < num_tokens; ++i) {
-    const SurvivalModel::Prediction& prediction = offer->predictions[static_cast<size_t>(i)];
-    const bool is_right = text[offer->begin + i] == offer->token_ids[static_cast<size_t>(i)];
-    const double outcome = is_right ? 1.0 : 0.0, error = outcome - prediction.probability;
+    const Guess& guess = offer->guesses[static_cast<size_t>(i)];
+    const bool is_right = text[offer->begin + i] == guess.token_id;
+    const double outcome = is_right ? 1.0 : 0.0, error = outcome - guess.prediction.probability;
     ++stats[kNumScored];
-    stats[kProbability] += prediction.probability;
+    stats[kProbability] += guess.prediction.probability;
     stats[kNumRight] += outcome;
     stats[kSquaredError] += error * error;
-    model_.Learn(prediction, is_right);
+    model_.Learn(guess.prediction, is_right);
     if (i < kRatePositions) {
       row->rates[s] += kRateStep * (outcome - row->rates[s]);
       last_rates_[s] += kLastRateStep * (outcome - last_rates_[s]);
@@ -123,33 +108,32 @@ bool DraftPolicy::ScoreOffer(const int32_t* text, int32_t num_tokens, Row* row, 
   return offer->num_scored < count;
 }
 
-void DraftPolicy::Score(const int32_t* text, int32_t num_tokens, Row* row) {
-  std::vector<Offer>& offers = row->offers;
-  size_t num_kept = 0;
-  for (size_t i = 0; i < offers.size(); ++i) {
-    if (!ScoreOffer(text, num_tokens, row, &offers[i])) continue;
-    if (num_kept != i) std::swap(offers[num_kept], offers[i]);
-    ++num_kept;
+void DraftPolicy::Score(const PolicyRowsParams& x) {
+  for (int32_t r = 0; r < x.num_rows; ++r) {
+    const int64_t table_row = x.table_rows[r];
+    Row& row = rows_[static_cast<size_t>(table_row)];
+    std::vector<OpenOffer>& offers = row.offers;
+    size_t num_kept = 0;
+    for (size_t i = 0; i < offers.size(); ++i) {
+      if (!ScoreOffer(x.token_table + table_row * x.max_tokens_per_row, x.num_tokens[r], &row, &offers[i])) continue;
+      if (num_kept != i) std::swap(offers[num_kept], offers[i]);
+      ++num_kept;
+    }
+    for (; offers.size() > num_kept; offers.pop_back()) spare_.push_back(std::move(offers.back()));
   }
-  for (; offers.size() > num_kept; offers.pop_back()) spare_.push_back(std::move(offers.back()));
 }
 
-int32_t DraftPolicy::NumOffered(const PolicyDecideParams& p, int32_t r, int32_t source) const {
-  return std::min({Offered(p.offers, r, source).count, p.rows.max_draft_len[r], max_draft_len_});
-}
-
-void DraftPolicy::PredictChain(const PolicyDecideParams& p, int32_t r, int32_t source, int32_t max_drafts) {
-  const Offered offered(p.offers, r, source);
-  const Row& row = rows_[static_cast<size_t>(p.rows.table_rows[r])];
-  Agreement agreement(p.offers, r, source, static_cast<int32_t>(source_ids_.size()));
-  DraftChain chain{r, source, static_cast<int32_t>(survivals_.size()), 0};
+void DraftPolicy::PredictChain(const RowOffers& offers, const Row& row, DraftChain chain, int32_t max_drafts) {
+  const Offered& offered = offers[chain.source];
+  const SurvivalModel::Offer offer = SurvivalModel::Read({chain.source, offered.evidence[0], offered.evidence[1],
+                                                          offered.evidence[2], row.request, row.rates[chain.source]});
+  Agreement agreement(offers, chain.source);
   double survival = 1.0;
   while (chain.count < max_drafts && survival > kLeastSurvival) {
     const int32_t i = chain.count++;
-    predictions_.push_back(
-        model_.Predict({source, i, offered.evidence[0], offered.evidence[1], offered.evidence[2], agreement.Next(i),
-                        offered.draft_prob[i], offered.token_ids[i], row.request, row.rates[source]}));
-    survival *= predictions_.back().probability;
+    const int32_t token_id = offered.token_ids[i];
+    guesses_.push_back({token_id, model_.Predict(offer, {i, agreement.Next(i), offered.draft_prob[i], token_id})});
+    survival *= guesses_.back().prediction.probability;
     survivals_.push_back(survival);
   }
   chains_.push_back(chain);
@@ -160,15 +144,17 @@ void DraftPolicy::PredictChain(const PolicyDecideParams& p, int32_t r, int32_t s
 void DraftPolicy::Predict(const PolicyDecideParams& p) {
   chains_.clear();
   survivals_.clear();
-  predictions_.clear();
+  guesses_.clear();
   const auto num_sources = static_cast<int32_t>(source_ids_.size());
   int32_t num_left = kMaxLookedAt, num_chains_left = p.rows.num_rows * num_sources;
   for (int32_t r = 0; r < p.rows.num_rows; ++r) {
+    const RowOffers offers(p.offers, r, num_sources);
+    const Row& row = rows_[static_cast<size_t>(p.rows.table_rows[r])];
     for (int32_t s = 0; s < num_sources; ++s) {
       const int32_t share = std::max(kLeastLookedAt, num_left / num_chains_left--);
-      const int32_t count = std::min(share, NumOffered(p, r, s));
+      const int32_t count = std::min({share, offers[s].count, p.rows.max_draft_len[r], max_draft_len_});
       if (count == 0) continue;
-      PredictChain(p, r, s, count);
+      PredictChain(offers, row, {r, s, static_cast<int32_t>(survivals_.size()), 0}, count);
       num_left -= chains_.back().count;
     }
   }
@@ -182,7 +168,7 @@ void DraftPolicy::Keep(const PolicyDecideParams& p) {
     const size_t c = (num_decisions_ + i) % num_chains;
     const DraftChain& chain = chains_[c];
     Row& row = rows_[static_cast<size_t>(p.rows.table_rows[chain.row])];
-    const auto is_same = [&](const Offer& offer) { return offer.source == chain.source; };
+    const auto is_same = [&](const OpenOffer& offer) { return offer.source == chain.source; };
     const int32_t num_wanted = fill_.counts()[c];
     if (num_wanted == 0 && std::count_if(row.offers.begin(), row.offers.end(), is_same) >= kMaxOffers) continue;
     KeepOffer(p, chain, num_wanted, &row);
@@ -198,15 +184,13 @@ void DraftPolicy::KeepOffer(const PolicyDecideParams& p, const DraftChain& chain
   if (spare_.empty()) spare_.emplace_back();
   row->offers.push_back(std::move(spare_.back()));
   spare_.pop_back();
-  Offer& offer = row->offers.back();
+  OpenOffer& offer = row->offers.back();
   offer.source = chain.source;
   offer.begin = p.rows.num_tokens[chain.row];
   offer.num_scored = 0;
   offer.num_wanted = num_wanted;
-  const int32_t* token_ids = Offered(p.offers, chain.row, chain.source).token_ids;
-  offer.token_ids.assign(token_ids, token_ids + chain.count);
-  const auto first = predictions_.begin() + chain.begin;
-  offer.predictions.assign(first, first + chain.count);
+  const auto first = guesses_.begin() + chain.begin;
+  offer.guesses.assign(first, first + chain.count);
 }
 
 void DraftPolicy::Write(const PolicyDecideParams& p) const {
@@ -225,22 +209,49 @@ void DraftPolicy::Write(const PolicyDecideParams& p) const {
   while (next_row < p.rows.num_rows) p.cu_num_draft[++next_row] = num_drafts;
 }
 
-Error DraftPolicy::Decide(const PolicyDecideParams& p) {
+Error DraftPolicy::Offer(const PolicyDecideParams& p) {
   if (Error error = CheckRows(p)) return error;
-  for (int32_t r = 0; r < p.rows.num_rows; ++r) {
-    const int64_t table_row = p.rows.table_rows[r];
-    Score(p.rows.token_table + table_row * p.rows.max_tokens_per_row, p.rows.num_tokens[r],
-          &rows_[static_cast<size_t>(table_row)]);
-  }
+  if (Error error = asked_.Ask(p.rows, p.offers)) return error;
+  if (Error error = asked_.CheckOffers(p.rows, p.offers)) return error;
+  Score(p.rows);
   Predict(p);
-  const DraftFill::Outcome outcome = fill_.Choose(chains_, survivals_, p.num_outputs, p.num_times, p.times);
+  return nullptr;
+}
+
+Error DraftPolicy::Choose(const PolicyDecideParams& p) {
+  if (Error error = CheckTimes(p)) return error;
+  if (Error error = CheckRows(p)) return error;
+  if (Error error = asked_.CheckOffers(p.rows, p.offers)) return error;
+  Predict(p);
+  Fill(p);
+  return nullptr;
+}
+
+Error DraftPolicy::Decide(const PolicyDecideParams& p) {
+  if (Error error = CheckTimes(p)) return error;
+  if (Error error = Offer(p)) return error;
+  Fill(p);
+  return nullptr;
+}
+
+Error DraftPolicy::CheckTimes(const PolicyDecideParams& p) {
+  if (p.num_outputs < 0) return "num_outputs: expected >= 0, got a negative number";
+  if (p.max_num_chosen < 0) return "max_num_chosen: expected >= 0, got a negative number";
+  if (p.times.num_step_rows < 0 || p.times.num_times <= p.times.num_step_rows)
+    return "times: expected at least one, got none";
+  return DraftTimes(p.times, p.max_num_chosen).Check();
+}
+
+// Choose from what Predict found.
+void DraftPolicy::Fill(const PolicyDecideParams& p) {
+  const DraftTimes times(p.times, p.max_num_chosen);
+  const DraftFill::Outcome outcome = fill_.Choose(chains_, survivals_, p.num_outputs, times);
   Keep(p);
   Write(p);
   p.outcome[0] = outcome.num_tokens;
   p.outcome[1] = outcome.time;
-  p.outcome[2] = p.num_outputs;
-  p.outcome[3] = p.times[0];
-  return nullptr;
+  p.outcome[2] = static_cast<double>(survivals_.size());
+  p.outcome[3] = times.most() == 0 ? std::numeric_limits<double>::infinity() : times[1] / times[0] - 1.0;
 }
 
 void DraftPolicy::WriteStats(double* stats) const {

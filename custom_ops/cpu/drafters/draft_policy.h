@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "asked_drafters.h"
 #include "draft_fill.h"
 #include "draft_offers.h"
 #include "fdsd/policy.h"
@@ -21,7 +22,6 @@ namespace fdsd {
 // Calls must not overlap.
 class DraftPolicy {
  public:
-  static constexpr int32_t kMaxDraftLen = 64;
   static constexpr int32_t kNumStats = 7;
 
   // Checks nothing; see CheckCreate.
@@ -35,47 +35,65 @@ class DraftPolicy {
   // Their requests left; a table row that was not begun is ignored.
   Error Forget(const int32_t* table_rows, int32_t count);
 
-  // Score what was offered in earlier steps, then decide. Arguments are checked before anything changes.
+  // Score what was offered in earlier steps, and have the native drafters offer. Nothing is asked of them where no row
+  // may have drafts. Arguments are checked before anything changes; where a drafter refuses, those before it have read
+  // the rows, as they would in their next step.
+  Error Offer(const PolicyDecideParams& p);
+
+  // Choose from all that is offered. p.outcome becomes the tokens expected of the step and its time; how many drafts
+  // were offered; and what a draft takes beside the rest, as a part of what a step without drafts takes, infinity where
+  // there is no room for one.
+  Error Choose(const PolicyDecideParams& p);
+
+  // Both.
   Error Decide(const PolicyDecideParams& p);
+
+  // What the offers of the latest Offer or Choose are worth. By row, of equals by source.
+  const std::vector<DraftChain>& chains() const { return chains_; }
+  const std::vector<double>& survivals() const { return survivals_; }
 
   // Of each source: drafts scored, the sum of their probabilities, how many were right, the sum of the squared errors;
   // then of these offers the drafts wanted, the sum of their survivals, and how many of them were accepted.
   void WriteStats(double* stats) const;
 
  private:
+  // A draft that waits to be scored.
+  struct Guess {
+    int32_t token_id;
+    SurvivalModel::Prediction prediction;
+  };
   // What a source offered at some token of a row's text.
-  struct Offer {
+  struct OpenOffer {
     int32_t source;
     int32_t begin;       // index of the token that the first draft stands for
     int32_t num_scored;  // drafts that were right
     int32_t num_wanted;  // first drafts that went into the step
-    std::vector<int32_t> token_ids;
-    std::vector<SurvivalModel::Prediction> predictions;
+    std::vector<Guess> guesses;
   };
   struct Row {
     bool in_use = false;
     uint32_t request = 0;
-    double rates[kMaxSources] = {};  // see DraftFacts
-    std::vector<Offer> offers;       // that are not scored to their end
+    double rates[kMaxSources] = {};  // see OfferFacts
+    std::vector<OpenOffer> offers;   // that are not scored to their end
   };
   struct Stats {
     double values[kNumStats] = {};
   };
-
   Error CheckTableRows(const int32_t* table_rows, int32_t count) const;
   Error CheckRows(const PolicyDecideParams& p) const;
-  Error CheckOffers(const PolicyDecideParams& p) const;
-  void Score(const int32_t* text, int32_t num_tokens, Row* row);
-  bool ScoreOffer(const int32_t* text, int32_t num_tokens, Row* row, Offer* offer);
+  static Error CheckTimes(const PolicyDecideParams& p);
+  void Score(const PolicyRowsParams& x);
+  bool ScoreOffer(const int32_t* text, int32_t num_tokens, Row* row, OpenOffer* offer);
   void Predict(const PolicyDecideParams& p);
-  void PredictChain(const PolicyDecideParams& p, int32_t r, int32_t source, int32_t max_drafts);
-  int32_t NumOffered(const PolicyDecideParams& p, int32_t r, int32_t source) const;
+  void PredictChain(const RowOffers& offers, const Row& row, DraftChain chain, int32_t max_drafts);
+  void Fill(const PolicyDecideParams& p);
   void Keep(const PolicyDecideParams& p);
   void KeepOffer(const PolicyDecideParams& p, const DraftChain& chain, int32_t num_wanted, Row* row);
   void Write(const PolicyDecideParams& p) const;
 
   const int32_t max_draft_len_;
   const std::vector<int32_t> source_ids_;
+  const AskedDrafters asked_;
   SurvivalModel model_;
   DraftFill fill_;
   std::vector<Row> rows_;
@@ -83,11 +101,11 @@ class DraftPolicy {
   std::vector<double> last_rates_;  // of each source, the requests' latest
   uint32_t num_requests_ = 0;
   uint64_t num_decisions_ = 0;
-  std::vector<Offer> spare_;  // scored to their end, for their memory
+  std::vector<OpenOffer> spare_;  // scored to their end, for their memory
   // Of the step being decided.
   std::vector<DraftChain> chains_;
   std::vector<double> survivals_;
-  std::vector<SurvivalModel::Prediction> predictions_;
+  std::vector<Guess> guesses_;  // as survivals_
 };
 
 }  // namespace fdsd

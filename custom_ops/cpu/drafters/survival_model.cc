@@ -11,7 +11,8 @@ constexpr int32_t kFirstPositions = 4, kKinds = 4, kHalfLengths = kLengths / 2;
 constexpr int32_t kHashBits = 14;
 constexpr double kFirstWeight = 0.22, kLearningRate = 0.015;
 // A cell's first outcomes count as 1 / (their number + kFirstCount), later ones as 1 / kMaxCount.
-constexpr double kFirstCount = 1.6, kMaxCount = 200.0;
+constexpr double kFirstCount = 1.6;
+constexpr uint8_t kMaxCount = 200;
 constexpr double kMinCell = 0.002, kMinProbability = 0.001;
 
 double Squash(double x) { return 1.0 / (1.0 + std::exp(-x)); }
@@ -30,10 +31,21 @@ int32_t LengthBucket(int32_t length) {
   return Bucket(kBounds, length);
 }
 
-int32_t PositionBucket(int32_t position) {
-  static constexpr std::array<int32_t, kPositions - 1> kBounds{1, 2, 3, 4, 6, 9, 14};
-  return Bucket(kBounds, position);
-}
+constexpr auto kPositionBuckets = [] {
+  constexpr std::array<int32_t, kPositions - 1> kBounds{1, 2, 3, 4, 6, 9, 14};
+  std::array<uint8_t, SurvivalModel::kMaxPositions> buckets{};
+  for (size_t i = 0; i < buckets.size(); ++i)
+    for (const int32_t bound : kBounds) buckets[i] += static_cast<int32_t>(i) >= bound ? 1 : 0;
+  return buckets;
+}();
+
+// How fast a cell follows, by how many outcomes it has seen.
+constexpr auto kRatesByCount = [] {
+  std::array<double, kMaxCount + 1> rates{};
+  for (size_t n = 0; n < rates.size(); ++n)
+    rates[n] = std::max(1.0 / (static_cast<double>(n) + kFirstCount), 1.0 / kMaxCount);
+  return rates;
+}();
 
 int32_t ProbBucket(float prob) {
   static constexpr std::array<float, kProbs - 1> kBounds{0.1F, 0.2F, 0.34F, 0.45F, 0.55F, 0.7F, 0.8F, 0.88F, 0.94F};
@@ -72,26 +84,27 @@ double PriorOfProb(int32_t prob) { return 1.2 * ((prob + 0.5) / kProbs - 0.5); }
 
 SurvivalModel::SurvivalModel(int32_t num_sources, const double* prior_logits)
     : weights_(static_cast<size_t>(num_sources) * kPositions * kNumTables, kFirstWeight) {
-  const auto num_pairs = static_cast<size_t>(num_sources) * kAgreements;
-  const std::array<size_t, kNumTables> sizes{num_pairs * kLengths * kPositions,
-                                             num_pairs * kProbs * kFirstPositions * kKinds,
-                                             num_pairs * kRates * kHalfLengths * kFirstPositions,
-                                             num_pairs * kLengths * kProbs,
-                                             size_t{1} << kHashBits,
-                                             size_t{1} << kHashBits};
+  const int32_t num_pairs = num_sources * kAgreements;
+  const std::array<int32_t, kNumTables> sizes{num_pairs * kLengths * kPositions,
+                                              num_pairs * kProbs * kFirstPositions * kKinds,
+                                              num_pairs * kRates * kHalfLengths * kFirstPositions,
+                                              num_pairs * kLengths * kProbs,
+                                              1 << kHashBits,
+                                              1 << kHashBits};
+  int32_t num_cells = 0;
   for (size_t i = 0; i < kNumTables; ++i) {
-    tables_[i].logits.assign(sizes[i], 0.0);
-    tables_[i].probabilities.assign(sizes[i], 0.5);
-    tables_[i].counts.assign(sizes[i], 0);
+    begins_[i] = num_cells;
+    num_cells += sizes[i];
   }
+  cells_.assign(static_cast<size_t>(num_cells), {0.0, 0.5});
+  counts_.assign(cells_.size(), 0);
   for (int32_t s = 0; s < num_sources; ++s) SetPriors(s, prior_logits[s]);
 }
 
 void SurvivalModel::SetPriors(int32_t source, double prior_logit) {
   const auto set = [&](size_t table, int32_t cell, double logit) {
     const double p = std::clamp(Squash(logit + prior_logit), kMinCell, 1.0 - kMinCell);
-    tables_[table].probabilities[static_cast<size_t>(cell)] = p;
-    tables_[table].logits[static_cast<size_t>(cell)] = Logit(p);
+    cells_[static_cast<size_t>(begins_[table] + cell)] = {Logit(p), p};
   };
   constexpr int32_t kUsualLength = 4;
   for (int32_t a = 0; a < kAgreements; ++a) {
@@ -111,42 +124,47 @@ void SurvivalModel::SetPriors(int32_t source, double prior_logit) {
   }
 }
 
-SurvivalModel::Prediction SurvivalModel::Predict(const DraftFacts& f) const {
-  const int32_t length = LengthBucket(f.matched), position = PositionBucket(f.position), prob = ProbBucket(f.prob);
-  const int32_t first_position = std::min(f.position, kFirstPositions - 1);
+SurvivalModel::Offer SurvivalModel::Read(const OfferFacts& f) {
   const int32_t kind = 2 * f.origin + (f.recent < f.matched ? 1 : 0);
+  return {f.source, LengthBucket(f.matched), LengthBucket(f.recent), kind, RateBucket(f.recent_rate), f.request};
+}
+
+SurvivalModel::Prediction SurvivalModel::Predict(const Offer& o, const DraftFacts& f) const {
+  const int32_t position = kPositionBuckets[static_cast<size_t>(f.position)], prob = ProbBucket(f.prob);
+  const int32_t first_position = std::min(f.position, kFirstPositions - 1);
   const auto token = static_cast<uint32_t>(f.token_id);
-  Prediction made{
-      {ByLength(f.source, f.agreement, length, position), ByProb(f.source, f.agreement, prob, first_position, kind),
-       ByRate(f.source, f.agreement, RateBucket(f.recent_rate), length / 2, first_position),
-       ByRecent(f.source, f.agreement, LengthBucket(f.recent), prob), Hash(token, f.request),
-       Hash(token, static_cast<uint32_t>(f.source))},
-      (f.source * kPositions + position) * kNumTables,
-      0.0};
+  const std::array<int32_t, kNumTables> cells{ByLength(o.source, f.agreement, o.length, position),
+                                              ByProb(o.source, f.agreement, prob, first_position, o.kind),
+                                              ByRate(o.source, f.agreement, o.rate, o.length / 2, first_position),
+                                              ByRecent(o.source, f.agreement, o.recent, prob),
+                                              Hash(token, o.request),
+                                              Hash(token, static_cast<uint32_t>(o.source))};
+  Prediction made{};
+  for (size_t i = 0; i < kNumTables; ++i) made.cells[i] = static_cast<uint16_t>(begins_[i] + cells[i]);
+  made.weights = static_cast<uint16_t>((o.source * kPositions + position) * kNumTables);
   made.probability = Mix(made);
   return made;
 }
 
 double SurvivalModel::Mix(const Prediction& prediction) const {
-  const double* weights = &weights_[static_cast<size_t>(prediction.weights)];
+  const double* weights = &weights_[prediction.weights];
   double x = 0.0;
-  for (size_t i = 0; i < kNumTables; ++i) x += weights[i] * tables_[i].logits[static_cast<size_t>(prediction.cells[i])];
+  for (size_t i = 0; i < kNumTables; ++i) x += weights[i] * cells_[prediction.cells[i]].logit;
   return std::clamp(Squash(x), kMinProbability, 1.0 - kMinProbability);
 }
 
 void SurvivalModel::Learn(const Prediction& prediction, bool is_right) {
   const double outcome = is_right ? 1.0 : 0.0;
   const double step = kLearningRate * (outcome - Mix(prediction));
-  double* weights = &weights_[static_cast<size_t>(prediction.weights)];
+  double* weights = &weights_[prediction.weights];
   for (size_t i = 0; i < kNumTables; ++i) {
-    const auto cell = static_cast<size_t>(prediction.cells[i]);
-    Table& table = tables_[i];
-    weights[i] += step * table.logits[cell];
-    const double rate = std::max(1.0 / (table.counts[cell] + kFirstCount), 1.0 / kMaxCount);
-    double& p = table.probabilities[cell];
-    p = std::clamp(p + rate * (outcome - p), kMinCell, 1.0 - kMinCell);
-    table.logits[cell] = Logit(p);
-    table.counts[cell] = std::min(table.counts[cell] + 1, static_cast<int32_t>(kMaxCount));
+    Cell& cell = cells_[prediction.cells[i]];
+    uint8_t& count = counts_[prediction.cells[i]];
+    weights[i] += step * cell.logit;
+    const double p = cell.probability + kRatesByCount[count] * (outcome - cell.probability);
+    cell.probability = std::clamp(p, kMinCell, 1.0 - kMinCell);
+    cell.logit = Logit(cell.probability);
+    count = std::min<uint8_t>(count + 1, kMaxCount);
   }
 }
 

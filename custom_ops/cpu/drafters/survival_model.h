@@ -6,18 +6,22 @@
 
 namespace fdsd {
 
-// What is known of a draft before anything shows whether it is right.
-struct DraftFacts {
+// What is known of an offer before anything shows whether its drafts are right.
+struct OfferFacts {
   int32_t source;
-  int32_t position;  // drafts before it
-  int32_t matched;   // see DraftEvidence
+  int32_t matched;  // see DraftEvidence
   int32_t recent;
   int32_t origin;
+  uint32_t request;    // a number of its own
+  double recent_rate;  // of the request's latest drafts of this source, how many were right: 0 .. 1
+};
+
+// And of one of its drafts.
+struct DraftFacts {
+  int32_t position;   // drafts before it, < kMaxPositions
   int32_t agreement;  // with another source: 0 = none offers anything here, 1 = one has the same, 2 = they differ
   float prob;         // see DraftEvidence; a model's own probability
   int32_t token_id;
-  uint32_t request;    // a number of its own
-  double recent_rate;  // of the request's latest drafts of this source, how many were right: 0 .. 1
 };
 
 // Online and without a look ahead: six small tables of frequencies, each indexed by some of the facts, are mixed in the
@@ -29,34 +33,44 @@ struct DraftFacts {
 class SurvivalModel {
  public:
   static constexpr int32_t kNumTables = 6;
+  static constexpr int32_t kMaxPositions = 64;
 
   // A probability and what it was made of.
   struct Prediction {
-    std::array<int32_t, kNumTables> cells;
-    int32_t weights;  // the first of its weights
+    std::array<uint16_t, kNumTables> cells;  // of all tables together
+    uint16_t weights;                        // the first of its weights
     double probability;
   };
 
-  // `prior_logits`: [num_sources] added to what is believed of a source at first.
+  // What all drafts of an offer have in common.
+  struct Offer {
+    int32_t source, length, recent, kind, rate;
+    uint32_t request;
+  };
+
+  // `prior_logits`: [num_sources], 1 .. 8 of them, added to what is believed of a source at first.
   SurvivalModel(int32_t num_sources, const double* prior_logits);
 
-  Prediction Predict(const DraftFacts& facts) const;
+  static Offer Read(const OfferFacts& facts);
+
+  Prediction Predict(const Offer& offer, const DraftFacts& facts) const;
 
   // The draft was right, or not.
   void Learn(const Prediction& prediction, bool is_right);
 
  private:
-  // What a prediction reads of a table lies apart from what only learning does.
-  struct Table {
-    std::vector<double> logits;
-    std::vector<double> probabilities;
-    std::vector<int32_t> counts;
+  // Predicting reads logits only; the counts lie apart, as only learning needs them.
+  struct Cell {
+    double logit;
+    double probability;
   };
 
   double Mix(const Prediction& prediction) const;
   void SetPriors(int32_t source, double prior_logit);
 
-  std::array<Table, kNumTables> tables_;
+  std::array<int32_t, kNumTables> begins_;  // of each table among the cells
+  std::vector<Cell> cells_;
+  std::vector<uint8_t> counts_;
   std::vector<double> weights_;
 };
 

@@ -12,7 +12,11 @@ struct PolicyCreateParams {
   int32_t max_draft_len;       // 1 .. 64, longer offers are cut
   const int32_t* source_ids;   // [S] what draft_sources says of each
   const double* prior_logits;  // [S] added to what is believed of a source before anything of it was scored
-  DraftPolicy** policy;        // [1], to be destroyed with fdsd_policy_destroy
+  // [S] addresses of the source's drafter and of the function that takes its DraftProposeParams: the policy asks it
+  // itself. 0 = the caller writes its plane of the offers.
+  const uint64_t* drafters;
+  const uint64_t* proposes;
+  DraftPolicy** policy;  // [1], to be destroyed with fdsd_policy_destroy
 };
 
 struct PolicyTableRowsParams {
@@ -33,25 +37,35 @@ struct PolicyRowsParams {
 };
 
 struct PolicyOffersParams {
-  int32_t max_num_drafts;       // D, of one source
-  int32_t max_num_rows;         // at least R
-  const int32_t* token_ids;     // [S, D]
-  const int32_t* cu_num_draft;  // [S, max_num_rows + 1], the first R + 1 of a plane count
-  const int32_t* evidence;      // [S, max_num_rows, 3] see DraftEvidence
-  const float* draft_prob;      // [S, D]
+  int32_t max_num_drafts;  // D, of one source
+  int32_t max_num_rows;    // at least R
+  int32_t* token_ids;      // [S, D]
+  int32_t* cu_num_draft;   // [S, max_num_rows + 1], the first R + 1 of a plane count
+  int32_t* evidence;       // [S, max_num_rows, 3] see DraftEvidence
+  float* draft_prob;       // [S, D]
 };
 
+// What the next step takes with d drafts in it beside everything else: curve[num_rows + d] + fixed, in any unit.
+struct PolicyTimesParams {
+  int32_t num_step_rows;  // of the step without drafts, >= 0
+  int32_t num_times;      // more than num_step_rows; a step has fewer rows than this
+  const double* curve;    // [num_times] by rows of the step; from num_step_rows on rising, and > 0 with `fixed`
+  double fixed;
+};
+
+// The rows are scored and the native drafters asked (offer), then drafts are chosen (choose); `decide` is both. Whoever
+// writes planes himself does so before `choose`, knowing what `offer` found.
 struct PolicyDecideParams {
   DraftPolicy* policy;
   PolicyRowsParams rows;
   PolicyOffersParams offers;
+  PolicyTimesParams times;
   int32_t num_outputs;       // requests that get a token in the next step without any draft, >= 0
-  int32_t num_times;         // N >= 1
-  const double* times;       // [N] > 0, rising: of the next step with so many drafts in it
-  int32_t* draft_token_ids;  // [N - 1], the first cu_num_draft[R] are written
+  int32_t max_num_chosen;    // M >= 0: drafts of a step at most
+  int32_t* draft_token_ids;  // [M], the first cu_num_draft[R] are written
   int32_t* cu_num_draft;     // [R + 1]
-  int8_t* draft_sources;     // [N - 1]
-  double* outcome;           // [4] expected tokens and time of the step as decided, and without drafts
+  int8_t* draft_sources;     // [M]
+  double* outcome;           // [4] see DraftPolicy::Choose
 };
 
 struct PolicyStatsParams {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,20 +31,34 @@ _MAX_CORRECTION = 2.0
 _SHORTEST_MS = 1e-6
 
 
+class DraftTimes(NamedTuple):
+    """What a step takes with 0, 1, .. drafts in it beside everything else, in any unit: curve[num_rows + d] + fixed.
+
+    Attributes:
+        curve: f64[N], by rows of a step, at most N - 1; rising from num_rows on. Not to be written to.
+        num_rows: of the step without drafts, < N.
+        fixed: what every step takes besides; > -curve[num_rows].
+    """
+
+    curve: F64
+    num_rows: int
+    fixed: float
+
+    def array(self, max_drafts: int) -> F64:
+        """Return f64[n], 1 <= n <= max_drafts + 1, > 0."""
+        return self.curve[self.num_rows : self.num_rows + min(max_drafts, MAX_STEP_DRAFTS) + 1] + self.fixed
+
+
 class StepTimes(Protocol):
     """What steps take, in any unit."""
 
-    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int, max_drafts: int) -> F64:
-        """Return the time of a step with 0, 1, .. drafts in it.
+    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
+        """Return the time of a step by its drafts.
 
         Args:
             num_rows: tokens of the step without drafts: one of each request, and parts of prompts.
             num_requests: that get a token.
             num_kv_tokens: in the contexts of all of them.
-            max_drafts: of all requests together.
-
-        Returns:
-            f64[N], 1 <= N <= max_drafts + 1, > 0 and rising; not to be written to.
         """
         ...
 
@@ -60,10 +74,16 @@ class LinearCost:
         if not (math.isfinite(cost) and cost >= 0):
             raise ConfigError(f"cost: expected a number of at least 0, got {cost}", param="cost")
         self._cost = cost
+        self._curve = self._up_to(1)
 
-    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int, max_drafts: int) -> F64:
+    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
         """See StepTimes.times."""
-        return 1.0 + self._cost * np.arange(num_rows - 1, num_rows + min(max_drafts, MAX_STEP_DRAFTS), dtype=np.float64)
+        if num_rows + MAX_STEP_DRAFTS >= len(self._curve):
+            self._curve = self._up_to(2 * num_rows)
+        return DraftTimes(self._curve, num_rows, 1.0)
+
+    def _up_to(self, num_rows: int) -> F64:
+        return self._cost * np.arange(-1, num_rows + MAX_STEP_DRAFTS, dtype=np.float64)
 
 
 class CostModel:
@@ -92,13 +112,10 @@ class CostModel:
         self._num_observed = 0
         self._tables: dict[int, F64] = {}
 
-    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int, max_drafts: int) -> F64:
+    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
         """See StepTimes.times; in ms of the machine as it was measured."""
-        table = self._table(num_requests)
-        first = min(num_rows, self._max_num_rows)
-        last = min(first + min(max_drafts, MAX_STEP_DRAFTS), self._max_num_rows)
-        found: F64 = table[first : last + 1] + self._kv_ms(num_requests, num_kv_tokens)
-        return found
+        rows = min(num_rows, self._max_num_rows)
+        return DraftTimes(self._table(num_requests), rows, self._kv_ms(num_requests, num_kv_tokens))
 
     def observe(self, num_rows: int, num_requests: int, num_kv_tokens: int, ms: float) -> None:
         """A step of this kind took `ms`.

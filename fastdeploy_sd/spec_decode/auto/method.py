@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from fastdeploy_sd.draft_methods import METHODS
-from fastdeploy_sd.spec_decode.auto.cost import F64, CostModel, LinearCost
+from fastdeploy_sd.spec_decode.auto.cost import CostModel, DraftTimes, LinearCost
 from fastdeploy_sd.spec_decode.auto.guard import Guard
 from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
 from fastdeploy_sd.spec_decode.auto.usual_time import UsualTime
@@ -50,14 +50,15 @@ class _NextStep:
         self.host, self.drafting = UsualTime(), UsualTime()
         self._unmeasured = LinearCost(_UNMEASURED_COST)
 
-    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int, max_drafts: int) -> F64:
+    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
         """See StepTimes.times. Prompts under way go on with parts as long, and other requests with their tokens."""
         b, model = self._board, self.model
-        num_others = b.num_requests - num_requests
-        others = b.num_prompt_tokens + num_others
-        cost = model or self._unmeasured
-        times = cost.times(num_rows + others, num_requests + num_others, num_kv_tokens, max_drafts)
-        return times if model is None else times + self.ms_around(num_requests + num_others) / model.speed
+        num_all = b.num_requests
+        num_rows += b.num_prompt_tokens + num_all - num_requests
+        if model is None:
+            return self._unmeasured.times(num_rows, num_all, num_kv_tokens)
+        curve, num_rows, fixed = model.times(num_rows, num_all, num_kv_tokens)
+        return DraftTimes(curve, num_rows, fixed + self.ms_around(num_all) / model.speed)
 
     def ms_around(self, num_requests: int) -> float:
         """What a step takes beside the model's part."""
@@ -100,8 +101,9 @@ class AutoMethod(Proposer):
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Return the drafts that are worth their time; see AutoProposer.propose."""
         begin = time.perf_counter()
-        self._observe(x)
-        drafts, self._choice = self._choose(x)
+        num_kv_tokens = sum(x.num_tokens.tolist())
+        self._observe(x, num_kv_tokens)
+        drafts, self._choice = self._choose(x, num_kv_tokens)
         self._num_steps[self._choice] += 1
         if self._choice in {_DRAFTS, _COMPARISON}:
             self._rest = 0
@@ -118,30 +120,27 @@ class AutoMethod(Proposer):
         """Whether the step had these rows only, and no parts of prompts."""
         return self._board.num_requests == len(x.table_rows) and self._board.num_prompt_tokens == 0
 
-    def _choose(self, x: ProposeInput) -> tuple[DraftTokens, str]:
+    def _choose(self, x: ProposeInput, num_kv_tokens: int) -> tuple[DraftTokens, str]:
         none, num_requests = DraftTokens.none(len(x.table_rows)), self._board.num_requests
         self._predicted_s = 0.0
-        if not x.max_draft_len.any():
+        if not any(x.max_draft_len.tolist()):
             return none, _REQUEST
         if not self._guard.allows_drafts(num_requests):
             return none, _LOW_GAIN if self._guard.is_off(num_requests) else _COMPARISON
-        drafts = self._auto.propose(x)
-        decision = self._auto.decision
-        if self._times.model is not None and decision is not None:
+        decision = self._auto.decide(x, num_kv_tokens)
+        if self._times.model is not None:
             step_ms = decision.time * self._times.model.speed - self._times.ms_around(num_requests)
-            self._predicted_s = float(step_ms) / 1e3
-        if len(drafts.token_ids):
-            return drafts, _DRAFTS
-        if not self._auto.has_offers:
-            return drafts, _NO_DRAFTER
+            self._predicted_s = step_ms / 1e3
+        if len(decision.drafts.token_ids):
+            return decision.drafts, _DRAFTS
+        if decision.num_offered == 0:
+            return none, _NO_DRAFTER
         # The best of drafts brings one token: with so many others in the step that cannot be worth a row.
-        times = self._times.times(len(x.table_rows), len(x.table_rows), int(x.num_tokens.sum()), 1)
-        is_loaded = len(times) == 1 or times[1] / times[0] - 1 >= 1 / num_requests
-        return drafts, _LOAD if is_loaded else _LOW_GAIN
+        return none, _LOAD if decision.first_draft_cost >= 1 / num_requests else _LOW_GAIN
 
-    def _observe(self, x: ProposeInput) -> None:
-        """Learn from the step that is over."""
-        b, num_tokens = self._board, sum(x.num_tokens.tolist())
+    def _observe(self, x: ProposeInput, num_tokens: int) -> None:
+        """Learn from the step that is over; `num_tokens`: the sum of x.num_tokens."""
+        b = self._board
         if b.profile is not None and self._times.model is None:
             self._times.model = CostModel(b.profile, _MAX_NUM_ROWS)
         num_rested, b.num_rested = b.num_rested, 0

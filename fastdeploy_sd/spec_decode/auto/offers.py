@@ -7,20 +7,36 @@ from typing import Protocol
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.native.draft_call import NUM_EVIDENCE, DraftOffer
-from fastdeploy_sd.spec_decode.proposer import ProposeInput
+from fastdeploy_sd.spec_decode.native.draft_call import NativeDrafter
+from fastdeploy_sd.types import F32, I32
+
+NUM_EVIDENCE = 3
 
 
-class OfferingProposer(Protocol):
-    """A drafting method that also says what it knows of its drafts."""
+class NativeMethod(Protocol):
+    """A drafting method whose drafter native code can ask."""
 
-    def offer(self, x: ProposeInput, out: DraftOffer) -> None:
-        """Draft as `propose` does, into the arrays of `out`.
+    @property
+    def native_drafter(self) -> NativeDrafter: ...
 
-        Raises:
-            ValueError: as `propose`, or `out` has too little room.
-        """
-        ...
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftOffer:
+    """The arrays of one source: its drafts for the rows of a step, with what it knows of them.
+
+    Attributes:
+        token_ids: i32[D], D at least the sum of the rows' max_draft_len; the first cu_num_draft[R] are drafts.
+        cu_num_draft: i32[R+1].
+        evidence: i32[R, 3]: tokens of the text's end that agreed, of them those behind the last replaced one, and the
+            origin: 0 = the request's own text, 1 = other requests' outputs. 0 where nothing was drafted.
+        draft_prob: f32[D]: how often each token followed, over one more than how often anything did; 0.5 from a
+            drafter that does not count.
+    """
+
+    token_ids: I32
+    cu_num_draft: I32
+    evidence: I32
+    draft_prob: F32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,18 +69,14 @@ class OfferTable:
             np.zeros((s, r, NUM_EVIDENCE), np.int32),
             np.zeros((s, d), np.float32),
         )
-        self._offers: dict[tuple[int, int], DraftOffer] = {}
 
     def offer(self, source: int, num_rows: int) -> DraftOffer:
-        """The arrays in which a source offers drafts for `num_rows` rows; the same object each time."""
-        found = self._offers.get((source, num_rows))
-        if found is None:
-            p = self.planes
-            found = self._offers[source, num_rows] = DraftOffer(
-                p.token_ids[source], p.cu_num_draft[source, : num_rows + 1], p.evidence[source, :num_rows],
-                p.draft_prob[source],
-            )  # fmt: skip
-        return found
+        """The arrays in which a source offers drafts for `num_rows` rows."""
+        p = self.planes
+        return DraftOffer(
+            p.token_ids[source], p.cu_num_draft[source, : num_rows + 1], p.evidence[source, :num_rows],
+            p.draft_prob[source],
+        )  # fmt: skip
 
     def clear(self, source: int) -> None:
         """The source offers nothing in this step."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,9 +14,10 @@ from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.runtime.arrays import address, pointer
 from fastdeploy_sd.runtime.bound_call import BoundCall
 from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import call, library
-from fastdeploy_sd.spec_decode.auto.cost import F64
+from fastdeploy_sd.runtime.library import call, function_address, library
+from fastdeploy_sd.spec_decode.auto.cost import F64, MAX_STEP_DRAFTS, DraftTimes
 from fastdeploy_sd.spec_decode.auto.offers import OfferTable
+from fastdeploy_sd.spec_decode.native.draft_call import NativeDrafter
 from fastdeploy_sd.types import I32, DraftTokens
 
 MAX_DRAFT_LEN = 64
@@ -24,30 +25,32 @@ MAX_DRAFT_LEN = 64
 USUAL_DRAFT_LEN = 32
 _NUM_STATS = 7
 _NUM_OUTCOMES = 4
+_OPS = ("decide", "offer", "choose")
 # A model knows more of its first draft than a look-up in a text does.
 _PRIOR_LOGITS = {DraftSource.MTP: 1.5}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PolicyInput:
-    """The rows of a step that was committed, and what the next one costs.
+class PolicyRows(Protocol):
+    """The rows of a step that was committed.
 
     Attributes:
         table_rows: i32[R], rows of token_table, none twice; those of prompts under way may be left out.
         token_table: i32[num_table_rows, max_model_len], committed tokens.
         num_tokens: i32[R], committed tokens of each row.
         max_draft_len: i32[R], 0 = none for this row. What it was offered is scored all the same.
-        num_outputs: requests that get a token in the next step even without drafts.
-        times: f64[N], N >= 1: what the next step takes with 0, 1, .. N - 1 drafts in it beside everything else, in any
-            unit; > 0 and rising. N - 1 bounds the drafts of all rows together.
     """
 
-    table_rows: I32
-    token_table: I32
-    num_tokens: I32
-    max_draft_len: I32
-    num_outputs: int
-    times: F64
+    @property
+    def table_rows(self) -> I32: ...
+
+    @property
+    def token_table(self) -> I32: ...
+
+    @property
+    def num_tokens(self) -> I32: ...
+
+    @property
+    def max_draft_len(self) -> I32: ...
 
 
 class SourceStats(NamedTuple):
@@ -69,23 +72,23 @@ class SourceStats(NamedTuple):
     wanted_expected: float
     wanted_accepted: int
 
-    @property
-    def brier_score(self) -> float:
-        """The mean squared error of the probabilities: 0 is perfect, 0.25 knows nothing; NaN before the first."""
-        return self.squared_error / self.num_scored if self.num_scored else float("nan")
-
 
 class Decision(NamedTuple):
     """What goes into the next step.
 
     Attributes:
         drafts: of every row, with their sources.
-        num_tokens, time: expected of the step, the time in the unit of `PolicyInput.times`.
+        num_tokens, time: expected of the step, the time in the unit of its DraftTimes.
+        num_offered: drafts that were looked at.
+        first_draft_cost: what a draft takes beside everything else, over what the step takes without any; infinity
+            where the step has no room for one.
     """
 
     drafts: DraftTokens
     num_tokens: float
     time: float
+    num_offered: int
+    first_draft_cost: float
 
 
 class AutoPolicy:
@@ -95,32 +98,62 @@ class AutoPolicy:
         num_table_rows: as many requests at most.
         max_draft_len: drafts per row at most, 1 .. 64.
         sources: what the planes of the offers hold.
+        drafters: of sources that the policy asks itself; the caller writes the planes of the others. It keeps them
+            alive.
 
     Raises:
         ValueError: a number is out of range.
     """
 
-    def __init__(self, num_table_rows: int, max_draft_len: int, sources: Sequence[DraftSource]) -> None:
+    def __init__(
+        self,
+        num_table_rows: int,
+        max_draft_len: int,
+        sources: Sequence[DraftSource],
+        drafters: Mapping[DraftSource, NativeDrafter] = MappingProxyType({}),
+    ) -> None:
         self.sources = tuple(sources)
         handle = ctypes.c_void_p()
         source_ids = np.array(self.sources, np.int32)
         priors = np.array([_PRIOR_LOGITS.get(source, 0.0) for source in self.sources], np.float64)
+        asked = [drafters.get(source) for source in self.sources]
+        addresses = np.array([0 if d is None else d.handle.value for d in asked], np.uint64)
+        functions = np.array([0 if d is None else function_address(d.op) for d in asked], np.uint64)
         params = struct_type("PolicyCreateParams")(
             num_table_rows=num_table_rows,
             num_sources=len(self.sources),
             max_draft_len=max_draft_len,
             source_ids=source_ids.ctypes.data,
             prior_logits=priors.ctypes.data,
+            drafters=addresses.ctypes.data,
+            proposes=functions.ctypes.data,
             policy=ctypes.addressof(handle),
         )
         call("policy_create", params)
         self._handle = handle
         weakref.finalize(self, library().fdsd_policy_destroy, handle)
+        # Written in every step; what is handed out are copies of what was.
         self._outcome = np.zeros(_NUM_OUTCOMES, np.float64)
-        self._decide = BoundCall("policy_decide", struct_type("PolicyDecideParams")(policy=handle))
-        self._decide.params.outcome = address(self._outcome)
+        self._token_ids = np.zeros(MAX_STEP_DRAFTS, np.int32)
+        self._sources = np.zeros(MAX_STEP_DRAFTS, np.int8)
+        self._cu_num_draft = np.zeros(num_table_rows + 1, np.int32)
+        params = struct_type("PolicyDecideParams")(
+            policy=handle,
+            max_num_chosen=MAX_STEP_DRAFTS,
+            draft_token_ids=address(self._token_ids),
+            cu_num_draft=address(self._cu_num_draft),
+            draft_sources=address(self._sources),
+            outcome=address(self._outcome),
+        )
+        self._params: Any = params
+        self._decide, self._offer, self._choose = (BoundCall(f"policy_{op}", params) for op in _OPS)
+        # What the params point to already: most is the same as in the last step.
         self._offers: OfferTable | None = None
         self._token_table: I32 | None = None
+        self._table_rows: I32 | None = None
+        self._num_tokens: I32 | None = None
+        self._max_draft_len: I32 | None = None
+        self._curve: F64 | None = None
 
     def begin(self, table_rows: I32) -> None:
         """New requests come into these table rows, i32[n].
@@ -138,40 +171,64 @@ class AutoPolicy:
         """
         self._call_rows("policy_forget", table_rows)
 
-    def decide(self, x: PolicyInput, offers: OfferTable) -> Decision:
-        """Score what was offered in earlier steps against the committed tokens, and choose from what is offered now.
+    def decide(self, x: PolicyRows, offers: OfferTable, times: DraftTimes, num_outputs: int) -> Decision:
+        """Score what was offered in earlier steps, ask the drafters, and choose from what is offered now.
 
         What is offered is judged by what is known of earlier offers only. Times are compared with each other alone.
 
-        Raises:
-            ValueError: a shape or dtype disagrees, a count or a row is out of range, a row was not begun, or times do
-                not rise. Nothing has changed then.
-        """
-        p, num_rows, max_num_drafts = self._decide.params, len(x.table_rows), len(x.times) - 1
-        self._bind(x.token_table, offers)
-        if max_num_drafts < 0:
-            raise ValueError("times: expected at least one, got none")
-        per_row = (num_rows,)
-        p.num_rows = num_rows
-        p.table_rows = pointer("table_rows", x.table_rows, per_row, np.int32)
-        p.num_tokens = pointer("num_tokens", x.num_tokens, per_row, np.int32)
-        p.max_draft_len = pointer("max_draft_len", x.max_draft_len, per_row, np.int32)
-        p.num_outputs, p.num_times = x.num_outputs, max_num_drafts + 1
-        p.times = pointer("times", x.times, x.times.shape, np.float64)
-        token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
-        sources = np.empty(max_num_drafts, np.int8)
-        p.draft_token_ids, p.cu_num_draft, p.draft_sources = address(token_ids), address(cu_num_draft), address(sources)
-        self._decide.run()
-        num_tokens, time, _, _ = self._outcome.tolist()
-        num_drafts = cu_num_draft.item(-1)
-        if num_drafts == 0:
-            return Decision(DraftTokens.none(num_rows), num_tokens, time)
-        return Decision(DraftTokens(token_ids[:num_drafts], cu_num_draft, sources[:num_drafts]), num_tokens, time)
+        Args:
+            offers: room for what the drafters offer, and what others do.
+            times: of the next step.
+            num_outputs: requests that get a token in the next step even without drafts.
 
-    def _bind(self, token_table: I32, offers: OfferTable) -> None:
-        """Point to arrays that are the same in every step, where they are not those of the last one."""
-        p, planes = self._decide.params, offers.planes
+        Raises:
+            ValueError: a shape or dtype disagrees, a count or a row is out of range, a row was not begun, times do
+                not rise, or a drafter refused the rows. Nothing has been scored or chosen then.
+        """
+        self._bind(x, offers)
+        self._bind_times(times, num_outputs)
+        self._decide.run()
+        return self._decision(len(x.table_rows))
+
+    def offer(self, x: PolicyRows, offers: OfferTable) -> None:
+        """The first part of `decide`: score, and ask the drafters. `choose` follows, with the same rows.
+
+        In between, others may write their planes, empty until then, knowing what was offered.
+
+        Raises:
+            ValueError: as `decide`.
+        """
+        self._bind(x, offers)
+        self._offer.run()
+
+    def choose(self, x: PolicyRows, offers: OfferTable, times: DraftTimes, num_outputs: int) -> Decision:
+        """The second part of `decide`: choose from what is offered.
+
+        Raises:
+            ValueError: as `decide`.
+        """
+        self._bind(x, offers)
+        self._bind_times(times, num_outputs)
+        self._choose.run()
+        return self._decision(len(x.table_rows))
+
+    def _decision(self, num_rows: int) -> Decision:
+        num_tokens, time, num_offered, first_draft_cost = self._outcome.tolist()
+        num_drafts = self._cu_num_draft.item(num_rows)
+        if num_drafts == 0:
+            drafts = DraftTokens.none(num_rows)
+        else:
+            drafts = DraftTokens(
+                self._token_ids[:num_drafts].copy(),
+                self._cu_num_draft[: num_rows + 1].copy(),
+                self._sources[:num_drafts].copy(),
+            )
+        return Decision(drafts, num_tokens, time, int(num_offered), first_draft_cost)
+
+    def _bind(self, x: PolicyRows, offers: OfferTable) -> None:
+        p, num_rows = self._params, len(x.table_rows)
         if offers is not self._offers:
+            planes = offers.planes
             num_sources, max_num_rows = planes.evidence.shape[:2]
             if num_sources != len(self.sources):
                 raise ValueError(f"offers: expected {len(self.sources)} sources, got {num_sources}")
@@ -179,10 +236,32 @@ class AutoPolicy:
             p.token_ids, p.offers_cu_num_draft = address(planes.token_ids), address(planes.cu_num_draft)
             p.evidence, p.draft_prob = address(planes.evidence), address(planes.draft_prob)
             self._offers = offers
-        if token_table is not self._token_table:
-            p.num_table_rows, p.max_tokens_per_row = token_table.shape
-            p.token_table = pointer("token_table", token_table, token_table.shape, np.int32)
-            self._token_table = token_table
+        if x.token_table is not self._token_table:
+            p.num_table_rows, p.max_tokens_per_row = x.token_table.shape
+            p.token_table = pointer("token_table", x.token_table, x.token_table.shape, np.int32)
+            self._token_table = x.token_table
+        per_row = (num_rows,)
+        if x.table_rows is not self._table_rows:
+            if num_rows >= len(self._cu_num_draft):
+                raise ValueError(f"table_rows: expected at most {len(self._cu_num_draft) - 1} rows, got {num_rows}")
+            p.table_rows = pointer("table_rows", x.table_rows, per_row, np.int32)
+            p.num_rows = num_rows
+            # The others are to be checked against this length.
+            self._table_rows, self._num_tokens, self._max_draft_len = x.table_rows, None, None
+        if x.num_tokens is not self._num_tokens:
+            p.num_tokens = pointer("num_tokens", x.num_tokens, per_row, np.int32)
+            self._num_tokens = x.num_tokens
+        if x.max_draft_len is not self._max_draft_len:
+            p.max_draft_len = pointer("max_draft_len", x.max_draft_len, per_row, np.int32)
+            self._max_draft_len = x.max_draft_len
+
+    def _bind_times(self, times: DraftTimes, num_outputs: int) -> None:
+        p = self._params
+        if times.curve is not self._curve:
+            p.curve = pointer("times", times.curve, times.curve.shape, np.float64)
+            p.num_times = len(times.curve)
+            self._curve = times.curve
+        p.num_step_rows, p.fixed, p.num_outputs = times.num_rows, times.fixed, num_outputs
 
     def stats(self) -> dict[DraftSource, SourceStats]:
         """How well each source's drafts were judged so far."""

@@ -9,18 +9,18 @@ import numpy as np
 
 from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.spec_decode.auto.cost import StepTimes
-from fastdeploy_sd.spec_decode.auto.offers import OfferingProposer, OfferTable
-from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy, Decision, PolicyInput
+from fastdeploy_sd.spec_decode.auto.offers import NativeMethod, OfferTable
+from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy, Decision
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import I32, DraftTokens
 
 
-class OfferingMethod(OfferingProposer, Proposer, Protocol):
+class OfferingMethod(NativeMethod, Proposer, Protocol):
     """A method that can be asked for drafts alone as well."""
 
 
 class AutoProposer(Proposer):
-    """Asks every method for drafts in every step, and drafts what the policy chooses.
+    """Asks every method for drafts in every step, and drafts what the policy chooses: one native call.
 
     Args:
         methods: by source, each made for the same table rows.
@@ -29,8 +29,7 @@ class AutoProposer(Proposer):
         max_draft_len: drafts per row at most.
 
     Attributes:
-        decision: the latest; None before the first.
-        has_offers: whether anything was offered for it.
+        policy: what chooses.
     """
 
     def __init__(
@@ -43,9 +42,8 @@ class AutoProposer(Proposer):
         self._methods = [method for _, method in methods]
         self._cost = cost
         self._offers = OfferTable(len(methods), max_num_seqs, max_draft_len)
-        self.decision: Decision | None = None
-        self.has_offers = False
-        self.policy = AutoPolicy(max_num_seqs, max_draft_len, [source for source, _ in methods])
+        drafters = {source: method.native_drafter for source, method in methods}
+        self.policy = AutoPolicy(max_num_seqs, max_draft_len, list(drafters), drafters)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Begin the requests in every method and in the policy."""
@@ -59,14 +57,19 @@ class AutoProposer(Proposer):
         Raises:
             ValueError: a method or the policy refused the rows.
         """
+        return self.decide(x, sum(x.num_tokens.tolist())).drafts
+
+    def decide(self, x: ProposeInput, num_kv_tokens: int) -> Decision:
+        """Return what `propose` does, with what is expected of it.
+
+        Args:
+            num_kv_tokens: the sum of x.num_tokens.
+
+        Raises:
+            ValueError: as `propose`.
+        """
         num_rows = len(x.table_rows)
-        for source, method in enumerate(self._methods):
-            method.offer(x, self._offers.offer(source, num_rows))
-        times = self._cost.times(num_rows, num_rows, sum(x.num_tokens.tolist()), sum(x.max_draft_len.tolist()))
-        y = PolicyInput(x.table_rows, x.token_table, x.num_tokens, x.max_draft_len, num_rows, times)
-        self.has_offers = bool(self._offers.planes.cu_num_draft[:, num_rows].any())
-        self.decision = self.policy.decide(y, self._offers)
-        return self.decision.drafts
+        return self.policy.decide(x, self._offers, self._cost.times(num_rows, num_rows, num_kv_tokens), num_rows)
 
     def forget(self, table_rows: I32) -> None:
         """Forget the table rows in every method and in the policy."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,9 +11,7 @@ from fastdeploy_sd.runtime.arrays import address, pointer
 from fastdeploy_sd.runtime.bound_call import BoundCall
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.runtime.library import CParams
-from fastdeploy_sd.types import F32, I32, DraftTokens
-
-NUM_EVIDENCE = 3
+from fastdeploy_sd.types import I32, DraftTokens
 
 
 def table_rows_params(handle: ctypes.c_void_p, table_rows: I32) -> CParams:
@@ -46,23 +43,16 @@ class DraftRows(Protocol):
     def prefix(self) -> DraftTokens | None: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftOffer:
-    """Arrays of the caller's that a drafter writes the drafts of a step to, with what it knows of them.
+class NativeDrafter(NamedTuple):
+    """A drafter for other native code to call.
 
     Attributes:
-        token_ids: i32[D], D at least the sum of the rows' max_draft_len; the first cu_num_draft[R] are drafts.
-        cu_num_draft: i32[R+1].
-        evidence: i32[R, 3]: tokens of the text's end that agreed, of them those behind the last replaced one, and the
-            origin: 0 = the request's own text, 1 = other requests' outputs. 0 where nothing was drafted.
-        draft_prob: f32[D]: how often each token followed, over one more than how often anything did; 0.5 from a
-            drafter that does not count.
+        op: `fdsd_<op>` has it draft.
+        handle: of the drafter; whoever made it keeps it alive.
     """
 
-    token_ids: I32
-    cu_num_draft: I32
-    evidence: I32
-    draft_prob: F32
+    op: str
+    handle: ctypes.c_void_p
 
 
 class DraftCall:
@@ -74,9 +64,9 @@ class DraftCall:
     """
 
     def __init__(self, op: str, handle: ctypes.c_void_p) -> None:
+        self.drafter = NativeDrafter(op, handle)
         self._call = BoundCall(op, struct_type("DraftProposeParams")(drafter=handle))
-        # What the params point to already: these are often the same as in the last step.
-        self._offer: DraftOffer | None = None
+        # What the params point to already: it is often the same as in the last step.
         self._token_table: I32 | None = None
 
     def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
@@ -92,39 +82,10 @@ class DraftCall:
         Raises:
             ValueError: a shape or dtype disagrees, or the drafter refused; the text names the argument.
         """
-        num_rows, max_num_drafts = len(rows.table_rows), max(sum(rows.max_draft_len.tolist()), 0)
-        token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
-        p, self._offer = self._call.params, None
-        p.draft_token_ids, p.cu_num_draft, p.evidence, p.draft_prob = (
-            address(token_ids),
-            address(cu_num_draft),
-            None,
-            None,
-        )
-        self._run(token_table, rows, max_num_drafts)
-        return DraftTokens(token_ids[: cu_num_draft.item(-1)], cu_num_draft)
-
-    def offer(self, token_table: I32, rows: DraftRows, offer: DraftOffer) -> None:
-        """Draft for all rows as `propose` does, into the arrays of `offer`.
-
-        Raises:
-            ValueError: as `propose`, or an array of `offer` has another shape or too little room.
-        """
-        num_rows, capacity = len(rows.table_rows), len(offer.token_ids)
-        if offer is not self._offer or len(offer.evidence) != num_rows:
-            self._bind_offer(offer, num_rows)
-        self._run(token_table, rows, capacity)
-
-    def _bind_offer(self, offer: DraftOffer, num_rows: int) -> None:
-        p, capacity, self._offer = self._call.params, len(offer.token_ids), None
-        p.draft_token_ids = pointer("token_ids", offer.token_ids, (capacity,), np.int32)
-        p.cu_num_draft = pointer("cu_num_draft", offer.cu_num_draft, (num_rows + 1,), np.int32)
-        p.evidence = pointer("evidence", offer.evidence, (num_rows, NUM_EVIDENCE), np.int32)
-        p.draft_prob = pointer("draft_prob", offer.draft_prob, (capacity,), np.float32)
-        self._offer = offer
-
-    def _run(self, token_table: I32, rows: DraftRows, max_num_drafts: int) -> None:
         p, num_rows, prefix = self._call.params, len(rows.table_rows), rows.prefix
+        max_num_drafts = max(sum(rows.max_draft_len.tolist()), 0)
+        token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
+        p.draft_token_ids, p.cu_num_draft = address(token_ids), address(cu_num_draft)
         per_row, per_offset = (num_rows,), (num_rows + 1,)
         p.max_num_drafts = max_num_drafts
         p.num_rows = num_rows
@@ -141,3 +102,4 @@ class DraftCall:
             num_prefix = (int(prefix.cu_num_draft[-1]),)
             p.prefix_token_ids = pointer("prefix_token_ids", prefix.token_ids, num_prefix, np.int32)
         self._call.run()
+        return DraftTokens(token_ids[: cu_num_draft.item(-1)], cu_num_draft)

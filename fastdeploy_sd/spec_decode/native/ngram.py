@@ -11,7 +11,7 @@ import numpy as np
 from fastdeploy_sd.runtime.arrays import pointer
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.runtime.library import call, library
-from fastdeploy_sd.spec_decode.native.draft_call import DraftCall, DraftOffer, DraftRows, table_rows_params
+from fastdeploy_sd.spec_decode.native.draft_call import DraftCall, DraftRows, NativeDrafter, table_rows_params
 from fastdeploy_sd.types import I32, DraftTokens
 
 
@@ -55,6 +55,11 @@ class NgramIndex:
         self._handle = handle
         weakref.finalize(self, library().fdsd_ngram_destroy, handle)
         self._propose = DraftCall("ngram_propose", handle)
+
+    @property
+    def drafter(self) -> NativeDrafter:
+        """For native code that drafts with it as `propose` does."""
+        return self._propose.drafter
 
     def begin(self, table_rows: I32) -> None:
         """Start these table rows, i32[n], with empty texts, whatever they held.
@@ -100,14 +105,6 @@ class NgramIndex:
         Source: arXiv:2304.04487 (drafts from the text itself), with the copy of LZ77.
         """
         return self._propose.propose(token_table, rows)
-
-    def offer(self, token_table: I32, rows: DraftRows, offer: DraftOffer) -> None:
-        """Draft as `propose` does, into the arrays of `offer`, with what is known of each draft.
-
-        Raises:
-            ValueError: as `propose`, or an array of `offer` has another shape or too little room.
-        """
-        self._propose.offer(token_table, rows, offer)
 
     def check_integrity(self, token_table: I32) -> None:
         """Check every table against the text it stands for, in time proportional to all texts.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fastdeploy_sd.runtime.arrays import pointer
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.runtime.library import CParams, call, library
-from fastdeploy_sd.spec_decode.native.draft_call import DraftCall, DraftOffer, DraftRows, table_rows_params
+from fastdeploy_sd.spec_decode.native.draft_call import DraftCall, DraftRows, NativeDrafter, table_rows_params
 from fastdeploy_sd.types import I32, I64, DraftTokens
 
 SALT_DIGEST_BYTES = 16
@@ -130,6 +130,11 @@ class SuffixDrafter:
         weakref.finalize(self, library().fdsd_suffix_destroy, handle)
         self._propose = DraftCall("suffix_propose", handle)
 
+    @property
+    def drafter(self) -> NativeDrafter:
+        """For native code that drafts with it as `propose` does."""
+        return self._propose.drafter
+
     def begin(self, table_row: int, num_private: int, salt_digest: bytes, end: SuffixEnd = NO_END) -> None:
         """Start a table row, whatever it held; its text is read in its first step.
 
@@ -191,14 +196,6 @@ class SuffixDrafter:
         Source: arXiv:2411.04975 (SuffixDecoding).
         """
         return self._propose.propose(token_table, rows)
-
-    def offer(self, token_table: I32, rows: DraftRows, offer: DraftOffer) -> None:
-        """Draft as `propose` does, into the arrays of `offer`, with what is known of each draft.
-
-        Raises:
-            ValueError: as `propose`, or an array of `offer` has another shape or too little room.
-        """
-        self._propose.offer(token_table, rows, offer)
 
     def stats(self) -> SuffixStats:
         """Return what the shared cache holds."""

@@ -20,9 +20,9 @@ STAIR = profile((1, 1, 10, 1.0), (4, 1, 10, 1.0), (5, 1, 10, 2.0), (8, 1, 10, 2.
 
 
 def test_linear() -> None:
-    assert LinearCost(0.1).times(1, 1, 99, 2).tolist() == pytest.approx([1.0, 1.1, 1.2])
-    assert LinearCost(0.5).times(3, 3, 0, 0).tolist() == [2.0]
-    assert len(LinearCost(0.1).times(1, 1, 0, 10**6)) == MAX_STEP_DRAFTS + 1
+    assert LinearCost(0.1).times(1, 1, 99).array(2).tolist() == pytest.approx([1.0, 1.1, 1.2])
+    assert LinearCost(0.5).times(3, 3, 0).array(0).tolist() == [2.0]
+    assert len(LinearCost(0.1).times(1, 1, 0).array(10**6)) == MAX_STEP_DRAFTS + 1
 
 
 @pytest.mark.parametrize("cost", [-0.1, float("nan"), float("inf")])
@@ -32,7 +32,7 @@ def test_a_cost_is_a_number_of_at_least_0(cost: float) -> None:
 
 
 def test_a_stair_is_where_it_was_measured() -> None:
-    times = CostModel(STAIR, 40).times(1, 1, 10, 19)
+    times = CostModel(STAIR, 40).times(1, 1, 10).array(19)
     assert times[:4].tolist() == [1.0] * 4
     assert times[4:8].tolist() == [2.0] * 4
     # In between, and on behind the last one as between the last two.
@@ -42,14 +42,14 @@ def test_a_stair_is_where_it_was_measured() -> None:
 
 def test_drafts_beside_other_rows_cost_what_they_cost_there() -> None:
     model = CostModel(STAIR, 40)
-    assert model.times(4, 1, 10, 2).tolist() == [1.0, 2.0, 2.0]
-    assert np.diff(model.times(16, 1, 10, 4)) == pytest.approx([0.25] * 4)
-    assert len(model.times(39, 1, 10, 8)) == 2, "a step has no more rows than it may have"
+    assert model.times(4, 1, 10).array(2).tolist() == [1.0, 2.0, 2.0]
+    assert np.diff(model.times(16, 1, 10).array(4)) == pytest.approx([0.25] * 4)
+    assert len(model.times(39, 1, 10).array(8)) == 2, "a step has no more rows than it may have"
 
 
 def test_less_for_more_rows_is_noise() -> None:
     model = CostModel(profile((1, 1, 0, 1.0), (2, 1, 0, 1.5), (3, 1, 0, 1.2), (4, 1, 0, 2.0)), 8)
-    assert model.times(1, 1, 0, 3).tolist() == [1.0, 1.5, 1.5, 2.0]
+    assert model.times(1, 1, 0).array(3).tolist() == [1.0, 1.5, 1.5, 2.0]
 
 
 def test_context_and_requests_are_measured_apart() -> None:
@@ -57,23 +57,23 @@ def test_context_and_requests_are_measured_apart() -> None:
         (1, 1, 10, 1.0), (2, 1, 10, 1.2), (4, 1, 10, 2.0), (1, 1, 110, 1.5), (4, 4, 10, 3.0), (20, 4, 10, 9.0)
     )  # fmt: skip
     model = CostModel(measured, 32)
-    assert model.times(1, 1, 110, 0)[0] == pytest.approx(1.5)
-    assert model.times(2, 1, 60, 0)[0] == pytest.approx(1.2 + 0.25)
-    assert model.times(4, 4, 40, 0)[0] == pytest.approx(3.0)
+    assert model.times(1, 1, 110).array(0)[0] == pytest.approx(1.5)
+    assert model.times(2, 1, 60).array(0)[0] == pytest.approx(1.2 + 0.25)
+    assert model.times(4, 4, 40).array(0)[0] == pytest.approx(3.0)
     # Two requests: halfway between 1 and 4 on the scale of factors of 2, and twice the context of one.
-    assert model.times(2, 2, 20, 0)[0] == pytest.approx(1.2 * 1.25)
+    assert model.times(2, 2, 20).array(0)[0] == pytest.approx(1.2 * 1.25)
 
 
 def test_a_machine_that_is_slower_as_a_whole_changes_no_ratio() -> None:
     model = CostModel(STAIR, 40)
-    before = model.times(1, 1, 10, 19).copy()
+    before = model.times(1, 1, 10).array(19).copy()
     for step in range(640):
         rows = (1, 2, 4, 8, 16)[step % 5]
         model.observe(rows, 1, 10, 1.7 * before[rows - 1])
     assert model.speed == pytest.approx(1.7, rel=0.05)
-    after = model.times(1, 1, 10, 19)
+    after = model.times(1, 1, 10).array(19)
     assert after / after[0] == pytest.approx(before / before[0], rel=0.05)
-    assert model.times(1, 1, 10, 0)[0] * model.speed == pytest.approx(1.7, rel=0.05)
+    assert model.times(1, 1, 10).array(0)[0] * model.speed == pytest.approx(1.7, rel=0.05)
 
 
 def test_rows_that_cost_more_than_measured_are_found_out() -> None:
@@ -81,7 +81,7 @@ def test_rows_that_cost_more_than_measured_are_found_out() -> None:
     for _ in range(320):
         model.observe(1, 1, 10, 1.0)
         model.observe(8, 1, 10, 3.0)
-    times = model.times(1, 1, 10, 7)
+    times = model.times(1, 1, 10).array(7)
     assert times[7] / times[0] == pytest.approx(3.0, rel=0.1)
     assert (np.diff(times) >= 0).all()
 
@@ -92,8 +92,8 @@ def test_one_interrupted_step_says_little() -> None:
         model.observe(1, 1, 10, 1.0)
     model.observe(1, 1, 10, 1000.0)
     assert model.speed < 1.1
-    assert model.times(1, 1, 10, 0)[0] < 1.05
+    assert model.times(1, 1, 10).array(0)[0] < 1.05
 
 
 def test_a_single_measured_time_is_a_flat_line() -> None:
-    assert CostModel(profile((1, 1, 10, 1.0)), 4).times(1, 1, 10, 3).tolist() == [1.0] * 4
+    assert CostModel(profile((1, 1, 10, 1.0)), 4).times(1, 1, 10).array(3).tolist() == [1.0] * 4

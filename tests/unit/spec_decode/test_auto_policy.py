@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from fastdeploy_sd.draft_methods import DraftSource
+from fastdeploy_sd.spec_decode.auto.cost import DraftTimes
 from fastdeploy_sd.spec_decode.auto.offers import OfferTable
-from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy, Decision, PolicyInput
-from fastdeploy_sd.types import DraftTokens, offsets
+from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy, Decision
+from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
+from fastdeploy_sd.spec_decode.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule
+from fastdeploy_sd.types import I32, DraftTokens, offsets
 from tests.unit.spec_decode.policy_reference import OfferedRow, ReferencePolicy
 
 SOURCES = (DraftSource.NGRAM, DraftSource.SUFFIX, DraftSource.MTP)
@@ -22,6 +26,21 @@ NOTHING: OfferedRow = ([], [], (0, 0, 0))
 
 def i32(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.array(values, np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """See PolicyRows."""
+
+    table_rows: I32
+    token_table: I32
+    num_tokens: I32
+    max_draft_len: I32
+
+
+def by_drafts(times: Sequence[float]) -> DraftTimes:
+    """Times of a step with 0, 1, .. drafts beside two rows, a part of them in what every step takes."""
+    return DraftTimes(np.array([9.0, 9.0, *times], np.float64) - 0.5, 2, 0.5)
 
 
 def put(table: OfferTable, offers: Sequence[Sequence[OfferedRow]]) -> None:
@@ -53,8 +72,8 @@ class Server:
             table[r, :n] = self.texts[r][:n]
         rows = i32(range(len(self.texts)))
         lengths = i32([max_len] * len(rows))
-        x = PolicyInput(rows, table, i32(self.num_tokens), lengths, len(rows), np.array(times, np.float64))
-        return self.policy.decide(x, self.offers)
+        x = Rows(rows, table, i32(self.num_tokens), lengths)
+        return self.policy.decide(x, self.offers, by_drafts(times), len(rows))
 
     def commit(self, drafts: DraftTokens) -> int:
         """Accept what is right, and one token more; returns how many tokens of all rows."""
@@ -107,6 +126,45 @@ def test_decides_as_the_definition_does() -> None:
         assert (stats.num_scored, stats.observed) == (len(scored), sum(right for _, right in scored))
         assert stats.expected == pytest.approx(sum(p for p, _ in scored))
         assert stats.squared_error == pytest.approx(sum((right - p) ** 2 for p, right in scored))
+
+
+def test_offering_and_choosing_apart_decides_the_same() -> None:
+    """As somebody does who writes a plane in between; here the last source's, which offers nothing."""
+    rng, rows, table = random.Random(5), i32([0, 1, 2]), np.zeros((3, MAX_LEN), np.int32)
+    phrase = [rng.randrange(40) for _ in range(25)]
+    for row in table:
+        row[:] = [t if rng.random() < 0.95 else rng.randrange(40) for t in phrase * (MAX_LEN // 25)]
+    decisions: list[list[list[int]]] = []
+    for is_apart in (False, True):
+        ngram = NgramIndex(3, NgramRule(1, 5, 2.0, follows_copies=True))
+        suffix = SuffixDrafter(3, 40, SuffixRule(), SuffixLimits(0, 0))
+        drafters = {DraftSource.NGRAM: ngram.drafter, DraftSource.SUFFIX: suffix.drafter}
+        policy, offers = AutoPolicy(3, 16, SOURCES, drafters), OfferTable(3, 3, 16)
+        ngram.begin(rows)
+        for table_row in rows.tolist():
+            suffix.begin(table_row, 0, bytes(16))
+        policy.begin(rows)
+        decisions.append([])
+        for n in range(30, 330, 3):
+            x, times = Rows(rows, table, i32([n, n + 1, n + 2]), i32([16, 16, 0])), by_drafts(linear(0.1, 64, 3))
+            if is_apart:
+                policy.offer(x, offers)
+                decision = policy.choose(x, offers, times, 3)
+            else:
+                decision = policy.decide(x, offers, times, 3)
+            assert decision.num_offered > 0
+            decisions[-1].append([*decision.drafts.cu_num_draft.tolist(), *decision.drafts.token_ids.tolist()])
+    assert decisions[0] == decisions[1]
+    assert sum(len(decision) > 4 for decision in decisions[0]) > 50
+
+
+def test_a_drafter_that_refuses_the_rows_says_so() -> None:
+    suffix = SuffixDrafter(1, 40, SuffixRule(), SuffixLimits(0, 0))
+    policy, offers = AutoPolicy(1, 4, SOURCES[1:2], {SOURCES[1]: suffix.drafter}), OfferTable(1, 1, 4)
+    policy.begin(i32([0]))
+    x = Rows(i32([0]), np.zeros((1, 8), np.int32), i32([4]), i32([4]))
+    with pytest.raises(ValueError, match="expected to draft for table rows that were begun"):
+        policy.decide(x, offers, by_drafts([1.0]), 1)
 
 
 def _some_offer(rng: random.Random, text: Sequence[int], num_tokens: int) -> OfferedRow:
@@ -180,7 +238,7 @@ def test_learns_from_what_was_never_verified() -> None:
     assert len(decisions[-1].drafts.token_ids) > 0
     stats = server.policy.stats()[DraftSource.NGRAM]
     assert stats.num_scored > stats.num_wanted > 0
-    assert 0 <= stats.brier_score < 0.25
+    assert 0 <= stats.squared_error / stats.num_scored < 0.25
 
 
 def test_the_agreeing_source_of_two_is_trusted_more() -> None:
@@ -228,17 +286,17 @@ def test_times_are_checked(times: list[float], message: str) -> None:
 
 def test_rows_are_checked() -> None:
     policy, offers = AutoPolicy(2, 4, [DraftSource.NGRAM]), OfferTable(1, 2, 4)
-    one, table = np.ones(1, np.float64), np.zeros((2, 4), np.int32)
+    one, table = by_drafts([1.0]), np.zeros((2, 4), np.int32)
     with pytest.raises(ValueError, match="begun"):
-        policy.decide(PolicyInput(i32([0]), table, i32([1]), i32([1]), 1, one), offers)
+        policy.decide(Rows(i32([0]), table, i32([1]), i32([1])), offers, one, 1)
     policy.begin(i32([0]))
     with pytest.raises(ValueError, match="at most a row of token_table"):
-        policy.decide(PolicyInput(i32([0]), table, i32([5]), i32([1]), 1, one), offers)
+        policy.decide(Rows(i32([0]), table, i32([5]), i32([1])), offers, one, 1)
     with pytest.raises(ValueError, match="num_table_rows"):
         policy.begin(i32([2]))
     policy.forget(i32([0, 1]))
     with pytest.raises(ValueError, match="begun"):
-        policy.decide(PolicyInput(i32([0]), table, i32([1]), i32([1]), 1, one), offers)
+        policy.decide(Rows(i32([0]), table, i32([1]), i32([1])), offers, one, 1)
 
 
 def test_sizes_are_checked() -> None:

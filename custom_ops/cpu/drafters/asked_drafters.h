@@ -1,0 +1,32 @@
+#pragma once
+// The drafters that a policy asks itself, each through the function that drafts with it. Knows none by name.
+#include <cstdint>
+#include <vector>
+
+#include "fdsd/draft.h"
+#include "fdsd/policy.h"
+
+namespace fdsd {
+
+class AskedDrafters {
+ public:
+  explicit AskedDrafters(const PolicyCreateParams& p);
+
+  // Have each write its plane of the offers. Where no row may have drafts nothing is asked of them: they read what they
+  // missed when they are asked next. If one refuses, those before it have read the rows, which does no harm.
+  Error Ask(const PolicyRowsParams& x, const PolicyOffersParams& to) const;
+
+  // Check the planes of all sources.
+  Error CheckOffers(const PolicyRowsParams& x, const PolicyOffersParams& offers) const;
+
+ private:
+  using Propose = Error (*)(const DraftProposeParams*);
+  struct Drafter {
+    void* drafter;  // nullptr = the source's offers are written by the caller
+    Propose propose;
+  };
+
+  std::vector<Drafter> drafters_;  // by source
+};
+
+}  // namespace fdsd

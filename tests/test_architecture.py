@@ -69,7 +69,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "placement": set(),
     "splitwise": VALUES | {"config", "engine.transfer_stats", "ipc.codec", "ipc.packing", "runtime.checksum"},
     "ranks": VALUES
-    | {"checkpoint", "config", "engine.block_store", "engine.executor", "ipc", "parallel", "runtime.library"}
+    | {"checkpoint", "config", "engine.block_store", "engine.executor", "ipc", "parallel"}
+    | {"runtime.library", "runtime.processors"}
     | {"spec_decode.auto_profile", "spec_decode.proposer", "spec_decode.step_board"}
     | {"splitwise.secret", "splitwise.sockets", "worker"},
     "redis_scheduler": VALUES | {"config", "ipc", "metrics", "placement", "splitwise.secret"},

@@ -33,7 +33,12 @@ FDSD_EXPORT fdsd::Error fdsd_add_tile_product(int32_t tiles, int32_t product, in
   return fdsd::avx512::amx::AddTileProduct(known_product, rows, a, b, c);
 }
 FDSD_EXPORT int32_t fdsd_num_threads() { return fdsd::NumThreads(); }
-FDSD_EXPORT fdsd::Error fdsd_set_num_threads(int32_t num_threads) { return fdsd::SetNumThreads(num_threads); }
+FDSD_EXPORT fdsd::Error fdsd_set_num_threads(int32_t num_threads, int32_t num_processors) {
+  return fdsd::SetNumThreads(num_threads, num_processors);
+}
+FDSD_EXPORT void fdsd_thread_counts(int64_t* num_jobs, int64_t* of_threads) {
+  fdsd::ThreadCounts(num_jobs, of_threads);
+}
 FDSD_EXPORT int64_t fdsd_packed_linear_bytes(int32_t in_features, int32_t out_features, int32_t format,
                                              int32_t num_slices, int32_t slice_unit) {
   const auto known_format = static_cast<fdsd::LinearFormat>(format);

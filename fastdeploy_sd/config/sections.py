@@ -209,7 +209,8 @@ class Config:
     num_threads: int | None = option(
         None,
         Spec(
-            "Threads of the kernels, of each rank; none: one per core this process may run on, shared out among the"
+            "Threads of the kernels, of each rank; none: one per core this process may run on, hyperthreads of a core"
+            " counting once, and no more than the whole processors of its control group's quota, shared out among the"
             " ranks.",
             minimum=1,
             maximum=1024,

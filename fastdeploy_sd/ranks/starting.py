@@ -16,6 +16,7 @@ from fastdeploy_sd.ranks.exchange import OtherExchange
 from fastdeploy_sd.ranks.link import Link, Relay
 from fastdeploy_sd.ranks.watch import COMPUTING_TIMEOUTS
 from fastdeploy_sd.runtime import library
+from fastdeploy_sd.runtime.processors import own_processors
 from fastdeploy_sd.splitwise.sockets import CurveKeys
 
 logger = logging.getLogger(__name__)
@@ -144,9 +145,9 @@ def log_exchange_error(error: Exception) -> None:
 
 
 def threads_per_rank(size: int) -> int:
-    """Return a rank's share of the cores that this process may run on, at least one thread.
+    """Return a rank's share of the threads that this host's processors are worth, at least one.
 
     Args:
         size: ranks of this host.
     """
-    return max(1, len(os.sched_getaffinity(0)) // size)
+    return max(1, own_processors().num_threads // size)

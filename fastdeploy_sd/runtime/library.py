@@ -1,6 +1,7 @@
 """Loads the kernel library (libfdsd.so) and its process-wide settings. Knows no tensors and no framework.
 
 The instruction-set level is the processor's best, unless FDSD_ISA names a lower one (scalar, avx2, avx512, amx).
+Threads are as many as the processors of this process are worth, until another number is set.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.runtime.processors import own_processors
 
 ISA_LEVELS = ("scalar", "avx2", "avx512", "amx")
 LIBRARY_PATH = pathlib.Path(__file__).resolve().parent.parent / "lib" / "libfdsd.so"
@@ -34,6 +37,7 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(LIBRARY_PATH))
     for name in ("fdsd_set_isa", "fdsd_set_num_threads", "fdsd_amx_refusal", "fdsd_use_tile_twin"):
         getattr(lib, name).restype = ctypes.c_char_p
+    lib.fdsd_set_num_threads(own_processors().num_threads, own_processors().at_once)
     wanted = os.environ.get("FDSD_ISA")
     if wanted is not None:
         _set_isa(lib, wanted)
@@ -120,12 +124,43 @@ def num_threads() -> int:
     return int(library().fdsd_num_threads())
 
 
-def set_num_threads(count: int) -> None:
-    """Set how many threads the kernels use; not while an op runs.
+def set_num_threads(count: int, num_processors: int | None = None) -> None:
+    """Set how many threads the kernels use; not while an op runs. Their counts start anew.
+
+    Args:
+        num_processors: how many of them the system runs at a time; None = as it says, see `processors`.
 
     Raises:
-        ConfigError: count is not in 1..1024.
+        ConfigError: count is not in 1..1024, or num_processors is negative.
     """
-    error = library().fdsd_set_num_threads(count)
+    at_once = own_processors().at_once if num_processors is None else num_processors
+    error = library().fdsd_set_num_threads(count, at_once)
     if error:
-        raise ConfigError(f"{error.decode()}, got {count}")
+        raise ConfigError(f"{error.decode()}, got {count if at_once > 0 else at_once}")
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCounts:
+    """What one thread of the kernels has done.
+
+    Attributes:
+        pieces: it ran of the loops that are shared.
+        stolen: of them, taken from another thread's part.
+        bytes_read: by pieces whose loop says how many: those of weights and of rows.
+        moves: to the calling thread's processor, when the system had stopped it in a piece.
+        sleeps: for want of work, or waiting for others.
+    """
+
+    pieces: int
+    stolen: int
+    bytes_read: int
+    moves: int
+    sleeps: int
+
+
+def thread_counts() -> tuple[int, tuple[ThreadCounts, ...]]:
+    """Return how many loops were shared since the threads were started, and the counts of each, the caller's first."""
+    num_jobs = ctypes.c_int64()
+    fields = ((ctypes.c_int64 * len(ThreadCounts.__slots__)) * num_threads())()
+    library().fdsd_thread_counts(ctypes.byref(num_jobs), ctypes.byref(fields))
+    return num_jobs.value, tuple(ThreadCounts(*counts) for counts in fields)

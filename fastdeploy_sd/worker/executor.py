@@ -20,6 +20,7 @@ from fastdeploy_sd.ops.mtp_batch import KeptRows
 from fastdeploy_sd.ops.operators import declared_ops
 from fastdeploy_sd.request_rules import producible_eos
 from fastdeploy_sd.runtime import library, paddle_ops
+from fastdeploy_sd.runtime.processors import own_processors
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, Proposer, ProposerContext
@@ -213,6 +214,8 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
     num_threads = config.num_threads or (group.num_threads if group.size > 1 else None)
     if num_threads is not None:
         library.set_num_threads(num_threads)
+    if library.num_threads() > 1 and own_processors().warning is not None:
+        _log.warning("%s", own_processors().warning)
     if config.model.enforce_eager:
         _load_operators()
     checkpoint = Checkpoint(config.model.path)

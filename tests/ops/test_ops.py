@@ -36,6 +36,8 @@ RUNS = [
     for name, op in OPS.items()
     for backend in [*levels_of(name), *(["paddle"] if op.is_operator else [])]
 ]
+# Also more than one group of them, and more than there are processors.
+NUM_THREADS = (1, 2, 3, 9, 64)
 BY_ROW = [name for name, op in OPS.items() if any(map(op.num_rows, op.inputs.values()))]
 
 
@@ -77,7 +79,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_company(name: str, level: str)
         with isa(level):
             alone = [op.run_rows(one_by_one, [row]) for row in range(count)]
         for size in {size for size in (2, 3, 5, 8, 13, count // 2, count) if size <= count}:
-            rows, num_threads = order[:size], 1 + size % 3
+            rows, num_threads = order[:size], NUM_THREADS[size % len(NUM_THREADS)]
             together = op.copied(kwargs)
             with isa(level), threads(num_threads):
                 got = op.run_rows(together, rows)

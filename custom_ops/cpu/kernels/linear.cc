@@ -53,7 +53,7 @@ class Block {
     const int64_t unit_bytes = std::max<int64_t>(panel_bytes * num_tiles / num_splits, 1);
     const LinearOutput out{p_.y_dtype, p_.out_features, p_.bias,
                            static_cast<char*>(p_.y) + first_row_ * p_.out_features * ElementBytes(p_.y_dtype)};
-    ParallelRanges(num_panels * num_splits, DivideUp(kMinPieceBytes, unit_bytes), [&](int64_t begin, int64_t end) {
+    const auto multiply = [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t panel = unit / num_splits;
         const int64_t split = unit % num_splits;
@@ -61,7 +61,8 @@ class Block {
                                       static_cast<const uint8_t*>(p_.packed) + panel * panel_bytes, panel, out);
       }
       rows_.kernels->leave();
-    });
+    };
+    ParallelRanges(num_panels * num_splits, DivideUp(kMinPieceBytes, unit_bytes), multiply, panel_bytes);
   }
 
  private:

@@ -145,7 +145,7 @@ class Wave {
     const int64_t num_panels = DivideUp(matrices.out_features, kPanelColumns);
     const int64_t panel_bytes = PanelBytes(matrices.slices, matrices.format);
     const int64_t row_bytes = matrices.out_features * ElementBytes(y_dtype);
-    ParallelRanges(num_experts_ * num_panels, DivideUp(kMinPieceBytes, panel_bytes), [&](int64_t begin, int64_t end) {
+    const auto multiply = [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t e = unit / num_panels;
         const int64_t panel = unit % num_panels;
@@ -156,7 +156,8 @@ class Wave {
                                   panel, out);
       }
       b_.kernels.leave();
-    });
+    };
+    ParallelRanges(num_experts_ * num_panels, DivideUp(kMinPieceBytes, panel_bytes), multiply, panel_bytes);
   }
 
   // The slice of the sum that a pair's expert is in.

@@ -23,9 +23,20 @@ Tiles TilesInUse();
 // in use.
 Error UseTileTwin(bool is_used);
 
-// Threads used by ParallelFor, the calling thread included. Starts as the number of processors the process may use.
-// SetNumThreads must not run at the same time as an op.
+// Threads that share the loops of ops, the calling thread included. Starts as the number of processors the process may
+// use. New ones start with the first loop after SetNumThreads, which must not run at the same time as an op.
+//   num_processors    how many of them the system runs at a time. More threads than that do not spin: it would take the
+//                     time from those that have work.
 int32_t NumThreads();
-Error SetNumThreads(int32_t num_threads);
+Error SetNumThreads(int32_t num_threads, int32_t num_processors);
+
+// What the threads have done since they were started; not at the same time as SetNumThreads.
+//   num_jobs      [1] loops that were shared: how often the threads met
+//   of_threads    [NumThreads(), kThreadCounts], the calling thread first:
+//                 pieces run; those of them taken from another thread's part; bytes read by pieces whose loop says how
+//                 many; how often it was moved to the calling thread's processor, stopped in a piece; how often it went
+//                 to sleep
+constexpr int32_t kThreadCounts = 5;
+void ThreadCounts(int64_t* num_jobs, int64_t* of_threads);
 
 }  // namespace fdsd

@@ -1,0 +1,139 @@
+"""Which processors this process may use, how much of them, and how many threads that is worth. Knows Linux's files."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+_CPU = Path("sys/devices/system/cpu")
+_NODE = Path("sys/devices/system/node")
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """What the system gives this process.
+
+    Attributes:
+        allowed: by affinity and control group, as the system numbers them.
+        num_cores: among them; hyperthreads of one core count once.
+        quota: of the control group, in processors' time; None = no bound.
+        nodes: of memory that they belong to; empty = not known.
+    """
+
+    allowed: tuple[int, ...]
+    num_cores: int
+    quota: float | None
+    nodes: tuple[int, ...]
+
+    @property
+    def num_threads(self) -> int:
+        """How many threads of the kernels are worth starting.
+
+        One per core: they wait for memory and share their core's vector units, so a second one per core takes time from
+        the rest of the server and gains little. Whole processors of the quota: what runs beyond it is stopped, spinning
+        threads included, for the rest of a period of 100 ms. At least 1.
+        """
+        return max(1, self.num_cores if self.quota is None else min(self.num_cores, math.floor(self.quota)))
+
+    @property
+    def at_once(self) -> int:
+        """How many threads the system runs at a time."""
+        count = len(self.allowed)
+        return count if self.quota is None else max(1, min(count, math.ceil(self.quota)))
+
+    @property
+    def warning(self) -> str | None:
+        """What an operator should change, in words; None = nothing."""
+        if len(self.nodes) <= 1:
+            return None
+        nodes = ", ".join(map(str, self.nodes))
+        return (
+            f"threads may run on memory nodes {nodes}, and read slowly what another node's memory holds: give each"
+            " server one node (numactl --cpunodebind=N --membind=N, a cpuset), or start one rank per node"
+        )
+
+    def describe(self) -> str:
+        """Return them in words, for logs and bug reports."""
+        quota = "no quota" if self.quota is None else f"a quota of {self.quota:g}"
+        nodes = f", memory nodes {', '.join(map(str, self.nodes))}" if len(self.nodes) > 1 else ""
+        return f"{len(self.allowed)} usable on {self.num_cores} cores, {quota}{nodes}"
+
+
+@functools.cache
+def own_processors() -> Processors:
+    """Return those of this process, as they were at the first call."""
+    return read_processors(Path("/"), os.sched_getaffinity(0))
+
+
+def read_processors(root: Path, allowed: Collection[int]) -> Processors:
+    """Return what the files of a system say; what is missing or cannot be read is taken for unbounded or unknown.
+
+    Args:
+        root: of the file system.
+        allowed: by the process's affinity.
+    """
+    cores = {_text(root / _CPU / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in allowed}
+    nodes = [
+        int(folder.name.removeprefix("node"))
+        for folder in (root / _NODE).glob("node[0-9]*")
+        if _numbers(_text(folder / "cpulist") or "") & set(allowed)
+    ]
+    return Processors(tuple(sorted(allowed)), len(cores), min(_quotas(root), default=None), tuple(sorted(nodes)))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Yield the quotas that hold for this process: of its control group and of those around it."""
+    paths = {}  # controllers -> the group's path; version 2 has none
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths[controllers] = PurePosixPath(path)
+    for line in (_text(root / "proc/self/mountinfo") or "").splitlines():
+        mount, _, kind = line.partition(" - ")
+        kind_words, mount_words = kind.split(), mount.split()
+        if not kind_words or not kind_words[0].startswith("cgroup"):
+            continue
+        is_second = kind_words[0] == "cgroup2"
+        options = kind_words[-1].split(",")
+        if not is_second and "cpu" not in options:
+            continue
+        own = next((p for names, p in paths.items() if (not names if is_second else "cpu" in names.split(","))), None)
+        if own is None:
+            continue
+        top, folder = PurePosixPath(mount_words[3]), root / mount_words[4].lstrip("/")
+        inside = own.relative_to(top) if own.is_relative_to(top) else PurePosixPath()
+        for group in (inside, *inside.parents):
+            quota = _quota(folder / group, is_second)
+            if quota is not None:
+                yield quota
+
+
+def _quota(group: Path, is_second: bool) -> float | None:
+    """Return a group's own quota in processors; None = it has none."""
+    if is_second:
+        text = _text(group / "cpu.max") or ""
+    else:
+        text = " ".join(_text(group / f"cpu.cfs_{name}_us") or "-" for name in ("quota", "period"))
+    match = re.fullmatch(r"(\d+) 0*([1-9]\d*)", text)
+    return None if match is None else int(match[1]) / int(match[2])
+
+
+def _numbers(text: str) -> set[int]:
+    """Return the numbers of a list such as "0-3,8"."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal():
+            numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None

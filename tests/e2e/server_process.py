@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _SERVING = re.compile(r"serving .* on (http://\S+)")
-STOP_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 120
 
 
 class ServerProcess:

@@ -23,6 +23,7 @@ from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
 from fastdeploy_sd.entrypoints.text.speculation import SpeculationOptions, may_change_tokens
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
 from fastdeploy_sd.errors import BadRequest, Overloaded, Unavailable
+from fastdeploy_sd.hub import located
 from fastdeploy_sd.log_lines import show_lines
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, RequestMetrics, RequestOutput
@@ -64,7 +65,7 @@ class LLM:
         ...     print(llm.generate("def fib(n):", SamplingParams(temperature=0, max_tokens=32))[0].outputs[0].text)
 
     Args:
-        model: checkpoint directory, or "demo".
+        model: checkpoint directory, name of a model as "Qwen/Qwen3-0.6B", or "demo".
         engine_args: the options of docs/configuration.md, e.g. dtype, max_model_len, speculative_config.
 
     Raises:
@@ -74,8 +75,8 @@ class LLM:
 
     def __init__(self, model: str, **engine_args: Any) -> None:
         show_lines("llm")
-        config = config_from_kwargs(model=model, **engine_args)
-        verify_offline(config)
+        verify_offline(config := config_from_kwargs(model=model, **engine_args))
+        config = located(config)
         self._tokenizer = load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend)
         self._encoder = PromptEncoder(self._tokenizer, isolates_template=True)
         self._engine: Engine | None

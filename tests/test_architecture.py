@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": {"errors"},
     "request_rules": {"errors", "sampling_rules", "types"},
     "config": {"draft_methods", "errors"},
+    "hub": {"config", "errors", "files"},
     "runtime": VALUES,
     "parallel": VALUES | {"runtime"},
     "ops": VALUES | {"runtime", "parallel"},
@@ -76,15 +77,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "redis_scheduler": VALUES | {"config", "ipc", "metrics", "placement", "splitwise.secret"},
     "fleet": VALUES | {"ipc.codec", "ipc.packing"},
     "entrypoints": VALUES
-    | {"config", "ipc", "metrics", "engine.stats", "fleet", "ranks.node", "redis_scheduler", "splitwise.secret"},
+    | {"config", "ipc", "metrics", "engine.stats", "fleet", "hub", "ranks.node", "redis_scheduler", "splitwise.secret"},
     "router": VALUES
     | {"config", "entrypoints", "fleet", "ipc.child", "ipc.codec", "ipc.packing"}
     | {"log_lines", "metrics", "placement", "splitwise.secret"},
-    "llm": VALUES | {"config", "entrypoints.text", "entrypoints.offline", "engine", "log_lines", "ranks.executor"},
+    "llm": VALUES
+    | {"config", "entrypoints.text", "entrypoints.offline", "engine", "hub", "log_lines", "ranks.executor"},
     # Run what the rest made, on recordings and on the user's model.
     "replay": VALUES | {"config", "spec_decode.proposer", "entrypoints.text"},
     "conformance": VALUES | {"config", "engine", "runtime.library", "spec_decode", "ranks.executor"},
-    "cli": {"errors", "config", "entrypoints", "router", "log_lines", "replay", "conformance", "spec_decode"}
+    "cli": {"errors", "config", "entrypoints", "hub", "router", "log_lines", "replay", "conformance", "spec_decode"}
     | {"draft_methods", "worker.forecast", "runtime.library"},
 }
 # Third-party package -> the only places that may import it; () = none, the package does without.
@@ -116,6 +118,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("metrics",),
     "yaml": ("config",),
     "httpx": ("cli",),
+    "huggingface_hub": ("hub/huggingface.py",),
+    "modelscope": ("hub/modelscope.py",),
     "matplotlib": (),
     "redis": ("redis_scheduler/store.py",),
     "torch": (),

@@ -14,6 +14,7 @@ from pathlib import Path
 from fastdeploy_sd import __version__
 from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.config import explain, load_config
+from fastdeploy_sd.hub import located
 from fastdeploy_sd.runtime.library import amx_refusal
 from fastdeploy_sd.worker.forecast import forecast
 
@@ -44,7 +45,7 @@ def explain_config(argv: Sequence[str]) -> int:
         ConfigError: as load_config and forecast.
     """
     description = "Print every option's effective value, where it came from, and what they come to; loads nothing."
-    config = load_config(argv, "fastdeploy-sd explain-config", description)
+    config = located(load_config(argv, "fastdeploy-sd explain-config", description), may_fetch=False)
     rows = explain(config)
     cells = [(row.name, json.dumps(row.value), row.origin) for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in (0, 1)]

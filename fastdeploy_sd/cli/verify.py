@@ -31,6 +31,7 @@ from fastdeploy_sd.conformance import (
 from fastdeploy_sd.conformance.report import findings, matrix_json, matrix_table
 from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.hub import located
 from fastdeploy_sd.log_lines import show_lines
 
 _PROG = "fastdeploy-sd verify"
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         CheckpointError: the model cannot be loaded.
     """
     args, engine_argv = _parser().parse_known_args(argv)
-    config = _without_cache_file(load_config(engine_argv, _PROG))
+    config = _without_cache_file(located(load_config(engine_argv, _PROG)))
     _refuse_lossy(config)
     show_lines("verify")
     with _quiet():

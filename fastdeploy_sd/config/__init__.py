@@ -16,6 +16,7 @@ from fastdeploy_sd.config.build import (
     to_json,
     verify_offline,
 )
+from fastdeploy_sd.config.model_names import hub_name
 from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.quantization import Quantization, QuantizationFormats, formats_of
 from fastdeploy_sd.config.redis_section import RedisConfig
@@ -50,6 +51,7 @@ __all__ = [
     "explain",
     "formats_of",
     "from_json",
+    "hub_name",
     "is_this_machine",
     "is_wildcard",
     "load_config",

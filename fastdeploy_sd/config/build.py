@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.config.catalogue import BY_NAME, OPTIONS, SECTIONS
 from fastdeploy_sd.config.environment import unread_variables
 from fastdeploy_sd.config.faults import LAST, Faults
+from fastdeploy_sd.config.model_names import advice, hub_name
 from fastdeploy_sd.config.no_effect import NO_EFFECT, no_effect_notes, verify_value
 from fastdeploy_sd.config.option import Option
 from fastdeploy_sd.config.quantization import QuantizationFormats
@@ -31,7 +30,7 @@ from fastdeploy_sd.config.unsupported import UNSUPPORTED, rejection
 from fastdeploy_sd.errors import ConfigError, shown
 
 HIDDEN = "(hidden)"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FASTDEPLOY_REVISION = "master"  # its default, which asks for nothing
 _QUEUE = "max_num_queued_requests"
 _STEP = "max_num_batched_tokens"
 _log = logging.getLogger(__name__)
@@ -247,25 +246,23 @@ def _assemble(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
 
 
 def _verify_checkpoint(config: Config) -> None:
+    """A folder is looked into; a name is for whoever starts the model."""
+    model = config.model
+    if hub_name(model.model) is not None:
+        return
+    if model.revision not in (None, _FASTDEPLOY_REVISION):
+        raise ConfigError(
+            f"revision: expected none, as the model is a directory ({shown(model.model)}), got {shown(model.revision)}",
+            param="revision",
+        )
     # os.path says no where pathlib raises: a name that is too long, a folder that may not be looked into.
-    if os.path.isfile(config.model.path / "config.json"):
+    if os.path.isfile(model.path / "config.json"):
         return
     raise ConfigError(
-        f"model: expected a checkpoint directory with config.json, or '{DEMO_MODEL}', got {shown(config.model.model)}"
-        + _advice(config.model.model, config.model.path),
+        f"model: expected a checkpoint directory with config.json, a name as 'Qwen/Qwen3-0.6B', or '{DEMO_MODEL}', got"
+        f" {shown(model.model)}" + advice(model.model, model.path),
         param="model",
     )
-
-
-def _advice(model: str, path: Path) -> str:
-    """Return what to do about a model that is none here, "" where its kind is not known."""
-    if model.endswith(".gguf") or (os.path.isdir(path) and any(path.glob("*.gguf"))):
-        return "; GGUF files are not read: take the model's release with safetensors files"
-    if os.path.isfile(path):
-        return "; that is a file: give the directory it is in"
-    if _HUB_ID.fullmatch(model) and not os.path.lexists(path):
-        return f"; nothing is downloaded: fetch it first, as by `hf download {model} --local-dir DIR`, and give DIR"
-    return ""
 
 
 def _value(config: Config, opt: Option) -> Any:

@@ -52,7 +52,7 @@ _CONTEXT = "max_model_len for one request, kv_cache_memory_gb for the cache of a
 _KV_DTYPE = "kv_cache_dtype"
 _STEP = "max_num_batched_tokens"
 _DRAFT_MODEL = "nothing yet: separate draft models are not supported"
-_HUB = "model: a folder; fetch it first"
+_HUB = "model: a name, of a repository with safetensors files"
 _TLS = "a proxy in front"
 _IN_REQUESTS = "a field of the request"
 
@@ -65,7 +65,6 @@ OTHER_MEANING: Mapping[str, Foreign] = {
     "kv_cache_memory_bytes": Foreign(VLLM, "kv_cache_memory_gb"),
     "cpu_offload_gb": Foreign(VLLM, _CPU),
     "load_format": Foreign(VLLM, "nothing: weights are read from safetensors files"),
-    "download_dir": Foreign(VLLM, _HUB),
     "generation_config": Foreign(VLLM, "nothing: defaults of requests are OpenAI's"),
     "compilation_config": Foreign(VLLM, "enforce_eager"),
     "enable_auto_tool_choice": Foreign(VLLM, "nothing yet: tools are not supported"),

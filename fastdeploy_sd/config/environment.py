@@ -18,8 +18,8 @@ UNREAD_VARIABLES: Mapping[str, str] = {
     "FD_DETERMINISTIC_MODE": "tokens never depend on the batch or on timing",
     "FD_DISABLE_CHUNKED_PREFILL": "use enable_chunked_prefill: false",
     "FD_ENABLE_MODEL_LOAD_CACHE": "use packed_weights_cache",
-    "FD_MODEL_CACHE": "model is a folder",
-    "FD_MODEL_SOURCE": "model is a folder",
+    "FD_MODEL_CACHE": "use download_dir",
+    "FD_MODEL_SOURCE": "use model_source",
 }
 
 

@@ -28,7 +28,28 @@ class ModelConfig:
     """What is served and in which arithmetic."""
 
     model: str = option(
-        MISSING, Spec(f"Checkpoint directory in Hugging Face layout, or '{DEMO_MODEL}' for the bundled model.")
+        MISSING,
+        Spec(
+            "Checkpoint directory in Hugging Face layout; the name of a model, as `Qwen/Qwen3-0.6B`, which is fetched"
+            f" unless it is in the cache; or '{DEMO_MODEL}' for the bundled model. A directory wins over a name."
+        ),
+    )
+    model_source: Literal["huggingface", "modelscope"] = option(
+        "huggingface", Spec("Where a `model` that is a name comes from; `modelscope` needs the package of that name.")
+    )
+    revision: str | None = option(
+        None,
+        Spec(
+            "Branch, tag or commit of a `model` that is a name; none, or FastDeploy's `master`: the default branch. A"
+            " commit in the cache is used without asking the hub."
+        ),
+    )
+    download_dir: str | None = option(
+        None,
+        Spec("Folder that keeps models fetched by name; none: the hub's own (`HF_HOME`, `MODELSCOPE_CACHE`)."),
+    )
+    offline: bool = option(
+        False, Spec("Fetch nothing: a `model` that is a name must have been fetched before. `HF_HUB_OFFLINE=1` too.")
     )
     served_model_name: tuple[str, ...] | None = option(
         None,

@@ -13,7 +13,6 @@ from fastdeploy_sd.errors import shown
 # Name -> the accepted values; () = none is, because any value asks for something that would not happen.
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     # model
-    "revision": ("master",),
     "model_config_name": ("config.json",),
     "tokenizer_base_url": (None,),
     "task": ("generate",),

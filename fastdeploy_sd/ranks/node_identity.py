@@ -20,11 +20,15 @@ from fastdeploy_sd.splitwise.sockets import CurveKeys
 # Options of ranks that each node may have of its own: where its files are, what only the first node reads.
 _OWN_OPTIONS = frozenset(
     {
+        "download_dir",
         "model",
         "max_num_queued_requests",
         "max_num_queued_tokens",
+        "model_source",
         "node_rank",
+        "offline",
         "packed_weights_cache",
+        "revision",
         "scheduling_policy",
         "seed",
         "served_model_name",

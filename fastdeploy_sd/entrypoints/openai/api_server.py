@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fastdeploy_sd.config import load_config
 from fastdeploy_sd.entrypoints import launch
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.hub import located
 from fastdeploy_sd.ipc.child import configure_logging
 
 _EXIT_USAGE = 2
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "api_server") -> int:
     """
     try:
         configure_logging("server")  # before the configuration, which logs what has no effect
-        config = load_config(sys.argv[1:] if argv is None else argv, prog)
+        config = located(load_config(sys.argv[1:] if argv is None else argv, prog))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return _EXIT_USAGE

@@ -1,0 +1,190 @@
+"""Models of the Hugging Face Hub, through the package huggingface_hub, which keeps the cache and speaks to the hub.
+
+What it downloads is resumed while a start lasts; the next start keeps whole files. A commit that lies in the cache
+complete is used without asking anybody; for a branch the hub is asked what it is now, and where it cannot be reached
+what the cache knows is used, with a line in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fastdeploy_sd.errors import ConfigError, shown
+from fastdeploy_sd.hub.progress import FetchProgress
+from fastdeploy_sd.hub.selection import WantedModel, is_weights, missing_files, select_files
+
+_log = logging.getLogger(__name__)
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_ASK_TIMEOUT_S = 20.0
+_SERVER_ERRORS = 500
+_GB = 1e9
+
+
+def fetch(wanted: WantedModel) -> Path:
+    """Return the folder of a model, after fetching what is missing of it.
+
+    Raises:
+        ConfigError: there is no such model or revision, it has no safetensors files, the hub cannot be reached, or
+            nothing may be fetched and the cache has it not, or not all of it.
+    """
+    from huggingface_hub import HfApi, constants
+
+    is_offline = wanted.is_offline or constants.HF_HUB_OFFLINE
+    if is_offline or _COMMIT.fullmatch(wanted.revision or ""):
+        folder = _cached(wanted)
+        if folder is not None and not missing_files(folder):
+            return folder
+        if is_offline:
+            raise _not_cached(wanted, folder)
+    try:
+        info = HfApi().model_info(wanted.name, revision=wanted.revision, timeout=_ASK_TIMEOUT_S, files_metadata=True)
+    except Exception as error:
+        return _without_hub(wanted, error)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    files = select_files(sizes)
+    if not any(map(is_weights, files)):
+        raise ConfigError(
+            f"model: expected a repository with safetensors files, got {wanted.name!r}, which has none"
+            " (GGUF files and pickled weights are not read)",
+            param="model",
+        )
+    return _download(wanted, str(info.sha), {name: sizes[name] for name in files})
+
+
+def _cached(wanted: WantedModel) -> Path | None:
+    """The folder that the cache has for the revision, whether it is complete or not."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        # The pattern: what else the repository may have is not missing.
+        found = snapshot_download(
+            wanted.name,
+            revision=wanted.revision,
+            cache_dir=wanted.folder,
+            local_files_only=True,
+            allow_patterns=["config.json"],
+        )
+    except (LocalEntryNotFoundError, ValueError):
+        return None
+    return Path(found)
+
+
+def _without_hub(wanted: WantedModel, error: Exception) -> Path:
+    """What the cache knows, where the hub cannot be asked; a hub that says no is believed."""
+    from huggingface_hub import constants
+
+    status = getattr(getattr(error, "response", None), "status_code", _SERVER_ERRORS)
+    if status < _SERVER_ERRORS or isinstance(error, ValueError):
+        raise _refusal(wanted, error) from error
+    folder = _cached(wanted)
+    if folder is None or missing_files(folder):
+        raise ConfigError(
+            f"model: {constants.ENDPOINT} cannot be reached ({_cause(error)}), and {_in_cache(wanted, folder)}; check"
+            " the network, HF_ENDPOINT and the proxy's variables, or give a directory",
+            param="model",
+        ) from error
+    _log.warning("%s cannot be reached (%s): %s is taken from the cache", constants.ENDPOINT, _cause(error), folder)
+    return folder
+
+
+def _download(wanted: WantedModel, commit: str, sizes: dict[str, int]) -> Path:
+    """Fetch those of the files that the cache has not."""
+    from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+
+    cache = wanted.folder or Path(constants.HF_HUB_CACHE)
+    lacking = [
+        name
+        for name in sizes
+        if not isinstance(try_to_load_from_cache(wanted.name, name, cache_dir=cache, revision=commit), str)
+    ]
+    num_bytes = sum(sizes[name] for name in lacking)
+    if lacking:
+        text = "fetching %s at %s: %d files, %.2f GB, into %s"
+        _log.info(text, wanted.name, commit, len(lacking), num_bytes / _GB, cache)
+    storage = cache / f"models--{wanted.name.replace('/', '--')}"
+    try:
+        with _without_bars(), FetchProgress(wanted.name, storage, num_bytes):
+            found = snapshot_download(
+                wanted.name,
+                revision=wanted.revision,
+                cache_dir=cache,
+                allow_patterns=[glob.escape(name) for name in sizes],
+            )
+    except Exception as error:
+        raise ConfigError(
+            f"model: fetching {wanted.name!r} into {cache} broke off ({_cause(error)}); start again, whole files are"
+            " kept",
+            param="model",
+        ) from error
+    return Path(found)
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """The package draws no bars of its own."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    has_bars = not are_progress_bars_disabled()
+    if has_bars:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if has_bars:
+            enable_progress_bars()
+
+
+def _refusal(wanted: WantedModel, error: Exception) -> ConfigError:
+    from huggingface_hub import constants, errors
+
+    name, place = wanted.name, f"{constants.ENDPOINT}/{wanted.name}"
+    if isinstance(error, errors.GatedRepoError):
+        text = f"model: {name!r} is open to who has accepted its terms: do so at {place}, and set HF_TOKEN"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        text = (
+            f"model: expected a directory, or the name of a model at {constants.ENDPOINT}, got {name!r}, which is not"
+            " there; if it is private, set HF_TOKEN"
+        )
+    elif isinstance(error, errors.RevisionNotFoundError):
+        return ConfigError(
+            f"revision: expected a branch, tag or commit of {name}, got {shown(wanted.revision)} (see {place})",
+            param="revision",
+        )
+    else:
+        text = f"model: asking {constants.ENDPOINT} for {name!r} failed ({_cause(error)})"
+    return ConfigError(text, param="model")
+
+
+def _not_cached(wanted: WantedModel, folder: Path | None) -> ConfigError:
+    return ConfigError(
+        f"model: {_in_cache(wanted, folder)}, and nothing is fetched now (offline, HF_HUB_OFFLINE, or a command that"
+        " loads nothing); start a server once without that, or give a directory",
+        param="model",
+    )
+
+
+def _in_cache(wanted: WantedModel, folder: Path | None) -> str:
+    """What the cache has of a model."""
+    from huggingface_hub import constants
+
+    cache = wanted.folder or constants.HF_HUB_CACHE
+    revision = "" if wanted.revision is None else f" at {wanted.revision}"
+    if folder is None:
+        return f"{wanted.name!r}{revision} is not in {cache}"
+    missing = missing_files(folder)
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"{wanted.name!r}{revision} is in {cache} without {missing[0]}{more}"
+
+
+def _cause(error: Any) -> str:
+    """A line of what a library raised."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

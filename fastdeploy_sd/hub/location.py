@@ -1,0 +1,53 @@
+"""A configuration whose model is a name -> one whose model is a folder on this machine. Knows no hub by itself.
+
+Whoever starts a model calls this once, in its first process: ranks and other processes get the folder, so a machine
+fetches a model once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fastdeploy_sd.config import Config, hub_name
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.hub import huggingface, modelscope
+from fastdeploy_sd.hub.selection import WantedModel, missing_files
+
+_SOURCES: Mapping[str, Callable[[WantedModel], Path]] = {
+    "huggingface": huggingface.fetch,
+    "modelscope": modelscope.fetch,
+}
+_DEFAULT_BRANCHES = (None, "master")  # the second is FastDeploy's default, whatever a hub calls its branch
+
+
+def located(config: Config, *, may_fetch: bool = True) -> Config:
+    """Return the configuration with the folder of its model; what has been a folder stays as it is.
+
+    Args:
+        may_fetch: False = look only into what has been fetched before.
+
+    Raises:
+        ConfigError: the model cannot be found or fetched; the text says what to do.
+        CheckpointError: the index of its weights is not valid.
+    """
+    model = config.model
+    name = hub_name(model.model)
+    if name is None:
+        return config
+    revision = None if model.revision in _DEFAULT_BRANCHES else model.revision
+    kept_in = None if model.download_dir is None else Path(model.download_dir).expanduser().absolute()
+    folder = _SOURCES[model.model_source](WantedModel(name, revision, kept_in, model.offline or not may_fetch))
+    missing = missing_files(folder)
+    if missing:
+        raise ConfigError(
+            f"model: expected a repository with all files of a checkpoint, got {name!r} without"
+            f" {', '.join(missing[:3])}",
+            param="model",
+        )
+    origins = {**config.origins, "model": f"{name}, {config.origins.get('model', 'given')}"}
+    names = model.served_model_name
+    if names is None:
+        names, origins["served_model_name"] = (name,), "model"
+    return replace(config, model=replace(model, model=str(folder), served_model_name=names), origins=origins)

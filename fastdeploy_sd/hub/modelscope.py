@@ -1,0 +1,66 @@
+"""Models of ModelScope, through the package modelscope, which is installed apart.
+
+It keeps the cache, speaks to ModelScope and resumes what was cut. Subfolders are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.hub.selection import NAMES, WantedModel, missing_files
+
+_log = logging.getLogger(__name__)
+
+
+def fetch(wanted: WantedModel) -> Path:
+    """Return the folder of a model, after fetching what is missing of it.
+
+    Raises:
+        ConfigError: the package is not installed, there is no such model or revision, ModelScope cannot be reached, or
+            nothing may be fetched and the cache has it not, or not all of it.
+    """
+    try:
+        from modelscope import snapshot_download
+    except ImportError as error:
+        raise ConfigError(
+            f"model_source: expected huggingface, as the package modelscope is not installed ({error}; `pip install"
+            " modelscope`), got modelscope",
+            param="model_source",
+        ) from error
+    if not wanted.is_offline:
+        _log.info("fetching %s of ModelScope, unless it is in the cache", wanted.name)
+    try:
+        folder = Path(_download(snapshot_download, wanted))
+    except Exception as error:
+        raise _refusal(wanted, error) from error
+    if wanted.is_offline and missing_files(folder):
+        raise _refusal(wanted, FileNotFoundError(f"{folder} lacks {missing_files(folder)[0]}"))
+    return folder
+
+
+def _download(snapshot_download: Any, wanted: WantedModel) -> str:
+    return str(
+        snapshot_download(
+            wanted.name,
+            revision=wanted.revision,
+            cache_dir=None if wanted.folder is None else str(wanted.folder),
+            local_files_only=wanted.is_offline,
+            allow_patterns=list(NAMES),
+            ignore_patterns=["*/*"],
+        )
+    )
+
+
+def _refusal(wanted: WantedModel, error: Exception) -> ConfigError:
+    cause = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    revision = "" if wanted.revision is None else f" at {wanted.revision}"
+    if wanted.is_offline:
+        text = (
+            f"is not in the cache, or not all of it, and nothing is fetched now ({cause}); start once without offline"
+        )
+    else:
+        text = f"could not be fetched from ModelScope ({cause}); check name, revision and network"
+    return ConfigError(f"model: {wanted.name!r}{revision} {text}, or give a directory", param="model")

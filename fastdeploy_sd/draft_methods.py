@@ -59,6 +59,7 @@ class DraftMethod:
 
 
 NAIVE = "naive"
+DEFAULT_METHOD = "auto"  # where nobody names one
 METHODS: Mapping[str, DraftMethod] = {
     method.name: method
     for method in (

@@ -14,6 +14,7 @@ from dataclasses import replace
 from fastdeploy_sd.cli.arguments import Parser, read_names
 from fastdeploy_sd.cli.verify_progress import CellProgress, duration, estimate_s, say
 from fastdeploy_sd.config import Config, load_config
+from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 from fastdeploy_sd.conformance import (
     METHOD_NAMES,
     Matrix,
@@ -134,7 +135,8 @@ def _methods(args: argparse.Namespace, config: Config) -> tuple[list[Method], Ma
     lengths = args.num_speculative_tokens or (_QUICK_LENGTHS if args.quick else _LENGTHS)
     names = METHOD_NAMES if args.methods is None else args.methods
     standard_methods(names, lengths, configured)  # refuses wrong names and numbers before anything is loaded
-    own = [Method("configured", configured)] if configured.num_speculative_tokens else []
+    is_asked_for = SPECULATIVE_OPTION in config.origins and configured.num_speculative_tokens > 0
+    own = [Method("configured", configured)] if is_asked_for else []
     methods, reasons = available_methods(config, own)
     _refuse_missing("speculative_config", reasons)
     for name in dict.fromkeys(n for n in names if n != "mixed"):

@@ -24,7 +24,7 @@ from fastdeploy_sd.config.rules import RULES
 from fastdeploy_sd.config.sections import DEMO_MODEL, Config
 from fastdeploy_sd.config.sources import CONFIG_OPTION, Settings, read_command_line, read_kwargs
 from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS, SPECULATIVE_KEYS, SPECULATIVE_OPTION, scope_of
-from fastdeploy_sd.config.speculative_map import SpeculativeMap, read_speculative
+from fastdeploy_sd.config.speculative_map import SpeculativeMap, fit_defaults, read_speculative
 from fastdeploy_sd.config.splitwise_section import role_notes
 from fastdeploy_sd.config.unsupported import UNSUPPORTED, rejection
 from fastdeploy_sd.errors import ConfigError, shown
@@ -178,12 +178,13 @@ def _assemble_sound(values: dict[str, Any], origins: Mapping[str, str], settings
 
 
 def _with_speculative(config: Config, read: SpeculativeMap, settings: Settings) -> Config:
-    if SPECULATIVE_OPTION not in settings:
-        return config
-    origin = settings[SPECULATIVE_OPTION].origin
-    paths = {SPECULATIVE_KEYS[key].path: source for key, source in read.origins.items()}
-    added = {path: f"{source}, {origin}" if source else origin for path, source in paths.items()}
-    return replace(config, speculative=read.config, origins={**config.origins, SPECULATIVE_OPTION: origin, **added})
+    limits = config.scheduler
+    read = fit_defaults(read, limits.max_num_batched_tokens // limits.max_num_seqs - 1)
+    written = {SPECULATIVE_OPTION: settings[SPECULATIVE_OPTION].origin} if SPECULATIVE_OPTION in settings else {}
+    origins = {**config.origins, **written}
+    for key, source in read.origins.items():
+        origins[SPECULATIVE_KEYS[key].path] = ", ".join(filter(None, (source, *written.values())))
+    return replace(config, speculative=read.config, origins=origins)
 
 
 def _verify_rules(config: Config, settings: Settings, faults: Faults) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from fastdeploy_sd.config.catalogue import OPTIONS
 from fastdeploy_sd.config.option import Option
 from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, scope_of
+from fastdeploy_sd.draft_methods import DEFAULT_METHOD
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", tuple: "TEXT"}
 _EPILOG = (
@@ -33,9 +34,11 @@ def help_text(prog: str, description: str) -> str:
         add_flag(groups[opt.section], opt, opt.default)
     speculative = parser.add_argument_group("speculative")
     text = (
-        'How drafts are made and verified, e.g. {"method": "ngram", "num_speculative_tokens": 4}. The keys are below.'
+        "How drafts are made and verified: a method's name, as naive for plain decoding, or a map such as"
+        ' {"method": "ngram", "num_speculative_tokens": 4}, whose keys are below.'
+        f" (default: {DEFAULT_METHOD})"
     )
-    speculative.add_argument("--speculative-config", dest=SPECULATIVE_OPTION, metavar="JSON", help=text)
+    speculative.add_argument("--speculative-config", dest=SPECULATIVE_OPTION, metavar="NAME|JSON", help=text)
     parser.add_argument_group("keys of --speculative-config", "\n".join(map(_key_text, SPECULATIVE_KEYS.values())))
     return parser.format_help()
 

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fastdeploy_sd.config.option import Option, Spec, option, options_of, verify_fields
-from fastdeploy_sd.draft_methods import METHODS, NAIVE, STRATEGIES, methods_reading
+from fastdeploy_sd.draft_methods import DEFAULT_METHOD, METHODS, NAIVE, STRATEGIES, methods_reading
 
 SPECULATIVE_OPTION = "speculative_config"
+_MOST_BY_DEFAULT = METHODS[DEFAULT_METHOD].default_num_drafts
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
     """How drafts are made and verified. `naive` makes none: plain decoding on the same path.
+
+    Made without values it is plain decoding; what holds where a user says nothing is `read_speculative(None)`.
 
     Raises:
         ConfigError: a value has another type than declared or is out of its limits.
@@ -32,6 +35,7 @@ class SpeculativeConfig:
             "Where drafts come from; `naive` makes none, `auto` chooses between `ngram` and `suffix`, and how many."
             " Upper case is accepted, and `ngram_match`.",
             choices=tuple(METHODS),
+            default_text=f"`{DEFAULT_METHOD}`",
         ),
     )
     num_speculative_tokens: int = option(
@@ -39,7 +43,8 @@ class SpeculativeConfig:
         Spec(
             "Drafts per request and step at most (k); `naive` makes 0 whatever is given, others need at least 1.",
             minimum=0,
-            default_text="`1`; for `mtp` alone a given `num_model_steps`; for `auto` 16",
+            default_text="`1`; for `mtp` alone a given `num_model_steps`; for `auto`"
+            f" {_MOST_BY_DEFAULT}, or what `max_num_batched_tokens` and `max_num_seqs` leave room for",
         ),
     )
     mtp_strategy: str = option(

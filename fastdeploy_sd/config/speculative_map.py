@@ -1,12 +1,13 @@
-"""Reads `speculative_config`, a map or its JSON text, strictly: every key has an effect or is an error.
+"""Reads `speculative_config`, a map, its JSON text or a method's name: every key has an effect or is an error.
 
 Owns the rules between its keys and the defaults that depend on other keys. Does not know the rest of the configuration.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastdeploy_sd.config.faults import Faults
@@ -14,6 +15,7 @@ from fastdeploy_sd.config.maps import has_meaning, read_map
 from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, SpeculativeConfig, scope_of
 from fastdeploy_sd.config.unsupported import UNSUPPORTED_SPECULATIVE
 from fastdeploy_sd.draft_methods import (
+    DEFAULT_METHOD,
     METHODS,
     NAIVE,
     UNSUPPORTED_METHODS,
@@ -23,8 +25,10 @@ from fastdeploy_sd.draft_methods import (
 )
 from fastdeploy_sd.errors import ConfigError, shown
 
+_NAME = re.compile(r"\s*[A-Za-z][\w-]*\s*")
 # vLLM's names of keys.
 _KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
+_ROOM = "max_num_batched_tokens // max_num_seqs"
 _LENGTH_KEYS = {
     "method",
     "num_speculative_tokens",
@@ -51,22 +55,25 @@ class SpeculativeMap:
 
 
 def read_speculative(value: object) -> SpeculativeMap:
-    """Return the configuration that `value` describes; None is plain decoding.
+    """Return the configuration that `value` describes; None says nothing, and a word is the name of a method.
 
-    Defaults that depend on other keys: k (`num_speculative_tokens`) is 1 where anything drafts; where MTP drafts alone,
+    Defaults that depend on other keys: k (`num_speculative_tokens`) is the method's own; where MTP drafts alone,
     k and `num_model_steps` follow one another; a `suffix_decoding_*` key beside method mtp selects with_suffix.
 
     Raises:
-        ConfigError: no map or JSON object; a key that is unknown, repeated or not supported; a value its key does not
-            allow; a key that the others leave without effect, unless it has its default; keys that contradict.
+        ConfigError: no map, JSON object or name; a key that is unknown, repeated or not supported; a value its key does
+            not allow; a key that the others leave without effect, unless it has its default; keys that contradict.
     """
     if value is None:
-        return SpeculativeMap(SpeculativeConfig(), {})
+        value = {}
+    elif isinstance(value, str) and _NAME.fullmatch(value):
+        value = {"method": value}
     faults = Faults()
     written, at_fault = _read_keys(value, faults)
     values, origins = dict(written), dict.fromkeys(written, "")
     with faults.collecting():
         _derive_policy(values, origins)
+    values.setdefault("method", DEFAULT_METHOD)
     notes = _derive_drafting(values, origins)
     config = SpeculativeConfig(**values)
     if "method" not in at_fault:
@@ -78,18 +85,36 @@ def read_speculative(value: object) -> SpeculativeMap:
     return SpeculativeMap(config, origins, notes)
 
 
+def fit_defaults(read: SpeculativeMap, room: int) -> SpeculativeMap:
+    """Return what a map says with the defaults that a step has room for.
+
+    As many drafts as fit where a method that chooses has its default of them; plain decoding where none fits and
+    nobody asked for anything. What was written stays: too much of it is an error of the rules between options.
+
+    Args:
+        room: drafts per request that a full step holds.
+    """
+    config = read.config
+    if not METHODS[config.method].chooses or "num_speculative_tokens" in read.origins:
+        return read
+    if config.num_speculative_tokens <= room:
+        return read
+    if room >= 1:
+        origins = {**read.origins, "num_speculative_tokens": _ROOM}
+        return replace(read, config=replace(config, num_speculative_tokens=room), origins=origins)
+    return read if read.origins else SpeculativeMap(SpeculativeConfig(), {"method": _ROOM})
+
+
 def _read_keys(value: object, faults: Faults) -> tuple[dict[str, Any], set[str]]:
     """Return the keys with sound values, and the names of those that are wrong or missing."""
     written: dict[str, Any] = {}
     items = dict(_without_aliases(value))
-    at_fault = {"method"} | items.keys()
+    at_fault = set(items)
     for key, item in items.items():
         with faults.collecting():
             if has_meaning(SPECULATIVE_OPTION, key, item, SPECULATIVE_KEYS, UNSUPPORTED_SPECULATIVE):
                 written[key] = _convert(key, item)
             at_fault.discard(key)
-    if "method" not in items:
-        faults.add(_error("method", SPECULATIVE_KEYS["method"].expected, "nothing"))
     return written, at_fault
 
 
@@ -126,7 +151,7 @@ def _derive_policy(values: dict[str, Any], origins: dict[str, str]) -> None:
 
 def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> tuple[str, ...]:
     """Return lines for the log."""
-    method = METHODS[values.get("method", NAIVE)]
+    method = METHODS[values["method"]]
     if method.needs_model:
         _derive_strategy(method, values, origins)
         if values.get("mtp_strategy", "default") == "default":

@@ -15,6 +15,7 @@ from fastdeploy_sd.config.unsupported import (
     UNSUPPORTED_QUANTIZATION,
     UNSUPPORTED_SPECULATIVE,
 )
+from fastdeploy_sd.draft_methods import DEFAULT_METHOD
 
 # Longest name of a flag with one dash, as in -ngl.
 _SHORT = 3
@@ -23,8 +24,8 @@ _SHORT = 3
 def options_markdown() -> str:
     """Return the options as a Markdown table, for docs/configuration.md."""
     last = (
-        f"| `{SPECULATIVE_OPTION}` | a map, or JSON on the command line | `{{method: naive}}` | How drafts are made and"
-        " verified; its keys are below. |\n"
+        f"| `{SPECULATIVE_OPTION}` | a map, JSON on the command line, or the name of a method | `{DEFAULT_METHOD}` | How"
+        " drafts are made and verified; its keys are below. |\n"
     )
     return table_of(OPTIONS) + last
 

@@ -94,7 +94,12 @@ class RequestPool:
     @property
     def has_seat(self) -> bool:
         """Whether one more request may be admitted."""
-        return len(self.running) + len(self.admitted) < self._max_num_seqs
+        return self.num_free_seats > 0
+
+    @property
+    def num_free_seats(self) -> int:
+        """How many more requests may be admitted."""
+        return self._max_num_seqs - len(self.running) - len(self.admitted)
 
     def enter(self, state: RequestState) -> None:
         """Queue a new request."""

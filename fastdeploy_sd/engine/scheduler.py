@@ -70,6 +70,7 @@ class Scheduler:
         self._max_chunk_tokens = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         self._enable_chunked_prefill = limits.enable_chunked_prefill
         self._order_by_priority = limits.policy == "priority"
+        self._drafts_for_others = config.splitwise.splitwise_role == "prefill"
         self._rules = AdmissionRules(limits, model_info)
         self._speculation = model_info.speculation
         num_drafts = self._speculation.max_draft_tokens
@@ -119,8 +120,9 @@ class Scheduler:
             finished_ids, preempted_ids = pool.take_dropped_ids()
         num_new = np.array(step.num_new, np.int32)
         draft = pool.drafts.collect(step.counter_rows, step.num_draft)
-        max_draft_len = np.zeros(len(step.states), np.int32)
+        max_draft_len, num_ahead = np.zeros(len(step.states), np.int32), 0
         if self._speculation.max_draft_tokens:
+            num_ahead = self._prompt_tokens_ahead(step)
             max_draft_len = step.max_draft_len(pool.counters)
             self._reserve_lookahead(step, max_draft_len)
         new, deltas = pool.take_block_changes()
@@ -136,6 +138,7 @@ class Scheduler:
             max_draft_len=max_draft_len,
             finished_ids=finished_ids,
             preempted_ids=preempted_ids,
+            num_prompt_tokens_ahead=num_ahead,
         )
 
     def stats(self) -> EngineStats:
@@ -249,6 +252,23 @@ class Scheduler:
             num_draft = min(num_draft, num_slots - state.num_tokens)
         step.add(state, min(num_new, step.budget, self._max_chunk_tokens), max(num_draft, 0))
         return True
+
+    def _prompt_tokens_ahead(self, step: StepBuilder) -> int:
+        """How many tokens of prompts the next step is likely to hold: what drafts in it cost depends on these.
+
+        Of prompts under way, and of those that wait for budget only; how much of these the prefix cache has is not
+        looked at. A prefill instance says 0, as its drafts are verified elsewhere.
+        """
+        if self._drafts_for_others:
+            return 0
+        pool, waiting, num_left = self.pool, self.pool.waiting, 0
+        if sum(step.num_new) - sum(step.num_draft) > len(step.states):
+            num_left = step.num_left(pool.counters, self._max_chunk_tokens)
+        head = waiting.peek() if pool.has_seat else None
+        if head is not None and head not in step.preempted and not self._kv.is_still_refused(head.table):
+            num_next = min(pool.num_free_seats, len(waiting))
+            num_left += min(waiting.num_prompt_tokens * num_next // len(waiting), num_next * self._max_chunk_tokens)
+        return min(num_left, self._max_num_batched_tokens - len(step.states))
 
     def _may_start(self, num_new: int, step: StepBuilder) -> bool:
         """Whether the budget left is enough for a request with so many tokens to run, or for a chunk of them."""

@@ -65,6 +65,12 @@ class StepBuilder:
         self.num_new[row] -= num_cut
         self.budget += num_cut
 
+    def num_left(self, counters: RequestCounters, max_chunk: int) -> int:
+        """How many tokens of unfinished prompts the rows would run next, at most `max_chunk` of each."""
+        num_after = counters.num_computed_tokens.take(self.counter_rows) + np.array(self.num_new) - self.num_draft
+        left = counters.num_tokens.take(self.counter_rows) - num_after
+        return int(np.minimum(left, max_chunk).sum())
+
     def max_draft_len(self, counters: RequestCounters) -> I32:
         """How many drafts may follow each row's output, i32[R]: 0 while tokens are left to compute.
 

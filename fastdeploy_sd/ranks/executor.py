@@ -99,7 +99,8 @@ class MultiProcessExecutor:
 def create_executor(config: Config, make_proposer: MakeProposer | None = None) -> KvExecutor:
     """Load the configured model on as many ranks as are configured; see worker.executor.create_executor.
 
-    Where the configured method chooses drafts by their cost, steps are measured, unless a file says what they take.
+    Where the configured method chooses drafts by their cost, steps are measured, unless a file says what they take, or
+    this instance computes prompts for others, which draft.
 
     Raises:
         CheckpointError, ConfigError: the model cannot be loaded as configured.
@@ -120,7 +121,7 @@ def create_executor(config: Config, make_proposer: MakeProposer | None = None) -
         if config.parallel.tensor_parallel_size == 1
         else start_ranks(config, lambda c, group: load(c, group=group), DEFAULT_FOLLOWER)
     )
-    if board is not None:
+    if board is not None and config.splitwise.splitwise_role != "prefill":
         board.profile = _profile_of(config, executor)
     return executor
 

@@ -51,6 +51,8 @@ class SchedulerOutput:
         draft: the drafts among them; row r's are its last `num_draft[r]` new tokens.
         max_draft_len: i32[R], how many drafts the proposer may return for the next step.
         finished_ids, preempted_ids: requests whose worker state must be dropped before this step.
+        num_prompt_tokens_ahead: of prompts that the next step is likely to hold, as far as is known now; 0 where
+            nothing drafts.
     """
 
     step_id: int
@@ -63,6 +65,7 @@ class SchedulerOutput:
     max_draft_len: I32
     finished_ids: tuple[RequestId, ...] = ()
     preempted_ids: tuple[RequestId, ...] = ()
+    num_prompt_tokens_ahead: int = 0
 
 
 class StepView:

@@ -128,6 +128,7 @@ class ModelRunner:
             verified = time.perf_counter()
         self._batches.commit()
         self._lead.post(TakeOutput(result.token_ids, result.cu_num_output))
+        self._board.num_prompt_tokens_ahead = plan.num_prompt_tokens_ahead
         self._tell_board(verified - begin, begin - self._ended)
         drafts = self._propose(plan.request_ids)
         drafted = self._ended = time.perf_counter()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("expects_step_failures")
 WAY = replace(quick_ways()[1], num_blocks=24, num_requests=None)
 NUM_REQUESTS = 20
 ONE, SEVERAL = 1, 4
-METHODS = ["naive", "ngram", "suffix", "mtp", "mtp-ngram", "mixed"]
+METHODS = ["naive", "ngram", "suffix", "mtp", "mtp-ngram", "mixed", "auto"]
 # Where a step is made to fail: attribute of the runner, and method.
 PHASES = {
     "batch": ("_batches", "build"),
@@ -221,7 +221,13 @@ def test_a_request_that_cannot_be_drafted_for_goes_on_without(
     reference: Reference, monkeypatch: pytest.MonkeyPatch, method: str, where: str, count: int
 ) -> None:
     culprits = long_ones(reference, count)
-    monkeypatch.setattr(router, "create_method", lambda *args: FailingMethod(create_method(*args), culprits, where))
+
+    def create(name: str, *args: Any) -> Proposer:
+        made = create_method(name, *args)
+        # Those that `auto` chooses from are parts of it.
+        return made if method == "auto" != name else FailingMethod(made, culprits, where)
+
+    monkeypatch.setattr(router, "create_method", create)
     with opened(reference, method) as (engine, requests):
         transcript = run(engine, requests)
         check(reference, transcript, ())

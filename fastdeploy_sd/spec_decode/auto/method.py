@@ -51,10 +51,10 @@ class _NextStep:
         self._unmeasured = LinearCost(_UNMEASURED_COST)
 
     def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
-        """See StepTimes.times. Prompts under way go on with parts as long, and other requests with their tokens."""
+        """See StepTimes.times. Parts of prompts that are foreseen are in the step, and other requests' tokens."""
         b, model = self._board, self.model
         num_all = b.num_requests
-        num_rows += b.num_prompt_tokens + num_all - num_requests
+        num_rows += b.num_prompt_tokens_ahead + num_all - num_requests
         if model is None:
             return self._unmeasured.times(num_rows, num_all, num_kv_tokens)
         curve, num_rows, fixed = model.times(num_rows, num_all, num_kv_tokens)

@@ -18,6 +18,7 @@ from fastdeploy_sd.config import (
     load_config,
     to_json,
 )
+from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError
 
 WriteYaml = Callable[[str], str]
@@ -29,12 +30,16 @@ def refusal(argv: list[str]) -> str:
     return caught.value.message
 
 
+def defaults(model: str) -> Config:
+    return Config(ModelConfig(model), speculative=SpeculativeConfig("auto", METHODS["auto"].default_num_drafts))
+
+
 def origin(config: Config, name: str) -> str:
     return next(row.origin for row in explain(config) if row.name == name)
 
 
-def test_defaults_are_the_dataclass_defaults(model: str) -> None:
-    assert load_config(["--model", model]) == Config(ModelConfig(model))
+def test_defaults_are_the_dataclass_defaults_but_for_drafting(model: str) -> None:
+    assert load_config(["--model", model]) == defaults(model)
 
 
 @pytest.mark.parametrize("spelling", ["--max-num-seqs=4", "--max_num_seqs=4", "--max-num_seqs 4", "--max_num_seqs 4"])
@@ -63,7 +68,7 @@ def test_yaml_takes_native_types_texts_and_dashes(model: str, yaml_file: WriteYa
 
 
 def test_empty_yaml_sets_nothing(model: str, yaml_file: WriteYaml) -> None:
-    assert load_config(["--config", yaml_file("# nothing\n"), "--model", model]) == Config(ModelConfig(model))
+    assert load_config(["--config", yaml_file("# nothing\n"), "--model", model]) == defaults(model)
 
 
 def test_flags_of_booleans_and_lists(model: str) -> None:

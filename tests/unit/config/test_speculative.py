@@ -8,6 +8,7 @@ import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig, config_from_kwargs, explain, load_config
 from fastdeploy_sd.config.speculative_map import read_speculative
+from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError
 from tests.unit.config.speculative_maps import read, refusal
 
@@ -35,7 +36,8 @@ def test_methods_have_any_case_and_an_alias(written: str, method: str) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        None,
+        "naive",
+        " Naive ",
         {"method": "naive"},
         {"method": "NAIVE", "num_speculative_tokens": 0},
         {"method": "naive", "mtp_strategy": "default", "max_ngram_size": 5, "benchmark_mode": False, "model": None},
@@ -55,8 +57,10 @@ def test_naive_is_accepted_with_what_asks_for_nothing(value: object) -> None:
         ),
         ({"method": 1}, ".method: expected one of naive, ngram, suffix, mtp, auto, got 1"),
         ({"method": None}, ".method: expected one of naive, ngram, suffix, mtp, auto, got null"),
-        ({}, ".method: expected one of naive, ngram, suffix, mtp, auto, got nothing"),
-        ({"num_speculative_tokens": 3}, ".method: expected one of naive, ngram, suffix, mtp, auto, got nothing"),
+        ("ngran", ".method: expected one of naive, ngram, suffix, mtp, auto, got 'ngran' (did you mean 'ngram'?)"),
+        ("null", ".method: expected one of naive, ngram, suffix, mtp, auto, got 'null'"),
+        ("draft-model", ".method: expected one of naive, ngram, suffix, mtp, auto, got 'draft-model'"),
+        ({"num_speculative_tokens": 0}, ".num_speculative_tokens: expected at least 1 with method auto, got 0"),
         (
             {"method": "eagle"},
             ".method: 'eagle' is not supported yet in this version (only naive, ngram, suffix, mtp, auto are)",
@@ -69,7 +73,7 @@ def test_naive_is_accepted_with_what_asks_for_nothing(value: object) -> None:
         ({"method": "ngram", "max_ngram": 3}, ".max_ngram: unknown key (did you mean 'max_ngram_size'?)"),
         ({"method": "ngram", 1: 2}, ".1: unknown key"),
         ({"method": "ngram", "model-type": "x"}, ".model_type: 'x' is not supported yet"),
-        ("naive", ": expected a JSON object, got text that is none"),
+        ("naive, auto", ": expected a JSON object, got text that is none"),
         ("[1]", ": expected a map, got [1]"),
         (3, ": expected a map, got 3"),
         ('{"method": "naive", "method": "mtp"}', ": expected every key once, got ['method', 'method']"),
@@ -110,6 +114,49 @@ def test_a_refusal_says_where_the_map_was_written(model: str, yaml_file: WriteYa
         load_config(["--config", path])
     text = "speculative_config.max_ngram_size: expected an integer in 1..64, got 65"
     assert caught.value.message == f"{text} ({path}, line 2)"
+
+
+# ---- where nothing is said ------------------------------------------------------------------------------------------
+
+MOST = METHODS["auto"].default_num_drafts
+
+
+@pytest.mark.parametrize("value", [None, {}, "auto", {"method": "Auto"}, "{}"])
+def test_drafts_are_chosen_unless_another_method_is_named(value: object) -> None:
+    assert read_speculative(value).config == SpeculativeConfig("auto", MOST)
+    keys = {"num_speculative_tokens": 3, "max_ngram_size": 4}
+    assert read(**keys) == SpeculativeConfig("auto", 3, max_ngram_size=4)
+
+
+def test_one_word_names_a_method(model: str, yaml_file: WriteYaml) -> None:
+    path = yaml_file(f"model: {model}\nspeculative_config: ngram\n")
+    assert load_config(["--config", path]).speculative == SpeculativeConfig("ngram", 1)
+    config = load_config(["--config", path, "--speculative-config", "naive"])
+    assert speculation(config) == {"method": ("naive", "command line"), "num_speculative_tokens": (0, "default")}
+    assert config_from_kwargs(model=model, speculative_config="naive").speculative == SpeculativeConfig()
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "method", "num_drafts"),
+    [(1, "auto", MOST), (2048 // (MOST + 1), "auto", MOST), (256, "auto", 7), (1024, "auto", 1), (1025, "naive", 0)],
+)
+def test_the_default_number_of_drafts_fits_a_full_step(
+    model: str, num_seqs: int, method: str, num_drafts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What starts without drafts starts as it is, and says nothing of it."""
+    config = config_from_kwargs(model=model, max_num_seqs=num_seqs)
+    assert config.speculative == SpeculativeConfig(method, num_drafts)
+    origins = {origin for _, origin in speculation(config).values()}
+    assert origins <= {"default", "max_num_batched_tokens // max_num_seqs"}
+    assert (len(origins) > 1) == (num_drafts < MOST)
+    assert not caplog.messages
+
+
+def test_what_was_asked_for_is_refused_where_it_has_no_room(model: str) -> None:
+    written: list[object] = ["auto", {"max_ngram_size": 4}, {"num_speculative_tokens": 1}]
+    for value in written:
+        with pytest.raises(ConfigError, match="num_speculative_tokens: expected at most 0 "):
+            config_from_kwargs(model=model, max_num_seqs=1025, speculative_config=value)
 
 
 # ---- what follows from other keys -----------------------------------------------------------------------------------

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from fastdeploy_sd.config import SplitwiseConfig
 from fastdeploy_sd.engine.kv_supply import NoKvSupply
 from fastdeploy_sd.engine.request_counters import RequestCounters
 from fastdeploy_sd.engine.request_state import RequestState
@@ -36,6 +39,51 @@ def test_max_draft_len_is_zero_inside_a_prompt_and_shrinks_towards_the_end() -> 
     bench.finish()
     # Outputs after each step: 0, 1, 2, ... 8. The drafts after output n may be 8 - n - 1 at most.
     assert [plan.max_draft_len.tolist() for plan in bench.plans] == [[0], [3], [3], [3], [3], [2], [1], [0], [0]]
+
+
+def num_ahead(bench: Bench) -> list[int]:
+    return [plan.num_prompt_tokens_ahead for plan in bench.plans]
+
+
+def num_prompt_tokens(bench: Bench) -> list[int]:
+    """Of each plan, those of its rows that do not choose a token."""
+    rows = [zip(p.num_new_tokens.tolist(), np.diff(p.draft.cu_num_draft).tolist(), strict=True) for p in bench.plans]
+    return [sum(new - 1 - draft for new, draft in plan) for plan in rows]
+
+
+@pytest.mark.parametrize("threshold", [0, 5])
+def test_a_plan_says_how_much_of_prompts_the_next_one_holds(threshold: int) -> None:
+    """Beside a request that decodes, a prompt of several chunks, and one that waits until the budget allows."""
+    requests = [toy_request("a", [2, 3], 40), toy_request("b", range(2, 32), 9), toy_request("c", range(60, 69), 9)]
+    limits = {"max_num_batched_tokens": 12, "max_num_seqs": 3, "long_prefill_token_threshold": threshold}
+    bench = Bench(info={"max_draft_tokens": 2}, **limits)
+    bench.submit(requests[0])
+    bench.step()
+    assert num_ahead(bench) == [0]
+    bench.submit(*requests[1:])
+    for _ in range(8):
+        bench.step()
+    # What is foreseen comes, but for the one token of the row itself that is no part of a prompt.
+    foreseen, come = num_ahead(bench)[1:-1], num_prompt_tokens(bench)[2:]
+    assert [ahead > 0 for ahead in foreseen] == [count > 0 for count in come]
+    assert all(count <= ahead <= count + 2 for ahead, count in zip(foreseen, come, strict=True))
+    assert max(foreseen) >= 8
+    assert min(foreseen) == 0
+
+
+def test_nothing_is_foreseen_that_finds_no_seat_or_is_for_others() -> None:
+    requests = [toy_request(name, range(2, 12), 20) for name in "abc"]
+    bench = Bench(info={"max_draft_tokens": 2}, max_num_batched_tokens=12, max_num_seqs=2)
+    bench.submit(*requests)
+    for _ in range(4):
+        bench.step()
+    assert num_ahead(bench) == [8, 0, 0, 0]  # of b, which c does not follow
+    config = toy_config(max_num_batched_tokens=12, max_num_seqs=2)
+    role = replace(config, splitwise=SplitwiseConfig(splitwise_role="prefill"))
+    scheduler = Scheduler(role, toy_info(max_draft_tokens=2), NoKvSupply())
+    scheduler.add(requests[0])
+    scheduler.add(requests[1])
+    assert scheduler.schedule().num_prompt_tokens_ahead == 0
 
 
 def test_drafts_starve_nobody() -> None:

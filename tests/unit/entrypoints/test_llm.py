@@ -39,14 +39,14 @@ def toy_tokens(prompt: list[int], count: int) -> list[int]:
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Make LLMs whose executor is a toy; the module that would import Paddle is replaced."""
+    """Make LLMs whose executor is a toy, of which no cost is measured; the module that would import Paddle is replaced."""
 
     def make(executor: ToyExecutor | None = None, **engine_args: Any) -> tuple[LLM, ToyExecutor]:
         executor = executor or ToyExecutor(INFO)
         module = ModuleType("fastdeploy_sd.worker.executor")
         module.create_executor = lambda config: executor  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "fastdeploy_sd.worker.executor", module)
-        llm = LLM(model=str(GOLDEN), **engine_args)
+        llm = LLM(model=str(GOLDEN), **{"speculative_config": "naive", **engine_args})
         del module.create_executor  # nothing but the LLM holds on to the executor
         return llm, executor
 

@@ -24,7 +24,7 @@ def test_the_rows_follow_from_options_checkpoint_and_memory() -> None:
 
 
 def test_a_small_memory_bounds_requests() -> None:
-    rows = forecast(config_from_kwargs(model="demo"), lambda: 30 << 20)
+    rows = forecast(config_from_kwargs(model="demo", speculative_config="naive"), lambda: 30 << 20)
     assert rows["longest request"].endswith("(the model's 4096 do not fit into the KV cache)")
     assert rows["drafting"] == "none"
 

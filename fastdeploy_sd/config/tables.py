@@ -24,8 +24,8 @@ _SHORT = 3
 def options_markdown() -> str:
     """Return the options as a Markdown table, for docs/configuration.md."""
     last = (
-        f"| `{SPECULATIVE_OPTION}` | a map, JSON on the command line, or the name of a method | `{DEFAULT_METHOD}` | How"
-        " drafts are made and verified; its keys are below. |\n"
+        f"| `{SPECULATIVE_OPTION}` | a map, JSON on the command line, or the name of a method | `{DEFAULT_METHOD}` |"
+        " How drafts are made and verified; its keys are below. |\n"
     )
     return table_of(OPTIONS) + last
 

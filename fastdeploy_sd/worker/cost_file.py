@@ -17,7 +17,7 @@ from fastdeploy_sd.runtime.operator_files import cache_folder
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, Key, profile_name
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.worker.cost_measurement import Costs, measure_costs
-from fastdeploy_sd.worker.made_up_requests import Execute
+from fastdeploy_sd.worker.made_up_requests import Execute, FailedStepError
 
 _CPUINFO = Path("/proc/cpuinfo")
 _log = logging.getLogger(__name__)
@@ -61,10 +61,10 @@ def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfi
         execute: of an executor without requests.
 
     Returns:
-        None where the KV cache has no room for the requests of a measurement.
+        None where the KV cache has no room for the requests of a measurement, or the model cannot run them.
 
     Raises:
-        InternalError: a step failed.
+        InternalError: the executor broke.
     """
     machine, model = machine_key(config), model_key(config, info)
     path = (config.model.packed_weights_folder or cache_folder()) / profile_name(machine, model)
@@ -74,9 +74,13 @@ def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfi
         return kept
     begin = time.perf_counter()
     limits = config.scheduler
-    costs = measure_costs(execute, info, limits.max_num_seqs, limits.max_num_batched_tokens)
+    try:
+        costs = measure_costs(execute, info, limits.max_num_seqs, limits.max_num_batched_tokens)
+    except FailedStepError as error:
+        _log.warning("costs of steps: not measured: %s", error.message)
+        return None
     if not costs.steps:
-        _log.warning("costs of steps: not measured, the KV cache has no room for a request and its drafts")
+        _log.info("costs of steps: not measured, the KV cache has no room for a request and its drafts")
         return None
     profile = profile_of(config, info, costs)
     place = _save(profile, path) if costs.is_steady else "not kept, as something else runs on this machine"

@@ -77,7 +77,8 @@ def measure_costs(
         budget_s: seconds that it may take, about; a large model is measured at fewer points, in fewer rounds.
 
     Raises:
-        InternalError: a step failed.
+        FailedStepError: a request of it failed.
+        InternalError: the executor broke.
     """
     requests = MadeUpRequests(execute, info, max_requests, (_SHORT_CONTEXT, _LONG_CONTEXT))
     if requests.max_count == 0:

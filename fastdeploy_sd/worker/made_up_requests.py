@@ -29,6 +29,10 @@ _SALT = "measurement"
 _LEAST_SPARE = 48
 
 
+class FailedStepError(InternalError):
+    """The model cannot run a made-up request; those of clients may have more luck."""
+
+
 class MadeUpRequests:
     """Requests with the same prompt, of any tokens, whose leading blocks they share and whose last ones are their own.
 
@@ -146,7 +150,8 @@ class MadeUpRequests:
         self._gone = ()
         result = self._execute(plan)
         if result.failed:
-            raise InternalError(f"measurement: expected steps that succeed, got {dict(result.failed)}")
+            [(_, reason), *_] = result.failed.values()
+            raise FailedStepError(f"measurement: expected steps that succeed, got: {reason}")
         return result
 
     def _new(self, i: int) -> NewRequest:

@@ -34,7 +34,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(checkpoint: Path) -> Iterator[LLM]:
-    with LLM(model=str(checkpoint), kv_cache_memory_gb=0.01) as made:
+    with LLM(model=str(checkpoint), kv_cache_memory_gb=0.01, speculative_config="naive") as made:
         assert made._tokenizer.encode("[PAD]", add_special_tokens=False) == [VOCAB]
         yield made
 
@@ -56,6 +56,9 @@ def test_an_eos_that_no_model_can_say_ends_nothing(
 ) -> None:
     [output] = llm.generate("hello", SamplingParams(max_tokens=3, min_tokens=3, temperature=0))
     assert len(output.outputs[0].token_ids) == 3
-    with caplog.at_level(logging.WARNING), LLM(model=str(checkpoint), kv_cache_memory_gb=0.01):
+    with (
+        caplog.at_level(logging.WARNING),
+        LLM(model=str(checkpoint), kv_cache_memory_gb=0.01, speculative_config="naive"),
+    ):
         lines = [record.getMessage() for record in caplog.records if "EOS" in record.getMessage()]
     assert f"checkpoint: EOS ids beyond the vocabulary of {VOCAB} end nothing: [{VOCAB + 5}]" in lines

@@ -15,7 +15,9 @@ GREEDY_48 = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
 @pytest.mark.parametrize("name", golden.NAMES)
 def test_float32_greedy_tokens_match(name: str) -> None:
     cases = golden.cases(name)
-    with LLM(model=str(golden.ROOT / name), dtype="float32", num_gpu_blocks_override=64) as llm:
+    with LLM(
+        model=str(golden.ROOT / name), dtype="float32", num_gpu_blocks_override=64, speculative_config="naive"
+    ) as llm:
         outputs = llm.generate(prompt_token_ids=[c.prompt.tolist() for c in cases], sampling_params=GREEDY_48)
     for case, output in zip(cases, outputs, strict=True):
         assert output.outputs[0].token_ids == tuple(case.greedy.tolist())

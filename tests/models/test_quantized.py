@@ -71,8 +71,9 @@ def test_greedy_tokens_match(name: str, quantization: str | QuantizationFormats)
     want, cases = reference(name, quantization), golden.cases(name)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_STEPS, ignore_eos=True)
     with LLM(
-        model=str(golden.ROOT / name), dtype="float32", quantization=quantization, num_gpu_blocks_override=64
-    ) as llm:
+        model=str(golden.ROOT / name), dtype="float32", quantization=quantization, num_gpu_blocks_override=64,
+        speculative_config="naive",
+    ) as llm:  # fmt: skip
         outputs = llm.generate(prompt_token_ids=[c.prompt.tolist() for c in cases], sampling_params=params)
     num_same = 0
     for case, output in zip(cases, outputs, strict=True):

@@ -222,7 +222,8 @@ def test_explain_config_names_values_and_origins(
     text = capsys.readouterr().out
     rows = dict(line.split(maxsplit=1) for line in text.splitlines() if line)
     assert re.search(
-        r"\n\nweights +\S.*\nKV cache +\d+ tokens in .*\nlongest request +\d+ tokens.*\ndrafting +up to \d+ by auto\n$", text
+        r"\n\nweights +\S.*\nKV cache +\d+ tokens in .*\nlongest request +\d+ tokens.*\ndrafting +up to \d+ by auto\n$",
+        text,
     )
     assert rows["port"].split(maxsplit=1) == ["9", "command line"]
     assert rows["max_num_seqs"].split(maxsplit=1) == ["2", f"{tmp_path / 'c.yaml'}, line 2"]

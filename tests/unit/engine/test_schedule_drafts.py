@@ -55,8 +55,9 @@ def num_prompt_tokens(bench: Bench) -> list[int]:
 def test_a_plan_says_how_much_of_prompts_the_next_one_holds(threshold: int) -> None:
     """Beside a request that decodes, a prompt of several chunks, and one that waits until the budget allows."""
     requests = [toy_request("a", [2, 3], 40), toy_request("b", range(2, 32), 9), toy_request("c", range(60, 69), 9)]
-    limits = {"max_num_batched_tokens": 12, "max_num_seqs": 3, "long_prefill_token_threshold": threshold}
-    bench = Bench(info={"max_draft_tokens": 2}, **limits)
+    bench = Bench(
+        info={"max_draft_tokens": 2}, max_num_batched_tokens=12, max_num_seqs=3, long_prefill_token_threshold=threshold
+    )
     bench.submit(requests[0])
     bench.step()
     assert num_ahead(bench) == [0]

@@ -39,7 +39,7 @@ def toy_tokens(prompt: list[int], count: int) -> list[int]:
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Make LLMs whose executor is a toy, of which no cost is measured; the module that would import Paddle is replaced."""
+    """Make LLMs over a toy, whose costs are not measured; the module that would import Paddle is replaced."""
 
     def make(executor: ToyExecutor | None = None, **engine_args: Any) -> tuple[LLM, ToyExecutor]:
         executor = executor or ToyExecutor(INFO)

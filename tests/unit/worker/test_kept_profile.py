@@ -6,14 +6,15 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, DraftSample, StepSample
-from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
+from fastdeploy_sd.types import DraftTokens, ModelInfo, SchedulerOutput, StepResult, VerifyResult
 from fastdeploy_sd.worker import cost_file
 from fastdeploy_sd.worker.cost_file import kept_profile
-from fastdeploy_sd.worker.cost_measurement import Costs
+from fastdeploy_sd.worker.cost_measurement import Costs, measure_costs
 from fastdeploy_sd.worker.made_up_requests import Execute
 
 INFO = ModelInfo("m", 100, 512, (), 64, 8, fingerprint="f")
@@ -101,6 +102,27 @@ def test_a_folder_that_cannot_be_written_costs_only_the_file(
     (tmp_path / "file").write_text("")
     assert kept_profile(config(tmp_path / "file" / "folder"), INFO, no_step) is not None
     assert "not kept: " in caplog.text
+
+
+def test_a_model_that_cannot_run_made_up_requests_serves_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cost_file, "measure_costs", measure_costs)
+    ended = list[str]()
+
+    def fail(plan: SchedulerOutput) -> StepResult:
+        ended.extend(plan.finished_ids)
+        failed = dict.fromkeys(plan.request_ids, ("InternalError", "non-finite logits"))
+        nothing = np.zeros(0, np.int32)
+        output = VerifyResult(nothing, np.zeros(len(plan.request_ids) + 1, np.int32), nothing)
+        return StepResult(plan.step_id, plan.request_ids, output, DraftTokens.none(len(plan.request_ids)), failed)
+
+    assert kept_profile(config(tmp_path), INFO, fail) is None
+    assert ended == ["measurement-0-0"]
+    assert list(tmp_path.iterdir()) == []
+    assert (
+        "costs of steps: not measured: measurement: expected steps that succeed, got: non-finite logits" in caplog.text
+    )
 
 
 def test_without_room_there_is_none(tmp_path: Path, measurement: Measurement, caplog: pytest.LogCaptureFixture) -> None:

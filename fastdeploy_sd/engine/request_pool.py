@@ -92,11 +92,6 @@ class RequestPool:
         return states, np.array([state.counter_row for state in states], np.intp)
 
     @property
-    def has_seat(self) -> bool:
-        """Whether one more request may be admitted."""
-        return self.num_free_seats > 0
-
-    @property
     def num_free_seats(self) -> int:
         """How many more requests may be admitted."""
         return self._max_num_seqs - len(self.running) - len(self.admitted)

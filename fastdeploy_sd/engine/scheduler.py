@@ -218,7 +218,7 @@ class Scheduler:
         return not self.pool.admitted or all(self._start(state, step) for state in self.pool.ready())
 
     def _admit_waiting(self, step: StepBuilder) -> None:
-        while step.budget > 0 and self.pool.has_seat:
+        while step.budget > 0 and self.pool.num_free_seats > 0:
             state = self.pool.waiting.peek()
             if state is None or state in step.preempted or not self._admit(state, step):
                 break
@@ -264,7 +264,7 @@ class Scheduler:
         pool, waiting, num_left = self.pool, self.pool.waiting, 0
         if sum(step.num_new) - sum(step.num_draft) > len(step.states):
             num_left = step.num_left(pool.counters, self._max_chunk_tokens)
-        head = waiting.peek() if pool.has_seat else None
+        head = waiting.peek() if pool.num_free_seats > 0 else None
         if head is not None and head not in step.preempted and not self._kv.is_still_refused(head.table):
             num_next = min(pool.num_free_seats, len(waiting))
             num_left += min(waiting.num_prompt_tokens * num_next // len(waiting), num_next * self._max_chunk_tokens)

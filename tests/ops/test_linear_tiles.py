@@ -16,8 +16,9 @@ from tests.ops.backends import LEVELS, isa, threads
 from tests.ops.test_tiles import TWIN, add_product
 
 FORMATS: tuple[LinearFormat, ...] = ("bfloat16", "wint8", "wint4")
-# (K, N, slices): tails of steps, groups and panels; several chunks of K; slices that begin steps and groups anew.
-SHAPES = [(1, 1, WHOLE), (33, 70, WHOLE), (515, 33, SliceRule(4, 1)), (640, 95, SliceRule(2, 128)), (1400, 40, WHOLE)]
+# (K, N, slices): tails of steps, groups and panels; slices that begin steps and groups anew; so many panels that
+# several packs of rows pass over one, a chunk of K at a time.
+SHAPES = [(1, 1, WHOLE), (33, 70, WHOLE), (515, 33, SliceRule(4, 1)), (640, 95, SliceRule(2, 128)), (1400, 560, WHOLE)]
 # One pack of one tile, of two, several packs of sizes that differ, and more than are multiplied together.
 ROWS = (*range(1, 41), 65, 98)
 

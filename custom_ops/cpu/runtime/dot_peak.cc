@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "amx/product.h"
 #include "fdsd/runtime.h"
 #include "linear_layout.h"
 #include "thread_pool.h"
@@ -43,30 +44,44 @@ void FloatAvx512() { FDSD_LOOP(FDSD_FMA512); }
 void Int8Avx2() { FDSD_LOOP(FDSD_MADD); }
 void FloatAvx2() { FDSD_LOOP(FDSD_FMA256); }
 
+// A product of tiles takes sixteen times as long as a vector instruction.
+constexpr int64_t kTileRounds = kRounds / kParts / 16;
+constexpr int64_t kTileProducts = 4;
+void Int8Tiles() { avx512::amx::RepeatTileProducts(true, kTileRounds); }
+void Bf16Tiles() { avx512::amx::RepeatTileProducts(false, kTileRounds); }
+
 struct Loop {
   void (*run)();
-  int64_t operations;  // of one instruction, for AVX2 integers of the three that make a dot product
+  int64_t operations;  // of one run
 };
+
+// operations: of one instruction, for AVX2 integers of the three that make a dot product.
+Loop VectorLoop(void (*run)(), int64_t operations) { return {run, kRounds / kParts * kAccumulators * operations}; }
+Loop TileLoop(void (*run)(), bool is_int) {
+  return {run, kTileRounds * kTileProducts * avx512::amx::TileOperations(is_int)};
+}
 
 Loop LoopOf(LinearFormat format) {
   const bool is_int = IsQuantized(format);
-  if (CurrentIsa() == Isa::kAvx2) return is_int ? Loop{Int8Avx2, 64} : Loop{FloatAvx2, 16};
-  if (is_int) return {Int8Avx512, 128};
-  return format == LinearFormat::kBFloat16 ? Loop{Bf16Avx512, 64} : Loop{FloatAvx512, 32};
+  if (CurrentIsa() == Isa::kAmx && format != LinearFormat::kFloat32) {
+    return is_int ? TileLoop(Int8Tiles, true) : TileLoop(Bf16Tiles, false);
+  }
+  if (CurrentIsa() == Isa::kAvx2) return is_int ? VectorLoop(Int8Avx2, 64) : VectorLoop(FloatAvx2, 16);
+  if (is_int) return VectorLoop(Int8Avx512, 128);
+  return format == LinearFormat::kBFloat16 ? VectorLoop(Bf16Avx512, 64) : VectorLoop(FloatAvx512, 32);
 }
 
 }  // namespace
 
 double DotPeak(LinearFormat format, int32_t num_passes) {
-  if (CurrentIsa() == Isa::kScalar) return 0.0;
+  if (CurrentIsa() == Isa::kScalar || TilesInUse() == Tiles::kTwin) return 0.0;
   const Loop loop = LoopOf(format);
   double best = 0.0;
   for (int32_t pass = 0; pass < num_passes; ++pass) {
     const auto start = Clock::now();
     ParallelFor(kParts, [&](int64_t) { loop.run(); });
     const double elapsed_s = std::chrono::duration<double>(Clock::now() - start).count();
-    const int64_t operations = kRounds / kParts * kParts * kAccumulators * loop.operations;
-    best = std::max(best, static_cast<double>(operations) / elapsed_s);
+    best = std::max(best, static_cast<double>(kParts * loop.operations) / elapsed_s);
   }
   return best;
 }

@@ -9,7 +9,7 @@ namespace fdsd {
 
 // Operations per second, a multiplication and an addition each counting as one, of the dot-product instruction that
 // `linear` uses for a format on the level in use, fed from registers by all threads: the best of num_passes passes. 0
-// on the scalar level, which has none, and when num_passes is < 1.
+// on the scalar level, which has none, on the twin of tiles, which nobody waits for, and when num_passes is < 1.
 double DotPeak(LinearFormat format, int32_t num_passes);
 
 }  // namespace fdsd

@@ -8,6 +8,7 @@ came from, nor that there is a command line.
 from __future__ import annotations
 
 import functools
+import json
 import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ class Spec:
         minimum, maximum: inclusive limits of a number.
         secret: never printed, logged or serialised unless asked for.
         comma_separated: a text of a list holds several values, with commas between them; a number is a list of one.
+        takes_json_lists: a text of a list may be several values as a JSON list, as vLLM has them.
         read_map: makes the value of a map, of its JSON text and of what an earlier reading made of one; None = the
             option is no map.
         default_text: what the documentation shows as the default, where that depends on other options.
@@ -51,6 +53,7 @@ class Spec:
     secret: bool = False
     default_text: str = ""
     comma_separated: bool = False
+    takes_json_lists: bool = False
     read_map: Callable[[object], Any] | None = None
 
 
@@ -129,6 +132,8 @@ class Option:
         try:
             if self.spec.comma_separated:
                 return tuple(self._within_limits(_PARSERS[self.item_kind](item)) for item in _items(value))
+            if self.spec.takes_json_lists:
+                value = _without_json_lists(value)
             return self._within_limits(_PARSERS[self.kind](value))
         except (ValueError, OverflowError):
             raise self.error(value) from None
@@ -217,6 +222,15 @@ def _items(value: object) -> list[object]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [item for part in value for item in _items_of(part)]
     return _items_of(value)
+
+
+def _without_json_lists(value: object) -> object:
+    """The values of a list of which some are JSON lists of values."""
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, Sequence):
+        return value
+    lists = (json.loads(item) if isinstance(item, str) and item.startswith("[") else [item] for item in items)
+    return [item for items in lists for item in items]
 
 
 def _items_of(part: object) -> list[object]:

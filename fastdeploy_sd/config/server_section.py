@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fastdeploy_sd.config.option import Spec, option, verify_fields
+from fastdeploy_sd.config.option import Spec, option, options_of, verify_fields
 from fastdeploy_sd.errors import ConfigError
 
 _ROUTER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+):(\d{1,5})")
 _MAX_PORT = 65535
+_OF_PAGES = ("allowed_methods", "allowed_headers", "allow_credentials")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,22 @@ class ServerConfig:
         (),
         Spec(
             "Web pages that may call the API from a browser, by origin as `https://chat.example`, one per flag; `*`:"
-            " any. Without `api_key`, pages of other origins are refused."
+            " any. Without `api_key`, pages of other origins are refused.",
+            takes_json_lists=True,
+        ),
+    )
+    allowed_methods: tuple[str, ...] = option(
+        ("GET", "HEAD", "POST"),
+        Spec("HTTP methods that those pages may use, one per flag; `*`: any.", takes_json_lists=True),
+    )
+    allowed_headers: tuple[str, ...] = option(
+        ("*",), Spec("Headers that those pages may send, one per flag; `*`: any.", takes_json_lists=True)
+    )
+    allow_credentials: bool = option(
+        False,
+        Spec(
+            "Let those pages send cookies and HTTP logins, as a proxy in front may ask for; keys in `Authorization`"
+            " need no such thing. Not with `*` as an origin."
         ),
     )
     access_log: bool = option(
@@ -122,6 +138,7 @@ class ServerConfig:
         verify_fields(self, "server")
         _verify_api_keys(self.api_key)
         _verify_origins(self.allowed_origins)
+        _verify_pages(self)
         _verify_routers(self.router)
 
 
@@ -138,6 +155,18 @@ def _verify_origins(origins: tuple[str, ...]) -> None:
                 f"allowed_origins: expected '*' or an origin as 'https://chat.example', got {origin!r}",
                 param="allowed_origins",
             )
+
+
+def _verify_pages(server: ServerConfig) -> None:
+    """What pages may do means something where there are pages; and no stranger's page may act as its visitor."""
+    if server.allow_credentials and "*" in server.allowed_origins:
+        raise ConfigError(
+            "allow_credentials: expected false with the origin '*', or origins by name, got true",
+            param="allow_credentials",
+        )
+    for opt in options_of(ServerConfig, "server") if not server.allowed_origins else ():
+        if opt.name in _OF_PAGES and getattr(server, opt.field_name) != opt.default:
+            raise ConfigError(f"{opt.name}: expected it with allowed_origins only, got it alone", param=opt.name)
 
 
 def _verify_routers(routers: tuple[str, ...]) -> None:

@@ -213,6 +213,22 @@ async def test_an_allowed_page_gets_what_a_browser_wants_to_see(allowed: str) ->
             assert answer.headers["Access-Control-Allow-Origin"] in (allowed, PAGE)
 
 
+async def test_what_an_allowed_page_may_do_is_said_by_options() -> None:
+    rules = ServerConfig(
+        allowed_origins=(PAGE,), allowed_methods=("POST",), allowed_headers=("x-a",), allow_credentials=True
+    )
+    async with serve(server_config(rules)) as s:
+        asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+        preflight = await s.http.options(COMPLETION, headers=asked)
+        refused = [
+            await s.http.options(COMPLETION, headers=asked | {f"Access-Control-Request-{name}": value})
+            for name, value in (("Method", "GET"), ("Headers", "x-b"))
+        ]
+    assert (preflight.status_code, [answer.status_code for answer in refused]) == (200, [400, 400])
+    assert preflight.headers["Access-Control-Allow-Credentials"] == "true"
+    assert preflight.headers["Access-Control-Allow-Methods"] == "POST"
+
+
 async def test_with_a_key_an_unknown_page_gets_no_permission_but_its_key_counts() -> None:
     async with serve(server_config(ServerConfig(api_key=("k",)))) as s:
         assert (await s.http.options(COMPLETION, headers={"Origin": OTHER, **PREFLIGHT})).status_code == 403

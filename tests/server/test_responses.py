@@ -10,6 +10,8 @@ from typing import Any
 import openai
 import pytest
 
+from fastdeploy_sd.entrypoints.openai.protocol import ResponseBody, parse_body
+from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.errors import InternalError
 from tests.server.test_openai_client import CHAT_PROMPT
 from tests.server.toy_server import MODEL, TOKENIZER, Served, serve, text_of, toy_tokens
@@ -132,6 +134,25 @@ async def test_the_conversation_is_what_the_items_say() -> None:
     assert [prompt.count(word) for word in ("rules", "one\ntwo", "three", "four")] == [1] * 4
 
 
+def test_calls_of_tools_in_a_history_are_turns() -> None:
+    calls = [{"type": "function_call", "call_id": name, "name": f"f{name}", "arguments": "{}"} for name in "ab"]
+    part = {"type": "input_text", "text": "2"}
+    outputs = [{"type": "function_call_output", "call_id": n, "output": o} for n, o in (("a", "1"), ("b", [part]))]
+    items = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "well"}, *calls, *outputs, calls[0]]
+    body = parse_body(ResponseBody, json.dumps({"input": items, "instructions": "i"}).encode())
+    made: list[dict[str, Any]] = [
+        {"id": n, "type": "function", "function": {"name": f"f{n}", "arguments": "{}"}} for n in "ab"
+    ]
+    assert body.turns == [
+        Message("system", "i"),
+        Message("user", "q"),
+        Message("assistant", "well", tool_calls=tuple(made)),
+        Message("tool", "1", tool_call_id="a"),
+        Message("tool", "2", tool_call_id="b"),
+        Message("assistant", "", tool_calls=(made[0],)),
+    ]
+
+
 async def test_a_second_turn_takes_the_output_as_it_came() -> None:
     async with serve() as s:
         first = await s.api.responses.create(**ASK, input="hello")
@@ -197,6 +218,13 @@ async def test_a_client_that_leaves_frees_its_request() -> None:
         s.client.running.set()
         await s.client.until("idle")
         assert len(s.client.aborted) == 1
+
+
+async def test_a_response_cannot_be_asked_for_again() -> None:
+    async with serve() as s:
+        for ask in (s.api.responses.retrieve, s.api.responses.delete):
+            with pytest.raises(openai.NotFoundError, match="none is stored, got 'resp_1'"):
+                await ask("resp_1")
 
 
 async def test_embeddings_are_refused_in_a_way_that_clients_understand() -> None:

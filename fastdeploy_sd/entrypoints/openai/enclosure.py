@@ -37,8 +37,9 @@ def enclose(app: FastAPI, server: ServerConfig, stats: HttpStats, open_paths: Co
         app.add_middleware(
             CORSMiddleware,
             allow_origins=server.allowed_origins,
-            allow_methods=["GET", "HEAD", "POST"],
-            allow_headers=["*"],
+            allow_methods=server.allowed_methods,
+            allow_headers=server.allowed_headers,
+            allow_credentials=server.allow_credentials,
             expose_headers=["Retry-After", LOSSY_HEADER],
         )
     app.add_middleware(OriginGate, allowed=server.allowed_origins, is_open=not server.api_key, host=server.host)

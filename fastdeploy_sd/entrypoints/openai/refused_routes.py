@@ -5,12 +5,14 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.entrypoints.openai.stream_errors import RESPONSES_PATH
+from fastdeploy_sd.errors import BadRequest, NotFound, shown
 
 
 def add_refused_routes(app: FastAPI) -> None:
-    """Add them: each is a 400 with the code `not_supported`, which no client tries again."""
+    """Add them: each is a 400 or 404, which no client tries again, and says why."""
     app.add_api_route("/v1/embeddings", _embeddings, methods=["POST"], name="embeddings")
+    app.add_api_route(f"{RESPONSES_PATH}/{{response_id}}", _stored, methods=["GET", "DELETE"], name="stored_response")
 
 
 async def _embeddings() -> Response:
@@ -20,4 +22,13 @@ async def _embeddings() -> Response:
         " its address",
         param="model",
         code="not_supported",
+    )
+
+
+async def _stored(response_id: str) -> Response:
+    """Refused: no Response is stored."""
+    raise NotFound(
+        f"response: expected none by its id, as none is stored, got {shown(response_id)}",
+        param="response_id",
+        code="response_not_found",
     )

@@ -286,3 +286,19 @@ def test_secrets_are_not_shown(model: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_kwargs(model=model, api_key={"hush": 1})
     assert "hush" not in caught.value.message
+
+
+def test_what_web_pages_may_do_is_written_as_here_or_as_for_vllm(model: str) -> None:
+    ours = ["--allowed-origins", "https://a", "--allowed-origins", "https://b", "--allowed-methods", "POST"]
+    theirs = ["--allowed-origins", '["https://a", "https://b"]', "--allowed-methods", '["POST"]']
+    rest = ["--model", model, "--allow-credentials"]
+    assert load_config([*ours, *rest]).server == load_config([*theirs, *rest]).server
+    assert load_config([*ours, *rest]).server.allowed_headers == ("*",)
+    for flags, text in (
+        (["--allowed-methods", "POST"], "allowed_methods: expected it with allowed_origins only, got it alone"),
+        (["--allow-credentials"], "allow_credentials: expected it with allowed_origins only, got it alone"),
+        (["--allow-credentials", "--allowed-origins", "*"], "allow_credentials: expected false with the origin '*'"),
+        (["--allowed-origins", '["https://a"'], "allowed_origins: expected a non-empty string or a list of them"),
+        (["--allowed-origins", "[1]"], "allowed_origins: expected a non-empty string or a list of them"),
+    ):
+        assert refusal(["--model", model, *flags]).startswith(text)

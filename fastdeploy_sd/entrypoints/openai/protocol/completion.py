@@ -8,7 +8,6 @@ from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
 from fastdeploy_sd.entrypoints.openai.protocol.fields import (
     TOKEN_IDS_SCHEMA,
     FieldKind,
-    NotSupported,
     Only,
     expected,
     is_token_ids,
@@ -60,7 +59,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     logprobs: NumLogprobs = None
 
-    suffix: NotSupported = None
+    suffix: Annotated[None, Only("", instead="put it into the prompt, in the form that the model has for it")] = None
     add_special_tokens: Annotated[None, Only(True)] = None
     enable_thinking: Annotated[None, Only(False, instead="a text completion has no chat template")] = None
 

@@ -6,6 +6,7 @@
 #include "declarations.inc"
 #include "dot_peak.h"
 #include "linear_layout.h"
+#include "linear_prefetch.h"
 
 #define FDSD_OP(Name, snake) \
   FDSD_EXPORT fdsd::Error fdsd_##snake(const fdsd::Name##Params* p) { return fdsd::Name(*p); }
@@ -35,6 +36,9 @@ FDSD_EXPORT fdsd::Error fdsd_add_tile_product(int32_t tiles, int32_t product, in
 FDSD_EXPORT int32_t fdsd_num_threads() { return fdsd::NumThreads(); }
 FDSD_EXPORT fdsd::Error fdsd_set_num_threads(int32_t num_threads, int32_t num_processors) {
   return fdsd::SetNumThreads(num_threads, num_processors);
+}
+FDSD_EXPORT fdsd::Error fdsd_set_prefetch_bytes(int32_t format, int32_t num_rows, int32_t num_bytes) {
+  return fdsd::SetPrefetchBytes(static_cast<fdsd::LinearFormat>(format), num_rows, num_bytes);
 }
 FDSD_EXPORT void fdsd_thread_counts(int64_t* num_jobs, int64_t* of_threads) {
   fdsd::ThreadCounts(num_jobs, of_threads);

@@ -15,11 +15,13 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.layers.tp_group import TpGroup
 from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.mtp_batch import KeptRows
 from fastdeploy_sd.ops.operators import declared_ops
 from fastdeploy_sd.request_rules import producible_eos
 from fastdeploy_sd.runtime import library, paddle_ops
+from fastdeploy_sd.runtime.operator_files import cache_folder
 from fastdeploy_sd.runtime.processors import own_processors
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
@@ -30,6 +32,7 @@ from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker import kv_sizing
 from fastdeploy_sd.worker.block_copier import BlockCopier
+from fastdeploy_sd.worker.cost_file import machine_key
 from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.follower import ModelFollower
@@ -41,6 +44,7 @@ from fastdeploy_sd.worker.kv_pages import KvPages
 from fastdeploy_sd.worker.layer_signals import LayerSignals
 from fastdeploy_sd.worker.lead import GroupLead
 from fastdeploy_sd.worker.model_loading import load_model
+from fastdeploy_sd.worker.prefetch import MEASURED_BYTES, tune_prefetch
 from fastdeploy_sd.worker.rank_group import RankGroup
 from fastdeploy_sd.worker.request_table import RequestTable
 from fastdeploy_sd.worker.rotary import make_rotary
@@ -226,6 +230,8 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
     tp = TpGroup(group.communicator)
     model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
+    if model.weight_bytes > MEASURED_BYTES:
+        _tune_prefetch(config)
     kv = allocate_kv(config, decoder_config, model.draft, max_model_len, group)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
@@ -246,6 +252,12 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
         checkpoint, draft_weights, kv, identity, model.draft, kept_hidden, forward, memory, table, vocab_size,
         max_model_len, eos_token_ids, model.weight_bytes, config.model.enforce_eager, signals,
     )  # fmt: skip
+
+
+def _tune_prefetch(config: Config) -> None:
+    scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
+    folder = config.model.packed_weights_folder or cache_folder()
+    tune_prefetch(sorted({scheme.linear, scheme.experts, scheme.lm_head}), machine_key(config), folder)
 
 
 def _log_loaded(config: Config, loaded: _Loaded, info: ModelInfo, seconds: float) -> None:

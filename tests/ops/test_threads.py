@@ -99,26 +99,26 @@ def neighbour(processor: int) -> Iterator[None]:
 @pytest.mark.skipif(len(PROCESSORS) < 2, reason="needs two processors")
 def test_a_thread_that_is_stopped_in_a_piece_ends_it_on_the_callers_processor() -> None:
     """With a neighbour on every processor but one, threads are stopped; all may run anywhere again later."""
-    packed = pack_linear(WEIGHT, "bfloat16")
-    x = random_rows(8, 512)
+    packed = pack_linear(WEIGHT, "wint8")
+    # Long loops, in which a thread is likely to be stopped, and short ones.
+    inputs = {num_rows: random_rows(num_rows, 512) for num_rows in (200, 2)}
     with threads(1):
-        wanted = linear(x, packed)
+        wanted = {num_rows: linear(x, packed) for num_rows, x in inputs.items()}
     give_up = time.monotonic() + DEADLINE_S
 
-    def repeat() -> None:
-        for _ in range(20):
-            np.testing.assert_array_equal(linear(x, packed), wanted)
+    def multiply(num_rows: int) -> None:
+        np.testing.assert_array_equal(linear(inputs[num_rows], packed), wanted[num_rows])
         assert time.monotonic() < give_up
 
     with threads_at_once(2):
         before = set(os.listdir("/proc/self/task"))
-        repeat()
+        multiply(2)
         [worker] = (int(task) for task in set(os.listdir("/proc/self/task")) - before)
         with neighbour(PROCESSORS[0]), neighbour(PROCESSORS[1]):
             while library.thread_counts()[1][1].moves == 0:
-                repeat()
+                multiply(200)
         while os.sched_getaffinity(worker) != set(PROCESSORS):
-            repeat()
+            multiply(2)
 
 
 @pytest.mark.parametrize(("count", "num_processors", "text"), [(0, 0, "1..1024, got 0"), (2, 0, "1 or more, got 0")])

@@ -67,7 +67,7 @@ struct Bf16Step {
 #endif
 
 template <class Step, int kRows>
-void MultiplyTile(const uint8_t* panel, const uint8_t* tile, const Slices& slices, float* levels) {
+void MultiplyTile(const uint8_t* panel, const uint8_t* tile, const Slices& slices, int64_t ahead, float* levels) {
   constexpr int kVectors = kVectorsAtOnce<kRows>;
   constexpr int kVectorBytes = kLanes * kStepBytes;
   for (int32_t s = 0; s < slices.count; ++s) {
@@ -81,7 +81,7 @@ void MultiplyTile(const uint8_t* panel, const uint8_t* tile, const Slices& slice
       for (int32_t k = 0; k < num_units; ++k) {
         typename Step::Weights w[kVectors];
         for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights + (first + v) * kVectorBytes);
-        if constexpr (kRows >= kPrefetchFromRows) PrefetchStep<kPanelVectors * kVectorBytes>(weights);
+        PrefetchStep<kPanelVectors * kVectorBytes>(weights, ahead);
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2

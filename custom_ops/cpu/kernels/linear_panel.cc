@@ -45,7 +45,7 @@ void MultiplyPanel(const PackedRows& x, int64_t tile_begin, int64_t tile_end, co
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     alignas(64) float levels[kSumLevels * kTileSums];
     const int32_t size = x.Size(tile);
-    tiles.of[size - 1](panel, x.Tile(tile), x.slices, levels);
+    tiles.of[size - 1](panel, x.Tile(tile), x.slices, PrefetchAhead(x.format, size), levels);
     StoreSums(levels + SumLevel(x.slices.count - 1) * kTileSums, size, x.Begin(tile), index, out);
   }
 }

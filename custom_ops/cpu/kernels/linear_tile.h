@@ -9,6 +9,7 @@
 
 #include "fdsd/linear.h"
 #include "linear_layout.h"
+#include "linear_prefetch.h"
 #include "simd.h"
 
 namespace fdsd {
@@ -16,10 +17,11 @@ namespace FDSD_ISA {
 
 // Sums of 16 columns that fit the level's vector registers beside weights and x, and the most rows of a tile. A tile
 // whose two vectors of columns do not fit side by side is multiplied one vector after the other.
-// kPrefetchFromRows: tiles of so many rows ask for weights ahead of their loads (PrefetchStep). Fewer rows are bound by
-// memory and read fastest when left to the processor's own prefetcher, which requests throw out of step. More are
-// multiplied more slowly than that prefetcher wants to be called; and where a tile goes over a panel once per vector of
-// columns, it would find every other line only. wint4 has half the lines per product, so fewer rows are slow enough.
+// kPrefetchFromRows: where nothing was measured, tiles of so many rows ask for weights ahead of their loads
+// (PrefetchStep). Fewer rows are bound by memory and read fastest when left to the processor's own prefetcher, which
+// requests throw out of step: on AMD; other processors want requests for any number of rows. More are multiplied more
+// slowly than that prefetcher wants to be called; and where a tile goes over a panel once per vector of columns, it
+// would find every other line only. wint4 has half the lines per product, so fewer rows are slow enough.
 #if defined(FDSD_SIMD_AVX512)
 constexpr int kMaxSums = 24;
 constexpr int kMaxTileRows = 12;
@@ -117,8 +119,10 @@ FDSD_INLINE void StoreSlice(const F32x16 (*sum)[kVectors], int32_t slice, float*
 }
 
 // Row r, column j of level SumLevel(count - 1) of `levels` = dot product of row r of the tile and column j of the
-// panel, both cut into `slices`; `of[r - 1]` multiplies r rows.
-using TileFunction = void (*)(const uint8_t* panel, const uint8_t* tile, const Slices& slices, float* levels);
+// panel, both cut into `slices`; `of[r - 1]` multiplies r rows. It asks for weights `ahead` bytes before it loads them,
+// 0 = not at all.
+using TileFunction = void (*)(const uint8_t* panel, const uint8_t* tile, const Slices& slices, int64_t ahead,
+                              float* levels);
 struct TileFunctions {
   TileFunction of[kMaxTileRows];
 };
@@ -131,8 +135,17 @@ extern const TileFunctions kWint4Tiles;
 // other. They must cover every line: a line left out is found by nobody.
 constexpr int kPrefetchBytes = 8192;
 template <int kBytes>
-FDSD_INLINE void PrefetchStep(const uint8_t* weights) {
-  for (int line = 0; line < kBytes; line += 64) _mm_prefetch(weights + kPrefetchBytes + line, _MM_HINT_T1);
+FDSD_INLINE void PrefetchStep(const uint8_t* weights, int64_t ahead) {
+  if (ahead == 0) return;
+  for (int line = 0; line < kBytes; line += 64) _mm_prefetch(weights + ahead + line, _MM_HINT_T1);
+}
+
+// What a tile function gets as `ahead` for a tile of so many rows.
+inline int64_t PrefetchAhead(LinearFormat format, int num_rows) {
+  const int32_t measured = PrefetchBytes(format, num_rows);
+  if (measured != kNotMeasured) return measured;
+  const int from = format == LinearFormat::kWint4 ? kWint4PrefetchFromRows : kPrefetchFromRows;
+  return num_rows >= from ? kPrefetchBytes : 0;
 }
 
 template <template <int> class Tile, int... kIndex>

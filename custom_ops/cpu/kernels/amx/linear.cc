@@ -28,7 +28,9 @@ void MultiplyPacks(const PackedRows& x, const Rows* packs, int64_t num_packs, co
     return Slice{s, first, x.slices.units[s + 1] - first, panel + first * PanelUnitBytes(x.format)};
   };
   for (int32_t s = 0; s < x.slices.count; ++s) num_steps += Format::NumSteps(slice_of(s));
-  Ahead ahead(panel, PanelBytes(x.slices, x.format), num_packs, num_steps);
+  const int32_t measured = PrefetchBytes(x.format, packs[0].count);
+  Ahead ahead(panel, PanelBytes(x.slices, x.format), num_packs, num_steps,
+              measured == kNotMeasured ? kPrefetchAhead : measured);
   for (int32_t s = 0; s < x.slices.count; ++s) {
     const Slice slice = slice_of(s);
     const int64_t slice_steps = Format::NumSteps(slice);

@@ -22,16 +22,18 @@ constexpr int kBf16StepPanelBytes = kStepUnits * kPanelStepBytes;
 constexpr int kHalfColumnsBytes = kTileColumns * kStepBytes;
 // Where several packs pass over a panel: as much of it at a time as stays in the first-level cache beside them.
 constexpr int kChunkBytes = 16 * 1024;
-// How far ahead of the weights one pack alone asks for more.
+// How far ahead of the weights one pack alone asks for more, where that was not measured.
 constexpr int kPrefetchAhead = 8 * 1024;
 
 // Asks for the lines of weights that come after those in use, in equal parts: one pack alone for those of its own
-// stream, several packs for the next panel, while they pass over this one.
+// stream, `alone` bytes ahead (0 = not at all), several packs for the next panel, while they pass over this one.
 class Ahead {
  public:
-  Ahead(const uint8_t* panel, int64_t panel_bytes, int64_t num_packs, int64_t num_steps)
-      : next_(panel + (num_packs == 1 ? kPrefetchAhead : panel_bytes)),
-        lines_(static_cast<int>(DivideUp(panel_bytes / 64, std::max<int64_t>(num_packs * num_steps, 1)))) {}
+  Ahead(const uint8_t* panel, int64_t panel_bytes, int64_t num_packs, int64_t num_steps, int64_t alone)
+      : next_(panel + (num_packs == 1 ? alone : panel_bytes)),
+        lines_(num_packs == 1 && alone == 0
+                   ? 0
+                   : static_cast<int>(DivideUp(panel_bytes / 64, std::max<int64_t>(num_packs * num_steps, 1)))) {}
 
   FDSD_INLINE void Step() {
     for (int i = 0; i < lines_; ++i, next_ += 64) _mm_prefetch(reinterpret_cast<const char*>(next_), _MM_HINT_T1);

@@ -1,0 +1,29 @@
+#include "linear_prefetch.h"
+
+#include <atomic>
+
+namespace fdsd {
+namespace {
+
+constexpr int kNumFormats = 4;
+constexpr int32_t kMaxBytes = 65536;
+
+// Plus one, so that memory that begins as zeros says that nothing was measured.
+std::atomic<int32_t> bytes_plus_one[kNumFormats][kMaxPrefetchRows];
+
+}  // namespace
+
+int32_t PrefetchBytes(LinearFormat format, int num_rows) {
+  return bytes_plus_one[static_cast<int>(format)][num_rows - 1].load(std::memory_order_relaxed) - 1;
+}
+
+Error SetPrefetchBytes(LinearFormat format, int32_t num_rows, int32_t num_bytes) {
+  if (static_cast<int>(format) < 0 || static_cast<int>(format) >= kNumFormats)
+    return "format: expected a known one, got another";
+  if (num_rows < 1 || num_rows > kMaxPrefetchRows) return "num_rows: expected 1..32, got another number";
+  if (num_bytes < kNotMeasured || num_bytes > kMaxBytes) return "num_bytes: expected -1..65536, got another number";
+  bytes_plus_one[static_cast<int>(format)][num_rows - 1].store(num_bytes + 1, std::memory_order_relaxed);
+  return nullptr;
+}
+
+}  // namespace fdsd

@@ -67,8 +67,9 @@ def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfi
         InternalError: the executor broke.
     """
     machine, model = machine_key(config), model_key(config, info)
-    path = (config.model.packed_weights_folder or cache_folder()) / profile_name(machine, model)
-    kept = _load(path)
+    folder = config.model.packed_weights_folder or _user_folder()
+    path = None if folder is None else folder / profile_name(machine, model)
+    kept = None if path is None else _load(path)
     if kept is not None and kept.fits(machine, model):
         _log.info("costs of steps: %s", path)
         return kept
@@ -83,9 +84,19 @@ def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfi
         _log.info("costs of steps: not measured, the KV cache has no room for a request and its drafts")
         return None
     profile = profile_of(config, info, costs)
-    place = _save(profile, path) if costs.is_steady else "not kept, as something else runs on this machine"
+    place = "not kept, as something else runs on this machine"
+    if costs.is_steady:
+        place = "not kept, as this user has no home folder" if path is None else _save(profile, path)
     _log.info("costs of steps: measured in %.1f s, %s", time.perf_counter() - begin, place)
     return profile
+
+
+def _user_folder() -> Path | None:
+    """The user's cache folder; a user that the system does not know, as in a container, may have none."""
+    try:
+        return cache_folder()
+    except RuntimeError:
+        return None
 
 
 def _load(path: Path) -> CostProfile | None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import auto
-from benchmarks.auto_report import auto_table, save_plot
+from benchmarks.auto_report import FINE, SHORT, SLOWER, auto_table, save_plot, verdict
 from benchmarks.interleaved import Turns, cell_metrics, run_in_turns
 from benchmarks.record import Record
 from benchmarks.speculation_run import Case
@@ -121,10 +121,16 @@ def test_a_table_has_a_row_per_cell_and_a_column_per_setting() -> None:
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
-    save_plot([record("free-text", 1, 1.5), record("code-edit", 8, 2.0)], tmp_path / "plot.png")
+    save_plot([record("free-text", 1, 1.5), record("code-edit", 8, 0.9)], tmp_path / "plot.png")
     data = (tmp_path / "plot.png").read_bytes()
     assert data.startswith(b"\x89PNG")
-    assert [int.from_bytes(data[i : i + 4], "big") for i in (16, 20)] == [2 * 480, 384]
+    assert [int.from_bytes(data[i : i + 4], "big") for i in (16, 20)] == [3 * 480, 384]
+
+
+def test_a_cell_has_the_colour_of_what_it_misses() -> None:
+    slower, short, fine = record("random", 8, 0.97), record("random", 8, 0.98), record("random", 8, 1.1)
+    short.metrics["over_best"]["chooser"] = 0.96
+    assert [verdict(r) for r in (slower, short, fine)] == [SLOWER, SHORT, FINE]
 
 
 def test_one_cell_of_the_bundled_model(

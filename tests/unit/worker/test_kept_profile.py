@@ -104,6 +104,22 @@ def test_a_folder_that_cannot_be_written_costs_only_the_file(
     assert "not kept: " in caplog.text
 
 
+def test_a_user_without_a_home_measures_each_time(
+    tmp_path: Path, measurement: Measurement, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("HOME", "FDSD_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    own = replace(config(tmp_path), model=ModelConfig("demo"))
+    assert [kept_profile(own, INFO, no_step) is not None for _ in range(2)] == [True, True]
+    assert measurement.num_calls == 2
+    assert "not kept, as this user has no home folder" in caplog.text
+
+
 def test_a_model_that_cannot_run_made_up_requests_serves_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,7 +28,7 @@ _TIMEOUT_S = 300
 _NUM_UNDISTURBED = 20
 _ONE_TOKEN = json.dumps({"prompt": "hello", "max_tokens": 1, "temperature": 0}).encode()
 _STREAM = {"prompt": "def f(x):", "max_tokens": 100, "temperature": 0.8, "seed": 5, "ignore_eos": True, "stream": True,
-           "request_id": "watched"}  # fmt: skip
+           "request_id": "watched", "speculation": {"enabled": False}}  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -21,9 +21,10 @@ import httpx
 
 from tests.e2e.server_process import running_server
 
-# Everything about it is fixed, so whoever else is served, its events are too.
+# Everything about it is fixed, so whoever else is served, its events are too; drafts would change how many there are.
 REFERENCE = {"prompt": "def fibonacci(n):", "max_tokens": 24, "temperature": 0.8, "seed": 7, "ignore_eos": True,
-             "stream": True, "return_token_ids": True, "request_id": "reference"}  # fmt: skip
+             "stream": True, "return_token_ids": True, "request_id": "reference",
+             "speculation": {"enabled": False}}  # fmt: skip
 HEALTH_PERIOD_S = 0.02
 ANSWER_TIMEOUT_S = 120
 SETTLE_S = 60

@@ -26,7 +26,9 @@ ATTACKS = {attack.name: attack for attack in (*small_attacks(), *large_attacks(L
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     # Few blocks, all of them used before: a block that is used for the first time costs memory whoever uses it.
-    with running_server("--model", "demo", "--num-threads", "1", "--num-gpu-blocks-override", "64") as server:
+    # Nor are outputs kept for drafts.
+    options = ["--num-threads", "1", "--num-gpu-blocks-override", "64", "--speculative-config", "naive"]
+    with running_server("--model", "demo", *options) as server:
         full = {"prompt": ["a"] * 192, "max_tokens": 4}
         assert httpx.post(f"{server.url}/v1/completions", json=full, timeout=WARM_UP_S).status_code == 200
         yield server

@@ -22,7 +22,9 @@ PROMPT = "def add(a, b):\n    return a + b\n" * 12
 
 def complete(server: ServerProcess, **fields: Any) -> Any:
     body = {"prompt": PROMPT, "max_tokens": 24, **fields}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=TIMEOUT_S).json()["choices"]
+    choices = httpx.post(f"{server.url}/v1/completions", json=body, timeout=TIMEOUT_S).json()["choices"]
+    # What became of drafts is no part of an answer: it follows from what steps take.
+    return [{key: value for key, value in choice.items() if key != "speculate_metrics"} for choice in choices]
 
 
 def sample(server: ServerProcess, name: str) -> float:

@@ -16,6 +16,7 @@ from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.config import explain, load_config
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.runtime.library import amx_refusal
+from fastdeploy_sd.runtime.processors import own_processors
 from fastdeploy_sd.worker.forecast import forecast
 
 PACKAGES = (
@@ -76,7 +77,8 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": cpu.get("model name", platform.machine()),
-        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+        "processors": f"{os.cpu_count()}, {own_processors().describe()}",
+        "threads": f"{own_processors().num_threads} unless --num-threads says how many",
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB",
         "isa": isa_level(flags if refusal is None else flags - _AMX),
         "amx": "usable" if refusal is None else f"not used: {refusal}",

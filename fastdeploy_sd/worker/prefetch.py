@@ -33,7 +33,7 @@ ROWS = (1, 2, 3, 4, 5, 6, 8, 12)
 MEASURED_BYTES = 128 << 20
 _IN_FEATURES = 4096
 _ALIGNED_OUT_FEATURES = 64
-_NUM_ROUNDS = 4
+_NUM_ROUNDS = 6
 # Another distance must be better than the kernel's own by so much, or it may have been chance.
 _GAIN = 1.03
 # A machine on which the same takes so much longer at the median does something else besides.
@@ -108,14 +108,16 @@ def measure(fmt: LinearFormat, num_bytes: int) -> tuple[Distances, bool]:
 
 
 def best_distance(times: Mapping[int, Sequence[float]]) -> int:
-    """Return the distance with the least time; UNMEASURED where none is clearly better than that.
+    """Return the distance with the least time; UNMEASURED where none is clearly better than that, both in the even and
+    in the odd rounds.
 
     Args:
-        times: distance -> seconds of each round; UNMEASURED among them.
+        times: distance -> seconds of each round, at least two; UNMEASURED among them.
     """
-    least = {distance: min(seconds) for distance, seconds in times.items()}
-    best = min(least, key=lambda distance: least[distance])
-    return best if least[best] * _GAIN < least[UNMEASURED] else UNMEASURED
+    best = min(times, key=lambda distance: min(times[distance]))
+    halves = (slice(0, None, 2), slice(1, None, 2))
+    is_clear = all(min(times[best][half]) * _GAIN < min(times[UNMEASURED][half]) for half in halves)
+    return best if is_clear else UNMEASURED
 
 
 def _name(fmt: LinearFormat, machine: Key) -> str:

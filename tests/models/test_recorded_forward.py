@@ -58,6 +58,28 @@ def test_every_isa_level_and_number_of_threads(level: str, count: int) -> None:
         assert_same(Model("qwen3_moe-tiny", "bfloat16"), STEPS[:5])
 
 
+@pytest.mark.parametrize(
+    ("name", "quantization"), [("qwen3-tiny", None), ("qwen3_moe-tiny", "wint4"), ("ernie4_5_moe-tiny", "wint8")]
+)
+def test_whole_steps_have_the_same_bits_with_any_number_of_threads(name: str, quantization: str | None) -> None:
+    """Hidden rows, logits and KV; with as many at once as there are, and in turn where there are fewer processors."""
+
+    def bits(num_threads: int, num_processors: int | None = None) -> list[bytes]:
+        model = Model(name, "bfloat16", quantization)
+        library.set_num_threads(num_threads, num_processors)
+        found = []
+        for step in batches(STEPS):
+            model.load(step)
+            found += [part.tobytes() for part in model.bits(model.recorded)]
+        return [*found, *(part.tobytes() for part in cache_bits(model.caches))]
+
+    with threads(1):
+        wanted = bits(1)
+        for count in (2, 5, 16, 64):
+            assert bits(count) == wanted
+        assert bits(20, num_processors=20) == wanted
+
+
 def test_the_isa_level_and_the_threads_may_change_after_recording() -> None:
     model = Model("qwen2-tiny", "float32")
     with isa("scalar"), threads(3):

@@ -46,10 +46,12 @@ def test_no_bit_depends_on_them(fmt: LinearFormat) -> None:
 
 
 def test_the_least_time_wins_where_it_is_clearly_less() -> None:
-    times = {UNMEASURED: [2.0, 1.0], 0: [1.1, 1.2], 2048: [0.99, 3.0], 8192: [1.5, 1.5]}
+    times = {UNMEASURED: [2.0, 1.0, 1.0], 0: [1.1, 1.2, 1.0], 2048: [0.99, 0.99, 3.0], 8192: [1.5, 1.5, 1.5]}
     assert best_distance(times) == UNMEASURED
-    assert best_distance(times | {8192: [0.9, 9.0]}) == 8192
-    assert best_distance(times | {0: [0.5, 9.0]}) == 0
+    assert best_distance(times | {8192: [9.0, 0.9, 0.9]}) == 8192
+    assert best_distance(times | {0: [0.9, 0.5, 9.0]}) == 0
+    # Once only: chance.
+    assert best_distance(times | {0: [0.5, 1.2, 1.0]}) == UNMEASURED
 
 
 def test_what_was_measured_is_kept_for_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,10 @@ FDSD_EXPORT fdsd::Error fdsd_set_isa(int32_t isa) {
 }
 FDSD_EXPORT fdsd::Error fdsd_amx_refusal() { return fdsd::AmxRefusal(); }
 FDSD_EXPORT int32_t fdsd_tiles_in_use() { return static_cast<int32_t>(fdsd::TilesInUse()); }
-FDSD_EXPORT fdsd::Error fdsd_use_tile_twin(int32_t is_used) { return fdsd::UseTileTwin(is_used != 0); }
+FDSD_EXPORT fdsd::Error fdsd_assume_tiles(int32_t tiles) {
+  if (tiles < 0 || tiles > 2) return "tiles: expected 0 (none), 1 (chip) or 2 (twin)";
+  return fdsd::AssumeTiles(static_cast<fdsd::Tiles>(tiles));
+}
 // One product on tiles, of the chip (1) or the twin (2), whatever level is in use: for tests.
 FDSD_EXPORT fdsd::Error fdsd_add_tile_product(int32_t tiles, int32_t product, int32_t rows, const void* a,
                                               const void* b, void* c) {
@@ -30,7 +33,7 @@ FDSD_EXPORT fdsd::Error fdsd_add_tile_product(int32_t tiles, int32_t product, in
   if (static_cast<fdsd::Tiles>(tiles) == fdsd::Tiles::kTwin) {
     return fdsd::avx512::amx_twin::AddTileProduct(known_product, rows, a, b, c);
   }
-  if (const fdsd::Error refusal = fdsd::AmxRefusal()) return refusal;
+  if (const fdsd::Error refusal = fdsd::ChipRefusal()) return refusal;
   return fdsd::avx512::amx::AddTileProduct(known_product, rows, a, b, c);
 }
 FDSD_EXPORT int32_t fdsd_num_threads() { return fdsd::NumThreads(); }

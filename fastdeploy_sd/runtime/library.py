@@ -12,7 +12,7 @@ import os
 import pathlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime.processors import own_processors
@@ -35,7 +35,7 @@ def library() -> ctypes.CDLL:
     if not LIBRARY_PATH.exists():
         raise ConfigError(f"kernel library: expected {LIBRARY_PATH}, got no such file; run `scripts/dev build`")
     lib = ctypes.CDLL(str(LIBRARY_PATH))
-    for name in ("fdsd_set_isa", "fdsd_set_num_threads", "fdsd_amx_refusal", "fdsd_use_tile_twin"):
+    for name in ("fdsd_set_isa", "fdsd_set_num_threads", "fdsd_amx_refusal", "fdsd_assume_tiles"):
         getattr(lib, name).restype = ctypes.c_char_p
     lib.fdsd_set_num_threads(own_processors().num_threads, own_processors().at_once)
     wanted = os.environ.get("FDSD_ISA")
@@ -108,13 +108,17 @@ def level_text() -> str:
     return f"{isa()} (not amx: {refusal})" if refusal is not None and refusal.startswith("the system") else isa()
 
 
-def use_tile_twin(is_used: bool) -> None:
-    """From now on level amx multiplies with the twin of the tile instructions, or with the chip again; for tests.
+def assume_tiles(tiles: Literal["chip", "twin"] | None) -> None:
+    """From now on level amx means the chip's tile instructions, or their twin, whatever this machine allows; for tests.
+
+    Args:
+        tiles: "chip" where there is none is for whoever executes its instructions itself. None is what the machine
+            allows again.
 
     Raises:
         ConfigError: level amx is in use, or the processor has no AVX-512.
     """
-    error = library().fdsd_use_tile_twin(int(is_used))
+    error = library().fdsd_assume_tiles((None, "chip", "twin").index(tiles))
     if error:
         raise ConfigError(error.decode())
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import paddle
@@ -14,6 +15,8 @@ import paddle
 from fastdeploy_sd.runtime import library
 
 _OWN_LEVELS = library.available_isas()
+# The tiles that `tiles` lets level amx mean now, if any.
+_assumed: list[str] = []
 # Every level that tests can run: amx wherever there is AVX-512, without the chip's tiles on their twin.
 LEVELS = _OWN_LEVELS if "avx512" not in _OWN_LEVELS or "amx" in _OWN_LEVELS else (*_OWN_LEVELS, "amx")
 
@@ -25,16 +28,25 @@ def isa(name: str) -> Iterator[None]:
     if name == before:
         yield
         return
-    on_twin = name == "amx" and name not in _OWN_LEVELS
-    if on_twin:
-        library.use_tile_twin(True)
-    library.set_isa(name)
+    needs_twin = name == "amx" and name not in _OWN_LEVELS and not _assumed
+    with tiles("twin") if needs_twin else contextlib.nullcontext():
+        library.set_isa(name)
+        try:
+            yield
+        finally:
+            library.set_isa(before)
+
+
+@contextlib.contextmanager
+def tiles(kind: Literal["chip", "twin"]) -> Iterator[None]:
+    """Let level amx mean these tiles in the body, which begins and ends on another level."""
+    library.assume_tiles(kind)
+    _assumed.append(kind)
     try:
         yield
     finally:
-        library.set_isa(before)
-        if on_twin:
-            library.use_tile_twin(False)
+        _assumed.pop()
+        library.assume_tiles(None)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule, halved
 from fastdeploy_sd.runtime import library
-from tests.ops.backends import LEVELS, isa, threads
+from tests.ops.backends import LEVELS, isa, threads, tiles
 from tests.ops.test_tiles import TWIN, add_product
 
 FORMATS: tuple[LinearFormat, ...] = ("bfloat16", "wint8", "wint4")
@@ -86,12 +86,7 @@ def test_the_chip_has_the_bits_of_the_twin(fmt: LinearFormat) -> None:
 
     with isa("amx"):
         on_chip = run()
-    with isa("avx512"):
-        library.use_tile_twin(True)
-        try:
-            with isa("amx"):
-                on_twin = run()
-        finally:
-            library.use_tile_twin(False)
+    with isa("avx512"), tiles("twin"), isa("amx"):
+        on_twin = run()
     for chip, twin in zip(on_chip, on_twin, strict=True):
         np.testing.assert_array_equal(chip, twin)

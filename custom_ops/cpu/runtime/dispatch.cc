@@ -25,7 +25,7 @@ bool Supports(Isa isa) {
   return false;
 }
 
-std::atomic<bool> is_twin_used{false};
+std::atomic<Tiles> assumed_tiles{Tiles::kNone};
 
 std::atomic<Isa>& Level() {
   static std::atomic<Isa> level{BestIsa()};
@@ -49,23 +49,26 @@ Isa BestIsa() {
 Isa CurrentIsa() { return Level().load(std::memory_order_relaxed); }
 
 Error SetIsa(Isa isa) {
-  const bool is_on_twin = isa == Isa::kAmx && is_twin_used.load(std::memory_order_relaxed);
-  if (!Supports(isa) && !is_on_twin) return "isa: this processor lacks the requested instruction-set level";
+  const bool is_assumed = isa == Isa::kAmx && assumed_tiles.load(std::memory_order_relaxed) != Tiles::kNone;
+  if (!Supports(isa) && !is_assumed) return "isa: this processor lacks the requested instruction-set level";
   Level().store(isa, std::memory_order_relaxed);
   return nullptr;
 }
 
 Tiles TilesInUse() {
   if (CurrentIsa() != Isa::kAmx) return Tiles::kNone;
-  return is_twin_used.load(std::memory_order_relaxed) ? Tiles::kTwin : Tiles::kChip;
+  const Tiles assumed = assumed_tiles.load(std::memory_order_relaxed);
+  return assumed != Tiles::kNone ? assumed : Tiles::kChip;
 }
 
-Error UseTileTwin(bool is_used) {
-  if (CurrentIsa() == Isa::kAmx) return "tile twin: expected another level than amx in use meanwhile, got amx";
-  if (!Supports(Isa::kAvx512)) return "tile twin: expected a processor with AVX-512, got another";
-  is_twin_used.store(is_used, std::memory_order_relaxed);
+Error AssumeTiles(Tiles tiles) {
+  if (CurrentIsa() == Isa::kAmx) return "tiles: expected another level than amx in use meanwhile, got amx";
+  if (!Supports(Isa::kAvx512)) return "tiles: expected a processor with AVX-512, got another";
+  assumed_tiles.store(tiles, std::memory_order_relaxed);
   return nullptr;
 }
+
+Error ChipRefusal() { return assumed_tiles.load(std::memory_order_relaxed) == Tiles::kChip ? nullptr : AmxRefusal(); }
 
 #define FDSD_OP(Name, snake)          \
   namespace scalar {                  \

@@ -19,9 +19,12 @@ Error AmxRefusal();
 // far slower and gives the same bits. kNone below that level.
 enum class Tiles : int32_t { kNone = 0, kChip = 1, kTwin = 2 };
 Tiles TilesInUse();
-// From now on kAmx means the twin (which needs AVX-512), or the chip again. Not while an op runs, and not while kAmx is
-// in use.
-Error UseTileTwin(bool is_used);
+// For tests: from now on kAmx means these tiles, whatever processor and system allow; kNone: what they allow again.
+// Needs AVX-512. kChip on a processor without tiles is for whoever executes their instructions itself. Not while an op
+// runs, and not while kAmx is in use.
+Error AssumeTiles(Tiles tiles);
+// Why the chip's tiles cannot be used: AmxRefusal(), or nullptr where they are assumed.
+Error ChipRefusal();
 
 // Threads that share the loops of ops, the calling thread included. Starts as the number of processors the process may
 // use. New ones start with the first loop after SetNumThreads, which must not run at the same time as an op.

@@ -1,0 +1,60 @@
+"""Runs linear as compiled for the chip's tiles on a processor without, and compares its bits with the twin's.
+
+Usage: python -m tests.ops.run_tile_instructions TRAPS, the library of tile_traps.cc
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import numpy as np
+import paddle
+
+from fastdeploy_sd.ops import linear as ops
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import pack_linear
+from fastdeploy_sd.parallel.ranges import SliceRule
+from fastdeploy_sd.runtime import library
+from tests.ops.backends import isa, threads, tiles
+from tests.ops.test_tiles import CHIP, PRODUCTS, TWIN, add_product, bf16_operands, int_operands
+
+FORMATS: tuple[LinearFormat, ...] = ("bfloat16", "wint8", "wint4")
+
+
+def main(traps: str) -> None:
+    # Paddle handles the signal itself from its import on.
+    paddle.disable_signal_handler()
+    if ctypes.CDLL(traps).install_tile_traps() != 0:
+        raise SystemExit("the signal of illegal instructions cannot be handled here")
+    library.set_isa("avx512")
+    compare_products()
+    for fmt in FORMATS:
+        compare_linear(fmt)
+
+
+def compare_products() -> None:
+    with tiles("chip"):
+        for product in PRODUCTS:
+            operands = bf16_operands(7, (-6, 6), seed=3) if product == "bf16" else int_operands(product, 7)
+            chip, twin = (add_product(kind, product, *operands).view(np.uint32) for kind in (CHIP, TWIN))
+            np.testing.assert_array_equal(chip, twin, product)
+
+
+def compare_linear(fmt: LinearFormat) -> None:
+    """One pack of one tile and of two, and several; several chunks of K; slices that end within a step."""
+    rng = np.random.default_rng(5)
+    weight = rng.standard_normal((70, 1100), np.float32)
+    x = rng.standard_normal((98, 1100), np.float32)
+    packed = pack_linear(weight, fmt, SliceRule(2, 3))
+    for count in (1, 16, 29, 98):
+        rows: np.ndarray = x[:count].copy()
+        with tiles("chip"), isa("amx"), threads(1 + count % 2):
+            chip = ops.linear(rows, packed)
+        with tiles("twin"), isa("amx"):
+            twin = ops.linear(rows, packed)
+        np.testing.assert_array_equal(chip.view(np.uint32), twin.view(np.uint32), f"{fmt} {count} rows")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

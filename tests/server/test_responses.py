@@ -153,7 +153,7 @@ def test_calls_of_tools_in_a_history_are_turns() -> None:
     ]
 
 
-async def test_a_second_turn_takes_the_output_as_it_came() -> None:
+async def test_a_second_turn_takes_the_output_as_it_came(caplog: pytest.LogCaptureFixture) -> None:
     async with serve() as s:
         first = await s.api.responses.create(**ASK, input="hello")
         question = {"role": "user", "content": "hello"}
@@ -163,6 +163,7 @@ async def test_a_second_turn_takes_the_output_as_it_came() -> None:
         prompts = {await prompt_of(s, input=items) for items in (history, dumped)}
     assert len(prompts) == 1
     assert first.output_text in prompts.pop()
+    assert "left aside" not in caplog.text, "what every item of OpenAI's has is no news"
 
 
 async def test_what_is_wrong_or_missing_here_is_named() -> None:

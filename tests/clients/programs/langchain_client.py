@@ -1,4 +1,4 @@
-"""langchain-openai: messages in, messages out."""
+"""langchain-openai: messages in, messages out, by chat completions and by Responses."""
 
 from typing import Any
 
@@ -19,4 +19,11 @@ usage: dict[str, int] = {}
 for way, turn in (("message", answer), ("streamed message", whole)):
     second = model.invoke([question, turn, HumanMessage(SECOND)])
     seconds[way], usage[way] = second.content, second.usage_metadata["input_tokens"]
+
+by_responses: dict[str, Any] = {"use_responses_api": True, "extra_body": {"stop": STOP}, "include": None}
+model = ChatOpenAI(base_url=base_url(), api_key=API_KEY, model=MODEL, **{**options, "stop": None}, **by_responses)
+response = model.invoke([question])
+assert response.text == answer.content
+second = model.invoke([question, response, HumanMessage(SECOND)])
+seconds["response"], usage["response"] = second.text, second.usage_metadata["input_tokens"]
 report(answer.content, seconds, whole.content, usage)

@@ -53,26 +53,27 @@ def content_schema(text_keys: Mapping[str, str]) -> dict[str, Any]:
     return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": parts}}]}
 
 
-def content_text(value: Any, text_keys: Mapping[str, str]) -> str | None:
+def content_text(value: Any, text_keys: Mapping[str, str], expected_names: Collection[str] = ()) -> str | None:
     """Return the text of a content: it itself, or its parts joined by line breaks; None when it is neither.
 
     Args:
         text_keys: type of a part -> the key of its text.
+        expected_names: what else a part has that means nothing here; of other names the log is told.
     """
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         return None
-    texts = [_part_text(part, text_keys) for part in value]
+    texts = [_part_text(part, text_keys, expected_names) for part in value]
     return None if None in texts else "\n".join(text for text in texts if text is not None)
 
 
-def _part_text(part: Any, text_keys: Mapping[str, str]) -> str | None:
+def _part_text(part: Any, text_keys: Mapping[str, str], expected_names: Collection[str]) -> str | None:
     kind = part.get("type") if isinstance(part, dict) else None
     key = text_keys.get(kind) if isinstance(kind, str) else None
     if key is None or not isinstance(part.get(key), str):
         return None
-    tell_names("part of a message's content", part, ("type", key))
+    tell_names("part of a message's content", part, ("type", key, *expected_names))
     return str(part[key])
 
 

@@ -1,7 +1,7 @@
 """`input` of /v1/responses: a text, or the items of a conversation, as turns for the chat template.
 
-Clients send back the items that a server gave them (`id`, `status`, `annotations`, ...), so an item may hold names that
-mean nothing here; they are left aside and told in the log once, as in messages. So is an item of type reasoning.
+Clients send back the items that a server gave them, so an item has an `id`, a `status` and `annotations`, which mean
+nothing in a prompt. Other names are left aside and told in the log once, as in messages; so is an item of reasoning.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from fastdeploy_sd.errors import shown
 _ROLES = ("system", "developer", "user", "assistant")
 # Type of a part of the content -> the key of its text.
 _TEXT_KEYS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+# What OpenAI's own items and parts have beside that.
+_OF_ITEMS = ("id", "status", "phase")
+_OF_PARTS = ("annotations", "logprobs")
 _CONTENT = 'text or a list of {"type": "input_text", "text": ...} parts (images, audio and files are not supported)'
 _TEXT = {"type": "string"}
 _CONTENT_SCHEMA = content_schema(_TEXT_KEYS)
@@ -93,13 +96,13 @@ class _Item:
 
     def content(self, name: str) -> str:
         value = self._value.get(name)
-        text = content_text(value, _TEXT_KEYS)
+        text = content_text(value, _TEXT_KEYS, _OF_PARTS)
         if text is None:
             raise self.fault(name, _CONTENT, value)
         return text
 
     def tell_others(self, *known: str) -> None:
-        tell_names(f"{self.type} item", self._value, ("type", *known))
+        tell_names(f"{self.type} item", self._value, ("type", *_OF_ITEMS, *known))
 
 
 def _add_item(turns: list[Message], item: _Item) -> None:

@@ -5,26 +5,30 @@
 namespace fdsd {
 namespace {
 
-// A draft must pay for its time and this much more.
-constexpr double kPrice = 1.05;
+// A survival is a guess, and of guesses the high ones are chosen: so much of it is believed.
+constexpr double kBelieved = 1.0 / 1.05;
 // The chains are chosen by a price, which follows from the chains.
 constexpr int32_t kNumRounds = 2;
+// What a draft costs is at first what it does with this many in the step, or one for each row.
+constexpr int32_t kFewDrafts = 4;
 
 double Survival(const std::vector<double>& survivals, int32_t i) { return survivals[static_cast<size_t>(i)]; }
 
 }  // namespace
 
-// Of each row the chain that brings most above a price per draft.
-void DraftFill::ChooseChains(const std::vector<DraftChain>& chains, const std::vector<double>& survivals,
+// Of each row the chain that brings most above a price per draft. Returns whether these are others than before.
+bool DraftFill::ChooseChains(const std::vector<DraftChain>& chains, const std::vector<double>& survivals,
                              double row_price) {
+  std::swap(chosen_, last_chosen_);
   chosen_.clear();
+  const double least = row_price / kBelieved;
   int32_t row = -1;
   double best = 0.0;
   for (size_t c = 0; c < chains.size(); ++c) {
     const DraftChain& chain = chains[c];
     double gain = 0.0;
-    for (int32_t i = chain.begin; i < chain.begin + chain.count && Survival(survivals, i) > row_price; ++i)
-      gain += Survival(survivals, i) - row_price;
+    for (int32_t i = chain.begin; i < chain.begin + chain.count && Survival(survivals, i) > least; ++i)
+      gain += Survival(survivals, i) - least;
     if (chain.row != row) {
       chosen_.push_back(static_cast<int32_t>(c));
     } else if (gain > best) {
@@ -35,63 +39,74 @@ void DraftFill::ChooseChains(const std::vector<DraftChain>& chains, const std::v
     row = chain.row;
     best = gain;
   }
+  return chosen_ != last_chosen_;
 }
 
-// By survival in steps of 1 / kNumKeys, stably: a chain's drafts stay in order.
+// The chosen chains' drafts by survival in steps of 1 / kNumKeys, stably: a chain's drafts stay in order.
 void DraftFill::Sort(const std::vector<DraftChain>& chains, const std::vector<double>& survivals, int32_t max_drafts) {
-  const auto key = [&](int32_t i) {
-    return static_cast<size_t>(kNumKeys - 1 - static_cast<int32_t>(Survival(survivals, i) * (kNumKeys - 1)));
-  };
-  begins_.assign(kNumKeys + 1, 0);
   const auto for_each = [&](auto&& body) {
     for (const int32_t c : chosen_) {
       const DraftChain& chain = chains[static_cast<size_t>(c)];
       for (int32_t i = chain.begin; i < chain.begin + chain.count; ++i) body(c, i);
     }
   };
-  for_each([&](int32_t, int32_t i) { ++begins_[key(i) + 1]; });
-  for (size_t k = 0; k < kNumKeys; ++k) begins_[k + 1] += begins_[k];
-  const auto total = static_cast<size_t>(begins_[kNumKeys]);
-  sorted_.resize(total);
-  sums_.resize(total);
-  for_each([&](int32_t c, int32_t i) {
-    const auto to = static_cast<size_t>(begins_[key(i)]++);
-    sorted_[to] = c;
-    sums_[to] = Survival(survivals, i);
-  });
-  const size_t kept = std::min(total, static_cast<size_t>(max_drafts));
+  sorted_.clear();
+  sums_.clear();
+  if (chosen_.size() == 1) {
+    for_each([&](int32_t c, int32_t i) {
+      sorted_.push_back(c);
+      sums_.push_back(Survival(survivals, i));
+    });
+  } else {
+    const auto key = [&](int32_t i) {
+      return static_cast<size_t>(kNumKeys - 1 - static_cast<int32_t>(Survival(survivals, i) * (kNumKeys - 1)));
+    };
+    begins_.assign(kNumKeys + 1, 0);
+    for_each([&](int32_t, int32_t i) { ++begins_[key(i) + 1]; });
+    for (size_t k = 0; k < kNumKeys; ++k) begins_[k + 1] += begins_[k];
+    const auto total = static_cast<size_t>(begins_[kNumKeys]);
+    sorted_.resize(total);
+    sums_.resize(total);
+    for_each([&](int32_t c, int32_t i) {
+      const auto to = static_cast<size_t>(begins_[key(i)]++);
+      sorted_[to] = c;
+      sums_[to] = Survival(survivals, i);
+    });
+  }
+  const size_t kept = std::min(sorted_.size(), static_cast<size_t>(max_drafts));
   sorted_.resize(kept);
   sums_.resize(kept);
-  for (size_t d = 1; d < kept; ++d) sums_[d] += sums_[d - 1];
+  double sum = 0.0;
+  for (double& to : sums_) to = sum += kBelieved * to;
 }
 
 DraftFill::Outcome DraftFill::Choose(const std::vector<DraftChain>& chains, const std::vector<double>& survivals,
                                      int32_t num_outputs, const DraftTimes& times) {
   counts_.assign(chains.size(), 0);
-  double rate = num_outputs / times[0];
   const int32_t most = std::min(times.most(), static_cast<int32_t>(survivals.size()));
   if (most == 0) return {static_cast<double>(num_outputs), times[0]};
-  // Chains are chosen by the mean price of as many drafts as there are rows, or a few for a row alone.
-  constexpr int32_t kFewDrafts = 4;
-  ChooseChains(chains, survivals, 0.0);
+  int32_t num_rows = 0;
+  for (size_t c = 0; c < chains.size(); ++c) num_rows += c == 0 || chains[c].row != chains[c - 1].row ? 1 : 0;
+  int32_t usual = std::min(most, std::max(kFewDrafts, num_rows)), num_drafts = 0;
+  double rate = num_outputs / times[0];
+  chosen_.clear();
   for (int32_t round = 0; round < kNumRounds; ++round) {
-    const int32_t usual = std::min(most, std::max(kFewDrafts, static_cast<int32_t>(chosen_.size())));
-    ChooseChains(chains, survivals, kPrice * rate * (times[usual] - times[0]) / usual);
+    if (!ChooseChains(chains, survivals, rate * (times[usual] - times[0]) / usual)) break;
     Sort(chains, survivals, most);
-    for (size_t d = 0; d < sums_.size(); ++d)
-      rate = std::max(rate, (num_outputs + sums_[d]) / times[static_cast<int32_t>(d) + 1]);
-  }
-  size_t num_drafts = 0;
-  double best = 0.0;
-  for (size_t d = 0; d < sums_.size(); ++d) {
-    const double gain = sums_[d] - kPrice * rate * (times[static_cast<int32_t>(d) + 1] - times[0]);
-    if (gain > best) {
-      best = gain;
-      num_drafts = d + 1;
+    rate = num_outputs / times[0];
+    num_drafts = 0;
+    for (int32_t d = 1; d <= static_cast<int32_t>(sums_.size()); ++d) {
+      const double found = (num_outputs + sums_[static_cast<size_t>(d - 1)]) / times[d];
+      if (found > rate) {
+        rate = found;
+        num_drafts = d;
+      }
     }
+    if (num_drafts > 0) usual = num_drafts;
   }
-  for (size_t d = 0; d < num_drafts; ++d) ++counts_[static_cast<size_t>(sorted_[d])];
-  return {num_outputs + (num_drafts == 0 ? 0.0 : sums_[num_drafts - 1]), times[static_cast<int32_t>(num_drafts)]};
+  for (int32_t d = 0; d < num_drafts; ++d) ++counts_[static_cast<size_t>(sorted_[static_cast<size_t>(d)])];
+  const double sum = num_drafts == 0 ? 0.0 : sums_[static_cast<size_t>(num_drafts - 1)];
+  return {num_outputs + sum / kBelieved, times[num_drafts]};
 }
 
 }  // namespace fdsd

@@ -16,13 +16,12 @@ struct DraftChain {
   int32_t count;
 };
 
-// What is worth most in a step whose time with d drafts is times[d], the tokens that come anyway being `num_outputs`:
+// The d drafts that bring most tokens per time, the tokens that come anyway being `num_outputs`:
 //
-//   rate  = max over d of (num_outputs + sum of the d highest survivals) / times[d]      tokens per time
-//   d     = the one with the highest (sum of the d highest survivals) - price * times[d]
+//   max over d of (num_outputs + sum of the d highest survivals) / times[d]
 //
-// with a price a little above the rate, as probabilities are guesses and a draft that only pays for itself is none.
-// Every d is looked at, so steps in `times` are found wherever they are. Of several chains of a row one is taken.
+// with survivals a little lower than guessed. Every d is looked at: so stairs in `times` are found wherever they are,
+// and many drafts that only pay together as well. Of several chains of a row one is taken.
 class DraftFill {
  public:
   struct Outcome {
@@ -39,12 +38,13 @@ class DraftFill {
  private:
   static constexpr int32_t kNumKeys = 1024;
 
-  void ChooseChains(const std::vector<DraftChain>& chains, const std::vector<double>& survivals, double row_price);
+  bool ChooseChains(const std::vector<DraftChain>& chains, const std::vector<double>& survivals, double row_price);
   void Sort(const std::vector<DraftChain>& chains, const std::vector<double>& survivals, int32_t max_drafts);
 
   std::vector<int32_t> chosen_;  // chains, one of each row
+  std::vector<int32_t> last_chosen_;
   std::vector<int32_t> sorted_;  // the chain of each draft, by falling survival
-  std::vector<double> sums_;     // of the first survivals of sorted_
+  std::vector<double> sums_;     // of the first survivals of sorted_, as far as they are believed
   std::vector<int32_t> counts_;
   std::vector<int32_t> begins_;
 };

@@ -236,6 +236,7 @@ def fill(chains: Sequence[Chain], num_outputs: int, times: Sequence[float]) -> l
         return counts
     usual = min(most, max(4, len({chain.row for chain in chains})))
     drafts: list[tuple[int, float]] = []
+    num_drafts = 0
     for _ in range(2):
         price = 1.05 * rate * (times[usual] - times[0]) / usual
         best: dict[int, tuple[float, int]] = {}
@@ -246,16 +247,12 @@ def fill(chains: Sequence[Chain], num_outputs: int, times: Sequence[float]) -> l
         drafts = [(c, s) for _, c in best.values() for s in chains[c].survivals]
         drafts.sort(key=lambda draft: -int(draft[1] * 1023))
         drafts = drafts[:most]
-        total = 0.0
+        total, rate, num_drafts = 0.0, num_outputs / times[0], 0
         for d, (_, survival) in enumerate(drafts):
-            total += survival
-            rate = max(rate, (num_outputs + total) / times[d + 1])
-    total, best_gain, num_drafts = 0.0, 0.0, 0
-    for d, (_, survival) in enumerate(drafts):
-        total += survival
-        gain = total - 1.05 * rate * (times[d + 1] - times[0])
-        if gain > best_gain:
-            best_gain, num_drafts = gain, d + 1
+            total += survival / 1.05
+            if (num_outputs + total) / times[d + 1] > rate:
+                rate, num_drafts = (num_outputs + total) / times[d + 1], d + 1
+        usual = num_drafts or usual
     for c, _ in drafts[:num_drafts]:
         counts[c] += 1
     return counts

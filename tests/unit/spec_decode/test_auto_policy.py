@@ -259,6 +259,22 @@ def test_the_likeliest_drafts_of_all_rows_fill_a_stair() -> None:
     assert 2.0 < decision.num_tokens < 5.0
 
 
+@pytest.mark.parametrize(("share_right", "wants_all"), [(0.97, True), (0.4, False)])
+def test_drafts_that_pay_only_together_are_taken_together(share_right: float, wants_all: bool) -> None:
+    # Any drafts beside 8 rows make the step 6.1 times as long. What is a quarter better with 64 of them must not be lost
+    # for what they take in themselves.
+    rng = random.Random(1)
+    server = Server([list(range(1 + 40 * r, 391 + 40 * r)) for r in range(8)], [DraftSource.NGRAM], 8)
+    dear = [1.0] + [6.1] * 64
+    for _ in range(30):
+        rows = [text[n : n + 8] for text, n in zip(server.texts, server.num_tokens, strict=True)]
+        offers = [[([t if rng.random() < share_right else 0 for t in row], [0.5] * 8, (30, 30, 0))] for row in rows]
+        server.commit(server.decide(offers, linear(0.01, 64, 8)).drafts)
+    decision = server.decide(offers, dear)
+    assert len(decision.drafts.token_ids) >= 48 if wants_all else len(decision.drafts.token_ids) == 0
+    assert decision.num_tokens / decision.time >= 8.0
+
+
 def test_many_rows_beside_a_row_make_its_drafts_not_worth_it() -> None:
     # The same draft, in a step that a token more makes longer by a little, and by much.
     offer = ([5], [0.5], (5, 5, 0))

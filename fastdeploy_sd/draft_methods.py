@@ -106,7 +106,8 @@ METHODS: Mapping[str, DraftMethod] = {
             # Each names the MTP layers of one architecture, which the checkpoint does here.
             aliases=("ernie_mtp", "deepseek_mtp", "glm4_moe_mtp", "nextn"),
         ),
-        DraftMethod("auto", ".auto.method:AutoMethod", chooses=True, default_num_drafts=16),
+        # Longer drafts brought nothing on any recording; how many are worth their time is decided in every step.
+        DraftMethod("auto", ".auto.method:AutoMethod", chooses=True, default_num_drafts=32),
     )
 }
 STRATEGIES = tuple(strategy for method in METHODS.values() for strategy in method.extensions)

@@ -23,7 +23,7 @@ from fastdeploy_sd.replay.recording import Conversation, read_recording
 from fastdeploy_sd.replay.report import ReplayResult, replay_table
 from fastdeploy_sd.replay.simulation import Replay, max_len, vocab_size
 from fastdeploy_sd.spec_decode.auto.cost import CostModel, LinearCost, StepTimes
-from fastdeploy_sd.spec_decode.auto.policy import MAX_DRAFT_LEN, USUAL_DRAFT_LEN
+from fastdeploy_sd.spec_decode.auto.policy import MAX_DRAFT_LEN
 from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
@@ -31,6 +31,7 @@ from fastdeploy_sd.spec_decode.router import create_method
 
 _METHODS = {method.name: method for method in METHODS.values() if method.is_replayable}
 AUTO = "auto"
+_AUTO_DRAFTS = METHODS[AUTO].default_num_drafts
 _CACHE_SIZE = "suffix_decoding_max_cached_requests"
 # What changes the drafts of these methods and of nothing else. No cache file: one row must not warm the next.
 _TUNING = [
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"concurrency: expected at least 1, got {args.concurrency}", param="concurrency")
     tuning = _tuning(args, methods)
     configs = _configs(methods, args.num_speculative_tokens, tuning)
-    offering = _configs(methods, [USUAL_DRAFT_LEN], tuning) if args.policy == AUTO else []
+    offering = _configs(methods, [_AUTO_DRAFTS], tuning) if args.policy == AUTO else []
     conversations = _read(args.file, args.tokenizer)
     bench = _Bench(conversations, args.concurrency, _cost(args))
     results = [bench.method(config) for config in configs]
@@ -184,10 +185,10 @@ class _Bench:
             [(_source(c.method), cast(OfferingMethod, create_method(c.method, c, self._context))) for c in configs],
             self._cost,
             self._concurrency,
-            USUAL_DRAFT_LEN,
+            _AUTO_DRAFTS,
         )
-        counts = self._run(proposer, AUTO, USUAL_DRAFT_LEN)
-        return ReplayResult(AUTO, USUAL_DRAFT_LEN, counts, None, self._speed_up(counts))
+        counts = self._run(proposer, AUTO, _AUTO_DRAFTS)
+        return ReplayResult(AUTO, _AUTO_DRAFTS, counts, None, self._speed_up(counts))
 
     def _run(self, proposer: Proposer, name: str, k: int) -> ReplayCounts:
         num_tokens = sum(end - begin for c in self._conversations for begin, end in c.responses)

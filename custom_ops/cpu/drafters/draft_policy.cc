@@ -252,6 +252,7 @@ void DraftPolicy::Fill(const PolicyDecideParams& p) {
   p.outcome[1] = outcome.time;
   p.outcome[2] = static_cast<double>(survivals_.size());
   p.outcome[3] = times.most() == 0 ? std::numeric_limits<double>::infinity() : times[1] / times[0] - 1.0;
+  p.outcome[4] = times[0];
 }
 
 void DraftPolicy::WriteStats(double* stats) const {

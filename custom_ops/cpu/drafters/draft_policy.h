@@ -42,7 +42,7 @@ class DraftPolicy {
 
   // Choose from all that is offered. p.outcome becomes the tokens expected of the step and its time; how many drafts
   // were offered; and what a draft takes beside the rest, as a part of what a step without drafts takes, infinity where
-  // there is no room for one.
+  // there is no room for one; and this time without drafts.
   Error Choose(const PolicyDecideParams& p);
 
   // Both.

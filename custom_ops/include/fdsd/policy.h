@@ -65,7 +65,7 @@ struct PolicyDecideParams {
   int32_t* draft_token_ids;  // [M], the first cu_num_draft[R] are written
   int32_t* cu_num_draft;     // [R + 1]
   int8_t* draft_sources;     // [M]
-  double* outcome;           // [4] see DraftPolicy::Choose
+  double* outcome;           // [5] see DraftPolicy::Choose
 };
 
 struct PolicyStatsParams {

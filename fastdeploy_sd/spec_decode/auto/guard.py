@@ -13,8 +13,8 @@ _STEPS_PER_PLAIN = 48
 _STEPS_PER_LOOK = 96
 # Plain steps that are remembered: the machine's speed changes.
 _PLAIN_STEPS = 17
-# A step that took longer than so many plain ones was interrupted; it counts as these. The longer a step is, the more
-# often it is: so means are compared, of both kinds, and no median with a mean.
+# A step that took so many times as long as was to be expected was interrupted; it counts as this. The longer a step is,
+# the more often it is: so means are compared, of both kinds, and no median with a mean.
 _LONGEST_STEP = 4.0
 # Off when the gain was less so many times in a row: one look may have had bad luck.
 _LEAST_GAIN, _BAD_LOOKS = 0.98, 2
@@ -27,7 +27,7 @@ class _Class:
 
     def __init__(self) -> None:
         self.plain_s: deque[float] = deque(maxlen=_PLAIN_STEPS)  # seconds per request of plain steps
-        self.longest_s = 0.0  # per request, that a step counts as
+        self.longest_s = 0.0  # per request, that a plain step counts as
         self.num_since_plain = _STEPS_PER_PLAIN
         self.num_tokens = self.num_steps = 0
         self.seconds = 0.0
@@ -65,7 +65,9 @@ class Guard:
         """Tokens per second over those of plain steps, in the class of the latest step; 0 = not known yet."""
         return self._latest.gain
 
-    def observe(self, num_requests: int, num_tokens: int, num_drafts: int, seconds: float) -> None:
+    def observe(
+        self, num_requests: int, num_tokens: int, num_drafts: int, seconds: float, stretch: float = 1.0
+    ) -> None:
         """A step is over.
 
         Args:
@@ -73,6 +75,7 @@ class Guard:
                 requests that came or went.
             num_drafts: that were in it.
             seconds: everything included that the step would not have taken without drafting.
+            stretch: expected time of the step over that of a plain one, >= 1.
         """
         found = self._latest = self._classes.setdefault(num_requests.bit_length(), _Class())
         if num_drafts == 0:
@@ -86,7 +89,7 @@ class Guard:
         found.num_since_plain += 1
         found.num_steps += 1
         found.num_tokens += num_tokens
-        found.seconds += min(seconds, num_requests * found.longest_s)
+        found.seconds += min(seconds, stretch * num_requests * found.longest_s)
         if found.num_steps >= _STEPS_PER_LOOK:
             found.look()
 

@@ -82,6 +82,7 @@ class AutoMethod(Proposer):
         self._choice = _REQUEST
         self._rest = self._num_unreported = 0
         self._predicted_s = self._total_predicted_s = self._total_measured_s = 0.0
+        self._stretch = 1.0  # how much longer than a plain one the next step is expected to be
         self._rows = b""
         self._num_tokens = 0
         self._next_log = time.monotonic() + _SECONDS_PER_LOG_LINE
@@ -122,12 +123,13 @@ class AutoMethod(Proposer):
 
     def _choose(self, x: ProposeInput, num_kv_tokens: int) -> tuple[DraftTokens, str]:
         none, num_requests = DraftTokens.none(len(x.table_rows)), self._board.num_requests
-        self._predicted_s = 0.0
+        self._predicted_s, self._stretch = 0.0, 1.0
         if not any(x.max_draft_len.tolist()):
             return none, _REQUEST
         if not self._guard.allows_drafts(num_requests):
             return none, _LOW_GAIN if self._guard.is_off(num_requests) else _COMPARISON
         decision = self._auto.decide(x, num_kv_tokens)
+        self._stretch = decision.time / decision.plain_time
         if self._times.model is not None:
             step_ms = decision.time * self._times.model.speed - self._times.ms_around(num_requests)
             self._predicted_s = step_ms / 1e3
@@ -164,7 +166,7 @@ class AutoMethod(Proposer):
         seconds = b.seconds + self._times.host.seconds(b.num_requests)
         if num_drafts > 0:
             seconds += self._times.drafting.seconds(b.num_requests)
-        self._guard.observe(b.num_requests, num_new, max(num_drafts, 0), seconds)
+        self._guard.observe(b.num_requests, num_new, max(num_drafts, 0), seconds, self._stretch)
         self._rows, self._num_tokens = rows, num_tokens
 
     def _report(self) -> None:

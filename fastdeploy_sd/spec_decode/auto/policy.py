@@ -21,10 +21,8 @@ from fastdeploy_sd.spec_decode.native.draft_call import NativeDrafter
 from fastdeploy_sd.types import I32, DraftTokens
 
 MAX_DRAFT_LEN = 64
-# Drafts of one row beyond which more of them brought nothing on any recording.
-USUAL_DRAFT_LEN = 32
 _NUM_STATS = 7
-_NUM_OUTCOMES = 4
+_NUM_OUTCOMES = 5
 _OPS = ("decide", "offer", "choose")
 # A model knows more of its first draft than a look-up in a text does.
 _PRIOR_LOGITS = {DraftSource.MTP: 1.5}
@@ -82,6 +80,7 @@ class Decision(NamedTuple):
         num_offered: drafts that were looked at.
         first_draft_cost: what a draft takes beside everything else, over what the step takes without any; infinity
             where the step has no room for one.
+        plain_time: of the step without drafts.
     """
 
     drafts: DraftTokens
@@ -89,6 +88,7 @@ class Decision(NamedTuple):
     time: float
     num_offered: int
     first_draft_cost: float
+    plain_time: float
 
 
 class AutoPolicy:
@@ -213,7 +213,7 @@ class AutoPolicy:
         return self._decision(len(x.table_rows))
 
     def _decision(self, num_rows: int) -> Decision:
-        num_tokens, time, num_offered, first_draft_cost = self._outcome.tolist()
+        num_tokens, time, num_offered, first_draft_cost, plain_time = self._outcome.tolist()
         num_drafts = self._cu_num_draft.item(num_rows)
         if num_drafts == 0:
             drafts = DraftTokens.none(num_rows)
@@ -223,7 +223,7 @@ class AutoPolicy:
                 self._cu_num_draft[: num_rows + 1].copy(),
                 self._sources[:num_drafts].copy(),
             )
-        return Decision(drafts, num_tokens, time, int(num_offered), first_draft_cost)
+        return Decision(drafts, num_tokens, time, int(num_offered), first_draft_cost, plain_time)
 
     def _bind(self, x: PolicyRows, offers: OfferTable) -> None:
         p, num_rows = self._params, len(x.table_rows)

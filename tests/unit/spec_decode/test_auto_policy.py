@@ -261,8 +261,8 @@ def test_the_likeliest_drafts_of_all_rows_fill_a_stair() -> None:
 
 @pytest.mark.parametrize(("share_right", "wants_all"), [(0.97, True), (0.4, False)])
 def test_drafts_that_pay_only_together_are_taken_together(share_right: float, wants_all: bool) -> None:
-    # Any drafts beside 8 rows make the step 6.1 times as long. What is a quarter better with 64 of them must not be lost
-    # for what they take in themselves.
+    # Any drafts beside 8 rows make the step 6.1 times as long. What is a tenth better with 64 of them must not be
+    # lost for what they take in themselves.
     rng = random.Random(1)
     server = Server([list(range(1 + 40 * r, 391 + 40 * r)) for r in range(8)], [DraftSource.NGRAM], 8)
     dear = [1.0] + [6.1] * 64

@@ -46,6 +46,18 @@ def test_what_does_not_pay_is_off_within_two_looks_and_longer_each_time() -> Non
     assert second / 12000 < 0.1
 
 
+def test_a_long_step_that_was_to_be_expected_is_no_interruption() -> None:
+    # Eight plain steps' time for six tokens: it does not pay, however often a step of four plain ones is interrupted.
+    guard = Guard()
+    for _ in range(400):
+        if guard.allows_drafts(1):
+            guard.observe(1, 6, 32, 8 * PLAIN_S, stretch=8.0)
+        else:
+            guard.observe(1, 1, 0, PLAIN_S)
+    assert guard.gain == pytest.approx(6 / 8, rel=0.01)
+    assert guard.is_off(1)
+
+
 def test_what_pays_again_is_found_out() -> None:
     guard = Guard()
     run(guard, 600, 1.0, 1.4e-3)

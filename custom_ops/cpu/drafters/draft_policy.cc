@@ -14,6 +14,8 @@ constexpr int32_t kMaxLookedAt = 512, kLeastLookedAt = 1;
 constexpr int32_t kMaxKept = 64;
 // Behind this, drafts are not worth looking at whatever they cost.
 constexpr double kLeastSurvival = 0.02;
+// What is predicted so much later is brought into the cache.
+constexpr int32_t kRowsAhead = 4, kDraftsAhead = 6;
 // Offers of a source in a row that wait to be scored: later ones overlap with them.
 constexpr int32_t kMaxOffers = 4;
 // So much do one draft and the request before count in the rate of a request.
@@ -129,14 +131,27 @@ void DraftPolicy::PredictChain(const RowOffers& offers, const Row& row, DraftCha
                                                           offered.evidence[2], row.request, row.rates[chain.source]});
   Agreement agreement(offers, chain.source);
   double survival = 1.0;
+  for (int32_t i = 1; i < std::min(max_drafts, kDraftsAhead); ++i)
+    model_.Prefetch(row.request, chain.source, offered.token_ids[i]);
   while (chain.count < max_drafts && survival > kLeastSurvival) {
     const int32_t i = chain.count++;
     const int32_t token_id = offered.token_ids[i];
+    if (i + kDraftsAhead < max_drafts) model_.Prefetch(row.request, chain.source, offered.token_ids[i + kDraftsAhead]);
     guesses_.push_back({token_id, model_.Predict(offer, {i, agreement.Next(i), offered.draft_prob[i], token_id})});
     survival *= guesses_.back().prediction.probability;
     survivals_.push_back(survival);
   }
   chains_.push_back(chain);
+}
+
+// What is read first of the row's offers.
+void DraftPolicy::Prefetch(const PolicyDecideParams& p, int32_t r) const {
+  const auto num_sources = static_cast<int32_t>(source_ids_.size());
+  const Row& row = rows_[static_cast<size_t>(p.rows.table_rows[r])];
+  for (int32_t s = 0; s < num_sources; ++s) {
+    const Offered offered(p.offers, r, s);
+    if (offered.count > 0) model_.Prefetch(row.request, s, offered.token_ids[0]);
+  }
 }
 
 // The survivals of what is offered. Where there are too many offers to look at all, each row gets its share of what
@@ -149,6 +164,7 @@ void DraftPolicy::Predict(const PolicyDecideParams& p) {
   int32_t num_left = kMaxLookedAt, num_chains_left = p.rows.num_rows * num_sources;
   for (int32_t r = 0; r < p.rows.num_rows; ++r) {
     const RowOffers offers(p.offers, r, num_sources);
+    if (r + kRowsAhead < p.rows.num_rows) Prefetch(p, r + kRowsAhead);
     const Row& row = rows_[static_cast<size_t>(p.rows.table_rows[r])];
     for (int32_t s = 0; s < num_sources; ++s) {
       const int32_t share = std::max(kLeastLookedAt, num_left / num_chains_left--);

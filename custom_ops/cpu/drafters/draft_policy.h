@@ -85,6 +85,7 @@ class DraftPolicy {
   void Score(const PolicyRowsParams& x);
   bool ScoreOffer(const int32_t* text, int32_t num_tokens, Row* row, OpenOffer* offer);
   void Predict(const PolicyDecideParams& p);
+  void Prefetch(const PolicyDecideParams& p, int32_t r) const;
   void PredictChain(const RowOffers& offers, const Row& row, DraftChain chain, int32_t max_drafts);
   void Fill(const PolicyDecideParams& p);
   void Keep(const PolicyDecideParams& p);

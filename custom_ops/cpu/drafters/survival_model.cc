@@ -96,15 +96,18 @@ SurvivalModel::SurvivalModel(int32_t num_sources, const double* prior_logits)
     begins_[i] = num_cells;
     num_cells += sizes[i];
   }
-  cells_.assign(static_cast<size_t>(num_cells), {0.0, 0.5});
-  counts_.assign(cells_.size(), 0);
+  logits_.assign(static_cast<size_t>(num_cells), 0.0F);
+  probabilities_.assign(logits_.size(), 0.5);
+  counts_.assign(logits_.size(), 0);
   for (int32_t s = 0; s < num_sources; ++s) SetPriors(s, prior_logits[s]);
 }
 
 void SurvivalModel::SetPriors(int32_t source, double prior_logit) {
   const auto set = [&](size_t table, int32_t cell, double logit) {
     const double p = std::clamp(Squash(logit + prior_logit), kMinCell, 1.0 - kMinCell);
-    cells_[static_cast<size_t>(begins_[table] + cell)] = {Logit(p), p};
+    const auto i = static_cast<size_t>(begins_[table] + cell);
+    probabilities_[i] = p;
+    logits_[i] = static_cast<float>(Logit(p));
   };
   constexpr int32_t kUsualLength = 4;
   for (int32_t a = 0; a < kAgreements; ++a) {
@@ -122,6 +125,12 @@ void SurvivalModel::SetPriors(int32_t source, double prior_logit) {
           set(2, ByRate(source, a, rate, half, i), PriorLogit(a, 2 * half, i) + 0.3 * (rate - 0.5 * (kRates - 1)));
     }
   }
+}
+
+void SurvivalModel::Prefetch(uint32_t request, int32_t source, int32_t token_id) const {
+  const auto token = static_cast<uint32_t>(token_id);
+  __builtin_prefetch(&logits_[static_cast<size_t>(begins_[4] + Hash(token, request))]);
+  __builtin_prefetch(&logits_[static_cast<size_t>(begins_[5] + Hash(token, static_cast<uint32_t>(source)))]);
 }
 
 SurvivalModel::Offer SurvivalModel::Read(const OfferFacts& f) {
@@ -149,7 +158,7 @@ SurvivalModel::Prediction SurvivalModel::Predict(const Offer& o, const DraftFact
 double SurvivalModel::Mix(const Prediction& prediction) const {
   const double* weights = &weights_[prediction.weights];
   double x = 0.0;
-  for (size_t i = 0; i < kNumTables; ++i) x += weights[i] * cells_[prediction.cells[i]].logit;
+  for (size_t i = 0; i < kNumTables; ++i) x += weights[i] * logits_[prediction.cells[i]];
   return std::clamp(Squash(x), kMinProbability, 1.0 - kMinProbability);
 }
 
@@ -158,12 +167,12 @@ void SurvivalModel::Learn(const Prediction& prediction, bool is_right) {
   const double step = kLearningRate * (outcome - Mix(prediction));
   double* weights = &weights_[prediction.weights];
   for (size_t i = 0; i < kNumTables; ++i) {
-    Cell& cell = cells_[prediction.cells[i]];
-    uint8_t& count = counts_[prediction.cells[i]];
-    weights[i] += step * cell.logit;
-    const double p = cell.probability + kRatesByCount[count] * (outcome - cell.probability);
-    cell.probability = std::clamp(p, kMinCell, 1.0 - kMinCell);
-    cell.logit = Logit(cell.probability);
+    const size_t cell = prediction.cells[i];
+    uint8_t& count = counts_[cell];
+    double& p = probabilities_[cell];
+    weights[i] += step * logits_[cell];
+    p = std::clamp(p + kRatesByCount[count] * (outcome - p), kMinCell, 1.0 - kMinCell);
+    logits_[cell] = static_cast<float>(Logit(p));
     count = std::min<uint8_t>(count + 1, kMaxCount);
   }
 }

@@ -45,12 +45,14 @@ struct PolicyOffersParams {
   float* draft_prob;       // [S, D]
 };
 
-// What the next step takes with d drafts in it beside everything else: curve[num_rows + d] + fixed, in any unit.
+// What the next step takes with d drafts in it beside everything else: curve[num_step_rows + d] + fixed +
+// d * per_draft, in any unit.
 struct PolicyTimesParams {
   int32_t num_step_rows;  // of the step without drafts, >= 0
   int32_t num_times;      // more than num_step_rows; a step has fewer rows than this
   const double* curve;    // [num_times] by rows of the step; from num_step_rows on rising, and > 0 with `fixed`
   double fixed;
+  double per_draft;  // >= 0
 };
 
 // The rows are scored and the native drafters asked (offer), then drafts are chosen (choose); `decide` is both. Whoever

@@ -1,6 +1,9 @@
 """What the next step takes with so many drafts in it: measured times, interpolated, kept true online.
 
-    T(rows, requests, KV tokens) = curve(rows) * shape(requests) + slope * KV tokens,  corrected by what steps take
+    T(rows, requests, KV tokens) = curve(rows) * shape(requests) + slope * (KV tokens + share * those read by drafts)
+
+each part corrected by what steps take. A draft reads the context of its request again, out of nearer caches: the share
+is not measured beforehand, as it depends on how long contexts are and how many requests there are.
 
 Only how times compare matters to a decision: a machine that became slower as a whole changes none.
 """
@@ -15,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.spec_decode.auto.step_slope import SlopeOfSteps
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
 
 F64 = npt.NDArray[np.float64]
@@ -32,21 +36,26 @@ _SHORTEST_MS = 1e-6
 
 
 class DraftTimes(NamedTuple):
-    """What a step takes with 0, 1, .. drafts in it beside everything else, in any unit: curve[num_rows + d] + fixed.
+    """What a step takes with 0, 1, .. drafts in it beside everything else, in any unit:
+
+        curve[num_rows + d] + fixed + d * per_draft
 
     Attributes:
         curve: f64[N], by rows of a step, at most N - 1; rising from num_rows on. Not to be written to.
         num_rows: of the step without drafts, < N.
         fixed: what every step takes besides; > -curve[num_rows].
+        per_draft: what each draft does, >= 0.
     """
 
     curve: F64
     num_rows: int
     fixed: float
+    per_draft: float = 0.0
 
     def array(self, max_drafts: int) -> F64:
         """Return f64[n], 1 <= n <= max_drafts + 1, > 0."""
-        return self.curve[self.num_rows : self.num_rows + min(max_drafts, MAX_STEP_DRAFTS) + 1] + self.fixed
+        found = self.curve[self.num_rows : self.num_rows + min(max_drafts, MAX_STEP_DRAFTS) + 1] + self.fixed
+        return found + self.per_draft * np.arange(len(found))
 
 
 class StepTimes(Protocol):
@@ -108,14 +117,16 @@ class CostModel:
         self._shapes = self._measured_shapes(profile.steps)
         # Speed, and the correction of 1, 2, 4, .. rows against it.
         self._speed = 1.0
-        self._corrections = np.ones(max(1, max_num_rows.bit_length()), np.float64)
+        self._corrections = [1.0] * max(1, max_num_rows.bit_length())
+        self._draft_share = SlopeOfSteps()
         self._num_observed = 0
         self._tables: dict[int, F64] = {}
 
     def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
         """See StepTimes.times; in ms of the machine as it was measured."""
         rows = min(num_rows, self._max_num_rows)
-        return DraftTimes(self._table(num_requests), rows, self._kv_ms(num_requests, num_kv_tokens))
+        per_draft = self._draft_share.value * self._draft_kv_ms(num_requests, num_kv_tokens)
+        return DraftTimes(self._table(num_requests), rows, self._kv_ms(num_requests, num_kv_tokens), per_draft)
 
     def observe(self, num_rows: int, num_requests: int, num_kv_tokens: int, ms: float) -> None:
         """A step of this kind took `ms`.
@@ -123,23 +134,33 @@ class CostModel:
         A step is believed up to a factor of 1.25, so that many agree before much changes.
         """
         row = min(max(num_rows, 1), self._max_num_rows)
-        expected = self._table(num_requests)[row] + self._kv_ms(num_requests, num_kv_tokens)
-        ratio = min(max(ms / (expected * self._speed), 1 / _MAX_STEP_RATIO), _MAX_STEP_RATIO)
+        expected = self._table(num_requests).item(row) + self._kv_ms(num_requests, num_kv_tokens)
+        share = self._draft_share
+        read_ms = (num_rows - num_requests) * self._draft_kv_ms(num_requests, num_kv_tokens)
+        ratio = ms / ((expected + share.value * read_ms) * self._speed)
+        ratio = min(max(ratio, 1 / _MAX_STEP_RATIO), _MAX_STEP_RATIO)
+        share.observe(ratio * self._speed * (1.0 + share.value * read_ms / expected), read_ms / expected)
         self._speed *= ratio**_SPEED_RATE
-        near = math.log2(row)
-        for octave in {math.floor(near), math.ceil(near)}:
-            if octave < len(self._corrections):
-                share = 1.0 - abs(near - octave)
-                found = self._corrections.item(octave) * ratio ** (_SHAPE_RATE * share)
-                self._corrections[octave] = min(max(found, 1 / _MAX_CORRECTION), _MAX_CORRECTION)
+        below = row.bit_length() - 1
+        above = math.log2(row) - below
+        self._correct(below, ratio ** (_SHAPE_RATE * (1.0 - above)))
+        if above > 0.0 and below + 1 < len(self._corrections):
+            self._correct(below + 1, ratio ** (_SHAPE_RATE * above))
         self._num_observed += 1
         if self._num_observed % _REFRESH_STEPS == 0:
             self._tables.clear()
+
+    def _correct(self, octave: int, factor: float) -> None:
+        self._corrections[octave] = min(max(self._corrections[octave] * factor, 1 / _MAX_CORRECTION), _MAX_CORRECTION)
 
     @property
     def speed(self) -> float:
         """How long steps take against when the profile was measured: 1.7 = they take 1.7 times as long."""
         return self._speed
+
+    def _draft_kv_ms(self, num_requests: int, num_kv_tokens: int) -> float:
+        """What reading the context of a request of the step takes, the mean."""
+        return self._kv_ms(num_requests, num_kv_tokens) / max(num_requests, 1)
 
     def _kv_ms(self, num_requests: int, num_kv_tokens: int) -> float:
         return self._kv_slope * max(0, num_kv_tokens - num_requests * self._kv_measured)

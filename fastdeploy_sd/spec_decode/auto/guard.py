@@ -77,7 +77,11 @@ class Guard:
             seconds: everything included that the step would not have taken without drafting.
             stretch: expected time of the step over that of a plain one, >= 1.
         """
-        found = self._latest = self._classes.setdefault(num_requests.bit_length(), _Class())
+        number = num_requests.bit_length()
+        found = self._classes.get(number)
+        if found is None:
+            found = self._classes[number] = _Class()
+        self._latest = found
         if num_drafts == 0:
             found.num_since_plain = 0
             found.pause = max(found.pause - 1, 0)

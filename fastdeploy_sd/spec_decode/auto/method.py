@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 # What a draft costs of a one-row step where nothing was measured.
 _UNMEASURED_COST = 0.1
 _MAX_NUM_ROWS = 4096
-# Steps that nothing is asked in, after one in which nothing was worth drafting: more each time, this many at most.
+# Steps that nothing is asked in, after so many in a row in which nothing was worth drafting: none behind two of them,
+# this many behind eight.
 _LONGEST_REST = 8
 _STEPS_PER_REPORT = 32
 _SECONDS_PER_LOG_LINE = 60.0
@@ -57,8 +58,8 @@ class _NextStep:
         num_rows += b.num_prompt_tokens_ahead + num_all - num_requests
         if model is None:
             return self._unmeasured.times(num_rows, num_all, num_kv_tokens)
-        curve, num_rows, fixed = model.times(num_rows, num_all, num_kv_tokens)
-        return DraftTimes(curve, num_rows, fixed + self.ms_around(num_all) / model.speed)
+        found = model.times(num_rows, num_all, num_kv_tokens)
+        return found._replace(fixed=found.fixed + self.ms_around(num_all) / model.speed)
 
     def ms_around(self, num_requests: int) -> float:
         """What a step takes beside the model's part."""
@@ -80,7 +81,7 @@ class AutoMethod(Proposer):
         self._auto = AutoProposer(methods, self._times, context.max_num_seqs, config.num_speculative_tokens)
         self._num_steps = dict.fromkeys((_DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER, _COMPARISON), 0)
         self._choice = _REQUEST
-        self._rest = self._num_unreported = 0
+        self._num_plain = self._num_unreported = 0
         self._predicted_s = self._total_predicted_s = self._total_measured_s = 0.0
         self._stretch = 1.0  # how much longer than a plain one the next step is expected to be
         self._rows = b""
@@ -106,10 +107,11 @@ class AutoMethod(Proposer):
         self._observe(x, num_kv_tokens)
         drafts, self._choice = self._choose(x, num_kv_tokens)
         self._num_steps[self._choice] += 1
-        if self._choice in {_DRAFTS, _COMPARISON}:
-            self._rest = 0
-        elif self._is_alone(x):
-            self._rest = self._board.num_rests = min(2 * self._rest + 1, _LONGEST_REST)
+        if self._choice == _DRAFTS:
+            self._num_plain = 0
+        elif self._choice != _COMPARISON and self._is_alone(x):
+            self._num_plain += 1
+            self._board.num_rests = min(self._num_plain**2 // _LONGEST_REST, _LONGEST_REST)
         self._num_unreported += 1
         if self._num_unreported >= _STEPS_PER_REPORT:
             self._report()

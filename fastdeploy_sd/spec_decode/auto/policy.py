@@ -261,7 +261,7 @@ class AutoPolicy:
             p.curve = pointer("times", times.curve, times.curve.shape, np.float64)
             p.num_times = len(times.curve)
             self._curve = times.curve
-        p.num_step_rows, p.fixed, p.num_outputs = times.num_rows, times.fixed, num_outputs
+        p.num_step_rows, p.fixed, p.per_draft, p.num_outputs = times.num_rows, times.fixed, times.per_draft, num_outputs
 
     def stats(self) -> dict[DraftSource, SourceStats]:
         """How well each source's drafts were judged so far."""

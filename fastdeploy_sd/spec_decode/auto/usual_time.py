@@ -22,7 +22,9 @@ class UsualTime:
     def observe(self, num_requests: int, seconds: float) -> None:
         """It took so long around a step of so many requests."""
         number = num_requests.bit_length()
-        kept = self._kept.setdefault(number, deque(maxlen=_NUM_KEPT))
+        kept = self._kept.get(number)
+        if kept is None:
+            kept = self._kept[number] = deque(maxlen=_NUM_KEPT)
         kept.append(seconds)
         self._num_observed += 1
         if number not in self._medians or self._num_observed % _TIMES_PER_MEDIAN == 0:

@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 # What a source offers for a row: (token_ids, probabilities, (matched, recent, origin)).
 OfferedRow = tuple[list[int], list[float], tuple[int, int, int]]
 _LENGTHS = [1, 2, 3, 4, 5, 8, 12, 20, 40]
@@ -20,7 +22,7 @@ def _squash(x: float) -> float:
 
 
 def _logit(p: float) -> float:
-    return math.log(p / (1.0 - p))
+    return float(np.float32(math.log(p / (1.0 - p))))
 
 
 def _clamp(p: float, least: float) -> float:

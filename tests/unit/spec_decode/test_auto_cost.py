@@ -97,3 +97,17 @@ def test_one_interrupted_step_says_little() -> None:
 
 def test_a_single_measured_time_is_a_flat_line() -> None:
     assert CostModel(profile((1, 1, 10, 1.0)), 4).times(1, 1, 10).array(3).tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("read", [0.0, 0.4])
+def test_what_drafts_read_of_the_context_is_learned(read: float) -> None:
+    # A context of 1,010 tokens takes 1 ms to read, and a draft beside its request's token reads a part of it again.
+    model = CostModel(profile((1, 1, 10, 1.0), (8, 1, 10, 1.7), (16, 1, 10, 2.5), (1, 1, 1010, 2.0)), 40)
+    before = model.times(1, 1, 1010).array(7)
+    for step in range(400):
+        num_drafts = (step * 5) % 8
+        # The machine is slower than when it was measured, as a whole.
+        model.observe(1 + num_drafts, 1, 1010, 1.5 * (before.item(num_drafts) + read * num_drafts))
+    after = model.times(1, 1, 1010).array(7)
+    expected = before + read * np.arange(8)
+    assert after / after[0] == pytest.approx(expected / expected[0], rel=0.06)

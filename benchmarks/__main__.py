@@ -1,6 +1,6 @@
 """`python -m benchmarks COMMAND`: offline, http, latency, attacks, router, prefill-decode, suite (the default),
-forward, threads, costs, host, speculation, auto, proposers, edits, sampling, swap, kernels, collectives, ranks,
-kv-transfer, checkpoint, table, compare, peers.
+forward, prefill, threads, costs, host, speculation, auto, proposers, edits, sampling, swap, kernels, collectives,
+ranks, kv-transfer, checkpoint, table, compare, peers.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "suite": "suite.main",
     "forward": "forward.main",
     "threads": "threads.main",
+    "prefill": "prefill.main",
     "costs": "costs.main",
     "host": "host.main",
     "speculation": "speculation.main",

@@ -13,13 +13,12 @@ from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.bf16 import from_bf16, narrow
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.reference import attention as reference
-from fastdeploy_sd.runtime import library
-from tests.ops.backends import isa
+from tests.ops.backends import LEVELS, isa
 from tests.ops.cases.attention import batch
 
 
 @pytest.mark.parametrize("num_computed", [3, 60, 512, 1900])
-@pytest.mark.parametrize("level", library.available_isas())
+@pytest.mark.parametrize("level", LEVELS)
 def test_rows_are_within_half_a_percent_of_float64(level: str, num_computed: int) -> None:
     args = batch([(num_computed, 7)], 4, 2, 64, 16, np.uint16)
     exact = dict(args)
@@ -33,7 +32,7 @@ def test_rows_are_within_half_a_percent_of_float64(level: str, num_computed: int
     assert error.max() < 0.005, error
 
 
-@pytest.mark.parametrize("level", library.available_isas())
+@pytest.mark.parametrize("level", LEVELS)
 def test_weights_still_sum_to_one(level: str) -> None:
     """A column of V that is the same for every key comes out exactly, however the weights were rounded."""
     args = batch([(700, 3), (15, 2)], 4, 2, 32, 16, np.uint16)

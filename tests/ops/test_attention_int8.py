@@ -14,17 +14,15 @@ from fastdeploy_sd.ops.kv_cache import KvCache, Rotary, kv_cache_shapes, kv_scal
 from fastdeploy_sd.ops.reference import attention as reference
 from fastdeploy_sd.ops.reference.kv_quantize import dequantize_heads, quantize_heads
 from fastdeploy_sd.ops.rope_table import rope_table
-from fastdeploy_sd.runtime import library
-from tests.ops.backends import isa, threads
+from tests.ops.backends import LEVELS, isa, threads
 from tests.ops.cases.attention import VERIFY, Geometry, batch, own_blocks
-from tests.ops.cases.attention_int8 import blunt, copied, quantized
+from tests.ops.cases.attention_int8 import CASCADE_APPEND_ATTENTION_INT8, blunt, copied, quantized
 from tests.ops.cases.rope import random_norm
 from tests.ops.chunks import chunk, run_chunks
 
 LENGTH = 700
 GEOMETRIES = [(2, 1, 32, 16), (5, 1, 48, 64), (16, 1, 16, 32)]
 DTYPES = [np.float32, np.uint16]
-LEVELS = library.available_isas()
 
 
 def zero_cache(num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> KvCache[np.ndarray]:
@@ -93,6 +91,16 @@ def test_the_error_against_exact_attention_is_about_a_percent(dtype: Any) -> Non
     want = widen(reference.cascade_append_attention(**args))
     y = widen(ops.cascade_append_attention(**quantized(args)))
     assert np.sqrt(np.mean((y - want) ** 2)) < 0.016 * np.sqrt(np.mean(want**2))
+
+
+@pytest.mark.skipif("amx" not in LEVELS, reason="expected a processor with AVX-512, on which level amx can be tested")
+def test_tiles_give_the_bits_of_vectors() -> None:
+    """Level amx computes the same integers as avx512, and the same float32 arithmetic on them."""
+    for name, args in CASCADE_APPEND_ATTENTION_INT8.inputs.items():
+        with isa("avx512"):
+            want = ops.cascade_append_attention(**args)
+        with isa("amx"):
+            np.testing.assert_array_equal(ops.cascade_append_attention(**args), want, err_msg=name)
 
 
 @pytest.mark.parametrize("level", LEVELS)

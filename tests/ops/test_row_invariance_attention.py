@@ -13,8 +13,7 @@ import pytest
 
 from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.runtime import library
-from tests.ops.backends import isa, threads
+from tests.ops.backends import LEVELS, isa, threads
 from tests.ops.cases.attention import Geometry, batch, own_blocks, select, shared_batches
 from tests.ops.chunks import chunk, run_chunks
 
@@ -26,7 +25,7 @@ EDGES = [0, 1, 14, 15, 16, 17, 62, 63, 64, 65, 254, 255, 256, 257, 511, 512, 575
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
-@pytest.mark.parametrize("level", library.available_isas())
+@pytest.mark.parametrize("level", LEVELS)
 def test_attention_rows_do_not_depend_on_chunks_or_threads(level: str, dtype: Any, geometry: Geometry) -> None:
     sequence = batch([(0, LENGTH)], *geometry, dtype)
     rng = np.random.default_rng(1)
@@ -44,7 +43,7 @@ def test_attention_rows_do_not_depend_on_chunks_or_threads(level: str, dtype: An
 
 @pytest.mark.parametrize("first_key", [1, 2, 16, 63])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
-@pytest.mark.parametrize("level", library.available_isas())
+@pytest.mark.parametrize("level", LEVELS)
 def test_attention_rows_behind_hidden_keys_do_not_depend_on_chunks(level: str, dtype: Any, first_key: int) -> None:
     """Around first_key a tile holds rows that see one key, and rows that see others but not that one."""
     sequence = batch([(0, 140)], 5, 1, 48, 16, dtype)
@@ -59,7 +58,7 @@ def test_attention_rows_behind_hidden_keys_do_not_depend_on_chunks(level: str, d
 
 @pytest.mark.parametrize("first_key", [0, 2])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
-@pytest.mark.parametrize("level", library.available_isas())
+@pytest.mark.parametrize("level", LEVELS)
 def test_attention_rows_do_not_depend_on_who_shares_their_blocks(level: str, dtype: Any, first_key: int) -> None:
     """Alone, all together, and in random parts of the batch, of which some share less or nothing."""
     rng = np.random.default_rng(first_key)
@@ -77,7 +76,7 @@ def test_attention_rows_do_not_depend_on_who_shares_their_blocks(level: str, dty
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
-@pytest.mark.parametrize("level", library.available_isas())
+@pytest.mark.parametrize("level", LEVELS)
 def test_attention_rows_never_touch_later_keys(level: str, dtype: Any) -> None:
     block_size, stop, first_bad = 16, 600, 580
     sequence = batch([(0, stop)], 4, 2, 32, block_size, dtype)
@@ -95,3 +94,19 @@ def test_attention_rows_never_touch_later_keys(level: str, dtype: Any) -> None:
     np.testing.assert_array_equal(y[: first_bad - 570], good[: first_bad - 570])
     is_nan = np.isnan(y) if dtype == np.float32 else (y & 0x7FFF) > 0x7F80
     assert is_nan[first_bad - 570 :].all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_sign_of_a_zero_does_not_depend_on_later_keys(level: str) -> None:
+    """A sum that is flushed to -0 would become +0 where keys of weight 0 come behind it, as other rows' keys do."""
+    sequence = batch([(0, 130)], 2, 1, 16, 64, np.uint16)
+    sequence["q"][:] = 0
+    v = sequence["cache"].v
+    v[:] = 0
+    first = own_blocks(sequence, 0)[0]
+    v[first, 0, 0, :, 0] = 0x80C0  # -1.5 * 2^-126
+    v[first, 0, 16, :, 0] = 0x0080  # 2^-126
+    with isa(level):
+        alone = run_chunks(sequence, range(131))
+        # Row 63 is the last to see no further product's keys; beside it in the second chunk are rows that do.
+        np.testing.assert_array_equal(run_chunks(sequence, [0, 50, 130]), alone)

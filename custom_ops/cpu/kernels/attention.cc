@@ -3,6 +3,7 @@
 #include "attention_dot_float.h"
 #include "attention_dot_int8.h"
 #include "attention_tile.h"
+#include "fdsd/runtime.h"
 #include "parallel_ranges.h"
 #include "scratch_arrays.h"
 #include "thread_pool.h"
@@ -19,6 +20,7 @@ class Call {
       : p_(p),
         plan_(plan),
         head_dim_(p.cache.head_dim),
+        amx_(AmxInUse()),
         prepared_(PrepareQueries()),
         kept_(ScratchArray<float>(Scratch::kRows, plan.num_partials * PartialSize(p.cache.head_dim))) {}
 
@@ -29,6 +31,7 @@ class Call {
         if (run.num_heads > 0) RunTask(run);
         begin = run.end;
       }
+      if (amx_ != nullptr) amx_->release();
     });
     ParallelRanges(plan_.num_merges, MergesPerRun(), [&](int64_t begin, int64_t end) {
       while (begin < end) {
@@ -36,6 +39,7 @@ class Call {
         RunMerge(run);
         begin = run.end;
       }
+      if (amx_ != nullptr && plan_.computes_in_merges) amx_->release();
     });
   }
 
@@ -108,7 +112,7 @@ class Call {
 
   void RunTask(const AttentionRun& run) const {
     const AttentionTile& plan = *run.tile;
-    const Tile tile(p_, run, prepared_);
+    const Tile tile(p_, run, prepared_, amx_);
     const Memory memory = TaskMemory();
     if (run.partition >= 0) {
       const int32_t part = run.partition - plan.first_partition;
@@ -125,7 +129,7 @@ class Call {
   // The steps of a task without kept results, from what has been kept on.
   void RunMerge(const AttentionRun& merge) const {
     const AttentionTile& plan = *merge.tile;
-    const Tile tile(p_, merge, prepared_);
+    const Tile tile(p_, merge, prepared_, plan.kept < 0 ? amx_ : nullptr);
     RunPartials totals{nullptr, 0};
     const auto append = [&](int32_t kept, int32_t vector, bool is_own) {
       if (kept < 0) return;
@@ -147,11 +151,26 @@ class Call {
   const CascadeAppendAttentionParams& p_;
   const AttentionPlan& plan_;
   const int head_dim_;
+  const AmxAttention* const amx_;  // nullptr: vector instructions multiply
   const Query* const prepared_;
   float* const kept_;
 };
 
 }  // namespace
+
+const AmxAttention* AmxInUse() {
+#if defined(FDSD_SIMD_AVX512)
+  switch (TilesInUse()) {
+    case Tiles::kChip:
+      return &amx::kAmxAttention;
+    case Tiles::kTwin:
+      return &amx_twin::kAmxAttention;
+    case Tiles::kNone:
+      break;
+  }
+#endif
+  return nullptr;
+}
 
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p) {
   if (const Error error = CheckAttention(p); error != nullptr) return error;

@@ -1,0 +1,96 @@
+#pragma once
+// A run's query vectors and keys: which vectors there are, which keys each of them sees, and where those lie.
+#include "attention_dot.h"
+#include "attention_plan.h"
+
+namespace fdsd {
+namespace FDSD_ISA {
+
+constexpr int kPartitionBlocks = kPartitionKeys / kBlockKeys;
+
+// Vector i of a head is query head i % group of row i / group; vectors are in order of position. T is the type of the
+// cache.
+template <typename T>
+class RunKeys {
+ public:
+  RunKeys(const CascadeAppendAttentionParams& p, const AttentionRun& run)
+      : p_(p),
+        tile_(*run.tile),
+        first_head_(run.first_head),
+        num_heads_(run.num_heads),
+        group_(p.num_heads / p.cache.num_kv_heads),
+        num_vectors_(run.tile->num_rows * group_),
+        head_dim_(p.cache.head_dim),
+        table_(BlocksOf(p, run.tile->request)) {}
+
+  int num_heads() const { return num_heads_; }
+  int num_vectors() const { return num_vectors_; }  // of a head
+  int head_dim() const { return head_dim_; }
+  int group() const { return group_; }
+
+  // Which of the query vectors in q and y vector i of head h is.
+  int64_t Index(int h, int i) const {
+    const int64_t row = tile_.rows == nullptr ? tile_.first_row + i / group_ : tile_.rows[i / group_];
+    return row * p_.num_heads + (first_head_ + h) * group_ + i % group_;
+  }
+
+  // Rows of several requests see every key of their tile.
+  int32_t NumKeys(int i) const { return tile_.num_keys + (tile_.rows == nullptr ? i / group_ : 0); }
+
+  // Which of the keys from position `key` on vector i sees: its own one is never hidden from it.
+  KeyRange Seen(int i, int32_t key, int num_keys) const {
+    return {std::max(0, std::min(p_.first_key, NumKeys(i) - 1) - key), std::min(num_keys, NumKeys(i) - key)};
+  }
+
+  // Vectors of a head before this one see no key from position `key` on.
+  int FirstVectorAt(int32_t key) const {
+    return tile_.rows == nullptr ? std::max(0, key + 1 - tile_.num_keys) * group_ : 0;
+  }
+
+  // The keys and values of the run's first head from position `key` on. Panels behind the last key of the tile may have
+  // no block: they repeat the first one.
+  KvBlock<T> Locate(int32_t key) const {
+    KvBlock<T> block{};
+    block.k_stride = static_cast<int64_t>(p_.cache.block_size) * kPackSize<T>;
+    block.head_dim = head_dim_;
+    const int32_t last = NumKeys(num_vectors_ - 1) - 1;
+    for (int i = 0; i < kBlockPanels; ++i) {
+      const int32_t position = key + i * kPanelKeys <= last ? key + i * kPanelKeys : key;
+      const int32_t id = table_[position / p_.cache.block_size];
+      const int32_t offset = position % p_.cache.block_size;
+      block.k[i] = KeyAddress<T>(p_.cache, id, first_head_, offset);
+      block.v[i] = ValueAddress<T>(p_.cache, id, first_head_, offset);
+      if (p_.cache.k_scale == nullptr) continue;
+      const int64_t scale = ScaleIndex(p_.cache, id, first_head_, offset);
+      block.k_scale[i] = p_.cache.k_scale + scale;
+      block.v_scale[i] = p_.cache.v_scale + scale;
+    }
+    return block;
+  }
+
+  // The same keys and values of the run's head h.
+  KvBlock<T> At(KvBlock<T> block, int h) const {
+    const int64_t keys = static_cast<int64_t>(h) * p_.cache.block_size;
+    for (int i = 0; i < kBlockPanels; ++i) {
+      block.k[i] += keys * head_dim_;
+      block.v[i] += keys * head_dim_;
+      if (p_.cache.k_scale == nullptr) continue;
+      block.k_scale[i] += keys;
+      block.v_scale[i] += keys;
+    }
+    return block;
+  }
+
+ private:
+  const CascadeAppendAttentionParams& p_;
+  const AttentionTile& tile_;
+  const int32_t first_head_;
+  const int num_heads_;
+  const int group_;
+  const int num_vectors_;
+  const int head_dim_;
+  const int32_t* table_;
+};
+
+}  // namespace FDSD_ISA
+}  // namespace fdsd

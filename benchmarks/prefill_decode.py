@@ -106,6 +106,7 @@ def main(argv: Sequence[str]) -> int:
     args = command.read(argv)
     options = with_default(args.others, "--model", CHECKPOINT_DIR / "qwen3-0.6b")
     options = with_default(options, "--kv-cache-memory-gb", _KV_GB)
+    options = with_default(options, "--speculative-config", "naive")
     ensure_checkpoint(options)
     sizes = Sizes(args.singles, args.prompt_len, args.streams, args.output_len, args.burst)
     with ExitStack() as stack:

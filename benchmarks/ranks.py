@@ -120,6 +120,7 @@ def main(argv: Sequence[str]) -> int:
             raise ConfigError(f"ranks: expected some of 1, 2, 4, got {num_ranks}", param="ranks")
     options = with_default(args.others, "--model", CHECKPOINT_DIR / "qwen3-0.6b")
     options = with_default(options, "--kv-cache-memory-gb", _KV_GB)
+    options = with_default(options, "--speculative-config", "naive")
     ensure_checkpoint(options)
     plans = measure_plans([(1, 0), (8, 0), (8, 5), (256, 0)], args.plans)
     kinds = {f"prompt of {args.prompt_len}": Steps(args.prompt_len, 1, 0)}

@@ -14,7 +14,7 @@ from itertools import count
 import numpy as np
 
 from benchmarks.checkpoint import ensure_checkpoint
-from benchmarks.command import Command, show, table_of
+from benchmarks.command import Command, show, table_of, with_default
 from benchmarks.engines import greedy_request, running_engine
 from benchmarks.progress import Progress
 from fastdeploy_sd.config import Config, load_config
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     command.json()
     args = command.read(argv)
     ensure_checkpoint(args.others)
-    config = load_config(args.others, "python -m benchmarks swap")
+    config = load_config(with_default(args.others, "--speculative-config", "naive"), "python -m benchmarks swap")
     costs = measure_swap(config, args.prefixes, args.rounds)
     show(args, {"costs": costs}, table_of(costs, COLUMNS))
     return 0

@@ -90,7 +90,7 @@ def _ours(fmt: str, port: int, settings: Settings) -> list[str]:
         sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server", "--model", str(CHECKPOINT),
         *weights, "--port", str(port), "--kv-cache-dtype", settings["kv_cache_dtype"],
         "--num-threads", str(settings["threads"]), "--max-num-seqs", str(settings["max_seqs"]),
-        "--max-model-len", str(settings["max_len"]),
+        "--max-model-len", str(settings["max_len"]), "--speculative-config", "naive",
     ]  # fmt: skip
 
 

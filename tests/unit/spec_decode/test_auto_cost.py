@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -111,3 +113,12 @@ def test_what_drafts_read_of_the_context_is_learned(read: float) -> None:
     after = model.times(1, 1, 1010).array(7)
     expected = before + read * np.arange(8)
     assert after / after[0] == pytest.approx(expected / expected[0], rel=0.06)
+
+
+def test_a_few_noisy_steps_say_little_of_what_drafts_read() -> None:
+    model, source = CostModel(profile((1, 1, 10, 1.0), (16, 1, 10, 2.5), (1, 1, 1010, 2.0)), 40), random.Random(3)
+    plain = model.times(1, 1, 1010).array(7)
+    for _ in range(30):
+        num_drafts = source.randrange(8)
+        model.observe(1 + num_drafts, 1, 1010, plain.item(num_drafts) * source.choice([0.85, 1.0, 1.0, 1.0, 4.0]))
+        assert model.times(1, 1, 1010).per_draft < 0.1, "a tenth of what the request's own token reads"

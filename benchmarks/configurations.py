@@ -30,6 +30,18 @@ METHODS: Mapping[str, Mapping[str, Any]] = (
         if method.chooses
     }
     | {
+        f"{method.name}-{layers.name}": {
+            "method": method.name,
+            "num_speculative_tokens": method.default_num_drafts,
+            "auto_with_mtp": True,
+            "num_model_steps": _NUM_MODEL_DRAFTS,
+        }
+        for method in draft_methods.METHODS.values()
+        if method.chooses
+        for layers in _DRAFTING
+        if layers.needs_model
+    }
+    | {
         f"{method.name}-{extension}": {
             "method": method.name,
             "mtp_strategy": strategy,

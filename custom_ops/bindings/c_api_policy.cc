@@ -1,6 +1,7 @@
 // C functions of the draft policy, for ctypes. Nothing is thrown across them.
 #include "c_api.h"
 #include "draft_policy.h"
+#include "draft_wants.h"
 
 namespace {
 
@@ -32,6 +33,10 @@ FDSD_EXPORT fdsd::Error fdsd_policy_offer(const fdsd::PolicyDecideParams* p) {
 
 FDSD_EXPORT fdsd::Error fdsd_policy_choose(const fdsd::PolicyDecideParams* p) {
   return fdsd::WithinMemory(kOutOfMemory, [&] { return p->policy->Choose(*p); });
+}
+
+FDSD_EXPORT fdsd::Error fdsd_policy_wants(const fdsd::PolicyWantsParams* p) {
+  return fdsd::WithinMemory(kOutOfMemory, [&] { return fdsd::DraftWants(*p); });
 }
 
 FDSD_EXPORT fdsd::Error fdsd_policy_decide(const fdsd::PolicyDecideParams* p) {

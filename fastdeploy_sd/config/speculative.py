@@ -58,9 +58,17 @@ class SpeculativeConfig:
     num_model_steps: int = option(
         1,
         Spec(
-            "Drafts that MTP itself makes: k where it drafts alone, fewer in a hybrid.",
+            "Drafts that MTP itself makes: k where it drafts alone, fewer in a hybrid; for `auto` at most so many.",
             minimum=1,
-            default_text="`1`; for `mtp` alone `num_speculative_tokens`",
+            default_text="`1`; for `mtp` alone `num_speculative_tokens`; for `auto` with MTP 3",
+        ),
+    )
+    auto_with_mtp: bool = option(
+        False,
+        Spec(
+            "Whether `auto` has MTP among its sources. The layers take memory, and prompts take the time of one layer"
+            " more for each.",
+            default_text="`false`; `true` beside `num_model_steps` or `model`",
         ),
     )
     model: str | None = option(
@@ -140,6 +148,12 @@ class SpeculativeConfig:
         return METHODS[self.method].extensions.get(self.mtp_strategy) if self.method in METHODS else None
 
     @property
+    def uses_draft_layers(self) -> bool:
+        """Whether layers that draft are loaded: by a method that runs them, or chosen as one of the sources."""
+        method = METHODS.get(self.method)
+        return method is not None and (method.needs_model or (method.chooses and self.auto_with_mtp))
+
+    @property
     def label(self) -> str:
         """The method in names of files and rows of tables: a hybrid is "mtp-ngram" or "mtp-suffix"."""
         return self.method if self.extended_by is None else f"{self.method}-{self.extended_by}"
@@ -166,6 +180,10 @@ def _either(names: Sequence[str]) -> str:
 
 _ANY = Scope("any method", lambda c: True)
 _DRAFTING = Scope(f"method {_either([name for name in METHODS if name != NAIVE])}", lambda c: c.method != NAIVE)
+_CHOOSING = Scope(
+    f"method {_either([m.name for m in METHODS.values() if m.chooses])}",
+    lambda c: c.method in METHODS and METHODS[c.method].chooses,
+)
 _TOPP = Scope("verify_strategy topp", lambda c: c.verify_strategy == "topp", "verify_strategy")
 
 # FastDeploy's second name of a policy. It is a key but no field, as one fact has one place.
@@ -188,12 +206,17 @@ SPECULATIVE_KEYS: Mapping[str, Option] = {opt.name: opt for opt in (*SPECULATIVE
 _SCOPES: Mapping[str, Scope] = {
     "method": _ANY,
     "num_speculative_tokens": _ANY,
+    "auto_with_mtp": _CHOOSING,
     "verify_strategy": _DRAFTING,
     "accept_policy": _DRAFTING,
     "benchmark_mode": _DRAFTING,
     "max_candidate_len": _TOPP,
     "verify_window": _TOPP,
 }
+
+
+# What is said of draft layers, whoever they draft for.
+_OF_LAYERS = ("num_model_steps", "model", "quantization", "draft_head_quantization")
 
 
 def scope_of(key: str) -> Scope:
@@ -207,4 +230,8 @@ def scope_of(key: str) -> Scope:
     if not all(method.needs_model for method in readers):
         return _DRAFTING
     names = [method.name for method in readers]
+    if key in _OF_LAYERS:
+        choosing = [method.name for method in METHODS.values() if method.chooses]
+        where = f"method {_either(names)}, or {_either(choosing)} with auto_with_mtp"
+        return Scope(where, lambda c: c.uses_draft_layers)
     return Scope(f"method {_either(names)}", lambda c: c.method in names)

@@ -27,6 +27,8 @@ from fastdeploy_sd.errors import ConfigError, shown
 
 _NAME = re.compile(r"\s*[A-Za-z][\w-]*\s*")
 # vLLM's names of keys.
+# Drafts of MTP for a method that chooses, where only the layers are named.
+_CHOSEN_MODEL_STEPS = 3
 _KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
 _ROOM = "max_num_batched_tokens // max_num_seqs"
 _LENGTH_KEYS = {
@@ -157,6 +159,8 @@ def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> tuple[s
         if values.get("mtp_strategy", "default") == "default":
             _derive_equal(values, origins, "num_model_steps", "num_speculative_tokens")
             _derive_equal(values, origins, "num_speculative_tokens", "num_model_steps")
+    if method.chooses:
+        _derive_layers(values, origins)
     if method.name != NAIVE:
         values.setdefault("num_speculative_tokens", method.default_num_drafts)
     elif values.get("num_speculative_tokens"):
@@ -165,6 +169,16 @@ def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> tuple[s
         origins["num_speculative_tokens"] = "method naive"
         return (f"{SPECULATIVE_OPTION}.num_speculative_tokens: {given} is 0 in effect: method naive makes no drafts",)
     return ()
+
+
+def _derive_layers(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Let a key that says something of draft layers ask for them."""
+    origin = next((key for key in ("num_model_steps", "model") if values.get(key)), None)
+    if origin is not None and "auto_with_mtp" not in values:
+        values["auto_with_mtp"], origins["auto_with_mtp"] = True, origin
+    if values.get("auto_with_mtp"):
+        k = values.get("num_speculative_tokens", _CHOSEN_MODEL_STEPS)
+        values.setdefault("num_model_steps", max(1, min(k, _CHOSEN_MODEL_STEPS)))
 
 
 def _derive_strategy(method: DraftMethod, values: dict[str, Any], origins: dict[str, str]) -> None:
@@ -201,6 +215,9 @@ def _verify_lengths(config: SpeculativeConfig, written: Mapping[str, Any]) -> No
     if config.num_speculative_tokens < 1:
         expected = f"at least 1 with method {config.method}"
         raise _error("num_speculative_tokens", expected, config.num_speculative_tokens)
+    if config.auto_with_mtp and config.num_model_steps > config.num_speculative_tokens:
+        at_most = f"at most num_speculative_tokens ({config.num_speculative_tokens})"
+        raise _error("num_model_steps", at_most, config.num_model_steps)
     if METHODS[config.method].needs_model:
         _verify_model_steps(config, has_default="num_speculative_tokens" not in written)
 

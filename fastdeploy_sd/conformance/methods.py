@@ -17,8 +17,17 @@ _MIXED = "mixed"
 # Name of the column -> the method, and the strategy by which another one goes on behind it.
 _HYBRIDS = {f"{m.name}-{rest}": (m, strategy) for m in METHODS.values() for strategy, rest in m.extensions.items()}
 _MODEL_FREE = [m.name for m in METHODS.values() if not m.needs_model and not m.chooses]
-METHOD_NAMES = (*METHODS, *_HYBRIDS, _MIXED)
+# Name of the column -> the method that chooses, with draft layers among its sources.
+_WITH_LAYERS = {
+    f"{m.name}-{layers.name}": m
+    for m in METHODS.values()
+    if m.chooses
+    for layers in METHODS.values()
+    if layers.needs_model
+}
+METHOD_NAMES = (*METHODS, *_HYBRIDS, *_WITH_LAYERS, _MIXED)
 _MIN_HYBRID_TOKENS = 2
+_MODEL_STEPS = 3
 # Drafts from the shortest matches: there are more of them, and wrong drafts test as much as right ones.
 _MANY_DRAFTS = SpeculativeConfig(
     min_ngram_size=1,
@@ -114,7 +123,9 @@ def _has_room(name: str, k: int) -> bool:
 
 def _column(name: str, k: int, base: SpeculativeConfig) -> Method:
     values: dict[str, Any] = {"method": name, "num_speculative_tokens": k}
-    if name in _HYBRIDS:
+    if name in _WITH_LAYERS:
+        values |= {"method": _WITH_LAYERS[name].name, "auto_with_mtp": True, "num_model_steps": min(k, _MODEL_STEPS)}
+    elif name in _HYBRIDS:
         method, strategy = _HYBRIDS[name]
         values |= {"method": method.name, "mtp_strategy": strategy, "num_model_steps": k // 2}
     elif METHODS[name].needs_model:

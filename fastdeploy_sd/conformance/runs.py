@@ -11,7 +11,6 @@ from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
 from fastdeploy_sd.conformance.methods import PLAIN, Method
 from fastdeploy_sd.conformance.requests import MAX_LEN, make_requests
 from fastdeploy_sd.conformance.ways import ALONE, Way
-from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import CheckpointError, ConfigError, InternalError
 from fastdeploy_sd.runtime import library
@@ -108,7 +107,7 @@ def available_methods(base: Config, methods: Sequence[Method]) -> tuple[list[Met
     found, reasons = [], {}
     for method in methods:
         # Only a method with weights of its own can fail to load.
-        if not METHODS[method.speculative.method].needs_model or (reason := _load_error(base, method)) is None:
+        if not method.speculative.uses_draft_layers or (reason := _load_error(base, method)) is None:
             found.append(method)
         else:
             reasons[method.name] = reason

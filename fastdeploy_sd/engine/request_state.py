@@ -104,7 +104,7 @@ class RequestState:
         self.stop_rule = StopRule.of(request)
         self.end_token_ids = self.stop_rule.end_token_ids
         self.method = speculation.method_of(request.speculation)
-        num_lookahead_slots = speculation.num_lookahead_slots if self.method == speculation.method else 0
+        num_lookahead_slots = speculation.num_lookahead_slots if speculation.keeps_draft_kv(self.method) else 0
         # Draft layers have KV only in the blocks of requests they draft for, so the two kinds share none. Both prefixes
         # differ in their first letter: no salt of a user turns one kind into the other.
         kind = "with draft KV: " if num_lookahead_slots else "target KV only: "

@@ -76,9 +76,7 @@ class FetchingSupply:
         if source is None or len(token_ids) > num_given or num_tokens - num_cached_tokens < block_size:
             return False
         speculation = self._info.speculation
-        keeps_draft_kv = (
-            speculation.num_lookahead_slots > 0 and speculation.method_of(request.speculation) == speculation.method
-        )
+        keeps_draft_kv = speculation.keeps_draft_kv(speculation.method_of(request.speculation))
         if keeps_draft_kv and self._num_draft_layers > 1:
             num_tokens -= num_tokens % block_size  # see KvArrival.is_draft_ahead
         first_block, end_block = num_cached_tokens // block_size, -(-len(token_ids) // block_size)

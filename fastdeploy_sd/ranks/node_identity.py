@@ -12,7 +12,6 @@ import fastdeploy_sd
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, to_json
 from fastdeploy_sd.config.catalogue import OPTIONS
-from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.splitwise.secret import deployment_secret, derive_key
 from fastdeploy_sd.splitwise.sockets import CurveKeys
@@ -57,7 +56,7 @@ def describe(config: Config) -> dict[str, str]:
         if name not in _OWN_DRAFTING
     }
     draft_path = Path(config.speculative.model or config.model.path / "mtp")
-    has_draft = METHODS[config.speculative.method].needs_model and draft_path.is_dir()
+    has_draft = config.speculative.uses_draft_layers and draft_path.is_dir()
     return {
         "version": fastdeploy_sd.__version__,
         "instruction-set level": library.isa(),

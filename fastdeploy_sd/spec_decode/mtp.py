@@ -29,8 +29,14 @@ from fastdeploy_sd.runtime.device import DEVICE
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 from fastdeploy_sd.spec_decode.mtp_passes import DraftPasses, EagerPasses
 from fastdeploy_sd.spec_decode.mtp_recorded import RecordedPasses
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, TargetStep
-from fastdeploy_sd.types import I32, DraftTokens, LogprobArrays, Rows, offsets
+from fastdeploy_sd.spec_decode.proposer import (
+    DraftProbabilities,
+    DraftRequest,
+    ProposeInput,
+    ProposerContext,
+    TargetStep,
+)
+from fastdeploy_sd.types import F32, I32, DraftTokens, LogprobArrays, Rows, offsets
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
@@ -82,7 +88,7 @@ class MtpProposer:
         if not has_run.any():
             return DraftTokens.none(len(x.table_rows))
         m, n = self._memory, self._memory.count
-        m.min_survival[:n] = _NOT_ASKED if x.probabilities is None else x.probabilities.min_survival
+        m.min_survival[:n] = _NOT_ASKED if x.probabilities is None else self._least_survival(x.probabilities)
         logprobs = _DraftLogprobs.wanted_by(x, m.cu_num_draft.item(n))
         logits = self._passes.run(wants_logits=logprobs is not None)
         if logprobs is not None:
@@ -94,6 +100,10 @@ class MtpProposer:
         if x.probabilities is not None:
             x.probabilities.draft_prob[: len(kept)] = m.draft_prob[kept]
         return drafts
+
+    def _least_survival(self, asked: DraftProbabilities) -> F32 | float:
+        """Of several layers each has a pass over the step's tokens anyway: there is nothing to end early."""
+        return asked.min_survival if self._model.model.num_layers == 1 else 0.0
 
     def _plan(self, x: ProposeInput, step: TargetStep) -> npt.NDArray[np.bool_]:
         """Write what the draft layers compute; returns bool[R], the rows they run for."""

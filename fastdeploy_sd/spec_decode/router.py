@@ -31,7 +31,7 @@ def available_methods(config: SpeculativeConfig) -> tuple[str, ...]:
     return tuple(
         method.name
         for method in METHODS.values()
-        if not (method.needs_model or method.chooses) or method.name == config.method
+        if method.name == config.method or (config.uses_draft_layers if method.needs_model else not method.chooses)
     )
 
 
@@ -58,6 +58,15 @@ def create_method(name: str, config: SpeculativeConfig, context: ProposerContext
     return context.over_ranks(made) if method.needs_model else made
 
 
+def create_layers_method(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
+    """Make the method that runs the loaded draft layers, by whatever method it is asked.
+
+    Raises:
+        ConfigError: as `create_method`.
+    """
+    return create_method(next(m.name for m in METHODS.values() if m.needs_model), config, context)
+
+
 def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
     """Make what a server needs: nothing that drafts under `naive`, else a router to every method requests may name.
 
@@ -70,8 +79,8 @@ def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Prop
 class MethodRouter:
     """Hands every request to its own method, and puts the drafts of all methods together.
 
-    A method sees its own requests only, except the one that runs a model: it gets all rows of the step, as the model
-    ran them, with no drafts allowed in the others'. The configured method is made at once; the others, which run no
+    A method sees its own requests only, except one that writes KV: it gets all rows of the step, as the model ran them,
+    with no drafts allowed in the others'. The configured method is made at once; the others, which run no
     model, when the first request asks for them. Each is guarded by itself: a second try for a row must not repeat what
     another method has done for it.
 
@@ -161,6 +170,8 @@ class MethodRouter:
         if request.method not in self._names:
             known = ", ".join(self._names)
             raise InternalError(f"{request.request_id}: method: expected one of {known}, got {request.method!r}")
+        if METHODS[request.method].needs_model:
+            return self._configured  # one that chooses among them asks it for all requests at once
         return self._names.index(request.method)
 
     def _method(self, index: int) -> Proposer:
@@ -171,7 +182,10 @@ class MethodRouter:
         return self._made[index]
 
     def _unguarded(self, name: str) -> Proposer:
-        """A method for one that chooses among them, which is guarded itself; requests that name it share it."""
+        """A method for one that chooses among them, which is guarded itself; requests that name it share it.
+
+        But for one that runs a model: its requests are those of the method that asks for it.
+        """
         method = self._method(self._names.index(name))
         assert isinstance(method, DraftGuard)
         return method.method
@@ -179,7 +193,7 @@ class MethodRouter:
     def _propose_for(self, method: int, x: ProposeInput, is_own: npt.NDArray[np.bool_]) -> tuple[Rows, DraftTokens]:
         """The drafts of one method among several, and the rows they belong to."""
         proposer = self._made[method]
-        if not METHODS[self._names[method]].needs_model:
+        if proposer.num_lookahead_slots == 0:
             rows = np.flatnonzero(is_own)
             return rows, proposer.propose(select_rows(x, rows))
         allowed = np.where(is_own, x.max_draft_len, 0).astype(np.int32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastdeploy_sd.draft_methods import NAIVE
+from fastdeploy_sd.draft_methods import METHODS, NAIVE
 from fastdeploy_sd.types.requests import Speculation
 
 
@@ -28,6 +28,13 @@ class SpeculationInfo:
     num_lookahead_slots: int = 0
     lossy: bool = False
     has_draft_logprobs: bool = False
+
+    def keeps_draft_kv(self, method: str) -> bool:
+        """Whether draft layers run along with a request that this method drafts for.
+
+        A method without a model keeps none, be it that a request chose it on a server that has such layers.
+        """
+        return self.num_lookahead_slots > 0 and (method == self.method or METHODS[method].needs_model)
 
     def method_of(self, asked: Speculation) -> str:
         """The method that drafts for a request that asks for this, validated."""

@@ -27,6 +27,8 @@ _DRAFTS_IN_LONG = (0, 4)
 _MODEL_DRAFTS, _OTHER_DRAFTS = (1, 3), (8,)
 _NUM_DRAFTERS = 8
 _DRAFT_ROUNDS = 5
+# One call tells nothing of what it usually takes, and it is by that that a model is asked.
+_LEAST_MODEL_ROUNDS = 3
 # Rounds end when so many of them made no kind of step faster, by more than that.
 _SETTLED_ROUNDS, _SETTLED = 3, 0.97
 # The second fastest step over the fastest, where nothing disturbs.
@@ -200,16 +202,18 @@ class _Measurement:
         counts = [n for n in (1, _NUM_DRAFTERS) if n <= self._requests.max_count]
         for i, method in enumerate(methods):
             wanted = (*(_MODEL_DRAFTS if method.needs_model else _OTHER_DRAFTS), speculation.max_draft_tokens)
-            lengths = sorted({min(k, speculation.max_draft_tokens) for k in wanted})
+            # A method with a model drafts as many tokens as it writes slots for, whatever it is asked for.
+            most = speculation.num_lookahead_slots if method.needs_model else speculation.max_draft_tokens
+            lengths = sorted({min(k, most) for k in wanted})
             found: dict[tuple[int, int], list[float]] = {(n, k): [] for n in counts for k in lengths}
             until = self._begin + self._budget_s * (_STEPS_SHARE + (1 - _STEPS_SHARE) * (i + 1) / len(methods))
             for turn in range(_DRAFT_ROUNDS):
                 is_late = time.perf_counter() >= until
-                if is_late and turn:
+                if is_late and turn >= (_LEAST_MODEL_ROUNDS if method.needs_model else 1):
                     break
                 self._requests.begin(1 if is_late else counts[-1], self._requests.short_context, method.name)
                 for (count, length), times in found.items():
-                    if (turn == 0 and count == 1) or time.perf_counter() < until:
+                    if count == 1 or time.perf_counter() < until:
                         times.append(self._requests.run(count, 0, length)["draft"])
             yield from (
                 DraftSample(method.name, count, length, self._requests.short_context, max(min(times), _LEAST_MS))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp_weights import MtpWeights, open_mtp_weights, verify_num_steps
 
@@ -17,7 +16,7 @@ def open_draft_weights(config: Config, target: Checkpoint, target_config: Decode
         CheckpointError: they are malformed, or do not fit the target.
     """
     speculative = config.speculative
-    if not METHODS[speculative.method].needs_model:
+    if not speculative.uses_draft_layers:
         return None
     weights = open_mtp_weights(target, target_config, speculative.model)
     verify_num_steps(weights, speculative.num_model_steps)

@@ -26,7 +26,7 @@ from fastdeploy_sd.runtime.processors import own_processors
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, Proposer, ProposerContext
-from fastdeploy_sd.spec_decode.router import available_methods, create_method, create_proposer
+from fastdeploy_sd.spec_decode.router import available_methods, create_layers_method, create_proposer
 from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
@@ -165,9 +165,7 @@ def create_follower(config: Config, group: RankGroup) -> ModelFollower:
     start = time.perf_counter()
     loaded = _load(config, group)
     context = loaded.proposer_context(group.agree)
-    method = (
-        None if context.draft_model is None else create_method(config.speculative.method, config.speculative, context)
-    )
+    method = None if context.draft_model is None else create_layers_method(config.speculative, context)
     seconds, weight_gb = time.perf_counter() - start, loaded.weight_bytes / 1e9
     _log.info("loaded weights of %.2f GB in %.1f s, %d threads", weight_gb, seconds, library.num_threads())
     return ModelFollower(loaded.forward, loaded.memory, loaded.table, method)

@@ -52,6 +52,14 @@ class DraftPolicy {
   const std::vector<DraftChain>& chains() const { return chains_; }
   const std::vector<double>& survivals() const { return survivals_; }
 
+  int32_t num_sources() const { return static_cast<int32_t>(source_ids_.size()); }
+  bool IsBegun(int32_t table_row) const {
+    return table_row >= 0 && static_cast<size_t>(table_row) < rows_.size() &&
+           rows_[static_cast<size_t>(table_row)].in_use;
+  }
+  // Of the latest first drafts of a source for the request of a table row, how many were right: 0 .. 1.
+  double rate(int32_t table_row, int32_t source) const { return rows_[static_cast<size_t>(table_row)].rates[source]; }
+
   // Of each source: drafts scored, the sum of their probabilities, how many were right, the sum of the squared errors;
   // then of these offers the drafts wanted, the sum of their survivals, and how many of them were accepted.
   void WriteStats(double* stats) const;

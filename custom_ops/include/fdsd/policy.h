@@ -70,6 +70,29 @@ struct PolicyDecideParams {
   double* outcome;           // [5] see DraftPolicy::Choose
 };
 
+// Whether a source whose plane the caller writes is to be asked, between `offer` and `choose`; see DraftWants.
+struct PolicyWantsParams {
+  const DraftPolicy* policy;
+  int32_t source;
+  int32_t num_rows;              // R, those of `offer`
+  const int32_t* table_rows;     // [R]
+  const int32_t* max_draft_len;  // [R] that the source may draft, 0 = none
+  PolicyTimesParams times;       // without the call
+  int32_t num_outputs;           // as in PolicyDecideParams
+  int32_t max_num_chosen;        // likewise
+  int32_t max_drafts;            // K, of a row
+  // A call for k drafts of n rows: first + row * n + (k - 1) * (pass + pass_row * n), in the unit of `times`.
+  double call_first;
+  double call_row;
+  double call_pass;
+  double call_pass_row;
+  const double* catch_up;  // [R] >= 0, what a call takes more for the row, as it is behind
+  double least_belief;     // of drafts it is believed at least that they are right so often, 0 .. 1
+  int32_t* num_wanted;     // [R] becomes 0 .. K
+  double* outcome;         // [3] the expected gain, 1 = nothing is wanted; drafts less probable together end a row;
+                           // how many drafts the others offer
+};
+
 struct PolicyStatsParams {
   const DraftPolicy* policy;
   double* stats;  // [S, 7] see DraftPolicy::WriteStats

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, cast
 
 from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.spec_decode.auto.cost import CostModel, DraftTimes, LinearCost
+from fastdeploy_sd.spec_decode.auto.dear_rows import DearRows
+from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
 from fastdeploy_sd.spec_decode.auto.guard import Guard
+from fastdeploy_sd.spec_decode.auto.policy import Decision
 from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
 from fastdeploy_sd.spec_decode.auto.usual_time import UsualTime
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
@@ -67,7 +70,9 @@ class _NextStep:
 
 
 class AutoMethod(Proposer):
-    """Chooses among the server's methods that need no model, by request and step; see AutoPolicy.
+    """Chooses among the server's methods, by request and step; see AutoPolicy.
+
+    Where draft layers are loaded, it also draws drafts from them for requests that chose that method; see DearRows.
 
     Args:
         config: `num_speculative_tokens` bounds the drafts of a request and step.
@@ -78,7 +83,19 @@ class AutoMethod(Proposer):
         drafters = [m for m in METHODS.values() if m.source is not None and not m.needs_model]
         methods = [(m.source, cast(OfferingMethod, context.other_method(m.name))) for m in drafters if m.source]
         self._board, self._times, self._guard = context.board, _NextStep(context.board), Guard()
-        self._auto = AutoProposer(methods, self._times, context.max_num_seqs, config.num_speculative_tokens)
+        layers = next(m for m in METHODS.values() if m.needs_model)
+        self._dear: DearRows | None = None
+        if context.draft_model is not None:
+            block_size = context.draft_model.caches[0].block_size
+            source = DearSource(context.other_method(layers.name), context.max_num_seqs, block_size)
+            self._dear = DearRows(source, layers, context.max_num_seqs)
+        self._auto = AutoProposer(
+            methods,
+            self._times,
+            context.max_num_seqs,
+            config.num_speculative_tokens,
+            None if self._dear is None else layers.source,
+        )
         self._num_steps = dict.fromkeys((_DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER, _COMPARISON), 0)
         self._choice = _REQUEST
         self._num_plain = self._num_unreported = 0
@@ -90,18 +107,32 @@ class AutoMethod(Proposer):
         self._board.report = ChoiceReport()
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Begin the requests in every method and in the policy."""
+        """Begin the requests in every method and in the policy; those that chose the draft layers there only."""
+        if self._dear is not None:
+            requests = self._dear.begin(requests)
         self._auto.begin(requests)
 
     def forget(self, table_rows: I32) -> None:
         """Forget the table rows in every method and in the policy."""
+        if self._dear is not None:
+            table_rows = self._dear.forget(table_rows)
         self._auto.forget(table_rows)
+
+    @property
+    def num_lookahead_slots(self) -> int:
+        return 0 if self._dear is None else self._dear.source.num_lookahead_slots
 
     def close(self) -> None:
         """The methods are the server's, which closes them."""
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Return the drafts that are worth their time; see AutoProposer.propose."""
+        if self._dear is None:
+            return self._propose(x)
+        return self._dear.propose(x, self._propose)
+
+    def _propose(self, x: ProposeInput) -> DraftTokens:
+        """Draft for rows whose source and number of drafts are ours to choose."""
         begin = time.perf_counter()
         num_kv_tokens = sum(x.num_tokens.tolist())
         self._observe(x, num_kv_tokens)
@@ -111,12 +142,13 @@ class AutoMethod(Proposer):
             self._num_plain = 0
         elif self._choice != _COMPARISON and self._is_alone(x):
             self._num_plain += 1
-            self._board.num_rests = min(self._num_plain**2 // _LONGEST_REST, _LONGEST_REST)
+            num_rests = min(self._num_plain**2 // _LONGEST_REST, _LONGEST_REST)
+            self._board.num_rests = num_rests if self._dear is None else min(num_rests, self._dear.num_rests(x))
         self._num_unreported += 1
         if self._num_unreported >= _STEPS_PER_REPORT:
             self._report()
         if self._choice == _DRAFTS:
-            self._times.drafting.observe(self._board.num_requests, time.perf_counter() - begin)
+            self._times.drafting.observe(self._board.num_requests, time.perf_counter() - begin - self._dear_s)
         return drafts
 
     def _is_alone(self, x: ProposeInput) -> bool:
@@ -130,7 +162,7 @@ class AutoMethod(Proposer):
             return none, _REQUEST
         if not self._guard.allows_drafts(num_requests):
             return none, _LOW_GAIN if self._guard.is_off(num_requests) else _COMPARISON
-        decision = self._auto.decide(x, num_kv_tokens)
+        decision = self._decide(x, num_kv_tokens)
         self._stretch = decision.time / decision.plain_time
         if self._times.model is not None:
             step_ms = decision.time * self._times.model.speed - self._times.ms_around(num_requests)
@@ -142,11 +174,33 @@ class AutoMethod(Proposer):
         # The best of drafts brings one token: with so many others in the step that cannot be worth a row.
         return none, _LOAD if decision.first_draft_cost >= 1 / num_requests else _LOW_GAIN
 
+    def _decide(self, x: ProposeInput, num_kv_tokens: int) -> Decision:
+        if self._dear is None or self._dear.source.rests():
+            return self._auto.decide(x, num_kv_tokens)
+        speed = 1.0 if self._times.model is None else self._times.model.speed
+        wanted, least = self._auto.ask(x, num_kv_tokens, self._dear.source, speed)
+        drafts, draft_prob = self._dear.draft(wanted, least)
+        return self._auto.choose(x, num_kv_tokens, drafts, draft_prob)
+
+    @property
+    def _dear_s(self) -> float:
+        """Seconds in which draft layers drafted, so far in this step."""
+        return 0.0 if self._dear is None else self._dear.source.seconds
+
+    def _begin_step(self) -> float:
+        """Take what was measured when the server started; returns the seconds in which draft layers drafted before."""
+        profile, seconds = self._board.profile, self._dear_s
+        if profile is not None and self._times.model is None:
+            self._times.model = CostModel(profile, _MAX_NUM_ROWS)
+            if self._dear is not None:
+                self._dear.take_costs(profile.drafts)
+        if self._dear is not None:
+            self._dear.source.seconds = 0.0
+        return seconds
+
     def _observe(self, x: ProposeInput, num_tokens: int) -> None:
         """Learn from the step that is over; `num_tokens`: the sum of x.num_tokens."""
-        b = self._board
-        if b.profile is not None and self._times.model is None:
-            self._times.model = CostModel(b.profile, _MAX_NUM_ROWS)
+        b, dear_s = self._board, self._begin_step()
         num_rested, b.num_rested = b.num_rested, 0
         rows = x.table_rows.tobytes()
         self._num_steps[self._choice] += num_rested
@@ -167,7 +221,7 @@ class AutoMethod(Proposer):
                 num_new = num_tokens - self._num_tokens
         seconds = b.seconds + self._times.host.seconds(b.num_requests)
         if num_drafts > 0:
-            seconds += self._times.drafting.seconds(b.num_requests)
+            seconds += self._times.drafting.seconds(b.num_requests) + dear_s
         self._guard.observe(b.num_requests, num_new, max(num_drafts, 0), seconds, self._stretch)
         self._rows, self._num_tokens = rows, num_tokens
 

@@ -101,6 +101,9 @@ class AutoPolicy:
         drafters: of sources that the policy asks itself; the caller writes the planes of the others. It keeps them
             alive.
 
+    Attributes:
+        handle: of the native object.
+
     Raises:
         ValueError: a number is out of range.
     """
@@ -130,7 +133,7 @@ class AutoPolicy:
             policy=ctypes.addressof(handle),
         )
         call("policy_create", params)
-        self._handle = handle
+        self.handle = handle
         weakref.finalize(self, library().fdsd_policy_destroy, handle)
         # Written in every step; what is handed out are copies of what was.
         self._outcome = np.zeros(_NUM_OUTCOMES, np.float64)
@@ -266,7 +269,7 @@ class AutoPolicy:
     def stats(self) -> dict[DraftSource, SourceStats]:
         """How well each source's drafts were judged so far."""
         values = np.zeros((len(self.sources), _NUM_STATS), np.float64)
-        call("policy_stats", struct_type("PolicyStatsParams")(policy=self._handle, stats=values.ctypes.data))
+        call("policy_stats", struct_type("PolicyStatsParams")(policy=self.handle, stats=values.ctypes.data))
         return {
             source: SourceStats(int(v[0]), v[1], int(v[2]), v[3], int(v[4]), v[5], int(v[6]))
             for source, v in zip(self.sources, values.tolist(), strict=True)
@@ -274,4 +277,4 @@ class AutoPolicy:
 
     def _call_rows(self, op: str, table_rows: I32) -> None:
         where = pointer("table_rows", table_rows, (len(table_rows),), np.int32)
-        call(op, struct_type("PolicyTableRowsParams")(policy=self._handle, count=len(table_rows), table_rows=where))
+        call(op, struct_type("PolicyTableRowsParams")(policy=self.handle, count=len(table_rows), table_rows=where))

@@ -1,4 +1,4 @@
-"""Several methods that need no model, and the policy that chooses among what they offer. Knows no method by name."""
+"""Several methods, and the policy that chooses among what they offer. Knows no method by name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 
 from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.spec_decode.auto.cost import StepTimes
+from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
 from fastdeploy_sd.spec_decode.auto.offers import NativeMethod, OfferTable
 from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy, Decision
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
-from fastdeploy_sd.types import I32, DraftTokens
+from fastdeploy_sd.types import F32, I32, DraftTokens
 
 
 class OfferingMethod(NativeMethod, Proposer, Protocol):
@@ -22,11 +23,14 @@ class OfferingMethod(NativeMethod, Proposer, Protocol):
 class AutoProposer(Proposer):
     """Asks every method for drafts in every step, and drafts what the policy chooses: one native call.
 
+    A source that is dear to ask is asked in between, by whoever has one: see `ask`.
+
     Args:
         methods: by source, each made for the same table rows.
         cost: what steps take.
         max_num_seqs: table rows 0 .. max_num_seqs - 1.
         max_draft_len: drafts per row at most.
+        dear: whose offers come from outside; None = nobody's.
 
     Attributes:
         policy: what chooses.
@@ -38,12 +42,15 @@ class AutoProposer(Proposer):
         cost: StepTimes,
         max_num_seqs: int,
         max_draft_len: int,
+        dear: DraftSource | None = None,
     ) -> None:
         self._methods = [method for _, method in methods]
         self._cost = cost
-        self._offers = OfferTable(len(methods), max_num_seqs, max_draft_len)
         drafters = {source: method.native_drafter for source, method in methods}
-        self.policy = AutoPolicy(max_num_seqs, max_draft_len, list(drafters), drafters)
+        sources = [*drafters, *([] if dear is None else [dear])]
+        self._offers = OfferTable(len(sources), max_num_seqs, max_draft_len)
+        self._dear, self._has_dear_offer = len(drafters), False  # its plane
+        self.policy = AutoPolicy(max_num_seqs, max_draft_len, sources, drafters)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Begin the requests in every method and in the policy."""
@@ -69,7 +76,35 @@ class AutoProposer(Proposer):
             ValueError: as `propose`.
         """
         num_rows = len(x.table_rows)
+        if self._has_dear_offer:
+            self._offers.clear(self._dear)
+            self._has_dear_offer = False
         return self.policy.decide(x, self._offers, self._cost.times(num_rows, num_rows, num_kv_tokens), num_rows)
+
+    def ask(self, x: ProposeInput, num_kv_tokens: int, dear: DearSource, speed: float) -> tuple[I32, float]:
+        """Ask the methods, and return what is wanted of the dear source; see DearSource.wanted. `choose` follows.
+
+        Raises:
+            ValueError: as `propose`.
+        """
+        num_rows = len(x.table_rows)
+        if self._has_dear_offer:
+            self._offers.clear(self._dear)
+        self.policy.offer(x, self._offers)
+        return dear.wanted(x, self.policy, self._dear, self._cost.times(num_rows, num_rows, num_kv_tokens), speed)
+
+    def choose(self, x: ProposeInput, num_kv_tokens: int, drafts: DraftTokens, draft_prob: F32) -> Decision:
+        """Choose from what was offered and the dear source's drafts of the same rows, which have these probabilities.
+
+        Raises:
+            ValueError: as `propose`.
+        """
+        num_rows, count = len(x.table_rows), len(drafts.token_ids)
+        plane = self._offers.offer(self._dear, num_rows)
+        plane.token_ids[:count], plane.draft_prob[:count] = drafts.token_ids, draft_prob
+        plane.cu_num_draft[:] = drafts.cu_num_draft  # evidence stays 0: it has matched nothing
+        self._has_dear_offer = True
+        return self.policy.choose(x, self._offers, self._cost.times(num_rows, num_rows, num_kv_tokens), num_rows)
 
     def forget(self, table_rows: I32) -> None:
         """Forget the table rows in every method and in the policy."""

@@ -278,3 +278,16 @@ def test_other_programs_names_of_mtp_are_understood(method: str) -> None:
 def test_names_of_the_look_up_at_vllm_are_understood() -> None:
     keys = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 3}
     assert read_speculative(keys).config == SpeculativeConfig("ngram", 1, max_ngram_size=4, min_ngram_size=3)
+
+
+def test_whoever_says_something_of_draft_layers_to_auto_gets_them() -> None:
+    assert not read_speculative({"method": "auto"}).config.uses_draft_layers
+    for keys, num_steps in ({"auto_with_mtp": True}, 3), ({"num_model_steps": 2}, 2), ({"model": "dir"}, 3):
+        config = read_speculative({"method": "auto", **keys}).config
+        assert (config.uses_draft_layers, config.auto_with_mtp, config.num_model_steps) == (True, True, num_steps)
+    short = read_speculative({"method": "auto", "auto_with_mtp": True, "num_speculative_tokens": 2}).config
+    assert short.num_model_steps == 2
+    with pytest.raises(ConfigError, match=r"num_model_steps: expected at most num_speculative_tokens \(2\), got 3"):
+        read_speculative({"method": "auto", "num_model_steps": 3, "num_speculative_tokens": 2})
+    with pytest.raises(ConfigError, match="num_model_steps: expected only with method mtp, or auto with auto_with_mtp"):
+        read_speculative({"method": "auto", "auto_with_mtp": False, "num_model_steps": 3})

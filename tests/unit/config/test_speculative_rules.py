@@ -105,7 +105,7 @@ def test_a_section_checks_its_fields_when_constructed() -> None:
 
 # ---- rules between keys ---------------------------------------------------------------------------------------------
 
-MTP = "method mtp"
+MTP, LAYERS = "method mtp", "method mtp, or auto with auto_with_mtp"
 DRAFTING = "method ngram, suffix, mtp or auto"
 
 
@@ -117,12 +117,13 @@ DRAFTING = "method ngram, suffix, mtp or auto"
         ("naive", {"benchmark_mode": True}, DRAFTING),
         ("naive", {"max_ngram_size": 4}, DRAFTING),
         ("naive", {"suffix_decoding_cache_file": "f"}, DRAFTING),
-        ("naive", {"model": "weights"}, MTP),
+        ("naive", {"model": "weights"}, LAYERS),
         ("ngram", {"mtp_strategy": "with_ngram"}, MTP),
-        ("ngram", {"num_model_steps": 2}, MTP),
-        ("ngram", {"quantization": "wint8"}, MTP),
-        ("ngram", {"draft_head_quantization": "target"}, MTP),
+        ("ngram", {"num_model_steps": 2}, LAYERS),
+        ("ngram", {"quantization": "wint8"}, LAYERS),
+        ("ngram", {"draft_head_quantization": "target"}, LAYERS),
         ("ngram", {"enable_draft_logprob": True}, MTP),
+        ("ngram", {"auto_with_mtp": True}, "method auto"),
     ],
 )
 def test_a_key_of_another_method_is_refused(method: str, keys: Keys, where: str) -> None:

@@ -1,0 +1,132 @@
+#include "draft_wants.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace fdsd {
+namespace {
+
+// A call must bring this much more than it takes, as what it brings is a guess.
+constexpr double kPrice = 1.02;
+// Whatever a pass takes, drafts as probable as this are gone on with.
+constexpr float kMostSurvival = 0.9F;
+
+class Wants {
+ public:
+  explicit Wants(const PolicyWantsParams& p) : p_(p), free_chains_(p.policy->chains()) {
+    for (int32_t r = 0; r < p.num_rows; ++r)
+      beliefs_.push_back(std::max(p.policy->rate(p.table_rows[r], p.source), p.least_belief));
+  }
+
+  Error Run() {
+    const double plain_rate = RateWithout();
+    double best_rate = kPrice * plain_rate;
+    int32_t best = 0;
+    std::vector<int32_t> takers;
+    for (int32_t k = 1; k <= p_.max_drafts; ++k) {
+      const double rate = RateOf(k);
+      if (rate <= best_rate) continue;
+      best_rate = rate;
+      best = k;
+      takers = takers_;
+    }
+    std::fill_n(p_.num_wanted, p_.num_rows, 0);
+    for (const int32_t r : takers) p_.num_wanted[r] = std::min(best, p_.max_draft_len[r]);
+    p_.outcome[0] = best == 0 ? 1.0 : best_rate / plain_rate;
+    p_.outcome[1] = best == 0 ? 0.0 : LeastSurvival(best_rate, takers);
+    p_.outcome[2] = static_cast<double>(p_.policy->survivals().size());
+    return nullptr;
+  }
+
+ private:
+  double RateWithout() {
+    const DraftFill::Outcome found =
+        fill_.Choose(free_chains_, p_.policy->survivals(), p_.num_outputs, DraftTimes(p_.times, p_.max_num_chosen));
+    return found.num_tokens / found.time;
+  }
+
+  double CallTime(const std::vector<int32_t>& rows, int32_t num_drafts) const {
+    const auto count = static_cast<double>(rows.size());
+    double time = p_.call_first + p_.call_row * count + (num_drafts - 1) * (p_.call_pass + p_.call_pass_row * count);
+    for (const int32_t r : rows) time += p_.catch_up[r];
+    return time;
+  }
+
+  // Afterwards takers_ are the rows whose drafts would be taken.
+  double RateOf(int32_t num_drafts) {
+    Imagine(num_drafts);
+    PolicyTimesParams with_call = p_.times;
+    const double call_time = CallTime(askable_, num_drafts);
+    with_call.fixed += call_time;
+    const DraftFill::Outcome found =
+        fill_.Choose(chains_, survivals_, p_.num_outputs, DraftTimes(with_call, p_.max_num_chosen));
+    takers_.clear();
+    for (size_t c = 0; c < chains_.size(); ++c)
+      if (chains_[c].source == p_.source && fill_.counts()[c] > 0) takers_.push_back(chains_[c].row);
+    return takers_.empty() ? 0.0 : found.num_tokens / (found.time - call_time + CallTime(takers_, num_drafts));
+  }
+
+  // The offers of the others, and behind those of each row what the source might offer.
+  void Imagine(int32_t num_drafts) {
+    chains_.clear();
+    askable_.clear();
+    survivals_ = p_.policy->survivals();
+    size_t next = 0;
+    for (int32_t r = 0; r < p_.num_rows; ++r) {
+      for (; next < free_chains_.size() && free_chains_[next].row == r; ++next) chains_.push_back(free_chains_[next]);
+      const int32_t count = std::min(num_drafts, p_.max_draft_len[r]);
+      if (count <= 0) continue;
+      askable_.push_back(r);
+      chains_.push_back({r, p_.source, static_cast<int32_t>(survivals_.size()), count});
+      double survival = 1.0;
+      for (int32_t i = 0; i < count; ++i) survivals_.push_back(survival *= beliefs_[static_cast<size_t>(r)]);
+    }
+  }
+
+  // Below this the next pass costs a row more than it brings: its part of the pass, and its draft's part of the step.
+  double LeastSurvival(double rate, const std::vector<int32_t>& takers) const {
+    const DraftTimes times(p_.times, p_.max_num_chosen);
+    const auto count = static_cast<double>(takers.size());
+    double belief = 0.0;
+    for (const int32_t r : takers) belief += beliefs_[static_cast<size_t>(r)] / count;
+    const int32_t usual = std::min(times.most(), static_cast<int32_t>(takers.size()));
+    const double draft_time = usual == 0 ? 0.0 : (times[usual] - times[0]) / usual;
+    const double needed = rate * (p_.call_pass / count + p_.call_pass_row + draft_time) / belief;
+    return std::min(needed, static_cast<double>(kMostSurvival));
+  }
+
+  const PolicyWantsParams& p_;
+  const std::vector<DraftChain>& free_chains_;
+  DraftFill fill_;
+  std::vector<double> beliefs_;   // by row
+  std::vector<int32_t> askable_;  // rows
+  std::vector<int32_t> takers_;   // rows
+  std::vector<DraftChain> chains_;
+  std::vector<double> survivals_;
+};
+
+Error Check(const PolicyWantsParams& p) {
+  if (p.source < 0 || p.source >= p.policy->num_sources()) return "source: expected one of the policy's, got another";
+  if (p.max_drafts < 0) return "max_drafts: expected >= 0, got a negative number";
+  if (p.num_outputs < 0) return "num_outputs: expected >= 0, got a negative number";
+  for (int32_t r = 0; r < p.num_rows; ++r) {
+    if (!p.policy->IsBegun(p.table_rows[r])) return "table_rows: expected table rows that were begun, got another";
+    if (!(p.catch_up[r] >= 0)) return "catch_up: expected times >= 0, got others";
+  }
+  for (const double time : {p.call_first, p.call_row, p.call_pass, p.call_pass_row})
+    if (!(time >= 0) || std::isinf(time)) return "call: expected finite times >= 0, got others";
+  if (!(p.least_belief >= 0 && p.least_belief < 1)) return "least_belief: expected a number in [0, 1), got another";
+  if (p.times.num_step_rows < 0 || p.times.num_times <= p.times.num_step_rows || p.max_num_chosen < 0)
+    return "times: expected at least one, got none";
+  return DraftTimes(p.times, p.max_num_chosen).Check();
+}
+
+}  // namespace
+
+Error DraftWants(const PolicyWantsParams& p) {
+  if (Error error = Check(p)) return error;
+  return Wants(p).Run();
+}
+
+}  // namespace fdsd

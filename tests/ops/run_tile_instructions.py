@@ -1,4 +1,4 @@
-"""Runs linear as compiled for the chip's tiles on a processor without, and compares its bits with the twin's.
+"""Runs linear and attention as compiled for the chip's tiles on a processor without, and compares bits with the twin's.
 
 Usage: python -m tests.ops.run_tile_instructions TRAPS, the library of tile_traps.cc
 """
@@ -11,12 +11,15 @@ import sys
 import numpy as np
 import paddle
 
+from fastdeploy_sd.ops import attention
 from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.parallel.ranges import SliceRule
 from fastdeploy_sd.runtime import library
 from tests.ops.backends import isa, threads, tiles
+from tests.ops.cases.attention import MIXED, batch
+from tests.ops.cases.attention_int8 import quantized
 from tests.ops.test_tiles import CHIP, PRODUCTS, TWIN, add_product, bf16_operands, int_operands
 
 FORMATS: tuple[LinearFormat, ...] = ("bfloat16", "wint8", "wint4")
@@ -31,6 +34,7 @@ def main(traps: str) -> None:
     compare_products()
     for fmt in FORMATS:
         compare_linear(fmt)
+    compare_attention()
 
 
 def compare_products() -> None:
@@ -54,6 +58,17 @@ def compare_linear(fmt: LinearFormat) -> None:
         with tiles("twin"), isa("amx"):
             twin = ops.linear(rows, packed)
         np.testing.assert_array_equal(chip.view(np.uint32), twin.view(np.uint32), f"{fmt} {count} rows")
+
+
+def compare_attention() -> None:
+    """One tile of vectors and several, one panel and many, a head that ends within a product, hidden values."""
+    floats = batch(MIXED, 3, 1, 112, 32, np.uint16)
+    for args in (floats, quantized(floats)):
+        with tiles("chip"), isa("amx"), threads(2):
+            chip = attention.cascade_append_attention(**args)
+        with tiles("twin"), isa("amx"):
+            twin = attention.cascade_append_attention(**args)
+        np.testing.assert_array_equal(chip, twin)
 
 
 if __name__ == "__main__":

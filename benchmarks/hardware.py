@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
+from fastdeploy_sd.ops import roofs
+from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.runtime import library
 
 # Larger than any last-level cache two threads share.
@@ -37,20 +38,14 @@ class MemorySpeed:
 def measure_memory() -> MemorySpeed:
     """Measure now; takes some tenths of a second and `STREAM_BYTES` of memory. No op may run meanwhile."""
     lib = library.library()
-    lib.fdsd_read_bandwidth.restype = ctypes.c_double
     lib.fdsd_core_latency.restype = ctypes.c_double
-    bytes_per_s = lib.fdsd_read_bandwidth(ctypes.c_int64(STREAM_BYTES), NUM_PASSES)
+    bytes_per_s = roofs.read_bandwidth(STREAM_BYTES, NUM_PASSES)
     return MemorySpeed(bytes_per_s / 1e9, lib.fdsd_core_latency(NUM_PING_PONGS) * 1e9)
 
 
 def dot_peak(fmt: LinearFormat) -> float:
-    """Return the operations per second of the instruction that multiplies a weight format, fed from registers.
-
-    A multiplication and an addition count as one each. 0 on the scalar level, which has no such instruction.
-    """
-    lib = library.library()
-    lib.fdsd_dot_peak.restype = ctypes.c_double
-    return float(lib.fdsd_dot_peak(format_code(fmt), NUM_PASSES))
+    """Return `roofs.dot_peak`, the best of as many passes as bandwidth is measured with."""
+    return roofs.dot_peak(fmt, NUM_PASSES)
 
 
 def describe_hardware() -> dict[str, Any]:

@@ -14,10 +14,18 @@ _DPI = 120
 
 
 @contextmanager
-def panels(path: Path, num_rows: int, num_columns: int, title: str, share_y: str = "none") -> Iterator[Any]:
+def panels(
+    path: Path,
+    num_rows: int,
+    num_columns: int,
+    title: str,
+    share_y: str = "none",
+    inches: tuple[float, float] = _PANEL_INCHES,
+) -> Iterator[Any]:
     """Yield panels[row][column] to draw into; the file is written at the end of the block.
 
     Args:
+        inches: width and height of a panel.
         share_y: "row" = the panels of a row have one scale.
 
     Raises:
@@ -28,7 +36,7 @@ def panels(path: Path, num_rows: int, num_columns: int, title: str, share_y: str
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("plot: expected matplotlib, got none; pip install 'fastdeploy-sd[bench]'") from None
-    width, height = _PANEL_INCHES
+    width, height = inches
     figure = Figure((width * num_columns, height * num_rows), layout="constrained")
     FigureCanvasAgg(figure)
     yield figure.subplots(num_rows, num_columns, squeeze=False, sharey=share_y)

@@ -103,7 +103,10 @@ def measure_sampling(
 
 def _time(case: str, logits: F32, batch: int, rows: int) -> float:
     request_ids = np.repeat(np.arange(batch, dtype=np.int32), rows)
-    positions, sampling = np.arange(len(logits), dtype=np.int32), _columns(batch, rows, logits.shape[1], CASES[case])
+    positions, sampling = (
+        np.arange(len(logits), dtype=np.int32),
+        sampling_columns(batch, rows, logits.shape[1], CASES[case]),
+    )
     drafted = _all_wrong(batch, rows) if "wrong" in case else None
     begin = time.perf_counter()
     sample(logits, request_ids, positions, sampling, drafted)
@@ -132,7 +135,11 @@ def _logits(num_rows: int, vocab_size: int) -> tuple[F32, F32]:
     return peaked, flat
 
 
-def _columns(num_requests: int, num_rows: int, vocab_size: int, settings: Mapping[str, float]) -> SamplingArrays:
+def sampling_columns(
+    num_requests: int, num_rows: int, vocab_size: int, settings: Mapping[str, float]
+) -> SamplingArrays:
+    """Return what requests of `num_rows` rows each ask for: plain sampling at temperature 1, but for `settings`."""
+
     def full(value: float, dtype: type = np.float32) -> np.ndarray:
         return np.full(num_requests, value, dtype)
 

@@ -22,7 +22,6 @@ from fastdeploy_sd.ops.operators import declared_ops
 from fastdeploy_sd.request_rules import producible_eos
 from fastdeploy_sd.runtime import library, paddle_ops
 from fastdeploy_sd.runtime.operator_files import cache_folder
-from fastdeploy_sd.runtime.processors import own_processors
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, Proposer, ProposerContext
@@ -38,6 +37,7 @@ from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.follower import ModelFollower
 from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
 from fastdeploy_sd.worker.kept_hidden import allocate_kept_hidden, keeping
+from fastdeploy_sd.worker.kernel_threads import set_kernel_threads
 from fastdeploy_sd.worker.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv_memory import KvMemory, allocate_kv
 from fastdeploy_sd.worker.kv_pages import KvPages
@@ -49,6 +49,7 @@ from fastdeploy_sd.worker.rank_group import RankGroup
 from fastdeploy_sd.worker.request_table import RequestTable
 from fastdeploy_sd.worker.rotary import make_rotary
 from fastdeploy_sd.worker.runner import ModelRunner
+from fastdeploy_sd.worker.speed_limits import SpeedLimits
 from fastdeploy_sd.worker.swap import open_block_store
 
 if TYPE_CHECKING:
@@ -122,6 +123,9 @@ def create_executor(
     """
     start = time.perf_counter()
     group = group or RankGroup()
+    set_kernel_threads(config, group)
+    # Before memory fills. Ranks share the memory's bandwidth, of which one alone would measure all.
+    limits = SpeedLimits.measure(config) if group.size == 1 and _log.isEnabledFor(logging.INFO) else None
     loaded = _load(config, group)
     s, table = config.speculative, loaded.table
     lead = None if group.others is None else GroupLead(group.others, group.collectives)
@@ -152,6 +156,8 @@ def create_executor(
     )
     pages = KvPages(loaded.kv.ranks)
     store = open_block_store(config, pages, loaded.kv_identity, loaded.checkpoint, loaded.draft_weights)
+    if limits is not None:
+        _log.info("%s", limits.describe(loaded.checkpoint))
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     return LocalExecutor(runner, info, pages, loaded.kv_identity, store, loaded.signals)
 
@@ -163,6 +169,7 @@ def create_follower(config: Config, group: RankGroup) -> ModelFollower:
         CheckpointError, ConfigError: as `create_executor`.
     """
     start = time.perf_counter()
+    set_kernel_threads(config, group)
     loaded = _load(config, group)
     context = loaded.proposer_context(group.agree)
     method = None if context.draft_model is None else create_layers_method(config.speculative, context)
@@ -213,11 +220,6 @@ class _Loaded:
 
 
 def _load(config: Config, group: RankGroup) -> _Loaded:
-    num_threads = config.num_threads or (group.num_threads if group.size > 1 else None)
-    if num_threads is not None:
-        library.set_num_threads(num_threads)
-    if library.num_threads() > 1 and own_processors().warning is not None:
-        _log.warning("%s", own_processors().warning)
     if config.model.enforce_eager:
         _load_operators()
     checkpoint = Checkpoint(config.model.path)

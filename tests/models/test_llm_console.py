@@ -33,6 +33,7 @@ def test_lines_are_those_of_a_server_and_tell_what_was_loaded() -> None:
         r" requests of up to 4096 tokens, 2 drafts by ngram, \w+ kernels on \d+ threads$",
         lines[-1],
     )
+    assert re.search(r"memory reads [\d.]+ GB/s, at most \d+ steps/s if no cache holds the weights; bfloat16 ", text)
 
 
 def test_sigterm_just_ends_the_program() -> None:

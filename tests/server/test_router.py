@@ -128,7 +128,7 @@ def test_a_routers_own_refusals_have_the_one_shape(toy_fleet: tuple[Fleet, Any, 
     _, router, _ = toy_fleet
     large = httpx.post(f"{router.url}{CHAT}", content=b"x" * ((1 << 20) + 1), timeout=WAIT_S)
     assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
-    unknown = httpx.post(f"{router.url}/v1/embeddings", json={}, timeout=WAIT_S)
+    unknown = httpx.post(f"{router.url}/v1/unknown", json={}, timeout=WAIT_S)
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "route_not_found")
     routed = httpx.post(f"{router.url}{CHAT}", json={}, headers={"X-Fdsd-Route": "e30.00"}, timeout=WAIT_S)
     assert (routed.status_code, routed.json()["error"]["code"]) == (403, "route_not_authentic")

@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 
 from fastdeploy_sd import __version__
-from fastdeploy_sd.cli import COMMANDS, main
-from fastdeploy_sd.cli.inspection import environment, isa_level
+from fastdeploy_sd.cli import COMMANDS, inspection, main
+from fastdeploy_sd.cli.inspection import environment, isa_level, machine_speed
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.ops.roofs import Roofs
+from fastdeploy_sd.runtime import library
 
 
 @dataclass
@@ -252,11 +255,28 @@ def test_errors_of_every_command_start_alike(capsys: pytest.CaptureFixture[str],
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_collect_env_prints_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_collect_env_prints_the_facts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "STREAM_BYTES", 4 << 20)
     assert main(["collect-env"]) == 0
     text = capsys.readouterr().out
     assert f"fastdeploy_sd:    {__version__}" in text
     assert all(f"{name}:" in text for name in environment())
+    assert re.search(rf"^measured with: +{library.num_threads()} threads, level {library.isa()}$", text, re.MULTILINE)
+    assert re.search(r"^memory read: +[\d.]+ GB/s$", text, re.MULTILINE)
+    if library.isa() != "scalar":
+        assert re.search(r"^peak: +\d+ bfloat16, \d+ wint8, \d+ wint4 GOP/s$", text, re.MULTILINE)
+        assert re.search(r"^limits: +memory for steps of up to \d+ rows of bfloat16, .*prompts$", text, re.MULTILINE)
+
+
+def test_a_speed_that_cannot_be_measured_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ConfigError("kernel library: none")
+
+    monkeypatch.setattr(inspection, "measure_roofs", refuse)
+    assert set(machine_speed().values()) == {"not measured: kernel library: none"}
+    monkeypatch.setattr(inspection, "measure_roofs", lambda *_: Roofs(0.0, {"wint8": 0.0}))
+    speed = machine_speed()
+    assert (speed["memory read"], speed["limits"]) == ("unknown", "unknown")
 
 
 def test_isa_level_needs_every_flag() -> None:

@@ -63,7 +63,7 @@ def started(size: int = 2, timeout_s: float = WAIT_S) -> Iterator[tuple[Engine, 
         executor.shutdown()
         executor.shutdown()
     assert children() == before
-    assert len(os.listdir("/proc/self/fd")) == num_fds
+    assert len(os.listdir("/proc/self/fd")) <= num_fds  # fewer where what an earlier test left is collected meanwhile
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -199,7 +199,7 @@ def test_a_rank_that_breaks_at_last_leaves_nothing_of_the_first_one() -> None:
         start_ranks(config, create, f"{_DOUBLES}:create_broken_at_last")
     assert (given, ended) == ([1], ["first"])
     assert not children()
-    assert len(os.listdir("/proc/self/fd")) == num_fds
+    assert len(os.listdir("/proc/self/fd")) <= num_fds
 
 
 @pytest.mark.parametrize("follower", ["create_misconfigured", "create_misconfigured_beside_one_that_loads"])

@@ -1,0 +1,78 @@
+"""How fast this machine reads memory and multiplies, measured now with the kernels' threads, and what follows from it.
+
+A step reads every weight once and multiplies it with each of its rows, so its time is at least the longer of two:
+weights over the read bandwidth, operations over the instructions' peak. Knows no model. No op may run meanwhile.
+
+Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (CACM 52(4), 2009).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
+from fastdeploy_sd.ops.packing import packed_bytes
+from fastdeploy_sd.runtime.library import library
+
+# A matrix of no model, large enough for scales and padding to count as they do in one.
+_SAMPLE_FEATURES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """What nothing on this machine goes beyond.
+
+    Attributes:
+        read_bytes_per_s: reading memory that no cache holds; 0 = could not be measured.
+        peaks: weight format -> operations per second of the instruction that multiplies it, a multiplication and an
+            addition counted as one each; 0 = the level has no such instruction.
+    """
+
+    read_bytes_per_s: float
+    peaks: Mapping[LinearFormat, float]
+
+    def steps_per_s(self, num_bytes: int) -> float:
+        """The most steps per second, when each reads so many bytes; 0 = unknown."""
+        return self.read_bytes_per_s / num_bytes
+
+    def free_rows(self, fmt: LinearFormat) -> int | None:
+        """The most rows whose arithmetic takes no longer than reading the weights, at least 1; None = unknown.
+
+        Up to that many, further requests and drafts cost linear layers nothing; beyond, and in prompts, arithmetic is
+        the limit.
+        """
+        if not self.read_bytes_per_s or not self.peaks.get(fmt):
+            return None
+        bytes_per_weight = packed_bytes(_SAMPLE_FEATURES, _SAMPLE_FEATURES, fmt) / _SAMPLE_FEATURES**2
+        return max(1, int(self.peaks[fmt] * bytes_per_weight / self.read_bytes_per_s / 2))
+
+
+def measure_roofs(formats: tuple[LinearFormat, ...], num_bytes: int, num_passes: int) -> Roofs:
+    """Measure memory and the instructions of these formats; the other arguments are those of `read_bandwidth`."""
+    return Roofs(read_bandwidth(num_bytes, num_passes), {fmt: dot_peak(fmt, num_passes) for fmt in formats})
+
+
+def read_bandwidth(num_bytes: int, num_passes: int) -> float:
+    """Return the bytes per second at which a buffer is read, the best of several passes.
+
+    Args:
+        num_bytes: of the buffer, which is written first; larger than all caches.
+
+    Returns:
+        0 where there is no such memory, or less than 1 MiB or no pass was asked for.
+    """
+    measure = library().fdsd_read_bandwidth
+    measure.restype = ctypes.c_double
+    return float(measure(ctypes.c_int64(num_bytes), num_passes))
+
+
+def dot_peak(fmt: LinearFormat, num_passes: int) -> float:
+    """Return the operations per second of the instruction that multiplies a weight format, fed from registers.
+
+    A multiplication and an addition count as one each. 0 on the scalar level, which has no such instruction.
+    """
+    measure = library().fdsd_dot_peak
+    measure.restype = ctypes.c_double
+    return float(measure(format_code(fmt), num_passes))

@@ -65,7 +65,7 @@ def test_two_engines_give_the_bytes_of_one(references: References, model: str, d
         assert source.num_finished["error"] == source.num_finished["abort"] == 0
 
 
-@pytest.mark.parametrize("name", ["naive", "suffix", "mtp", "mtp-ngram", "auto"])
+@pytest.mark.parametrize("name", ["naive", "suffix", "mtp", "mtp-ngram", "auto", "auto-mtp"])
 def test_nothing_that_goes_wrong_on_the_way_shows(references: References, name: str) -> None:
     """Transfers are lost, either side preempts and evicts, clients leave: whoever stays gets the same bytes."""
     reference, seen = references.get("demo"), Counter[str]()

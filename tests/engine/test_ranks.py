@@ -26,7 +26,7 @@ from tests.engine.test_failing_rows import WAY, check, long_ones, run
 NUM_REQUESTS = 24
 # Chunks, prefix hits, preemption, everybody in turn.
 WAYS = [quick_ways()[1], quick_ways()[4]]
-METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mixed", "auto"]
+METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mixed", "auto", "auto-mtp"]
 
 
 def on_ranks(base: Config, size: int) -> Config:

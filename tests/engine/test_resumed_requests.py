@@ -33,7 +33,7 @@ def resumed(reference: Reference, rng: random.Random) -> tuple[list[Request], di
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-@pytest.mark.parametrize("name", ["naive", "ngram", "suffix", "mtp", "mtp-ngram", "auto"])
+@pytest.mark.parametrize("name", ["naive", "ngram", "suffix", "mtp", "mtp-ngram", "auto", "auto-mtp"])
 def test_the_rest_of_an_output_is_the_same(references: References, name: str, way: Way) -> None:
     reference = references.get("demo")
     requests, rest = resumed(reference, random.Random(f"{name} {way.name}"))

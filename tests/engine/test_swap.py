@@ -25,7 +25,7 @@ from tests.engine.models import References
 
 # Room for one long request or two short ones, so that nothing stays in the first level for long.
 WAY = Way("tiny first level", max_num_seqs=3, num_blocks=20, enable_prefix_caching=True, max_num_batched_tokens=64)
-METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mtp-suffix", "mixed", "auto"]
+METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mtp-suffix", "mixed", "auto", "auto-mtp"]
 SPACE_GIB = 0.05
 DEADLINE_S = 120.0
 

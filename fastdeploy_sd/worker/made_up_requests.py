@@ -54,7 +54,7 @@ class MadeUpRequests:
         # What a request may grow by before it begins anew.
         self._spare = max(_LEAST_SPARE, 4 * (speculation.max_draft_tokens + 1)) + speculation.num_lookahead_slots
         self._own_blocks = -(-(self._spare + 1) // size)
-        room = self.in_blocks(min(info.max_request_tokens, info.num_blocks * size) - self._own_blocks * size)
+        room = max(0, self.in_blocks(min(info.max_request_tokens, info.num_blocks * size) - self._own_blocks * size))
         short, long = (min(-(-wanted // size) * size, room) for wanted in contexts)
         # More requests say more than a longer context.
         self.short_context, self.long_context = (

@@ -45,7 +45,7 @@ from benchmarks.command import Command, markdown_table, show, table_of
         ("speculation --output-len 1", "output_len: expected at least 8, got 1"),
         (
             "speculation --methods naive",
-            "methods: expected some of ngram, suffix, mtp, auto, mtp-ngram, mtp-suffix, got 'naiv",
+            "methods: expected some of ngram, suffix, mtp, auto, auto-mtp, mtp-ngram, mtp-suffix, got 'naiv",
         ),
         ("speculation --methods mpt", "methods: expected some of .*, got 'mpt' (did you mean 'mtp'?)"),
         ("speculation --methods mtp,mtp", "methods: expected each once, got mtp, mtp"),

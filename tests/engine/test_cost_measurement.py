@@ -73,6 +73,16 @@ def test_a_small_cache_holds_fewer_requests_or_none(num_blocks: int, most: int) 
         executor.shutdown()
 
 
+def test_nothing_is_measured_where_drafts_are_longer_than_requests_may_be() -> None:
+    model = replace(CONFIG.model, max_model_len=40)
+    executor = create_executor(replace(CONFIG, model=model, speculative=SpeculativeConfig("suffix", 32)))
+    try:
+        costs = measure_costs(executor.execute, executor.model_info, 8, 256, AMPLE_S)
+        assert (costs.steps, costs.drafts) == ((), ())
+    finally:
+        executor.shutdown()
+
+
 def test_one_row_of_one_request_is_always_measured() -> None:
     limits = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=256)
     executor = create_executor(replace(CONFIG, scheduler=limits, speculative=SpeculativeConfig()))

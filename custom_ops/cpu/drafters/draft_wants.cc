@@ -48,7 +48,8 @@ class Wants {
 
   double CallTime(const std::vector<int32_t>& rows, int32_t num_drafts) const {
     const auto count = static_cast<double>(rows.size());
-    double time = p_.call_first + p_.call_row * count + (num_drafts - 1) * (p_.call_pass + p_.call_pass_row * count);
+    double time =
+        p_.call.first + p_.call.per_row * count + (num_drafts - 1) * (p_.call.per_pass + p_.call.per_pass_row * count);
     for (const int32_t r : rows) time += p_.catch_up[r];
     return time;
   }
@@ -92,7 +93,7 @@ class Wants {
     for (const int32_t r : takers) belief += beliefs_[static_cast<size_t>(r)] / count;
     const int32_t usual = std::min(times.most(), static_cast<int32_t>(takers.size()));
     const double draft_time = usual == 0 ? 0.0 : (times[usual] - times[0]) / usual;
-    const double needed = rate * (p_.call_pass / count + p_.call_pass_row + draft_time) / belief;
+    const double needed = rate * (p_.call.per_pass / count + p_.call.per_pass_row + draft_time) / belief;
     return std::min(needed, static_cast<double>(kMostSurvival));
   }
 
@@ -114,7 +115,7 @@ Error Check(const PolicyWantsParams& p) {
     if (!p.policy->IsBegun(p.table_rows[r])) return "table_rows: expected table rows that were begun, got another";
     if (!(p.catch_up[r] >= 0)) return "catch_up: expected times >= 0, got others";
   }
-  for (const double time : {p.call_first, p.call_row, p.call_pass, p.call_pass_row})
+  for (const double time : {p.call.first, p.call.per_row, p.call.per_pass, p.call.per_pass_row})
     if (!(time >= 0) || std::isinf(time)) return "call: expected finite times >= 0, got others";
   if (!(p.least_belief >= 0 && p.least_belief < 1)) return "least_belief: expected a number in [0, 1), got another";
   if (p.times.num_step_rows < 0 || p.times.num_times <= p.times.num_step_rows || p.max_num_chosen < 0)

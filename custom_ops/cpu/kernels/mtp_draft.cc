@@ -26,7 +26,8 @@ Error CheckPostprocess(const MtpPostprocessParams& p) {
   if (p.step < 0) return "step: expected >= 0, got a negative number";
   if (p.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
   if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
-  if (p.cu_num_draft[p.num_requests] > p.num_drafts) return "cu_num_draft: expected at most num_drafts last, got more";
+  if (p.cu_num_draft[p.num_requests] > p.drafts.num_drafts)
+    return "cu_num_draft: expected at most num_drafts last, got more";
   int32_t num_rows = 0;
   int32_t num_next = 0;
   for (int32_t r = 0; r < p.num_requests; ++r) {
@@ -86,13 +87,13 @@ void WriteProbabilities(const MtpPostprocessParams& p, const LogitsScan& scan) {
     const double weight = std::accumulate(weights + row * num_chunks, weights + (row + 1) * num_chunks, 0.0);
     ++row;
     if (p.min_survival[r] < 0) continue;
-    p.draft_prob[p.cu_num_draft[r] + p.step] = weight > 0 ? static_cast<float>(1.0 / weight) : 0.0F;
+    p.drafts.draft_prob[p.cu_num_draft[r] + p.step] = weight > 0 ? static_cast<float>(1.0 / weight) : 0.0F;
   }
 }
 
 // Whether the drafts of request r up to this one are so improbable together that no more are wanted.
 bool IsImprobable(const MtpPostprocessParams& p, int32_t r) {
-  const float* prob = p.draft_prob + p.cu_num_draft[r];
+  const float* prob = p.drafts.draft_prob + p.cu_num_draft[r];
   float survival = 1.0F;
   for (int32_t i = 0; i <= p.step; ++i) survival *= prob[i];
   return survival < p.min_survival[r];
@@ -107,7 +108,7 @@ Error MtpPostprocess(const MtpPostprocessParams& p) {
   for (int32_t r = 0; r < p.num_requests; ++r) {
     if (p.num_wanted[r] <= p.step) continue;
     const Chunk best = scan.Whole(row++);
-    p.draft_token_ids[p.cu_num_draft[r] + p.step] = IsDraft(best) ? best.argmax : -1;
+    p.drafts.draft_token_ids[p.cu_num_draft[r] + p.step] = IsDraft(best) ? best.argmax : -1;
   }
   WriteProbabilities(p, scan);
   row = 0;
@@ -118,7 +119,7 @@ Error MtpPostprocess(const MtpPostprocessParams& p) {
     if (p.num_wanted[r] > p.step) {
       if (p.min_survival[r] >= 0 && IsImprobable(p, r)) p.num_wanted[r] = p.step + 1;
       if (p.num_wanted[r] > p.step + 1) {
-        WriteNext(p, r, row, p.draft_token_ids[p.cu_num_draft[r] + p.step], b++);
+        WriteNext(p, r, row, p.drafts.draft_token_ids[p.cu_num_draft[r] + p.step], b++);
         p.out.seq_lens[r] = p.num_committed[r] + p.step + 1;
       }
       ++row;

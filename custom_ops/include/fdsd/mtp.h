@@ -92,7 +92,6 @@ struct MtpPostprocessParams {
   int32_t num_next;              // room for B = requests that go on; those with num_wanted > step + 1 before
   int32_t vocab_size;            // V
   int32_t step;                  // from 0
-  int32_t num_drafts;            // room in draft_token_ids, at least cu_num_draft[R]
   int64_t row_bytes;             // of a hidden row
   const int32_t* table_rows;     // [R]
   const int32_t* num_committed;  // [R]
@@ -100,9 +99,12 @@ struct MtpPostprocessParams {
   const float* min_survival;     // [R] negative = no probability is wanted
   const float* logits;           // [A, V]
   const void* hidden;            // [A, row_bytes]
-  int32_t* draft_token_ids;      // [cu_num_draft[R]], written
   int32_t* num_wanted;  // [R], drafts that each request gets, at most its room; lowered to step + 1 where it ends
-  float* draft_prob;    // [cu_num_draft[R]], written where it is wanted
+  struct Drafts {
+    int32_t num_drafts;        // room, at least cu_num_draft[R]
+    int32_t* draft_token_ids;  // [cu_num_draft[R]], written
+    float* draft_prob;         // [cu_num_draft[R]], written where it is wanted
+  } drafts;
   struct Blocks {
     int32_t num_table_rows;  // rows of block_table
     int32_t max_blocks;      // columns of block_table

@@ -81,11 +81,14 @@ struct PolicyWantsParams {
   int32_t num_outputs;           // as in PolicyDecideParams
   int32_t max_num_chosen;        // likewise
   int32_t max_drafts;            // K, of a row
-  // A call for k drafts of n rows: first + row * n + (k - 1) * (pass + pass_row * n), in the unit of `times`.
-  double call_first;
-  double call_row;
-  double call_pass;
-  double call_pass_row;
+  // A call for k drafts of n rows: first + per_row * n + (k - 1) * (per_pass + per_pass_row * n), in the unit of
+  // `times`.
+  struct Call {
+    double first;
+    double per_row;
+    double per_pass;
+    double per_pass_row;
+  } call;
   const double* catch_up;  // [R] >= 0, what a call takes more for the row, as it is behind
   double least_belief;     // of drafts it is believed at least that they are right so often, 0 .. 1
   int32_t* num_wanted;     // [R] becomes 0 .. K

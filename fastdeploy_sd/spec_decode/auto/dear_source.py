@@ -149,7 +149,7 @@ class DearSource:
         p.num_wanted = pointer("num_wanted", found, (num_rows,), np.int32)
         p.curve, p.num_times = address(times.curve), len(times.curve)
         p.num_step_rows, p.fixed, p.per_draft = times.num_rows, times.fixed, times.per_draft
-        p.call_first, p.call_row, p.call_pass, p.call_pass_row = call
+        p.first, p.per_row, p.per_pass, p.per_pass_row = call
         self._wants.run()
         gain, least, num_others = self._outcome.tolist()
         return found, gain, least, int(num_others)

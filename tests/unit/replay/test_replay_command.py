@@ -11,6 +11,7 @@ import pytest
 from fastdeploy_sd.cli import main
 from fastdeploy_sd.replay.counts import ReplayCounts
 from fastdeploy_sd.replay.report import ReplayResult, replay_table
+from fastdeploy_sd.spec_decode import auto_profile
 
 
 @pytest.fixture
@@ -56,7 +57,9 @@ def test_the_policy_is_replayed_under_a_cost(
 ) -> None:
     profile = tmp_path / "costs.json"
     steps = [{"rows": rows, "requests": 1, "context": 8, "ms": 1.0 + 0.1 * (rows - 1)} for rows in (1, 5, 41)]
-    profile.write_text(json.dumps({"version": 1, "machine": {}, "model": {}, "steps": steps, "drafts": []}))
+    profile.write_text(
+        json.dumps({"version": auto_profile.VERSION, "machine": {}, "model": {}, "steps": steps, "drafts": []})
+    )
     base = ["replay", recording, "--tokenizer", "words", "--json", "--policy", "auto", "--methods", "ngram"]
     results = []
     for cost in (["--cost", "0.1"], ["--profile", str(profile)]):

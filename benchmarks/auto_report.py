@@ -72,7 +72,7 @@ def save_plot(records: Sequence[Record], path: Path) -> None:
     models = list(dict.fromkeys(r.workload["model"] for r in records))
     workloads = [w for w in WORKLOADS if any(r.workload["workload"] == w for r in records)]
     title = (
-        "over plain decoding / over the best fixed setting: "
+        "over plain decoding, and below it over the best fixed setting: "
         f"red is less than {LEAST_OF_PLAIN} of plain, orange less than {LEAST_OF_BEST} of the best"
     )
     with panels(path, len(models), 1 + len(workloads), title) as grid:
@@ -100,7 +100,7 @@ def _draw_verdicts(panel: Any, records: Sequence[Record], workloads: Sequence[st
     for r in records:
         x, y = batches.index(r.workload["batch"]), workloads.index(r.workload["workload"])
         chosen = r.metrics["over_best"]
-        text = "\n".join(f"{r.metrics['settings'][name]['speed_up']:.2f} / {chosen[name]:.2f}" for name in chosen)
+        text = "\n".join(f"{r.metrics['settings'][name]['speed_up']:.2f}\n{chosen[name]:.2f}" for name in chosen)
         panel.fill_between([x - 0.48, x + 0.48], y - 0.48, y + 0.48, color=verdict(r), linewidth=0)
         panel.text(x, y, text, ha="center", va="center", fontsize="x-small")
     panel.set_xticks(range(len(batches)), batches, fontsize="small")

@@ -155,8 +155,9 @@ class SpeculativeConfig:
 
     @property
     def label(self) -> str:
-        """The method in names of files and rows of tables: a hybrid is "mtp-ngram" or "mtp-suffix"."""
-        return self.method if self.extended_by is None else f"{self.method}-{self.extended_by}"
+        """The method in names of files and rows of tables: a hybrid is "mtp-ngram", and auto with MTP "auto-mtp"."""
+        more = "mtp" if self.auto_with_mtp else self.extended_by
+        return self.method if more is None else f"{self.method}-{more}"
 
 
 @dataclass(frozen=True, slots=True)

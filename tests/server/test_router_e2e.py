@@ -94,7 +94,9 @@ def test_every_stream_goes_on_at_a_server_that_drafts_otherwise(tmp_path: Path) 
 def test_a_stream_goes_on_at_another_decode_instance(tmp_path: Path) -> None:
     """Either one gets the KV of the prompt from the prefill instance, and the bytes are those of a server by itself."""
     naive: dict[str, object] = {"method": "naive"}
-    path, body = "/v1/completions", {"prompt": "def add(a, b):\n    return a + b\n" * 20, "seed": 4, "logprobs": 1}
+    prompt = "def add(a, b):\n    return a + b\n" * 20
+    # Long enough to be seen and cut off under way, however seldom this process runs.
+    path, body = "/v1/completions", {"prompt": prompt, "seed": 4, "logprobs": 1, "max_tokens": 3000}
     with contextlib.ExitStack() as stack:
         router = stack.enter_context(contextlib.closing(Router(tmp_path, free_port(), splitwise="true")))
         servers = [
@@ -105,8 +107,9 @@ def test_a_stream_goes_on_at_another_decode_instance(tmp_path: Path) -> None:
         outcomes: list[object] = []
         reader = threading.Thread(target=lambda: outcomes.append(outcome(router.url, path, body)))
         reader.start()
-        wait_until(lambda: busy(router))
-        victim = next(server for server in servers if server.url == busy(router)[0])
+        seen: list[str] = []
+        wait_until(lambda: seen.extend(busy(router)) or seen)
+        victim = next(server for server in servers if server.url == seen[0])
         kill(victim)
         reader.join()
         (survivor,) = (server for server in servers[1:] if server is not victim)

@@ -108,7 +108,12 @@ def test_a_stream_goes_on_at_another_decode_instance(tmp_path: Path) -> None:
         reader = threading.Thread(target=lambda: outcomes.append(outcome(router.url, path, body)))
         reader.start()
         seen: list[str] = []
-        wait_until(lambda: seen.extend(busy(router)) or seen)
+
+        def is_seen() -> bool:
+            seen.extend(busy(router))
+            return bool(seen)
+
+        wait_until(is_seen)
         victim = next(server for server in servers if server.url == seen[0])
         kill(victim)
         reader.join()

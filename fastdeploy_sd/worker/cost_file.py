@@ -12,25 +12,13 @@ from pathlib import Path
 import fastdeploy_sd
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.operator_files import cache_folder
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, Key, profile_name
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.worker.cost_measurement import Costs, measure_costs
+from fastdeploy_sd.worker.kept_measurements import keep, machine_key, measurements_folder
 from fastdeploy_sd.worker.made_up_requests import Execute, FailedStepError
 
-_CPUINFO = Path("/proc/cpuinfo")
 _log = logging.getLogger(__name__)
-
-
-def machine_key(config: Config) -> Key:
-    """Return what the times of any model depend on."""
-    return {
-        "cpu": _cpu_name(),
-        "isa": library.isa(),
-        "num_threads": library.num_threads(),
-        "ranks": config.parallel.tensor_parallel_size,
-    }
 
 
 def model_key(config: Config, info: ModelInfo) -> Key:
@@ -67,7 +55,7 @@ def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfi
         InternalError: the executor broke.
     """
     machine, model = machine_key(config), model_key(config, info)
-    folder = config.model.packed_weights_folder or _user_folder()
+    folder = measurements_folder(config)
     path = None if folder is None else folder / profile_name(machine, model)
     kept = None if path is None else _load(path)
     if kept is not None and kept.fits(machine, model):
@@ -84,19 +72,9 @@ def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfi
         _log.info("costs of steps: not measured, the KV cache has no room for a request and its drafts")
         return None
     profile = profile_of(config, info, costs)
-    place = "not kept, as something else runs on this machine"
-    if costs.is_steady:
-        place = "not kept, as this user has no home folder" if path is None else _save(profile, path)
+    place = keep(path, costs.is_steady, profile.save)
     _log.info("costs of steps: measured in %.1f s, %s", time.perf_counter() - begin, place)
     return profile
-
-
-def _user_folder() -> Path | None:
-    """The user's cache folder; a user that the system does not know, as in a container, may have none."""
-    try:
-        return cache_folder()
-    except RuntimeError:
-        return None
 
 
 def _load(path: Path) -> CostProfile | None:
@@ -107,18 +85,3 @@ def _load(path: Path) -> CostProfile | None:
     except ConfigError as error:
         _log.warning("costs of steps: measured again: %s", error.message)
         return None
-
-
-def _save(profile: CostProfile, path: Path) -> str:
-    """Write the file, if that is possible; returns where it is, or why it is not."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        profile.save(path)
-    except OSError as error:
-        return f"not kept: {error}"
-    return str(path)
-
-
-def _cpu_name() -> str:
-    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.is_file() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -21,7 +21,6 @@ from fastdeploy_sd.ops.mtp_batch import KeptRows
 from fastdeploy_sd.ops.operators import declared_ops
 from fastdeploy_sd.request_rules import producible_eos
 from fastdeploy_sd.runtime import library, paddle_ops
-from fastdeploy_sd.runtime.operator_files import cache_folder
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, Proposer, ProposerContext
@@ -31,12 +30,12 @@ from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker import kv_sizing
 from fastdeploy_sd.worker.block_copier import BlockCopier
-from fastdeploy_sd.worker.cost_file import machine_key
 from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.follower import ModelFollower
 from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
 from fastdeploy_sd.worker.kept_hidden import allocate_kept_hidden, keeping
+from fastdeploy_sd.worker.kept_measurements import machine_key, measurements_folder
 from fastdeploy_sd.worker.kernel_threads import set_kernel_threads
 from fastdeploy_sd.worker.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv_memory import KvMemory, allocate_kv
@@ -256,8 +255,8 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
 
 def _tune_prefetch(config: Config) -> None:
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
-    folder = config.model.packed_weights_folder or cache_folder()
-    tune_prefetch(sorted({scheme.linear, scheme.experts, scheme.lm_head}), machine_key(config), folder)
+    formats = sorted({scheme.linear, scheme.experts, scheme.lm_head})
+    tune_prefetch(formats, machine_key(config), measurements_folder(config))
 
 
 def _log_loaded(config: Config, loaded: _Loaded, info: ModelInfo, seconds: float) -> None:

@@ -12,6 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,8 @@ from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import PackedLinear, packed_bytes
 from fastdeploy_sd.runtime.library import library
 from fastdeploy_sd.runtime.memory import huge_pages
+from fastdeploy_sd.spec_decode.auto_profile import Key
+from fastdeploy_sd.worker.kept_measurements import keep
 
 # What a kernel thinks best, and distances in bytes; 0 = it asks for nothing.
 UNMEASURED = -1
@@ -41,27 +44,27 @@ _DISTURBED = 1.5
 _VERSION = 1
 _log = logging.getLogger(__name__)
 
-Key = Mapping[str, str | int]
 # Number of rows -> bytes ahead, or UNMEASURED.
 Distances = Mapping[int, int]
 
 
 def tune_prefetch(
-    formats: Collection[LinearFormat], machine: Key, folder: Path, num_bytes: int = MEASURED_BYTES
+    formats: Collection[LinearFormat], machine: Key, folder: Path | None, num_bytes: int = MEASURED_BYTES
 ) -> None:
     """Set the distances of weight formats, as kept in a folder; measured now, and kept, where none fit.
 
     Args:
         machine: what they depend on.
+        folder: None = there is none, and they are measured at every start.
         num_bytes: of the weights that are multiplied.
     """
     for fmt in formats:
-        path = folder / _name(fmt, machine)
-        kept = _load(path, machine)
+        path = None if folder is None else folder / _name(fmt, machine)
+        kept = None if path is None else _load(path, machine)
         if kept is None:
             begin = time.perf_counter()
             kept, is_steady = measure(fmt, num_bytes)
-            place = _save(path, machine, kept) if is_steady else "not kept, as something else runs on this machine"
+            place = keep(path, is_steady, partial(_save, machine, kept))
             _log.info("prefetch of %s weights: measured in %.1f s, %s", fmt, time.perf_counter() - begin, place)
         set_distances(fmt, kept)
 
@@ -146,13 +149,7 @@ def _load(path: Path, machine: Key) -> Distances | None:
     return {int(num_rows): distance for num_rows, distance in distances.items()}
 
 
-def _save(path: Path, machine: Key, distances: Distances) -> str:
-    """Write the file, if that is possible; returns where it is, or why it is not."""
+def _save(machine: Key, distances: Distances, path: Path) -> None:
     values = {"version": _VERSION, "machine": dict(machine), "bytes_ahead": distances}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write((json.dumps(values, indent=1) + "\n").encode())
-    except OSError as error:
-        return f"not kept: {error}"
-    return str(path)
+    with replacing(path) as file:
+        file.write((json.dumps(values, indent=1) + "\n").encode())

@@ -76,6 +76,15 @@ def test_what_was_measured_is_kept_for_the_machine(tmp_path: Path, monkeypatch: 
         assert set(values["bytes_ahead"].values()) <= {UNMEASURED, *DISTANCES}
 
 
+def test_without_a_folder_they_are_measured_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(prefetch, "measure", lambda fmt, num_bytes: (dict.fromkeys(ROWS, UNMEASURED), True))
+    tune_prefetch(["wint4"], MACHINE, None)
+    assert "not kept, as this user has no home folder" in caplog.text
+
+
 @pytest.mark.parametrize("damage", ["{", '"version": 0', '"bytes_ahead": {"1": 5}', '"bytes_ahead": 7', '"machine": 1'])
 def test_a_damaged_file_is_measured_again(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)

@@ -9,12 +9,13 @@ import contextlib
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.doubles.http_service import serving
 
 COMMIT = "c0ffee" + "0" * 34
 OLDER_COMMIT = "0ddba11" + "0" * 33
@@ -123,13 +124,5 @@ def _oid(data: bytes) -> str:
 def running_hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[Hub]:
     """Serve repositories for the duration of the block."""
     hub = Hub(dict(files))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with serving(_Handler, hub) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

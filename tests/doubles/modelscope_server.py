@@ -6,11 +6,12 @@ import contextlib
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
+
+from tests.doubles.http_service import serving
 
 _API = re.compile(r"/api/v1/models/([^/]+/[^/]+)/repo(/files)?$")
 REVISIONS = ("master", "v1")
@@ -72,13 +73,5 @@ def _sha(data: bytes) -> str:
 def running_modelscope(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[ModelScope]:
     """Serve repositories for the duration of the block."""
     hub = ModelScope(dict(files))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with serving(_Handler, hub) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -84,6 +84,29 @@ def test_attention_has_the_same_bits_however_partitions_are_computed(device: Cud
     np.testing.assert_array_equal(got, np.tile(want, (130, 1)))
 
 
+def test_rows_and_requests_that_fill_up_a_bucket_change_nothing(device: CudaDevice) -> None:
+    """Graphs are of a few sizes: behind the step's requests are some without rows, behind its rows are nobody's."""
+    args = batch([(300, 1), (14, 9), (511, 3)], 4, 2, 32, 16, np.uint16)
+    starts, blocks = args["query_start_loc"], args["blocks"]
+    filled = {
+        **args,
+        "q": np.concatenate([args["q"], np.full((5, args["q"].shape[1]), 0x7FC0, np.uint16)]),
+        "query_start_loc": np.concatenate([starts, np.repeat(starts[-1:], 4)]),
+        "seq_lens": np.concatenate([args["seq_lens"], np.array([0, 77, 100_000, -1], np.int32)]),
+        "blocks": blocks._replace(table_rows=np.concatenate([blocks.table_rows, np.full(4, -1, np.int32)])),
+    }
+    stored = dict(OPS["rope_store_kv"].inputs["uint16-41x6:3x80-80-True-True-False"])
+    padded = {**stored, "slot_mapping": np.concatenate([stored["slot_mapping"][:30], np.full(11, -1)])}
+    first = {name: stored[name][:30] for name in ("qkv", "positions", "slot_mapping")}
+    with device.runs_ops():
+        want, got = (OPS["cascade_append_attention"].function(**case) for case in (args, filled))
+        small, large = (OPS["rope_store_kv"].run(case) for case in ({**stored, **first}, padded))
+    np.testing.assert_array_equal(got[: starts[-1]], want)
+    np.testing.assert_array_equal(large[0][:30], small[0])
+    for cached, name in ((2, "k"), (3, "v")):
+        np.testing.assert_array_equal(large[cached], small[cached], err_msg=name)
+
+
 def test_draws_have_the_same_bits_alone_and_in_any_company(device: CudaDevice) -> None:
     """Also behind a first wave of rows, whose memory for rules the others use again."""
     rng = np.random.default_rng(3)

@@ -28,7 +28,8 @@ Error RopeStoreKv(const RopeStoreKvParams& p);
 // read once for all of them. Scores are split at fixed absolute positions and the partial results merged in order, so a
 // row does not depend on what else is in the call. Sums are in float32; over a bfloat16 cache the softmax weights are
 // rounded to bfloat16 before they meet the values, which leaves a row within 0.5 % of its exact length. A row at
-// position p sees the keys first_key..p, and its own key also where p < first_key.
+// position p sees the keys first_key..p, and its own key also where p < first_key. Requests may have no rows: then only
+// their offsets are read. On a GPU, rows behind query_start_loc[R] are nobody's and theirs of y stay as they are.
 struct CascadeAppendAttentionParams {
   KvCache cache;           // read only
   int32_t num_requests;    // R

@@ -1,7 +1,7 @@
 #pragma once
-// Matrix products of a warp: the instructions that generations of GPUs differ in, and under the emulation a stand-in of
-// each. Fragments are those of the PTX instruction set, chapter on mma: with g = lane / 4 and t = lane % 4, words of
-// 4 bytes along the summed dimension,
+// Matrix products of a warp and asynchronous copies: the instructions that generations of GPUs differ in, and under the
+// emulation a stand-in of each. Fragments are those of the PTX instruction set, chapter on mma: with g = lane / 4 and t
+// = lane % 4, words of 4 bytes along the summed dimension,
 //   a[0..3]   words (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4) of A, 16 rows of 8 words
 //   b[0..1]   words t and t + 4 of column g of B, 8 columns of 8 words
 //   c[0..3]   elements (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1) of C, 16 x 8
@@ -84,7 +84,66 @@ inline void LoadColumns(DevicePtr<const bf16> row, uint32_t* b,
   }
 }
 
+// Words of four matrices of 8 rows of 16 bytes in shared memory: lane i gives where row i % 8 of matrix i / 8 begins,
+// aligned to 16 bytes, and gets word lane % 4 of row lane / 4 of matrix m in words[m].
+inline void LoadRowWords(DevicePtr<const uint8_t> row, uint32_t* words,
+                         std::source_location where = std::source_location::current()) {
+  emulation::Check(row.allocation(), row.address(), sizeof(uint4), emulation::Access::kRead);
+  const uint64_t* lanes = emulation::MeetWarp(kAllLanes, &row, sizeof(row), false, where);
+  const unsigned lane = emulation::Lane();
+  for (unsigned m = 0; m < 4; ++m) {
+    const auto from = emulation::FromLane<DevicePtr<const uint8_t>>(lanes, 8 * m + lane / 4);
+    std::memcpy(&words[m], from.address() + lane % 4 * sizeof(uint32_t), sizeof(uint32_t));
+  }
+}
+
+// Copy kBytes (4, 8 or 16, and aligned so) to shared memory, or zeros where they are not there, while the thread goes
+// on. They have arrived where the thread has waited for them, and for other threads behind the next barrier.
+template <int kBytes>
+void CopyAsync(DevicePtr<uint8_t> to, DevicePtr<const uint8_t> from, bool is_there = true) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  if (is_there) emulation::Check(from.allocation(), from.address(), kBytes, emulation::Access::kRead);
+  emulation::StartCopy(to.allocation(), to.address(), is_there ? from.address() : nullptr, kBytes);
+}
+
+// The thread's copies since the last CommitCopies become a group, perhaps an empty one.
+inline void CommitCopies() { emulation::CommitCopies(); }
+
+// Wait until the thread's groups have arrived, but for the last kPending.
+template <int kPending>
+void WaitForCopies() {
+  emulation::WaitForCopies(kPending);
+}
+
 #else
+
+__device__ __forceinline__ void LoadRowWords(const uint8_t* row, uint32_t* words) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
+template <int kBytes>
+__device__ __forceinline__ void CopyAsync(uint8_t* to, const uint8_t* from, bool is_there = true) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  const int num_bytes = is_there ? kBytes : 0;
+  if constexpr (kBytes == 16) {  // past the first-level cache
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(num_bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(kBytes), "r"(num_bytes)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int kPending>
+__device__ __forceinline__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 __device__ __forceinline__ void LoadColumns(const bf16* row, uint32_t* b) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));

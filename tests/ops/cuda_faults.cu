@@ -3,6 +3,7 @@
 
 #include "../../custom_ops/bindings/c_api.h"
 #include "device.h"
+#include "matrix.h"
 
 namespace {
 
@@ -117,6 +118,40 @@ __global__ void HalfAWarp(Ints p) {
 
 __global__ void SomeLanes(Ints p) { p[threadIdx.x] = __shfl_xor_sync(0xffffu, 1, 1); }
 
+// Copies an element to shared memory, which its thread or another reads; or one before all is read that was copied.
+__global__ void CopyThenRead(Ints p, bool waits, bool meets, int distance) {
+  using fdsd::cuda::CommitCopies;
+  using fdsd::cuda::WaitForCopies;
+  FDSD_SHARED(int32_t, s, kThreads);
+  const DevicePtr<const uint8_t> from = ViewAs<const uint8_t>(p + threadIdx.x);
+  fdsd::cuda::CopyAsync<4>(ViewAs<uint8_t>(s + threadIdx.x), from);
+  CommitCopies();
+  CommitCopies();
+  if (waits) {
+    WaitForCopies<1>();
+  } else {
+    WaitForCopies<2>();
+  }
+  if (meets) __syncthreads();
+  p[threadIdx.x] = s[(static_cast<int>(threadIdx.x) + distance) % kThreads];
+}
+
+__global__ void CopyOverRead(Ints p, bool meets) {
+  FDSD_SHARED(int32_t, s, kThreads);
+  s[threadIdx.x] = 0;
+  __syncthreads();
+  const int32_t neighbour = s[(threadIdx.x + 1) % kThreads];
+  if (meets) __syncthreads();
+  fdsd::cuda::CopyAsync<4>(ViewAs<uint8_t>(s + threadIdx.x), ViewAs<const uint8_t>(p), false);
+  fdsd::cuda::CommitCopies();
+  fdsd::cuda::WaitForCopies<0>();
+  p[threadIdx.x] = neighbour + s[threadIdx.x];
+}
+
+__global__ void CopyToGlobal(Ints p) {
+  fdsd::cuda::CopyAsync<4>(ViewAs<uint8_t>(p + threadIdx.x), ViewAs<const uint8_t>(p + threadIdx.x));
+}
+
 __global__ void Fill(Ints p) { p[threadIdx.x] = static_cast<int32_t>(threadIdx.x); }
 
 const LaunchShape kOneBlock{dim3(1), dim3(kThreads)};
@@ -151,6 +186,13 @@ fdsd::Error RunFault(const char* name, Ints p) {
   if (is("two barriers")) return Launch<TwoBarriers>(kOneBlock, nullptr, p);
   if (is("half a warp")) return Launch<HalfAWarp>(kOneBlock, nullptr, p);
   if (is("some lanes")) return Launch<SomeLanes>(kOneBlock, nullptr, p);
+  if (is("copy not waited for")) return Launch<CopyThenRead>(kOneBlock, nullptr, p, false, true, 0);
+  if (is("copy of another, no barrier")) return Launch<CopyThenRead>(kOneBlock, nullptr, p, true, false, 1);
+  if (is("copy of its own, waited")) return Launch<CopyThenRead>(kOneBlock, nullptr, p, true, false, 0);
+  if (is("copy of another, waited")) return Launch<CopyThenRead>(kOneBlock, nullptr, p, true, true, 1);
+  if (is("copy over what is read")) return Launch<CopyOverRead>(kOneBlock, nullptr, p, false);
+  if (is("copy over what was read")) return Launch<CopyOverRead>(kOneBlock, nullptr, p, true);
+  if (is("copy to global memory")) return Launch<CopyToGlobal>(kOneBlock, nullptr, p);
   if (is("part of a warp in a block")) return Launch<Fill>(LaunchShape{dim3(1), dim3(48)}, nullptr, p);
   if (is("too many threads")) return Launch<Fill>(LaunchShape{dim3(1), dim3(2048)}, nullptr, p);
   if (is("too much shared memory")) return Launch<Fill>(LaunchShape{dim3(1), dim3(kThreads), 1 << 20}, nullptr, p);

@@ -32,6 +32,10 @@ FAULTS = {
     "two barriers": "waits for its block at line .*, another thread at .*cuda_faults.cu",
     "half a warp": "deadlock: .*for their warp",
     "some lanes": "expected all lanes in the mask of a warp function, got 0000ffff",
+    "copy not waited for": "CopyThenRead: .* byte 252 of shared memory [256 bytes], to which a copy is on its way",
+    "copy of another, no barrier": "reads byte 4 of shared memory [256 bytes] before anything was written there",
+    "copy over what is read": "race: writes byte .* of shared memory [256 bytes], which thread .* read with no barrier",
+    "copy to global memory": "copies asynchronously to what is no shared memory",
     "part of a warp in a block": "expected blocks of whole warps",
     "too many threads": "expected 1..1024 threads per block",
     "too much shared memory": "expected at most 227 KB of shared memory",
@@ -39,7 +43,13 @@ FAULTS = {
 }
 NO_FAULTS = (
     *("shared, waited", "write after read, waited", "neighbour bytes", "blocks apart", "warp, waited", "counter"),
-    *("reads the last", "two launches"),
+    *(
+        "reads the last",
+        "two launches",
+        "copy of its own, waited",
+        "copy of another, waited",
+        "copy over what was read",
+    ),
 )
 
 

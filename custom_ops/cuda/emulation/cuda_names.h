@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "emulation/copies.h"
 #include "emulation/engine.h"
 #include "emulation/memory.h"
 

@@ -1,5 +1,6 @@
 #include "emulation/memory.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstring>
 #include <map>
@@ -39,7 +40,8 @@ struct Allocation {
   size_t num_bytes;
   bool is_shared;
   mutable std::vector<Shadow> shadow;
-  std::vector<uint64_t> memory;  // aligned to 128 bytes within
+  mutable std::vector<bool> in_flight;  // empty until a copy begins
+  std::vector<uint64_t> memory;         // aligned to 128 bytes within
 };
 
 namespace {
@@ -103,6 +105,9 @@ void CheckByte(const Allocation& allocation, size_t offset, Access access, const
   if (access == Access::kRead && allocation.is_shared && !shadow.write.exists()) {
     Fail("reads byte %zu of shared memory [%zu bytes] before anything was written there", offset, allocation.num_bytes);
   }
+  if (!allocation.in_flight.empty() && allocation.in_flight[offset]) {
+    Fail("%s byte %zu of shared memory [%zu bytes], to which a copy is on its way", verb, offset, allocation.num_bytes);
+  }
   const bool are_atomic = now.is_atomic && shadow.write.is_atomic;
   if (!are_atomic && !IsOrdered(shadow.write, now, here)) {
     FailWithRace(allocation, offset, verb, "wrote", shadow.write, here);
@@ -136,6 +141,14 @@ void Check(const Allocation* allocation, const void* address, size_t num_bytes, 
   now.is_atomic = access == Access::kAtomic;
   for (size_t i = 0; i < num_bytes; ++i) CheckByte(*allocation, static_cast<size_t>(offset) + i, access, now, here);
 }
+
+void SetInFlight(const Allocation* allocation, const void* address, size_t num_bytes, bool is_in_flight) {
+  if (allocation->in_flight.empty()) allocation->in_flight.resize(allocation->num_bytes);
+  const auto offset = static_cast<const char*>(address) - allocation->begin;
+  std::fill_n(allocation->in_flight.begin() + offset, num_bytes, is_in_flight);
+}
+
+bool IsShared(const Allocation* allocation) { return allocation != nullptr && allocation->is_shared; }
 
 const Allocation* AllocationOf(const void* address) {
   const char* wanted = static_cast<const char*>(address);

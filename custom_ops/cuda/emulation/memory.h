@@ -18,6 +18,11 @@ enum class Access : int32_t { kRead, kWrite, kAtomic };
 // Ends the kernel with an error unless the current thread may do this now.
 void Check(const Allocation* allocation, const void* address, size_t num_bytes, Access access);
 
+// Whether an asynchronous copy is on its way to these bytes of shared memory: until then nobody may touch them.
+void SetInFlight(const Allocation* allocation, const void* address, size_t num_bytes, bool is_in_flight);
+// Whether it is a block's shared memory.
+bool IsShared(const Allocation* allocation);
+
 // The allocation that holds an address; nullptr where none does. Its end belongs to an empty allocation only.
 const Allocation* AllocationOf(const void* address);
 

@@ -62,6 +62,7 @@ class StepMemory:
         output_token_ids, cu_num_output, num_accepted: i32[L], i32[R+1], i32[R]; see `types.VerifyResult`.
         num_failed: i32[1], requests without a valid distribution.
         num_committed, max_draft_len: i32[R]; see `spec_decode.proposer.ProposeInput`.
+        num_valid, num_kv_slots: i32[R]; see `spec_decode.proposer.TargetStep`. Of steps that a method looks at.
     """
 
     def __init__(self, limits: StepLimits, vocab_size: int) -> None:
@@ -86,3 +87,4 @@ class StepMemory:
         self.output_token_ids, self.cu_num_output = column(logits), column(requests + 1)
         self.num_accepted, self.num_failed = column(requests), column(1)
         self.num_committed, self.max_draft_len = column(requests), column(requests)
+        self.num_valid, self.num_kv_slots = column(requests), column(requests)

@@ -57,6 +57,22 @@ APPEND_TOKENS = HostOp(
     max_draft_len=Out(I32, "num_requests"),
 )
 
+# See `reference.batch.target_step`.
+TARGET_STEP = HostOp(
+    "target_step",
+    table_rows=In(I32, "num_requests"),
+    num_computed=In(I32, "num_requests"),
+    num_new=In(I32, "num_requests"),
+    cu_num_logits=In(I32, "num_requests + 1"),
+    cu_num_output=In(I32, "num_requests + 1"),
+    num_committed=In(I32, "num_requests"),
+    num_blocks=In(I32, "num_table_rows"),
+    block_size=Attr(int),
+    max_tokens_per_row=Attr(int),
+    num_valid=Out(I32, "num_requests"),
+    num_kv_slots=Out(I32, "num_requests"),
+)
+
 
 def gather_output_rows(x: A, indices: Any) -> A:
     """Return the rows of x that need logits.

@@ -1,4 +1,6 @@
-"""mtp_preprocess, mtp_postprocess_ and keep_hidden_: what runs before and after a draft layer.
+"""What runs before and after a draft layer: mtp_preprocess, mtp_postprocess_ and keep_hidden_.
+
+And before and after the passes of a step: MTP_PLAN and MTP_COLLECT, bound to the memory of the steps.
 
 Hidden rows and logits stay where they are; per-request columns and the two tables are arrays of the host, or tensors.
 """
@@ -10,8 +12,45 @@ from typing import Any
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, KeptRows, MtpInputs, MtpPass, NextInputs, RowMaps
 from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, I32, I64, Attr, In, InOut, Out, Value
+from fastdeploy_sd.runtime.host_op import HostOp
 from fastdeploy_sd.runtime.op import Op
 
+# See `reference.mtp.mtp_plan`.
+MTP_PLAN = HostOp(
+    "mtp_plan",
+    table_rows=In(I32, "num_requests"),
+    num_committed=In(I32, "num_requests"),
+    max_draft_len=In(I32, "num_requests"),
+    num_computed=In(I32, "num_requests"),
+    num_valid=In(I32, "num_requests"),
+    num_kv_slots=In(I32, "num_requests"),
+    next_slot=In(I32, "num_table_rows"),
+    num_begun=In(I32, "num_table_rows"),
+    num_steps=Attr(int),
+    max_position=Attr(int),
+    block_size=Attr(int),
+    begin=Out(I32, "num_requests"),
+    ends=Out(I32, "num_layers, max_requests"),
+    cu_num_draft=Out(I32, "num_requests + 1"),
+    num_wanted=Out(I32, "num_requests"),
+    draft_start_loc=Out(I32, "num_requests + 1"),
+    draft_token_ids=Out(I32, "num_drafts"),
+    num_filling=Out(I32, "1"),
+    num_tokens=Out(I32, "num_layers"),
+    num_drafting=Out(I32, "num_counts"),
+)
+# See `reference.mtp.mtp_collect_`.
+MTP_COLLECT = HostOp(
+    "mtp_collect",
+    table_rows=In(I32, "num_requests"),
+    begin=In(I32, "num_requests"),
+    end=In(I32, "num_requests"),
+    next_slot=InOut(I32, "num_table_rows"),
+    cu_num_draft=InOut(I32, "num_requests + 1"),
+    draft_token_ids=InOut(I32, "num_drafts"),
+    draft_prob=InOut(F32, "num_drafts"),
+    kept=Out(I32, "num_drafts"),
+)
 MTP_PREPROCESS = Op(
     "mtp_preprocess",
     "num_requests",

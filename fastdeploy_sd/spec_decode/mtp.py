@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from paddle import Tensor
 
+from fastdeploy_sd.ops.mtp import MTP_COLLECT, MTP_PLAN
 from fastdeploy_sd.ops.sampling import token_logprobs
 from fastdeploy_sd.runtime.device import DEVICE
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
@@ -36,7 +36,7 @@ from fastdeploy_sd.spec_decode.proposer import (
     ProposerContext,
     TargetStep,
 )
-from fastdeploy_sd.types import F32, I32, DraftTokens, LogprobArrays, Rows, offsets
+from fastdeploy_sd.types import F32, I32, DraftTokens, LogprobArrays
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
@@ -65,6 +65,42 @@ class MtpProposer:
             if self._model.enforce_eager
             else RecordedPasses(self._model, self._memory, self._num_steps, has_logits=config.enable_draft_logprob)
         )
+        self._bind_calls()
+
+    def _bind_calls(self) -> None:
+        m = self._memory
+        num_layers = len(m.ends)
+        drafts = {"cu_num_draft": m.cu_num_draft, "draft_token_ids": m.draft_token_ids}
+        self._plan_passes = MTP_PLAN.bind(
+            **drafts,
+            table_rows=m.table_rows,
+            num_committed=m.num_committed,
+            max_draft_len=m.max_draft_len,
+            num_computed=m.hidden_begin,
+            num_valid=m.num_valid,
+            num_kv_slots=m.num_kv_slots,
+            next_slot=self._next_slot,
+            num_begun=self._num_begun,
+            num_steps=self._num_steps,
+            max_position=0,
+            block_size=self._model.caches[0].block_size,
+            begin=m.begin,
+            ends=m.ends,
+            num_wanted=m.num_wanted,
+            draft_start_loc=m.draft_start_loc,
+            num_filling=m.counts[:1],
+            num_tokens=m.counts[1 : 1 + num_layers],
+            num_drafting=m.counts[1 + num_layers :],
+        )
+        self._collect_drafts = MTP_COLLECT.bind(
+            **drafts,
+            table_rows=m.table_rows,
+            begin=m.begin,
+            end=m.ends[0],
+            next_slot=self._next_slot,
+            draft_prob=m.draft_prob,
+            kept=m.kept,
+        )
 
     @property
     def num_lookahead_slots(self) -> int:
@@ -84,8 +120,7 @@ class MtpProposer:
     def propose(self, x: ProposeInput) -> DraftTokens:
         """See Proposer.propose. Rows that already have a prefix get no drafts: it was not run through the layers."""
         assert x.target is not None, "mtp drafts from what the model ran"
-        has_run = self._plan(x, x.target)
-        if not has_run.any():
+        if not self._plan(x, x.target):
             return DraftTokens.none(len(x.table_rows))
         m, n = self._memory, self._memory.count
         m.min_survival[:n] = _NOT_ASKED if x.probabilities is None else self._least_survival(x.probabilities)
@@ -95,60 +130,41 @@ class MtpProposer:
             for i, rows in enumerate(logits):
                 logprobs.add(i, rows, m)
         self._model.agree()
-        self._next_slot[m.table_rows[:n][has_run]] = m.ends[0][:n][has_run]
-        kept, drafts = _drafts(m, None if logprobs is None else logprobs.arrays)
+        drafts = self._collect(None if logprobs is None else logprobs.arrays)
         if x.probabilities is not None:
-            x.probabilities.draft_prob[: len(kept)] = m.draft_prob[kept]
+            num_drafts = len(drafts.token_ids)
+            x.probabilities.draft_prob[:num_drafts] = m.draft_prob[:num_drafts]
         return drafts
 
     def _least_survival(self, asked: DraftProbabilities) -> F32 | float:
         """Of several layers each has a pass over the step's tokens anyway: there is nothing to end early."""
         return asked.min_survival if self._model.model.num_layers == 1 else 0.0
 
-    def _plan(self, x: ProposeInput, step: TargetStep) -> npt.NDArray[np.bool_]:
-        """Write what the draft layers compute; returns bool[R], the rows they run for."""
-        m, computed = self._memory, step.num_computed_tokens
-        m.count = n = len(x.table_rows)
-        next_slot = self._next_slot[x.table_rows]
-        # A slot needs its token, the hidden row before it, and a block.
-        end = np.minimum(np.minimum(step.num_valid + 1, x.num_tokens), step.num_kv_slots)
-        can_run = (next_slot != _NOT_OURS) & (step.num_valid > computed)
-        # Draft i is made at slot N - 1 + i, which needs a block and a row of the rotary table.
-        num_kv_slots = np.minimum(step.num_kv_slots, x.token_table.shape[1])
-        room = np.minimum(np.minimum(x.max_draft_len, self._num_steps), num_kv_slots - x.num_tokens + 1)
-        may_draft = can_run & (end == x.num_tokens)
+    def _plan(self, x: ProposeInput, step: TargetStep) -> bool:
+        """Write into the memory what the draft layers compute; returns whether that is anything."""
+        m, n = self._memory, len(x.table_rows)
+        limits = x.max_draft_len
         if x.prefix is not None:
-            may_draft &= np.diff(x.prefix.cu_num_draft) == 0
-        num_drafts = np.where(may_draft, room.clip(0), 0)
-        has_run = can_run & ((num_drafts > 0) | self._must_run(x, step, next_slot))
-        begin = np.maximum(next_slot, 1)
-        m.table_rows[:n], m.num_committed[:n] = x.table_rows, x.num_tokens
-        m.begin[:n], m.ends[0][:n] = begin, np.where(has_run, end, begin)
-        m.hidden_begin[:n], m.cu_hidden[: n + 1] = computed, step.query_start_loc
-        m.num_drafts[:n] = num_drafts
-        m.set_drafts()
-        m.num_steps = int(m.num_drafts[:n].max(initial=0))
-        return np.asarray(has_run & (end > begin))
+            limits = np.where(np.diff(x.prefix.cu_num_draft) == 0, limits, 0).astype(np.int32)
+        m.count = n
+        m.table_rows[:n], m.num_committed[:n], m.max_draft_len[:n] = x.table_rows, x.num_tokens, limits
+        m.hidden_begin[:n], m.cu_hidden[: n + 1] = step.num_computed_tokens, step.query_start_loc
+        m.num_valid[:n], m.num_kv_slots[:n] = step.num_valid, step.num_kv_slots
+        params = self._plan_passes.params
+        params.num_requests, params.max_position = n, x.token_table.shape[1]
+        self._plan_passes.run()
+        return m.take_counts()
 
-    def _must_run(self, x: ProposeInput, step: TargetStep, next_slot: I32) -> npt.NDArray[np.bool_]:
-        """bool[R]: what cannot wait. Rows of a prompt, as more are computed than kept, and a block that is now full."""
-        block_size = self._model.caches[0].block_size
-        is_prompt = step.num_computed_tokens < self._num_begun[x.table_rows]
-        return np.asarray(is_prompt | (next_slot // block_size < step.num_valid // block_size))
-
-
-def _drafts(memory: DraftMemory, logprobs: LogprobArrays | None) -> tuple[Rows, DraftTokens]:
-    """Where in the memory the drafts are, and they; a row ends before a draft that was not made."""
-    cu = memory.cu_num_draft[: memory.count + 1].copy()
-    token_ids = memory.draft_token_ids[: cu.item(-1)].copy()
-    drafts = DraftTokens(token_ids, cu, logprobs=logprobs)
-    is_missing = token_ids < 0
-    if not is_missing.any():
-        return np.arange(len(token_ids)), drafts
-    num_missing = offsets(is_missing)
-    is_kept = num_missing[1:] == np.repeat(num_missing[cu[:-1]], np.diff(cu))
-    kept = np.flatnonzero(is_kept)
-    return kept, drafts.pick(kept, offsets(is_kept)[cu])
+    def _collect(self, logprobs: LogprobArrays | None) -> DraftTokens:
+        """Take the drafts out of the memory, and note which slots are filled."""
+        m, n = self._memory, self._memory.count
+        self._collect_drafts.params.num_requests = n
+        self._collect_drafts.run()
+        cu = m.cu_num_draft[: n + 1].copy()
+        num_drafts = cu.item(n)
+        if logprobs is not None and len(logprobs.ranks) > num_drafts:
+            logprobs = logprobs.take(m.kept[:num_drafts])
+        return DraftTokens(m.draft_token_ids[:num_drafts].copy(), cu, logprobs=logprobs)
 
 
 class _DraftLogprobs:

@@ -23,8 +23,12 @@ class DraftMemory:
     Attributes:
         table_rows, num_committed, cu_num_draft, draft_token_ids, num_wanted, draft_prob, min_survival: see
             ops.mtp.DraftBatch. A draft that was not made is -1.
-        num_drafts: i32[R], drafts that each request may get.
-        begin, ends, hidden_begin, cu_hidden, draft_start_loc: see spec_decode.mtp_passes.DraftStep.
+        max_draft_len, num_valid, num_kv_slots: i32[R]; see spec_decode.proposer.
+        begin, hidden_begin, cu_hidden, draft_start_loc: see spec_decode.mtp_passes.DraftStep.
+        ends: i32[num_layers, R], its `ends`.
+        kept: i32[D]; see MTP_COLLECT.
+        counts: num_filling i32[1], num_tokens i32[num_layers] and num_drafting one behind the other, as MTP_PLAN
+            writes them.
         count: R of the step.
         num_tokens: rows of each layer's first pass.
         num_drafting: requests that may get more than i drafts, by i.
@@ -32,19 +36,28 @@ class DraftMemory:
     """
 
     def __init__(self, num_requests: int, num_layers: int, num_steps: int) -> None:
-        self.table_rows, self.num_committed, self.num_drafts, self.num_wanted = np.zeros((4, num_requests), np.int32)
+        self.table_rows, self.num_committed, self.num_wanted = np.zeros((3, num_requests), np.int32)
+        self.max_draft_len, self.num_valid, self.num_kv_slots = np.zeros((3, num_requests), np.int32)
         self.min_survival = np.zeros(num_requests, np.float32)
         self.begin, self.hidden_begin = np.zeros((2, num_requests), np.int32)
-        self.ends = tuple(np.zeros((num_layers, num_requests), np.int32))
+        self.ends = np.zeros((num_layers, num_requests), np.int32)
         self.cu_num_draft, self.cu_hidden, self.draft_start_loc = np.zeros((3, num_requests + 1), np.int32)
-        self.draft_token_ids = np.zeros(num_requests * num_steps, np.int32)
+        self.draft_token_ids, self.kept = np.zeros((2, num_requests * num_steps), np.int32)
         self.draft_prob = np.zeros(num_requests * num_steps, np.float32)
-        self.count = self.num_steps = 0
-        self.num_tokens = (0,) * num_layers
-        self.num_drafting = (0,) * (max(num_layers, num_steps) + 1)
+        self.counts = np.zeros(1 + num_layers + max(num_layers, num_steps) + 1, np.int32)
+        self.count = 0
+        self.take_counts()
+
+    def take_counts(self) -> bool:
+        """Note what `counts` says; returns whether any request fills a slot."""
+        num_filling, *counts = self.counts.tolist()
+        num_layers = len(self.ends)
+        self.num_tokens, self.num_drafting = counts[:num_layers], counts[num_layers:]
+        self.num_steps = len(self.num_drafting) - self.num_drafting.count(0)
+        return bool(num_filling)
 
     def per_request(self) -> Mapping[str, I32 | F32]:
-        """The columns with a value per request, by name, whole."""
+        """The columns with a value per request that passes read, by name, whole."""
         ends = {f"end_{layer}": end for layer, end in enumerate(self.ends)}
         names = ("table_rows", "num_committed", "begin", "hidden_begin", "num_wanted", "min_survival")
         return {name: getattr(self, name) for name in names} | ends
@@ -56,17 +69,3 @@ class DraftMemory:
     def offsets(self) -> Mapping[str, I32]:
         """The columns that begin with 0 and have one value more."""
         return {name: getattr(self, name) for name in ("cu_num_draft", "cu_hidden", "draft_start_loc")}
-
-    def set_drafts(self) -> None:
-        """Write what follows from `num_drafts` of the first `count` requests, and from `begin` and `ends[0]`."""
-        n, num_layers = self.count, len(self.ends)
-        num_drafts = self.num_drafts[:n]
-        np.cumsum(num_drafts, out=self.cu_num_draft[1 : n + 1])
-        self.num_wanted[:n] = num_drafts
-        self.draft_token_ids[: self.cu_num_draft[n]] = -1
-        np.cumsum(num_drafts > num_layers - 1, out=self.draft_start_loc[1 : n + 1])
-        self.num_drafting = tuple(int((num_drafts > i).sum()) for i in range(len(self.num_drafting)))
-        num_filled = int(self.ends[0][:n].sum() - self.begin[:n].sum())
-        for layer in range(1, num_layers):
-            np.add(self.ends[0][:n], layer * (num_drafts > layer), out=self.ends[layer][:n])
-        self.num_tokens = tuple(num_filled + layer * self.num_drafting[layer] for layer in range(num_layers))

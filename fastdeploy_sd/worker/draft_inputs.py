@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from fastdeploy_sd.ops.batch import TARGET_STEP
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, TargetStep
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import I32, RequestId
@@ -19,16 +18,37 @@ class DraftInputs:
     """
 
     def __init__(self, table: RequestTable, memory: StepMemory, *, has_target: bool) -> None:
-        self._table, self._memory, self._has_target = table, memory, has_target
+        m = self._memory = memory
+        self._table = table
+        self._find_target = (
+            TARGET_STEP.bind(
+                table_rows=m.table_rows,
+                num_computed=m.num_computed,
+                num_new=m.num_new,
+                cu_num_logits=m.cu_num_logits,
+                cu_num_output=m.cu_num_output,
+                num_committed=m.num_committed,
+                num_blocks=table.num_blocks,
+                block_size=table.block_size,
+                max_tokens_per_row=table.tokens.shape[1],
+                num_valid=m.num_valid,
+                num_kv_slots=m.num_kv_slots,
+            )
+            if has_target
+            else None
+        )
         # The same views while the number of rows is: whoever bound them to a native call need not do so again.
-        self._views = self._rows(0)
+        self._views, self._target = self._rows(0), self._target_rows(0)
 
     def build(self, request_ids: tuple[RequestId, ...]) -> ProposeInput:
         """Return the input of the step that the memory holds, its output committed."""
         n = len(request_ids)
         if n != len(self._views[0]):
-            self._views = self._rows(n)
+            self._views, self._target = self._rows(n), self._target_rows(n)
         table_rows, num_tokens, max_draft_len = self._views
+        if self._find_target is not None:
+            self._find_target.params.num_requests = n
+            self._find_target.run()
         return ProposeInput(
             request_ids=request_ids,
             table_rows=table_rows,
@@ -36,25 +56,15 @@ class DraftInputs:
             num_tokens=num_tokens,
             max_draft_len=max_draft_len,
             num_draft_logprobs=self._table.num_draft_logprobs.take(table_rows) if self._table.num_reports else None,
-            target=self._target_step(n) if self._has_target else None,
+            target=self._target,
         )
 
     def _rows(self, n: int) -> tuple[I32, I32, I32]:
         m = self._memory
         return m.table_rows[:n], m.num_committed[:n], m.max_draft_len[:n]
 
-    def _target_step(self, n: int) -> TargetStep:
-        table, m = self._table, self._memory
-        table_rows, computed = m.table_rows[:n], m.num_computed[:n]
-        produced = m.cu_num_output[1 : n + 1] > m.cu_num_output[:n]
-        unfinished = m.cu_num_logits[1 : n + 1] == m.cu_num_logits[:n]
-        # A row whose tokens were all run and that has no output nevertheless has failed.
-        num_run = computed + m.num_new[:n] * unfinished
-        # The last block may reach past the model's length, where the rotary table ends.
-        num_kv_slots = np.minimum(table.num_blocks.take(table_rows) * table.block_size, table.tokens.shape[1])
-        return TargetStep(
-            query_start_loc=m.query_start_loc[: n + 1],
-            num_computed_tokens=computed,
-            num_valid=np.where(produced, m.num_committed[:n] - 1, num_run),
-            num_kv_slots=num_kv_slots,
-        )
+    def _target_rows(self, n: int) -> TargetStep | None:
+        if self._find_target is None:
+            return None
+        m = self._memory
+        return TargetStep(m.query_start_loc[: n + 1], m.num_computed[:n], m.num_valid[:n], m.num_kv_slots[:n])

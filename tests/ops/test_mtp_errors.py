@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops.mtp import keep_hidden_, mtp_postprocess_, mtp_preprocess
+from fastdeploy_sd.ops.mtp import MTP_COLLECT, MTP_PLAN, keep_hidden_, mtp_postprocess_, mtp_preprocess
 from fastdeploy_sd.ops.mtp_batch import HiddenRows
 from tests.ops.cases.mtp import keep_case, make_batch, preprocess_case
+from tests.ops.cases.mtp_plan import ROWS, plan_case
 
 I32 = np.int32
 
@@ -19,6 +20,56 @@ def changed(array: np.ndarray, index: int, value: int) -> np.ndarray:
     copy = array.copy()
     copy[index] = value
     return copy
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_size": 0}, "block_size: expected a positive number"),
+        ({"num_steps": -1}, "num_steps: expected >= 0"),
+        ({"num_steps": 4}, "num_drafting: expected more than num_steps and layers"),
+        ({"num_drafting": np.zeros(5, I32), "num_steps": 4}, "draft_token_ids: expected room for num_steps drafts"),
+        ({"ends": np.zeros((1, 1), I32)}, "ends: expected a column for every request"),
+        ({"ends": np.zeros((0, 2), I32), "num_tokens": np.zeros(0, I32)}, "ends: expected a row for every layer"),
+        ({"table_rows": np.array([0, 4], I32)}, "table_rows: expected rows of next_slot"),
+        ({"num_valid": np.zeros(3, I32)}, r"num_valid: expected shape \[2\], got \[3\]"),
+    ],
+)
+def test_a_plan_refuses_contradictions_and_then_writes_nothing(changes: dict[str, Any], message: str) -> None:
+    given = plan_case(np.random.default_rng(1), ROWS["decode"][:2], 3, 1)
+    del given["num_layers"]
+    lengths = {"begin": 2, "num_wanted": 2, "cu_num_draft": 3, "draft_start_loc": 3, "draft_token_ids": 6}
+    lengths |= {"num_filling": 1, "num_tokens": 1, "num_drafting": 4}
+    out = {name: np.full(length, -7, I32) for name, length in lengths.items()} | {"ends": np.full((1, 2), -7, I32)}
+    with pytest.raises(ValueError, match=message):
+        MTP_PLAN.bind(**{**given, **out, **changes}).run()
+    assert all((array == -7).all() for array in out.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("cu_num_draft", [0, 3, 2], "cu_num_draft: expected 0 and rising offsets"),
+        ("cu_num_draft", [0, 2, 9], "cu_num_draft: expected at most num_drafts last"),
+        ("table_rows", [0, 4], "table_rows: expected rows of next_slot"),
+    ],
+)
+def test_collecting_refuses_contradictions_and_then_changes_nothing(name: str, value: list[int], message: str) -> None:
+    given = {
+        "table_rows": np.array([1, 0], I32),
+        "begin": np.array([4, 4], I32),
+        "end": np.array([5, 5], I32),
+        "next_slot": np.full(4, 4, I32),
+        "cu_num_draft": np.array([0, 2, 4], I32),
+        "draft_token_ids": np.array([7, -1, 8, 9], I32),
+        "draft_prob": np.ones(4, np.float32),
+        name: np.array(value, I32),
+    }
+    before = {key: array.copy() for key, array in given.items()}
+    with pytest.raises(ValueError, match=message):
+        MTP_COLLECT(**given)
+    for key, array in given.items():
+        np.testing.assert_array_equal(array, before[key])
 
 
 @pytest.mark.parametrize(

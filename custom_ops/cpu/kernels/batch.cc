@@ -175,6 +175,28 @@ Error AppendTokens(const AppendTokensParams& p) {
   return nullptr;
 }
 
+Error TargetStep(const TargetStepParams& p) {
+  if (p.block_size <= 0) return "block_size: expected a positive number, got less";
+  if (!AreOffsets(p.cu_num_logits, p.num_requests))
+    return "cu_num_logits: expected 0 and rising offsets, got a decrease";
+  if (!AreOffsets(p.cu_num_output, p.num_requests))
+    return "cu_num_output: expected 0 and rising offsets, got a decrease";
+  for (int32_t r = 0; r < p.num_requests; ++r)
+    if (p.table_rows[r] < 0 || p.table_rows[r] >= p.num_table_rows)
+      return "table_rows: expected rows of num_blocks, got one outside";
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    const bool has_output = p.cu_num_output[r + 1] > p.cu_num_output[r];
+    const bool is_unfinished = p.cu_num_logits[r + 1] == p.cu_num_logits[r];
+    // A row whose tokens were all run and that has no output nevertheless has failed.
+    const int32_t num_run = p.num_computed[r] + (is_unfinished ? p.num_new[r] : 0);
+    const int64_t num_slots = static_cast<int64_t>(p.num_blocks[p.table_rows[r]]) * p.block_size;
+    p.num_valid[r] = has_output ? p.num_committed[r] - 1 : num_run;
+    // The last block may reach past the model's length, where the rotary table ends.
+    p.num_kv_slots[r] = static_cast<int32_t>(std::min<int64_t>(num_slots, p.max_tokens_per_row));
+  }
+  return nullptr;
+}
+
 Error GatherOutputRows(const GatherOutputRowsParams& p) {
   if (p.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
   for (int32_t i = 0; i < p.num_rows_out; ++i)

@@ -64,6 +64,24 @@ struct AppendTokensParams {
 };
 Error AppendTokens(const AppendTokensParams& p);
 
+// Say what the target model ran of each request, for those that draft from its hidden rows; after AppendTokens.
+struct TargetStepParams {
+  int32_t num_requests;        // R
+  int32_t num_table_rows;      // S
+  int32_t max_tokens_per_row;  // columns of token_table
+  int32_t block_size;
+  const int32_t* table_rows;     // [R]
+  const int32_t* num_computed;   // [R] tokens in the KV cache before the step
+  const int32_t* num_new;        // [R] tokens that were run
+  const int32_t* cu_num_logits;  // [R + 1]
+  const int32_t* cu_num_output;  // [R + 1]
+  const int32_t* num_committed;  // [R]
+  const int32_t* num_blocks;     // [S] of each request
+  int32_t* num_valid;            // [R] tokens before the first whose hidden row is not certain; see TargetStep
+  int32_t* num_kv_slots;         // [R] that its blocks hold, at most max_tokens_per_row
+};
+Error TargetStep(const TargetStepParams& p);
+
 // y[i] = x[indices[i]], for rows of any element type.
 struct GatherOutputRowsParams {
   int32_t num_rows_in;   // T

@@ -5,6 +5,64 @@
 
 namespace fdsd {
 
+// Plan the passes of a step: which KV slots of the draft layers they fill, and how many drafts each request may get.
+// Layer 0 of a request fills the slots from its next_slot on, at least 1, as far as there are a token, the hidden row
+// before it and a block, if it drafts now or these cannot wait: its prompt goes on, as more of that is computed than
+// kept, or its newest block is full. Layer l goes on over the l drafts before it where it makes one more itself. A
+// request whose every token has a slot may draft, as far as blocks, positions, num_steps and max_draft_len allow.
+struct MtpPlanParams {
+  int32_t num_requests;    // R
+  int32_t max_requests;    // columns of ends, at least R
+  int32_t num_table_rows;  // S
+  int32_t num_layers;
+  int32_t num_drafts;    // room in draft_token_ids
+  int32_t num_counts;    // more than num_steps, and than num_layers
+  int32_t num_steps;     // most drafts of a request
+  int32_t max_position;  // positions are below it
+  int32_t block_size;
+  struct Step {
+    const int32_t* table_rows;     // [R]
+    const int32_t* num_committed;  // [R] tokens
+    const int32_t* max_draft_len;  // [R]
+    const int32_t* num_computed;   // [R] tokens that the target had run before this step
+    const int32_t* num_valid;      // [R] tokens whose hidden rows are certain, at most num_computed = none of this step
+    const int32_t* num_kv_slots;   // [R] that the request's blocks hold
+  } step;
+  struct Kept {
+    const int32_t* next_slot;  // [S] first slot that is not filled; -1 = not drafted for
+    const int32_t* num_begun;  // [S] tokens that there were when drafting for the request began
+  } kept;
+  struct Output {
+    int32_t* begin;            // [R] >= 1
+    int32_t* ends;             // [num_layers, max_requests], begin where nothing is filled
+    int32_t* cu_num_draft;     // [R + 1]
+    int32_t* num_wanted;       // [R], drafts of each request
+    int32_t* draft_start_loc;  // [R + 1], requests that get a draft from the last layer
+    int32_t* draft_token_ids;  // [cu_num_draft[R]] = -1
+    int32_t* num_filling;      // [1] requests that fill a slot
+    int32_t* num_tokens;       // [num_layers] = sum(ends - begin)
+    int32_t* num_drafting;     // [num_counts] requests that may get more than i drafts
+  } out;
+};
+Error MtpPlan(const MtpPlanParams& p);
+
+// Take what the passes of a step have made: note which slots are filled, and close the gaps of drafts that were not
+// made. A request's drafts end before its first -1.
+struct MtpCollectParams {
+  int32_t num_requests;       // R
+  int32_t num_drafts;         // room for drafts, at least cu_num_draft[R]
+  int32_t num_table_rows;     // S
+  const int32_t* table_rows;  // [R]
+  const int32_t* begin;       // [R]
+  const int32_t* end;         // [R]
+  int32_t* next_slot;         // [S] becomes `end` where that is behind `begin`
+  int32_t* cu_num_draft;      // [R + 1]
+  int32_t* draft_token_ids;   // [cu_num_draft[R]]
+  float* draft_prob;          // [cu_num_draft[R]]
+  int32_t* kept;              // [num_drafts], written: where each draft that is left was
+};
+Error MtpCollect(const MtpCollectParams& p);
+
 // Prepare one pass of draft layer source + 1, in which request r computes the slots [begin[r], end[r]): the tokens, the
 // maps for attention, and the hidden rows they are combined with. The hidden row of position p is
 //   zeros                                             where p < source: that layer has no output there,

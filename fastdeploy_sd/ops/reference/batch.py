@@ -1,4 +1,4 @@
-"""Meaning of prepare_batch, append_tokens and gather_output_rows."""
+"""Meaning of prepare_batch, append_tokens, target_step and gather_output_rows."""
 
 from __future__ import annotations
 
@@ -140,6 +140,38 @@ def append_tokens(
         if len(outputs):
             max_draft_len[r] = min(planned_drafts[r], max(0, max_total[table_row] - num_tokens[table_row] - 1))
     return num_tokens[table_rows], max_draft_len
+
+
+def target_step(  # noqa: PLR0913, PLR0917 (columns)
+    table_rows: I32,
+    num_computed: I32,
+    num_new: I32,
+    cu_num_logits: I32,
+    cu_num_output: I32,
+    num_committed: I32,
+    num_blocks: I32,
+    block_size: int,
+    max_tokens_per_row: int,
+) -> tuple[I32, I32]:
+    """Say what a step ran of each row, for those that draft from its hidden rows; see `proposer.TargetStep`.
+
+    The hidden rows of rejected drafts are not certain. A row whose tokens were all run and that has no output
+    nevertheless has failed: none of its rows is.
+
+    Args:
+        table_rows: i32[R], rows of num_blocks.
+        num_computed, num_new: i32[R], tokens in the KV cache before the step, and those that were run.
+        cu_num_logits, cu_num_output: i32[R+1]; a row without logits has not finished its prompt.
+        num_committed: i32[R], tokens with the step's output.
+        num_blocks: i32[S].
+        max_tokens_per_row: the longest a request can be.
+
+    Returns:
+        num_valid and num_kv_slots, i32[R].
+    """
+    has_output, is_unfinished = np.diff(cu_num_output) > 0, np.diff(cu_num_logits) == 0
+    num_valid = np.where(has_output, num_committed - 1, num_computed + num_new * is_unfinished)
+    return num_valid.astype(np.int32), np.minimum(num_blocks[table_rows] * block_size, max_tokens_per_row)
 
 
 def gather_output_rows(x: Array, indices: I32) -> Array:

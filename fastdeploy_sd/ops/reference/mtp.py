@@ -1,9 +1,9 @@
-"""Meaning of mtp_preprocess, mtp_postprocess_ and keep_hidden_."""
+"""Meaning of mtp_plan, mtp_collect_, mtp_preprocess, mtp_postprocess_ and keep_hidden_."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,110 @@ from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, KeptRows, MtpInputs, MtpPass, NextInputs, RowMaps
 from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32, I32, I64, offsets
+
+
+class MtpPlan(NamedTuple):
+    """What the passes of a step compute.
+
+    Attributes:
+        begin: i32[R], the first slot that every layer fills.
+        ends: i32[num_layers, R], past the last one.
+        cu_num_draft: i32[R+1]; num_wanted: i32[R], drafts of each request.
+        draft_start_loc: i32[R+1], how many requests before r get a draft from the last layer.
+        draft_token_ids: i32[D], -1.
+        num_filling: i32[1], requests that fill a slot.
+        num_tokens: i32[num_layers], slots that each layer fills.
+        num_drafting: i32[num_counts], requests that get more than i drafts, by i.
+    """
+
+    begin: I32
+    ends: I32
+    cu_num_draft: I32
+    num_wanted: I32
+    draft_start_loc: I32
+    draft_token_ids: I32
+    num_filling: I32
+    num_tokens: I32
+    num_drafting: I32
+
+
+def mtp_plan(  # noqa: PLR0913, PLR0917 (columns)
+    table_rows: I32,
+    num_committed: I32,
+    max_draft_len: I32,
+    num_computed: I32,
+    num_valid: I32,
+    num_kv_slots: I32,
+    next_slot: I32,
+    num_begun: I32,
+    num_steps: int,
+    max_position: int,
+    block_size: int,
+    num_layers: int,
+) -> MtpPlan:
+    """Say which KV slots of the draft layers a step fills, and how many drafts each request gets.
+
+    A slot needs its token, the hidden row before it, and a block. Filling waits until the request is drafted for, but
+    not along a prompt, of which more rows are computed than kept, and not when the request's newest block is full.
+
+    Args:
+        table_rows, num_committed, max_draft_len: i32[R]; see `proposer.ProposeInput`.
+        num_computed, num_valid, num_kv_slots: i32[R]; see `proposer.TargetStep`.
+        next_slot: i32[S], first slot that is not filled, -1 for a row of another method.
+        num_begun: i32[S], tokens when drafting began.
+        num_steps: most drafts of a request.
+        max_position: positions are below it.
+    """
+    first_slot = next_slot[table_rows]
+    end = np.minimum(np.minimum(num_valid + 1, num_committed), num_kv_slots)
+    can_run = (first_slot >= 0) & (num_valid > num_computed)
+    # Draft i is made at slot num_committed - 1 + i, which needs a block and a position.
+    room = np.minimum(num_kv_slots, max_position) - num_committed + 1
+    room = np.minimum(np.minimum(max_draft_len, num_steps), room).clip(0)
+    num_drafts = np.where(can_run & (end == num_committed), room, 0)
+    cannot_wait = (num_computed < num_begun[table_rows]) | (first_slot // block_size < num_valid // block_size)
+    begin = np.maximum(first_slot, 1)
+    end = np.where(can_run & ((num_drafts > 0) | cannot_wait), end, begin)
+    layers = np.arange(num_layers)[:, None]
+    ends = end + np.where(num_drafts > layers, layers, 0)
+    counts = np.arange(max(num_layers, num_steps) + 1)
+    return MtpPlan(
+        begin=begin,
+        ends=ends.astype(np.int32),
+        cu_num_draft=offsets(num_drafts),
+        num_wanted=num_drafts.astype(np.int32),
+        draft_start_loc=offsets(num_drafts >= num_layers),
+        draft_token_ids=np.full(num_drafts.sum(), -1, np.int32),
+        num_filling=np.array([(end > begin).sum()], np.int32),
+        num_tokens=(ends - begin).sum(axis=1).astype(np.int32),
+        num_drafting=(num_drafts > counts[:, None]).sum(axis=1).astype(np.int32),
+    )
+
+
+def mtp_collect_(  # noqa: PLR0913, PLR0917 (columns)
+    table_rows: I32, begin: I32, end: I32, next_slot: I32, cu_num_draft: I32, draft_token_ids: I32, draft_prob: F32
+) -> I32:
+    """Note which slots a step has filled, and let a request's drafts end before the first that was not made, -1.
+
+    Args:
+        table_rows: i32[R].
+        begin, end: i32[R], the slots that layer 0 has filled.
+        next_slot: i32[S], written.
+        cu_num_draft: i32[R+1]; draft_token_ids: i32[D]; draft_prob: f32[D]: what is left is moved to the front.
+
+    Returns:
+        i32[n], where each draft that is left was.
+    """
+    for table_row, first, past in zip(table_rows, begin, end, strict=True):
+        if past > first:
+            next_slot[table_row] = past
+    rows = [draft_token_ids[cu_num_draft[r] : cu_num_draft[r + 1]] for r in range(len(table_rows))]
+    lengths = [int(np.append(row < 0, True).argmax()) for row in rows]
+    kept = _flat([np.arange(first, first + n) for first, n in zip(cu_num_draft, lengths, strict=False)], np.int32)
+    cu_num_draft[:] = offsets(lengths)
+    for column in (draft_token_ids, draft_prob):
+        column[: len(kept)] = column[kept]
+    return np.asarray(kept, np.int32)
 
 
 def _slot_mapping(batch: DraftBatch, r: int, positions: I32) -> I64:

@@ -1,4 +1,4 @@
-"""Cases of prepare_batch, append_tokens and gather_output_rows."""
+"""Cases of prepare_batch, append_tokens, target_step and gather_output_rows."""
 
 from __future__ import annotations
 
@@ -93,6 +93,36 @@ def appends() -> dict[str, dict[str, Any]]:
     return found
 
 
+def target_steps() -> dict[str, dict[str, Any]]:
+    """Chunks, prompts, rejected and accepted drafts, failed rows, blocks past the longest request; no request."""
+    rng = np.random.default_rng(4)
+    # (computed, new, logits, output, committed, blocks)
+    plans = {
+        "empty": [],
+        "each": [(0, 16, 0, 0, 30, 1), (16, 14, 1, 1, 31, 2), (30, 4, 4, 2, 33, 3), (30, 4, 4, 4, 35, 3)],
+        "failed-and-last": [(30, 4, 4, 0, 31, 2), (38, 1, 1, 1, 40, 3), (0, 1, 1, 1, 2, 0)],
+        "random": [(i, i % 4 + 1, i % 3 and i % 4 + 1, i % 3 and i % 2, i + 5, i % 4) for i in range(17)],
+    }
+    found = {}
+    for name, plan in plans.items():
+        computed, new, logits, output, committed, blocks = np.array(plan, np.int32).reshape(-1, 6).T.copy()
+        table_rows = rng.permutation(len(plan) + 2)[: len(plan)].astype(np.int32)
+        num_blocks = rng.integers(0, 4, len(plan) + 2).astype(np.int32)
+        num_blocks[table_rows] = blocks
+        found[name] = {
+            "table_rows": table_rows,
+            "num_computed": computed,
+            "num_new": new,
+            "cu_num_logits": np.concatenate([[0], np.cumsum(logits)]).astype(np.int32),
+            "cu_num_output": np.concatenate([[0], np.cumsum(output)]).astype(np.int32),
+            "num_committed": committed,
+            "num_blocks": num_blocks,
+            "block_size": 16,
+            "max_tokens_per_row": MAX_TOKENS,
+        }
+    return found
+
+
 def prepare_natively(
     tables: Tables, table_rows: I32, num_computed: I32, num_new: I32, draft: DraftTokens, block_size: int
 ) -> BatchMaps:
@@ -144,6 +174,7 @@ def gathers() -> dict[str, dict[str, Any]]:
 
 PREPARE_BATCH = OpCases("prepare_batch", prepare_natively, reference.prepare_batch, steps())
 APPEND_TOKENS = OpCases("append_tokens", append_natively, reference.append_tokens, appends())
+TARGET_STEP = OpCases("target_step", batch.TARGET_STEP, reference.target_step, target_steps())
 GATHER_OUTPUT_ROWS = OpCases(
     "gather_output_rows",
     batch.gather_output_rows,

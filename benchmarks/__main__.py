@@ -1,5 +1,5 @@
 """`python -m benchmarks COMMAND`: offline, http, latency, attacks, router, prefill-decode, suite (the default),
-forward, prefill, threads, costs, host, speculation, auto, proposers, edits, predictions, guided, sampling, swap,
+forward, builds, prefill, threads, costs, host, speculation, auto, proposers, edits, predictions, guided, sampling, swap,
 kernels, roofline, collectives, ranks, kv-transfer, checkpoint, table, compare, peers.
 
 A YAML file in place of the command is `offline --config FILE`.
@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "prefill-decode": "prefill_decode.main",
     "suite": "suite.main",
     "forward": "forward.main",
+    "builds": "builds.main",
     "threads": "threads.main",
     "prefill": "prefill.main",
     "costs": "costs.main",

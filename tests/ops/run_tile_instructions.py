@@ -1,4 +1,4 @@
-"""Runs linear and attention as compiled for the chip's tiles on a processor without, and compares bits with the twin's.
+"""Runs linear, experts and attention as compiled for the chip's tiles on a processor without: the bits are the twin's.
 
 Usage: python -m tests.ops.run_tile_instructions TRAPS, the library of tile_traps.cc
 """
@@ -11,10 +11,11 @@ import sys
 import numpy as np
 import paddle
 
-from fastdeploy_sd.ops import attention
+from fastdeploy_sd.ops import attention, moe
 from fastdeploy_sd.ops import linear as ops
+from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import pack_linear
+from fastdeploy_sd.ops.packing import pack_experts, pack_linear
 from fastdeploy_sd.parallel.ranges import SliceRule
 from fastdeploy_sd.runtime import library
 from tests.ops.backends import isa, threads, tiles
@@ -34,6 +35,7 @@ def main(traps: str) -> None:
     compare_products()
     for fmt in FORMATS:
         compare_linear(fmt)
+        compare_experts(fmt)
     compare_attention()
 
 
@@ -58,6 +60,30 @@ def compare_linear(fmt: LinearFormat) -> None:
         with tiles("twin"), isa("amx"):
             twin = ops.linear(rows, packed)
         np.testing.assert_array_equal(chip.view(np.uint32), twin.view(np.uint32), f"{fmt} {count} rows")
+
+
+def compare_experts(fmt: LinearFormat) -> None:
+    """Experts with one row, with a tile's and with several tiles'; sums that end within a step and within a group."""
+    rng = np.random.default_rng(6)
+    hidden, inner, num_experts = 150, 70, 6
+    gate_up = pack_experts(rng.standard_normal((num_experts, 2 * inner, hidden), np.float32), fmt)
+    down = pack_experts(rng.standard_normal((num_experts, hidden, inner), np.float32), fmt)
+    router = rng.standard_normal((num_experts, hidden), np.float32) / np.float32(np.sqrt(hidden))
+    bias = np.zeros(num_experts, np.float32)
+    bias[4] = 2.0  # every token chooses it
+    x = to_bf16(rng.standard_normal((40, hidden), np.float32))
+    for count in (1, 40):
+
+        def run(rows: np.ndarray = x[:count]) -> np.ndarray:
+            return moe.moe_ffn(
+                rows, router, gate_up, down, top_k=2, normalize=True, norm_min=1e-12, selection_bias=bias
+            )
+
+        with tiles("chip"), isa("amx"), threads(2):
+            chip = run()
+        with tiles("twin"), isa("amx"):
+            twin = run()
+        np.testing.assert_array_equal(chip, twin, f"{fmt} experts, {count} tokens")
 
 
 def compare_attention() -> None:

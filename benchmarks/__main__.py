@@ -1,6 +1,6 @@
 """`python -m benchmarks COMMAND`: offline, http, latency, attacks, router, prefill-decode, suite (the default),
-forward, builds, prefill, threads, costs, host, speculation, auto, proposers, edits, predictions, guided, sampling, swap,
-kernels, roofline, collectives, ranks, kv-transfer, checkpoint, table, compare, peers.
+forward, builds, prefill, threads, costs, host, speculation, auto, proposers, edits, predictions, guided, sampling,
+swap, kernels, roofline, collectives, ranks, kv-transfer, checkpoint, table, compare, peers.
 
 A YAML file in place of the command is `offline --config FILE`.
 """

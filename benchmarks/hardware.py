@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.ops import roofs
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.runtime import library
+from fastdeploy_sd.runtime.processors import processor_name
 
 # Larger than any last-level cache two threads share.
 STREAM_BYTES = 512 << 20
@@ -50,15 +50,10 @@ def dot_peak(fmt: LinearFormat) -> float:
 
 def describe_hardware() -> dict[str, Any]:
     """Return the `hardware` part of a record, without the memory speeds (those belong to a repeat)."""
-    return {"cpu": _cpu_name(), "isa": library.isa(), "num_threads": library.num_threads(), "gpu": None, "driver": None}
+    kernels = {"isa": library.isa(), "num_threads": library.num_threads()}
+    return {"cpu": processor_name(), **kernels, "gpu": None, "driver": None}
 
 
 def memory_json(speed: MemorySpeed) -> dict[str, float]:
     """Return a measurement as it appears in a record."""
     return {name: round(value, 2) for name, value in asdict(speed).items()}
-
-
-def _cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown"

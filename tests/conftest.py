@@ -35,6 +35,7 @@ def one_kernel_thread() -> None:
 SLOW = (
     "tests/benchmarks/test_auto.py",
     "tests/benchmarks/test_auto_served.py",
+    "tests/benchmarks/test_builds.py",
     "tests/benchmarks/test_kv_transfer.py",
     "tests/benchmarks/test_latency.py",
     "tests/benchmarks/test_peers_report.py",

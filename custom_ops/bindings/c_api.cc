@@ -6,7 +6,7 @@
 #include "declarations.inc"
 #include "dot_peak.h"
 #include "linear_layout.h"
-#include "linear_prefetch.h"
+#include "linear_tuning.h"
 
 #define FDSD_OP(Name, snake) \
   FDSD_EXPORT fdsd::Error fdsd_##snake(const fdsd::Name##Params* p) { return fdsd::Name(*p); }
@@ -42,6 +42,9 @@ FDSD_EXPORT fdsd::Error fdsd_set_num_threads(int32_t num_threads, int32_t num_pr
 }
 FDSD_EXPORT fdsd::Error fdsd_set_prefetch_bytes(int32_t format, int32_t num_rows, int32_t num_bytes) {
   return fdsd::SetPrefetchBytes(static_cast<fdsd::LinearFormat>(format), num_rows, num_bytes);
+}
+FDSD_EXPORT fdsd::Error fdsd_set_row_blocking(int32_t format, int32_t tile_rows, int32_t block_bytes) {
+  return fdsd::SetRowBlocking(static_cast<fdsd::LinearFormat>(format), {tile_rows, block_bytes});
 }
 FDSD_EXPORT void fdsd_thread_counts(int64_t* num_jobs, int64_t* of_threads) {
   fdsd::ThreadCounts(num_jobs, of_threads);

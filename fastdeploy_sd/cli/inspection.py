@@ -19,7 +19,7 @@ from fastdeploy_sd.hub import located
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.roofs import measure_roofs
 from fastdeploy_sd.runtime.library import amx_refusal, isa, num_threads
-from fastdeploy_sd.runtime.processors import own_processors
+from fastdeploy_sd.runtime.processors import first_processor, own_processors
 from fastdeploy_sd.worker.forecast import forecast
 
 PACKAGES = (
@@ -76,7 +76,7 @@ def collect_env(argv: Sequence[str]) -> int:
 
 def environment() -> dict[str, str]:
     """Return what a bug report should say about this machine; unknown things read "unknown" or "not installed"."""
-    cpu = _cpu_info()
+    cpu = first_processor()
     flags = set(cpu.get("flags", "").split())
     refusal = _amx_refusal(flags)
     facts = {
@@ -126,16 +126,6 @@ def _amx_refusal(flags: set[str]) -> str | None:
     if not _LIBRARY.exists():
         return "the kernel library that would ask the system for it is not built"
     return amx_refusal()
-
-
-def _cpu_info() -> dict[str, str]:
-    """Return the first processor's entries of /proc/cpuinfo, empty where there is none."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _compiler() -> str:

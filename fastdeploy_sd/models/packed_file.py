@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.files import open_regular, replacing
 from fastdeploy_sd.runtime.checksum import chunk_checksums
+from fastdeploy_sd.runtime.memory_nodes import spreading_files
 
 Bytes = npt.NDArray[np.uint8]
 Key = Mapping[str, Any]
@@ -104,7 +105,8 @@ def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode:
         OSError: the folder is missing, cannot be written, or is full.
     """
     begins, header = _header(key, matrices)
-    with replacing(path) as file:
+    # Files are not touched in the parts that threads multiply, and stay in the system's cache where they were written.
+    with replacing(path) as file, spreading_files():
         os.fchmod(file.fileno(), mode & ~_umask())
         file.write(_START.pack(MAGIC, VERSION, len(header), _checksum(np.frombuffer(header, np.uint8))) + header)
         for begin, data in zip(begins, matrices.values(), strict=True):

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -81,9 +81,24 @@ def read_processors(root: Path, allowed: Collection[int]) -> Processors:
     nodes = [
         int(folder.name.removeprefix("node"))
         for folder in (root / _NODE).glob("node[0-9]*")
-        if _numbers(_text(folder / "cpulist") or "") & set(allowed)
+        if read_numbers(_text(folder / "cpulist") or "") & set(allowed)
     ]
     return Processors(tuple(sorted(allowed)), len(cores), min(_quotas(root), default=None), tuple(sorted(nodes)))
+
+
+def first_processor(root: Path = Path("/")) -> Mapping[str, str]:
+    """Return the first processor's entries of /proc/cpuinfo, empty where there is none.
+
+    Args:
+        root: of the file system.
+    """
+    pairs = (line.partition(":") for line in (_text(root / "proc/cpuinfo") or "").split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def processor_name() -> str:
+    """Return what the first processor is called, "unknown" where the system does not say."""
+    return first_processor().get("model name", "unknown")
 
 
 def _quotas(root: Path) -> Iterator[float]:
@@ -122,7 +137,7 @@ def _quota(group: Path, is_second: bool) -> float | None:
     return None if match is None else int(match[1]) / int(match[2])
 
 
-def _numbers(text: str) -> set[int]:
+def read_numbers(text: str) -> set[int]:
     """Return the numbers of a list such as "0-3,8"."""
     numbers: set[int] = set()
     for part in text.split(","):

@@ -12,6 +12,7 @@ from paddle import Tensor
 from paddle.base import core
 
 from fastdeploy_sd.runtime.memory import HUGE_PAGE_BYTES, huge_pages
+from fastdeploy_sd.runtime.memory_nodes import spread
 
 ALIGNMENT = 64  # bytes: one cache line, one vector register
 _DTYPES = {
@@ -25,10 +26,13 @@ _DTYPES = {
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-    """Return zeros at a 64-byte aligned address; the system provides the memory page by page as it is first touched."""
+    """Return zeros at a 64-byte aligned address; the system provides the memory page by page as it is first touched.
+
+    Large memory is spread over the memory nodes that kernel threads run on.
+    """
     num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     if num_bytes >= HUGE_PAGE_BYTES:
-        return huge_pages(num_bytes).view(dtype).reshape(shape)
+        return spread(huge_pages(num_bytes)).view(dtype).reshape(shape)
     raw = np.zeros(num_bytes + ALIGNMENT, np.uint8)
     begin = -raw.ctypes.data % ALIGNMENT
     return raw[begin : begin + num_bytes].view(dtype).reshape(shape)

@@ -45,8 +45,9 @@ from fastdeploy_sd.worker.kv_memory import KvMemory, allocate_kv
 from fastdeploy_sd.worker.kv_pages import KvPages
 from fastdeploy_sd.worker.layer_signals import LayerSignals
 from fastdeploy_sd.worker.lead import GroupLead
+from fastdeploy_sd.worker.linear_tuning import tune_linear
 from fastdeploy_sd.worker.model_loading import load_model
-from fastdeploy_sd.worker.prefetch import MEASURED_BYTES, tune_prefetch
+from fastdeploy_sd.worker.prefetch import MEASURED_BYTES
 from fastdeploy_sd.worker.rank_group import RankGroup
 from fastdeploy_sd.worker.request_table import RequestTable
 from fastdeploy_sd.worker.rotary import make_rotary
@@ -241,8 +242,7 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
     tp = TpGroup(group.communicator)
     model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
-    if model.weight_bytes > MEASURED_BYTES:
-        _tune_prefetch(config)
+    _tune_linear(config, group, model.weight_bytes)
     kv = allocate_kv(config, decoder_config, model.draft, max_model_len, group)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
@@ -265,10 +265,11 @@ def _load(config: Config, group: RankGroup) -> _Loaded:
     )  # fmt: skip
 
 
-def _tune_prefetch(config: Config) -> None:
+def _tune_linear(config: Config, group: RankGroup, weight_bytes: int) -> None:
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
     formats = sorted({scheme.linear, scheme.experts, scheme.lm_head})
-    tune_prefetch(formats, machine_key(config), measurements_folder(config))
+    is_worth = weight_bytes > MEASURED_BYTES
+    tune_linear(formats, machine_key(config), measurements_folder(config), group, is_worth=is_worth)
 
 
 def _log_loaded(config: Config, loaded: _Loaded, info: ModelInfo, seconds: float) -> None:

@@ -8,15 +8,14 @@ from pathlib import Path
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.runtime.operator_files import cache_folder
+from fastdeploy_sd.runtime.processors import processor_name
 from fastdeploy_sd.spec_decode.auto_profile import Key
-
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 def machine_key(config: Config) -> Key:
     """Return what the times of any model depend on."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": processor_name(),
         "isa": library.isa(),
         "num_threads": library.num_threads(),
         "ranks": config.parallel.tensor_parallel_size,
@@ -50,8 +49,3 @@ def keep(path: Path | None, is_steady: bool, save: Callable[[Path], None]) -> st
     except OSError as error:
         return f"not kept: {error}"
     return str(path)
-
-
-def _cpu_name() -> str:
-    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.is_file() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -14,6 +14,8 @@ import os
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.runtime.memory_nodes import spread
+
 # Where a piece begins: a page of the system, so that none is shared by two pieces.
 ALIGNMENT = 4096
 
@@ -26,7 +28,7 @@ def create_kv_file() -> int:
 class KvFile:
     """Hands out the memory of a file piece by piece. Two processes that ask for the same pieces get the same memory.
 
-    The system provides a page when it is first touched, by either process.
+    The system provides a page when it is first touched, by either process; see memory_nodes.
 
     Args:
         fd: of a `create_kv_file`; may be closed afterwards.
@@ -43,7 +45,7 @@ class KvFile:
         memory = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED)
         with contextlib.suppress(OSError):  # a system without huge pages for files of memory
             memory.madvise(mmap.MADV_HUGEPAGE)
-        self._rest: npt.NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        self._rest: npt.NDArray[np.uint8] = spread(np.frombuffer(memory, np.uint8))
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Return the next piece; it keeps the memory."""

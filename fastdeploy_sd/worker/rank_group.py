@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from fastdeploy_sd.parallel.communicator import Communicator
 from fastdeploy_sd.worker.lead import Collectives, OtherRanks
 
+# What ranks that have nothing to say measure.
+_MOST = 1 << 62
+
 
 class NoCollectives:
     """Collectives of a process that exchanges nothing."""
@@ -41,6 +44,10 @@ class RankGroup:
     agree: Callable[[], None] = lambda: None
     smallest: Callable[[Callable[[], int]], int] = lambda measure: measure()
     kv_files: Mapping[int, int] = field(default_factory=dict)
+
+    def of_first(self, find: Callable[[], int]) -> int:
+        """Give every rank the number, 0 to 2^62, that rank 0 finds; all of them call it, while they load."""
+        return self.smallest(find if self.rank == 0 else lambda: _MOST)
 
     @property
     def collectives(self) -> Collectives:

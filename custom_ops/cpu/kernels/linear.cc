@@ -11,7 +11,7 @@ namespace FDSD_ISA {
 namespace {
 
 // Rows multiplied per pass over the weights: few enough that their packed form stays in the second-level cache
-// (RowKernels::block_bytes), many enough that a pass is bound by arithmetic and not by reading the weights.
+// (Blocking::block_bytes), many enough that a pass is bound by arithmetic and not by reading the weights.
 constexpr int32_t kMinBlockRows = 96;
 // Units of work per thread, if there are as many: the last ones to finish then leave little idle time.
 constexpr int64_t kUnitsPerThread = 16;
@@ -22,10 +22,11 @@ constexpr int64_t kQuantizeInputs = 4096;
 // The rows of one pass.
 class Block {
  public:
-  Block(const LinearParams& p, const RowKernels& kernels, const Slices& slices, int32_t first_row, int32_t num_rows)
+  Block(const LinearParams& p, const RowKernels& kernels, const Blocking& blocking, const Slices& slices,
+        int32_t first_row, int32_t num_rows)
       : p_(p),
         first_row_(first_row),
-        rows_(kernels, slices, p.format, num_rows,
+        rows_(kernels, blocking, slices, p.format, num_rows,
               ScratchArray<uint8_t>(Scratch::kInner, PackedRows::Bytes(kernels, slices, p.format, num_rows))) {}
 
   // The unit of work is a tile, for few tiles a part of its inputs.
@@ -84,13 +85,14 @@ Error Linear(const LinearParams& p) {
   if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.slices, p.packed)) return error;
   const Slices slices = SlicesOf(p.in_features, p.format, p.slices);
   const RowKernels& kernels = RowKernelsOf(p.format);
+  const Blocking blocking = BlockingOf(kernels, p.format);
   const int64_t row_bytes = std::max<int64_t>(kernels.row_bytes(slices, p.format), 1);
-  const int32_t block_rows = static_cast<int32_t>(std::max<int64_t>(kernels.block_bytes / row_bytes, kMinBlockRows));
+  const int32_t block_rows = static_cast<int32_t>(std::max<int64_t>(blocking.block_bytes / row_bytes, kMinBlockRows));
   const int32_t num_blocks = static_cast<int32_t>(DivideUp(p.num_rows, block_rows));
   for (int64_t b = 0; b < num_blocks; ++b) {
     const int32_t begin = static_cast<int32_t>(p.num_rows * b / num_blocks);
     const int32_t end = static_cast<int32_t>(p.num_rows * (b + 1) / num_blocks);
-    const Block block(p, kernels, slices, begin, end - begin);
+    const Block block(p, kernels, blocking, slices, begin, end - begin);
     block.Pack();
     block.Multiply();
   }

@@ -73,6 +73,13 @@ const RowKernels& RowKernelsOf([[maybe_unused]] LinearFormat format) {
   return kOnVectors;
 }
 
+Blocking BlockingOf(const RowKernels& kernels, LinearFormat format) {
+  const RowBlocking measured = MeasuredBlocking(format);
+  const int32_t most = kernels.max_tile_rows;
+  return {most, measured.tile_rows == 0 ? most : std::min(measured.tile_rows, most),
+          measured.block_bytes == 0 ? kernels.block_bytes : measured.block_bytes};
+}
+
 void StoreSums(const float* sums, int32_t num_rows, int64_t row, int64_t index, const LinearOutput& out) {
   const int32_t column = static_cast<int32_t>(index * kPanelColumns);
   if (out.dtype == DType::kFloat32) {

@@ -14,7 +14,8 @@ struct PackedRows;
 // How rows are packed and multiplied: on vector registers or, at level amx, on tiles.
 struct RowKernels {
   int32_t max_tile_rows;
-  // Packed rows multiplied per pass over the weights, in bytes: so many stay in the second-level cache.
+  // Packed rows multiplied per pass over the weights, in bytes, where that was not measured: so many stay in the
+  // second-level cache.
   int64_t block_bytes;
   int64_t (*row_bytes)(const Slices& slices, LinearFormat format);
   // See PackTile.
@@ -29,6 +30,19 @@ struct RowKernels {
 };
 const RowKernels& RowKernelsOf(LinearFormat format);
 
+// How an op takes rows: read once per op, as a measurement may change it meanwhile.
+struct Blocking {
+  int32_t max_tile_rows;  // of a tile that is alone
+  int32_t tile_rows;      // of each of several
+  int64_t block_bytes;
+
+  // All rows that one tile holds are one: it reads the weights once.
+  FDSD_INLINE int32_t NumTiles(int32_t num_rows) const {
+    return static_cast<int32_t>(num_rows <= max_tile_rows ? 1 : DivideUp(num_rows, tile_rows));
+  }
+};
+Blocking BlockingOf(const RowKernels& kernels, LinearFormat format);
+
 #if defined(FDSD_SIMD_AVX512)
 namespace amx {
 extern const RowKernels kRowKernels;
@@ -38,7 +52,7 @@ extern const RowKernels kRowKernels;
 }
 #endif
 
-// `num_rows` rows of x packed in tiles whose sizes differ by at most one, tile after tile.
+// `num_rows` rows of x, at least one, packed in tiles whose sizes differ by at most one, tile after tile.
 struct PackedRows {
   const RowKernels* kernels;
   LinearFormat format;
@@ -52,13 +66,13 @@ struct PackedRows {
     constexpr int64_t kReadBehind = 64;
     return rows * kernels.row_bytes(x_slices, format) + kReadBehind;
   }
-  PackedRows(const RowKernels& row_kernels, const Slices& x_slices, LinearFormat x_format, int32_t rows,
-             uint8_t* memory)
+  PackedRows(const RowKernels& row_kernels, const Blocking& blocking, const Slices& x_slices, LinearFormat x_format,
+             int32_t rows, uint8_t* memory)
       : kernels(&row_kernels),
         format(x_format),
         slices(x_slices),
         num_rows(rows),
-        num_tiles(static_cast<int32_t>(DivideUp(rows, row_kernels.max_tile_rows))),
+        num_tiles(blocking.NumTiles(rows)),
         data(memory) {}
 
   int32_t Begin(int64_t tile) const { return static_cast<int32_t>(num_rows * tile / num_tiles); }

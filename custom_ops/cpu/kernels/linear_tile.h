@@ -9,7 +9,7 @@
 
 #include "fdsd/linear.h"
 #include "linear_layout.h"
-#include "linear_prefetch.h"
+#include "linear_tuning.h"
 #include "simd.h"
 
 namespace fdsd {

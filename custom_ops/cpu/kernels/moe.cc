@@ -40,6 +40,7 @@ struct ExpertMatrices {
 
 struct Buffers {
   const RowKernels& kernels;
+  const Blocking blocking;
   MoePairs pairs;
   float* sums;  // [slices, T, H]
   // One wave's: used experts in order of their ids, and the pairs of each as rows.
@@ -51,7 +52,8 @@ struct Buffers {
   float* y;             // [W, H]
   char* router;
 
-  Buffers(const MoeFfnParams& p, Arena* arena) : kernels(RowKernelsOf(p.format)), pairs(p, arena) {
+  Buffers(const MoeFfnParams& p, Arena* arena)
+      : kernels(RowKernelsOf(p.format)), blocking(BlockingOf(kernels, p.format)), pairs(p, arena) {
     const int64_t tokens = p.num_tokens;
     // An expert has at most one pair per token.
     const int64_t rows = std::max<int64_t>(std::min<int64_t>(tokens * p.router.top_k, kWavePairs), tokens);
@@ -81,8 +83,7 @@ class Wave {
       if (num_pairs == 0) continue;
       if (num_experts_ > 0 && end - first_pair_ > kWavePairs) break;
       b.experts[num_experts_] = *expert;
-      b.first_tile[num_experts_ + 1] =
-          b.first_tile[num_experts_] + static_cast<int32_t>(DivideUp(num_pairs, b.kernels.max_tile_rows));
+      b.first_tile[num_experts_ + 1] = b.first_tile[num_experts_] + b.blocking.NumTiles(num_pairs);
       ++num_experts_;
     }
     end_pair_ = b.pairs.first[*expert];
@@ -107,7 +108,7 @@ class Wave {
     const int32_t* first = b_.pairs.first + b_.experts[e];
     const Slices slices = WholeSum(in_features, p_.format);
     const int64_t offset = FirstRow(e) * b_.kernels.row_bytes(slices, p_.format);
-    return {b_.kernels, slices, p_.format, first[1] - first[0], b_.packed + offset};
+    return {b_.kernels, b_.blocking, slices, p_.format, first[1] - first[0], b_.packed + offset};
   }
 
   // body(e, tile) for the tiles of all experts, on all threads.

@@ -17,6 +17,7 @@ from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import PackedLinear, packed_bytes
 from fastdeploy_sd.runtime.library import library
+from fastdeploy_sd.runtime.memory import huge_pages
 from fastdeploy_sd.worker.timed_choice import clearly_best, take_turns, was_quiet
 
 # 0 = as the kernel thinks best. A tile never has more rows than its level's registers hold.
@@ -60,7 +61,7 @@ def measure_blocking(fmt: LinearFormat, out_features: int = _OUT_FEATURES) -> tu
     Args:
         out_features: of the weights that are multiplied.
     """
-    data: np.ndarray = np.zeros(packed_bytes(_IN_FEATURES, out_features, fmt), np.uint8)
+    data = huge_pages(packed_bytes(_IN_FEATURES, out_features, fmt))
     weight = PackedLinear(data, _IN_FEATURES, out_features, fmt)
 
     def best(num_rows: int, choices: tuple[int, ...], blocking: Callable[[int], Blocking]) -> tuple[int, bool]:

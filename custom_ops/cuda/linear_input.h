@@ -1,86 +1,49 @@
 #pragma once
-// The input of a linear layer as its matrix products read it: words of 4 bytes along K, row by row, in the units that
-// the weights are packed in, so that every slice begins a unit. For bfloat16 a word is two inputs, for the int formats
-// four, with a scale and a sum of the integers for each group of 128.
-#include "linear_layout.h"
-#include "numbers.h"
+// The input of a linear layer as its matrix products read it: stage by stage, in each row by row, so that what some
+// rows have of a stage is one piece of memory. A word of 4 bytes is two bfloat16, or four integers; then a group of 128
+// has a scale and a sum of its integers. Slices are padded with zeros to whole stages.
+#include "linear_stages.h"
 #include "reduce.h"
 #include "row_groups.h"
 
 namespace fdsd::cuda {
 
-// What a kernel needs to know of the slices of a sum: linear_layout.h's Slices.
-struct SliceBorders {
-  int32_t count;
-  int32_t inputs[kMaxSlices + 1];
-  int32_t units[kMaxSlices + 1];
-
-  // The slice of a unit.
-  __device__ __forceinline__ int Of(int32_t unit) const {
-    int s = 0;
-    while (s + 1 < count && unit >= units[s + 1]) ++s;
-    return s;
-  }
-};
-
-inline SliceBorders BordersOf(const Slices& slices) {
-  SliceBorders borders{slices.count, {}, {}};
-  for (int s = 0; s <= slices.count; ++s) {
-    borders.inputs[s] = slices.inputs[s];
-    borders.units[s] = slices.units[s];
-  }
-  return borders;
-}
-
-// The tree of a sum's slices, which are added in their order.
-struct SliceTree {
-  float left;
-  float right;
-
-  __device__ __forceinline__ void Add(int slice, float sum) {
-    if (slice == 0) left = sum;
-    if (slice == 1) left = left + sum;
-    if (slice == 2) right = sum;
-    if (slice == 3) right = right + sum;
-  }
-  __device__ __forceinline__ float Total(int count) const { return count == kMaxSlices ? left + right : left; }
-};
+// A group's scale and the sum of its integers, of one row.
+using GroupScale = uint2;
 
 struct LinearInput {
-  DevicePtr<uint32_t> words;  // [M, num_words]
-  DevicePtr<float> scales;    // [M, num_groups], the int formats only, and so are
-  DevicePtr<int32_t> sums;    // [M, num_groups]
-
-  // The rows from `row` on.
-  __device__ __forceinline__ LinearInput From(int64_t row, int32_t num_words, int32_t num_groups) const {
-    return LinearInput{words + row * num_words, scales + row * num_groups, sums + row * num_groups};
-  }
+  int64_t num_rows;              // M
+  DevicePtr<uint32_t> words;     // [num_stages, M, kStageWords]
+  DevicePtr<GroupScale> scales;  // [num_groups, M], the int formats only
 };
 
 constexpr int kInputThreads = 128;
 
 // Block (row, part): a thread has a word.
 template <typename T>
-__global__ __launch_bounds__(kInputThreads) void PairInputsKernel(int32_t in_features, SliceBorders slices,
+__global__ __launch_bounds__(kInputThreads) void PairInputsKernel(int32_t in_features,
+                                                                  const __grid_constant__ SliceBorders slices,
                                                                   RowGroups groups, DevicePtr<const T> x,
                                                                   LinearInput input) {
-  const int32_t num_units = slices.units[slices.count];
-  const int32_t unit = static_cast<int32_t>(blockIdx.y) * kInputThreads + static_cast<int32_t>(threadIdx.x);
+  const int32_t word = static_cast<int32_t>(blockIdx.y) * kInputThreads + static_cast<int32_t>(threadIdx.x);
+  const int32_t stage = word / kStageWords;
   const int64_t row = blockIdx.x;
-  if (unit >= num_units || !groups.HasRow(row)) return;
-  const int s = slices.Of(unit);
-  const int32_t k = slices.inputs[s] + 2 * (unit - slices.units[s]);
+  if (stage >= slices.num_stages() || !groups.HasRow(row)) return;
+  const int s = slices.Of(stage);
+  const int32_t k = slices.inputs[s] + 2 * (word - slices.stages[s] * kStageWords);
   const DevicePtr<const T> values = x + groups.SourceOf(row) * in_features;
-  const uint32_t first = RoundToBf16(LoadFloat<T>(values, k)).bits;
-  const uint32_t second = k + 1 < slices.inputs[s + 1] ? RoundToBf16(LoadFloat<T>(values, k + 1)).bits : 0u;
-  input.words[row * num_units + unit] = first | second << 16;
+  const int32_t end = slices.inputs[s + 1];
+  const uint32_t first = k < end ? RoundToBf16(LoadFloat<T>(values, k)).bits : 0u;
+  const uint32_t second = k + 1 < end ? RoundToBf16(LoadFloat<T>(values, k + 1)).bits : 0u;
+  input.words[(stage * input.num_rows + row) * kStageWords + word % kStageWords] = first | second << 16;
 }
 
 // Block (row, part): a warp has a group, a lane four of its inputs. Integers are round(x * 127 / largest magnitude),
 // the scale largest / 127; a group without a scale (nearly zero, or with an infinity or a NaN) is zeros with scale 0 or
 // NaN.
 template <typename T>
-__global__ __launch_bounds__(kInputThreads) void QuantizeInputsKernel(int32_t in_features, SliceBorders slices,
+__global__ __launch_bounds__(kInputThreads) void QuantizeInputsKernel(int32_t in_features,
+                                                                      const __grid_constant__ SliceBorders slices,
                                                                       RowGroups groups, DevicePtr<const T> x,
                                                                       LinearInput input) {
   constexpr float kTiny = 1e-30f;
@@ -91,7 +54,7 @@ __global__ __launch_bounds__(kInputThreads) void QuantizeInputsKernel(int32_t in
   if (group >= num_groups || !groups.HasRow(row)) return;
   const DevicePtr<const T> inputs = x + groups.SourceOf(row) * in_features;
   const int lane = threadIdx.x % kWarpSize;
-  const int s = slices.Of(group);
+  const int s = slices.Of(group * kGroupStages);
   const int32_t first = slices.inputs[s] + (group - slices.units[s]) * kQuantGroup + 4 * lane;
   float values[4];
   unsigned largest = 0;
@@ -115,11 +78,11 @@ __global__ __launch_bounds__(kInputThreads) void QuantizeInputsKernel(int32_t in
     sum += integer;
   }
   for (int lanes = kWarpSize / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
-  const int64_t index = row * num_groups + group;
-  input.words[index * kWarpSize + lane] = word;
+  const int64_t stage = group * kGroupStages + lane / kStageWords;
+  input.words[(stage * input.num_rows + row) * kStageWords + lane % kStageWords] = word;
   if (lane != 0) return;
-  input.scales[index] = has_scale ? magnitude / 127.0f : (is_finite ? 0.0f : __uint_as_float(0x7fc00000u));
-  input.sums[index] = sum;
+  const float scale = has_scale ? magnitude / 127.0f : (is_finite ? 0.0f : __uint_as_float(0x7fc00000u));
+  input.scales[group * input.num_rows + row] = GroupScale{__float_as_uint(scale), static_cast<unsigned>(sum)};
 }
 
 }  // namespace fdsd::cuda

@@ -1,123 +1,158 @@
 #pragma once
-// How the weight formats are multiplied by a warp: 32 columns, a panel, of 16 rows or several times as many.
+// How the weight formats are multiplied by a warp, from shared memory: 32 columns of a panel, the first operand of
+// products, with rows of x, 8 to a product. So few rows cost few products.
+//
+// A panel has 16 *lines* in a stage, one for each word of a row of x, with that word of all columns. A lane's words of
+// a line lie side by side; lines are kept in shared memory with their 16-byte chunks changed round, and so are rows of
+// x, such that no two lanes that read at once meet in a bank.
 #include "linear_input.h"
 #include "matrix.h"
 
 namespace fdsd::cuda {
 
-constexpr int kTileColumns = kPanelColumns / kMatrixColumns;  // products side by side in a panel
+constexpr int kPanelProducts = kPanelColumns / kMatrixRows;  // side by side
+constexpr int kChunkBytes = 16;
+constexpr int kRowChunks = kStageRowBytes / kChunkBytes;  // of a row of x in a stage
+constexpr int kStageSteps = kStageWords / kMatrixWords;   // products one after the other
 
-// bfloat16: a step is 8 units, one product.
+// Sums of a warp's products over kRowTiles * 8 rows: elements (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1) of
+// columns and rows each.
+template <typename T, int kRowTiles>
+struct Products {
+  T values[kRowTiles][kPanelProducts][4];
+
+  __device__ __forceinline__ T& At(int i) { return values[i / 8][i / 4 % kPanelProducts][i % 4]; }
+};
+
 struct Bf16Weights {
-  static constexpr int kStepUnits = kMatrixWords;
-  static constexpr int kWordsPerUnit = 1;
-  static constexpr int64_t kUnitBytes = kPanelColumns * kStepBytes;
+  static constexpr LinearFormat kFormat = LinearFormat::kBFloat16;
+  static constexpr bool kIsScaled = false;
+  static constexpr int kLineBytes = kPanelColumns * kStepBytes;
+  static constexpr int64_t kUnitBytes = kLineBytes;
+  using Sum = float;
 
-  // Column of the panel that is column j of product n: neighbours in memory lie in different products.
-  static __device__ __forceinline__ int Column(int n, int j) { return kTileColumns * j + n; }
-
-  // Adds the step that begins at unit `unit` of a panel to sums [kTiles][kTileColumns][4]. x has these rows only.
-  template <int kTiles>
-  static __device__ void AddStep(DevicePtr<const uint8_t> panel, int32_t unit, int32_t end_unit, int32_t num_words,
-                                 int32_t num_rows, const LinearInput& x, float (*sums)[kTileColumns][4]) {
-    const int lane = threadIdx.x % kWarpSize;
-    uint32_t b[kTileColumns][2];
-    for (int half = 0; half < 2; ++half) {
-      const int32_t own = unit + lane % 4 + 4 * half;
-      uint4 words{0, 0, 0, 0};
-      if (own < end_unit) words = ViewAs<const uint4>(panel + own * kUnitBytes)[lane / 4];
-      b[0][half] = words.x;
-      b[1][half] = words.y;
-      b[2][half] = words.z;
-      b[3][half] = words.w;
-    }
-    for (int tile = 0; tile < kTiles; ++tile) {
-      uint32_t a[4];
-      for (int i = 0; i < 4; ++i) {
-        const int32_t row = tile * kMatrixRows + lane / 4 + i % 2 * 8;
-        const int32_t word = unit + lane % 4 + i / 2 * 4;
-        a[i] = row < num_rows && word < end_unit ? static_cast<uint32_t>(x.words[row * num_words + word]) : 0u;
-      }
-      for (int n = 0; n < kTileColumns; ++n) AddMatrixProduct(sums[tile][n], a, b[n]);
-    }
+  // Column of the panel that is row j (0..7) of half h of product n.
+  static __device__ __forceinline__ int Column(int n, int h, int j) { return 4 * j + 2 * n + h; }
+  // Where chunk c of a line is kept.
+  static __device__ __forceinline__ int PlaceOf(int line, int c) { return c ^ (2 * line & 7); }
+  // The lane's words of a line: those of half h of product n go to words[n][h].
+  static __device__ __forceinline__ void Load(DevicePtr<const uint8_t> lines, int line, int j, uint32_t (*words)[2]) {
+    const uint4 own = ViewAs<const uint4>(lines + line * kLineBytes)[PlaceOf(line, j)];
+    words[0][0] = own.x;
+    words[0][1] = own.y;
+    words[1][0] = own.z;
+    words[1][1] = own.w;
   }
 };
 
-// Both int formats: a step is a group of 128 inputs, four products, scaled.
-template <typename Integers>
-struct IntWeights {
-  static constexpr int kStepUnits = 1;
-  static constexpr int kWordsPerUnit = kGroupSteps;
-  static constexpr int64_t kUnitBytes = Integers::kBytes + kScaleBytes;
-
-  static __device__ __forceinline__ int Column(int n, int j) { return Integers::Column(n, j); }
-
-  template <int kTiles>
-  static __device__ void AddStep(DevicePtr<const uint8_t> panel, int32_t group, int32_t, int32_t num_words,
-                                 int32_t num_rows, const LinearInput& x, float (*sums)[kTileColumns][4]) {
-    const int lane = threadIdx.x % kWarpSize;
-    const DevicePtr<const uint8_t> unit = panel + group * kUnitBytes;
-    const DevicePtr<const float> weight_scales = ViewAs<const float>(unit + Integers::kBytes);
-    int32_t products[kTiles][kTileColumns][4] = {};
-    for (int step = 0; step < kGroupSteps; step += kMatrixWords) {
-      uint32_t b[kTileColumns][2];
-      for (int half = 0; half < 2; ++half) Integers::Load(unit, step + lane % 4 + 4 * half, lane / 4, half, b);
-      for (int tile = 0; tile < kTiles; ++tile) {
-        uint32_t a[4];
-        for (int i = 0; i < 4; ++i) {
-          const int32_t row = tile * kMatrixRows + lane / 4 + i % 2 * 8;
-          const int32_t word = group * kGroupSteps + step + lane % 4 + i / 2 * 4;
-          a[i] = row < num_rows ? static_cast<uint32_t>(x.words[row * num_words + word]) : 0u;
-        }
-        for (int n = 0; n < kTileColumns; ++n) AddMatrixProduct(products[tile][n], a, b[n]);
-      }
-    }
-    const int32_t num_groups = num_words / kGroupSteps;
-    for (int tile = 0; tile < kTiles; ++tile) {
-      for (int i = 0; i < 4; ++i) {
-        const int32_t row = tile * kMatrixRows + lane / 4 + i / 2 * 8;
-        if (row >= num_rows) continue;
-        const float scale = x.scales[row * num_groups + group];
-        const int32_t zero = Integers::kZeroPoint * x.sums[row * num_groups + group];
-        for (int n = 0; n < kTileColumns; ++n) {
-          const float weight_scale = weight_scales[Column(n, 2 * (lane % 4) + i % 2)];
-          const auto product = static_cast<float>(products[tile][n][i] - zero);
-          sums[tile][n][i] = fmaf(product, scale * weight_scale, sums[tile][n][i]);
-        }
-      }
-    }
-  }
-};
-
-struct Wint8Integers {
-  static constexpr int kBytes = kWint8Bytes;
+struct Wint8Weights : Bf16Weights {
+  static constexpr LinearFormat kFormat = LinearFormat::kWint8;
+  static constexpr bool kIsScaled = true;
+  static constexpr int kValueBytes = kWint8Bytes;
+  static constexpr int64_t kUnitBytes = kWint8Bytes + kScaleBytes;
   static constexpr int kZeroPoint = kWint8ZeroPoint;
-  static __device__ __forceinline__ int Column(int n, int j) { return kTileColumns * j + n; }
-  // Word `step` of the columns that a lane with index j has, of each product, to b[product][half].
-  static __device__ __forceinline__ void Load(DevicePtr<const uint8_t> unit, int step, int j, int half,
-                                              uint32_t (*b)[2]) {
-    const uint4 words = ViewAs<const uint4>(unit)[step * (kPanelColumns / 4) + j];
-    b[0][half] = words.x;
-    b[1][half] = words.y;
-    b[2][half] = words.z;
-    b[3][half] = words.w;
-  }
+  using Sum = int32_t;
 };
 
 // The low and high four bits of a byte are columns 16 apart.
-struct Wint4Integers {
-  static constexpr int kBytes = kWint4Bytes;
+struct Wint4Weights {
+  static constexpr LinearFormat kFormat = LinearFormat::kWint4;
+  static constexpr bool kIsScaled = true;
+  static constexpr int kValueBytes = kWint4Bytes;
+  static constexpr int kLineBytes = kPanelColumns / 2 * kStepBytes;
+  static constexpr int64_t kUnitBytes = kWint4Bytes + kScaleBytes;
   static constexpr int kZeroPoint = kWint4ZeroPoint;
-  static __device__ __forceinline__ int Column(int n, int j) { return 2 * j + n % 2 + n / 2 * (kPanelColumns / 2); }
-  static __device__ __forceinline__ void Load(DevicePtr<const uint8_t> unit, int step, int j, int half,
-                                              uint32_t (*b)[2]) {
+  using Sum = int32_t;
+
+  static __device__ __forceinline__ int Column(int n, int h, int j) { return 2 * j + h + n * (kPanelColumns / 2); }
+  static __device__ __forceinline__ int PlaceOf(int line, int c) { return c ^ (line & 2); }
+  static __device__ __forceinline__ void Load(DevicePtr<const uint8_t> lines, int line, int j, uint32_t (*words)[2]) {
     constexpr uint32_t kLow = 0x0f0f0f0fu;
-    const uint2 words = ViewAs<const uint2>(unit)[step * (kPanelColumns / 4) + j];
-    b[0][half] = words.x & kLow;
-    b[1][half] = words.y & kLow;
-    b[2][half] = words.x >> 4 & kLow;
-    b[3][half] = words.y >> 4 & kLow;
+    const uint2 own = ViewAs<const uint2>(lines + line * kLineBytes)[2 * PlaceOf(line, j / 2) + j % 2];
+    words[0][0] = own.x & kLow;
+    words[0][1] = own.y & kLow;
+    words[1][0] = own.x >> 4 & kLow;
+    words[1][1] = own.y >> 4 & kLow;
   }
 };
+
+// Where chunk c of a row of x is kept among the row's.
+__device__ __forceinline__ int RowPlaceOf(int row, int c) { return c ^ (row / 2 % kRowChunks); }
+
+// The lane's words of a step of a panel's lines: the first operand of its products.
+template <typename Weights>
+__device__ __forceinline__ void LoadColumnWords(DevicePtr<const uint8_t> lines, int step, uint32_t (*a)[4]) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t words[kPanelProducts][2];
+    Weights::Load(lines, step * kMatrixWords + half * (kMatrixWords / 2) + lane % 4, lane / 4, words);
+#pragma unroll
+    for (int n = 0; n < kPanelProducts; ++n) {
+      a[n][2 * half] = words[n][0];
+      a[n][2 * half + 1] = words[n][1];
+    }
+  }
+}
+
+// products += a panel's lines . rows of x, both of a stage, in one order for all rows.
+template <typename Weights, int kRowTiles>
+__device__ __forceinline__ void AddStage(DevicePtr<const uint8_t> lines, DevicePtr<const uint8_t> rows,
+                                         Products<typename Weights::Sum, kRowTiles>* products) {
+  // What one load has: both steps of one tile of rows, or one step of two.
+  constexpr int kSteps = kRowTiles == 1 ? kStageSteps : 1;
+  constexpr int kTiles = kStageSteps / kSteps;
+  const int lane = threadIdx.x % kWarpSize;
+  const int row = lane % kMatrixColumns;
+  const int matrix = lane / kMatrixColumns;
+#pragma unroll
+  for (int first_step = 0; first_step < kStageSteps; first_step += kSteps) {
+    uint32_t a[kSteps][kPanelProducts][4];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) LoadColumnWords<Weights>(lines, first_step + step, a[step]);
+#pragma unroll
+    for (int first_tile = 0; first_tile < kRowTiles; first_tile += kTiles) {
+      const int own_row = (first_tile + matrix / (2 * kSteps)) * kMatrixColumns + row;
+      const int chunk = 2 * first_step + matrix % (2 * kSteps);
+      uint32_t b[kTiles][kSteps][2];
+      LoadRowWords(rows + (own_row * kStageRowBytes + RowPlaceOf(row, chunk) * kChunkBytes), b[0][0]);
+#pragma unroll
+      for (int i = 0; i < kTiles * kSteps * kPanelProducts; ++i) {
+        const int tile = i / kPanelProducts / kSteps;
+        const int step = i / kPanelProducts % kSteps;
+        const int n = i % kPanelProducts;
+        AddMatrixProduct(products->values[first_tile + tile][n], a[step][n], b[tile][step]);
+      }
+    }
+  }
+}
+
+// sums += the products of a group's integers, scaled. weight_scales f32[32], row_scales [rows].
+template <typename Weights, int kRowTiles>
+__device__ __forceinline__ void AddScaled(DevicePtr<const float> weight_scales, DevicePtr<const GroupScale> row_scales,
+                                          const Products<int32_t, kRowTiles>& products,
+                                          Products<float, kRowTiles>* sums) {
+  const int lane = threadIdx.x % kWarpSize;
+  float own_scales[kPanelProducts][2];
+#pragma unroll
+  for (int i = 0; i < kPanelProducts * 2; ++i)
+    own_scales[i / 2][i % 2] = weight_scales[Weights::Column(i / 2, i % 2, lane / 4)];
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+    const uint4 two = ViewAs<const uint4>(row_scales + (tile * kMatrixColumns + 2 * (lane % 4)))[0];
+    const float scales[2] = {__uint_as_float(two.x), __uint_as_float(two.z)};
+    const int32_t zeros[2] = {Weights::kZeroPoint * static_cast<int32_t>(two.y),
+                              Weights::kZeroPoint * static_cast<int32_t>(two.w)};
+#pragma unroll
+    for (int n = 0; n < kPanelProducts; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto product = static_cast<float>(products.values[tile][n][i] - zeros[i % 2]);
+        float& sum = sums->values[tile][n][i];
+        sum = fmaf(product, scales[i % 2] * own_scales[n][i / 2], sum);
+      }
+    }
+  }
+}
 
 }  // namespace fdsd::cuda

@@ -37,7 +37,7 @@ inline double Dot(uint32_t a, uint32_t b, double sum) {
   return sum + ToDouble(a & 0xffffu) * ToDouble(b & 0xffffu) + ToDouble(a >> 16) * ToDouble(b >> 16);
 }
 inline int64_t Dot(uint32_t a, uint32_t b, int64_t sum) {
-  for (int i = 0; i < 32; i += 8) sum += static_cast<int8_t>(a >> i) * static_cast<int64_t>(b >> i & 0xffu);
+  for (int i = 0; i < 32; i += 8) sum += static_cast<int64_t>(a >> i & 0xffu) * static_cast<int8_t>(b >> i);
   return sum;
 }
 
@@ -162,10 +162,10 @@ __device__ __forceinline__ void AddMatrixProduct(float* c, const uint32_t* a, co
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// c += A . B with words of four signed (A) and four unsigned (B) bytes. All lanes of a warp.
+// c += A . B with words of four unsigned (A) and four signed (B) bytes. All lanes of a warp.
 __device__ __forceinline__ void AddMatrixProduct(int32_t* c, const uint32_t* a, const uint32_t* b) {
   asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

@@ -7,6 +7,7 @@
 namespace fdsd::cuda {
 
 constexpr int32_t kFloatTileRows = 8;
+constexpr int32_t kManyRows = 128;
 
 struct RowGroups {
   int32_t count;      // of matrices, packed one behind another
@@ -44,8 +45,9 @@ struct RowGroups {
 // Rows that a block of a product has where a group has this many on average.
 inline int32_t TileRowsOf(LinearFormat format, int64_t rows_per_group) {
   if (format == LinearFormat::kFloat32) return kFloatTileRows;
-  if (rows_per_group <= 16) return 16;
-  return rows_per_group <= 32 ? 32 : 64;
+  if (rows_per_group <= 8) return 8;
+  if (rows_per_group <= 32) return 32;
+  return rows_per_group <= 64 ? 64 : kManyRows;
 }
 
 // Linear, row by row of the groups: p.num_rows is groups.max_rows, and p.packed the first matrix of the groups'. Wants

@@ -10,6 +10,10 @@ import pytest
 
 from custom_ops import cuda_build
 from fastdeploy_sd.ops import sampling as native
+from fastdeploy_sd.ops.linear import linear
+from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
+from fastdeploy_sd.ops.packing import pack_linear
+from fastdeploy_sd.parallel.ranges import COUNTS, SliceRule
 from tests.ops.cases.attention import batch, select
 from tests.ops.cases.case import Kwargs, OpCases
 from tests.ops.cuda_device import EMULATED, GPU, CudaDevice, emulated, gpu, gpu_refusal
@@ -140,6 +144,19 @@ def test_experts_have_the_same_bits_for_more_tokens_than_go_through_them_togethe
     with device.runs_ops():
         want, got = (OPS["moe_ffn"].function(**{**case, "x": x}) for x in (few, np.tile(few, (copies, 1))))
     np.testing.assert_array_equal(got, np.tile(want, (copies, 1)))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("fmt", LINEAR_FORMATS[1:])  # float32 has tiles of one height
+def test_linear_has_the_same_bits_for_any_number_of_rows(fmt: LinearFormat, count: int, device: CudaDevice) -> None:
+    """Kernels for few and for many rows, and tiles of all their heights: 8, 32, 64 and 128."""
+    rng = np.random.default_rng(5)
+    x: np.ndarray = rng.standard_normal((130, 1300), np.float32)
+    packed = pack_linear(rng.standard_normal((72, 1300), np.float32), fmt, SliceRule(count, 130))
+    with device.runs_ops():
+        want = linear(x, packed)
+        for rows in (1, 8, 9, 64):
+            np.testing.assert_array_equal(bits(linear(x[:rows], packed)), bits(want[:rows]), err_msg=f"{rows} rows")
 
 
 @pytest.mark.parametrize("name", REFUSED)

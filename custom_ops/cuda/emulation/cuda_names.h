@@ -12,6 +12,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) alignas(n)
 
 #define threadIdx (::fdsd::emulation::Here().thread_idx)

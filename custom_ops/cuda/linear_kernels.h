@@ -1,0 +1,190 @@
+#pragma once
+// The kernels of linear: one for few rows, one for many, which give a row the same bits.
+#include "linear_pipeline.h"
+#include "row_groups.h"
+
+namespace fdsd::cuda {
+
+constexpr int kWarps = kParts;
+constexpr int kThreads = kWarps * kWarpSize;
+// Rows that a warp has many of, in tiles of 8, where a sum has one slice.
+constexpr int kWholeSumTiles = 8;
+
+struct LinearShape {
+  int32_t out_features;
+  SliceBorders slices;
+  DType y_dtype;
+};
+
+// What every product ends with. The type of y is no argument of templates: that would double what there is to compile.
+struct LinearOutput {
+  DevicePtr<const float> bias;  // may be nullptr
+  DevicePtr<uint8_t> y;
+
+  __device__ __forceinline__ void Store(const LinearShape& shape, int64_t row, int32_t column, float sum) const {
+    const int64_t i = row * shape.out_features + column;
+    if (bias != nullptr) sum = sum + bias[column];
+    if (shape.y_dtype == DType::kFloat32) {
+      ViewAs<float>(y)[i] = sum;
+    } else {
+      ViewAs<bf16>(y)[i] = RoundToBf16(sum);
+    }
+  }
+};
+
+template <typename Weights>
+__device__ __forceinline__ StageSource SourceOf(const LinearShape& shape, const LinearInput& x,
+                                                const RowGroups::Tile& rows, DevicePtr<const uint8_t> packed,
+                                                int num_panels) {
+  const int64_t panel_bytes = shape.slices.units[shape.slices.count] * Weights::kUnitBytes;
+  const auto all_panels = static_cast<int32_t>(DivideUp(shape.out_features, kPanelColumns));
+  const int32_t panel = static_cast<int32_t>(blockIdx.x) * num_panels;
+  const DevicePtr<const uint8_t> panels = packed + (int64_t{rows.group} * all_panels + panel) * panel_bytes;
+  return {shape.slices, panels, panel_bytes, all_panels - panel, x, rows.begin, rows.end - rows.begin};
+}
+
+// Few rows, where reading the weights takes the time: block (panel, tile) has 32 columns of kRowTiles * 8 rows of a
+// group, and its warps have a part of every slice each, with a ring of its own.
+template <typename Weights, int kRowTiles>
+struct FewRows {
+  static constexpr int kRows = kRowTiles * kMatrixColumns;
+  static constexpr int kExchangedRows = kRows < 16 ? kRows : 16;
+  static constexpr int kExchanged = kExchangedRows * kPanelColumns;
+  static constexpr int kPerThread = kExchanged / kThreads;
+  template <int kStages>
+  using RingOf = StageRing<Weights, 1, kRows, kWarpSize, kStages>;
+  // As many stages as leave room for two blocks on a GPU's 227 KB, or one on 163.
+  static constexpr int kMaxBytes = (kRowTiles == 1 ? 96 : 144) * 1024;
+  static constexpr int kRingStages = kWarps * RingOf<4>::kBytes <= kMaxBytes   ? 4
+                                     : kWarps * RingOf<3>::kBytes <= kMaxBytes ? 3
+                                                                               : 2;
+  using Ring = RingOf<kRingStages>;
+  static constexpr int kSharedBytes = kWarps * Ring::kBytes;
+};
+
+template <typename Weights, int kRowTiles>
+__global__ __launch_bounds__(kThreads,
+                             kRowTiles == 1 ? 2 : 1) void FewRowsKernel(const __grid_constant__ LinearShape shape,
+                                                                        RowGroups groups, LinearInput x,
+                                                                        DevicePtr<const uint8_t> packed,
+                                                                        LinearOutput output) {
+  using Few = FewRows<Weights, kRowTiles>;
+  constexpr int kPieceStages = PieceStages(Weights::kFormat);
+  FDSD_SHARED(float, warp_sums, kWarps* Few::kExchanged);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % kWarpSize;
+  const int warp = thread / kWarpSize;
+  const RowGroups::Tile rows = groups.TileOf(static_cast<int32_t>(blockIdx.y), Few::kRows);
+  if (rows.begin >= rows.end) return;
+  const StageSource source = SourceOf<Weights>(shape, x, rows, packed, 1);
+  typename Few::Ring ring(DynamicShared<uint8_t>() + warp * Few::Ring::kBytes, source, warp, warp + 1);
+  SliceTree totals[Few::kRows / Few::kExchangedRows][Few::kPerThread] = {};
+#pragma unroll 1
+  for (int s = 0; s < shape.slices.count; ++s) {
+    Products<float, kRowTiles> sums = {};
+    const int32_t end = shape.slices.PartBegin(s, warp + 1, kPieceStages);
+#pragma unroll 1
+    for (int32_t stage = shape.slices.PartBegin(s, warp, kPieceStages); stage < end; stage += kPieceStages)
+      AddPiece<Weights, kRowTiles>(&ring, source, 0, 0, &sums);
+#pragma unroll
+    for (int first = 0; first < Few::kRows; first += Few::kExchangedRows) {
+      __syncthreads();
+#pragma unroll
+      for (int tile = 0; tile < Few::kExchangedRows / kMatrixColumns; ++tile) {
+#pragma unroll
+        for (int i = 0; i < kPanelProducts * 4; ++i) {
+          const int row = tile * kMatrixColumns + 2 * (lane % 4) + i % 2;
+          const int column = Weights::Column(i / 4, i / 2 % 2, lane / 4);
+          warp_sums[warp * Few::kExchanged + row * kPanelColumns + column] =
+              sums.values[first / kMatrixColumns + tile][i / 4][i % 4];
+        }
+      }
+      __syncthreads();
+#pragma unroll
+      for (int e = 0; e < Few::kPerThread; ++e) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) sum += warp_sums[w * Few::kExchanged + e * kThreads + thread];
+        totals[first / Few::kExchangedRows][e].Add(s, sum);
+      }
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < Few::kRows * kPanelColumns / kThreads; ++e) {
+    const int element = e * kThreads + thread;
+    const int64_t row = rows.begin + element / kPanelColumns;
+    const int32_t column = static_cast<int32_t>(blockIdx.x) * kPanelColumns + element % kPanelColumns;
+    if (row >= rows.end || column >= shape.out_features) continue;
+    output.Store(shape, row, column, totals[e / Few::kPerThread][e % Few::kPerThread].Total(shape.slices.count));
+  }
+}
+
+// Many rows, where products take the time: block (panels, tile) has 128 rows of a group, a warp 32 columns of
+// kRowTiles * 8 of them, and all parts of their sums, one after the other.
+template <typename Weights, int kRowTiles>
+struct ManyRows {
+  static constexpr int kWarpRows = kRowTiles * kMatrixColumns;
+  static constexpr int kPanels = kWarps * kWarpRows / kManyRows;
+  static constexpr int kRingStages = 4;
+  using Ring = StageRing<Weights, kPanels, kManyRows, kThreads, kRingStages>;
+  // Registers have no room for the sums of slices: a thread's are in shared memory, two for each of its elements.
+  static constexpr int kElements = kRowTiles * kPanelProducts * 4;
+  static constexpr bool kHasSlices = kRowTiles != kWholeSumTiles;
+  static constexpr int kSliceSums = kHasSlices ? kMaxSlices / 2 * kElements * kThreads : 0;
+  static constexpr int kSharedBytes = Ring::kBytes + kSliceSums * int{sizeof(float)};
+};
+
+template <typename Weights, int kRowTiles>
+__global__ __launch_bounds__(kThreads, 1) void ManyRowsKernel(const __grid_constant__ LinearShape shape,
+                                                              RowGroups groups, LinearInput x,
+                                                              DevicePtr<const uint8_t> packed, LinearOutput output) {
+  using Many = ManyRows<Weights, kRowTiles>;
+  constexpr int kPieceStages = PieceStages(Weights::kFormat);
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int panel = warp % Many::kPanels;
+  const int first_row = warp / Many::kPanels * Many::kWarpRows;
+  const RowGroups::Tile rows = groups.TileOf(static_cast<int32_t>(blockIdx.y), kManyRows);
+  if (rows.begin >= rows.end) return;
+  const StageSource source = SourceOf<Weights>(shape, x, rows, packed, Many::kPanels);
+  typename Many::Ring ring(DynamicShared<uint8_t>(), source, 0, kParts);
+  const DevicePtr<float> slice_sums =
+      ViewAs<float>(DynamicShared<uint8_t>() + Many::Ring::kBytes) + static_cast<int>(threadIdx.x);
+  const int num_slices = Many::kHasSlices ? shape.slices.count : 1;
+  Products<float, kRowTiles> totals = {};  // of a slice, then of all
+#pragma unroll 1
+  for (int s = 0; s < num_slices; ++s) {
+    totals = {};
+#pragma unroll 1
+    for (int part = 0; part < kParts; ++part) {
+      Products<float, kRowTiles> sums = {};
+      const int32_t end = shape.slices.PartBegin(s, part + 1, kPieceStages);
+#pragma unroll 1
+      for (int32_t stage = shape.slices.PartBegin(s, part, kPieceStages); stage < end; stage += kPieceStages)
+        AddPiece<Weights, kRowTiles>(&ring, source, panel, first_row, &sums);
+#pragma unroll
+      for (int i = 0; i < Many::kElements; ++i) totals.At(i) += sums.At(i);
+    }
+    if constexpr (Many::kHasSlices) {
+      const DevicePtr<float> pair = slice_sums + s / 2 * Many::kElements * kThreads;
+#pragma unroll
+      for (int i = 0; i < Many::kElements; ++i)
+        pair[i * kThreads] = s % 2 == 0 ? totals.At(i) : pair[i * kThreads] + totals.At(i);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < Many::kElements; ++i) {
+    const int64_t row = rows.begin + first_row + i / 8 * kMatrixColumns + 2 * (lane % 4) + i % 2;
+    const int32_t column = (static_cast<int32_t>(blockIdx.x) * Many::kPanels + panel) * kPanelColumns +
+                           Weights::Column(i / 4 % 2, i / 2 % 2, lane / 4);
+    if (row >= rows.end || column >= shape.out_features) continue;
+    float total = totals.At(i);
+    if constexpr (Many::kHasSlices) {
+      total = slice_sums[i * kThreads];
+      if (num_slices == kMaxSlices) total = total + slice_sums[(Many::kElements + i) * kThreads];
+    }
+    output.Store(shape, row, column, total);
+  }
+}
+
+}  // namespace fdsd::cuda

@@ -1,0 +1,173 @@
+#pragma once
+// Weights and rows of x on their way to shared memory: a ring of stages, filled by asynchronous copies while others are
+// multiplied. What is on its way hides the memory's latency: an H100 wants 3.35 TB/s x 0.8 us / 132 SMs = 20 KB per SM,
+// a B200 8 TB/s x 0.9 us / 148 = 49 KB.
+#include "linear_weights.h"
+
+namespace fdsd::cuda {
+
+// What stages are copied from: some panels of a matrix, and some rows.
+struct StageSource {
+  const SliceBorders& slices;
+  DevicePtr<const uint8_t> panels;
+  int64_t panel_bytes;
+  int32_t num_panels;  // that there are
+  LinearInput x;
+  int64_t row;       // the first
+  int32_t num_rows;  // that there are
+};
+
+// A ring of kStages stages of kPanels panels and kRows rows. Filled and read by kThreads threads: a warp, or the block.
+// A stage has the panels' lines, the rows, and where it ends a group the scales of both.
+template <typename Weights, int kPanels, int kRows, int kThreads, int kStages>
+class StageRing {
+ public:
+  static constexpr int kLineBytes = kStageWords * Weights::kLineBytes;  // of a panel
+  static constexpr int kRowsAt = kPanels * kLineBytes;
+  static constexpr int kWeightScalesAt = kRowsAt + kRows * kStageRowBytes;
+  static constexpr int kRowScalesAt = kWeightScalesAt + (Weights::kIsScaled ? kPanels * kScaleBytes : 0);
+  static constexpr int kStageBytes = kRowScalesAt + (Weights::kIsScaled ? kRows * int{sizeof(GroupScale)} : 0);
+  static constexpr int kBytes = kStages * kStageBytes;
+  static_assert(kStages >= 2 && kStageBytes % kChunkBytes == 0);
+
+  // A ring in this memory, over the stages of some parts; the first copies begin.
+  __device__ __forceinline__ StageRing(DevicePtr<uint8_t> memory, const StageSource& source, int part_begin,
+                                       int part_end)
+      : memory_(memory), next_(source.slices, part_begin, part_end, PieceStages(Weights::kFormat)) {
+#pragma unroll
+    for (int slot = 0; slot < kStages - 1; ++slot) Fill(source, slot);
+  }
+
+  // The next stage, once it is there. Until the next call.
+  __device__ __forceinline__ DevicePtr<const uint8_t> Next(const StageSource& source) {
+    WaitForCopies<kStages - 2>();
+    Meet();  // all threads have what each has copied, and are done with the stage before, whose place is filled now
+    Fill(source, slot_ == 0 ? kStages - 1 : slot_ - 1);
+    const DevicePtr<const uint8_t> stage = memory_ + slot_ * kStageBytes;
+    slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
+    return stage;
+  }
+
+ private:
+  static __device__ __forceinline__ int Thread() { return static_cast<int>(threadIdx.x) % kThreads; }
+
+  static __device__ __forceinline__ void Meet() {
+    if constexpr (kThreads == kWarpSize) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void Fill(const StageSource& source, int slot) {
+    if (next_.HasStage(source.slices)) {
+      const DevicePtr<uint8_t> stage = memory_ + slot * kStageBytes;
+      CopyLines(source, stage);
+      CopyRows(source, stage + kRowsAt);
+      if constexpr (Weights::kIsScaled) {
+        if (next_.stage % kGroupStages == kGroupStages - 1) CopyScales(source, stage);
+      }
+      next_.Advance(source.slices);
+    }
+    CommitCopies();
+  }
+
+  // Units of a slice may end within a stage: lines behind them are zero.
+  __device__ __forceinline__ void CopyLines(const StageSource& source, DevicePtr<uint8_t> to) const {
+    constexpr int kLineChunks = Weights::kLineBytes / kChunkBytes;
+    constexpr int kPanelChunks = kStageWords * kLineChunks;
+    const int32_t begin = source.slices.units[next_.slice];
+    const int32_t stage = next_.stage - source.slices.stages[next_.slice];
+    int64_t offset;
+    int32_t num_lines = kStageWords;
+    if constexpr (Weights::kIsScaled) {
+      offset = (begin + stage / kGroupStages) * Weights::kUnitBytes + stage % kGroupStages * kLineBytes;
+    } else {
+      const int32_t unit = begin + stage * kStageWords;
+      offset = unit * Weights::kUnitBytes;
+      num_lines = min(kStageWords, source.slices.units[next_.slice + 1] - unit);
+    }
+    static_assert(kThreads % kPanelChunks == 0 || (kPanels == 1 && kPanelChunks % kThreads == 0));
+    // A thread's chunks are as far apart on either side: what differs among them is known to the compiler.
+    const int thread = Thread();
+    const int panel = thread / kPanelChunks;
+    const int line = thread / kLineChunks % kStageWords;
+    const DevicePtr<uint8_t> own = to + (panel * kLineBytes + line * Weights::kLineBytes +
+                                         Weights::PlaceOf(line, thread % kLineChunks) * kChunkBytes);
+    const DevicePtr<const uint8_t> from =
+        source.panels + (offset + panel * source.panel_bytes + thread % kPanelChunks * kChunkBytes);
+#pragma unroll
+    for (int i = 0; i < kPanels * kPanelChunks; i += kThreads) {
+      const int next_panel = i / kPanelChunks;
+      const int rest = i % kPanelChunks;
+      if (kPanels * kPanelChunks < kThreads && panel >= kPanels) break;
+      const bool is_there = kPanels == 1 || panel + next_panel < source.num_panels;
+      CopyAsync<kChunkBytes>(own + (next_panel * kLineBytes + rest * kChunkBytes),
+                             from + (next_panel * source.panel_bytes + rest * kChunkBytes),
+                             is_there && line + rest / kLineChunks < num_lines);
+    }
+  }
+
+  __device__ __forceinline__ void CopyRows(const StageSource& source, DevicePtr<uint8_t> to) const {
+    constexpr int kRowsAtOnce = kThreads / kRowChunks;
+    const int row = Thread() / kRowChunks;
+    const int chunk = Thread() % kRowChunks;
+    const int64_t first = (next_.stage * source.x.num_rows + source.row + row) * kStageWords;
+    const DevicePtr<const uint8_t> from = ViewAs<const uint8_t>(source.x.words + first) + chunk * kChunkBytes;
+    const DevicePtr<uint8_t> own = to + (row * kStageRowBytes + RowPlaceOf(row, chunk) * kChunkBytes);
+    static_assert(kRowsAtOnce % kMatrixColumns == 0 && kRows % kRowsAtOnce == 0);
+#pragma unroll
+    for (int i = 0; i < kRows; i += kRowsAtOnce)
+      CopyAsync<kChunkBytes>(own + i * kStageRowBytes, from + i * kStageRowBytes, row + i < source.num_rows);
+  }
+
+  __device__ __forceinline__ void CopyScales(const StageSource& source, DevicePtr<uint8_t> stage) const {
+    constexpr int kPanelChunks = kScaleBytes / kChunkBytes;
+    constexpr int kPairBytes = sizeof(GroupScale);
+    const int32_t group = next_.stage / kGroupStages;
+    const int64_t offset = group * Weights::kUnitBytes + Weights::kValueBytes;
+    const int chunk = Thread();
+    if (chunk < kPanels * kPanelChunks) {
+      const int panel = chunk / kPanelChunks;
+      const int64_t from = offset + panel * source.panel_bytes + chunk % kPanelChunks * kChunkBytes;
+      CopyAsync<kChunkBytes>(stage + (kWeightScalesAt + chunk * kChunkBytes), source.panels + from,
+                             panel < source.num_panels);
+    }
+    const auto from = ViewAs<const uint8_t>(source.x.scales + (group * source.x.num_rows + source.row));
+#pragma unroll
+    for (int i = 0; i < kRows; i += kThreads) {
+      const int row = i + Thread();
+      if (kRows % kThreads != 0 && row >= kRows) break;
+      CopyAsync<kPairBytes>(stage + (kRowScalesAt + row * kPairBytes), from + row * kPairBytes, row < source.num_rows);
+    }
+  }
+
+  DevicePtr<uint8_t> memory_;
+  StageWalk next_;  // the stage to copy next
+  int slot_ = 0;    // where the stage to multiply next lies
+};
+
+// sums += the products of a ring's next piece: of panel `panel` with kRowTiles * 8 rows from `row` on.
+template <typename Weights, int kRowTiles, typename Ring>
+__device__ __forceinline__ void AddPiece(Ring* ring, const StageSource& source, int panel, int row,
+                                         Products<float, kRowTiles>* sums) {
+  if constexpr (Weights::kIsScaled) {
+    Products<int32_t, kRowTiles> products = {};
+    DevicePtr<const uint8_t> stage = nullptr;
+#pragma unroll 1
+    for (int i = 0; i < kGroupStages; ++i) {
+      stage = ring->Next(source);
+      AddStage<Weights, kRowTiles>(stage + panel * Ring::kLineBytes, stage + (Ring::kRowsAt + row * kStageRowBytes),
+                                   &products);
+    }
+    const auto scales = ViewAs<const float>(stage + (Ring::kWeightScalesAt + panel * kScaleBytes));
+    const auto row_scales = ViewAs<const GroupScale>(stage + Ring::kRowScalesAt) + row;
+    AddScaled<Weights, kRowTiles>(scales, row_scales, products, sums);
+  } else {
+    const DevicePtr<const uint8_t> stage = ring->Next(source);
+    AddStage<Weights, kRowTiles>(stage + panel * Ring::kLineBytes, stage + (Ring::kRowsAt + row * kStageRowBytes),
+                                 sums);
+  }
+}
+
+}  // namespace fdsd::cuda

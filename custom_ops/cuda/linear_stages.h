@@ -1,0 +1,98 @@
+#pragma once
+// How the sum of a linear layer is cut, whatever the number of rows: into the slices that ranks share
+// (linear_layout.h), each slice into kParts parts of neighbouring inputs, a part into pieces. A part's sum grows piece
+// by piece, the parts of a slice are added in order, then the slices in their tree. A stage is what is copied to shared
+// memory at a time, 64 bytes of a row of x: 32 bfloat16, or half a group of 8-bit integers.
+#include "device.h"
+#include "linear_layout.h"
+#include "numbers.h"
+
+namespace fdsd::cuda {
+
+constexpr int kParts = 8;
+constexpr int kStageWords = 16;  // of 4 bytes, of a row of x
+constexpr int kStageRowBytes = kStageWords * 4;
+constexpr int kGroupStages = kGroupSteps / kStageWords;
+
+// Stages that a piece has: one, of the float formats, or a group's.
+__host__ __device__ constexpr int PieceStages(LinearFormat format) { return IsQuantized(format) ? kGroupStages : 1; }
+
+// What a kernel needs to know of the slices of a sum. Every slice begins a stage, and a piece.
+struct SliceBorders {
+  int32_t count;
+  int32_t inputs[kMaxSlices + 1];
+  int32_t units[kMaxSlices + 1];
+  int32_t stages[kMaxSlices + 1];
+
+  __host__ __device__ __forceinline__ int32_t num_stages() const { return stages[count]; }
+  // The slice of a stage.
+  __device__ __forceinline__ int Of(int32_t stage) const {
+    int s = 0;
+    while (s + 1 < count && stage >= stages[s + 1]) ++s;
+    return s;
+  }
+  // The stage at which a part of a slice begins; part = kParts: the end of the last.
+  __device__ __forceinline__ int32_t PartBegin(int slice, int part, int piece_stages) const {
+    const int32_t num_pieces = (stages[slice + 1] - stages[slice]) / piece_stages;
+    return stages[slice] + num_pieces * part / kParts * piece_stages;
+  }
+};
+
+inline SliceBorders BordersOf(const Slices& slices, LinearFormat format) {
+  SliceBorders borders{slices.count, {}, {}, {}};
+  for (int s = 0; s <= slices.count; ++s) {
+    borders.inputs[s] = slices.inputs[s];
+    borders.units[s] = slices.units[s];
+    if (s == 0) continue;
+    const int32_t num_units = slices.units[s] - slices.units[s - 1];
+    borders.stages[s] =
+        borders.stages[s - 1] + static_cast<int32_t>(IsQuantized(format) ? int64_t{num_units} * kGroupStages
+                                                                         : DivideUp(num_units, kStageWords));
+  }
+  return borders;
+}
+
+// The stages of some neighbouring parts of every slice, slice by slice.
+struct StageWalk {
+  int part_begin;
+  int part_end;
+  int piece_stages;
+  int slice;
+  int32_t stage;
+  int32_t end;
+
+  __device__ __forceinline__ StageWalk(const SliceBorders& slices, int part_begin, int part_end, int piece_stages)
+      : part_begin(part_begin), part_end(part_end), piece_stages(piece_stages), slice(-1), stage(0), end(0) {
+    FindSlice(slices);
+  }
+  // Whether there is a stage here.
+  __device__ __forceinline__ bool HasStage(const SliceBorders& slices) const { return slice < slices.count; }
+  __device__ __forceinline__ void Advance(const SliceBorders& slices) {
+    ++stage;
+    FindSlice(slices);
+  }
+
+ private:
+  __device__ __forceinline__ void FindSlice(const SliceBorders& slices) {
+    while (stage >= end && ++slice < slices.count) {
+      stage = slices.PartBegin(slice, part_begin, piece_stages);
+      end = slices.PartBegin(slice, part_end, piece_stages);
+    }
+  }
+};
+
+// The tree of a sum's slices, which are added in their order.
+struct SliceTree {
+  float left;
+  float right;
+
+  __device__ __forceinline__ void Add(int slice, float sum) {
+    if (slice == 0) left = sum;
+    if (slice == 1) left = left + sum;
+    if (slice == 2) right = sum;
+    if (slice == 3) right = right + sum;
+  }
+  __device__ __forceinline__ float Total(int count) const { return count == kMaxSlices ? left + right : left; }
+};
+
+}  // namespace fdsd::cuda

@@ -35,8 +35,12 @@ LIBRARY = "libfdsd_cuda.so"
 # Ampere, Hopper with its own instructions, Blackwell.
 ARCHITECTURES = ("80", "90a", "100")
 # What the CPU's kernels and these have in common.
-_SHARED_SOURCES = (build.ROOT / "cpu" / "kernels" / "shared" / "linear.cc",)
-_INCLUDES = (build.ROOT / "include", build.ROOT / "cpu" / "kernels", CUDA)
+_SHARED_SOURCES = (
+    build.ROOT / "cpu" / "kernels" / "shared" / "linear.cc",
+    build.ROOT / "cpu" / "runtime" / "call_list.cc",
+    build.ROOT / "bindings" / "c_api_layout.cc",
+)
+_INCLUDES = (build.ROOT / "include", build.ROOT / "cpu" / "kernels", build.ROOT / "cpu" / "runtime", CUDA)
 _EMULATED_FLAGS = ["-std=c++20", "-O2", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 _EMULATED_FLAGS += ["-Werror", "-Wno-unknown-pragmas", "-DFDSD_EMULATED"]
 # -fmad=false: a * b + c is fused only where a kernel says so, as on the CPU.
@@ -67,19 +71,26 @@ def op_names() -> dict[str, bool]:
     return {op: workspace != "" for op, workspace in re.findall(pattern, (CUDA / "ops.h").read_text(), re.MULTILINE)}
 
 
-def _write_ops(folder: pathlib.Path) -> None:
+def _sources() -> list[pathlib.Path]:
+    """Kernels, and what runs them."""
+    return sorted([*CUDA.glob("*.cu"), *(CUDA / "runtime").glob("*.cu")])
+
+
+def _write_generated(folder: pathlib.Path) -> None:
     lines = []
     for op, has_workspace in op_names().items():
         snake_name = re.sub(r"(?<!^)([A-Z])", r"_\1", op).lower()
         lines.append(f"FDSD_CUDA_{'WORKSPACE_' if has_workspace else ''}OP({op}, {snake_name})\n")
-    path, text = folder / "cuda_ops.inc", "".join(lines)
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
+    declarations = build.declarations_source(sorted((build.ROOT / "include" / "fdsd").glob("*.h")))
+    for name, text in (("cuda_ops.inc", "".join(lines)), ("declarations.inc", declarations)):
+        path = folder / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
 
 
 def emulated_units(folder: pathlib.Path, sources: Sequence[pathlib.Path] = ()) -> list[build.Unit]:
     """Return the objects of an emulated library: the emulation and these kernel files, without any all there are."""
-    kernels = [*sources] or sorted(CUDA.glob("*.cu"))
+    kernels = [*sources] or _sources()
     units = [build.Unit(path, folder / f"{path.stem}.o", (*_EMULATED_FLAGS, "-x", "c++")) for path in kernels]
     shared = [*sorted((CUDA / "emulation").glob("*.cc")), *_SHARED_SOURCES]
     return units + [build.Unit(path, folder / f"{path.stem}_host.o", tuple(_EMULATED_FLAGS)) for path in shared]
@@ -95,7 +106,7 @@ def build_emulated(folder: pathlib.Path = EMULATED, sources: Sequence[pathlib.Pa
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _write_ops(folder)
+        _write_generated(folder)
         includes = [f"-I{path}" for path in (*_INCLUDES, folder)]
         flags = repr((compiler, _EMULATED_FLAGS))
         units = emulated_units(folder, sources)
@@ -140,15 +151,14 @@ def build_cuda(folder: pathlib.Path = BUILD / "cuda") -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _write_ops(folder)
+        _write_generated(folder)
         return _build_cuda(nvcc, folder)
 
 
 def _build_cuda(nvcc: str, folder: pathlib.Path) -> pathlib.Path:
     targets = [flag for arch in ARCHITECTURES for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
     flags = (*_NVCC_FLAGS, *targets, *(f"-I{path}" for path in (*_INCLUDES, folder)))
-    kernels = sorted(CUDA.glob("*.cu"))
-    units = [build.Unit(path, folder / f"{path.stem}.o", flags) for path in kernels]
+    units = [build.Unit(path, folder / f"{path.stem}.o", flags) for path in _sources()]
     units += [build.Unit(path, folder / f"{path.stem}_host.o", flags) for path in _SHARED_SOURCES]
     record, text = folder / "flags", repr((nvcc, flags))
     has_other_flags = record.exists() and record.read_text() != text
@@ -175,7 +185,7 @@ def _build_cuda(nvcc: str, folder: pathlib.Path) -> pathlib.Path:
 
 def report(folder: pathlib.Path = BUILD / "cuda") -> list[KernelUse]:
     """Return what every kernel takes on every architecture, as ptxas said when `build_cuda` compiled it."""
-    found = [use for path in sorted(CUDA.glob("*.cu")) for use in _uses((folder / f"{path.stem}.ptxas").read_text())]
+    found = [use for path in _sources() for use in _uses((folder / f"{path.stem}.ptxas").read_text())]
     names = "\n".join(use.kernel for use in found)
     done = subprocess.run(["c++filt"], input=names, capture_output=True, text=True, check=True)
     plain = [re.sub(r"^void |fdsd::|cuda::|\(anonymous namespace\)::", "", name) for name in done.stdout.splitlines()]

@@ -36,6 +36,10 @@ struct LaunchShape {
 
 #if defined(FDSD_EMULATED)
 
+// While it lives, what is launched has the name of a program's call: a kernel's error may come only when it is waited
+// for.
+using CallName = emulation::CallName;
+
 template <typename T>
 using DevicePtr = emulation::Checked<T>;
 
@@ -58,12 +62,18 @@ DevicePtr<T> DynamicShared() {
 // Run a kernel: nothing is done where the grid is empty. Returns nullptr, or why it could not be launched; the
 // emulation also what the kernel did wrong.
 template <auto kernel, typename... Arguments>
-Error Launch(const LaunchShape& shape, Stream, const Arguments&... arguments) {
-  return emulation::RunKernel(__PRETTY_FUNCTION__, shape.grid, shape.block, shape.dynamic_bytes,
-                              [&] { kernel(arguments...); });
+Error Launch(const LaunchShape& shape, Stream stream, const Arguments&... arguments) {
+  const char* const name = __PRETTY_FUNCTION__;
+  return emulation::Submit(stream, [=] {
+    return emulation::RunKernel(name, shape.grid, shape.block, shape.dynamic_bytes, [&] { kernel(arguments...); });
+  });
 }
 
 #else
+
+struct CallName {
+  CallName(int64_t, const char*) {}
+};
 
 template <typename T>
 using DevicePtr = T*;

@@ -20,7 +20,7 @@ from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types import I32
 
 _ROWS_AT_ONCE = 1024
@@ -32,7 +32,7 @@ class Embedding:
     def __init__(self, table: Weights, scheme: QuantScheme) -> None:
         dtype = np.dtype(np.float32 if scheme.dtype == "float32" else np.uint16)
         # In the checkpoint's own type it stays in the mapped file: a step touches a few rows of it.
-        self._table = DEVICE.wrap(table if table.dtype == dtype else _convert(table, dtype))
+        self._table = device().wrap(table if table.dtype == dtype else _convert(table, dtype))
 
     def __call__(self, input_ids: Tensor | I32) -> Tensor:
         """i32[T] -> [T, H]."""

@@ -24,7 +24,7 @@ from fastdeploy_sd.ops.packing import (
 )
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.memory import WeightMemory
 
 Bytes = npt.NDArray[np.uint8]
@@ -71,7 +71,7 @@ class WeightPacker:
             name += f" in {slices.count} slices of units of {slices.unit}"
         data = self._packed(name, num_bytes, lambda address: pack_into(address, matrix, fmt, slices))
         self._finish([matrix], num_bytes)
-        return PackedLinear(DEVICE.wrap(data), in_features, out_features, fmt, slices)
+        return PackedLinear(device().wrap(data), in_features, out_features, fmt, slices)
 
     def experts(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat) -> PackedExperts[Tensor]:
         """Return one packed matrix per expert, all of one shape.
@@ -84,7 +84,7 @@ class WeightPacker:
         name = f"{fmt}: {len(matrices)} experts from {matrices[0].name}"
         data = self._packed(name, num_bytes, lambda address: pack_experts_into(address, matrices, fmt))
         self._finish(matrices, num_bytes)
-        return PackedExperts(DEVICE.wrap(data), len(matrices), in_features, out_features, fmt)
+        return PackedExperts(device().wrap(data), len(matrices), in_features, out_features, fmt)
 
     def _packed(self, name: str, num_bytes: int, pack_to: Callable[[int], None]) -> Bytes:
         found = None if self._store is None else self._store.find(name, num_bytes)

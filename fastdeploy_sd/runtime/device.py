@@ -1,27 +1,59 @@
-"""Where a model's memory is and its recorded passes run. A CPU is the only device so far, and nobody else says so.
+"""Where a model's memory is and its recorded passes run: the host, or a GPU. Chosen once, and asked for ever after.
 
-Another device has its own memory, copies in `wrap` and `read`, and captures a recording instead of calling the kernel
-library. Knows no op.
+Another device than the host has its own memory, copies in `wrap` and `read`, and runs what it is given in its own time:
+what is started is done in order, and `wait` says when. Knows no op.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import functools
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.runtime import arena, tensors
-from fastdeploy_sd.runtime.program import Inputs, Program, Recording
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.runtime import arena, cuda_library, tensors
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.runtime.host_op import HostOp
+from fastdeploy_sd.runtime.mirror import HostMirror, Mirror
+from fastdeploy_sd.runtime.program import Inputs, Program, Recording, RunnableProgram
+
+DeviceName = Literal["cpu", "gpu", "auto"]
+
+
+class Call(Protocol):
+    """An op bound to arrays that stay.
+
+    Attributes:
+        params: its struct; counts are written there before a run.
+    """
+
+    params: Any
+
+    def run(self) -> None:
+        """Run the op, or start it where the device runs in its own time.
+
+        Raises:
+            ValueError: it refused its arguments; the text names op and argument.
+        """
 
 
 class Device(Protocol):
-    """Memory and programs. Element types are NumPy's; uint16 is bfloat16."""
+    """Memory and programs. Element types are NumPy's; uint16 is bfloat16.
+
+    Attributes:
+        kind: what it is.
+        text: what it is called.
+    """
+
+    kind: Literal["cpu", "gpu"]
+    text: str
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
-        """Return zeros; the system provides a page when it is first touched.
+        """Return zeros; the system provides a page of the host's when it is first touched.
 
         Raises:
             MemoryError, OSError, OverflowError: the device has not that much.
@@ -33,11 +65,23 @@ class Device(Protocol):
 
         Raises:
             ValueError: not contiguous, or of a type that tensors lack.
+            MemoryError: the device has not that much.
         """
         ...
 
     def read(self, tensor: Tensor) -> npt.NDArray[Any]:
-        """Return what is in a tensor, bfloat16 as its bits: over its memory where the host can read that."""
+        """Return what is in a tensor, bfloat16 as its bits: over its memory where the host can read that.
+
+        Else it waits for what was started, and copies.
+        """
+        ...
+
+    def write(self, tensor: Tensor, array: npt.NDArray[Any]) -> None:
+        """Copy an array into the first rows of a tensor, behind what was started.
+
+        Raises:
+            ValueError: of another type or shape than the rows.
+        """
         ...
 
     def arena(self, num_bytes: int) -> Tensor:
@@ -48,13 +92,36 @@ class Device(Protocol):
         """
         ...
 
-    def program(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> Program:
+    def program(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> RunnableProgram:
         """Return a recording made ready to run; see Program."""
+        ...
+
+    def mirror(self, array: npt.NDArray[Any]) -> Mirror:
+        """Return a contiguous host array's twin, which holds what the array does; see Mirror."""
+        ...
+
+    def bind(self, op: HostOp, **arguments: Any) -> Call:
+        """Return a call of an op on arrays of the device; see HostOp.bind.
+
+        Raises:
+            ConfigError: the device has no such op.
+        """
+        ...
+
+    def wait(self) -> None:
+        """Return when all that was started is done, and what was downloaded is where the host reads it.
+
+        Raises:
+            ValueError: a kernel failed; nothing that was started is of use.
+        """
         ...
 
 
 class CpuDevice:
-    """The host itself: tensors are over NumPy's memory, and the kernel library runs programs."""
+    """The host itself: tensors are over NumPy's memory, the kernel library runs programs, and nothing is waited for."""
+
+    kind: Literal["cpu", "gpu"] = "cpu"
+    text = "cpu"
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
         return tensors.from_numpy(tensors.aligned_zeros(shape, dtype))
@@ -67,11 +134,55 @@ class CpuDevice:
             return tensors.to_numpy(tensor.view(paddle.uint8)).view(np.uint16)
         return tensors.to_numpy(tensor)
 
+    def write(self, tensor: Tensor, array: npt.NDArray[Any]) -> None:
+        rows = self.read(tensor)[: len(array)]
+        if rows.dtype != array.dtype or rows.shape != array.shape:
+            raise ValueError(f"array: expected {rows.dtype}{list(rows.shape)}, got {array.dtype}{list(array.shape)}")
+        rows[:] = array
+
     def arena(self, num_bytes: int) -> Tensor:
         return arena.allocate_arena(num_bytes)
 
     def program(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> Program:
         return Program(recording, inputs, arena)
 
+    def mirror(self, array: npt.NDArray[Any]) -> HostMirror:
+        return HostMirror(array)
 
-DEVICE: Device = CpuDevice()
+    def bind(self, op: HostOp, **arguments: Any) -> Call:
+        return op.bind(**arguments)
+
+    def wait(self) -> None:
+        pass
+
+
+_chosen: Device = CpuDevice()
+
+
+def device() -> Device:
+    """Return the process's device."""
+    return _chosen
+
+
+def choose(name: DeviceName) -> Device:
+    """Make a device the process's, before anything is allocated, and return it.
+
+    Args:
+        name: `auto` is a GPU where one can be used, else the CPU.
+
+    Raises:
+        ConfigError: there is no GPU that can be used; the text says why.
+    """
+    global _chosen  # noqa: PLW0603 (one device per process)
+    refusal = cuda_library.cuda_refusal() if name != "cpu" else None
+    if name == "gpu" and refusal is not None:
+        raise ConfigError(f"device: expected a GPU that can be used, got none: {refusal}", param="device")
+    path = cuda_library.library_path()
+    is_cpu = name == "cpu" or refusal is not None or path is None
+    _chosen = CpuDevice() if is_cpu or path is None else _cuda_device(cuda_library.load(path))
+    return _chosen
+
+
+@functools.cache
+def _cuda_device(library: cuda_library.CudaLibrary) -> CudaDevice:
+    return CudaDevice(library)

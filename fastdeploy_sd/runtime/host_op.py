@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.runtime.bound_call import BoundCall
-from fastdeploy_sd.runtime.declaration import BF16, Declaration, Part, Reading
+from fastdeploy_sd.runtime.declaration import BF16, Declaration, Look, Part, Reading
 from fastdeploy_sd.runtime.layout import layout, struct_type
 from fastdeploy_sd.runtime.library import CParams
 
@@ -54,8 +54,23 @@ class HostOp:
             TypeError: an argument is unknown.
             ValueError: an argument is missing or not as declared.
         """
+        arrays = [arguments.get(name) for name in self.declaration.arrays]
+        return BoundCall(self.declaration.name, self.params_of(arguments, self._look, _address), arrays=arrays)
+
+    def params_of(self, arguments: Mapping[str, Any], look: Look, address: Callable[[Any], int]) -> CParams:
+        """Return the params of a call on whole arrays, wherever they are.
+
+        Args:
+            arguments: as `bind`'s.
+            look: what is known of an array.
+            address: where an array is.
+
+        Raises:
+            TypeError: an argument is unknown.
+            ValueError: an argument is missing or not as declared.
+        """
         declared = self.declaration
-        return self._bound(declared.read(arguments, self._look, declared.arrays), arguments)
+        return self._params(declared.read(arguments, look, declared.arrays), arguments, address)
 
     def __call__(self, **arguments: Any) -> Any:
         """Run the op.
@@ -76,21 +91,23 @@ class HostOp:
             name: np.empty(self.declaration.output_shape(name, reading), _array_dtype(dtype))
             for name, dtype in self._output_dtypes(reading)
         }
-        self._bound(reading, {**arguments, **outputs}).run()
+        whole = {**arguments, **outputs}
+        arrays = [whole.get(name) for name in self.declaration.arrays]
+        BoundCall(self.declaration.name, self._params(reading, whole, _address), arrays=arrays).run()
         return unpacked(tuple(outputs.values()))
 
     def _output_dtypes(self, reading: Reading) -> list[tuple[str, str]]:
         outputs = self.declaration.outputs
         return [(name, self.declaration.dtypes_of(output, reading)[0]) for name, output in outputs.items()]
 
-    def _bound(self, reading: Reading, arguments: Mapping[str, Any]) -> BoundCall:
+    def _params(self, reading: Reading, arguments: Mapping[str, Any], address: Callable[[Any], int]) -> CParams:
         params = self.params_type()
-        arrays = [arguments.get(name) for name in self.declaration.arrays]
-        for name, array in zip(self.declaration.arrays, arrays, strict=True):
-            setattr(params, name, None if array is None else array.ctypes.data)
+        for name in self.declaration.arrays:
+            array = arguments.get(name)
+            setattr(params, name, None if array is None else address(array))
         for name, number in self._numbers(reading).items():
             setattr(params, name, number)
-        return BoundCall(self.declaration.name, params, arrays=arrays)
+        return params
 
     def _numbers(self, reading: Reading) -> dict[str, Any]:
         fields = layout(self.declaration.struct).fields
@@ -108,6 +125,10 @@ def array_dtype_name(dtype: npt.DTypeLike) -> str:
     """Return the name that declarations have for a NumPy dtype: its own, where uint16 is bfloat16."""
     name = np.dtype(dtype).name
     return BF16 if name == "uint16" else name
+
+
+def _address(array: Any) -> int:
+    return int(array.ctypes.data)
 
 
 def _array_dtype(name: str) -> str:

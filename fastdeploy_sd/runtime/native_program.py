@@ -68,26 +68,9 @@ class NativeProgram:
         num_symbols: int,
         counts: Sequence[Count] = (),
     ) -> None:
-        _check_disjoint(patches)
-        call_type: type[Any] = struct_type("ProgramCall")
-        patch_type: type[Any] = struct_type("ProgramPatch")
-        records = (call_type * len(calls))(
-            *(call_type(op=op.encode(), params=ctypes.addressof(p), num_bytes=ctypes.sizeof(p)) for op, p in calls)
-        )
-        fields = (patch_type * len(patches))(*(patch_type(**asdict(patch)) for patch in patches))
-        count_type: type[Any] = struct_type("ProgramCount")
-        computed = (count_type * len(counts))(*(count_type(**asdict(count)) for count in counts))
+        create = create_params(calls, patches, num_symbols, counts)
         handle = ctypes.c_void_p()
-        create = struct_type("ProgramCreateParams")(
-            num_calls=len(calls),
-            num_patches=len(patches),
-            num_counts=len(counts),
-            num_symbols=num_symbols,
-            calls=ctypes.addressof(records),
-            patches=ctypes.addressof(fields),
-            counts=ctypes.addressof(computed),
-            program=ctypes.addressof(handle),
-        )
+        create.program = ctypes.addressof(handle)
         call("program_create", create)
         self.symbols: I64 = np.zeros(num_symbols, np.int64)
         self._nanoseconds: I64 = np.zeros(len(calls), np.int64)
@@ -110,6 +93,36 @@ class NativeProgram:
         """Run as `run` and return i64[num_calls], the nanoseconds of each call; 0 where it did not run."""
         self._timed_run.run()
         return self._nanoseconds.copy()
+
+
+def create_params(
+    calls: Sequence[tuple[str, CParams]], patches: Sequence[Patch], num_symbols: int, counts: Sequence[Count] = ()
+) -> Any:
+    """Return the params that make a program, but for where it goes; arguments as NativeProgram's.
+
+    Raises:
+        ValueError: two patches of the same bytes.
+    """
+    _check_disjoint(patches)
+    call_type: type[Any] = struct_type("ProgramCall")
+    patch_type: type[Any] = struct_type("ProgramPatch")
+    count_type: type[Any] = struct_type("ProgramCount")
+    records = (call_type * len(calls))(
+        *(call_type(op=op.encode(), params=ctypes.addressof(p), num_bytes=ctypes.sizeof(p)) for op, p in calls)
+    )
+    fields = (patch_type * len(patches))(*(patch_type(**asdict(patch)) for patch in patches))
+    computed = (count_type * len(counts))(*(count_type(**asdict(count)) for count in counts))
+    create: Any = struct_type("ProgramCreateParams")(
+        num_calls=len(calls),
+        num_patches=len(patches),
+        num_counts=len(counts),
+        num_symbols=num_symbols,
+        calls=ctypes.addressof(records),
+        patches=ctypes.addressof(fields),
+        counts=ctypes.addressof(computed),
+    )
+    create.kept = (calls, records, fields, computed)
+    return create
 
 
 def _check_disjoint(patches: Sequence[Patch]) -> None:

@@ -11,6 +11,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.runtime import paddle_ops
 from fastdeploy_sd.runtime.declaration import In
+from fastdeploy_sd.runtime.device_tensor import DeviceTensor
 from fastdeploy_sd.runtime.host_op import HostOp, array_dtype_name, unpacked
 from fastdeploy_sd.runtime.recorder import Recorder, SymbolicTensor, recorder_of
 from fastdeploy_sd.runtime.tensors import from_numpy
@@ -44,6 +45,8 @@ class Op(HostOp):
             if isinstance(tensor, SymbolicTensor):
                 if tensor.recorder is not recorder:
                     raise declared.error(name, "a tensor of the pass that is recorded", "one of another")
+            elif isinstance(tensor, DeviceTensor):
+                return tensor.element, tuple(tensor.shape)
             elif not isinstance(tensor, Tensor):
                 raise declared.error(name, "a tensor", type(tensor).__name__)
             elif not tensor.place.is_cpu_place() or not tensor.is_contiguous():

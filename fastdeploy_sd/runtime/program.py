@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import paddle
@@ -19,6 +19,7 @@ from paddle import Tensor
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime.arena import Lifetime, allocate_arena, place
 from fastdeploy_sd.runtime.arrays import Array, address
+from fastdeploy_sd.runtime.device_tensor import DeviceTensor
 from fastdeploy_sd.runtime.native_program import Count, NativeProgram, Patch
 from fastdeploy_sd.runtime.recorder import ELEMENT_BYTES, Dim, Recorder, RecordingError, Size, SymbolicTensor
 from fastdeploy_sd.types import I64
@@ -31,7 +32,9 @@ _ARRAY_DTYPES: Mapping[paddle.dtype, np.dtype[Any]] = {
 }
 
 Counts = Mapping[str, int]
-Inputs = Mapping[str, "Array | Tensor"]
+Inputs = Mapping[str, "Array | Tensor | DeviceTensor"]
+# How rows of an input that are behind a run's own are filled: with a number, or with the last element.
+Padding = Mapping[str, int | Literal["last"]]
 
 
 class Recording:
@@ -41,19 +44,26 @@ class Recording:
         recorder: holds what was recorded; nothing is recorded afterwards.
         outputs: the tensors that are still wanted when a run is over.
         bounds: how large each named size can be.
+        padding: how to fill inputs that a device wants to be longer than a run's sizes say, so that fewer sizes come
+            up; None = sizes must stay as they are. Of every input whose first dimension is a size.
 
     Attributes:
         num_bytes: of the arena.
 
     Raises:
         RecordingError: an output is an input, or of another recording.
-        ValueError: a size has no bound.
+        ValueError: a size has no bound, or padding does not name the inputs that it must.
     """
 
-    def __init__(self, recorder: Recorder, outputs: Sequence[SymbolicTensor], bounds: Counts) -> None:
+    def __init__(
+        self, recorder: Recorder, outputs: Sequence[SymbolicTensor], bounds: Counts, padding: Padding | None = None
+    ) -> None:
         for output in outputs:
             _verify_output(recorder, output)
-        self.recorder, self.outputs, self.bounds = recorder, tuple(outputs), dict(bounds)
+        self.recorder, self.outputs, self.bounds, self.padding = recorder, tuple(outputs), dict(bounds), padding
+        sized = {name for name, tensor in recorder.inputs.items() if isinstance(tensor.shape[0], Size)}
+        if padding is not None and padding.keys() != sized:
+            raise ValueError(f"padding: expected {', '.join(sorted(sized))}, got {', '.join(sorted(padding))}")
         sizes = dict.fromkeys(size for call in recorder.calls for _, size in call.sizes)
         dims = (dim for tensor in recorder.tensors for dim in tensor.shape)
         for size in (*sizes, *(dim for dim in dims if isinstance(dim, Size))):
@@ -81,6 +91,20 @@ class Recording:
         return math.prod(self.shape_of(tensor)) * ELEMENT_BYTES[tensor.dtype]
 
 
+class RunnableProgram(Protocol):
+    """A recording on a device, with its inputs; see Program."""
+
+    outputs: tuple[Tensor, ...]
+
+    def run(self, sizes: Counts) -> None:
+        """Run the pass; a device with memory of its own has only started it when this returns."""
+        ...
+
+    def timed_run(self, sizes: Counts) -> tuple[tuple[str, ...], I64]:
+        """Run to the end and return the name and the nanoseconds of every call."""
+        ...
+
+
 class Program:
     """A recording that can be run: see the module.
 
@@ -92,7 +116,7 @@ class Program:
         outputs: the recording's, as large as they can be: a run writes the first rows of each.
 
     Raises:
-        ValueError: an input is missing, unknown, or of another dtype or shape.
+        ValueError: an input is missing, unknown, or of another dtype or shape, or a constant is not the host's.
         ConfigError: Paddle's slices are set to be copies, or the system has no memory for the arena.
     """
 
@@ -100,6 +124,9 @@ class Program:
         self._recording, self._inputs = recording, inputs
         self._arena = allocate_arena(recording.num_bytes) if arena is None else arena
         recorder, begin = recording.recorder, int(self._arena.data_ptr())
+        for constant in recorder.constants:
+            if isinstance(constant, DeviceTensor):
+                raise ValueError(f"constants: expected tensors of the host, got {constant}")
         if inputs.keys() != recorder.inputs.keys():
             raise ValueError(f"inputs: expected {', '.join(recorder.inputs)}, got {', '.join(inputs)}")
         addresses = {index: begin + offset for index, offset in recording.offsets.items()}
@@ -136,9 +163,7 @@ class Program:
         return tuple(call.op for call in self._recording.recorder.calls), self._native.timed_run()
 
     def _set(self, sizes: Counts) -> None:
-        for name, bound in self._recording.bounds.items():
-            if not 0 <= sizes.get(name, -1) <= bound:
-                raise ValueError(f"sizes: expected {name} in 0..{bound}, got {sizes.get(name)}")
+        verify_sizes(sizes, self._recording.bounds)
         for i, size in enumerate(self._recording.symbols):
             self._native.symbols[i] = sizes[size.name] + size.extra
 
@@ -146,6 +171,13 @@ class Program:
 def value_of(dim: Dim, sizes: Counts) -> int:
     """Return a dimension's value."""
     return sizes[dim.name] + dim.extra if isinstance(dim, Size) else dim
+
+
+def verify_sizes(sizes: Counts, bounds: Counts) -> None:
+    """Raise ValueError unless every size is there and within its bound."""
+    for name, bound in bounds.items():
+        if not 0 <= sizes.get(name, -1) <= bound:
+            raise ValueError(f"sizes: expected {name} in 0..{bound}, got {sizes.get(name)}")
 
 
 def _verify_output(recorder: Recorder, output: Tensor | SymbolicTensor) -> None:
@@ -164,6 +196,8 @@ def _address(name: str, given: Any, dtype: paddle.dtype, shape: Sequence[int]) -
     if isinstance(given, np.ndarray):
         if given.dtype == _ARRAY_DTYPES[dtype] and given.flags.c_contiguous:
             return address(given)
+    elif isinstance(given, DeviceTensor):
+        raise ValueError(f"{name}: expected memory of the host, got {given}")
     elif given.dtype == dtype and given.is_contiguous() and given.place.is_cpu_place():
         return int(given.data_ptr())
     raise ValueError(f"{name}: expected contiguous {dtype}, got {given.dtype} with strides {given.strides}")

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import paddle
 from paddle import Tensor
 
+from fastdeploy_sd.runtime.device_tensor import DeviceTensor
 from fastdeploy_sd.runtime.library import CParams
 
 ELEMENT_BYTES = {paddle.float32: 4, paddle.bfloat16: 2, paddle.int32: 4, paddle.int64: 8}
@@ -127,7 +128,7 @@ class Recorder:
         self.calls: list[RecordedCall] = []
         self.tensors: list[SymbolicTensor] = []
         self.inputs: dict[str, SymbolicTensor] = {}
-        self.constants: list[Tensor] = []
+        self.constants: list[Tensor | DeviceTensor] = []
         self.counts: list[tuple[int, Size, SymbolicTensor]] = []
 
     def add_input(self, name: str, dtype: paddle.dtype, shape: Shape) -> SymbolicTensor:
@@ -166,7 +167,7 @@ class Recorder:
                 sizes.append((offset, value))
             elif isinstance(value, SymbolicTensor):
                 pointers.append((offset, value))
-            elif isinstance(value, Tensor):
+            elif isinstance(value, Tensor | DeviceTensor):
                 self.constants.append(value)
                 setattr(params, name, value.data_ptr())
             else:

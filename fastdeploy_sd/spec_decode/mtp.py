@@ -25,7 +25,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.ops.mtp import MTP_COLLECT, MTP_PLAN
 from fastdeploy_sd.ops.sampling import token_logprobs
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 from fastdeploy_sd.spec_decode.mtp_passes import DraftPasses, EagerPasses
 from fastdeploy_sd.spec_decode.mtp_recorded import RecordedPasses
@@ -191,4 +191,4 @@ class _DraftLogprobs:
         # A failed draft is cut off afterwards.
         token_ids = batch.draft_token_ids[at].clip(0)
         num_top = min(self.arrays.top_token_ids.shape[1], int(logits.shape[1]))
-        self.arrays.put(at, LogprobArrays(*token_logprobs(DEVICE.read(logits)[asked], token_ids, num_top)))
+        self.arrays.put(at, LogprobArrays(*token_logprobs(device().read(logits)[asked], token_ids, num_top)))

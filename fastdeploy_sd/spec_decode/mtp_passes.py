@@ -25,7 +25,7 @@ from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.ops.mtp import keep_hidden_, mtp_postprocess_, mtp_preprocess
 from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.recorder import SymbolicTensor
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
@@ -125,7 +125,7 @@ class EagerPasses:
         arrays |= {name: column[: m.cu_num_draft[m.count]] for name, column in m.per_draft().items()}
         arrays |= {"token_table": target.token_table, "block_table": target.block_table}
         # Each array once: Paddle frees the memory at an address once.
-        columns = {"hidden": target.hidden} | {name: DEVICE.wrap(array) for name, array in arrays.items()}
+        columns = {"hidden": target.hidden} | {name: device().wrap(array) for name, array in arrays.items()}
         logits = run_passes(target, DraftStep.over(target, columns, m, m.num_steps))
         return logits if wants_logits else ()
 
@@ -169,7 +169,7 @@ def _continued(chain: NextInputs, room: Any) -> NextInputs | None:
     if isinstance(chain.num_continued, SymbolicTensor):
         chain.num_continued.recorder.set_size(room, chain.num_continued)
         return chain
-    count = int(DEVICE.read(chain.num_continued)[0])
+    count = int(device().read(chain.num_continued)[0])
     return chain.first(count) if count else None
 
 

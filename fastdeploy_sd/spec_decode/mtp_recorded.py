@@ -14,7 +14,7 @@ from typing import Any
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.program import Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
@@ -48,9 +48,9 @@ class RecordedPasses:
             for num_steps in {*range(len(memory.num_tokens)), max_steps}
             for wants_logits in ((True, False) if has_logits else (False,))
         }
-        arena = DEVICE.arena(max(recording.num_bytes for recording in recordings.values()))
+        arena = device().arena(max(recording.num_bytes for recording in recordings.values()))
         inputs = self._inputs()
-        self._programs = {key: DEVICE.program(recording, inputs, arena) for key, recording in recordings.items()}
+        self._programs = {key: device().program(recording, inputs, arena) for key, recording in recordings.items()}
 
     def run(self, *, wants_logits: bool) -> Sequence[Tensor]:
         """See DraftPasses.run."""

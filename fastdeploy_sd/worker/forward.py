@@ -19,7 +19,7 @@ from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
 from fastdeploy_sd.runtime.arrays import Array
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.program import Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
 from fastdeploy_sd.step_memory import StepMemory
@@ -72,8 +72,8 @@ class EagerForward:
         self._on_stored, self._on_hidden = on_stored, on_hidden
         config, limits = decoder.config, memory.limits
         dtype = np.float32 if decoder.dtype == "float32" else np.uint16
-        self.hidden = DEVICE.zeros((limits.num_tokens, config.hidden_size), dtype)
-        self._rows = DEVICE.read(self.hidden)
+        self.hidden = device().zeros((limits.num_tokens, config.hidden_size), dtype)
+        self._rows = device().read(self.hidden)
         self.logits: F32 = np.zeros((limits.num_logits, config.vocab_size), np.float32)
 
     def __call__(self) -> None:
@@ -82,10 +82,10 @@ class EagerForward:
         tensors = {}
         for name, array in _inputs(m, self._block_tables).items():
             dim = _SHAPES.get(name)
-            tensors[name] = DEVICE.wrap(array if dim is None else array[: counts[dim.name] + dim.extra])
+            tensors[name] = device().wrap(array if dim is None else array[: counts[dim.name] + dim.extra])
         hidden, logits = _run(self._decoder, self._caches, self._rotary, tensors, self._on_stored, self._on_hidden)
-        self._rows[: m.num_tokens] = DEVICE.read(hidden)
-        self.logits[: m.num_logits] = DEVICE.read(logits)
+        self._rows[: m.num_tokens] = device().read(hidden)
+        self.logits[: m.num_logits] = device().read(logits)
 
 
 class RecordedForward:
@@ -125,11 +125,11 @@ class RecordedForward:
             "num_logits": limits.num_logits,
         }
         self._memory = memory
-        self.program = DEVICE.program(
+        self.program = device().program(
             Recording(recorder, _run(decoder, caches, rotary, inputs, on_stored, on_hidden), bounds), arrays
         )
         self.hidden, logits = self.program.outputs
-        self.logits: F32 = DEVICE.read(logits)
+        self.logits: F32 = device().read(logits)
 
     def __call__(self) -> None:
         self.program.run(self.sizes)

@@ -12,7 +12,7 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.parallel.shard import Shard
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.free_memory import free_memory
@@ -111,7 +111,7 @@ class _Layers:
     def allocate(self, rank: int, num_blocks: int, fmt: KvCacheFormat, fd: int | None) -> RankKv:
         """Return a rank's memory: that of a KvFile, or of this process alone; raises as `kv_tensors.allocate`."""
         layers, num_target, shard = self.of_rank(rank), self._target.num_layers, Shard(rank, self._num_ranks)
-        zeros = DEVICE.zeros if fd is None else _zeros_of_file(fd, layers, num_blocks, fmt)
+        zeros = device().zeros if fd is None else _zeros_of_file(fd, layers, num_blocks, fmt)
         caches = kv_tensors.allocate(layers, num_blocks, fmt, zeros)
         return RankKv(
             DecoderShard(self._target, shard).kv_heads(),
@@ -126,4 +126,4 @@ def _zeros_of_file(fd: int, layers: Sequence[LayerKv], num_blocks: int, fmt: KvC
     num_bytes = num_blocks * kv_sizing.block_bytes(layers, fmt) + len(layers) * kv_tensors.MAX_PARTS * ALIGNMENT
     with kv_tensors.asking_for_memory():
         file = KvFile(fd, num_bytes)
-    return lambda shape, dtype: DEVICE.wrap(file.zeros(shape, dtype))
+    return lambda shape, dtype: device().wrap(file.zeros(shape, dtype))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from paddle import Tensor
 
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker.kv_memory import RankKv
 
 Bytes = npt.NDArray[np.uint8]
@@ -105,5 +105,5 @@ def _pieces(caches: Iterable[tuple[range, KvCache[Tensor]]]) -> list[_Piece]:
 
 
 def _by_block(part: Tensor) -> Bytes:
-    array = DEVICE.read(part)
+    array = device().read(part)
     return array.reshape(len(array), -1).view(np.uint8)

@@ -11,7 +11,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.kv_cache import KvCache, kv_cache_shapes, kv_scale_shape
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker.kv_sizing import KvCacheFormat, LayerKv
 
 Zeros = Callable[[tuple[int, ...], npt.DTypeLike], Tensor]
@@ -20,20 +20,20 @@ MAX_PARTS = 5
 
 
 def allocate(
-    layers: Iterable[LayerKv], count: int, fmt: KvCacheFormat, zeros: Zeros = DEVICE.zeros
+    layers: Iterable[LayerKv], count: int, fmt: KvCacheFormat, zeros: Zeros | None = None
 ) -> list[KvCache[Tensor]]:
     """Return one cache of `count` blocks per layer.
 
     The memory is zero and taken from the system only as blocks are first used.
 
     Args:
-        zeros: where it comes from.
+        zeros: where it comes from; None = the device.
 
     Raises:
         ConfigError: the system does not give that much.
     """
     with asking_for_memory():
-        return [_allocate_layer(layer, count, fmt, zeros) for layer in layers]
+        return [_allocate_layer(layer, count, fmt, zeros or device().zeros) for layer in layers]
 
 
 def _allocate_layer(layer: LayerKv, count: int, fmt: KvCacheFormat, zeros: Zeros) -> KvCache[Tensor]:
@@ -46,10 +46,11 @@ def _allocate_layer(layer: LayerKv, count: int, fmt: KvCacheFormat, zeros: Zeros
 
 
 def allocate_block_hidden(
-    layers: Iterable[LayerKv], count: int, fmt: KvCacheFormat, zeros: Zeros = DEVICE.zeros
+    layers: Iterable[LayerKv], count: int, fmt: KvCacheFormat, zeros: Zeros | None = None
 ) -> list[Tensor]:
     """Return [count, H] per layer that keeps hidden rows, one row per block; arguments and errors as `allocate`'s."""
     with asking_for_memory():
+        zeros = zeros or device().zeros
         return [zeros((count, layer.hidden_size), fmt.row_storage) for layer in layers if layer.hidden_size]
 
 

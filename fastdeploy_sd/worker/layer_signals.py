@@ -13,7 +13,7 @@ import numpy as np
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.signal import signal_
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 
 
 class LayerSignals:
@@ -34,7 +34,7 @@ class LayerSignals:
         self._lag = 0 if num_ranks == 1 else 1
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._count = np.zeros(1, np.int64)
-        self._counter = DEVICE.wrap(self._count)
+        self._counter = device().wrap(self._count)
         self._begin = 0
         self._end: int | None = None
 

@@ -7,10 +7,10 @@ from paddle import Tensor
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.ops.kv_cache import Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 
 
 def make_rotary(config: DecoderConfig, max_tokens: int) -> Rotary[Tensor]:
     """Return the embedding of positions 0 .. max_tokens - 1 as the configuration has it."""
     table = rope_table(max_tokens, config.head_dim, config.rope_theta, config.rope_scaling)
-    return Rotary(DEVICE.wrap(table), config.rope_interleaved)
+    return Rotary(device().wrap(table), config.rope_interleaved)

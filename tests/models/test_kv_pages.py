@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.parallel.shard import Shard
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker import kv_tensors
 from fastdeploy_sd.worker.kv_file import ALIGNMENT, KvFile, create_kv_file
 from fastdeploy_sd.worker.kv_memory import RankKv
@@ -43,7 +43,7 @@ def arrays(rank: RankKv) -> list[np.ndarray[Any, Any]]:
     """All tensors of a rank, hidden rows last."""
     caches = [*rank.caches, *rank.draft_caches]
     parts = [part for c in caches for part in (c.k, c.v, c.k_scale, c.v_scale) if part is not None]
-    return [DEVICE.read(part) for part in [*parts, *rank.block_hidden]]
+    return [device().read(part) for part in [*parts, *rank.block_hidden]]
 
 
 @pytest.mark.parametrize("size", [2, 4])

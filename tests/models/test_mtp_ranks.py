@@ -16,7 +16,7 @@ from fastdeploy_sd.layers.tp_group import TpGroup
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
-from fastdeploy_sd.runtime.device import DEVICE
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.tensors import from_numpy
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.draft_layers import DraftLayers
@@ -61,7 +61,7 @@ def bits(draft: DraftLayers, rank: Rank, dtype: str) -> list[np.ndarray]:
         values = rng.standard_normal((n - first, c.hidden_size)).astype(np.float32)
         hidden = from_numpy(values if dtype == "float32" else (values.view(np.uint32) >> 16).astype(np.uint16))
         output = draft.model.forward(layer, token_ids, hidden, cache, inputs)
-        found += [DEVICE.read(part).copy() for part in (*output, draft.model.logits(layer, output.normed))]
+        found += [device().read(part).copy() for part in (*output, draft.model.logits(layer, output.normed))]
     return found
 
 

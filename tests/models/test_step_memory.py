@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.runtime.bound_call import BoundCall
+from fastdeploy_sd.runtime.program import Program
 from fastdeploy_sd.spec_decode.mtp import MtpProposer
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from fastdeploy_sd.worker.forward import RecordedForward
@@ -42,6 +43,7 @@ def addresses(runner: ModelRunner, mtp: MtpProposer | None) -> list[int]:
     """Of everything that a step writes, and as the native calls have it."""
     forward, verifier, batches = runner._forward, runner._verifier, runner._batches
     assert isinstance(forward, RecordedForward)
+    assert isinstance(forward.program, Program)
     owners: list[Any] = [batches._memory, *([] if mtp is None else [mtp._memory])]
     found = [array.ctypes.data for owner in owners for array in arrays_of(owner)]
     found += [output.data_ptr() for output in forward.program.outputs] + [forward.logits.ctypes.data]

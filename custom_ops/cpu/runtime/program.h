@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "call_list.h"
 #include "fdsd/program.h"
 
 namespace fdsd {
@@ -20,31 +21,16 @@ class Program {
 
  private:
   struct Call {
-    const char* op;
     Error (*run)(const void* params);
-    int64_t offset;        // of the params in memory_
-    int32_t symbol;        // that it computes; -1 = none
-    const int32_t* value;  // of that symbol
-  };
-  struct Field {
-    int64_t offset;  // in memory_
-    int32_t num_bytes;
+    int32_t symbol = -1;             // that it computes; -1 = none
+    const int32_t* value = nullptr;  // of that symbol
   };
 
-  Error AddCall(const ProgramCall& call);
-  Error CheckPatch(const ProgramPatch& patch, const ProgramCreateParams& p) const;
   Error AddCount(const ProgramCount& count);
   Error TakeCount(const Call& call);
-  Error SetSymbol(int32_t symbol, int64_t value);
 
-  const char* memory() const { return reinterpret_cast<const char*>(memory_.data()); }
-  char* memory() { return reinterpret_cast<char*>(memory_.data()); }
-
+  CallList list_;
   std::vector<Call> calls_;
-  std::vector<uint64_t> memory_;    // params structs, each 8-byte aligned
-  std::vector<Field> fields_;       // by symbol
-  std::vector<int32_t> cu_fields_;  // [num_symbols + 1], symbol s owns fields [cu[s], cu[s + 1])
-  std::vector<int64_t> symbols_;    // values of the last run
 };
 
 }  // namespace fdsd

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "emulation/copies.h"
+#include "emulation/cuda_api.h"
 #include "emulation/engine.h"
 #include "emulation/memory.h"
 

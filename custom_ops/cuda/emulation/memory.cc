@@ -39,6 +39,7 @@ struct Allocation {
   char* begin;
   size_t num_bytes;
   bool is_shared;
+  bool is_freed = false;
   mutable std::vector<Shadow> shadow;
   mutable std::vector<bool> in_flight;  // empty until a copy begins
   std::vector<uint64_t> memory;         // aligned to 128 bytes within
@@ -63,6 +64,8 @@ std::unique_ptr<Allocation> NewAllocation(size_t num_bytes, bool is_shared) {
 
 // By their first byte. An empty one has an address of its own too.
 std::map<const char*, std::unique_ptr<Allocation>> allocations;
+// What was given back, without its memory: pointers to it may still be around, in graphs above all.
+std::vector<std::unique_ptr<Allocation>> freed;
 // Of the block that runs, by the address of what declares them; nullptr is the dynamic one.
 std::map<const void*, std::unique_ptr<Allocation>> shared;
 size_t dynamic_bytes_of_block = 0;
@@ -125,6 +128,7 @@ void Check(const Allocation* allocation, const void* address, size_t num_bytes, 
   const ThreadPlace& here = Here();
   const char* verb = access == Access::kRead ? "reads" : "writes";
   if (allocation == nullptr) Fail("%s %zu bytes through a pointer to no device memory", verb, num_bytes);
+  if (allocation->is_freed) Fail("%s %zu bytes of memory that was given back", verb, num_bytes);
   const char* memory = allocation->is_shared ? "shared" : "global";
   const int64_t offset = static_cast<const char*>(address) - allocation->begin;
   if (offset < 0 || offset + static_cast<int64_t>(num_bytes) > static_cast<int64_t>(allocation->num_bytes)) {
@@ -150,6 +154,12 @@ void SetInFlight(const Allocation* allocation, const void* address, size_t num_b
 
 bool IsShared(const Allocation* allocation) { return allocation != nullptr && allocation->is_shared; }
 
+Error CheckRange(const Allocation* allocation, const void* address, size_t num_bytes) {
+  const char* const begin = static_cast<const char*>(address);
+  const bool is_inside = begin + num_bytes <= allocation->begin + allocation->num_bytes;
+  return is_inside ? nullptr : "copy: expected bytes within one allocation, got more";
+}
+
 const Allocation* AllocationOf(const void* address) {
   const char* wanted = static_cast<const char*>(address);
   auto found = allocations.upper_bound(wanted);
@@ -158,14 +168,26 @@ const Allocation* AllocationOf(const void* address) {
   return wanted <= candidate->begin + candidate->num_bytes ? candidate : nullptr;
 }
 
-void* Allocate(size_t num_bytes) {
+void* Allocate(size_t num_bytes) try {
   auto made = NewAllocation(num_bytes, false);
   char* begin = made->begin;
   allocations[begin] = std::move(made);
   return begin;
+} catch (const std::bad_alloc&) {
+  return nullptr;
 }
 
-bool Free(void* address) { return allocations.erase(static_cast<const char*>(address)) == 1; }
+bool Free(void* address) {
+  const auto found = allocations.find(static_cast<const char*>(address));
+  if (found == allocations.end()) return false;
+  Allocation& allocation = *found->second;
+  allocation.is_freed = true;
+  allocation.shadow = {};
+  allocation.memory = {};
+  freed.push_back(std::move(found->second));
+  allocations.erase(found);
+  return true;
+}
 
 void BeginSharedMemory(size_t dynamic_bytes) {
   shared.clear();

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "fdsd/status.h"
+
 namespace fdsd::emulation {
 
 struct Allocation;
@@ -23,12 +25,15 @@ void SetInFlight(const Allocation* allocation, const void* address, size_t num_b
 // Whether it is a block's shared memory.
 bool IsShared(const Allocation* allocation);
 
+// Says what is wrong with a range of an allocation that is copied as a whole; nullptr = nothing.
+Error CheckRange(const Allocation* allocation, const void* address, size_t num_bytes);
+
 // The allocation that holds an address; nullptr where none does. Its end belongs to an empty allocation only.
 const Allocation* AllocationOf(const void* address);
 
-// As cudaMalloc and cudaFree: memory that kernels may touch. Filled with 0xcb.
+// As cudaMalloc and cudaFree: memory that kernels may touch. Filled with 0xcb. nullptr where there is no memory.
 void* Allocate(size_t num_bytes);
-// False where no allocation begins at the address.
+// False where no allocation begins at the address. Who touches it through an old pointer afterwards fails.
 bool Free(void* address);
 
 // An element of memory: what Checked<T>::operator[] gives where it may be written.

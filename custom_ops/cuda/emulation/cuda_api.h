@@ -1,0 +1,91 @@
+#pragma once
+// The functions of CUDA's runtime that our host code calls, over the emulated device, with CUDA's names and meanings.
+//
+// What is put on a stream is done as late as CUDA allows: when the host waits for it, or something else that it waits
+// for does. So a wait that is missing shows every time: the host reads what was there before, or a copy takes what
+// the host has written since. Stream nullptr is the exception: what is put there is done at once, so that a test of one
+// kernel gets its error from the launch. An error ends all that is under way; the wait that meets it returns it, once.
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "fdsd/status.h"
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorLaunchFailure = 719,
+  cudaErrorStreamCaptureUnsupported = 900,
+};
+// What the last error of this thread said.
+const char* cudaGetErrorString(cudaError_t status);
+
+namespace fdsd::emulation {
+struct Stream;
+struct Event;
+struct Graph;
+}  // namespace fdsd::emulation
+using cudaStream_t = fdsd::emulation::Stream*;
+using cudaEvent_t = fdsd::emulation::Event*;
+using cudaGraph_t = fdsd::emulation::Graph*;
+using cudaGraphExec_t = fdsd::emulation::Graph*;
+
+enum cudaMemcpyKind { cudaMemcpyDefault = 4 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+constexpr unsigned cudaStreamNonBlocking = 1;
+constexpr unsigned cudaEventDefault = 0;
+
+struct cudaDeviceProp {
+  char name[256];
+  int major;
+  int minor;
+};
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+
+cudaError_t cudaMalloc(void** memory, size_t num_bytes);
+cudaError_t cudaFree(void* memory);
+cudaError_t cudaMallocHost(void** memory, size_t num_bytes);
+cudaError_t cudaFreeHost(void* memory);
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
+cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes, cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t num_bytes, cudaStream_t stream);
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end);
+
+// A graph keeps launches and copies with the arguments they had.
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph);
+
+namespace fdsd::emulation {
+
+// What a stream does, one after the other; returns an error that ends it.
+using Operation = std::function<Error()>;
+
+// While it lives, the errors of what is submitted begin with `call 3 (linear): `.
+class CallName {
+ public:
+  CallName(int64_t call, const char* op);
+  ~CallName();
+  CallName(const CallName&) = delete;
+  CallName& operator=(const CallName&) = delete;
+};
+
+// Put an operation on a stream, or into the graph that is captured from it.
+Error Submit(void* stream, Operation operation);
+
+}  // namespace fdsd::emulation

@@ -1,0 +1,274 @@
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "emulation/cuda_api.h"
+#include "emulation/engine.h"
+#include "emulation/memory.h"
+
+namespace fdsd::emulation {
+
+// Operations, numbered from 1 on; the first num_done of them are done.
+struct Stream {
+  std::deque<Operation> waiting;
+  uint64_t num_done = 0;
+  std::unique_ptr<Graph> captured;
+
+  uint64_t end() const { return num_done + waiting.size(); }
+};
+
+// Done when `stream` has done its first `end` operations; no stream = never recorded, which is done.
+struct Event {
+  Stream* stream = nullptr;
+  uint64_t end = 0;
+  std::chrono::steady_clock::time_point time;
+};
+
+struct Graph {
+  std::shared_ptr<std::vector<Operation>> operations = std::make_shared<std::vector<Operation>>();
+};
+
+namespace {
+
+std::recursive_mutex mutex;
+std::vector<std::unique_ptr<Stream>> streams;
+// Begin of what cudaMallocHost gave -> its size.
+std::map<const char*, size_t> pinned;
+thread_local std::string error_text;
+thread_local std::string call_name;
+
+cudaError_t Failed(cudaError_t status, const char* text) {
+  error_text = text;
+  return status;
+}
+
+// Nothing that was under way is of use after an error.
+Error Drop(Error error) {
+  static thread_local std::string text;
+  text = error;
+  for (auto& stream : streams) {
+    stream->num_done += stream->waiting.size();
+    stream->waiting.clear();
+  }
+  return text.c_str();
+}
+
+Error RunTo(Stream* stream, uint64_t end) {
+  while (stream != nullptr && stream->num_done < end) {
+    const Operation operation = std::move(stream->waiting.front());
+    stream->waiting.pop_front();
+    ++stream->num_done;
+    if (Error error = operation()) return Drop(error);
+  }
+  return nullptr;
+}
+
+cudaError_t Waited(Error error) { return error == nullptr ? cudaSuccess : Failed(cudaErrorLaunchFailure, error); }
+
+cudaError_t WaitForAll() {
+  for (auto& stream : streams) {
+    if (stream->captured != nullptr) {
+      return Failed(cudaErrorStreamCaptureUnsupported, "expected no wait and no allocation while a graph is captured");
+    }
+    if (Error error = RunTo(stream.get(), stream->end())) return Waited(error);
+  }
+  return cudaSuccess;
+}
+
+bool IsPinned(const void* address, size_t num_bytes) {
+  const char* wanted = static_cast<const char*>(address);
+  auto found = pinned.upper_bound(wanted);
+  if (found == pinned.begin()) return false;
+  --found;
+  return wanted + num_bytes <= found->first + found->second;
+}
+
+// nullptr, or what is wrong with a copy's one side.
+Error CheckSide(const void* address, size_t num_bytes, bool may_be_pageable) {
+  if (const Allocation* allocation = AllocationOf(address)) return CheckRange(allocation, address, num_bytes);
+  if (may_be_pageable || IsPinned(address, num_bytes)) return nullptr;
+  return "copy: expected memory of the device or pinned memory of the host, got other";
+}
+
+Error Copy(void* to, const void* from, size_t num_bytes, bool may_be_pageable) {
+  if (Error error = CheckSide(to, num_bytes, may_be_pageable)) return error;
+  if (Error error = CheckSide(from, num_bytes, may_be_pageable)) return error;
+  std::memcpy(to, from, num_bytes);
+  return nullptr;
+}
+
+}  // namespace
+
+CallName::CallName(int64_t call, const char* op) { call_name = "call " + std::to_string(call) + " (" + op + "): "; }
+CallName::~CallName() { call_name.clear(); }
+
+Error Submit(void* stream, Operation operation) {
+  const std::lock_guard lock(mutex);
+  auto* const own = static_cast<Stream*>(stream);
+  if (own == nullptr) return operation();
+  if (!call_name.empty()) {
+    operation = [name = call_name, unnamed = std::move(operation)]() -> Error {
+      static thread_local std::string text;
+      const Error error = unnamed();
+      if (error == nullptr) return nullptr;
+      text = name + error;
+      return text.c_str();
+    };
+  }
+  if (own->captured != nullptr) {
+    own->captured->operations->push_back(std::move(operation));
+  } else {
+    own->waiting.push_back(std::move(operation));
+  }
+  return nullptr;
+}
+
+}  // namespace fdsd::emulation
+
+using namespace fdsd::emulation;
+
+const char* cudaGetErrorString(cudaError_t status) {
+  return status == cudaErrorMemoryAllocation ? "out of memory" : error_text.c_str();
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = cudaDeviceProp{"emulated GPU", 9, 0};
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** memory, size_t num_bytes) {
+  const std::lock_guard lock(mutex);
+  if (const cudaError_t status = WaitForAll()) return status;
+  *memory = Allocate(num_bytes);
+  return *memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  const std::lock_guard lock(mutex);
+  if (const cudaError_t status = WaitForAll()) return status;
+  if (memory == nullptr || Free(memory)) return cudaSuccess;
+  return Failed(cudaErrorInvalidValue, "memory: expected what cudaMalloc gave, got another address");
+}
+cudaError_t cudaMallocHost(void** memory, size_t num_bytes) {
+  const std::lock_guard lock(mutex);
+  *memory = std::aligned_alloc(4096, (num_bytes + 4095) / 4096 * 4096);
+  if (*memory == nullptr) return cudaErrorMemoryAllocation;
+  pinned[static_cast<char*>(*memory)] = num_bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* memory) {
+  const std::lock_guard lock(mutex);
+  if (const cudaError_t status = WaitForAll()) return status;
+  pinned.erase(static_cast<char*>(memory));
+  std::free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  // Of a small device; what is allocated is not counted.
+  *free_bytes = *total_bytes = size_t{1} << 30;
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes, cudaMemcpyKind) {
+  const std::lock_guard lock(mutex);
+  return Waited(Copy(to, from, num_bytes, true));
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMemcpyKind, cudaStream_t stream) {
+  return Waited(Submit(stream, [=] { return Copy(to, from, num_bytes, false); }));
+}
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t num_bytes, cudaStream_t stream) {
+  return Waited(Submit(stream, [=]() -> fdsd::Error {
+    if (fdsd::Error error = CheckSide(memory, num_bytes, false)) return error;
+    std::memset(memory, value, num_bytes);
+    return nullptr;
+  }));
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  const std::lock_guard lock(mutex);
+  streams.push_back(std::make_unique<Stream>());
+  *stream = streams.back().get();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  if (stream == nullptr) return cudaSuccess;
+  if (stream->captured != nullptr) return WaitForAll();
+  return Waited(RunTo(stream, stream->end()));
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  const std::lock_guard lock(mutex);
+  return Waited(Submit(stream, [recorded = event->stream, end = event->end] { return RunTo(recorded, end); }));
+}
+cudaError_t cudaDeviceSynchronize() {
+  const std::lock_guard lock(mutex);
+  return WaitForAll();
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new Event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  const std::lock_guard lock(mutex);
+  // What is under way may still write to it.
+  const cudaError_t status = event->stream == nullptr ? cudaSuccess : Waited(RunTo(event->stream, event->end));
+  delete event;
+  return status;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  const cudaError_t status = Waited(Submit(stream, [event]() -> fdsd::Error {
+    event->time = std::chrono::steady_clock::now();
+    return nullptr;
+  }));
+  event->stream = stream;
+  event->end = stream == nullptr ? 0 : stream->end();
+  return status;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const std::lock_guard lock(mutex);
+  return Waited(RunTo(event->stream, event->end));
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  const std::lock_guard lock(mutex);
+  stream->captured = std::make_unique<Graph>();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const std::lock_guard lock(mutex);
+  *graph = stream->captured.release();
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
+  *made = new Graph(*graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  return Waited(Submit(stream, [operations = graph->operations]() -> fdsd::Error {
+    for (const Operation& operation : *operations) {
+      if (fdsd::Error error = operation()) return error;
+    }
+    return nullptr;
+  }));
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete graph;
+  return cudaSuccess;
+}

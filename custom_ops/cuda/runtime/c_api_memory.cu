@@ -1,0 +1,112 @@
+// C functions over the first device, its memory, streams and events. All addresses of the device are plain pointers to
+// whoever calls.
+#include <cstdio>
+#include <cstring>
+
+#include "../../bindings/c_api.h"
+#include "runtime/memory_ops.h"
+#include "runtime/status.h"
+
+using fdsd::cuda::TextOf;
+
+namespace {
+
+// CUDA gives no address for no bytes.
+size_t AtLeastOne(int64_t num_bytes) { return num_bytes > 0 ? static_cast<size_t>(num_bytes) : 1; }
+
+}  // namespace
+
+// Why the kernels cannot run here; nullptr if they can.
+FDSD_EXPORT fdsd::Error fdsd_cuda_refusal() {
+  static thread_local char text[512];
+  int count = 0;
+  if (const cudaError_t status = cudaGetDeviceCount(&count)) return cudaGetErrorString(status);
+  if (count == 0) return "the driver knows no GPU";
+  cudaDeviceProp properties;
+  if (const cudaError_t status = cudaGetDeviceProperties(&properties, 0)) return cudaGetErrorString(status);
+  // Compiled for sm_80, sm_90a and sm_100; code runs on chips of the same first number.
+  if (properties.major >= 8 && properties.major <= 10 && (properties.major != 9 || properties.minor == 0))
+    return nullptr;
+  std::snprintf(text, sizeof(text), "the GPU is of sm_%d%d, the kernels are for sm_80, sm_90 and sm_100",
+                properties.major, properties.minor);
+  return text;
+}
+
+// The GPU's name; what it is called where there is none to use.
+FDSD_EXPORT const char* fdsd_cuda_name() {
+  static thread_local cudaDeviceProp properties;
+  return cudaGetDeviceProperties(&properties, 0) == cudaSuccess ? properties.name : "no GPU";
+}
+
+FDSD_EXPORT fdsd::Error fdsd_cuda_free_bytes(int64_t* num_bytes) {
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  const fdsd::Error error = TextOf(cudaMemGetInfo(&free_bytes, &total_bytes));
+  *num_bytes = static_cast<int64_t>(free_bytes);
+  return error;
+}
+
+// Small allocations are cut out of pieces of this size. The emulation's are each their own, so that what is outside of
+// one is seen.
+FDSD_EXPORT int64_t fdsd_cuda_piece_bytes() {
+#if defined(FDSD_EMULATED)
+  return 0;
+#else
+  return 2 << 20;
+#endif
+}
+
+FDSD_EXPORT fdsd::Error fdsd_cuda_allocate(int64_t num_bytes, void** memory) {
+  return TextOf(cudaMalloc(memory, AtLeastOne(num_bytes)));
+}
+FDSD_EXPORT fdsd::Error fdsd_cuda_free(void* memory) { return TextOf(cudaFree(memory)); }
+// Memory of the host that copies need not go around.
+FDSD_EXPORT fdsd::Error fdsd_cuda_allocate_pinned(int64_t num_bytes, void** memory) {
+  return TextOf(cudaMallocHost(memory, AtLeastOne(num_bytes)));
+}
+FDSD_EXPORT fdsd::Error fdsd_cuda_free_pinned(void* memory) { return TextOf(cudaFreeHost(memory)); }
+
+// Either may be the host's; returns when it is done. In no order with streams.
+FDSD_EXPORT fdsd::Error fdsd_cuda_copy(void* to, const void* from, int64_t num_bytes) {
+  return TextOf(cudaMemcpy(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault));
+}
+// Of the two, the host's must be pinned.
+FDSD_EXPORT fdsd::Error fdsd_cuda_start_copy(void* to, const void* from, int64_t num_bytes, void* stream) {
+  return TextOf(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
+}
+FDSD_EXPORT fdsd::Error fdsd_cuda_zero(void* memory, int64_t num_bytes, void* stream) {
+  return TextOf(cudaMemsetAsync(memory, 0, static_cast<size_t>(num_bytes), static_cast<cudaStream_t>(stream)));
+}
+FDSD_EXPORT fdsd::Error fdsd_cuda_scatter_pieces(const fdsd::ScatterPiecesParams* p, void* stream) {
+  return fdsd::cuda::ScatterPieces(*p, stream);
+}
+
+FDSD_EXPORT fdsd::Error fdsd_cuda_stream_create(void** stream) {
+  cudaStream_t made = nullptr;
+  const cudaError_t status = cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking);
+  *stream = made;
+  return TextOf(status);
+}
+FDSD_EXPORT fdsd::Error fdsd_cuda_stream_synchronize(void* stream) {
+  return TextOf(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
+}
+FDSD_EXPORT fdsd::Error fdsd_cuda_synchronize() { return TextOf(cudaDeviceSynchronize()); }
+
+FDSD_EXPORT fdsd::Error fdsd_cuda_event_create(void** event) {
+  cudaEvent_t made = nullptr;
+  const cudaError_t status = cudaEventCreateWithFlags(&made, cudaEventDefault);
+  *event = made;
+  return TextOf(status);
+}
+FDSD_EXPORT void fdsd_cuda_event_destroy(void* event) { cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
+FDSD_EXPORT fdsd::Error fdsd_cuda_event_record(void* event, void* stream) {
+  return TextOf(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)));
+}
+// What is put on the stream from here on waits for the event; the host does not.
+FDSD_EXPORT fdsd::Error fdsd_cuda_stream_wait(void* stream, void* event) {
+  return TextOf(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0));
+}
+FDSD_EXPORT fdsd::Error fdsd_cuda_event_synchronize(void* event) {
+  return TextOf(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+}

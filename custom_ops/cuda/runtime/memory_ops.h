@@ -1,0 +1,11 @@
+#pragma once
+// What programs and uploads launch beside the ops; see fdsd/device.h.
+#include "device.h"
+#include "fdsd/device.h"
+
+namespace fdsd::cuda {
+
+Error ScatterPieces(const ScatterPiecesParams& p, Stream stream);
+Error PadColumns(const PadColumnsParams& p, Stream stream);
+
+}  // namespace fdsd::cuda

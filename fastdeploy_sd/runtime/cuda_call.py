@@ -1,0 +1,73 @@
+"""Single ops on a GPU, in order with programs: bound to arrays of its memory once, launched with other counts."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary
+from fastdeploy_sd.runtime.cuda_memory import CudaMemory
+from fastdeploy_sd.runtime.cuda_mirror import CudaTransfers
+from fastdeploy_sd.runtime.device_array import DeviceMemory
+from fastdeploy_sd.runtime.library import CParams
+
+
+class Workspace:
+    """Memory between two kernels of an op; whoever is launched has it alone, so ops on one stream share it."""
+
+    def __init__(self, memory: CudaMemory) -> None:
+        self._memory = memory
+        self._taken: DeviceMemory | None = None
+        self._address, self._size = 0, 0
+
+    def address(self, num_bytes: int) -> int:
+        """Return where there are so many bytes, until more are asked for; 0 where none are wanted.
+
+        Raises:
+            MemoryError: the GPU has not that much.
+        """
+        if num_bytes > self._size:
+            # What was there may still be in use: giving it back waits for that.
+            self._taken, self._address = self._memory.take(num_bytes)
+            self._size = num_bytes
+        return self._address if num_bytes else 0
+
+
+class Launcher(Protocol):
+    """What a call needs of its device."""
+
+    library: CudaLibrary
+    stream: int
+    transfers: CudaTransfers
+    workspace: Workspace
+
+
+class DeviceCall:
+    """One op and its params over a GPU's memory, as BoundCall over the host's.
+
+    Args:
+        arrays: what the params point to, kept alive.
+
+    Attributes:
+        params: the op's struct; counts are written there.
+    """
+
+    def __init__(self, device: Launcher, op: str, params: CParams, arrays: Mapping[str, Any]) -> None:
+        self._device, self._op, self._arrays = device, op, arrays
+        self.params: Any = params
+        self._workspace_bytes()  # of whole arrays: usually the most there will be
+
+    def run(self) -> None:
+        """Start the op, behind what was started, on what was uploaded.
+
+        Raises:
+            ValueError: it refused its sizes; the text names op and argument. What a kernel does wrong, a wait raises.
+        """
+        self._device.transfers.send()
+        workspace = self._workspace_bytes()
+        self._device.library.launch(self._op, self.params, workspace, self._device.stream)
+
+    def _workspace_bytes(self) -> int:
+        num_bytes = self._device.library.number(f"{self._op}_workspace_bytes", ctypes.byref(self.params))
+        return self._device.workspace.address(num_bytes)

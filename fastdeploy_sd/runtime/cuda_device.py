@@ -1,0 +1,112 @@
+"""A GPU as a device: its memory, its stream, and what runs on it. Knows no op."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.runtime.arrays import Array, address
+from fastdeploy_sd.runtime.cuda_call import DeviceCall, Workspace
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary
+from fastdeploy_sd.runtime.cuda_memory import CudaMemory
+from fastdeploy_sd.runtime.cuda_mirror import CudaMirror, CudaTransfers
+from fastdeploy_sd.runtime.cuda_program import CudaProgram
+from fastdeploy_sd.runtime.declaration import ELEMENT_BYTES
+from fastdeploy_sd.runtime.device_array import DeviceArray
+from fastdeploy_sd.runtime.device_tensor import DeviceTensor, array_type, element_of
+from fastdeploy_sd.runtime.host_op import HostOp
+from fastdeploy_sd.runtime.program import Inputs, Recording
+
+
+class CudaDevice:
+    """The first GPU. What is started runs in order, on one stream, and nothing is waited for but where that is said.
+
+    Attributes:
+        text: the GPU's name.
+    """
+
+    kind: Literal["cpu", "gpu"] = "gpu"
+
+    def __init__(self, library: CudaLibrary) -> None:
+        self.library, self.text = library, library.device_name
+        self.stream = library.made("stream_create")
+        self.memory = CudaMemory(library)
+        self.transfers = CudaTransfers(library, self.memory, self.stream)
+        self.workspace = Workspace(self.memory)
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        """See Device."""
+        tensor = self._empty(shape, dtype)
+        self.library.call("zero", tensor.address, ctypes.c_int64(tensor.num_bytes), self.stream)
+        return tensor
+
+    def wrap(self, array: Array) -> Any:
+        """See Device: a copy."""
+        if not array.flags.c_contiguous:
+            raise ValueError(f"array: expected a contiguous one, got {array.dtype}{list(array.shape)}")
+        tensor = self._empty(array.shape, array.dtype)
+        self._copy_up(tensor, array)
+        return tensor
+
+    def read(self, tensor: Any) -> npt.NDArray[Any]:
+        """See Device: waits, and returns a copy."""
+        self.wait()
+        array = np.empty(tensor.shape, array_type(tensor.element))
+        self.library.call("copy", address(array), tensor.address, ctypes.c_int64(array.nbytes))
+        return array
+
+    def write(self, tensor: Any, array: Array) -> None:
+        """See Device."""
+        rows = tensor[: len(array)]
+        if rows.shape != list(array.shape) or rows.element != element_of(array.dtype) or not array.flags.c_contiguous:
+            raise ValueError(f"array: expected rows of {tensor}, got {array.dtype}{list(array.shape)}")
+        self._copy_up(rows, array)
+
+    def arena(self, num_bytes: int) -> Any:
+        """See Device."""
+        try:
+            return self.zeros((max(num_bytes, 1),), np.uint8)
+        except MemoryError as error:
+            raise ConfigError(
+                f"max_num_batched_tokens, max_num_seqs: expected steps that the GPU has memory for, got {error}"
+            ) from None
+
+    def program(self, recording: Recording, inputs: Inputs, arena: Any = None) -> CudaProgram:
+        """See Device."""
+        return CudaProgram(self, recording, inputs, self.arena(recording.num_bytes) if arena is None else arena)
+
+    def mirror(self, array: Array) -> CudaMirror:
+        """See Device."""
+        return CudaMirror(self.transfers, array, self.wrap(array))
+
+    def bind(self, op: HostOp, **arguments: Any) -> DeviceCall:
+        """See Device."""
+        name = op.declaration.name
+        self.library.verify(name, op.declaration.struct)
+
+        def look(argument: str, array: Any) -> tuple[str, tuple[int, ...]]:
+            if not isinstance(array, DeviceArray):
+                raise op.declaration.error(argument, "memory of the GPU", type(array).__name__)
+            return array.element, tuple(array.shape)
+
+        params = op.params_of(arguments, look, DeviceArray.data_ptr)
+        return DeviceCall(self, name, params, arguments)
+
+    def wait(self) -> None:
+        """See Device."""
+        self.transfers.finish()
+
+    def _empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceTensor:
+        element = element_of(dtype)
+        memory, begin = self.memory.take(math.prod(shape) * ELEMENT_BYTES[element])
+        return DeviceTensor(memory, begin, element, shape)
+
+    def _copy_up(self, tensor: DeviceTensor, array: Array) -> None:
+        # What was started may still read what is there.
+        self.wait()
+        self.library.call("copy", tensor.address, array.ctypes.data, ctypes.c_int64(array.nbytes))

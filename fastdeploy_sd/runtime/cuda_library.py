@@ -1,0 +1,142 @@
+"""Loads the library of CUDA kernels (libfdsd_cuda.so) and calls its functions over memory, streams and programs.
+
+It is sought in $FDSD_CUDA_LIBRARY, beside the kernel library, and where a checkout builds it. The emulated library, of
+which no user needs to know, is taken only where the variable names it. Knows no tensors and no framework.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pathlib
+from typing import Any
+
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.runtime.layout import layout, read_layout
+from fastdeploy_sd.runtime.library import LIBRARY_PATH, CParams
+
+_NAME = "libfdsd_cuda.so"
+_PLACES = (LIBRARY_PATH.parent / _NAME, LIBRARY_PATH.parents[2] / "build" / "cuda" / _NAME)
+
+
+def library_path() -> pathlib.Path | None:
+    """Return where the library is, None where there is none."""
+    named = os.environ.get("FDSD_CUDA_LIBRARY")
+    places = _PLACES if named is None else (pathlib.Path(named),)
+    return next((place for place in places if place.exists()), None)
+
+
+def cuda_refusal() -> str | None:
+    """Return why no GPU can be used here, None if one can."""
+    path = library_path()
+    if path is None:
+        named = os.environ.get("FDSD_CUDA_LIBRARY")
+        place = f"{_PLACES[1]}; `python custom_ops/cuda_build.py --nvcc` makes it" if named is None else named
+        return f"no CUDA kernels at {place}"
+    try:
+        library = load(path)
+    except OSError as error:
+        return f"{path} cannot be loaded: {error}"
+    refusal: bytes | None = library.functions.fdsd_cuda_refusal()
+    return None if refusal is None else refusal.decode()
+
+
+@functools.cache
+def load(path: pathlib.Path) -> CudaLibrary:
+    """Return the library in a file.
+
+    Raises:
+        OSError: it cannot be loaded.
+    """
+    return CudaLibrary(path)
+
+
+class CudaLibrary:
+    """The functions of one library.
+
+    Attributes:
+        functions: all of them, as ctypes has them.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.functions = ctypes.CDLL(str(path))
+        self.functions.fdsd_cuda_refusal.restype = ctypes.c_char_p
+        self.functions.fdsd_cuda_name.restype = ctypes.c_char_p
+        self._is_same: set[str] = set()
+
+    @property
+    def device_name(self) -> str:
+        """What the GPU is called."""
+        name: bytes = self.functions.fdsd_cuda_name()
+        return name.decode()
+
+    @functools.cached_property
+    def piece_bytes(self) -> int:
+        """Size of the pieces that small allocations are cut out of; 0 = every one is its own."""
+        return self.number("piece_bytes")
+
+    def has(self, op: str) -> bool:
+        """Whether there is a kernel for the op."""
+        return hasattr(self.functions, f"fdsd_cuda_{op}_workspace_bytes")
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call `fdsd_cuda_<name>`.
+
+        Args:
+            arguments: Python integers are addresses; other numbers come as ctypes objects.
+
+        Raises:
+            ValueError: it failed; the text says why.
+        """
+        error = self._error_of(name, arguments)
+        if error:
+            raise ValueError(error.decode(errors="replace"))
+
+    def number(self, name: str, *arguments: Any) -> int:
+        """Call `fdsd_cuda_<name>` that returns an int64."""
+        function = getattr(self.functions, f"fdsd_cuda_{name}")
+        function.restype = ctypes.c_int64
+        return int(function(*map(_argument, arguments)))
+
+    def made(self, name: str, *arguments: Any) -> int:
+        """Call `fdsd_cuda_<name>` whose last argument receives an address, and return that; raises as `call`."""
+        address = ctypes.c_void_p()
+        self.call(name, *arguments, ctypes.byref(address))
+        return address.value or 0
+
+    def launch(self, op: str, params: CParams, workspace: int, stream: int) -> None:
+        """Put an op on a stream.
+
+        Raises:
+            ValueError: it refused its sizes; the text names op and argument.
+        """
+        error = self._error_of(op, (ctypes.byref(params), workspace, stream))
+        if error:
+            raise ValueError(f"{op}: {error.decode(errors='replace')}")
+
+    def discard(self, name: str, address: int) -> None:
+        """Call `fdsd_cuda_<name>` that gives something back; its error is that of work before, which a wait reports."""
+        self._error_of(name, (address,))
+
+    def verify(self, op: str, struct: str) -> None:
+        """Raise ConfigError unless the op is here and takes the params that the kernel library's takes."""
+        if not self.has(op):
+            raise ConfigError(f"op {op}: expected a CUDA kernel, there is none")
+        if struct in self._is_same:
+            return
+        if read_layout(self.functions, struct) != layout(struct):
+            raise ConfigError(
+                f"op {op}: expected {struct} in the CUDA library as in the kernel library, got another; build both anew"
+            )
+        self._is_same.add(struct)
+
+    def _error_of(self, name: str, arguments: tuple[Any, ...]) -> bytes | None:
+        function = getattr(self.functions, f"fdsd_cuda_{name}")
+        function.restype = ctypes.c_char_p
+        error: bytes | None = function(*map(_argument, arguments))
+        return error
+
+
+def _argument(value: Any) -> Any:
+    return ctypes.c_void_p(value) if isinstance(value, int) else value

@@ -1,0 +1,159 @@
+"""Host arrays and their twins on a GPU: what changed on the host goes up as one copy, what kernels wrote comes back.
+
+All pieces that were noted go up together: they are gathered in pinned memory, copied, and put in their places by one
+kernel. The host goes on meanwhile, and may write the arrays again: the pinned memory has what they held. There are two
+pieces of pinned memory in turn, so the host waits only where the copy before the last has not been made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.runtime.arrays import Array, address
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary
+from fastdeploy_sd.runtime.cuda_memory import CudaMemory, pinned_zeros
+from fastdeploy_sd.runtime.device_array import DeviceMemory
+from fastdeploy_sd.runtime.device_tensor import DeviceTensor, element_of
+from fastdeploy_sd.runtime.layout import struct_type
+from fastdeploy_sd.runtime.mirror import offset_in
+
+Bytes = npt.NDArray[np.uint8]
+_WORD = 4
+_MIN_STAGING_BYTES = 1 << 16
+
+
+class CudaMirror:
+    """See Mirror.
+
+    Args:
+        transfers: of the device.
+
+    Raises:
+        ValueError: the array is not contiguous, has no whole number of 4-byte words, or elements that tensors lack.
+        MemoryError: the device has no memory for it.
+    """
+
+    def __init__(self, transfers: CudaTransfers, array: Array, tensor: DeviceTensor) -> None:
+        if array.nbytes % _WORD or not array.flags.c_contiguous:
+            raise ValueError(f"array: expected contiguous 4-byte words, got {array.dtype}{list(array.shape)}")
+        self.array, self.tensor = array, tensor
+        self._transfers = transfers
+        self._bytes: Bytes = array.reshape(-1).view(np.uint8)
+        self._row_bytes = tensor.row_bytes
+
+    def of(self, view: Array) -> DeviceTensor:
+        """See Mirror."""
+        return self.tensor.at(offset_in(self.array, view), element_of(view.dtype), view.shape)
+
+    def upload(self, begin: int = 0, end: int | None = None) -> None:
+        """See Mirror."""
+        self._transfers.up.append(self._piece(begin, end))
+
+    def download(self, begin: int = 0, end: int | None = None) -> None:
+        """See Mirror."""
+        self._transfers.start_download(self._piece(begin, end))
+
+    def _piece(self, begin: int, end: int | None) -> Piece:
+        rows = self.array.shape[0]
+        end = rows if end is None else end
+        if not 0 <= begin <= end <= rows:
+            raise ValueError(f"rows: expected some of {rows}, got {begin}..{end}")
+        first = begin * self._row_bytes // _WORD * _WORD
+        last = -(-end * self._row_bytes // _WORD) * _WORD
+        return Piece(self._bytes[first:last], self.tensor.address + first, self.tensor.memory)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Bytes of a mirror.
+
+    Attributes:
+        host: where they are on the host.
+        address: where they are on the device, in `memory`.
+    """
+
+    host: Bytes
+    address: int
+    memory: DeviceMemory
+
+
+class _Staging:
+    """Pinned memory and the device's of the same size, and what says when the last copy of it was made."""
+
+    def __init__(self, library: CudaLibrary, memory: CudaMemory, num_bytes: int) -> None:
+        self.host = pinned_zeros(library, num_bytes)
+        self.memory, self.address = memory.take(num_bytes)
+        self.event = library.made("event_create")
+
+
+class CudaTransfers:
+    """What goes up and comes back, in order with everything else on the device's stream.
+
+    Attributes:
+        up: pieces that were noted and not sent yet.
+    """
+
+    def __init__(self, library: CudaLibrary, memory: CudaMemory, stream: int) -> None:
+        self._library, self._memory, self._stream = library, memory, stream
+        self._staging: list[_Staging | None] = [None, None]
+        self._turn = 0
+        self._piece_type: Any = struct_type("ScatterPiece")
+        self._params: Any = struct_type("ScatterPiecesParams")()
+        self.up: list[Piece] = []
+        self._down: list[tuple[Bytes, Bytes]] = []
+
+    def send(self) -> None:
+        """Send what was noted.
+
+        Raises:
+            MemoryError: there is no memory for that much at once.
+        """
+        if not self.up:
+            return
+        pieces, self.up = [piece for piece in self.up if len(piece.host)], []
+        table_bytes = len(pieces) * ctypes.sizeof(self._piece_type)
+        staging = self._next_staging(table_bytes + sum(len(piece.host) for piece in pieces))
+        table = (self._piece_type * len(pieces)).from_buffer(staging.host)
+        begin = table_bytes
+        for i, piece in enumerate(pieces):
+            size = len(piece.host)
+            staging.host[begin : begin + size] = piece.host
+            table[i].to, table[i].begin, table[i].num_bytes = piece.address, begin, size
+            begin += size
+        call = self._library.call
+        call("start_copy", staging.address, address(staging.host), ctypes.c_int64(begin), self._stream)
+        self._params.num_pieces = len(pieces)
+        self._params.max_num_bytes = max((len(piece.host) for piece in pieces), default=0)
+        self._params.pieces = self._params.bytes = staging.address
+        call("scatter_pieces", ctypes.byref(self._params), self._stream)
+        call("event_record", staging.event, self._stream)
+
+    def start_download(self, piece: Piece) -> None:
+        """Start copying a piece back, behind what was started."""
+        pinned = pinned_zeros(self._library, len(piece.host))
+        self._library.call("start_copy", address(pinned), piece.address, ctypes.c_int64(len(piece.host)), self._stream)
+        self._down.append((piece.host, pinned))
+
+    def finish(self) -> None:
+        """Wait for the device, and put what came back in its arrays."""
+        self._library.call("stream_synchronize", self._stream)
+        arrived: Sequence[tuple[Bytes, Bytes]] = self._down
+        self._down = []
+        for host, pinned in arrived:
+            host[:] = pinned
+
+    def _next_staging(self, num_bytes: int) -> _Staging:
+        self._turn = 1 - self._turn
+        staging = self._staging[self._turn]
+        if staging is not None:
+            self._library.call("event_synchronize", staging.event)
+        if staging is None or len(staging.host) < num_bytes:
+            size = max(_MIN_STAGING_BYTES, 1 << (num_bytes - 1).bit_length())
+            staging = self._staging[self._turn] = _Staging(self._library, self._memory, size)
+        return staging

@@ -1,0 +1,241 @@
+"""Recorded passes and bound calls on a GPU, and on the emulated one: what differs from the CPU's program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from custom_ops import build, cuda_build
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.ops.activation import swiglu
+from fastdeploy_sd.ops.batch import GATHER_OUTPUT_ROWS, gather_output_rows
+from fastdeploy_sd.ops.norm import RMS_NORM, rms_norm
+from fastdeploy_sd.runtime import cuda_library, device
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.runtime.program import Recording
+from fastdeploy_sd.runtime.recorder import Recorder, Size
+from fastdeploy_sd.types import F32, I32
+from tests.ops.cuda_device import EMULATED, GPU, gpu_refusal
+
+WIDTH, MAX_TOKENS, MAX_ROWS = 32, 20, 7
+WEIGHT = np.linspace(0.5, 2.0, WIDTH, dtype=np.float32)
+
+
+@pytest.fixture(scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
+def gpu(request: pytest.FixtureRequest) -> CudaDevice:
+    if request.param == EMULATED:
+        return CudaDevice(cuda_library.load(cuda_build.build_emulated()))
+    if (reason := gpu_refusal()) is not None:
+        pytest.skip(f"no GPU: {reason}")
+    return CudaDevice(cuda_library.load(cuda_build.build_cuda()))
+
+
+class ChosenRows:
+    """A small pass with a choice of rows, a residual and two outputs."""
+
+    def __init__(self, gpu: CudaDevice) -> None:
+        recorder = Recorder()
+        x: Any = recorder.add_input("x", paddle.float32, (Size("num_tokens"), WIDTH))
+        indices: Any = recorder.add_input("indices", paddle.int32, (Size("num_rows"),))
+        weight = gpu.wrap(WEIGHT)
+        h, total = rms_norm(x, weight, 1e-5)
+        h, total = rms_norm(h, weight, 1e-5, total)
+        outputs = total, swiglu(gather_output_rows(h, indices))
+        self.recording = Recording(recorder, outputs, {"num_tokens": MAX_TOKENS, "num_rows": MAX_ROWS})
+        self.gpu = gpu
+        self.x = gpu.mirror(np.zeros((MAX_TOKENS, WIDTH), np.float32))
+        self.indices = gpu.mirror(np.zeros(MAX_ROWS, np.int32))
+        self.inputs = {"x": self.x.tensor, "indices": self.indices.tensor}
+        self.program = gpu.program(self.recording, self.inputs)
+
+    def start(self, x: F32, indices: I32) -> None:
+        self.x.array[: len(x)], self.indices.array[: len(indices)] = x, indices
+        self.x.upload(0, len(x))
+        self.indices.upload(0, len(indices))
+        self.program.run({"num_tokens": len(x), "num_rows": len(indices)})
+
+    def run(self, x: F32, indices: I32) -> list[F32]:
+        self.start(x, indices)
+        counts = (len(x), len(indices))
+        return [self.gpu.read(out[:count]) for out, count in zip(self.program.outputs, counts, strict=True)]
+
+
+def rows(count: int, seed: int = 0) -> F32:
+    return np.random.default_rng(seed).standard_normal((count, WIDTH)).astype(np.float32)
+
+
+def assert_same(got: list[F32], x: F32, indices: I32) -> None:
+    h, total = rms_norm(x, WEIGHT, 1e-5)
+    h, total = rms_norm(h, WEIGHT, 1e-5, total)
+    for g, want in zip(got, (total, swiglu(gather_output_rows(h, indices))), strict=True):
+        np.testing.assert_allclose(g, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_program_does_what_the_ops_do_whatever_the_sizes(gpu: CudaDevice) -> None:
+    step = ChosenRows(gpu)
+    for num_tokens, num_rows in [(3, 2), (1, 1), (20, 7), (3, 0), (3, 2)]:
+        x = rows(num_tokens, seed=num_tokens)
+        indices = np.random.default_rng(num_rows).integers(0, num_tokens, num_rows).astype(np.int32)
+        assert_same(step.run(x, indices), x, indices)
+
+
+def test_the_host_goes_on_while_a_run_is_under_way(gpu: CudaDevice) -> None:
+    """It may write the next step's inputs: what was uploaded is what the arrays held when the run was started."""
+    step, indices = ChosenRows(gpu), np.array([1, 0], np.int32)
+    step.start(rows(3), indices)
+    got = step.run(rows(4, seed=1), indices)
+    assert_same(got, rows(4, seed=1), indices)
+    step.start(rows(3), indices)
+    step.x.array[:] = np.nan
+    total, _ = step.program.outputs
+    assert_same([gpu.read(total[:3]), gpu.read(step.program.outputs[1][:2])], rows(3), indices)
+
+
+def test_a_timed_run_names_every_call(gpu: CudaDevice) -> None:
+    step = ChosenRows(gpu)
+    names, nanoseconds = step.program.timed_run({"num_tokens": 2, "num_rows": 1})
+    assert names == ("rms_norm", "rms_norm", "gather_output_rows", "swiglu")
+    assert (nanoseconds > 0).all()
+
+
+@pytest.mark.parametrize("sizes", [{"num_tokens": 21, "num_rows": 1}, {"num_tokens": 1}])
+def test_a_size_beyond_its_bound_is_refused(gpu: CudaDevice, sizes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"sizes: expected num_(tokens|rows) in 0\.\.\d+, got"):
+        ChosenRows(gpu).program.run(sizes)
+
+
+def test_memory_of_the_host_is_refused(gpu: CudaDevice) -> None:
+    step = ChosenRows(gpu)
+    with pytest.raises(ValueError, match="x: expected memory of the GPU, got ndarray"):
+        gpu.program(step.recording, step.inputs | {"x": step.x.array})
+    with pytest.raises(ValueError, match=r"indices: expected .*int32\[7\], got <int32\[6\] of a device>"):
+        gpu.program(step.recording, step.inputs | {"indices": step.indices.tensor[:6]})
+    with pytest.raises(ValueError, match="rms_norm: x: expected memory of the GPU, got ndarray"):
+        gpu.bind(RMS_NORM, x=rows(1), weight=gpu.wrap(WEIGHT), eps=0.0, y=gpu.zeros((1, WIDTH), np.float32))
+    recorder = Recorder()
+    x = recorder.add_input("x", paddle.float32, (Size("num_tokens"), WIDTH))
+    outputs: Any = rms_norm(x, paddle.to_tensor(WEIGHT), 1e-5)
+    recording = Recording(recorder, outputs, {"num_tokens": MAX_TOKENS})
+    with pytest.raises(ValueError, match=r"constants: expected tensors of the GPU, got .*float32"):
+        gpu.program(recording, {"x": step.x.tensor})
+
+
+def test_a_cpu_refuses_memory_of_a_gpu(gpu: CudaDevice) -> None:
+    step = ChosenRows(gpu)
+    with pytest.raises(ValueError, match=r"constants: expected tensors of the host, got <float32\[32\] of a device>"):
+        device.CpuDevice().program(step.recording, {"x": step.x.array, "indices": step.indices.array})
+
+
+def test_an_op_without_a_kernel_is_refused_by_name(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = ChosenRows(gpu)
+    monkeypatch.setattr(gpu.library, "has", lambda op: op != "swiglu")
+    with pytest.raises(ConfigError, match="op swiglu: expected a CUDA kernel, there is none"):
+        gpu.program(step.recording, step.inputs)
+
+
+def test_what_a_kernel_does_wrong_is_told_with_its_call() -> None:
+    emulated = CudaDevice(cuda_library.load(cuda_build.build_emulated()))
+    step = ChosenRows(emulated)
+    step.start(rows(2), np.array([300000], np.int32))
+    with pytest.raises(ValueError, match=r"call 2 \(gather_output_rows\): GatherRows.*: out of bounds|thread 0 out of"):
+        emulated.wait()
+    assert_same(step.run(rows(2), np.array([1], np.int32)), rows(2), np.array([1], np.int32))
+
+
+def test_a_bound_call_runs_between_programs(gpu: CudaDevice) -> None:
+    """In their order, on as many rows as its params say."""
+    step, indices = ChosenRows(gpu), np.array([2, 0], np.int32)
+    total = step.program.outputs[0]
+    chosen = gpu.zeros((MAX_ROWS, WIDTH), np.float32)
+    last = gpu.bind(GATHER_OUTPUT_ROWS, x=total, indices=step.indices.tensor, y=chosen)
+    step.start(rows(3), indices)
+    last.params.num_rows_out = 2
+    last.run()
+    step.start(rows(5, seed=1), indices)
+    got = gpu.read(chosen)
+    np.testing.assert_array_equal(got[2:], 0)
+    want = rms_norm(rms_norm(rows(3), WEIGHT, 1e-5)[0], WEIGHT, 1e-5, rows(3))[1]
+    np.testing.assert_allclose(got[:2], want[indices], rtol=1e-5, atol=1e-6)
+
+
+# ---- mirrors and memory ---------------------------------------------------------------------------------------------
+
+
+def test_rows_go_up_and_come_back(gpu: CudaDevice) -> None:
+    """Those that were named, in one copy for all mirrors; the others stay as they are on either side."""
+    table, column = gpu.mirror(np.zeros((6, 5), np.int32)), gpu.mirror(np.arange(9, dtype=np.int64))
+    table.array[:], column.array[:] = 7, 1
+    for mirror, *which in ((table, 1, 3), (table, 5, 6), (column, 8)):
+        mirror.upload(*which)
+    table.array[0] = 8
+    gpu.transfers.send()
+    table.array[1:3] = 9
+    np.testing.assert_array_equal(gpu.read(table.tensor)[:, 0], [0, 7, 7, 0, 0, 7])
+    np.testing.assert_array_equal(gpu.read(column.tensor), [*range(8), 1])
+    table.array[:], column.array[:] = -1, -1
+    table.download(0, 2)
+    column.download()
+    assert (table.array == -1).all(), "nothing comes before the wait"
+    gpu.wait()
+    np.testing.assert_array_equal(table.array[:, 0], [0, 7, -1, -1, -1, -1])
+    np.testing.assert_array_equal(column.array, [*range(8), 1])
+
+
+def test_columns_in_one_piece_have_twins_in_one_piece(gpu: CudaDevice) -> None:
+    piece = np.zeros(256, np.uint8)
+    ids, slots = piece[:64].view(np.int32), piece[128:192].view(np.int64)
+    mirror = gpu.mirror(piece)
+    ids[:], slots[:] = 3, -1
+    mirror.upload()
+    gpu.transfers.send()
+    np.testing.assert_array_equal(gpu.read(mirror.of(ids)), ids)
+    np.testing.assert_array_equal(gpu.read(mirror.of(slots[2:])), slots[2:])
+    with pytest.raises(ValueError, match="view: expected contiguous elements of uint8"):
+        mirror.of(np.zeros(4, np.int32))
+    with pytest.raises(ValueError, match="view: expected contiguous elements of uint8"):
+        mirror.of(ids[::2])
+
+
+def test_tensors_are_written_and_read_by_rows(gpu: CudaDevice) -> None:
+    tensor = gpu.zeros((4, 3), np.uint16)
+    gpu.write(tensor[1:], np.full((2, 3), 5, np.uint16))
+    np.testing.assert_array_equal(gpu.read(tensor)[:, 0], [0, 5, 5, 0])
+    assert tensor.dtype == paddle.bfloat16
+    for wrong in (np.zeros((2, 3), np.float32), np.zeros((2, 2), np.uint16), np.zeros((5, 3), np.uint16)):
+        with pytest.raises(ValueError, match=r"array: expected rows of <bfloat16\[4, 3\] of a device>, got"):
+            gpu.write(tensor, wrong)
+
+
+# ---- which device ---------------------------------------------------------------------------------------------------
+
+
+def test_a_device_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
+    before = device.device()
+    try:
+        assert device.choose("gpu").text == "emulated GPU"
+        assert device.device() is device.choose("auto")
+        monkeypatch.setenv("FDSD_CUDA_LIBRARY", "/nowhere/libfdsd_cuda.so")
+        assert device.choose("auto").kind == "cpu"
+        with pytest.raises(
+            ConfigError, match="device: expected a GPU that can be used, got none: no CUDA kernels at /no"
+        ):
+            device.choose("gpu")
+    finally:
+        device.choose("cpu")
+    assert device.device().kind == before.kind == "cpu"
+
+
+def test_a_gpu_without_a_driver_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    if gpu_refusal() is None:
+        pytest.skip("there is a GPU here")
+    try:
+        library = cuda_build.build_cuda()
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(library))
+    with pytest.raises(ConfigError, match=r"device: expected a GPU that can be used, got none: .*driver"):
+        device.choose("gpu")

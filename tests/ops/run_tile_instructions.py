@@ -1,6 +1,6 @@
-"""Runs linear, experts and attention as compiled for the chip's tiles on a processor without: the bits are the twin's.
+"""Runs linear, experts and attention as compiled for the chip's tiles, and compares bits with the twin's.
 
-Usage: python -m tests.ops.run_tile_instructions TRAPS, the library of tile_traps.cc
+Usage: python -m tests.ops.run_tile_instructions [TRAPS], the library of tile_traps.cc, on a processor without tiles
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from tests.ops.test_tiles import CHIP, PRODUCTS, TWIN, add_product, bf16_operand
 FORMATS: tuple[LinearFormat, ...] = ("bfloat16", "wint8", "wint4")
 
 
-def main(traps: str) -> None:
-    # Paddle handles the signal itself from its import on.
-    paddle.disable_signal_handler()
-    if ctypes.CDLL(traps).install_tile_traps() != 0:
-        raise SystemExit("the signal of illegal instructions cannot be handled here")
+def main(traps: str | None) -> None:
+    if traps is not None:
+        # Paddle handles the signal itself from its import on.
+        paddle.disable_signal_handler()
+        if ctypes.CDLL(traps).install_tile_traps() != 0:
+            raise SystemExit("the signal of illegal instructions cannot be handled here")
     library.set_isa("avx512")
     compare_products()
     for fmt in FORMATS:
@@ -98,4 +99,4 @@ def compare_attention() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if len(sys.argv) > 1 else None)

@@ -1,6 +1,7 @@
 #pragma once
 // Groups of 128 inputs of rows of x: read and quantised.
 #include "linear_quantize.h"
+#include "linear_tile.h"
 
 namespace fdsd {
 namespace FDSD_ISA {
@@ -44,6 +45,52 @@ FDSD_INLINE float QuantizeGroup(const float* values, float max, int8_t* q, int32
   for (int i = 0; i < kQuantGroup; ++i) *sum += q[i];
 #endif
   return max / 127.0f;
+}
+
+// Rows quantised together: one alone would wait for its own maximum.
+constexpr int kRowsAtOnce = 4;
+
+// One group of some rows, quantised.
+struct GroupRows {
+  alignas(64) int8_t q[kRowsAtOnce][kQuantGroup];
+  float scale[kRowsAtOnce];
+  int32_t sum[kRowsAtOnce];  // of the integers
+};
+
+// write(first, count, g, group): groups g of [begin, end) of `num_rows` rows, `count` rows at a time from `first` on.
+template <typename T, typename Write>
+FDSD_INLINE void QuantizeGroups(const XRows& rows, int num_rows, int64_t begin, int64_t end, Write&& write) {
+  for (int first = 0; first < num_rows; first += kRowsAtOnce) {
+    const int count = std::min(kRowsAtOnce, num_rows - first);
+    for (int64_t g = begin; g < end; ++g) {
+      alignas(64) float values[kRowsAtOnce][kQuantGroup];
+      float max[kRowsAtOnce];
+      for (int r = 0; r < count; ++r) {
+        ReadGroup(rows.Row<T>(first + r), rows.in_features, g, values[r]);
+        max[r] = MaxMagnitude(values[r]);
+      }
+      GroupRows group;
+      for (int r = 0; r < count; ++r) group.scale[r] = QuantizeGroup(values[r], max[r], group.q[r], group.sum + r);
+      write(first, count, g, group);
+    }
+  }
+}
+
+// body(rows, s, begin, end): units [unit_begin, unit_end) of rows of x slice by slice. Slice s has units [begin, end)
+// of its own, and the rows are those of its inputs.
+template <typename Body>
+FDSD_INLINE void ForEachSlice(const XRows& rows, const Slices& slices, int32_t unit_begin, int32_t unit_end,
+                              Body&& body) {
+  for (int32_t s = 0; s < slices.count; ++s) {
+    const int32_t first = slices.units[s];
+    const int32_t begin = std::max(unit_begin, first);
+    const int32_t end = std::min(unit_end, slices.units[s + 1]);
+    if (begin >= end) continue;
+    XRows slice = rows;
+    slice.in_features = slices.inputs[s + 1] - slices.inputs[s];
+    slice.x = static_cast<const char*>(rows.x) + int64_t{slices.inputs[s]} * ElementBytes(rows.dtype);
+    body(slice, s, begin - first, end - first);
+  }
 }
 
 }  // namespace FDSD_ISA

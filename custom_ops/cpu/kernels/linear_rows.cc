@@ -1,14 +1,10 @@
 // Rewrites rows of x into tiles.
 #include "interleave.h"
 #include "linear_group.h"
-#include "linear_tile.h"
 
 namespace fdsd {
 namespace FDSD_ISA {
 namespace {
-
-// Rows quantised together.
-constexpr int kRowsAtOnce = 4;
 
 // Where row `index` of a tile of `num_rows` lies: 4 bytes (8 for a bf16 step of two floats) of every step.
 struct TileRow {
@@ -56,13 +52,6 @@ constexpr int32_t kWint4Starts[kPanelVectors] = {17 * kWint4ZeroPoint, 16 * kWin
 constexpr int32_t kWint4Starts[kPanelVectors] = {kWint4ZeroPoint, kWint4ZeroPoint};
 #endif
 
-// Quantised rows [first, first + count) of a tile: one group of each.
-struct GroupRows {
-  alignas(64) int8_t q[kRowsAtOnce][kQuantGroup];
-  float scale[kRowsAtOnce];
-  int32_t sum[kRowsAtOnce];
-};
-
 // `rows` [count] of a tile of num_rows rows; `out` is the place of the first one's step 0.
 FDSD_INLINE void InterleaveSteps(const uint8_t* const* rows, int count, int64_t num_steps, int num_rows, uint8_t* out) {
   static_assert(kStepBytes == kWordBytes && kRowsAtOnce == kInterleavedRows);
@@ -73,7 +62,7 @@ FDSD_INLINE void InterleaveSteps(const uint8_t* const* rows, int count, int64_t 
   Interleave(rows, count, num_steps, int64_t{num_rows} * kStepBytes, out);
 }
 
-// `group` is the tile's group, of `num_rows` rows.
+// Quantised rows [first, first + count) of a tile; `group` is the tile's group, of `num_rows` rows.
 FDSD_INLINE void WriteGroup(const GroupRows& rows, int first, int count, int num_rows, const int32_t* zero_points,
                             uint8_t* group) {
   const uint8_t* integers[kRowsAtOnce];
@@ -90,21 +79,9 @@ FDSD_INLINE void WriteGroup(const GroupRows& rows, int first, int count, int num
 template <typename T>
 void PackGroups(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_end, const int32_t* zero_points,
                 uint8_t* tile) {
-  for (int first = 0; first < num_rows; first += kRowsAtOnce) {
-    const int count = std::min(kRowsAtOnce, num_rows - first);
-    for (int64_t g = unit_begin; g < unit_end; ++g) {
-      // First all magnitudes, then the integers: a row alone would wait for its own maximum.
-      alignas(64) float values[kRowsAtOnce][kQuantGroup];
-      float max[kRowsAtOnce];
-      for (int r = 0; r < count; ++r) {
-        ReadGroup(rows.Row<T>(first + r), rows.in_features, g, values[r]);
-        max[r] = MaxMagnitude(values[r]);
-      }
-      GroupRows group;
-      for (int r = 0; r < count; ++r) group.scale[r] = QuantizeGroup(values[r], max[r], group.q[r], group.sum + r);
-      WriteGroup(group, first, count, num_rows, zero_points, tile + g * num_rows * kRowGroupBytes);
-    }
-  }
+  QuantizeGroups<T>(rows, num_rows, unit_begin, unit_end, [&](int first, int count, int64_t g, const GroupRows& group) {
+    WriteGroup(group, first, count, num_rows, zero_points, tile + g * num_rows * kRowGroupBytes);
+  });
 }
 
 // One row of a float format.
@@ -149,21 +126,14 @@ void PackRows(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_
 void PackTile(const XRows& rows, const Slices& slices, int num_rows, int32_t unit_begin, int32_t unit_end,
               uint8_t* tile) {
   const int64_t unit_bytes = int64_t{num_rows} * RowUnitBytes(rows.format);
-  for (int32_t s = 0; s < slices.count; ++s) {
-    const int32_t first = slices.units[s];
-    const int32_t begin = std::max(unit_begin, first);
-    const int32_t end = std::min(unit_end, slices.units[s + 1]);
-    if (begin >= end) continue;
-    XRows slice = rows;
-    slice.in_features = slices.inputs[s + 1] - slices.inputs[s];
-    slice.x = static_cast<const char*>(rows.x) + int64_t{slices.inputs[s]} * ElementBytes(rows.dtype);
-    uint8_t* const slice_tile = tile + first * unit_bytes;
+  ForEachSlice(rows, slices, unit_begin, unit_end, [&](const XRows& slice, int32_t s, int32_t begin, int32_t end) {
+    uint8_t* const slice_tile = tile + slices.units[s] * unit_bytes;
     if (rows.dtype == DType::kFloat32) {
-      PackRows<float>(slice, num_rows, begin - first, end - first, slice_tile);
+      PackRows<float>(slice, num_rows, begin, end, slice_tile);
     } else {
-      PackRows<bf16>(slice, num_rows, begin - first, end - first, slice_tile);
+      PackRows<bf16>(slice, num_rows, begin, end, slice_tile);
     }
-  }
+  });
 }
 
 }  // namespace FDSD_ISA

@@ -7,9 +7,6 @@ namespace FDSD_ISA {
 namespace FDSD_TILES {
 namespace {
 
-// Rows quantised together: one alone would wait for its own maximum.
-constexpr int kRowsAtOnce = 4;
-
 FDSD_INLINE void CopyInputs(const bf16* from, int count, bf16* to) {
   std::memcpy(to, from, static_cast<size_t>(count) * sizeof(bf16));
 }
@@ -40,28 +37,17 @@ void PackBf16Row(const T* x, int32_t in_features, int32_t num_units, int32_t beg
 template <typename T>
 void PackGroups(const XRows& rows, int num_rows, int32_t first, int32_t begin, int32_t end, const IntPack& pack) {
   const int32_t zero_point = rows.format == LinearFormat::kWint8 ? kWint8ZeroPoint : kWint4ZeroPoint;
-  for (int row = 0; row < num_rows; row += kRowsAtOnce) {
-    const int count = std::min(kRowsAtOnce, num_rows - row);
-    for (int64_t g = begin; g < end; ++g) {
-      alignas(64) float values[kRowsAtOnce][kQuantGroup];
-      float max[kRowsAtOnce];
-      for (int r = 0; r < count; ++r) {
-        ReadGroup(rows.Row<T>(row + r), rows.in_features, g, values[r]);
-        max[r] = MaxMagnitude(values[r]);
-      }
-      for (int r = 0; r < count; ++r) {
-        alignas(64) int8_t q[kQuantGroup];
-        int32_t sum;
-        const int64_t at = (first + g) * num_rows + row + r;
-        pack.scales[at] = QuantizeGroup(values[r], max[r], q, &sum);
-        pack.starts[at] = -zero_point * sum;
-        for (int s = 0; s < kGroupRowSteps; ++s) {
-          const int64_t step_row = ((first + g) * kGroupRowSteps + s) * num_rows + row + r;
-          std::memcpy(pack.integers + step_row * kStepRowBytes, q + s * kStepRowBytes, kStepRowBytes);
-        }
+  QuantizeGroups<T>(rows, num_rows, begin, end, [&](int row, int count, int64_t g, const GroupRows& group) {
+    for (int r = 0; r < count; ++r) {
+      const int64_t at = (first + g) * num_rows + row + r;
+      pack.scales[at] = group.scale[r];
+      pack.starts[at] = -zero_point * group.sum[r];
+      for (int s = 0; s < kGroupRowSteps; ++s) {
+        const int64_t step_row = ((first + g) * kGroupRowSteps + s) * num_rows + row + r;
+        std::memcpy(pack.integers + step_row * kStepRowBytes, group.q[r] + s * kStepRowBytes, kStepRowBytes);
       }
     }
-  }
+  });
 }
 
 template <typename T>
@@ -88,20 +74,13 @@ int64_t RowBytes(const Slices& slices, LinearFormat format) {
 
 void PackRows(const XRows& rows, const Slices& slices, int num_rows, int32_t unit_begin, int32_t unit_end,
               uint8_t* pack) {
-  for (int32_t s = 0; s < slices.count; ++s) {
-    const int32_t first = slices.units[s];
-    const int32_t begin = std::max(unit_begin, first);
-    const int32_t end = std::min(unit_end, slices.units[s + 1]);
-    if (begin >= end) continue;
-    XRows slice = rows;
-    slice.in_features = slices.inputs[s + 1] - slices.inputs[s];
-    slice.x = static_cast<const char*>(rows.x) + int64_t{slices.inputs[s]} * ElementBytes(rows.dtype);
+  ForEachSlice(rows, slices, unit_begin, unit_end, [&](const XRows& slice, int32_t s, int32_t begin, int32_t end) {
     if (rows.dtype == DType::kFloat32) {
-      PackSlice<float>(slice, slices, s, num_rows, begin - first, end - first, pack);
+      PackSlice<float>(slice, slices, s, num_rows, begin, end, pack);
     } else {
-      PackSlice<bf16>(slice, slices, s, num_rows, begin - first, end - first, pack);
+      PackSlice<bf16>(slice, slices, s, num_rows, begin, end, pack);
     }
-  }
+  });
 }
 
 }  // namespace FDSD_TILES

@@ -25,4 +25,6 @@
 #if defined(FDSD_EMULATED)
 // Launches since the library was loaded.
 FDSD_EXPORT int64_t fdsd_cuda_num_launches() { return fdsd::emulation::NumLaunches(); }
+// Bytes of memory that fdsd_cuda_allocate gave which kernels have read since then.
+FDSD_EXPORT int64_t fdsd_cuda_bytes_read(const void* memory) { return fdsd::emulation::BytesRead(memory); }
 #endif

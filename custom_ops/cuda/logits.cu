@@ -31,7 +31,8 @@ __global__ __launch_bounds__(kRuleThreads) void ProcessLogitsKernel(RuleArrays a
 __global__ __launch_bounds__(kRuleThreads) void ProcessListsKernel(RuleArrays a, DevicePtr<const int32_t> rows,
                                                                    DevicePtr<float> y) {
   const int32_t index = rows[blockIdx.x];
-  BiasAndMask(a, RuledRow(a, index, RequestOf(a, index)), y + static_cast<int64_t>(blockIdx.x) * a.vocab_size);
+  const RuledRow row(a, index, RequestOf(a, index));
+  BiasAndMask(a, row, 0, a.vocab_size, y + static_cast<int64_t>(blockIdx.x) * a.vocab_size);
 }
 
 }  // namespace

@@ -33,28 +33,29 @@ __device__ void WriteInvalid(const LogprobArrays& a, int64_t index) {
 // Block (row).
 __global__ __launch_bounds__(kRowThreads, 2) void TokenLogprobsKernel(LogprobArrays a) {
   const int64_t index = blockIdx.x;
-  const DevicePtr<const float> logits = a.logits + index * a.vocab_size;
-  const Best best = BestOf(logits, a.vocab_size);
+  const LogitsInMemory row{a.logits + index * a.vocab_size, a.vocab_size};
+  const Best best = BestOf(row);
   if (best.token < 0) return WriteInvalid(a, index);
   const WeightMeasure measure = WeightingOf(best.max, 1.0f);
-  const Amount total = TotalOf(KeptRow{logits, a.vocab_size, LightestLogit(best.max, 1.0f), kAllTied}, measure);
+  const Amount total = TotalOf(row, Kept{LightestLogit(best.max, 1.0f), kAllTied}, measure);
   const double log_total = log(static_cast<double>(total) / static_cast<double>(WeightMeasure::kOne));
   // The maximum is taken off first: its sum with the logarithm would lose the latter where it is large.
   const auto logprob = [&](int32_t token) {
-    const auto logit = static_cast<double>(static_cast<float>(logits[token]));
+    const auto logit = static_cast<double>(static_cast<float>(row.logits[token]));
     return static_cast<float>(logit - static_cast<double>(best.max) - log_total);
   };
   const int32_t token = a.token_ids[index];
-  const Amount num_before = TotalOf(KeptRow{logits, a.vocab_size, logits[token], token - 1}, CountMeasure());
+  const Amount num_before = TotalOf(row, Kept{row.logits[token], token - 1}, CountMeasure());
   if (threadIdx.x == 0) {
     a.logprobs[index] = logprob(token);
     a.ranks[index] = static_cast<int32_t>(num_before) + 1;
   }
   if (a.num_top == 0) return;
   // Tokens without a probability are in the order too, behind the others.
-  KeptRow top{logits, a.vocab_size, -INFINITY, kAllTied};
-  KeepPrefix(CountMeasure(), static_cast<Amount>(a.num_top), &top);
-  ListKept(top, a.lists + index * a.num_top, [&](int32_t i, int32_t listed) {
+  Kept top{-INFINITY, kAllTied};
+  KeepPrefix(row, CountMeasure(), static_cast<Amount>(a.num_top), &top);
+  ListKept(row, top, a.lists + index * a.num_top, [&](int32_t i, Amount place) {
+    const int32_t listed = TokenOf(place);
     a.top_token_ids[index * a.num_top + i] = listed;
     a.top_logprobs[index * a.num_top + i] = logprob(listed);
   });

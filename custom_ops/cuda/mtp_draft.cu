@@ -54,13 +54,13 @@ __global__ __launch_bounds__(kScanThreads) void DraftingRequestsKernel(DraftShap
 // Block (row): its most likely token and, where it is wanted, the probability.
 __global__ __launch_bounds__(kRowThreads, 2) void DraftTokensKernel(DraftShape shape, DraftArrays a) {
   const int32_t r = a.requests[blockIdx.x];
-  const DevicePtr<const float> logits = a.logits + static_cast<int64_t>(blockIdx.x) * shape.vocab_size;
-  const Best best = BestOf(logits, shape.vocab_size);
+  const LogitsInMemory row{a.logits + static_cast<int64_t>(blockIdx.x) * shape.vocab_size, shape.vocab_size};
+  const Best best = BestOf(row);
   const int64_t draft = a.cu_num_draft[r] + shape.step;
   if (threadIdx.x == 0) a.draft_token_ids[draft] = best.token;
   if (!(a.min_survival[r] >= 0.0f)) return;
   const WeightMeasure measure = WeightingOf(best.max, 1.0f);
-  const Amount total = best.token < 0 ? 0 : TotalOf(KeptRow{logits, shape.vocab_size, kLowest, kAllTied}, measure);
+  const Amount total = best.token < 0 ? 0 : TotalOf(row, Kept{kLowest, kAllTied}, measure);
   if (threadIdx.x != 0) return;
   const double own = static_cast<double>(WeightMeasure::kOne);
   a.draft_prob[draft] = total == 0 ? 0.0f : static_cast<float>(own / static_cast<double>(total));
@@ -133,7 +133,6 @@ int64_t MtpPostprocessWorkspaceBytes(const MtpPostprocessParams& p) {
 }
 
 Error MtpPostprocess(const MtpPostprocessParams& p, void* workspace, Stream stream) {
-  constexpr int32_t kMaxVocabSize = 1 << 19;
   if (p.num_requests < 0 || p.num_rows < 0 || p.num_next < 0) return "sizes: expected no negative number";
   if (p.blocks.block_size <= 0) return "block_size: expected a positive number, got less";
   if (p.vocab_size <= 0 || p.vocab_size > kMaxVocabSize) return "vocab_size: expected 1..524288, got another number";

@@ -70,9 +70,8 @@ struct RuledRow {
     num_drafts = static_cast<int32_t>(row) - a.cu_num_logits[request];
   }
 
-  __device__ __forceinline__ bool HasRules(const RuleArrays& a) const {
-    return a.count_rows[table_row] >= 0 || a.num_bias[table_row] > 0 || a.cu_mask[index] < a.cu_mask[index + 1] ||
-           a.allowed_rows[index] >= 0;
+  __device__ __forceinline__ bool HasLists(const RuleArrays& a) const {
+    return a.num_bias[table_row] > 0 || a.cu_mask[index] < a.cu_mask[index + 1];
   }
 
   // The token's logit where its grammar allows it, with the penalties for the tokens before.
@@ -103,24 +102,29 @@ __device__ __forceinline__ bool IsRepeated(DevicePtr<const int32_t> list, int32_
   return false;
 }
 
-// The block's threads: the biases of a row, then its forbidden tokens. A token that comes twice in a list is the work
-// of the thread that has the first, in the list's order.
-__device__ inline void BiasAndMask(const RuleArrays& a, const RuledRow& row, DevicePtr<float> y) {
+// The block's threads: the biases of a row, then its forbidden tokens, for tokens [begin, end), whose logits are at y.
+// A token that comes twice in a list is the work of the thread that has the first, in the list's order.
+__device__ inline void BiasAndMask(const RuleArrays& a, const RuledRow& row, int32_t begin, int32_t end,
+                                   DevicePtr<float> y) {
+  const auto num_threads = static_cast<int32_t>(blockDim.x);
   const int64_t first_bias = static_cast<int64_t>(row.table_row) * a.max_num_bias;
   const int32_t num_bias = a.num_bias[row.table_row];
   const DevicePtr<const int32_t> biased = a.bias_token_ids + first_bias;
-  for (int32_t i = threadIdx.x; i < num_bias; i += kRuleThreads) {
-    if (IsRepeated(biased, i)) continue;
-    float logit = y[biased[i]];
+  for (int32_t i = threadIdx.x; i < num_bias; i += num_threads) {
+    const int32_t token = biased[i];
+    if (token < begin || token >= end || IsRepeated(biased, i)) continue;
+    float logit = y[token - begin];
     for (int32_t j = i; j < num_bias; ++j)
-      if (biased[j] == biased[i]) logit += a.bias_values[first_bias + j];
-    y[biased[i]] = logit;
+      if (biased[j] == token) logit += a.bias_values[first_bias + j];
+    y[token - begin] = logit;
   }
   __syncthreads();
   const int32_t first_mask = a.cu_mask[row.index];
   const DevicePtr<const int32_t> masked = a.mask_token_ids + first_mask;
-  for (int32_t i = threadIdx.x; i < a.cu_mask[row.index + 1] - first_mask; i += kRuleThreads)
-    if (!IsRepeated(masked, i)) y[masked[i]] = -INFINITY;
+  for (int32_t i = threadIdx.x; i < a.cu_mask[row.index + 1] - first_mask; i += num_threads) {
+    const int32_t token = masked[i];
+    if (token >= begin && token < end && !IsRepeated(masked, i)) y[token - begin] = -INFINITY;
+  }
 }
 
 }  // namespace fdsd::cuda

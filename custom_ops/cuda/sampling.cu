@@ -1,48 +1,83 @@
-// Drawing a token of every row: a block has a row. The filters are those of the CPU's kernel, on weights that are
-// rounded down to integers, 2^44 for the most likely token: their sums are exact, whoever adds them.
+// Drawing a token of every row. The first kernel reads all logits once and keeps little of them; by that a block per
+// row decides, and reads the row again only where its filters keep more than the chunks have listed (docs/adr/0050).
+// The filters are those of the CPU's kernel, on weights that are rounded down to integers, 2^44 for the most likely
+// token: their sums are exact, whoever adds them.
 #include "fdsd/sampling.h"
 #include "ops.h"
-#include "philox.h"
-#include "sampling_rows.h"
+#include "sampling_draw.h"
 
 namespace fdsd::cuda {
 namespace {
 
-// The token of a row that is not greedy. All threads of the block.
-__device__ int32_t DrawToken(const SampleArrays& a, const SampledRow& sampled, float max, KeptRow row) {
-  const int32_t r = sampled.settings;
-  const float temperature = a.temperature[r];
-  const WeightMeasure measure = WeightingOf(max, temperature);
-  const double log_min_p = log(static_cast<double>(static_cast<float>(a.min_p[r])));
-  row.floor = fmaxf(LogitFloor(max, temperature, log_min_p), LightestLogit(max, temperature));
-  const int32_t top_k = a.top_k[r];
-  if (top_k > 0 && top_k < row.vocab_size) KeepFirst(top_k, &row);
-  Amount total = TotalOf(row, measure);
-  const auto top_p = static_cast<double>(static_cast<float>(a.top_p[r]));
-  if (top_p < 1.0) {
-    const auto target = static_cast<Amount>(ceil(top_p * static_cast<double>(total)));
-    KeepPrefix(measure, target > 0 ? target : 1, &row);
-    total = TotalOf(row, measure);
+// Of a row that must be read again.
+constexpr int32_t kUndecided = -3;
+
+__device__ double UniformOf(const SampledRow& row, const SampleArrays& a) {
+  const auto position = static_cast<uint32_t>(static_cast<int32_t>(a.positions[row.index()]));
+  return PhiloxNumber(a.seed[row.settings()], position);
+}
+
+// What min_p leaves of a row, and of that what has any weight.
+__device__ DrawnPart PartOf(const DrawSettings& settings, float max) {
+  const float min_p_floor = LogitFloor(max, settings.temperature, log(static_cast<double>(settings.min_p)));
+  const float floor = fmaxf(min_p_floor, LightestLogit(max, settings.temperature));
+  return DrawnPart{WeightingOf(max, settings.temperature), Kept{floor, kAllTied}, 0};
+}
+
+// Draws where the tokens that filters leave are among those that are listed.
+__device__ int32_t DrawOfListed(const ListedTokens& listed, const ChunkArrays& chunks, int64_t row,
+                                const DrawSettings& settings, DrawnPart part, double u) {
+  if (listed.count < 0) return kUndecided;
+  const bool has_all = part.kept.floor >= ValueOf(listed.bound);
+  if (settings.top_k > 0) {
+    const Amount num_kept = TotalOf(listed, part.kept, CountMeasure());
+    const auto top_k = static_cast<Amount>(settings.top_k);
+    if (!has_all && num_kept < top_k) return kUndecided;
+    if (num_kept > top_k) KeepPrefix(listed, CountMeasure(), top_k, &part.kept);
   }
-  const double u = PhiloxNumber(a.seed[r], static_cast<uint32_t>(static_cast<int32_t>(a.positions[sampled.index])));
-  const Amount target = static_cast<Amount>(u * static_cast<double>(total)) + 1;
-  return TokenAt(row, measure, target < total ? target : total);
+  if (settings.top_k > 0 || has_all) {
+    part.total = TotalOf(listed, part.kept, part.measure);
+  } else if (settings.WeighsAll()) {
+    part.total = TotalOfChunks(WeightsOfChunks(chunks, row, part.measure), chunks.num_chunks);
+    if (TotalOf(listed, part.kept, part.measure) < NucleusOf(part, settings.top_p)) return kUndecided;
+  } else {
+    return kUndecided;
+  }
+  return DrawPart(listed, part, settings.top_p, u);
 }
 
 // Block (row).
-__global__ __launch_bounds__(kRowThreads, 2) void SampleKernel(RuleArrays rules, SampleArrays a) {
-  const SampledRow row = SampledRowOf(rules, a);
-  const Best best = BestOf(row.logits, rules.vocab_size);
+__global__ __launch_bounds__(kRowThreads, 3) void SampleKernel(RuleArrays rules, SampleArrays a, ChunkArrays chunks) {
+  const SampledRow row(rules, a, static_cast<int64_t>(blockIdx.x));
+  const Best best = BestOfChunks(chunks, row.index());
+  const DrawSettings settings(a, row);
   int32_t token = best.token;
-  if (token >= 0 && a.temperature[row.settings] > 0.0f)
-    token = DrawToken(a, row, best.max, KeptRow{row.logits, rules.vocab_size, 0.0f, kAllTied});
-  if (threadIdx.x == 0) a.token_ids[row.index] = token;
+  if (token >= 0 && settings.temperature > 0.0f) {
+    const DrawnPart part = PartOf(settings, best.max);
+    const double u = UniformOf(row, a);
+    token = settings.HasFilters() ? DrawOfListed(ListRow(chunks, row.index()), chunks, row.index(), settings, part, u)
+                                  : DrawOfAll(row, chunks, settings, part.measure, u);
+  }
+  if (threadIdx.x == 0) a.token_ids[row.index()] = token;
+}
+
+// Block (row): one that is undecided.
+__global__ __launch_bounds__(kRowThreads, 2) void SampleAgainKernel(RuleArrays rules, SampleArrays a,
+                                                                    ChunkArrays chunks) {
+  const SampledRow row(rules, a, static_cast<int64_t>(blockIdx.x));
+  if (a.token_ids[row.index()] != kUndecided) return;
+  const DrawSettings settings(a, row);
+  DrawnPart part = PartOf(settings, BestOfChunks(chunks, row.index()).max);
+  if (settings.top_k > 0) KeepFirst(row, settings.top_k, &part.kept);
+  part.total = TotalOf(row, part.kept, part.measure);
+  const int32_t token = DrawPart(row, part, settings.top_p, UniformOf(row, a));
+  if (threadIdx.x == 0) a.token_ids[row.index()] = token;
 }
 
 // A thread has a request: rows behind its first wrong draft are not drawn.
-__global__ __launch_bounds__(kRuleThreads) void StopChainsKernel(RuleArrays a, DevicePtr<int32_t> token_ids) {
+__global__ __launch_bounds__(kRowThreads) void StopChainsKernel(RuleArrays a, DevicePtr<int32_t> token_ids) {
   constexpr int32_t kNotDrawn = -2;
-  const int32_t r = static_cast<int32_t>(blockIdx.x * kRuleThreads + threadIdx.x);
+  const int32_t r = static_cast<int32_t>(blockIdx.x * kRowThreads + threadIdx.x);
   if (r >= a.num_requests) return;
   const int32_t begin = a.cu_num_logits[r];
   const int32_t first_draft = a.cu_num_draft[r];
@@ -60,20 +95,26 @@ __global__ __launch_bounds__(kRuleThreads) void StopChainsKernel(RuleArrays a, D
 
 }  // namespace
 
-int64_t SampleWorkspaceBytes(const SampleParams& p) { return WaveBytes(p); }
+int64_t SampleWorkspaceBytes(const SampleParams& p) {
+  return static_cast<int64_t>(p.num_rows) * NumChunks(p.vocab_size) * kBytesPerChunk;
+}
 
 Error Sample(const SampleParams& p, void* workspace, Stream stream) {
   if (Error error = CheckSampleSizes(p)) return error;
   if (p.stops_at_wrong_draft != 0 && p.drafted.cu_num_logits == nullptr)
     return "drafted: expected the drafts that rows follow where wrong ones stop, got none";
-  const auto draw = [&](const RuleArrays& rules, const SampleArrays& arrays, unsigned num_rows) {
-    return Launch<SampleKernel>(LaunchShape{dim3(num_rows), dim3(kRowThreads)}, stream, rules, arrays);
-  };
-  if (Error error = ForWaves(p, workspace, stream, draw)) return error;
-  if (p.stops_at_wrong_draft == 0) return nullptr;
   const RuleArrays rules = RuleArraysOf(p.rules, p.drafted, p.num_requests, p.vocab_size);
-  const auto num_chains = static_cast<unsigned>(DivideUp(p.num_requests, kRuleThreads));
-  return Launch<StopChainsKernel>(LaunchShape{dim3(num_chains), dim3(kRuleThreads)}, stream, rules,
+  const SampleArrays arrays = SampleArraysOf(p);
+  const ChunkArrays chunks = ChunkArraysOf(p, workspace);
+  const auto num_rows = static_cast<unsigned>(p.num_rows);
+  const LaunchShape per_chunk{dim3(num_rows, static_cast<unsigned>(chunks.num_chunks)), dim3(kRowThreads)};
+  if (Error error = Launch<ReadChunksKernel>(per_chunk, stream, rules, arrays, chunks)) return error;
+  const LaunchShape per_row{dim3(num_rows), dim3(kRowThreads)};
+  if (Error error = Launch<SampleKernel>(per_row, stream, rules, arrays, chunks)) return error;
+  if (Error error = Launch<SampleAgainKernel>(per_row, stream, rules, arrays, chunks)) return error;
+  if (p.stops_at_wrong_draft == 0) return nullptr;
+  const auto num_chains = static_cast<unsigned>(DivideUp(p.num_requests, kRowThreads));
+  return Launch<StopChainsKernel>(LaunchShape{dim3(num_chains), dim3(kRowThreads)}, stream, rules,
                                   DevicePtr<int32_t>(p.token_ids));
 }
 

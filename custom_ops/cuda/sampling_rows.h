@@ -1,20 +1,16 @@
 #pragma once
-// The rows that tokens are drawn from, as their requests' rules leave them: what Sample and TopPCandidates share. Rows
-// are looked at in waves, so that memory for rows that have rules is needed for one wave only.
-#include <algorithm>
-
+// Rows of logits as a step draws from them: as the rules of their requests leave them, a chunk of tokens at a time, in
+// registers. Nothing of them is written.
 #include "ruled_logits.h"
 #include "token_weights.h"
 
 namespace fdsd::cuda {
 
-// Two blocks on each of an H100's 132 processors.
-constexpr int32_t kWaveRows = 264;
+constexpr int32_t kOwnTokens = 16;
+constexpr int32_t kChunkTokens = kRowThreads * kOwnTokens;
 
 struct SampleArrays {
-  int32_t first_row;  // of the wave
   DevicePtr<const float> logits;
-  DevicePtr<float> ruled;  // [kWaveRows, V]
   DevicePtr<const int32_t> requests;
   DevicePtr<const int32_t> positions;
   DevicePtr<const float> temperature;
@@ -25,17 +21,11 @@ struct SampleArrays {
   DevicePtr<int32_t> token_ids;
 };
 
-inline SampleArrays SampleArraysOf(const SampleParams& p, void* workspace) {
-  return SampleArrays{0,
-                      DevicePtr<const float>(p.logits),
-                      DevicePtr<float>(workspace),
-                      DevicePtr<const int32_t>(p.batch_id_per_output),
-                      DevicePtr<const int32_t>(p.positions),
-                      DevicePtr<const float>(p.temperature),
-                      DevicePtr<const int32_t>(p.top_k),
-                      DevicePtr<const float>(p.top_p),
-                      DevicePtr<const float>(p.min_p),
-                      DevicePtr<const uint64_t>(p.seed),
+inline SampleArrays SampleArraysOf(const SampleParams& p) {
+  return SampleArrays{DevicePtr<const float>(p.logits),      DevicePtr<const int32_t>(p.batch_id_per_output),
+                      DevicePtr<const int32_t>(p.positions), DevicePtr<const float>(p.temperature),
+                      DevicePtr<const int32_t>(p.top_k),     DevicePtr<const float>(p.top_p),
+                      DevicePtr<const float>(p.min_p),       DevicePtr<const uint64_t>(p.seed),
                       DevicePtr<int32_t>(p.token_ids)};
 }
 
@@ -45,61 +35,96 @@ inline Error CheckSampleSizes(const SampleParams& p) {
   return nullptr;
 }
 
-// The row of a block: its number, the row of its request's settings, its logits.
-struct SampledRow {
-  int64_t index;
-  int32_t settings;
-  DevicePtr<const float> logits;
+__host__ __device__ constexpr int32_t NumChunks(int32_t vocab_size) {
+  return static_cast<int32_t>(DivideUp(vocab_size, kChunkTokens));
+}
+
+// What a thread has of a chunk: tokens first, first + kRowThreads, ...; -inf behind the last one.
+struct OwnLogits {
+  int32_t first;
+  float logits[kOwnTokens];
+
+  // visit(logit, token) for those that exist.
+  template <typename Visit>
+  __device__ __forceinline__ void ForEach(int32_t vocab_size, const Visit& visit) const {
+#pragma unroll
+    for (int32_t j = 0; j < kOwnTokens; ++j) {
+      const int32_t token = first + j * kRowThreads;
+      if (token < vocab_size) visit(logits[j], token);
+    }
+  }
 };
 
-__device__ inline SampledRow SampledRowOf(const RuleArrays& rules, const SampleArrays& a) {
-  const int64_t index = a.first_row + static_cast<int64_t>(blockIdx.x);
-  const RuledRow row(rules, index, a.requests[index]);
-  DevicePtr<const float> logits = a.logits + index * rules.vocab_size;
-  if (row.HasRules(rules)) logits = a.ruled + static_cast<int64_t>(blockIdx.x) * rules.vocab_size;
-  return SampledRow{index, row.table_row, logits};
-}
+// A row that is drawn from.
+struct SampledRow {
+  RuleArrays rules;
+  RuledRow ruled;
+  DevicePtr<const float> logits;
 
-// Block (row, part): kRuleThreads neighbouring tokens of a row that has rules.
-static __global__ __launch_bounds__(kRuleThreads) void RuleRowsKernel(RuleArrays rules, SampleArrays a) {
-  const int32_t token = static_cast<int32_t>(blockIdx.y * kRuleThreads + threadIdx.x);
-  const int64_t index = a.first_row + static_cast<int64_t>(blockIdx.x);
-  const RuledRow row(rules, index, a.requests[index]);
-  if (token >= rules.vocab_size || !row.HasRules(rules)) return;
-  a.ruled[static_cast<int64_t>(blockIdx.x) * rules.vocab_size + token] =
-      row.Penalised(rules, token, a.logits[index * rules.vocab_size + token]);
-}
+  __device__ SampledRow(const RuleArrays& all, const SampleArrays& a, int64_t index)
+      : rules(all), ruled(all, index, a.requests[index]), logits(a.logits + index * all.vocab_size) {}
 
-// Block (row): the lists of a row that has rules.
-static __global__ __launch_bounds__(kRuleThreads) void RuleListsKernel(RuleArrays rules, SampleArrays a) {
-  const int64_t index = a.first_row + static_cast<int64_t>(blockIdx.x);
-  const RuledRow row(rules, index, a.requests[index]);
-  if (row.HasRules(rules)) BiasAndMask(rules, row, a.ruled + static_cast<int64_t>(blockIdx.x) * rules.vocab_size);
-}
+  __device__ __forceinline__ int64_t index() const { return ruled.index; }
+  // The row of its request's settings.
+  __device__ __forceinline__ int32_t settings() const { return ruled.table_row; }
 
-// Bytes for the rows of a wave.
-inline int64_t WaveBytes(const SampleParams& p) {
-  constexpr int64_t kAlignment = 128;
-  const int64_t num_rows = std::min(p.num_rows, kWaveRows);
-  return DivideUp(num_rows * p.vocab_size * static_cast<int64_t>(sizeof(float)), kAlignment) * kAlignment;
-}
-
-// launch(rules, arrays, number of blocks) for the rows of every wave, when their rules are applied.
-template <typename LaunchWave>
-Error ForWaves(const SampleParams& p, void* workspace, Stream stream, const LaunchWave& launch) {
-  const RuleArrays rules = RuleArraysOf(p.rules, p.drafted, p.num_requests, p.vocab_size);
-  SampleArrays arrays = SampleArraysOf(p, workspace);
-  const auto num_parts = static_cast<unsigned>(DivideUp(p.vocab_size, kRuleThreads));
-  for (int32_t first = 0; first < p.num_rows; first += kWaveRows) {
-    const auto num_rows = static_cast<unsigned>(std::min(p.num_rows - first, kWaveRows));
-    arrays.first_row = first;
-    const LaunchShape rows{dim3(num_rows, num_parts), dim3(kRuleThreads)};
-    if (Error error = Launch<RuleRowsKernel>(rows, stream, rules, arrays)) return error;
-    const LaunchShape lists{dim3(num_rows), dim3(kRuleThreads)};
-    if (Error error = Launch<RuleListsKernel>(lists, stream, rules, arrays)) return error;
-    if (Error error = launch(rules, arrays, num_rows)) return error;
+  // All threads.
+  __device__ OwnLogits Load(int32_t chunk) const {
+    const int32_t begin = chunk * kChunkTokens;
+    OwnLogits own;
+    own.first = begin + static_cast<int32_t>(threadIdx.x);
+#pragma unroll
+    for (int32_t j = 0; j < kOwnTokens; ++j) {
+      const int32_t token = own.first + j * kRowThreads;
+      own.logits[j] = -INFINITY;
+      if (token < rules.vocab_size) own.logits[j] = logits[token];
+    }
+    if (rules.count_rows[settings()] >= 0 || rules.allowed_rows[index()] >= 0) {
+#pragma unroll
+      for (int32_t j = 0; j < kOwnTokens; ++j) {
+        const int32_t token = own.first + j * kRowThreads;
+        if (token < rules.vocab_size) own.logits[j] = ruled.Penalised(rules, token, own.logits[j]);
+      }
+    }
+    if (ruled.HasLists(rules)) ApplyLists(begin, &own);
+    return own;
   }
-  return nullptr;
-}
+
+  // All tokens, chunk by chunk. All threads.
+  template <typename Visit>
+  __device__ __forceinline__ void ForEach(const Visit& visit) const {
+    const DevicePtr<const float> chunk = SharedChunk();
+    for (int32_t begin = 0; begin < rules.vocab_size; begin += kChunkTokens) {
+      LoadShared(begin / kChunkTokens);
+      // A thread visits what it has loaded itself.
+      for (int32_t i = threadIdx.x; i < min(kChunkTokens, rules.vocab_size - begin); i += kRowThreads)
+        visit(chunk[i], begin + i);
+    }
+  }
+
+ private:
+  __device__ static DevicePtr<float> SharedChunk() {
+    FDSD_SHARED(float, chunk, kChunkTokens);
+    return chunk;
+  }
+
+  __device__ __forceinline__ static void Store(const OwnLogits& own, DevicePtr<float> chunk) {
+#pragma unroll
+    for (int32_t j = 0; j < kOwnTokens; ++j) chunk[static_cast<int32_t>(threadIdx.x) + j * kRowThreads] = own.logits[j];
+  }
+
+  __device__ __noinline__ void LoadShared(int32_t chunk) const { Store(Load(chunk), SharedChunk()); }
+
+  __device__ void ApplyLists(int32_t begin, OwnLogits* own) const {
+    const DevicePtr<float> chunk = SharedChunk();
+    Store(*own, chunk);
+    __syncthreads();
+    BiasAndMask(rules, ruled, begin, begin + kChunkTokens, chunk);
+    __syncthreads();
+#pragma unroll
+    for (int32_t j = 0; j < kOwnTokens; ++j)
+      own->logits[j] = chunk[static_cast<int32_t>(threadIdx.x) + j * kRowThreads];
+  }
+};
 
 }  // namespace fdsd::cuda

@@ -4,25 +4,24 @@
 
 namespace fdsd::cuda {
 
-// Finds the order of the kept tokens: calls write(i, token) for each, where i tokens come before it. `list` is the
+// Finds the order of the kept tokens: calls write(i, place) for each, where i tokens come before it. `list` is the
 // row's own memory with room for all of them. Every token is compared with every other: for lists of some tens. All
 // threads of the block; what they write, others see behind the next barrier.
-template <typename Write>
-__device__ void ListKept(const KeptRow& row, DevicePtr<Amount> list, const Write& write) {
+template <typename Row, typename Write>
+__device__ void ListKept(const Row& row, const Kept& kept, DevicePtr<Amount> list, const Write& write) {
   FDSD_SHARED(int32_t, num_listed, 1);
   if (threadIdx.x == 0) num_listed[0] = 0;
   __syncthreads();
-  for (int32_t i = threadIdx.x; i < row.vocab_size; i += kRowThreads) {
-    const float logit = row.logits[i];
-    if (row.Has(logit, i)) list[atomicAdd(num_listed + 0, 1)] = PlaceOf(logit, i);
-  }
+  row.ForEach([&](float logit, int32_t token) {
+    if (kept.Has(logit, token)) list[atomicAdd(num_listed + 0, 1)] = PlaceOf(logit, token);
+  });
   __syncthreads();
   const int32_t count = num_listed[0];
   for (int32_t i = threadIdx.x; i < count; i += kRowThreads) {
     const Amount own = list[i];
     int32_t num_before = 0;
     for (int32_t other = 0; other < count; ++other) num_before += list[other] > own ? 1 : 0;
-    write(num_before, TokenOf(own));
+    write(num_before, own);
   }
 }
 

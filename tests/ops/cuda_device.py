@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -26,10 +26,16 @@ EMULATED, GPU = "cuda-emulated", "cuda"
 
 
 class CudaDevice:
-    """A library of CUDA kernels and the device they run on."""
+    """A library of CUDA kernels and the device they run on.
+
+    Attributes:
+        bytes_read: field of the params of the newest op -> bytes of that array which its kernels read, every thread's
+            counted; empty on a GPU, which does not count.
+    """
 
     def __init__(self, path: pathlib.Path) -> None:
         self._lib = ctypes.CDLL(str(path))
+        self.bytes_read: dict[str, int] = {}
         for name in ("allocate", "free", "copy", "synchronize"):
             getattr(self._lib, f"fdsd_cuda_{name}").restype = ctypes.c_char_p
 
@@ -80,6 +86,14 @@ class CudaDevice:
         finally:
             self.free(workspace)
 
+    def count_reads(self, arrays: Mapping[str, int]) -> None:
+        """Set `bytes_read` for arrays by their addresses, before they are freed."""
+        if hasattr(self._lib, "fdsd_cuda_bytes_read"):
+            self._lib.fdsd_cuda_bytes_read.restype = ctypes.c_int64
+            self.bytes_read = {
+                name: int(self._lib.fdsd_cuda_bytes_read(ctypes.c_void_p(address))) for name, address in arrays.items()
+            }
+
     def _copy(self, to: int, source: int, num_bytes: int) -> None:
         arguments = (ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_int64(num_bytes))
         self._check(self._lib.fdsd_cuda_copy(*arguments))
@@ -123,6 +137,7 @@ class DeviceCall:
                     stack.callback(self._device.free, placed[address])
                 setattr(on_device, name, placed[address])
             self._device.launch(self._op, on_device)
+            self._device.count_reads({name: placed[address] for name, address in pointers.items() if address})
             for name, field in fields.items():
                 address = pointers.get(name)
                 if address is not None and not field.type.startswith("const"):

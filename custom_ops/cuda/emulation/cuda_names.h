@@ -1,5 +1,6 @@
 #pragma once
 // CUDA's names as the emulation has them. Only what kernels use is here; the rest does not compile.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -12,6 +13,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) alignas(n)
@@ -76,6 +78,15 @@ inline unsigned __ballot_sync(unsigned mask, int predicate,
   return ballot;
 }
 
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value,
+                                  std::source_location where = std::source_location::current()) {
+  using namespace fdsd::emulation;
+  const uint64_t* lanes = MeetWarp(mask, &value, sizeof(value), false, where);
+  unsigned greatest = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) greatest = std::max(greatest, FromLane<unsigned>(lanes, lane));
+  return greatest;
+}
+
 template <typename T>
 T atomicAdd(fdsd::emulation::Checked<T> p, T value) {
   fdsd::emulation::Check(p.allocation(), p.address(), sizeof(T), fdsd::emulation::Access::kAtomic);
@@ -106,3 +117,4 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }

@@ -42,7 +42,8 @@ struct Allocation {
   bool is_freed = false;
   mutable std::vector<Shadow> shadow;
   mutable std::vector<bool> in_flight;  // empty until a copy begins
-  std::vector<uint64_t> memory;         // aligned to 128 bytes within
+  mutable int64_t bytes_read = 0;
+  std::vector<uint64_t> memory;  // aligned to 128 bytes within
 };
 
 namespace {
@@ -143,6 +144,7 @@ void Check(const Allocation* allocation, const void* address, size_t num_bytes, 
   now.warp_period = here.warp_period;
   now.thread = here.linear;
   now.is_atomic = access == Access::kAtomic;
+  if (access != Access::kWrite) allocation->bytes_read += static_cast<int64_t>(num_bytes);
   for (size_t i = 0; i < num_bytes; ++i) CheckByte(*allocation, static_cast<size_t>(offset) + i, access, now, here);
 }
 
@@ -158,6 +160,11 @@ Error CheckRange(const Allocation* allocation, const void* address, size_t num_b
   const char* const begin = static_cast<const char*>(address);
   const bool is_inside = begin + num_bytes <= allocation->begin + allocation->num_bytes;
   return is_inside ? nullptr : "copy: expected bytes within one allocation, got more";
+}
+
+int64_t BytesRead(const void* address) {
+  const auto found = allocations.find(static_cast<const char*>(address));
+  return found == allocations.end() ? -1 : found->second->bytes_read;
 }
 
 const Allocation* AllocationOf(const void* address) {

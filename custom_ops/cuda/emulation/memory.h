@@ -24,6 +24,9 @@ void Check(const Allocation* allocation, const void* address, size_t num_bytes, 
 void SetInFlight(const Allocation* allocation, const void* address, size_t num_bytes, bool is_in_flight);
 // Whether it is a block's shared memory.
 bool IsShared(const Allocation* allocation);
+// Bytes of the allocation that begins at an address which kernels have read so far, every thread's counted; -1 where
+// none begins there.
+int64_t BytesRead(const void* address);
 
 // Says what is wrong with a range of an allocation that is copied as a whole; nullptr = nothing.
 Error CheckRange(const Allocation* allocation, const void* address, size_t num_bytes);

@@ -53,6 +53,7 @@ class _Commit:
         self._advance(list(map(add, num_tokens, rows.num_output)), rows)
         self._count(rows)
         pool.drafts.keep(self._counter_rows, result.drafts)
+        pool.drafts.num_rests = result.num_rests
         for i, r in self._ended:
             outputs[i] = self._close(outputs[i], r)
         if self._ended:

@@ -167,6 +167,7 @@ class RequestPool:
         state.status = RequestStatus.RUNNING
         if state.arrival is not None:
             self.drafts.hand_over(state.counter_row, state.arrival.drafts)
+        self.drafts.num_rests = 0
         state.first_scheduled_time = state.first_scheduled_time or time.time()
 
     def seated(self) -> list[RequestState]:
@@ -248,8 +249,7 @@ class RequestPool:
     def take_dropped_ids(self) -> tuple[tuple[RequestId, ...], tuple[RequestId, ...]]:
         """Requests that ended, and that were preempted, since the last call: the executor still has to drop them."""
         dropped = tuple(self._finished_ids), tuple(self._preempted_ids)
-        self._finished_ids.clear()
-        self._preempted_ids.clear()
+        self._finished_ids, self._preempted_ids = [], []
         return dropped
 
     def take_block_changes(self) -> tuple[tuple[NewRequest, ...], tuple[RequestDelta, ...]]:

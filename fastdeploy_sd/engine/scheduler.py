@@ -134,9 +134,10 @@ class Scheduler:
         num_new = np.array(step.num_new, np.int32)
         draft = pool.drafts.collect(step.counter_rows, step.num_draft)
         max_draft_len, num_ahead = np.zeros(len(step.states), np.int32), 0
-        if self._speculation.max_draft_tokens:
+        if self._speculation.max_draft_tokens and pool.drafts.num_rests == 0:
             num_ahead = self._prompt_tokens_ahead(step)
-            max_draft_len = step.max_draft_len(pool.counters, max_num_drafts(self._limits, self.pool))
+            max_draft_len = step.max_draft_len(pool.counters, max_num_drafts(self._limits, pool))
+        if self._speculation.num_lookahead_slots:
             self._reserve_lookahead(step, max_draft_len)
         new, deltas = pool.take_block_changes()
         ids = pool.running_ids if step.states == pool.running else tuple([s.request_id for s in step.states])
@@ -171,7 +172,8 @@ class Scheduler:
         rows = pool.running_rows
         num_tokens, num_computed, num_slots, num_draft = pool.counters.read(rows)
         num_own = list(map(sub, num_tokens, num_computed))
-        if max(num_draft, default=0) > (most := max_num_drafts(self._limits, self.pool)):
+        if any(num_draft):
+            most = max_num_drafts(self._limits, pool)
             num_draft = [min(count, most) for count in num_draft]
         if max(num_own, default=0) > self._max_chunk_tokens:
             num_own = [min(count, self._max_chunk_tokens) for count in num_own]
@@ -218,8 +220,6 @@ class Scheduler:
         A row that gets none is drafted for as far as its slots go. Comes last, so that nobody is preempted or kept
         waiting in this step for it.
         """
-        if self._speculation.num_lookahead_slots == 0:
-            return
         c, rows = self.pool.counters, step.counter_rows
         num_lookahead = c.num_lookahead_slots.take(rows)
         ends = c.num_computed_tokens.take(rows) + np.array(step.num_new, np.int32) + num_lookahead
@@ -279,7 +279,7 @@ class Scheduler:
         pool, waiting, num_left = self.pool, self.pool.waiting, 0
         if sum(step.num_new) - sum(step.num_draft) > len(step.states):
             num_left = step.num_left(pool.counters, self._max_chunk_tokens)
-        head = waiting.peek() if pool.num_free_seats > 0 else None
+        head = waiting.peek() if waiting and pool.num_free_seats > 0 else None
         if head is not None and head not in step.preempted and not self._kv.is_still_refused(head.table):
             num_next = min(pool.num_free_seats, len(waiting))
             num_left += min(waiting.num_prompt_tokens * num_next // len(waiting), num_next * self._max_chunk_tokens)

@@ -83,6 +83,8 @@ class StepBuilder:
         separate limit, as max_total_tokens respects it.
         """
         lengths = np.zeros(len(self.states), np.int32)
+        if most == 0:
+            return lengths
         for r, counter_row in enumerate(self.counter_rows.tolist()):
             num_tokens = counters.num_tokens.item(counter_row)
             if counters.num_computed_tokens.item(counter_row) + self.num_new[r] - self.num_draft[r] == num_tokens:

@@ -48,20 +48,19 @@ class DraftGuard:
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Return the method's drafts, none for rows that it lost; raises nothing."""
-        drafts = self._propose(x)
+        if self._lost and not self._lost.isdisjoint(x.table_rows.tolist()):
+            drafts = self._propose_in_parts(x)
+        else:
+            try:
+                drafts = self.method.propose(x)
+            except Exception:
+                logger.exception("drafting for %d requests failed; trying them apart", len(x.table_rows))
+                drafts = self._propose_in_parts(x)
         if self._source is None or drafts.sources is not None:
             return drafts
         sources = np.empty(len(drafts.token_ids), np.int8)
         sources.fill(self._source)
         return DraftTokens(drafts.token_ids, drafts.cu_num_draft, sources, drafts.logprobs, drafts.parents)
-
-    def _propose(self, x: ProposeInput) -> DraftTokens:
-        if not self._lost or self._lost.isdisjoint(x.table_rows.tolist()):
-            try:
-                return self.method.propose(x)
-            except Exception:
-                logger.exception("drafting for %d requests failed; trying them apart", len(x.table_rows))
-        return self._propose_in_parts(x)
 
     def give_up(self, request_ids: Sequence[RequestId], table_rows: I32) -> None:
         """Draft no more for these requests, which something else than the method failed for."""

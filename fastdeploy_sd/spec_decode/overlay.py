@@ -81,6 +81,11 @@ class Overlay:
                 asked[[request.table_row for request, choice in own if method.is_certain or not choice]] = True
         self._count()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is asked for any of the requests that were begun."""
+        return self._num_asked == 0
+
     def propose(self, x: ProposeInput) -> DraftTokens | None:
         """Return what partial methods draft for the rows of a step, all of them; raises nothing.
 

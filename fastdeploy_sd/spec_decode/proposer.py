@@ -112,6 +112,9 @@ class DraftProbabilities:
 class ProposeInput(StepView):
     """What any method may look at, after a step was verified. Row r is request_ids[r] everywhere.
 
+    The same value comes again for a later step only where the requests and their table rows are the same; its arrays
+    hold what that step brought.
+
     Attributes:
         table_rows: i32[R], the row of token_table. A request keeps its row until that is forgotten.
         token_table: i32[num_table_rows, max_model_len]: prompt, earlier output, and this step's output last.

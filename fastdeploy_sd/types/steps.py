@@ -49,7 +49,7 @@ class SchedulerOutput:
         num_computed_tokens: i32[R], tokens whose KV is already in the cache.
         num_new_tokens: i32[R] >= 1, tokens to run now, drafts included.
         draft: the drafts among them; row r's are its last `num_draft[r]` new tokens.
-        max_draft_len: i32[R], how many drafts the proposer may return for the next step.
+        max_draft_len: i32[R], how many drafts the proposer may return for the next step; 0 where it rests.
         finished_ids, preempted_ids: requests whose worker state must be dropped before this step.
         num_prompt_tokens_ahead: of prompts that the next step is likely to hold, as far as is known now; 0 where
             nothing drafts.
@@ -158,6 +158,8 @@ class StepResult(StepView):
             `RequestOutput.error` says of it; their rows carry no output.
         timings_ms: e.g. {"batch": .., "forward": .., "verify": .., "draft": ..}.
         choice: of a drafting method that chooses by itself; None = there is none.
+        num_rests: nothing is drafted behind so many of the next steps, unless one has a new request: their plans need
+            not say what may be drafted.
     """
 
     step_id: int
@@ -167,3 +169,4 @@ class StepResult(StepView):
     failed: Mapping[RequestId, tuple[str, str]] = field(default_factory=dict)
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     choice: ChoiceReport | None = None
+    num_rests: int = 0

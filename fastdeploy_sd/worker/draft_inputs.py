@@ -37,27 +37,37 @@ class DraftInputs:
             if has_target
             else None
         )
-        # The same views while the number of rows is: whoever bound them to a native call need not do so again.
+        # The same views while the number of rows is, and the same input while the requests are: whoever bound them to
+        # a native call need not do so again.
         self._views, self._target = self._rows(0), self._target_rows(0)
+        self._latest: ProposeInput | None = None
 
     def build(self, request_ids: tuple[RequestId, ...]) -> ProposeInput:
-        """Return the input of the step that the memory holds, its output committed."""
-        n = len(request_ids)
-        if n != len(self._views[0]):
-            self._views, self._target = self._rows(n), self._target_rows(n)
-        table_rows, num_tokens, max_draft_len = self._views
+        """Return the input of the step that the memory holds, its output committed.
+
+        Args:
+            request_ids: of its rows; the same object as in the step before only where the requests are the same.
+        """
+        n, latest, has_reports = len(request_ids), self._latest, self._table.num_reports > 0
         if self._find_target is not None:
             self._find_target.params.num_requests = n
             self._find_target.run()
-        return ProposeInput(
+        if latest is not None and latest.request_ids is request_ids and not has_reports:
+            return latest
+        if n != len(self._views[0]):
+            self._views, self._target = self._rows(n), self._target_rows(n)
+        table_rows, num_tokens, max_draft_len = self._views
+        x = ProposeInput(
             request_ids=request_ids,
             table_rows=table_rows,
             token_table=self._table.tokens,
             num_tokens=num_tokens,
             max_draft_len=max_draft_len,
-            num_draft_logprobs=self._table.num_draft_logprobs.take(table_rows) if self._table.num_reports else None,
+            num_draft_logprobs=self._table.num_draft_logprobs.take(table_rows) if has_reports else None,
             target=self._target,
         )
+        self._latest = None if has_reports else x
+        return x
 
     def _rows(self, n: int) -> tuple[I32, I32, I32]:
         m = self._memory

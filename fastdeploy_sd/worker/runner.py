@@ -153,6 +153,7 @@ class ModelRunner:
                 "draft": (drafted - verified) * 1e3,
             },
             choice=self._board.report,
+            num_rests=self._board.num_rests,
         )
 
     def _tell_board(self, seconds: float, host_seconds: float) -> None:

@@ -51,6 +51,8 @@ void DraftFill::Sort(const std::vector<DraftChain>& chains, const std::vector<do
   };
   sorted_.clear();
   sums_.clear();
+  num_certain_ = 0;
+  for (const int32_t c : chosen_) num_certain_ += chains[static_cast<size_t>(c)].num_certain;
   if (chosen_.size() == 1) {
     for_each([&](int32_t c, int32_t i) {
       sorted_.push_back(c);
@@ -75,8 +77,9 @@ void DraftFill::Sort(const std::vector<DraftChain>& chains, const std::vector<do
   const size_t kept = std::min(sorted_.size(), static_cast<size_t>(max_drafts));
   sorted_.resize(kept);
   sums_.resize(kept);
+  num_certain_ = std::min(num_certain_, max_drafts);
   double sum = 0.0;
-  for (double& to : sums_) to = sum += believed * to;
+  for (size_t i = 0; i < kept; ++i) sums_[i] = sum += static_cast<int32_t>(i) < num_certain_ ? 1.0 : believed * sums_[i];
 }
 
 DraftFill::Outcome DraftFill::Choose(const std::vector<DraftChain>& chains, const std::vector<double>& survivals,
@@ -88,23 +91,28 @@ DraftFill::Outcome DraftFill::Choose(const std::vector<DraftChain>& chains, cons
   for (size_t c = 0; c < chains.size(); ++c) num_rows += c == 0 || chains[c].row != chains[c - 1].row ? 1 : 0;
   int32_t usual = std::min(most, std::max(kFewDrafts, num_rows)), num_drafts = 0;
   const double plain_rate = num_outputs / times[0];
-  double rate = plain_rate;
+  double rate = plain_rate, certain_rate = plain_rate;
+  int32_t num_certain = 0;
   chosen_.clear();
   for (int32_t round = 0; round < kNumRounds; ++round) {
     if (!ChooseChains(chains, survivals, rate * (times[usual] - times[0]) / usual / demand.believed)) break;
     Sort(chains, survivals, most, demand.believed);
-    rate = plain_rate;
-    num_drafts = 0;
+    rate = certain_rate = plain_rate;
+    num_drafts = num_certain = 0;
     for (int32_t d = 1; d <= static_cast<int32_t>(sums_.size()); ++d) {
       const double found = (num_outputs + sums_[static_cast<size_t>(d - 1)]) / times[d];
       if (found > rate) {
         rate = found;
         num_drafts = d;
       }
+      if (d == num_certain_) {
+        certain_rate = rate;
+        num_certain = num_drafts;
+      }
     }
     if (num_drafts > 0) usual = num_drafts;
   }
-  if (rate < demand.least_gain * plain_rate) num_drafts = 0;
+  if (rate < demand.least_gain * certain_rate) num_drafts = num_certain;
   for (int32_t d = 0; d < num_drafts; ++d) ++counts_[static_cast<size_t>(sorted_[static_cast<size_t>(d)])];
   const double sum = num_drafts == 0 ? 0.0 : sums_[static_cast<size_t>(num_drafts - 1)];
   return {num_outputs + sum, times[num_drafts]};

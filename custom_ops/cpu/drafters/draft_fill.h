@@ -14,14 +14,16 @@ struct DraftChain {
   int32_t source;
   int32_t begin;
   int32_t count;
+  int32_t num_certain = 0;  // the first ones, whose survivals are 1 and no guesses
 };
 
 // The d drafts that bring most tokens per time, the tokens that come anyway being `num_outputs`:
 //
 //   max over d of (num_outputs + sum of the d highest survivals) / times[d]
 //
-// as far as the survivals are believed, and none where that is not enough. Every d is looked at: so stairs in `times`
-// are found wherever they are, and many drafts that only pay together as well. Of several chains of a row one is taken.
+// as far as the survivals are believed, and no guesses where that is not enough. Every d is looked at: so stairs in
+// `times` are found wherever they are, and many drafts that only pay together as well. Of several chains of a row one is
+// taken. Drafts that are certain come first; no more is demanded of them than that they are worth their time.
 class DraftFill {
  public:
   struct Outcome {
@@ -29,10 +31,10 @@ class DraftFill {
     double time;
   };
 
-  // What is asked of drafts.
+  // What is asked of guesses.
   struct Demand {
     double believed;    // of every survival, > 0
-    double least_gain;  // tokens per time over those without drafts, >= 1
+    double least_gain;  // tokens per time over those without guesses, >= 1
   };
 
   // Choose from chains, sorted by row, whose survivals these are. Afterwards counts()[i] drafts of chain i are wanted.
@@ -52,6 +54,7 @@ class DraftFill {
   std::vector<int32_t> last_chosen_;
   std::vector<int32_t> sorted_;  // the chain of each draft, by falling survival
   std::vector<double> sums_;     // of the first survivals of sorted_, as far as they are believed
+  int32_t num_certain_ = 0;      // the first of sorted_
   std::vector<int32_t> counts_;
   std::vector<int32_t> begins_;
 };

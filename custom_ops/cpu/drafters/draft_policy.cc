@@ -85,7 +85,7 @@ DraftChain DraftPolicy::BeginChain(const DraftPrefix& prefix, int32_t r, int32_t
     guesses_.push_back({prefix.token_ids[i], {}});
     survivals_.push_back(1.0);
   }
-  return {r, source, begin, prefix.count};
+  return {r, source, begin, prefix.count, prefix.count};
 }
 
 void DraftPolicy::PredictChain(const RowOffers& offers, const Row& row, DraftChain chain, int32_t max_drafts) {

@@ -69,7 +69,7 @@ struct PolicyDecideParams {
   PolicyTimesParams times;
   int32_t num_outputs;       // requests that get a token in the next step without any draft, >= 0
   int32_t max_num_chosen;    // M >= 0: drafts of a step at most
-  double least_gain;         // >= 1, that drafts must be expected to bring: tokens per time over those without any
+  double least_gain;         // >= 1, that guesses must be expected to bring: tokens per time over those without any
   int32_t* draft_token_ids;  // [M], the first cu_num_draft[R] are written, prefixes included
   int32_t* cu_num_draft;     // [R + 1]
   int8_t* draft_sources;     // [M]

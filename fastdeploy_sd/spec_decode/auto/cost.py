@@ -135,10 +135,9 @@ class CostModel:
 
         A step is believed up to a factor of 1.25, so that many agree before much changes.
         """
-        row = min(max(num_rows, 1), self._max_num_rows)
-        kv_ms, more = self._contexts.ms(num_requests, num_kv_tokens), self._more_share
-        read_ms = (num_rows - num_requests) * kv_ms / max(num_requests, 1)
-        expected = self._table(num_requests).item(row) + kv_ms + self._share(num_requests) * read_ms
+        row, more = self._row(num_rows), self._more_share
+        read_ms = self._read_ms(num_rows, num_requests, num_kv_tokens)
+        expected = self.expected(num_rows, num_requests, num_kv_tokens)
         ratio = ms / (expected * self._speed)
         ratio = min(max(ratio, 1 / _MAX_STEP_RATIO), _MAX_STEP_RATIO)
         measured = expected + (self._contexts.share(num_requests) - self._share(num_requests)) * read_ms
@@ -152,6 +151,19 @@ class CostModel:
         self._num_observed += 1
         if self._num_observed % _REFRESH_STEPS == 0:
             self._tables.clear()
+
+    def expected(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> float:
+        """What a step of this kind takes, in ms of the machine as it was measured."""
+        kv_ms = self._contexts.ms(num_requests, num_kv_tokens)
+        read_ms = self._read_ms(num_rows, num_requests, num_kv_tokens)
+        return self._table(num_requests).item(self._row(num_rows)) + kv_ms + self._share(num_requests) * read_ms
+
+    def _row(self, num_rows: int) -> int:
+        return min(max(num_rows, 1), self._max_num_rows)
+
+    def _read_ms(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> float:
+        """What drafts would take to read contexts, if each took what its request's own token does."""
+        return (num_rows - num_requests) * self._contexts.ms(num_requests, num_kv_tokens) / max(num_requests, 1)
 
     def _correct(self, octave: int, factor: float) -> None:
         self._corrections[octave] = min(max(self._corrections[octave] * factor, 1 / _MAX_CORRECTION), _MAX_CORRECTION)

@@ -14,6 +14,7 @@ _STEPS_PER_PLAIN = 48
 _STEPS_PER_LOOK = 32
 # Plain steps that are remembered: the machine's speed changes.
 _PLAIN_STEPS = 17
+_FEW_PLAIN_STEPS = 4
 # A step that took so many times as long as was to be expected was interrupted; it counts as this. The longer a step is,
 # the more often it is: so means are compared, of both kinds, and no median with a mean.
 _LONGEST_STEP = 2.0
@@ -23,6 +24,8 @@ _DEMANDS = (1.0, 1.05, 1.12, 1.25, 1.5, 2.0, math.inf)
 _MOST_LOSS = 2.0
 # Steps after which less is demanded all the same, and twice as many each time that turned out to be wrong.
 _FIRST_PAUSE, _LONGEST_PAUSE = 256, 16384
+# Plain steps' time that asking is believed to bring at first, each time, and the weight of what it brought last.
+_FIRST_WORTH, _WORTH_RATE = 0.5, 1 / 16
 
 
 class _Class:
@@ -38,6 +41,7 @@ class _Class:
         self.lost = self.won = 0.0  # plain steps' time, since it was less than nothing
         self.is_trial = False  # less is demanded though nothing was won
         self.pause = self.next_pause = _FIRST_PAUSE
+        self.worth = _FIRST_WORTH
 
     def note_plain(self, seconds: float) -> None:
         """A plain step took this long per request."""
@@ -56,11 +60,17 @@ class _Class:
             self.num_tokens = self.num_steps = 0
             self.seconds = 0.0
 
+    def note_asked(self, asking_s: float, plain_s: float) -> None:
+        """Drafts were asked for, and none was worth a step."""
+        self.lost = min(self.lost + asking_s / plain_s, _MOST_LOSS)  # nothing but drafts changes a demand
+        self.worth -= _WORTH_RATE * (self.worth + asking_s / plain_s)
+
     def weigh(self, lost: float) -> None:
         """Drafting lost so much time, in plain steps; negative = it won some.
 
         Source: two cumulative sums, one for each side (Page, Continuous Inspection Schemes, 1954).
         """
+        self.worth -= _WORTH_RATE * (self.worth + lost)
         self.lost, self.won = max(0.0, self.lost + lost), max(0.0, self.won - lost)
         if self.lost > _MOST_LOSS:
             self.level = min(self.level + 1, len(_DEMANDS) - 1)
@@ -128,7 +138,7 @@ class Guard:
             return
         plain_s = num_requests * found.mean_s
         if num_drafts == 0:
-            found.lost = min(found.lost + asking_s / plain_s, _MOST_LOSS)  # nothing but drafts changes a demand
+            found.note_asked(asking_s, plain_s)
             return
         seconds = min(seconds + asking_s, stretch * num_requests * found.longest_s)
         found.note_drafts(num_tokens, seconds)
@@ -139,6 +149,23 @@ class Guard:
         found = self._classes.get(num_requests.bit_length())
         if found is not None:
             found.pass_time(num_steps)
+
+    def knows(self, num_requests: int) -> bool:
+        """Whether enough plain steps of so many requests were observed to tell what one takes."""
+        found = self._classes.get(num_requests.bit_length())
+        return found is not None and len(found.plain_s) >= _FEW_PLAIN_STEPS
+
+    def note_asked(self, num_requests: int, asking_s: float) -> None:
+        """A plain step is over that was asked in for nothing, and took what they take: what `observe` learns of it."""
+        found = self._latest = self._classes[num_requests.bit_length()]
+        found.num_since_plain = 0
+        found.pass_time(1)
+        found.note_asked(asking_s, num_requests * found.mean_s)
+
+    def is_worth_asking(self, num_requests: int) -> bool:
+        """Whether asking in steps of so many requests has brought more lately than it took."""
+        found = self._classes.get(num_requests.bit_length())
+        return found is None or found.worth > 0
 
     def least_gain(self, num_requests: int) -> float:
         """What drafts must be expected to bring in the next step of so many requests: 1 or more.

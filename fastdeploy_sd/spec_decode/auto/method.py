@@ -9,17 +9,20 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from fastdeploy_sd.draft_methods import METHODS
-from fastdeploy_sd.spec_decode.auto.cost import CostModel, DraftTimes, LinearCost
+from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto.dear_rows import DearRows
 from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
 from fastdeploy_sd.spec_decode.auto.guard import Guard
+from fastdeploy_sd.spec_decode.auto.next_step import NextStep
 from fastdeploy_sd.spec_decode.auto.offers import NativeMethod
 from fastdeploy_sd.spec_decode.auto.policy import Decision
 from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
-from fastdeploy_sd.spec_decode.auto.usual_time import UsualTime
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.types import I32, ChoiceReport, DraftTokens, Judgement
@@ -29,59 +32,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What a draft costs of a one-row step where nothing was measured.
-_UNMEASURED_COST = 0.1
 _MAX_NUM_ROWS = 4096
 # Where nothing is worth drafting so much of the time may go into asking: where that takes long, most steps rest.
 _ASKING_SHARE, _LONGEST_REST = 0.005, 24
 # Of steps that nothing is asked in there are none behind two in which nothing was worth drafting, then more each time.
 _STEPS_BEHIND_REST = 8
-_STEPS_PER_REPORT = 32
+# Where asking takes more than this share of a step, only every fourth plain step is learned from.
+_LEARNING_SHARE, _PLAIN_STEPS_PER_LESSON = 0.01, 4
+# Steps between two reports, and how many of them must have been asked in: a report takes as long as asking.
+_STEPS_PER_REPORT, _ASKED_PER_REPORT = 32, 8
 _SECONDS_PER_LOG_LINE = 60.0
-# The engine's part of a step with drafts over that of a plain one, at most.
-_MOST_HOST = 2.0
 _DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER = "drafts", "low_gain", "load", "request", "no_drafter"
 _COMPARISON = "comparison"
-
-
-class _NextStep:
-    """What the next step takes with all around it, whatever else than the rows that are drafted for is in it.
-
-    Attributes:
-        model: of the model's part; None = nothing was measured.
-        host: the engine's part, between two steps; drafted_host: of a step with drafts.
-        drafting: choosing drafts.
-    """
-
-    def __init__(self, board: StepBoard) -> None:
-        self._board = board
-        self.model: CostModel | None = None
-        self.host, self.drafted_host, self.drafting = UsualTime(), UsualTime(), UsualTime()
-        self._unmeasured = LinearCost(_UNMEASURED_COST)
-
-    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
-        """See StepTimes.times. Parts of prompts that are foreseen are in the step, and other requests' tokens."""
-        b, model = self._board, self.model
-        num_all = b.num_requests
-        num_rows += b.num_prompt_tokens_ahead + num_all - num_requests
-        if model is None:
-            return self._unmeasured.times(num_rows, num_all, num_kv_tokens)
-        found = model.times(num_rows, num_all, num_kv_tokens)
-        plain_s, drafted_s = (self.host_s(num_all, has_drafts=has) for has in (False, True))
-        around_s = plain_s + self.drafting.seconds(num_all)
-        return found._replace(
-            fixed=found.fixed + 1e3 * around_s / model.speed, any_draft=1e3 * (drafted_s - plain_s) / model.speed
-        )
-
-    def host_s(self, num_requests: int, *, has_drafts: bool) -> float:
-        """What the engine's part of a step takes, in seconds; of the rarer kind of steps little is known."""
-        drafted_s = self.drafted_host.seconds(num_requests)
-        plain_s = min(filter(None, (self.host.seconds(num_requests), drafted_s)), default=0.0)
-        return min(max(drafted_s, plain_s), _MOST_HOST * plain_s) if has_drafts else plain_s
-
-    def ms_around(self, num_requests: int, *, has_drafts: bool) -> float:
-        """What a step in which drafts are chosen takes beside the model's part."""
-        return 1e3 * (self.host_s(num_requests, has_drafts=has_drafts) + self.drafting.seconds(num_requests))
 
 
 class AutoMethod(Proposer):
@@ -97,7 +59,7 @@ class AutoMethod(Proposer):
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
         drafters = [m for m in METHODS.values() if m.source is not None and not m.needs_model]
         methods = [(m.source, cast(OfferingMethod, context.other_method(m.name))) for m in drafters if m.source]
-        self._board, self._times, self._guard = context.board, _NextStep(context.board), Guard()
+        self._board, self._times, self._guard = context.board, NextStep(context.board), Guard()
         layers = next(m for m in METHODS.values() if m.needs_model)
         self._dear: DearRows | None = None
         if context.draft_model is not None:
@@ -114,10 +76,12 @@ class AutoMethod(Proposer):
         )
         self._num_steps = dict.fromkeys((_DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER, _COMPARISON), 0)
         self._choice = _REQUEST
-        self._num_plain = self._num_unreported = 0
+        self._num_plain = self._num_unreported = self._num_asked = self._num_unlearned = 0
         self._predicted_s = self._total_predicted_s = self._total_measured_s = 0.0
         self._asking_s = 0.0  # in the latest step
         self._stretch = 1.0  # how much longer than a plain one the next step is expected to be
+        self._is_certain = False  # whether all drafts of the next step are
+        self._latest: ProposeInput | None = None
         self._rows = b""
         self._num_tokens = 0
         self._next_log = time.monotonic() + _SECONDS_PER_LOG_LINE
@@ -155,22 +119,30 @@ class AutoMethod(Proposer):
         """Draft for rows whose source and number of drafts are ours to choose."""
         begin = time.perf_counter()
         num_kv_tokens = sum(x.num_tokens.tolist())
-        self._observe(x, num_kv_tokens)
-        drafts, self._choice = self._choose(x, num_kv_tokens)
-        self._asking_s = time.perf_counter() - begin
-        self._num_steps[self._choice] += 1
-        if self._choice == _DRAFTS:
-            self._num_plain //= 2
-        elif self._choice != _COMPARISON and self._is_alone(x):
-            self._num_plain += 1
-            num_rests = min(self._num_plain**2 // _STEPS_BEHIND_REST, self._longest_rest())
-            self._board.num_rests = num_rests if self._dear is None else min(num_rests, self._dear.num_rests(x))
+        is_alone = self._is_alone(x)
+        self._observe(x, num_kv_tokens, is_alone=is_alone)
+        drafts, choice = self._choose(x, num_kv_tokens)
+        self._choice = choice
+        self._num_steps[choice] += 1
         self._num_unreported += 1
-        if self._num_unreported >= _STEPS_PER_REPORT:
+        self._num_asked += 1
+        self._asking_s = time.perf_counter() - begin
+        if self._num_unreported >= _STEPS_PER_REPORT and self._num_asked >= _ASKED_PER_REPORT:
             self._report()
-        if self._choice == _DRAFTS:
-            self._times.drafting.observe(self._board.num_requests, self._asking_s - self._dear_s)
+        if choice == _DRAFTS:
+            self._num_plain //= 2
+            self._times.observe_drafting(self._asking_s - self._dear_s)
+        elif choice != _COMPARISON and is_alone:
+            self._rest(x)
         return drafts
+
+    def _rest(self, x: ProposeInput) -> None:
+        """Nothing was worth drafting: leave some steps out, all that may be where asking has not been worth it."""
+        self._num_plain += 1
+        num_rests = self._longest_rest()
+        if self._guard.is_worth_asking(self._board.num_requests):
+            num_rests = min(self._num_plain**2 // _STEPS_BEHIND_REST, num_rests)
+        self._board.num_rests = num_rests if self._dear is None else min(num_rests, self._dear.num_rests(x))
 
     def _longest_rest(self) -> int:
         """Steps without asking behind one with, at most."""
@@ -182,25 +154,38 @@ class AutoMethod(Proposer):
         return self._board.num_requests == len(x.table_rows) and self._board.num_prompt_tokens == 0
 
     def _choose(self, x: ProposeInput, num_kv_tokens: int) -> tuple[DraftTokens, str]:
-        none, num_requests = DraftTokens.none(len(x.table_rows)), self._board.num_requests
-        self._predicted_s, self._stretch = 0.0, 1.0
-        if not any(x.max_draft_len.tolist()) and (x.prefix is None or len(x.prefix.token_ids) == 0):
-            return none, _REQUEST
+        num_requests, num_certain = self._board.num_requests, 0 if x.prefix is None else len(x.prefix.token_ids)
+        self._predicted_s, self._stretch, self._is_certain = 0.0, 1.0, False
+        if num_certain == 0 and not any(x.max_draft_len.tolist()):
+            return DraftTokens.none(len(x.table_rows)), _REQUEST
         least_gain = self._guard.least_gain(num_requests)
         if math.isinf(least_gain):
-            return none, _LOW_GAIN if self._guard.is_off(num_requests) else _COMPARISON
-        decision = self._decide(x, num_kv_tokens, least_gain)
+            reason = _LOW_GAIN if self._guard.is_off(num_requests) else _COMPARISON
+            if num_certain == 0:
+                return DraftTokens.none(len(x.table_rows)), reason
+            # Guesses are not worth it. What is certain is no guess.
+            nothing_more = np.zeros(len(x.table_rows), np.int32)
+            decision = self._auto.decide(replace(x, max_draft_len=nothing_more), num_kv_tokens)
+        else:
+            decision = self._decide(x, num_kv_tokens, least_gain)
+        num_drafts = len(decision.drafts.token_ids)
+        self._expect(decision, num_drafts)
+        if num_drafts:
+            self._is_certain = num_drafts <= num_certain
+            return decision.drafts, _DRAFTS
+        if math.isinf(least_gain):
+            return decision.drafts, reason
+        if decision.num_offered == 0:
+            return decision.drafts, _NO_DRAFTER
+        # The best of drafts brings one token: with so many others in the step that cannot be worth a row.
+        return decision.drafts, _LOAD if decision.first_draft_cost >= 1 / num_requests else _LOW_GAIN
+
+    def _expect(self, decision: Decision, num_drafts: int) -> None:
+        """Note what the next step is expected to take."""
         self._stretch = decision.time / decision.plain_time
         if self._times.model is not None:
-            around_ms = self._times.ms_around(num_requests, has_drafts=len(decision.drafts.token_ids) > 0)
-            step_ms = decision.time * self._times.model.speed - around_ms
-            self._predicted_s = step_ms / 1e3
-        if len(decision.drafts.token_ids):
-            return decision.drafts, _DRAFTS
-        if decision.num_offered == 0:
-            return none, _NO_DRAFTER
-        # The best of drafts brings one token: with so many others in the step that cannot be worth a row.
-        return none, _LOAD if decision.first_draft_cost >= 1 / num_requests else _LOW_GAIN
+            around_ms = self._times.ms_around(self._board.num_requests, has_drafts=num_drafts > 0)
+            self._predicted_s = (decision.time * self._times.model.speed - around_ms) / 1e3
 
     def _decide(self, x: ProposeInput, num_kv_tokens: int, least_gain: float) -> Decision:
         if self._dear is None or self._dear.source.rests():
@@ -225,30 +210,41 @@ class AutoMethod(Proposer):
         if self._dear is not None:
             self._dear.source.seconds = 0.0
 
-    def _observe(self, x: ProposeInput, num_tokens: int) -> None:
-        """Learn from the step that is over; `num_tokens`: the sum of x.num_tokens."""
+    def _observe(self, x: ProposeInput, num_tokens: int, *, is_alone: bool) -> None:
+        """Learn from the step that is over.
+
+        Args:
+            num_tokens: the sum of x.num_tokens.
+            is_alone: see _is_alone.
+        """
         b = self._board
         self._begin_step()
         num_rested, b.num_rested = b.num_rested, 0
-        rows = x.table_rows.tobytes()
-        self._num_steps[self._choice] += num_rested
-        self._num_unreported += num_rested
+        if num_rested:
+            self._num_steps[self._choice] += num_rested
+            self._num_unreported += num_rested
+            self._guard.rest(b.num_requests, num_rested)
         num_drafts, num_new = max(0, b.num_tokens - b.num_prompt_tokens - b.num_requests), 0
-        if self._is_alone(x):
-            if self._times.model is not None:
-                self._times.model.observe(b.num_tokens, b.num_requests, num_tokens, b.seconds * 1e3)
-                if self._predicted_s and not num_rested:
-                    self._total_predicted_s += self._predicted_s
-                    self._total_measured_s += b.seconds
-            goes_on = rows == self._rows
+        if x is self._latest:
+            goes_on = True
+        else:
+            rows = x.table_rows.tobytes()
+            goes_on, self._rows, self._latest = rows == self._rows, rows, x
+        if is_alone and num_drafts == 0 and goes_on and not self._is_lesson():
+            self._guard.note_asked(b.num_requests, self._asking_s)
+            self._num_tokens = num_tokens
+            return
+        if is_alone:
+            if self._predicted_s and not num_rested:
+                self._total_predicted_s += self._predicted_s
+                self._total_measured_s += b.seconds
+            self._times.observe(b.num_tokens, num_tokens)
             if goes_on:
-                host = self._times.drafted_host if num_drafts else self._times.host
-                host.observe(b.num_requests, b.host_seconds)
+                self._times.observe_host(has_drafts=num_drafts > 0)
             if num_rested:
                 num_new = b.num_requests  # only the last of these steps is known
-            elif goes_on:
+            elif goes_on and not self._is_certain:  # what is certain says nothing of guesses
                 num_new = num_tokens - self._num_tokens
-        self._guard.rest(b.num_requests, num_rested)
         self._guard.observe(
             b.num_requests,
             num_new,
@@ -257,10 +253,18 @@ class AutoMethod(Proposer):
             asking_s=self._asking_s,
             stretch=self._stretch,
         )
-        self._rows, self._num_tokens = rows, num_tokens
+        self._num_tokens = num_tokens
+
+    def _is_lesson(self) -> bool:
+        """Whether to learn from a plain step that was just like others before it."""
+        b = self._board
+        if self._asking_s <= _LEARNING_SHARE * b.seconds or not self._guard.knows(b.num_requests):
+            return True
+        self._num_unlearned = (self._num_unlearned + 1) % _PLAIN_STEPS_PER_LESSON
+        return self._num_unlearned == 0
 
     def _report(self) -> None:
-        self._num_unreported = 0
+        self._num_unreported = self._num_asked = 0
         reason = "" if self._choice == _DRAFTS else self._choice
         judged = {
             source.name.lower(): Judgement(s.num_scored, s.expected, s.observed, s.squared_error)

@@ -163,7 +163,7 @@ class AutoPolicy:
             offers: room for what the drafters offer, and what others do.
             times: of the next step.
             num_outputs: requests that get a token in the next step even without drafts.
-            least_gain: that drafts must be expected to bring, tokens per time over those without any; >= 1.
+            least_gain: that guesses must be expected to bring, tokens per time over those without any; >= 1.
 
         Raises:
             ValueError: a shape or dtype disagrees, a count or a row is out of range, a row was not begun, times do

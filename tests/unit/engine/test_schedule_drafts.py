@@ -16,6 +16,7 @@ from fastdeploy_sd.engine.step_builder import StepBuilder
 from fastdeploy_sd.types import Speculation, SpeculationInfo
 from tests.doubles.bench import VOCAB, Bench, oracle
 from tests.doubles.engines import toy_config, toy_info, toy_request
+from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import ToyModel
 
 OFF, NGRAM, ONE = Speculation(enabled=False), Speculation(method="ngram"), Speculation(num_speculative_tokens=1)
@@ -85,6 +86,21 @@ def test_nothing_is_foreseen_that_finds_no_seat_or_is_for_others() -> None:
     scheduler.add(requests[0])
     scheduler.add(requests[1])
     assert scheduler.schedule().num_prompt_tokens_ahead == 0
+
+
+def test_where_nobody_drafts_no_plan_says_how_much_until_a_request_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    execute, num_rests = ToyExecutor.execute, iter([0, 2, 1, 0, 24, 23, 22])
+    monkeypatch.setattr(
+        ToyExecutor, "execute", lambda self, plan: replace(execute(self, plan), num_rests=next(num_rests))
+    )
+    requests = [toy_request(name, [2, 3], 20) for name in "ab"]
+    bench = Bench(info={"max_draft_tokens": 2}, max_num_batched_tokens=12, max_num_seqs=2)
+    bench.submit(requests[0])
+    for _ in range(6):
+        bench.step()
+    bench.submit(requests[1])
+    bench.step()
+    assert [plan.max_draft_len.tolist() for plan in bench.plans] == [[2], [2], [0], [0], [2], [0], [2, 2]]
 
 
 def test_drafts_starve_nobody() -> None:

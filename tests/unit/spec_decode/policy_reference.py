@@ -122,6 +122,7 @@ class Chain:
     source: int
     survivals: list[float]
     predictions: list[Prediction]
+    num_certain: int = 0
 
 
 class ReferencePolicy:
@@ -228,8 +229,9 @@ class ReferencePolicy:
                     chains.append(self._chain(r, s, self.rows[table_row], offers[r], count))
                     num_left -= len(chains[-1].survivals)
                     chains[-1].survivals[:0] = [1.0] * len(prefixes[r])
+                    chains[-1].num_certain = len(prefixes[r])
             if prefixes[r] and not any(chain.row == r for chain in chains):
-                chains.append(Chain(r, -1, [1.0] * len(prefixes[r]), []))
+                chains.append(Chain(r, -1, [1.0] * len(prefixes[r]), [], len(prefixes[r])))
         return chains
 
     def _chain(self, r: int, s: int, row: Row, offers: Sequence[OfferedRow], count: int) -> Chain:
@@ -266,14 +268,14 @@ def fill(
     chains: Sequence[Chain], num_outputs: int, times: Sequence[float], believed: float, least_gain: float
 ) -> list[int]:
     """How many drafts of each chain go into the step."""
-    rate = num_outputs / times[0]
+    rate = certain_rate = num_outputs / times[0]
     counts = [0] * len(chains)
     most = min(len(times) - 1, sum(len(chain.survivals) for chain in chains))
     if most == 0:
         return counts
     usual = min(most, max(4, len({chain.row for chain in chains})))
     drafts: list[tuple[int, float]] = []
-    num_drafts = 0
+    num_drafts = num_certain = 0
     for _ in range(2):
         price = rate / believed * (times[usual] - times[0]) / usual
         best: dict[int, tuple[float, int]] = {}
@@ -285,13 +287,17 @@ def fill(
         drafts.sort(key=lambda draft: -int(draft[1] * 1023))
         drafts = drafts[:most]
         total, rate, num_drafts = 0.0, num_outputs / times[0], 0
+        certain_rate, num_certain = rate, 0
+        num_all_certain = min(most, sum(chains[c].num_certain for _, c in best.values()))
         for d, (_, survival) in enumerate(drafts):
-            total += survival * believed
+            total += 1.0 if d < num_all_certain else survival * believed
             if (num_outputs + total) / times[d + 1] > rate:
                 rate, num_drafts = (num_outputs + total) / times[d + 1], d + 1
+            if d + 1 == num_all_certain:
+                certain_rate, num_certain = rate, num_drafts
         usual = num_drafts or usual
-    if rate < least_gain * num_outputs / times[0]:
-        num_drafts = 0
+    if rate < least_gain * certain_rate:
+        num_drafts = num_certain
     for c, _ in drafts[:num_drafts]:
         counts[c] += 1
     return counts

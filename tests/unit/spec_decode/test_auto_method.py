@@ -9,10 +9,12 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.draft_methods import METHODS
+from fastdeploy_sd.spec_decode.auto.guard import Guard
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
+from fastdeploy_sd.spec_decode.overlay import PartialMethod
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import MethodRouter, available_methods
-from fastdeploy_sd.types import DraftTokens
+from fastdeploy_sd.types import DraftSource, DraftTokens, offsets
 
 NUM_SEQS, MAX_LEN, VOCAB, K = 4, 512, 1000, 6
 PHRASE = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -21,9 +23,15 @@ PHRASE = [11, 12, 13, 14, 15, 16, 17, 18]
 class Server:
     """A router over `auto`, driven as a worker does: one row per request, each of which says its text to the end."""
 
-    def __init__(self, texts: Sequence[Sequence[int]], num_prompt: int = 24, methods: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        texts: Sequence[Sequence[int]],
+        num_prompt: int = 24,
+        methods: Sequence[str] = (),
+        partial_methods: tuple[PartialMethod, ...] = (),
+    ) -> None:
         self.texts = texts
-        self.context = ProposerContext(NUM_SEQS, MAX_LEN, VOCAB)
+        self.context = ProposerContext(NUM_SEQS, MAX_LEN, VOCAB, partial_methods=partial_methods)
         self.router = MethodRouter(SpeculativeConfig(method="auto", num_speculative_tokens=K), self.context)
         self.board = self.context.board
         self.table = np.zeros((NUM_SEQS, MAX_LEN), np.int32)
@@ -165,3 +173,55 @@ def test_auto_is_there_only_where_it_is_configured() -> None:
     )  # fmt: skip
     assert "auto" not in available_methods(SpeculativeConfig(method="suffix", num_speculative_tokens=4))
     assert METHODS["auto"].source is None
+
+
+class Foretold(Proposer):
+    """A partial method that knows a text, and drafts the next three tokens at every fourth place."""
+
+    source, is_certain = DraftSource.GRAMMAR, True
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self.text = text
+
+    @property
+    def proposer(self) -> Proposer:
+        return self
+
+    def serves(self, request: DraftRequest) -> bool:
+        return True
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        rows = [self.text[n : n + 3] if n % 4 == 0 else [] for n in x.num_tokens.tolist()]
+        return DraftTokens(np.array(sum(rows, []), np.int32), offsets([len(row) for row in rows]))
+
+
+@pytest.mark.parametrize("least_gain", [1.5, float("inf")])
+def test_certain_drafts_stay_when_guesses_must_bring_more_or_are_off(
+    least_gain: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token in four is chosen; the text repeats itself, so that there are guesses as well."""
+    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: 0.0)
+    monkeypatch.setattr(Guard, "least_gain", lambda *_: least_gain)
+    text = repeated()
+    server = Server([text], partial_methods=(Foretold(text),))
+    steps = [StepSample(rows, 1, 8, 1.0 + 0.9 * (rows - 1)) for rows in (1, 2, 8)]  # a guess brings 1.05 times plain
+    server.board.profile = CostProfile({}, {}, tuple(steps))
+    server.step(80, row_s=0.9e-3)
+    assert server.num_tokens[0] == 24 + 80 * 4
+
+
+def test_certain_drafts_say_nothing_of_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    observe = Guard.observe
+
+    def note(guard: Guard, num_requests: int, num_tokens: int, num_drafts: int, *args: float, **others: float) -> None:
+        told.append((num_tokens, num_drafts))
+        observe(guard, num_requests, num_tokens, num_drafts, *args, **others)
+
+    monkeypatch.setattr(Guard, "observe", note)
+    text = random_text()
+    server = Server([text], partial_methods=(Foretold(text),))
+    server.step(60)
+    assert server.num_tokens[0] > 24 + 3 * 60
+    assert (0, 3) in told
+    assert not [num_tokens for num_tokens, num_drafts in told if num_tokens and num_drafts]

@@ -116,3 +116,34 @@ def test_steps_that_cannot_be_compared_are_not() -> None:
     assert not guard.is_off(1)
     guard.observe(1, 0, 0, 5e-3)
     assert guard.least_gain(1) == 1.0
+
+
+def test_asking_that_brings_less_than_it_takes_is_not_worth_it_until_drafts_are_right() -> None:
+    guard = Guard()
+    assert guard.is_worth_asking(1)
+    for _ in range(60):
+        guard.observe(1, 1, 0, PLAIN_S, asking_s=0.2 * PLAIN_S)
+    assert not guard.is_worth_asking(1)
+    assert guard.is_worth_asking(8)
+    # Drafts that just bring what they take do not pay for the asking; a single step of many right ones does.
+    for _ in range(60):
+        guard.observe(1, 2, 3, 2 * PLAIN_S, asking_s=0.2 * PLAIN_S, stretch=2.0)
+    assert not guard.is_worth_asking(1)
+    guard.observe(1, 9, 8, 1.5 * PLAIN_S, asking_s=0.2 * PLAIN_S, stretch=1.5)
+    assert guard.is_worth_asking(1)
+
+
+def test_a_plain_step_that_is_not_learned_from_counts_all_the_same() -> None:
+    told, noted = Guard(), Guard()
+    for guard in (told, noted):
+        for _ in range(5):
+            guard.observe(1, 1, 0, PLAIN_S, asking_s=1e-5)
+        assert guard.knows(1)
+        for _ in range(40):
+            guard.observe(1, 1, 3, 1.2 * PLAIN_S, asking_s=1e-5, stretch=1.2)
+    for _ in range(300):
+        told.observe(1, 1, 0, PLAIN_S, asking_s=1e-5)
+        noted.note_asked(1, 1e-5)
+    assert told.least_gain(1) == noted.least_gain(1)
+    assert told.is_worth_asking(1) == noted.is_worth_asking(1)
+    assert not Guard().knows(1)

@@ -148,8 +148,10 @@ def test_a_slot_that_changed_hands_changes_methods() -> None:
     router.forget(i32(1))
     with pytest.raises(InternalError, match=r"expected table rows that were begun, got \[1\]"):
         router.propose(x)
-    begin(router, {1: "mtp"})
-    assert sources(router.propose(x)) == [DraftSource.MTP] * 2
+    for method, source in (("mtp", DraftSource.MTP), ("suffix", DraftSource.SUFFIX)):
+        begin(router, {1: method})
+        assert [sources(router.propose(x)) for _ in range(2)] == [[DraftSource.MTP, source]] * 2
+        router.forget(i32(1))
 
 
 def test_a_step_of_one_method_is_passed_on_as_it_is() -> None:

@@ -35,6 +35,14 @@ def test_an_input_holds_until_the_next_step_and_a_kept_one_longer() -> None:
     assert y.table_rows.tolist() == steps.table.table_rows(["b"]).tolist()
 
 
+def test_the_same_requests_have_the_same_input_and_others_another() -> None:
+    steps, names = Steps(*two_requests()), tuple("ab")
+    x = steps.run(names, [[5], [6]], [1, 1])
+    assert steps.run(names, [[5], [6]], [1, 2]) is x
+    assert (x.num_tokens.tolist(), x.max_draft_len.tolist()) == ([6, 5], [1, 2])
+    assert steps.run(tuple("ba"), [[6], [5]], [1, 1]) is not x
+
+
 def test_a_method_that_runs_a_model_sees_what_was_run() -> None:
     steps = Steps(*two_requests(), has_target=True)
     for num_valid in (4, 5):

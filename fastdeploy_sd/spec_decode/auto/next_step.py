@@ -1,0 +1,133 @@
+"""What the next step takes with all around it. Knows no drafts."""
+
+from __future__ import annotations
+
+from fastdeploy_sd.spec_decode.auto.cost import CostModel, DraftTimes, LinearCost
+from fastdeploy_sd.spec_decode.auto.usual_time import UsualTime
+from fastdeploy_sd.spec_decode.step_board import StepBoard
+
+# What a draft costs of a one-row step where nothing was measured.
+_UNMEASURED_COST = 0.1
+# The engine's part of a step with drafts over that of a plain one, at most.
+_MOST_HOST = 2.0
+# Tokens of context that the time of a step is not computed anew for.
+_FEW_KV_TOKENS = 64
+
+
+class NextStep:
+    """The time of the next step, whatever else than the rows that are drafted for is in it. See StepTimes.
+
+    Args:
+        board: says what that is.
+
+    Attributes:
+        model: of the model's part; None = nothing was measured.
+    """
+
+    def __init__(self, board: StepBoard) -> None:
+        self._board = board
+        self.model: CostModel | None = None
+        # The engine's part, between two steps, also of a step with drafts; choosing drafts.
+        self._host, self._drafted_host, self._drafting = UsualTime(), UsualTime(), UsualTime()
+        self._excess = _Excess()
+        self._unmeasured = LinearCost(_UNMEASURED_COST)
+        self._latest: tuple[tuple[int, ...], DraftTimes] | None = None
+
+    def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
+        """See StepTimes.times. Parts of prompts that are foreseen are in the step, and other requests' tokens.
+
+        The same value comes again while nothing was learned, and contexts are hardly longer.
+        """
+        b, model = self._board, self.model
+        num_all = b.num_requests
+        num_rows += b.num_prompt_tokens_ahead + num_all - num_requests
+        if model is None:
+            return self._unmeasured.times(num_rows, num_all, num_kv_tokens)
+        key = (num_rows, num_all, num_kv_tokens // _FEW_KV_TOKENS)
+        if self._latest is not None and self._latest[0] == key:
+            return self._latest[1]
+        found = model.times(num_rows, num_all, num_kv_tokens)
+        plain_s, drafted_s = (self.host_s(num_all, has_drafts=has) for has in (False, True))
+        around_s = plain_s + self._drafting.seconds(num_all)
+        found = found._replace(
+            fixed=found.fixed + 1e3 * around_s / model.speed,
+            any_draft=1e3 * (drafted_s - plain_s) / model.speed + self._excess.ms(num_all),
+        )
+        self._latest = key, found
+        return found
+
+    def observe(self, num_rows: int, num_kv_tokens: int) -> None:
+        """A step of the board's requests and nothing else is over, which had so many rows."""
+        b, model = self._board, self.model
+        self._latest = None
+        if model is None:
+            return
+        ms = 1e3 * b.seconds / model.speed
+        expected = model.expected(num_rows, b.num_requests, num_kv_tokens)
+        self._excess.observe(b.num_requests, ms - expected, expected, has_drafts=num_rows > b.num_requests)
+        model.observe(num_rows, b.num_requests, num_kv_tokens, 1e3 * b.seconds)
+
+    def observe_host(self, *, has_drafts: bool) -> None:
+        """The board's step followed another one of its requests."""
+        self._latest = None
+        (self._drafted_host if has_drafts else self._host).observe(self._board.num_requests, self._board.host_seconds)
+
+    def observe_drafting(self, seconds: float) -> None:
+        """Choosing drafts for the board's requests took so long."""
+        self._latest = None
+        self._drafting.observe(self._board.num_requests, seconds)
+
+    def host_s(self, num_requests: int, *, has_drafts: bool) -> float:
+        """What the engine's part of a step takes, in seconds; of the rarer kind of steps little is known."""
+        drafted_s = self._drafted_host.seconds(num_requests)
+        plain_s = min(filter(None, (self._host.seconds(num_requests), drafted_s)), default=0.0)
+        return min(max(drafted_s, plain_s), _MOST_HOST * plain_s) if has_drafts else plain_s
+
+    def ms_around(self, num_requests: int, *, has_drafts: bool) -> float:
+        """What a step in which drafts are chosen takes beside the model's part."""
+        return 1e3 * (self.host_s(num_requests, has_drafts=has_drafts) + self._drafting.seconds(num_requests))
+
+
+class _Excess:
+    """What a step takes longer than expected as it has drafts, whatever their number: its code is not in the caches.
+
+    A rare kind of step is dearer than the same step again and again, as profiles have it. In milliseconds, by number of
+    requests in classes of a factor of two.
+    """
+
+    def __init__(self) -> None:
+        self._of_class: dict[int, _ClassExcess] = {}
+
+    def observe(self, num_requests: int, ms: float, expected_ms: float, *, has_drafts: bool) -> None:
+        """A step took so much longer than expected."""
+        number = num_requests.bit_length()
+        found = self._of_class.get(number)
+        if found is None:
+            found = self._of_class[number] = _ClassExcess()
+        found.observe(ms, expected_ms, has_drafts=has_drafts)
+
+    def ms(self, num_requests: int) -> float:
+        """Return the excess of steps with drafts over that of plain ones, 0 or more."""
+        found = self._of_class.get(num_requests.bit_length())
+        return 0.0 if found is None else max(0.0, found.drafted - found.plain)
+
+
+# Steps that count, those that are made up at first, without any excess; what one may say, of its expected time.
+_MEMORY, _MADE_UP, _MOST_SHARE = 32.0, 2.0, 0.5
+
+
+class _ClassExcess:
+    """Means of the latest steps, each kind's, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.plain = self.drafted = 0.0
+        self._num_plain = self._num_drafted = _MADE_UP
+
+    def observe(self, ms: float, expected_ms: float, *, has_drafts: bool) -> None:
+        ms = min(max(ms, -_MOST_SHARE * expected_ms), _MOST_SHARE * expected_ms)
+        if has_drafts:
+            self._num_drafted = min(self._num_drafted + 1.0, _MEMORY)
+            self.drafted += (ms - self.drafted) / self._num_drafted
+        else:
+            self._num_plain = min(self._num_plain + 1.0, _MEMORY)
+            self.plain += (ms - self.plain) / self._num_plain

@@ -1,0 +1,69 @@
+"""What the next step is expected to take, and what steps with drafts take beyond what was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastdeploy_sd.spec_decode.auto.cost import CostModel
+from fastdeploy_sd.spec_decode.auto.next_step import NextStep
+from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
+from fastdeploy_sd.spec_decode.step_board import StepBoard
+
+PLAIN_MS, ROW_MS = 1.0, 0.05
+
+
+def next_step() -> tuple[NextStep, StepBoard]:
+    board = StepBoard(num_requests=1)
+    found = NextStep(board)
+    steps = [StepSample(rows, 1, 8, PLAIN_MS + ROW_MS * (rows - 1)) for rows in (1, 2, 8, 40)]
+    found.model = CostModel(CostProfile({}, {}, tuple(steps)), 64)
+    return found, board
+
+
+def run(found: NextStep, board: StepBoard, num_drafts: int, excess_ms: float = 0.0) -> None:
+    board.seconds = 1e-3 * (PLAIN_MS + ROW_MS * num_drafts + excess_ms)
+    found.observe(1 + num_drafts, 8)
+
+
+def test_what_any_draft_costs_is_found_out_within_a_few_steps() -> None:
+    found, board = next_step()
+    assert found.times(1, 1, 8).any_draft == 0
+    for num_drafts in (1, 3, 1, 2, 5):
+        for _ in range(3):
+            run(found, board, 0)
+        run(found, board, num_drafts, 0.4)
+    assert found.times(1, 1, 8).any_draft == pytest.approx(0.4, rel=0.5)
+    assert found.times(1, 1, 8).array(4)[4] == pytest.approx(PLAIN_MS + 4 * ROW_MS + 0.4, rel=0.1)
+
+
+def test_a_step_that_was_interrupted_says_little() -> None:
+    found, board = next_step()
+    for step in range(100):
+        run(found, board, 2 if step % 4 == 3 else 0, 20.0 if step == 47 else 0.0)
+    assert found.times(1, 1, 8).any_draft < 0.05
+
+
+def test_what_was_dear_once_becomes_cheap_again() -> None:
+    found, board = next_step()
+    for excess_ms, num_steps in ((0.4, 20), (0.0, 200)):
+        for _ in range(num_steps):
+            run(found, board, 0)
+            run(found, board, 2, excess_ms)
+    assert found.times(1, 1, 8).any_draft < 0.1
+
+
+def test_the_same_times_come_again_until_something_is_learned() -> None:
+    found, board = next_step()
+    times = found.times(1, 1, 8)
+    assert found.times(1, 1, 9) is times
+    for learn in (
+        lambda: run(found, board, 0),
+        lambda: found.observe_host(has_drafts=False),
+        lambda: found.observe_drafting(1e-5),
+    ):
+        learn()
+        assert found.times(1, 1, 9) is not times
+        times = found.times(1, 1, 9)
+    board.num_prompt_tokens_ahead = 10
+    assert found.times(1, 1, 9).num_rows == 11
+    assert found.times(1, 1, 4000) is not found.times(1, 1, 9)

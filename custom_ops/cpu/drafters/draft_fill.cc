@@ -79,7 +79,8 @@ void DraftFill::Sort(const std::vector<DraftChain>& chains, const std::vector<do
   sums_.resize(kept);
   num_certain_ = std::min(num_certain_, max_drafts);
   double sum = 0.0;
-  for (size_t i = 0; i < kept; ++i) sums_[i] = sum += static_cast<int32_t>(i) < num_certain_ ? 1.0 : believed * sums_[i];
+  for (size_t i = 0; i < kept; ++i)
+    sums_[i] = sum += static_cast<int32_t>(i) < num_certain_ ? 1.0 : believed * sums_[i];
 }
 
 DraftFill::Outcome DraftFill::Choose(const std::vector<DraftChain>& chains, const std::vector<double>& survivals,

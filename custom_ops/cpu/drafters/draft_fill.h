@@ -22,8 +22,8 @@ struct DraftChain {
 //   max over d of (num_outputs + sum of the d highest survivals) / times[d]
 //
 // as far as the survivals are believed, and no guesses where that is not enough. Every d is looked at: so stairs in
-// `times` are found wherever they are, and many drafts that only pay together as well. Of several chains of a row one is
-// taken. Drafts that are certain come first; no more is demanded of them than that they are worth their time.
+// `times` are found wherever they are, and many drafts that only pay together as well. Of several chains of a row one
+// is taken. Drafts that are certain come first; no more is demanded of them than that they are worth their time.
 class DraftFill {
  public:
   struct Outcome {

@@ -24,7 +24,6 @@ from fastdeploy_sd.spec_decode.auto.offers import NativeMethod
 from fastdeploy_sd.spec_decode.auto.policy import Decision
 from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
-from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.types import I32, ChoiceReport, DraftTokens, Judgement
 
 if TYPE_CHECKING:

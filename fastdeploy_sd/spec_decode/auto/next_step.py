@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from fastdeploy_sd.spec_decode.auto.cost import CostModel, DraftTimes, LinearCost
 from fastdeploy_sd.spec_decode.auto.usual_time import UsualTime
 from fastdeploy_sd.spec_decode.step_board import StepBoard
@@ -64,7 +66,7 @@ class NextStep:
             return
         ms = 1e3 * b.seconds / model.speed
         expected = model.expected(num_rows, b.num_requests, num_kv_tokens)
-        self._excess.observe(b.num_requests, ms - expected, expected, has_drafts=num_rows > b.num_requests)
+        self._excess.observe(b.num_requests, ms - expected, has_drafts=num_rows > b.num_requests)
         model.observe(num_rows, b.num_requests, num_kv_tokens, 1e3 * b.seconds)
 
     def observe_host(self, *, has_drafts: bool) -> None:
@@ -96,38 +98,46 @@ class _Excess:
     """
 
     def __init__(self) -> None:
-        self._of_class: dict[int, _ClassExcess] = {}
+        self._of_class: dict[int, tuple[_QuietTime, _QuietTime]] = {}
 
-    def observe(self, num_requests: int, ms: float, expected_ms: float, *, has_drafts: bool) -> None:
+    def observe(self, num_requests: int, ms: float, *, has_drafts: bool) -> None:
         """A step took so much longer than expected."""
         number = num_requests.bit_length()
         found = self._of_class.get(number)
         if found is None:
-            found = self._of_class[number] = _ClassExcess()
-        found.observe(ms, expected_ms, has_drafts=has_drafts)
+            found = self._of_class[number] = _QuietTime(), _QuietTime()
+        found[has_drafts].observe(ms)
 
     def ms(self, num_requests: int) -> float:
         """Return the excess of steps with drafts over that of plain ones, 0 or more."""
         found = self._of_class.get(num_requests.bit_length())
-        return 0.0 if found is None else max(0.0, found.drafted - found.plain)
+        if found is None or not all(kind.is_known for kind in found):
+            return 0.0
+        plain, drafted = found
+        return max(0.0, drafted.ms - plain.ms)
 
 
-# Steps that count, those that are made up at first, without any excess; what one may say, of its expected time.
-_MEMORY, _MADE_UP, _MOST_SHARE = 32.0, 2.0, 0.5
+# Steps that count, those that must have been seen, and the part of them that took less than what is told.
+_NUM_KEPT, _FEWEST, _QUIET_PART = 16, 3, 0.25
 
 
-class _ClassExcess:
-    """Means of the latest steps, each kind's, in milliseconds."""
+class _QuietTime:
+    """The lower quartile of the latest times: beside busy neighbours more than half of all steps are interrupted.
+
+    Attributes:
+        ms: it.
+    """
 
     def __init__(self) -> None:
-        self.plain = self.drafted = 0.0
-        self._num_plain = self._num_drafted = _MADE_UP
+        self._kept: deque[float] = deque(maxlen=_NUM_KEPT)
+        self.ms = 0.0
 
-    def observe(self, ms: float, expected_ms: float, *, has_drafts: bool) -> None:
-        ms = min(max(ms, -_MOST_SHARE * expected_ms), _MOST_SHARE * expected_ms)
-        if has_drafts:
-            self._num_drafted = min(self._num_drafted + 1.0, _MEMORY)
-            self.drafted += (ms - self.drafted) / self._num_drafted
-        else:
-            self._num_plain = min(self._num_plain + 1.0, _MEMORY)
-            self.plain += (ms - self.plain) / self._num_plain
+    @property
+    def is_known(self) -> bool:
+        """Whether enough were seen."""
+        return len(self._kept) >= _FEWEST
+
+    def observe(self, ms: float) -> None:
+        """It was so long."""
+        self._kept.append(ms)
+        self.ms = sorted(self._kept)[int(_QUIET_PART * len(self._kept))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from fastdeploy_sd.spec_decode.auto.cost import CostModel
@@ -32,15 +34,16 @@ def test_what_any_draft_costs_is_found_out_within_a_few_steps() -> None:
         for _ in range(3):
             run(found, board, 0)
         run(found, board, num_drafts, 0.4)
-    assert found.times(1, 1, 8).any_draft == pytest.approx(0.4, rel=0.5)
+    assert found.times(1, 1, 8).any_draft == pytest.approx(0.4, rel=0.25)
     assert found.times(1, 1, 8).array(4)[4] == pytest.approx(PLAIN_MS + 4 * ROW_MS + 0.4, rel=0.1)
 
 
-def test_a_step_that_was_interrupted_says_little() -> None:
+def test_steps_that_were_interrupted_say_nothing() -> None:
     found, board = next_step()
-    for step in range(100):
-        run(found, board, 2 if step % 4 == 3 else 0, 20.0 if step == 47 else 0.0)
-    assert found.times(1, 1, 8).any_draft < 0.05
+    interrupted = random.Random(0)
+    for step in range(200):
+        run(found, board, 2 if step % 4 == 3 else 0, 20.0 if interrupted.random() < 0.5 else 0.0)
+        assert found.times(1, 1, 8).any_draft < 0.15 * PLAIN_MS or step < 20
 
 
 def test_what_was_dear_once_becomes_cheap_again() -> None:
@@ -56,12 +59,13 @@ def test_the_same_times_come_again_until_something_is_learned() -> None:
     found, board = next_step()
     times = found.times(1, 1, 8)
     assert found.times(1, 1, 9) is times
-    for learn in (
-        lambda: run(found, board, 0),
-        lambda: found.observe_host(has_drafts=False),
-        lambda: found.observe_drafting(1e-5),
-    ):
-        learn()
+    for kind in range(3):
+        if kind == 0:
+            run(found, board, 0)
+        elif kind == 1:
+            found.observe_host(has_drafts=False)
+        else:
+            found.observe_drafting(1e-5)
         assert found.times(1, 1, 9) is not times
         times = found.times(1, 1, 9)
     board.num_prompt_tokens_ahead = 10

@@ -3,18 +3,23 @@
 How large a step can be is known when the server starts, so nothing is allocated while one runs. Addresses never change:
 native calls and recorded passes are bound to the whole arrays, and a step writes counts and contents. This is memory,
 not a value: what is in it holds until the next step. What a step hands on are views, see `types.StepView`. Two of these
-are all it takes to prepare one step while another one runs. Knows no request and no op.
+are all it takes to prepare one step while another one runs. What a model on another device reads of a step lies in one
+piece, and what it writes in another one, so that each is one copy. Knows no request and no op.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fastdeploy_sd.request_rules import MAX_EOS_TOKEN_IDS
 from fastdeploy_sd.sampling_rules import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
 
+_ALIGNMENT = 64
 _MAX_FORBIDDEN = MAX_BAD_WORD_TOKENS + MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
 
 
@@ -51,6 +56,7 @@ class StepMemory:
         vocab_size: no row of logits forbids more tokens.
 
     Attributes:
+        inputs, outputs: u8[n], the pieces that the columns lie in which a model's calls read and write in every step.
         num_requests, num_tokens, num_logits: of the step.
         table_rows: i32[R], the requests' rows of the request table.
         num_computed, num_new, planned_drafts, draft_token_ids, cu_num_draft: i32[R], i32[R], i32[R], i32[D], i32[R+1],
@@ -58,7 +64,8 @@ class StepMemory:
         input_ids .. output_positions: the maps; see `ops.reference.batch.BatchMaps`.
         cu_mask, mask_token_ids: i32[L+1], i32[K], tokens forbidden per row of logits.
         allowed_rows, allowed_bits: i32[L], i32[L, ceil(V/32)], tokens that a grammar allows per row of logits; see
-            `types.SamplingArrays`. -1 in every row of a step in which nobody has a grammar.
+            `types.SamplingArrays`. -1 in every row of a step in which nobody has a grammar; num_allowed: the first
+            rows, which somebody has written since it was so.
         output_token_ids, cu_num_output, num_accepted: i32[L], i32[R+1], i32[R]; see `types.VerifyResult`.
         num_failed: i32[1], requests without a valid distribution.
         num_committed, max_draft_len: i32[R]; see `spec_decode.proposer.ProposeInput`.
@@ -67,24 +74,49 @@ class StepMemory:
 
     def __init__(self, limits: StepLimits, vocab_size: int) -> None:
         self.limits = limits
-        self.num_requests = self.num_tokens = self.num_logits = 0
+        self.num_requests = self.num_tokens = self.num_logits = self.num_allowed = 0
         requests, tokens, logits = limits.num_requests, limits.num_tokens, limits.num_logits
 
         def column(length: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
             return np.zeros(length, np.int32)
 
-        self.table_rows, self.num_computed, self.num_new = column(requests), column(requests), column(requests)
-        self.planned_drafts = column(requests)
-        self.draft_token_ids, self.cu_num_draft = column(limits.num_drafts), column(requests + 1)
-        self.input_ids, self.positions, self.slot_mapping = column(tokens), column(tokens), np.zeros(tokens, np.int64)
-        self.query_start_loc, self.seq_lens = column(requests + 1), column(requests)
-        self.logits_indices, self.cu_num_logits = column(logits), column(requests + 1)
-        self.batch_id_per_output, self.output_positions = column(logits), column(logits)
-        self.cu_mask = column(logits + 1)
+        self.inputs, read = _piece(
+            {
+                "table_rows": requests, "draft_token_ids": limits.num_drafts, "cu_num_draft": requests + 1,
+                "planned_drafts": requests, "query_start_loc": requests + 1, "seq_lens": requests,
+                "logits_indices": logits, "cu_num_logits": requests + 1, "batch_id_per_output": logits,
+                "output_positions": logits, "cu_mask": logits + 1, "input_ids": tokens, "positions": tokens,
+                "slot_mapping": tokens,
+            },
+            wide=("slot_mapping",),
+        )  # fmt: skip
+        self.outputs, written = _piece(
+            {"output_token_ids": logits, "cu_num_output": requests + 1, "num_accepted": requests, "num_failed": 1}
+        )
+        self.table_rows, self.planned_drafts = read["table_rows"], read["planned_drafts"]
+        self.num_computed, self.num_new = column(requests), column(requests)
+        self.draft_token_ids, self.cu_num_draft = read["draft_token_ids"], read["cu_num_draft"]
+        self.input_ids, self.positions, self.slot_mapping = read["input_ids"], read["positions"], read["slot_mapping"]
+        self.query_start_loc, self.seq_lens = read["query_start_loc"], read["seq_lens"]
+        self.logits_indices, self.cu_num_logits = read["logits_indices"], read["cu_num_logits"]
+        self.batch_id_per_output, self.output_positions = read["batch_id_per_output"], read["output_positions"]
+        self.cu_mask = read["cu_mask"]
         self.mask_token_ids = column(logits * min(vocab_size, _MAX_FORBIDDEN))
         self.allowed_rows = np.full(logits, -1, np.int32)
         self.allowed_bits = np.zeros((logits, -(-vocab_size // 32)), np.int32)
-        self.output_token_ids, self.cu_num_output = column(logits), column(requests + 1)
-        self.num_accepted, self.num_failed = column(requests), column(1)
+        self.output_token_ids, self.cu_num_output = written["output_token_ids"], written["cu_num_output"]
+        self.num_accepted, self.num_failed = written["num_accepted"], written["num_failed"]
         self.num_committed, self.max_draft_len = column(requests), column(requests)
         self.num_valid, self.num_kv_slots = column(requests), column(requests)
+
+
+def _piece(
+    lengths: Mapping[str, int], wide: tuple[str, ...] = ()
+) -> tuple[npt.NDArray[np.uint8], dict[str, npt.NDArray[Any]]]:
+    """Return zeros, and columns of them: i32[length] each, i64 of those that are named as wide."""
+    dtypes = {name: np.dtype(np.int64 if name in wide else np.int32) for name in lengths}
+    sizes = {name: length * dtypes[name].itemsize for name, length in lengths.items()}
+    ends = np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()]).tolist()
+    piece = np.zeros(ends[-1], np.uint8)
+    begins = dict(zip(lengths, [0, *ends], strict=False))
+    return piece, {name: piece[begins[name] :][:size].view(dtypes[name]) for name, size in sizes.items()}

@@ -90,7 +90,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "replay": VALUES | {"config", "spec_decode.proposer", "entrypoints.text"},
     "conformance": VALUES | {"config", "engine", "runtime.library", "spec_decode", "ranks.executor"},
     "cli": {"errors", "config", "entrypoints", "hub", "router", "log_lines", "replay", "conformance", "spec_decode"}
-    | {"draft_methods", "worker.forecast", "runtime.library", "runtime.processors", "ops.linear_format", "ops.roofs"},
+    | {"draft_methods", "worker.forecast", "runtime.cuda_library", "runtime.library", "runtime.processors"}
+    | {"ops.linear_format", "ops.roofs"},
 }
 # Third-party package -> the only places that may import it; () = none, the package does without.
 ONLY_IN: dict[str, tuple[str, ...]] = {

@@ -18,6 +18,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.roofs import measure_roofs
+from fastdeploy_sd.runtime.cuda_library import cuda_refusal, library_path, load
 from fastdeploy_sd.runtime.library import amx_refusal, isa, num_threads
 from fastdeploy_sd.runtime.processors import first_processor, own_processors
 from fastdeploy_sd.worker.forecast import forecast
@@ -92,6 +93,7 @@ def environment() -> dict[str, str]:
         "isa override": os.environ.get("FDSD_ISA", "none"),
         "kernel library": str(_LIBRARY) if _LIBRARY.exists() else f"not built ({_LIBRARY})",
         "compiler": _compiler(),
+        "gpu": _gpu(),
     }
     return facts | {name: _version(name) for name in PACKAGES}
 
@@ -126,6 +128,12 @@ def _amx_refusal(flags: set[str]) -> str | None:
     if not _LIBRARY.exists():
         return "the kernel library that would ask the system for it is not built"
     return amx_refusal()
+
+
+def _gpu() -> str:
+    """The GPU that `--device gpu` takes, or why there is none."""
+    refusal, path = cuda_refusal(), library_path()
+    return f"not used: {refusal}" if refusal is not None or path is None else load(path).device_name
 
 
 def _compiler() -> str:

@@ -16,6 +16,7 @@ from fastdeploy_sd.config.build import (
     to_json,
     verify_offline,
 )
+from fastdeploy_sd.config.device_rules import cpu_only
 from fastdeploy_sd.config.model_names import hub_name
 from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.quantization import Quantization, QuantizationFormats, formats_of
@@ -48,6 +49,7 @@ __all__ = [
     "SpeculativeConfig",
     "SplitwiseConfig",
     "config_from_kwargs",
+    "cpu_only",
     "explain",
     "formats_of",
     "from_json",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastdeploy_sd.config.addresses import is_this_machine
+from fastdeploy_sd.config.device_rules import verify_device
 from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
@@ -144,5 +145,12 @@ RULES = (
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),
     Rule(_verify_nodes, ("ips", "tensor_parallel_size", "pd_secret", "swap_space", "splitwise_role")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
+    Rule(
+        verify_device,
+        (
+            *("device", "tensor_parallel_size", "splitwise_role", "swap_space", "enforce_eager", "dtype"),
+            *("kv_cache_dtype", SPECULATIVE_OPTION),
+        ),
+    ),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

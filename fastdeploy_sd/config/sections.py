@@ -242,6 +242,7 @@ class Config:
 
     Attributes:
         num_threads: threads of the kernels.
+        device: where the model runs.
         origins: option name -> where its value came from; options that are absent have their default.
     """
 
@@ -261,6 +262,14 @@ class Config:
             " ranks.",
             minimum=1,
             maximum=1024,
+        ),
+    )
+    device: Literal["auto", "cpu", "gpu"] = option(
+        "cpu",
+        Spec(
+            "Where the model runs. gpu: on the first NVIDIA GPU, by the library that `custom_ops/cuda_build.py --nvcc`"
+            " makes; auto: on a GPU where that library, a driver and a GPU are there and no other option needs the"
+            " CPU, else cpu."
         ),
     )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)

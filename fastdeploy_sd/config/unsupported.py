@@ -29,7 +29,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "load_strategy": ("normal",),
     "load_choices": ("default", "default_v1"),
     "rsync_config": (None,),
-    "device": ("cpu",),
     "plas_attention_config": (None,),
     "guided_decoding_backend": ("off", "auto", "guidance"),
     "guided_decoding_disable_any_whitespace": (False,),

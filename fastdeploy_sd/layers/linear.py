@@ -11,6 +11,7 @@ from fastdeploy_sd.checkpoint import Weights
 from fastdeploy_sd.layers.tp_group import TpGroup
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.packing import PackedLinear
+from fastdeploy_sd.runtime.constants import constant
 
 
 class LinearLayer(Protocol):
@@ -26,7 +27,7 @@ class Linear:
 
     def __init__(self, packed: PackedLinear[Tensor], bias: Weights | None) -> None:
         self._packed = packed
-        self._bias = None if bias is None else paddle.to_tensor(bias)
+        self._bias = None if bias is None else constant(bias)
 
     def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None) -> Tensor:
         return linear(x, self._packed, self._bias, out_dtype)
@@ -41,7 +42,7 @@ class SummedLinear:
 
     def __init__(self, packed: PackedLinear[Tensor], bias: Weights | None, group: TpGroup) -> None:
         self._packed, self._group = packed, group
-        self._bias = None if bias is None else paddle.to_tensor(bias)
+        self._bias = None if bias is None else constant(bias)
 
     def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None) -> Tensor:
         partial = linear(x, self._packed, None, paddle.float32)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Weights
 from fastdeploy_sd.ops.norm import concat_rms_norm, rms_norm
+from fastdeploy_sd.runtime.constants import constant
 
 
 class RmsNorm:
     """h = x (+ residual); returns (h normalised and scaled, in x's dtype; h as float32)."""
 
     def __init__(self, weight: Weights, eps: float) -> None:
-        self._weight, self._eps = paddle.to_tensor(weight), eps
+        self._weight, self._eps = constant(weight), eps
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return rms_norm(x, self._weight, self._eps, residual)
@@ -23,7 +23,7 @@ class ConcatRmsNorm:
     """Two matrices [T, H], each normalised and scaled with weights of its own, side by side: [T, 2 * H]."""
 
     def __init__(self, first_weight: Weights, second_weight: Weights, eps: float) -> None:
-        self._first, self._second = paddle.to_tensor(first_weight), paddle.to_tensor(second_weight)
+        self._first, self._second = constant(first_weight), constant(second_weight)
         self._eps = eps
 
     def __call__(self, first: Tensor, second: Tensor) -> Tensor:

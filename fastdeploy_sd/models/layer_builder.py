@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Weights
@@ -24,6 +23,7 @@ from fastdeploy_sd.ops.kv_cache import QkNorm
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.runtime.constants import constant
 
 WeightAndBias = tuple[WeightMatrix, Weights | None]
 
@@ -45,7 +45,7 @@ class LayerBuilder:
         eps, norms = self._config.norm_eps, weights.qk_norms(i)
         qk_norm = None
         if norms is not None:
-            qk_norm = QkNorm(paddle.to_tensor(norms[0]), paddle.to_tensor(norms[1]), eps)
+            qk_norm = QkNorm(constant(norms[0]), constant(norms[1]), eps)
         attention = Attention(
             self._outputs(weights.qkv(i), self._shard.qkv()),
             self._summed(weights.output(i), self._shard.attention()),
@@ -77,8 +77,8 @@ class LayerBuilder:
             size = moe.shared_intermediate_size
             shared = self._dense(weights, i, "mlp.shared_experts", size, self._shard.shared_experts())
         weight, bias = weights.router(i, moe)
-        selection_bias = None if bias is None else paddle.to_tensor(bias)
-        router = Router(paddle.to_tensor(weight), selection_bias, moe.top_k, moe.normalize, moe.norm_min)
+        selection_bias = None if bias is None else constant(bias)
+        router = Router(constant(weight), selection_bias, moe.top_k, moe.normalize, moe.norm_min)
         return MoeMlp(router, self._experts(weights, i, moe), shared, self._group)
 
     def _dense(self, weights: LayerWeights, i: int, part: str, size: int, own: SumPart) -> SwigluMlp:

@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, Protocol
 
 from fastdeploy_sd.runtime.library import CParams, function
+
+
+class Call(Protocol):
+    """An op bound to arrays that stay.
+
+    Attributes:
+        params: its struct; counts are written there before a run.
+    """
+
+    params: Any
+
+    def run(self) -> None:
+        """Run the op, or start it where the device runs in its own time.
+
+        Raises:
+            ValueError: it refused its arguments; the text names op and argument.
+        """
+        ...
 
 
 class BoundCall:

@@ -16,29 +16,13 @@ from paddle import Tensor
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime import arena, cuda_library, tensors
+from fastdeploy_sd.runtime.bound_call import Call
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.host_op import HostOp
 from fastdeploy_sd.runtime.mirror import HostMirror, Mirror
 from fastdeploy_sd.runtime.program import Inputs, Program, Recording, RunnableProgram
 
 DeviceName = Literal["cpu", "gpu", "auto"]
-
-
-class Call(Protocol):
-    """An op bound to arrays that stay.
-
-    Attributes:
-        params: its struct; counts are written there before a run.
-    """
-
-    params: Any
-
-    def run(self) -> None:
-        """Run the op, or start it where the device runs in its own time.
-
-        Raises:
-            ValueError: it refused its arguments; the text names op and argument.
-        """
 
 
 class Device(Protocol):

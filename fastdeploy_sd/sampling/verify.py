@@ -16,6 +16,7 @@ from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.ops.candidates import AcceptPolicy
 from fastdeploy_sd.ops.sampling import SAMPLE, TOP_P_CANDIDATES, settings_of, token_logprobs
 from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
+from fastdeploy_sd.runtime.twins import NO_TWINS, RowsOnDevice, Twins
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import F32, I32, LogprobArrays, SamplingArrays, VerifyResult
 
@@ -78,11 +79,19 @@ class Verifier:
         memory: of the steps; output goes there.
         sampling: the request table's columns and the memory's masks, whole.
         logits: f32[L, V], whole: row l belongs to token logits_indices[l] of the memory.
+        twins: of these arrays, where the logits are on a device.
     """
 
-    def __init__(self, rule: VerifyRule, memory: StepMemory, sampling: SamplingArrays, logits: F32) -> None:
+    def __init__(
+        self,
+        rule: VerifyRule,
+        memory: StepMemory,
+        sampling: SamplingArrays,
+        logits: F32 | RowsOnDevice,
+        twins: Twins = NO_TWINS,
+    ) -> None:
         m = self._memory = memory
-        self._num_logprobs, self._logits = sampling.num_logprobs, logits
+        self._num_logprobs, self._logits, self._twins = sampling.num_logprobs, logits, twins
         if rule.strategy == "greedy":
             sampling = replace(sampling, temperature=np.zeros_like(sampling.temperature))
         drafted = {
@@ -103,11 +112,12 @@ class Verifier:
         rows["stops_at_wrong_draft"] = not candidates and rule.accept_policy == "normal"
         length = candidates["candidate_token_ids"].shape[1] if candidates else 0
         self._draw = (
-            TOP_P_CANDIDATES.bind(**rows, **candidates, max_candidate_len=length, token_ids=sampled)
+            twins.bind(TOP_P_CANDIDATES, **rows, **candidates, max_candidate_len=length, token_ids=sampled)
             if candidates
-            else SAMPLE.bind(**rows, token_ids=sampled)
+            else twins.bind(SAMPLE, **rows, token_ids=sampled)
         )
-        self._accept = VERIFY_DRAFT_TOKENS.bind(
+        self._accept = twins.bind(
+            VERIFY_DRAFT_TOKENS,
             **drafted,
             **candidates,
             sampled_token_ids=sampled,
@@ -144,8 +154,10 @@ class Verifier:
         m, draw, accept = self._memory, self._draw, self._accept
         draw.params.num_rows = m.num_logits
         draw.params.num_requests = accept.params.num_requests = m.num_requests
+        self._twins.send_masks()
         draw.run()
         accept.run()
+        self._twins.fetch_output()
         cu_num_output = m.cu_num_output[: m.num_requests + 1]
         result = VerifyResult(
             m.output_token_ids[: cu_num_output.item(-1)], cu_num_output, m.num_accepted[: m.num_requests]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
+from fastdeploy_sd.runtime.bound_call import Call
+from fastdeploy_sd.runtime.twins import NO_TWINS, Twins
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import SchedulerOutput
 from fastdeploy_sd.worker.request_table import RequestTable
@@ -15,9 +18,10 @@ class BatchBuilder:
 
     Args:
         table: the requests and their tokens.
+        twins: of the table on a device, which gets the output there.
     """
 
-    def __init__(self, table: RequestTable, memory: StepMemory) -> None:
+    def __init__(self, table: RequestTable, memory: StepMemory, twins: Twins = NO_TWINS) -> None:
         m = self._memory = memory
         self._table = table
         self._prepare = PREPARE_BATCH.bind(
@@ -40,19 +44,21 @@ class BatchBuilder:
             batch_id_per_output=m.batch_id_per_output,
             output_positions=m.output_positions,
         )
-        self._append = APPEND_TOKENS.bind(
-            table_rows=m.table_rows,
-            token_ids=m.output_token_ids,
-            cu_num_output=m.cu_num_output,
-            planned_drafts=m.planned_drafts,
-            tokens=table.tokens,
-            num_tokens=table.num_tokens,
-            max_total=table.max_total,
-            count_rows=table.count_rows,
-            token_counts=table.counts.table,
-            num_committed=m.num_committed,
-            max_draft_len=m.max_draft_len,
-        )
+        appended: dict[str, Any] = {
+            "table_rows": m.table_rows,
+            "token_ids": m.output_token_ids,
+            "cu_num_output": m.cu_num_output,
+            "planned_drafts": m.planned_drafts,
+            "tokens": table.tokens,
+            "num_tokens": table.num_tokens,
+            "max_total": table.max_total,
+            "count_rows": table.count_rows,
+            "token_counts": table.counts.table,
+            "num_committed": m.num_committed,
+            "max_draft_len": m.max_draft_len,
+        }
+        self._append = APPEND_TOKENS.bind(**appended)
+        self._append_there: Call | None = None if twins is NO_TWINS else twins.bind(APPEND_TOKENS, **appended)
 
     def build(self, plan: SchedulerOutput) -> None:
         """Write a step's plan, maps and masks into the memory.
@@ -90,7 +96,10 @@ class BatchBuilder:
             ValueError: the output has no room in the table, or is outside the vocabulary. Nothing has changed then.
         """
         self._append.params.num_requests = self._memory.num_requests
-        self._append.run()
+        self._append.run()  # the host's first: it looks at what it is given
+        if self._append_there is not None:
+            self._append_there.params.num_requests = self._memory.num_requests
+            self._append_there.run()
 
     def _write_masks(self) -> None:
         """The tokens that each row of logits forbids."""

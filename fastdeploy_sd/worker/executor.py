@@ -4,59 +4,34 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that imports Paddle)
-from fastdeploy_sd.checkpoint import Checkpoint
-from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.guidance.compiler import GrammarStore
-from fastdeploy_sd.layers.tp_group import TpGroup
-from fastdeploy_sd.models.mtp_weights import MtpWeights
-from fastdeploy_sd.models.quant_scheme import QuantScheme
-from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.ops.mtp_batch import KeptRows
-from fastdeploy_sd.request_rules import producible_eos
 from fastdeploy_sd.runtime import library
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.sampling.verify import VerifyRule
-from fastdeploy_sd.spec_decode.draft_model import DraftModel
-from fastdeploy_sd.spec_decode.proposer import MakeProposer, Proposer, ProposerContext
+from fastdeploy_sd.spec_decode.proposer import MakeProposer
 from fastdeploy_sd.spec_decode.router import available_methods, create_layers_method, create_proposer
 from fastdeploy_sd.spec_decode.step_board import StepBoard
-from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
-from fastdeploy_sd.worker import kv_sizing
 from fastdeploy_sd.worker.block_copier import BlockCopier
-from fastdeploy_sd.worker.draft_layers import DraftLayers
-from fastdeploy_sd.worker.draft_weights import open_draft_weights
-from fastdeploy_sd.worker.eager_operators import load_operators
+from fastdeploy_sd.worker.device_choice import choose_device
 from fastdeploy_sd.worker.follower import ModelFollower
 from fastdeploy_sd.worker.forced_tokens import ForcedTokens
-from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
 from fastdeploy_sd.worker.grammars import open_grammars
 from fastdeploy_sd.worker.guided_rows import GuidedRows
-from fastdeploy_sd.worker.kept_hidden import allocate_kept_hidden, keeping
-from fastdeploy_sd.worker.kept_measurements import machine_key, measurements_folder
 from fastdeploy_sd.worker.kernel_threads import set_kernel_threads
 from fastdeploy_sd.worker.kv_identity import KvIdentity
-from fastdeploy_sd.worker.kv_memory import KvMemory, allocate_kv
 from fastdeploy_sd.worker.kv_pages import KvPages
 from fastdeploy_sd.worker.layer_signals import LayerSignals
 from fastdeploy_sd.worker.lead import GroupLead
-from fastdeploy_sd.worker.linear_tuning import tune_linear
-from fastdeploy_sd.worker.model_loading import load_model
-from fastdeploy_sd.worker.prefetch import MEASURED_BYTES
+from fastdeploy_sd.worker.loaded import Loaded, load
 from fastdeploy_sd.worker.rank_group import RankGroup
-from fastdeploy_sd.worker.request_table import RequestTable
-from fastdeploy_sd.worker.rotary import make_rotary
 from fastdeploy_sd.worker.runner import ModelRunner
 from fastdeploy_sd.worker.speed_limits import SpeedLimits
 from fastdeploy_sd.worker.swap import open_block_store
-
-if TYPE_CHECKING:
-    from paddle import Tensor
 
 _log = logging.getLogger(__name__)
 
@@ -131,9 +106,11 @@ def create_executor(
     start = time.perf_counter()
     group = group or RankGroup()
     set_kernel_threads(config, group)
+    is_host = choose_device(config).kind == "cpu"
     # Before memory fills. Ranks share the memory's bandwidth, of which one alone would measure all.
-    limits = SpeedLimits.measure(config) if group.size == 1 and _log.isEnabledFor(logging.INFO) else None
-    loaded = _load(config, group)
+    is_measured = is_host and group.size == 1 and _log.isEnabledFor(logging.INFO)
+    limits = SpeedLimits.measure(config) if is_measured else None
+    loaded = load(config, group)
     s, table = config.speculative, loaded.table
     lead = None if group.others is None else GroupLead(group.others, group.collectives)
     agree, over_ranks = (lambda: None, lambda method: method) if lead is None else (lead.agree, lead.over_ranks)
@@ -162,9 +139,10 @@ def create_executor(
         fingerprint=loaded.kv_identity.output_fingerprint(rule),
     )
     runner = ModelRunner(
-        loaded.forward, loaded.memory, table, proposer, info.speculation, rule, board, guided, lead, loaded.signals
-    )
-    pages = KvPages(loaded.kv.ranks)
+        loaded.forward, loaded.memory, table, proposer, info.speculation, rule, board, guided, lead, loaded.signals,
+        loaded.twins,
+    )  # fmt: skip
+    pages = KvPages(loaded.kv.ranks if is_host else ())  # nothing copies blocks of a GPU yet
     store = open_block_store(config, pages, loaded.kv_identity, loaded.checkpoint, loaded.draft_weights)
     if limits is not None:
         _log.info("%s", limits.describe(loaded.checkpoint))
@@ -182,7 +160,8 @@ def create_follower(config: Config, group: RankGroup) -> ModelFollower:
     """
     start = time.perf_counter()
     set_kernel_threads(config, group)
-    loaded = _load(config, group)
+    choose_device(config)
+    loaded = load(config, group)
     context = loaded.proposer_context(group.agree)
     method = None if context.draft_model is None else create_layers_method(config.speculative, context)
     seconds, weight_gb = time.perf_counter() - start, loaded.weight_bytes / 1e9
@@ -190,89 +169,7 @@ def create_follower(config: Config, group: RankGroup) -> ModelFollower:
     return ModelFollower(loaded.forward, loaded.memory, loaded.table, method)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Loaded:
-    """What every rank has, whatever it does with it."""
-
-    checkpoint: Checkpoint
-    draft_weights: MtpWeights | None
-    kv: KvMemory
-    kv_identity: KvIdentity
-    draft: DraftLayers | None
-    kept_hidden: Sequence[KeptRows[Tensor]]
-    forward: Forward
-    memory: StepMemory
-    table: RequestTable
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
-    weight_bytes: int
-    enforce_eager: bool
-    signals: LayerSignals | None
-
-    def proposer_context(
-        self, agree: Callable[[], None], over_ranks: Callable[[Proposer], Proposer] = lambda method: method
-    ) -> ProposerContext:
-        """Return what drafting methods are made for; see ProposerContext and DraftModel."""
-        draft_model = None
-        if self.draft is not None:
-            draft_model = DraftModel(
-                self.draft.model,
-                self.kv.own.draft_caches,
-                make_rotary(self.draft.config, self.kv.max_tokens),
-                self.kept_hidden,
-                self.forward.hidden,
-                self.table.tokens,
-                self.table.blocks,
-                self.enforce_eager,
-                agree,
-            )
-        num_rows = self.memory.limits.num_requests
-        return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, draft_model, over_ranks=over_ranks)
-
-
-def _load(config: Config, group: RankGroup) -> _Loaded:
-    if config.model.enforce_eager:
-        load_operators()
-    checkpoint = Checkpoint(config.model.path)
-    decoder_config = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
-    max_model_len = kv_sizing.max_model_len(config, decoder_config)
-    eos_token_ids = producible_eos("checkpoint", read_eos_token_ids(checkpoint), decoder_config.vocab_size)
-    # Opened first: that there are none must not be found out after the target was packed.
-    draft_weights = open_draft_weights(config, checkpoint, decoder_config)
-    tp = TpGroup(group.communicator)
-    model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
-    _tune_linear(config, group, model.weight_bytes)
-    kv = allocate_kv(config, decoder_config, model.draft, max_model_len, group)
-    s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
-    limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
-    memory = StepMemory(limits, vocab_size)
-    table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
-    forward_type = EagerForward if config.model.enforce_eager else RecordedForward
-    rotary = make_rotary(decoder_config, kv.max_tokens)
-    sends_layers = config.splitwise.splitwise_role == "prefill" and group.rank == 0
-    signals = LayerSignals(group.size) if sends_layers else None
-    on_stored = None if signals is None else signals.on_stored
-    block_size, num_drafts = kv.format.block_size, s.num_speculative_tokens
-    kept_hidden = allocate_kept_hidden(kv.own.block_hidden, block_size, max_num_seqs, num_drafts)
-    on_hidden = keeping(kept_hidden[0]) if kept_hidden else None
-    forward = forward_type(model.decoder, kv.own.caches, rotary, memory, table.blocks, on_stored, on_hidden)
-    draft_source = None if draft_weights is None else draft_weights.checkpoint
-    identity = KvIdentity.of(config, decoder_config, kv.format.kv_dtype, checkpoint, draft_source)
-    return _Loaded(
-        checkpoint, draft_weights, kv, identity, model.draft, kept_hidden, forward, memory, table, vocab_size,
-        max_model_len, eos_token_ids, model.weight_bytes, config.model.enforce_eager, signals,
-    )  # fmt: skip
-
-
-def _tune_linear(config: Config, group: RankGroup, weight_bytes: int) -> None:
-    scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
-    formats = sorted({scheme.linear, scheme.experts, scheme.lm_head})
-    is_worth = weight_bytes > MEASURED_BYTES
-    tune_linear(formats, machine_key(config), measurements_folder(config), group, is_worth=is_worth)
-
-
-def _log_loaded(config: Config, loaded: _Loaded, info: ModelInfo, seconds: float) -> None:
+def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float) -> None:
     size = loaded.kv.size
     _log.info("KV cache: %s", size.describe(info.max_request_tokens))
     if info.max_request_tokens < info.max_model_len:
@@ -283,11 +180,17 @@ def _log_loaded(config: Config, loaded: _Loaded, info: ModelInfo, seconds: float
         )  # fmt: skip
     _log.info(
         "loaded %s in %.1f s: %s weights of %.2f GB, %d tokens of %s KV cache, requests of up to %d tokens, %s,"
-        " %s kernels on %d threads",
+        " %s",
         config.model.path, seconds, config.model.quantization or config.model.dtype, loaded.weight_bytes / 1e9,
         size.num_tokens, loaded.kv.format.kv_dtype, info.max_request_tokens, _drafting(info.speculation),
-        library.level_text(), library.num_threads(),
+        _kernels(),
     )  # fmt: skip
+
+
+def _kernels() -> str:
+    if device().kind == "cpu":
+        return f"{library.level_text()} kernels on {library.num_threads()} threads"
+    return f"CUDA kernels on {device().text}"
 
 
 def _drafting(speculation: SpeculationInfo) -> str:

@@ -22,6 +22,7 @@ from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.program import Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
+from fastdeploy_sd.runtime.twins import NO_TWINS, RowsOnDevice, Twins
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import F32, I32
 
@@ -38,7 +39,9 @@ class Forward(Protocol):
     """
 
     hidden: Tensor
-    logits: F32
+
+    @property
+    def logits(self) -> F32 | RowsOnDevice: ...
 
     def __call__(self) -> None:
         """Run the step that the memory holds."""
@@ -93,6 +96,7 @@ class RecordedForward:
 
     Args:
         on_stored, on_hidden: what they call is recorded.
+        twins: of the memory and the tables, where the model is on a device.
 
     Raises:
         RecordingError: the model does something that cannot be recorded.
@@ -108,6 +112,7 @@ class RecordedForward:
         block_tables: I32,
         on_stored: OnStored | None = None,
         on_hidden: OnHidden | None = None,
+        twins: Twins = NO_TWINS,
     ) -> None:
         recorder, limits = Recorder(), memory.limits
         arrays = _inputs(memory, block_tables)
@@ -124,14 +129,16 @@ class RecordedForward:
             "num_requests": limits.num_requests,
             "num_logits": limits.num_logits,
         }
-        self._memory = memory
+        outputs = _run(decoder, caches, rotary, inputs, on_stored, on_hidden)
+        self._memory, self._twins = memory, twins
         self.program = device().program(
-            Recording(recorder, _run(decoder, caches, rotary, inputs, on_stored, on_hidden), bounds), arrays
+            Recording(recorder, outputs, bounds), {name: twins.of(array) for name, array in arrays.items()}
         )
         self.hidden, logits = self.program.outputs
-        self.logits: F32 = device().read(logits)
+        self.logits: Any = device().read(logits) if twins is NO_TWINS else RowsOnDevice(logits, device().read)
 
     def __call__(self) -> None:
+        self._twins.send_plan()
         self.program.run(self.sizes)
 
     @property

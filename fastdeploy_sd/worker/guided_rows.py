@@ -19,6 +19,7 @@ from llguidance import LLExecutor, LLMatcher
 
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.guidance.output_matcher import OutputMatcher
+from fastdeploy_sd.runtime.twins import RowsOnDevice
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import F32, I32, DraftTokens, NewRequest, RequestId, VerifyResult, offsets
 
@@ -47,7 +48,7 @@ class GuidedRows:
 
     Args:
         matchers: None = no request may have a grammar.
-        memory: of the steps; allowed_rows and allowed_bits are written.
+        memory: of the steps; num_allowed, allowed_rows and allowed_bits are written.
     """
 
     def __init__(self, matchers: Matchers | None, memory: StepMemory, max_num_seqs: int) -> None:
@@ -56,7 +57,6 @@ class GuidedRows:
         self._admitted: dict[RequestId, OutputMatcher] = {}
         self._is_guided = np.zeros(max_num_seqs, np.bool_)
         self._step: list[tuple[int, OutputMatcher]] = []  # rows of the step and their matchers
-        self._num_rows = 0  # of allowed_rows, those that a step has written
         self._pool: ThreadPoolExecutor | None = None
         self._library: LLExecutor | None = None
 
@@ -91,8 +91,8 @@ class GuidedRows:
         A request whose grammar cannot go on gets rows that allow nothing: it fails, see `failure`, and nobody else.
         """
         m = self._memory
-        m.allowed_rows[: self._num_rows] = -1
-        self._num_rows, self._step = 0, []
+        m.allowed_rows[: m.num_allowed] = -1
+        m.num_allowed, self._step = 0, []
         if not self._matchers:
             return _NOTHING
         for r in self._is_guided.take(m.table_rows[: m.num_requests]).nonzero()[0].tolist():
@@ -100,7 +100,7 @@ class GuidedRows:
                 self._step.append((r, self._matchers[m.table_rows.item(r)]))
         if not self._step:
             return _NOTHING
-        self._num_rows = m.num_logits
+        m.num_allowed = m.num_logits
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="fdsd-masks")
             self._library = LLExecutor(1)
@@ -132,7 +132,7 @@ class GuidedRows:
         cu = offsets(kept)
         return drafts.pick(np.repeat(drafts.cu_num_draft[:-1] - cu[:-1], kept) + np.arange(cu[-1]), cu)
 
-    def failure(self, r: int, logits: F32) -> tuple[str, str] | None:
+    def failure(self, r: int, logits: F32 | RowsOnDevice) -> tuple[str, str] | None:
         """Return what to tell a request of the step that got no token, by its row; None = it is not its grammar.
 
         Args:

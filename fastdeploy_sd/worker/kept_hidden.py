@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.mtp import keep_hidden_
 from fastdeploy_sd.ops.mtp_batch import KeptRows
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker.forward import OnHidden
+
+_ROW_DTYPES: dict[paddle.dtype, npt.DTypeLike] = {paddle.float32: np.float32, paddle.bfloat16: np.uint16}
 
 
 def allocate_kept_hidden(
@@ -26,10 +31,8 @@ def allocate_kept_hidden(
         max_num_seqs: table rows.
     """
     num_kept = block_size + num_drafts + 1
-    return [
-        KeptRows(rows, paddle.zeros((max_num_seqs * num_kept, rows.shape[1]), rows.dtype), block_size, num_kept)
-        for rows in block_hidden
-    ]
+    kept = [device().zeros((max_num_seqs * num_kept, rows.shape[1]), _ROW_DTYPES[rows.dtype]) for rows in block_hidden]
+    return [KeptRows(*memory, block_size, num_kept) for memory in zip(block_hidden, kept, strict=True)]
 
 
 def keeping(kept: KeptRows[Tensor]) -> OnHidden:

@@ -20,8 +20,8 @@ class KvIdentity:
     """What the KV of an instance is.
 
     Attributes:
-        fingerprint: the same for the same weights, formats, kernels' instruction-set level and version, so that KV and
-            logits have the same bits.
+        fingerprint: the same for the same weights, formats, kernels (of a CPU those of one instruction-set level) and
+            version, so that KV and logits have the same bits.
         draft_fingerprint: the same for the same draft layers besides; "" = there are none.
         kv_format: "float32", "bfloat16" or "int8".
         block_size: tokens per block.
@@ -38,17 +38,23 @@ class KvIdentity:
 
     @staticmethod
     def of(
-        config: Config, target: DecoderConfig, kv_format: str, checkpoint: Checkpoint, draft: Checkpoint | None
+        config: Config,
+        target: DecoderConfig,
+        kv_format: str,
+        checkpoint: Checkpoint,
+        draft: Checkpoint | None,
+        kernels: str | None = None,
     ) -> KvIdentity:
         """Return that of a model as configured; of the weights only samples are read.
 
         Args:
             kv_format: see the class.
             draft: where the draft layers come from; None = there are none.
+            kernels: which compute it; None = the kernel library's, at its level.
         """
         numerics = {
             "version": fastdeploy_sd.__version__,
-            "isa": library.isa(),
+            "isa": library.isa() if kernels is None else kernels,
             "dtype": config.model.dtype,
             "quantization": repr(config.model.quantization),
             "kv_format": kv_format,

@@ -12,6 +12,7 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.parallel.shard import Shard
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.draft_layers import DraftLayers
@@ -79,7 +80,7 @@ def allocate_kv(
     kv_format = KvCacheFormat.create(config)
     layers = _Layers(target, draft, group.size)
     one_block = group.size * kv_sizing.block_bytes(layers.of_rank(group.rank), kv_format)
-    size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: group.smallest(free_memory))
+    size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: group.smallest(_free_bytes))
     return KvMemory(
         size,
         kv_format,
@@ -92,6 +93,12 @@ def allocate_kv(
             if rank != group.rank
         ],
     )
+
+
+def _free_bytes() -> int:
+    """Of the memory that the device computes in."""
+    found = device()
+    return found.memory.free_bytes() if isinstance(found, CudaDevice) else free_memory()
 
 
 class _Layers:

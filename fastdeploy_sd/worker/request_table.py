@@ -57,6 +57,8 @@ class RequestTable:
         num_reports: how many requests want log-probabilities, of output or of drafts. It and num_masks spare a step
             without any the look at a column, which takes 30 us with cold caches.
         rules: TokenRules by table row.
+        new_rows, rows_with_blocks: table rows that requests got, and those that got blocks, since somebody who copies
+            the columns cleared these sets.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int) -> None:
@@ -80,6 +82,8 @@ class RequestTable:
         self.counts = TokenCounts(max_num_seqs, vocab_size)
         self.num_logprobs, self.num_draft_logprobs = np.full((2, max_num_seqs), -1, np.int32)
         self.num_reports = 0
+        self.new_rows: set[int] = set()
+        self.rows_with_blocks: set[int] = set()
         self._table_row_of: dict[RequestId, int] = {}
         self._free = list(range(max_num_seqs))[::-1]
 
@@ -173,6 +177,7 @@ class RequestTable:
         wanted = request.speculation.num_draft_logprobs
         self.num_draft_logprobs[table_row] = -1 if wanted is None else wanted
         self.num_reports += self._wants_report(table_row)
+        self.new_rows.add(table_row)
         return table_row
 
     def _wants_report(self, table_row: int) -> bool:
@@ -182,3 +187,4 @@ class RequestTable:
         begin = int(self.num_blocks[table_row])
         self.blocks[table_row, begin : begin + len(block_ids)] = block_ids
         self.num_blocks[table_row] = begin + len(block_ids)
+        self.rows_with_blocks.add(table_row)

@@ -11,6 +11,7 @@ import numpy as np
 
 from fastdeploy_sd.bisection import run_in_parts
 from fastdeploy_sd.errors import FdsdError, InternalError
+from fastdeploy_sd.runtime.twins import NO_TWINS, Twins
 from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, Proposer
@@ -58,6 +59,7 @@ class ModelRunner:
         signals: of the forward pass, None = it gives none.
         guided: the requests with a grammar.
         lead: of the other ranks, if there are any.
+        twins: of the memory and the table, where the model is on a device.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 (what a step goes through)
@@ -72,14 +74,15 @@ class ModelRunner:
         guided: GuidedRows,
         lead: Lead | None = None,
         signals: LayerSignals | None = None,
+        twins: Twins = NO_TWINS,
     ) -> None:
         self._forward, self._table, self._proposer = forward, table, DraftGuard(proposer)
         self._logits = forward.logits
         self._speculation, self._lead, self._signals = speculation, lead or Alone(), signals
         self._board, self._memory, self._guided = board, memory, guided
         self._ended = time.perf_counter()
-        self._batches = BatchBuilder(table, memory)
-        self._verifier = Verifier(rule, memory, table.sampling(memory), forward.logits)
+        self._batches = BatchBuilder(table, memory, twins)
+        self._verifier = Verifier(rule, memory, table.sampling(memory), forward.logits, twins)
         self._draft_inputs = DraftInputs(table, memory, has_target=proposer.num_lookahead_slots > 0)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:

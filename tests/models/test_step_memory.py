@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.runtime.bound_call import BoundCall
+from fastdeploy_sd.runtime.bound_call import Call
 from fastdeploy_sd.runtime.program import Program
 from fastdeploy_sd.spec_decode.mtp import MtpProposer
 from fastdeploy_sd.types import SchedulerOutput, StepResult
@@ -32,7 +32,7 @@ def arrays_of(owner: Any) -> Iterator[np.ndarray]:
                 yield part
 
 
-def pointers_of(call: BoundCall) -> Iterator[int]:
+def pointers_of(call: Call) -> Iterator[int]:
     for name, *_ in call.params._fields_:
         value = getattr(call.params, name)
         if isinstance(value, int) and value > 1 << 32:

@@ -1,0 +1,97 @@
+"""What the calls of a step take for the host's arrays: these themselves, or their twins in the memory of a device.
+
+The host prepares a step in arrays of its own, and looks at its output there, wherever the model runs. Knows no op and
+no device; needs no Paddle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.runtime.bound_call import Call
+from fastdeploy_sd.runtime.host_op import HostOp
+from fastdeploy_sd.types import F32, Rows
+
+
+class Twins(Protocol):
+    """The host's arrays for calls, and the copies between.
+
+    Each copy follows the calls before it and is there for the calls behind it.
+    """
+
+    def of(self, array: npt.NDArray[Any]) -> Any:
+        """Return what calls take for an array."""
+        ...
+
+    def bind(self, op: HostOp, **arguments: Any) -> Call:
+        """Return a call of an op over arrays of the host, rows on a device and numbers; see HostOp.bind.
+
+        An array that no step writes on the host is there as it is now, for calls to read or to write.
+        """
+        ...
+
+    def send_plan(self) -> None:
+        """Copy what the host has written of a step, but for the masks of grammars."""
+        ...
+
+    def send_masks(self) -> None:
+        """Copy the masks of grammars, if any row of the step has one or had in the step before."""
+        ...
+
+    def fetch_output(self) -> None:
+        """Wait for the step's output tokens, and have them in the host's arrays."""
+        ...
+
+
+class NoTwins:
+    """The calls are the host's own, over its arrays."""
+
+    def of(self, array: npt.NDArray[Any]) -> Any:
+        return array
+
+    def bind(self, op: HostOp, **arguments: Any) -> Call:
+        return op.bind(**arguments)
+
+    def send_plan(self) -> None:
+        pass
+
+    def send_masks(self) -> None:
+        pass
+
+    def fetch_output(self) -> None:
+        pass
+
+
+NO_TWINS = NoTwins()
+
+
+class RowsOnDevice:
+    """Rows that stay where the model wrote them; the few that the host wants are copied.
+
+    Args:
+        tensor: f32[L, V], of the device. read: returns the content of such a tensor.
+
+    Attributes:
+        tensor: for calls.
+        shape: its own.
+    """
+
+    def __init__(self, tensor: Any, read: Callable[[Any], npt.NDArray[Any]]) -> None:
+        self.tensor, self._read = tensor, read
+        self.shape: tuple[int, ...] = tuple(tensor.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | Rows) -> F32:
+        """Wait for the calls so far, and return a copy of some rows."""
+        indices = np.arange(len(self))[rows]
+        if not len(indices):
+            return np.zeros((0, *self.shape[1:]), np.float32)
+        begin, end = int(indices.min()), int(indices.max()) + 1
+        found: F32 = self._read(self.tensor[begin:end])[indices - begin]
+        return found

@@ -1,0 +1,135 @@
+"""What a rank holds of a configured model, whatever it does with it. Importing this module imports Paddle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that imports Paddle)
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.layers.tp_group import TpGroup
+from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.ops.mtp_batch import KeptRows
+from fastdeploy_sd.request_rules import producible_eos
+from fastdeploy_sd.runtime.device import device
+from fastdeploy_sd.runtime.twins import NO_TWINS, Twins
+from fastdeploy_sd.spec_decode.draft_model import DraftModel
+from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
+from fastdeploy_sd.step_memory import StepLimits, StepMemory
+from fastdeploy_sd.worker import kv_sizing
+from fastdeploy_sd.worker.draft_layers import DraftLayers
+from fastdeploy_sd.worker.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.eager_operators import load_operators
+from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
+from fastdeploy_sd.worker.kept_hidden import allocate_kept_hidden, keeping
+from fastdeploy_sd.worker.kept_measurements import machine_key, measurements_folder
+from fastdeploy_sd.worker.kv_identity import KvIdentity
+from fastdeploy_sd.worker.kv_memory import KvMemory, allocate_kv
+from fastdeploy_sd.worker.layer_signals import LayerSignals
+from fastdeploy_sd.worker.linear_tuning import tune_linear
+from fastdeploy_sd.worker.model_loading import load_model
+from fastdeploy_sd.worker.prefetch import MEASURED_BYTES
+from fastdeploy_sd.worker.rank_group import RankGroup
+from fastdeploy_sd.worker.request_table import RequestTable
+from fastdeploy_sd.worker.rotary import make_rotary
+from fastdeploy_sd.worker.step_twins import StepTwins
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """What every rank has, whatever it does with it."""
+
+    checkpoint: Checkpoint
+    draft_weights: MtpWeights | None
+    kv: KvMemory
+    kv_identity: KvIdentity
+    draft: DraftLayers | None
+    kept_hidden: Sequence[KeptRows[Tensor]]
+    forward: Forward
+    memory: StepMemory
+    table: RequestTable
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    weight_bytes: int
+    enforce_eager: bool
+    signals: LayerSignals | None
+    twins: Twins
+
+    def proposer_context(
+        self, agree: Callable[[], None], over_ranks: Callable[[Proposer], Proposer] = lambda method: method
+    ) -> ProposerContext:
+        """Return what drafting methods are made for; see ProposerContext and DraftModel."""
+        draft_model = None
+        if self.draft is not None:
+            draft_model = DraftModel(
+                self.draft.model,
+                self.kv.own.draft_caches,
+                make_rotary(self.draft.config, self.kv.max_tokens),
+                self.kept_hidden,
+                self.forward.hidden,
+                self.table.tokens,
+                self.table.blocks,
+                self.enforce_eager,
+                agree,
+            )
+        num_rows = self.memory.limits.num_requests
+        return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, draft_model, over_ranks=over_ranks)
+
+
+def load(config: Config, group: RankGroup) -> Loaded:
+    """Load this rank's part of the configured model into the chosen device's memory.
+
+    Raises:
+        CheckpointError, ConfigError: as `worker.executor.create_executor`.
+    """
+    if config.model.enforce_eager:
+        load_operators()
+    checkpoint = Checkpoint(config.model.path)
+    decoder_config = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+    max_model_len = kv_sizing.max_model_len(config, decoder_config)
+    eos_token_ids = producible_eos("checkpoint", read_eos_token_ids(checkpoint), decoder_config.vocab_size)
+    # Opened first: that there are none must not be found out after the target was packed.
+    draft_weights = open_draft_weights(config, checkpoint, decoder_config)
+    tp = TpGroup(group.communicator)
+    model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
+    is_host = device().kind == "cpu"
+    if is_host:
+        _tune_linear(config, group, model.weight_bytes)
+    kv = allocate_kv(config, decoder_config, model.draft, max_model_len, group)
+    s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
+    limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
+    memory = StepMemory(limits, vocab_size)
+    table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
+    twins = NO_TWINS if is_host else StepTwins(device(), memory, table)
+    rotary = make_rotary(decoder_config, kv.max_tokens)
+    sends_layers = config.splitwise.splitwise_role == "prefill" and group.rank == 0
+    signals = LayerSignals(group.size) if sends_layers else None
+    on_stored = None if signals is None else signals.on_stored
+    block_size, num_drafts = kv.format.block_size, s.num_speculative_tokens
+    kept_hidden = allocate_kept_hidden(kv.own.block_hidden, block_size, max_num_seqs, num_drafts)
+    on_hidden = keeping(kept_hidden[0]) if kept_hidden else None
+    over = model.decoder, kv.own.caches, rotary, memory, table.blocks, on_stored, on_hidden
+    forward = EagerForward(*over) if config.model.enforce_eager else RecordedForward(*over, twins)
+    draft_source = None if draft_weights is None else draft_weights.checkpoint
+    kernels = None if is_host else f"CUDA, {device().text}"
+    identity = KvIdentity.of(config, decoder_config, kv.format.kv_dtype, checkpoint, draft_source, kernels)
+    return Loaded(
+        checkpoint, draft_weights, kv, identity, model.draft, kept_hidden, forward, memory, table, vocab_size,
+        max_model_len, eos_token_ids, model.weight_bytes, config.model.enforce_eager, signals, twins,
+    )  # fmt: skip
+
+
+def _tune_linear(config: Config, group: RankGroup, weight_bytes: int) -> None:
+    scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
+    formats = sorted({scheme.linear, scheme.experts, scheme.lm_head})
+    is_worth = weight_bytes > MEASURED_BYTES
+    tune_linear(formats, machine_key(config), measurements_folder(config), group, is_worth=is_worth)

@@ -1,0 +1,72 @@
+"""Engines on a GPU for tests: the emulated one, on which the kernels' own source runs on the CPU."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from custom_ops import cuda_build
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from fastdeploy_sd.conformance import Answer, Way, make_requests, run_alone
+from fastdeploy_sd.conformance.guided import GRAMMARS
+from fastdeploy_sd.runtime.device import choose
+from fastdeploy_sd.types import Request, RequestId
+from tests.models import golden
+
+_PROMPT_LEN, _OUTPUT_LEN, _NUM_REQUESTS = 30, 6, 12
+# Steps of few tokens: prompts are computed in parts, beside requests that decode.
+BATCH = Way("batch 4", 4, 24, long_prefill_token_threshold=10, arrivals_per_step=2, num_blocks=24)
+# Blocks for four prompts, which begin alike, and for one of them to go on: some are preempted.
+TIGHT = replace(
+    BATCH, name="preemption, prefix cache", num_blocks=6, arrivals_per_step=_NUM_REQUESTS, num_requests=4,
+    enable_prefix_caching=True, must_preempt=True, must_hit=True,
+)  # fmt: skip
+
+
+@contextmanager
+def emulated_gpu() -> Iterator[None]:
+    """Let `device gpu` be the emulated one in the body."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
+        try:
+            yield
+        finally:
+            choose("cpu")
+
+
+def tiny_config(path: pathlib.Path = golden.ROOT / "qwen3-tiny") -> Config:
+    """A checkpoint of two or three narrow layers on a GPU."""
+    return Config(
+        ModelConfig(model=str(path), max_model_len=96),
+        CacheConfig(block_size=16, num_blocks=24),
+        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=24),
+        device="gpu",
+    )
+
+
+@functools.cache
+def short_requests() -> Sequence[Request]:
+    """One for every kind of sampling, one of them with a grammar; some of their prompts begin alike."""
+    requests = [
+        replace(r, prompt_token_ids=np.ascontiguousarray(r.prompt_token_ids[-_PROMPT_LEN:]), max_tokens=_OUTPUT_LEN)
+        for r in make_requests(seed=3, count=_NUM_REQUESTS, vocab_size=4096)
+    ]
+    begin = requests[0].prompt_token_ids[: TIGHT.block_size]
+    for i in range(1, 4):
+        own = requests[i].prompt_token_ids[len(begin) :]
+        requests[i] = replace(requests[i], prompt_token_ids=np.concatenate([begin, own]))
+    requests[2] = replace(requests[2], grammar=GRAMMARS[0])
+    return requests
+
+
+@functools.cache
+def answers_alone() -> Mapping[RequestId, Answer]:
+    """What each of them gets by itself with plain decoding on the emulated GPU."""
+    with emulated_gpu():
+        return run_alone(tiny_config(), short_requests())

@@ -1,0 +1,111 @@
+"""Whole engine steps on a GPU: the emulated one runs every kernel of them, and looks at each access.
+
+Its bits are not the CPU's, but the promise is the same: what a request gets depends on nothing but itself.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.conformance import PLAIN, Method, Way, open_engine, run_cell, standard_methods
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.types import FinishReason, Request
+from fastdeploy_sd.worker.runner import _NOT_FINITE
+from tests.doubles.engines import run_to_end
+from tests.engine.gpu import BATCH, TIGHT, answers_alone, emulated_gpu, short_requests, tiny_config
+from tests.engine.models import double
+from tests.engine.test_failing_rows import PHASES, Fault, runner_of
+from tests.models import rewrite
+
+NUM_DRAFTS = 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def gpu() -> Iterator[None]:
+    with emulated_gpu():
+        yield
+
+
+def method_named(name: str) -> Method:
+    if name == "oracle":
+        known = {
+            r.request_id: [*r.prompt_token_ids.tolist(), *answers_alone()[r.request_id].token_ids]
+            for r in short_requests()
+        }
+        return double("oracle", NUM_DRAFTS, known | {f"{name}-again-1": text for name, text in known.items()})
+    [method] = [PLAIN] if name == "naive" else standard_methods([name], [NUM_DRAFTS])
+    return method
+
+
+@pytest.mark.parametrize(
+    ("way", "method"),
+    [(BATCH, "naive"), (BATCH, "ngram"), (BATCH, "oracle"), (BATCH, "auto"), (TIGHT, "suffix")],
+    ids=lambda value: value.name if isinstance(value, Way) else value,
+)
+def test_answers_depend_on_nothing_but_the_request(way: Way, method: str) -> None:
+    cell = run_cell(tiny_config(), way, method_named(method), short_requests(), answers_alone())
+    assert (cell.difference, cell.missing) == (None, None)
+    assert method in ("naive", "auto") or cell.num_drafts > 0
+    assert method != "oracle" or cell.num_accepted > 20
+
+
+def test_rows_without_a_distribution_fail_their_request_only(tmp_path: pathlib.Path) -> None:
+    tensors, bad_token = rewrite.read("llama-tiny"), 3000
+    tensors["model.embed_tokens.weight"][bad_token] = 0x7FC0  # not a number
+    path = rewrite.write_folder(tmp_path / "model", "llama-tiny")
+    rewrite.write_file(path / "model.safetensors", tensors)
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    prompts = {"good": [5, 6, 7], "bad": [5, bad_token, 7], "other": [9, 10]}
+    with open_engine(tiny_config(path), BATCH, PLAIN) as engine:
+        for name, prompt in prompts.items():
+            engine.submit(Request(name, np.array(prompt, np.int32), sampling, max_tokens=3, seed=0))
+        transcript = run_to_end(engine)
+    assert {name: last.finish_reason for name, last in transcript.last.items()} == {
+        "good": FinishReason.LENGTH, "bad": FinishReason.ERROR, "other": FinishReason.LENGTH,
+    }  # fmt: skip
+    assert transcript.last["bad"].error == _NOT_FINITE
+
+
+@pytest.mark.usefixtures("expects_step_failures")
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_step_that_fails_costs_its_culprit_only(phase: str) -> None:
+    """The others' rows run again, over the same KV and the same twins of the host's arrays."""
+    requests, expected = short_requests()[:4], answers_alone()
+    fault = Fault([requests[1].request_id])
+    with open_engine(tiny_config(), BATCH, method_named("ngram")) as engine:
+        fault.install(runner_of(engine), phase)
+        for request in requests:
+            engine.submit(request)
+        transcript = run_to_end(engine)
+    assert fault.num_raised > 0
+    for request in requests:
+        tokens = tuple(transcript.token_ids[request.request_id])
+        want = expected[request.request_id].token_ids
+        assert tokens == (want[:3] if request is requests[1] else want)
+
+
+def test_a_step_is_one_copy_up_and_one_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever changed goes up together, and only the output comes back."""
+    copies: list[int] = []
+    start = CudaLibrary.call
+
+    def noted(self: CudaLibrary, name: str, *arguments: object) -> None:
+        if name in ("copy", "start_copy"):
+            copies.append(arguments[2].value)  # type: ignore[attr-defined]
+        start(self, name, *arguments)
+
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    with open_engine(tiny_config(), BATCH, PLAIN) as engine:
+        monkeypatch.setattr(CudaLibrary, "call", noted)
+        for i in range(2):
+            engine.submit(Request(f"{i}", np.array([5, 6, 7], np.int32), sampling, max_tokens=4, seed=0))
+        while engine.has_work():
+            copies.clear()
+            engine.step()
+            assert len(copies) == 2
+    assert copies[1] < 1024  # of four requests and as many rows

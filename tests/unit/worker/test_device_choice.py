@@ -1,0 +1,48 @@
+"""Which device a configuration means on a machine."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from custom_ops import cuda_build
+from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.runtime.device import choose, device
+from fastdeploy_sd.worker.device_choice import choose_device
+
+GPU, AUTO = (Config(ModelConfig(model="demo"), device=name) for name in ("gpu", "auto"))
+
+
+@pytest.fixture(autouse=True)
+def cpu_afterwards() -> Iterator[None]:
+    yield
+    choose("cpu")
+
+
+def test_without_a_gpu_one_that_is_asked_for_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(tmp_path / "none.so"))
+    with pytest.raises(ConfigError, match="device: expected cpu or auto on this machine, got gpu: no CUDA kernels at"):
+        choose_device(GPU)
+    with caplog.at_level(logging.INFO):
+        assert choose_device(AUTO).kind == device().kind == "cpu"
+    assert "device auto: the CPU is used: device: expected cpu" in caplog.text
+
+
+def test_auto_takes_a_gpu_unless_an_option_needs_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
+    assert choose_device(AUTO).kind == "gpu"
+    eager = replace(AUTO, model=replace(AUTO.model, enforce_eager=True))
+    with caplog.at_level(logging.INFO):
+        assert choose_device(eager).kind == "cpu"
+    assert "device auto: the CPU is used: enforce_eager: expected false" in caplog.text
+    with pytest.raises(ConfigError, match="enforce_eager: expected false with device gpu"):
+        choose_device(replace(eager, device="gpu"))

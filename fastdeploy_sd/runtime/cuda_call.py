@@ -14,11 +14,15 @@ from fastdeploy_sd.runtime.library import CParams
 
 
 class Workspace:
-    """Memory between two kernels of an op; whoever is launched has it alone, so ops on one stream share it."""
+    """Memory between two kernels of an op; whoever is launched has it alone, so ops on one stream share it.
+
+    Attributes:
+        memory: what it is in now; None = nothing was asked for.
+    """
 
     def __init__(self, memory: CudaMemory) -> None:
-        self._memory = memory
-        self._taken: DeviceMemory | None = None
+        self._source = memory
+        self.memory: DeviceMemory | None = None
         self._address, self._size = 0, 0
 
     def address(self, num_bytes: int) -> int:
@@ -29,7 +33,7 @@ class Workspace:
         """
         if num_bytes > self._size:
             # What was there may still be in use: giving it back waits for that.
-            self._taken, self._address = self._memory.take(num_bytes)
+            self.memory, self._address = self._source.take(num_bytes)
             self._size = num_bytes
         return self._address if num_bytes else 0
 

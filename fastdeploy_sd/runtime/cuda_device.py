@@ -50,7 +50,7 @@ class CudaDevice:
         if not array.flags.c_contiguous:
             raise ValueError(f"array: expected a contiguous one, got {array.dtype}{list(array.shape)}")
         tensor = self._empty(array.shape, array.dtype)
-        self._copy_up(tensor, array)
+        self._copy_up(tensor, array)  # nothing that was started knows this memory
         return tensor
 
     def read(self, tensor: Any) -> npt.NDArray[Any]:
@@ -65,6 +65,7 @@ class CudaDevice:
         rows = tensor[: len(array)]
         if rows.shape != list(array.shape) or rows.element != element_of(array.dtype) or not array.flags.c_contiguous:
             raise ValueError(f"array: expected rows of {tensor}, got {array.dtype}{list(array.shape)}")
+        self.wait()  # what was started may still read what is there
         self._copy_up(rows, array)
 
     def arena(self, num_bytes: int) -> Any:
@@ -107,6 +108,4 @@ class CudaDevice:
         return DeviceTensor(memory, begin, element, shape)
 
     def _copy_up(self, tensor: DeviceTensor, array: Array) -> None:
-        # What was started may still read what is there.
-        self.wait()
         self.library.call("copy", tensor.address, array.ctypes.data, ctypes.c_int64(array.nbytes))

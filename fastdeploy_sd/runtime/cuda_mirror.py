@@ -18,7 +18,6 @@ import numpy.typing as npt
 from fastdeploy_sd.runtime.arrays import Array, address
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_memory import CudaMemory, pinned_zeros
-from fastdeploy_sd.runtime.device_array import DeviceMemory
 from fastdeploy_sd.runtime.device_tensor import DeviceTensor, element_of
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.runtime.mirror import offset_in
@@ -46,6 +45,7 @@ class CudaMirror:
         self._transfers = transfers
         self._bytes: Bytes = array.reshape(-1).view(np.uint8)
         self._row_bytes = tensor.row_bytes
+        self._pinned: Bytes | None = None
 
     def of(self, view: Array) -> DeviceTensor:
         """See Mirror."""
@@ -57,7 +57,9 @@ class CudaMirror:
 
     def download(self, begin: int = 0, end: int | None = None) -> None:
         """See Mirror."""
-        self._transfers.start_download(self._piece(begin, end))
+        if self._pinned is None:
+            self._pinned = self._transfers.pinned(self.array.nbytes)
+        self._transfers.start_download(self._piece(begin, end), self._pinned)
 
     def _piece(self, begin: int, end: int | None) -> Piece:
         rows = self.array.shape[0]
@@ -66,21 +68,43 @@ class CudaMirror:
             raise ValueError(f"rows: expected some of {rows}, got {begin}..{end}")
         first = begin * self._row_bytes // _WORD * _WORD
         last = -(-end * self._row_bytes // _WORD) * _WORD
-        return Piece(self._bytes[first:last], self.tensor.address + first, self.tensor.memory)
+        return Piece(self.tensor, self._bytes, first, last)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Bytes of a mirror.
+    """Bytes [begin, end) of a mirror: whole words.
 
     Attributes:
-        host: where they are on the host.
-        address: where they are on the device, in `memory`.
+        tensor: the device's whole array. host: the host's, as bytes.
     """
 
+    tensor: DeviceTensor
     host: Bytes
-    address: int
-    memory: DeviceMemory
+    begin: int
+    end: int
+
+    @property
+    def address(self) -> int:
+        """Where they are on the device."""
+        return self.tensor.address + self.begin
+
+    @property
+    def num_bytes(self) -> int:
+        """How many there are."""
+        return self.end - self.begin
+
+
+def _merged(pieces: list[Piece]) -> list[Piece]:
+    """Return the same bytes in pieces that have none in common, as the order in which they are put in place is open."""
+    merged: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: piece.address):
+        last = merged[-1] if merged else None
+        if last is not None and last.host is piece.host and piece.begin <= last.end:
+            merged[-1] = Piece(last.tensor, last.host, last.begin, max(last.end, piece.end))
+        elif piece.num_bytes:
+            merged.append(piece)
+    return merged
 
 
 class _Staging:
@@ -116,29 +140,36 @@ class CudaTransfers:
         """
         if not self.up:
             return
-        pieces, self.up = [piece for piece in self.up if len(piece.host)], []
+        pieces, self.up = _merged(self.up), []
         table_bytes = len(pieces) * ctypes.sizeof(self._piece_type)
-        staging = self._next_staging(table_bytes + sum(len(piece.host) for piece in pieces))
+        staging = self._next_staging(table_bytes + sum(piece.num_bytes for piece in pieces))
         table = (self._piece_type * len(pieces)).from_buffer(staging.host)
         begin = table_bytes
         for i, piece in enumerate(pieces):
-            size = len(piece.host)
-            staging.host[begin : begin + size] = piece.host
+            size = piece.num_bytes
+            staging.host[begin : begin + size] = piece.host[piece.begin : piece.end]
             table[i].to, table[i].begin, table[i].num_bytes = piece.address, begin, size
             begin += size
         call = self._library.call
         call("start_copy", staging.address, address(staging.host), ctypes.c_int64(begin), self._stream)
         self._params.num_pieces = len(pieces)
-        self._params.max_num_bytes = max((len(piece.host) for piece in pieces), default=0)
+        self._params.max_num_bytes = max((piece.num_bytes for piece in pieces), default=0)
         self._params.pieces = self._params.bytes = staging.address
         call("scatter_pieces", ctypes.byref(self._params), self._stream)
         call("event_record", staging.event, self._stream)
 
-    def start_download(self, piece: Piece) -> None:
-        """Start copying a piece back, behind what was started."""
-        pinned = pinned_zeros(self._library, len(piece.host))
-        self._library.call("start_copy", address(pinned), piece.address, ctypes.c_int64(len(piece.host)), self._stream)
-        self._down.append((piece.host, pinned))
+    def pinned(self, num_bytes: int) -> Bytes:
+        """Return u8[num_bytes] for what comes back; raises MemoryError."""
+        return pinned_zeros(self._library, num_bytes)
+
+    def start_download(self, piece: Piece, pinned: Bytes) -> None:
+        """Start copying a piece back to pinned memory, as large as its mirror, behind what was started.
+
+        `finish` takes it from there.
+        """
+        pinned = pinned[piece.begin : piece.end]
+        self._library.call("start_copy", address(pinned), piece.address, ctypes.c_int64(piece.num_bytes), self._stream)
+        self._down.append((piece.host[piece.begin : piece.end], pinned))
 
     def finish(self) -> None:
         """Wait for the device, and put what came back in its arrays."""

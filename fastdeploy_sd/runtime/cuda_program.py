@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import paddle
 
-from fastdeploy_sd.runtime.arrays import address
+from fastdeploy_sd.runtime.arrays import Array, address
 from fastdeploy_sd.runtime.cuda_call import Launcher, Workspace
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary
+from fastdeploy_sd.runtime.cuda_padding import OP, Columns, offset_of_num_rows, rounded
+from fastdeploy_sd.runtime.device_array import DeviceMemory
 from fastdeploy_sd.runtime.device_tensor import DeviceTensor
 from fastdeploy_sd.runtime.native_program import Patch, create_params
 from fastdeploy_sd.runtime.program import Counts, Inputs, Recording, verify_sizes
 from fastdeploy_sd.types import I64
 
+# A graph of a model's pass has some hundred launches, and takes the driver some hundred KiB.
+MAX_GRAPHS = 64
+
 
 class CudaProgram:
     """A recording that can be run; see Program.
 
-    A count that a call computes for those behind it is not looked at, as the host does not wait: they run on as many
-    rows as the run was given.
+    Where the recording says how inputs are filled, sizes are rounded up, and a graph is made for those that come up
+    first and launched from then on: one call for all. A count that a call computes for those behind it is not looked
+    at, as the host does not wait: they run on as many rows as the run was given.
 
     Args:
         device: where the recording's constants are.
@@ -47,17 +55,29 @@ class CudaProgram:
         addresses = {index: arena.address + offset for index, offset in recording.offsets.items()}
         for name, tensor in recorder.inputs.items():
             addresses[tensor.index] = _address(name, inputs[name], tensor.dtype, recording.shape_of(tensor))
-        patches = []
-        for c, call in enumerate(recorder.calls):
+        columns = Columns(recording, inputs)
+        num_own: Array = np.zeros(max(len(columns.sizes), 1), np.int32)
+        self._num_own, self._padded = device.mirror(num_own), columns.sizes
+        self._tables = [device.wrap(table) for table in columns.tables()]
+        self._sizes = (*recording.symbols, *columns.sizes)
+        calls = [
+            (OP, columns.params(i, table.address, self._num_own.tensor.address + 4 * i))
+            for i, table in enumerate(self._tables)
+        ]
+        patches = [Patch(i, offset_of_num_rows(), 4, len(recording.symbols) + i) for i in range(len(columns.sizes))]
+        for c, call in enumerate(recorder.calls, len(calls)):
             library.verify(call.op, type(call.params).__name__)
-            patches += [Patch(c, offset, 4, recording.symbols.index(size)) for offset, size in call.sizes]
+            patches += [Patch(c, offset, 4, self._sizes.index(size)) for offset, size in call.sizes]
             for offset, tensor in call.pointers:
                 call.set_pointer(offset, addresses[tensor.index])
-        create = create_params([(call.op, call.params) for call in recorder.calls], patches, len(recording.symbols))
+        calls += [(call.op, call.params) for call in recorder.calls]
+        self._names = tuple(op for op, _ in calls)
+        create = create_params(calls, patches, len(self._sizes))
         self._native = library.made("program_create", ctypes.byref(create))
         weakref.finalize(self, library.functions.fdsd_cuda_program_destroy, ctypes.c_void_p(self._native))
-        self._symbols: I64 = np.zeros(len(recording.symbols), np.int64)
+        self._symbols: I64 = np.zeros(max(len(self._sizes), 1), np.int64)
         self._workspace = Workspace(device.memory)
+        self._graphs = Graphs(library)
         self.outputs: tuple[Any, ...] = tuple(
             arena.at(recording.offsets[output.index], _element(output.dtype), recording.shape_of(output))
             for output in recording.outputs
@@ -74,30 +94,87 @@ class CudaProgram:
         Raises:
             ValueError: a size is unknown or beyond its bound, or an op refused its arguments; the text names call and
                 op. What a kernel does wrong, a wait raises.
+            MemoryError: the GPU has none for the ops' workspace at these sizes.
         """
         self._set(sizes)
-        self._device.transfers.send()
-        self._device.library.call("program_launch", self._native, self._workspace_address(), self._device.stream)
+        self._send(sizes)
+        library, stream = self._device.library, self._device.stream
+        if not self._padded:
+            workspace = self._workspace_address()
+            library.call("program_launch", self._native, workspace, stream)
+            return
+        key = tuple(self._symbols.tolist())
+        graph = self._graphs.get(key)
+        if graph is None:
+            workspace = self._workspace_address()
+            made = library.made("program_capture", self._native, workspace, stream)
+            graph = self._graphs.add(key, made, self._workspace.memory)
+        library.call("graph_launch", graph, stream)
 
     def timed_run(self, sizes: Counts) -> tuple[tuple[str, ...], I64]:
-        """Run to the end and return the name and the nanoseconds of every call."""
+        """Run to the end, call by call, and return the name and the nanoseconds of every call."""
         self._set(sizes)
-        self._device.transfers.send()
-        calls = self._recording.recorder.calls
-        nanoseconds = np.zeros(max(len(calls), 1), np.int64)
-        where = (self._native, self._workspace_address(), self._device.stream)
+        self._send(sizes)
+        workspace = self._workspace_address()
+        nanoseconds = np.zeros(max(len(self._names), 1), np.int64)
+        where = (self._native, workspace, self._device.stream)
         self._device.library.call("program_timed_launch", *where, address(nanoseconds))
-        return tuple(call.op for call in calls), nanoseconds[: len(calls)]
+        return self._names, nanoseconds[: len(self._names)]
 
     def _set(self, sizes: Counts) -> None:
-        verify_sizes(sizes, self._recording.bounds)
-        for i, size in enumerate(self._recording.symbols):
-            self._symbols[i] = sizes[size.name] + size.extra
-        count = len(self._symbols)
-        self._device.library.call("program_set", self._native, self._symbols.ctypes.data, ctypes.c_int32(count))
+        bounds = self._recording.bounds
+        verify_sizes(sizes, bounds)
+        taken = {name: rounded(sizes[name], bound) for name, bound in bounds.items()} if self._padded else sizes
+        for i, size in enumerate(self._sizes):
+            self._symbols[i] = taken[size.name] + size.extra
+        count = ctypes.c_int32(len(self._sizes))
+        self._device.library.call("program_set", self._native, self._symbols.ctypes.data, count)
+
+    def _send(self, sizes: Counts) -> None:
+        if self._padded:
+            for i, size in enumerate(self._padded):
+                self._num_own.array[i] = sizes[size.name]
+            self._num_own.upload()
+        self._device.transfers.send()
 
     def _workspace_address(self) -> int:
         return self._workspace.address(self._device.library.number("program_workspace_bytes", self._native))
+
+
+class Graphs:
+    """Captured passes by their sizes; the ones that were used last are kept."""
+
+    def __init__(self, library: CudaLibrary) -> None:
+        self._library = library
+        self._kept: OrderedDict[tuple[int, ...], tuple[int, DeviceMemory | None]] = OrderedDict()
+        weakref.finalize(self, _destroy_all, library, self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, sizes: tuple[int, ...]) -> int | None:
+        """Return the graph for these sizes, None where none is kept."""
+        found = self._kept.get(sizes)
+        if found is None:
+            return None
+        self._kept.move_to_end(sizes)
+        return found[0]
+
+    def add(self, sizes: tuple[int, ...], graph: int, workspace: DeviceMemory | None) -> int:
+        """Keep a graph, and the workspace that its calls have, and return it.
+
+        The one that was not used for longest is given up; CUDA destroys it when it has run.
+        """
+        self._kept[sizes] = graph, workspace
+        if len(self._kept) > MAX_GRAPHS:
+            _, (oldest, _) = self._kept.popitem(last=False)
+            self._library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(oldest))
+        return graph
+
+
+def _destroy_all(library: CudaLibrary, kept: Mapping[tuple[int, ...], tuple[int, DeviceMemory | None]]) -> None:
+    for graph, _ in kept.values():
+        library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
 
 
 def _address(name: str, given: Any, dtype: paddle.dtype, shape: Sequence[int]) -> int:

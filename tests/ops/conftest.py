@@ -4,9 +4,21 @@ import pytest
 
 from fastdeploy_sd.ops.operators import declared_ops
 from fastdeploy_sd.runtime import paddle_ops
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from tests.ops import cuda_device
 
 
 @pytest.fixture(scope="session", autouse=True)
 def operators() -> None:
     """Paddle's side of the cases; nothing loads operators inside a call."""
     paddle_ops.load(declared_ops())
+
+
+@pytest.fixture(params=[cuda_device.EMULATED, pytest.param(cuda_device.GPU, marks=pytest.mark.gpu)])
+def gpu(request: pytest.FixtureRequest) -> CudaDevice:
+    """A device of its own: the emulated one, and a GPU where there is one."""
+    if request.param == cuda_device.EMULATED:
+        return CudaDevice(cuda_device.emulated().device.library)
+    if (reason := cuda_device.gpu_refusal()) is not None:
+        pytest.skip(f"no GPU: {reason}")
+    return CudaDevice(cuda_device.gpu().device.library)

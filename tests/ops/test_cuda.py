@@ -16,7 +16,7 @@ from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.parallel.ranges import COUNTS, SliceRule
 from tests.ops.cases.attention import batch, select
 from tests.ops.cases.case import Kwargs, OpCases
-from tests.ops.cuda_device import EMULATED, GPU, CudaDevice, emulated, gpu, gpu_refusal
+from tests.ops.cuda_device import EMULATED, GPU, OpRunner, emulated, gpu, gpu_refusal
 from tests.ops.sampling_arrays import build_sampling_arrays
 from tests.ops.test_ops import BY_ROW, OPS, assert_same, bits
 
@@ -36,7 +36,7 @@ DEVICES = [EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> CudaDevice:
+def device(request: pytest.FixtureRequest) -> OpRunner:
     if request.param == EMULATED:
         return emulated()
     if (reason := gpu_refusal()) is not None:
@@ -44,7 +44,7 @@ def device(request: pytest.FixtureRequest) -> CudaDevice:
     return gpu()
 
 
-def inputs_of(op: OpCases, device: CudaDevice) -> dict[str, Kwargs]:
+def inputs_of(op: OpCases, device: OpRunner) -> dict[str, Kwargs]:
     left_out = [table.get(op.name, _is_none) for table in (REFUSED, *([TOO_LARGE] if device is emulated() else []))]
     return {name: case for name, case in op.inputs.items() if not any(is_left_out(case) for is_left_out in left_out)}
 
@@ -54,7 +54,7 @@ def _is_none(_: Kwargs) -> bool:
 
 
 @pytest.mark.parametrize("name", ON_CUDA)
-def test_matches_reference(name: str, device: CudaDevice) -> None:
+def test_matches_reference(name: str, device: OpRunner) -> None:
     op = OPS[name]
     for case, kwargs in inputs_of(op, device).items():
         with device.runs_ops():
@@ -63,7 +63,7 @@ def test_matches_reference(name: str, device: CudaDevice) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ON_CUDA if name in BY_ROW])
-def test_a_row_has_the_same_bits_alone_and_in_any_company(name: str, device: CudaDevice) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_any_company(name: str, device: OpRunner) -> None:
     op, rng = OPS[name], np.random.default_rng(0)
     cases = inputs_of(op, device)
     for case, kwargs in itertools.islice(cases.items(), 0, None, max(1, len(cases) // 12)):
@@ -79,7 +79,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_company(name: str, device: Cud
                 np.testing.assert_array_equal(bits(got[: len(one_by_one)]), bits(one_by_one), err_msg=f"{name} {case}")
 
 
-def test_attention_has_the_same_bits_however_partitions_are_computed(device: CudaDevice) -> None:
+def test_attention_has_the_same_bits_however_partitions_are_computed(device: OpRunner) -> None:
     """By blocks of their own, or by one for a row where there are enough rows to fill a GPU."""
     few = batch([(300, 1), (512, 2), (40, 1), (600, 1)], 2, 1, 16, 16, np.uint16)
     many = select(few, [0, 1, 2, 3] * 130)
@@ -88,7 +88,7 @@ def test_attention_has_the_same_bits_however_partitions_are_computed(device: Cud
     np.testing.assert_array_equal(got, np.tile(want, (130, 1)))
 
 
-def test_rows_and_requests_that_fill_up_a_bucket_change_nothing(device: CudaDevice) -> None:
+def test_rows_and_requests_that_fill_up_a_bucket_change_nothing(device: OpRunner) -> None:
     """Graphs are of a few sizes: behind the step's requests are some without rows, behind its rows are nobody's."""
     args = batch([(300, 1), (14, 9), (511, 3)], 4, 2, 32, 16, np.uint16)
     starts, blocks = args["query_start_loc"], args["blocks"]
@@ -111,7 +111,7 @@ def test_rows_and_requests_that_fill_up_a_bucket_change_nothing(device: CudaDevi
         np.testing.assert_array_equal(large[cached], small[cached], err_msg=name)
 
 
-def test_draws_have_the_same_bits_alone_and_in_any_company(device: CudaDevice) -> None:
+def test_draws_have_the_same_bits_alone_and_in_any_company(device: OpRunner) -> None:
     """Also behind a first wave of rows, whose memory for rules the others use again."""
     rng = np.random.default_rng(3)
     vocab, count, copies = 40, 23, 12
@@ -138,7 +138,7 @@ def test_draws_have_the_same_bits_alone_and_in_any_company(device: CudaDevice) -
         np.testing.assert_array_equal(bits(got), bits(np.concatenate(want * copies)))
 
 
-def test_experts_have_the_same_bits_for_more_tokens_than_go_through_them_together(device: CudaDevice) -> None:
+def test_experts_have_the_same_bits_for_more_tokens_than_go_through_them_together(device: OpRunner) -> None:
     case = next(case for name, case in OPS["moe_ffn"].inputs.items() if name == "bfloat16-2-slices")
     few, copies = case["x"], 2100 // len(case["x"])
     with device.runs_ops():
@@ -148,7 +148,7 @@ def test_experts_have_the_same_bits_for_more_tokens_than_go_through_them_togethe
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("fmt", LINEAR_FORMATS[1:])  # float32 has tiles of one height
-def test_linear_has_the_same_bits_for_any_number_of_rows(fmt: LinearFormat, count: int, device: CudaDevice) -> None:
+def test_linear_has_the_same_bits_for_any_number_of_rows(fmt: LinearFormat, count: int, device: OpRunner) -> None:
     """Kernels for few and for many rows, and tiles of all their heights: 8, 32, 64 and 128."""
     rng = np.random.default_rng(5)
     x: np.ndarray = rng.standard_normal((130, 1300), np.float32)

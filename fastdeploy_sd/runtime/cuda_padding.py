@@ -1,0 +1,87 @@
+"""Sizes of a pass on a GPU: rounded up, so that few graphs serve all, and inputs filled up to them.
+
+A row's bits do not depend on the rows beside it, so those that are added change nothing. They are filled on the device,
+by the first calls of the pass: whoever writes a step's inputs need not know of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.runtime.declaration import ELEMENT_BYTES
+from fastdeploy_sd.runtime.device_tensor import DeviceTensor
+from fastdeploy_sd.runtime.layout import struct_type
+from fastdeploy_sd.runtime.library import CParams
+from fastdeploy_sd.runtime.program import Recording
+from fastdeploy_sd.runtime.recorder import Size
+
+OP = "pad_columns"
+
+
+def rounded(size: int, bound: int) -> int:
+    """Return the next of 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ..., or the bound: at most half as much again."""
+    power = 1 << max(size - 1, 0).bit_length()
+    between = power * 3 // 4
+    return min(size if size <= 1 else between if between >= size else power, bound)
+
+
+class Columns:
+    """The inputs of a recording by the size that counts their rows.
+
+    Args:
+        inputs: by name, of the device.
+
+    Attributes:
+        sizes: by which there are calls, in order.
+
+    Raises:
+        ValueError: an input that is no column of integers is to be filled, or one with its last element that may have
+            none.
+    """
+
+    def __init__(self, recording: Recording, inputs: Any) -> None:
+        by_size: dict[str, list[Any]] = {}
+        column_type: Any = struct_type("PadColumn")
+        for name, value in (recording.padding or {}).items():
+            tensor: DeviceTensor = inputs[name]
+            dim = recording.recorder.inputs[name].shape[0]
+            assert isinstance(dim, Size)
+            if len(tensor.shape) != 1 or tensor.element not in ("int32", "int64"):
+                raise ValueError(f"padding: {name}: expected a column of int32 or int64, got {tensor}")
+            if value == "last" and dim.extra < 1:
+                raise ValueError(f"padding: {name}: expected a number where a step may have no row, got last")
+            column = column_type(
+                column=tensor.address,
+                element_bytes=ELEMENT_BYTES[tensor.element],
+                extra=dim.extra,
+                repeats_last=value == "last",
+                value=0 if value == "last" else value,
+            )
+            by_size.setdefault(dim.name, []).append(column)
+        self.sizes = tuple(Size(name) for name in by_size)
+        self._of_size = [(column_type * len(columns))(*columns) for columns in by_size.values()]
+
+    def tables(self) -> list[npt.NDArray[np.uint8]]:
+        """Return what a call reads of the device's memory, by size: its columns."""
+        return [np.frombuffer(bytes(columns), np.uint8) for columns in self._of_size]
+
+    def params(self, i: int, table: int, num_own: int) -> CParams:
+        """Return the params of a size's call, whose num_rows is filled in by a run.
+
+        Args:
+            table: address of its columns.
+            num_own: address of an i32, the rows that a run has of its own.
+        """
+        made: CParams = struct_type("PadColumnsParams")(
+            num_columns=len(self._of_size[i]), columns=table, num_own=num_own
+        )
+        return made
+
+
+def offset_of_num_rows() -> int:
+    """Return where a call's params have the number of rows."""
+    offset: int = struct_type("PadColumnsParams").num_rows.offset
+    return offset

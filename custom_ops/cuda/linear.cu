@@ -75,10 +75,11 @@ struct LinearCall {
         return MultiplyFewRows<Weights, 1>();
       case 32:
         return MultiplyFewRows<Weights, 4>();
-      case 64:
-        return MultiplyFewRows<Weights, 8>();
       default:
         break;
+    }
+    if constexpr (Weights::kFormat != LinearFormat::kFp8) {
+      if (groups.tile_rows == 64) return MultiplyFewRows<Weights, 8>();
     }
     // Registers have room for more rows where no products of integers and no slices are kept.
     if constexpr (!Weights::kIsScaled) {
@@ -102,8 +103,11 @@ struct LinearCall {
     const auto num_parts = static_cast<unsigned>(DivideUp(num_words, kInputThreads));
     const LaunchShape launch{dim3(static_cast<unsigned>(p.num_rows), num_parts), dim3(kInputThreads)};
     const auto x = DevicePtr<const X>(p.x);
-    return is_quantized ? Launch<QuantizeInputsKernel<X>>(launch, stream, p.in_features, shape.slices, groups, x, input)
-                        : Launch<PairInputsKernel<X>>(launch, stream, p.in_features, shape.slices, groups, x, input);
+    if (p.format == LinearFormat::kFp8)
+      return Launch<QuantizeInputsKernel<X, true>>(launch, stream, p.in_features, shape.slices, groups, x, input);
+    return is_quantized
+               ? Launch<QuantizeInputsKernel<X, false>>(launch, stream, p.in_features, shape.slices, groups, x, input)
+               : Launch<PairInputsKernel<X>>(launch, stream, p.in_features, shape.slices, groups, x, input);
   }
 
   template <typename X>
@@ -111,6 +115,7 @@ struct LinearCall {
     if (p.format == LinearFormat::kFloat32) return MultiplyFloats<X>();
     if (const Error error = PrepareInput<X>(); error != nullptr) return error;
     if (p.format == LinearFormat::kBFloat16) return MultiplyRows<Bf16Weights>();
+    if (p.format == LinearFormat::kFp8) return MultiplyRows<Fp8Weights>();
     if (p.format == LinearFormat::kWint8) return MultiplyRows<Wint8Weights>();
     return MultiplyRows<Wint4Weights>();
   }

@@ -1,7 +1,7 @@
 #pragma once
 // The input of a linear layer as its matrix products read it: stage by stage, in each row by row, so that what some
-// rows have of a stage is one piece of memory. A word of 4 bytes is two bfloat16, or four integers; then a group of 128
-// has a scale and a sum of its integers. Slices are padded with zeros to whole stages.
+// rows have of a stage is one piece of memory. A word of 4 bytes is two bfloat16, or four integers or e4m3; then a
+// group of 128 has a scale and a sum of its integers. Slices are padded with zeros to whole stages.
 #include "linear_stages.h"
 #include "reduce.h"
 #include "row_groups.h"
@@ -38,15 +38,16 @@ __global__ __launch_bounds__(kInputThreads) void PairInputsKernel(int32_t in_fea
   input.words[(stage * input.num_rows + row) * kStageWords + word % kStageWords] = first | second << 16;
 }
 
-// Block (row, part): a warp has a group, a lane four of its inputs. Integers are round(x * 127 / largest magnitude),
-// the scale largest / 127; a group without a scale (nearly zero, or with an infinity or a NaN) is zeros with scale 0 or
-// NaN.
-template <typename T>
+// Block (row, part): a warp has a group, a lane four of its inputs. Values are x * 127 / largest magnitude, rounded to
+// an integer, and the scale largest / 127; for e4m3 448 in place of 127. A group without a scale (nearly zero, or with
+// an infinity or a NaN) is zeros with scale 0 or NaN.
+template <typename T, bool kIsFp8>
 __global__ __launch_bounds__(kInputThreads) void QuantizeInputsKernel(int32_t in_features,
                                                                       const __grid_constant__ SliceBorders slices,
                                                                       RowGroups groups, DevicePtr<const T> x,
                                                                       LinearInput input) {
   constexpr float kTiny = 1e-30f;
+  constexpr float kMaxValue = kIsFp8 ? 448.0f : 127.0f;
   constexpr float kMaxFloat = 3.402823466e38f;
   const int32_t num_groups = slices.units[slices.count];
   const int32_t group = static_cast<int32_t>(blockIdx.y * (kInputThreads / kWarpSize) + threadIdx.x / kWarpSize);
@@ -73,15 +74,20 @@ __global__ __launch_bounds__(kInputThreads) void QuantizeInputsKernel(int32_t in
   uint32_t word = 0;
   int32_t sum = 0;
   for (int i = 0; i < 4; ++i) {
-    const int32_t integer = has_scale ? static_cast<int32_t>(rintf(values[i] * (127.0f / magnitude))) : 0;
-    word |= (static_cast<uint32_t>(integer) & 0xffu) << (8 * i);
-    sum += integer;
+    const float value = has_scale ? values[i] * (kMaxValue / magnitude) : 0.0f;
+    if constexpr (kIsFp8) {
+      word |= RoundToE4m3(value) << (8 * i);
+    } else {
+      const auto integer = static_cast<int32_t>(rintf(value));
+      word |= (static_cast<uint32_t>(integer) & 0xffu) << (8 * i);
+      sum += integer;
+    }
   }
-  for (int lanes = kWarpSize / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
+  for (int lanes = kIsFp8 ? 0 : kWarpSize / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
   const int64_t stage = group * kGroupStages + lane / kStageWords;
   input.words[(stage * input.num_rows + row) * kStageWords + lane % kStageWords] = word;
   if (lane != 0) return;
-  const float scale = has_scale ? magnitude / 127.0f : (is_finite ? 0.0f : __uint_as_float(0x7fc00000u));
+  const float scale = has_scale ? magnitude / kMaxValue : (is_finite ? 0.0f : __uint_as_float(0x7fc00000u));
   input.scales[group * input.num_rows + row] = GroupScale{__float_as_uint(scale), static_cast<unsigned>(sum)};
 }
 

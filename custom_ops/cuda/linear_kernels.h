@@ -60,14 +60,14 @@ struct FewRows {
                                                                                : 2;
   using Ring = RingOf<kRingStages>;
   static constexpr int kSharedBytes = kWarps * Ring::kBytes;
+  // Were their number not named, nvcc would take more registers than two blocks have, or spill those that it needs.
+  static constexpr int kMinBlocks = kRowTiles == 1 && Weights::kFormat != LinearFormat::kFp8 ? 2 : 1;
 };
 
 template <typename Weights, int kRowTiles>
-__global__ __launch_bounds__(kThreads,
-                             kRowTiles == 1 ? 2 : 1) void FewRowsKernel(const __grid_constant__ LinearShape shape,
-                                                                        RowGroups groups, LinearInput x,
-                                                                        DevicePtr<const uint8_t> packed,
-                                                                        LinearOutput output) {
+__global__ __launch_bounds__(kThreads, (FewRows<Weights, kRowTiles>::kMinBlocks)) void FewRowsKernel(
+    const __grid_constant__ LinearShape shape, RowGroups groups, LinearInput x, DevicePtr<const uint8_t> packed,
+    LinearOutput output) {
   using Few = FewRows<Weights, kRowTiles>;
   constexpr int kPieceStages = PieceStages(Weights::kFormat);
   FDSD_SHARED(float, warp_sums, kWarps* Few::kExchanged);

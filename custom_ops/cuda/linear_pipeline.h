@@ -152,7 +152,7 @@ template <typename Weights, int kRowTiles, typename Ring>
 __device__ __forceinline__ void AddPiece(Ring* ring, const StageSource& source, int panel, int row,
                                          Products<float, kRowTiles>* sums) {
   if constexpr (Weights::kIsScaled) {
-    Products<int32_t, kRowTiles> products = {};
+    Products<typename Weights::Sum, kRowTiles> products = {};
     DevicePtr<const uint8_t> stage = nullptr;
 #pragma unroll 1
     for (int i = 0; i < kGroupStages; ++i) {

@@ -54,6 +54,12 @@ struct Wint8Weights : Bf16Weights {
   using Sum = int32_t;
 };
 
+struct Fp8Weights : Wint8Weights {
+  static constexpr LinearFormat kFormat = LinearFormat::kFp8;
+  static constexpr int kZeroPoint = 0;
+  using Sum = float;
+};
+
 // The low and high four bits of a byte are columns 16 apart.
 struct Wint4Weights {
   static constexpr LinearFormat kFormat = LinearFormat::kWint4;
@@ -121,16 +127,21 @@ __device__ __forceinline__ void AddStage(DevicePtr<const uint8_t> lines, DeviceP
         const int tile = i / kPanelProducts / kSteps;
         const int step = i / kPanelProducts % kSteps;
         const int n = i % kPanelProducts;
-        AddMatrixProduct(products->values[first_tile + tile][n], a[step][n], b[tile][step]);
+        auto& sums = products->values[first_tile + tile][n];
+        if constexpr (Weights::kFormat == LinearFormat::kFp8) {
+          AddFp8Product(sums, a[step][n], b[tile][step]);
+        } else {
+          AddMatrixProduct(sums, a[step][n], b[tile][step]);
+        }
       }
     }
   }
 }
 
-// sums += the products of a group's integers, scaled. weight_scales f32[32], row_scales [rows].
+// sums += the products of a group, scaled. weight_scales f32[32], row_scales [rows].
 template <typename Weights, int kRowTiles>
 __device__ __forceinline__ void AddScaled(DevicePtr<const float> weight_scales, DevicePtr<const GroupScale> row_scales,
-                                          const Products<int32_t, kRowTiles>& products,
+                                          const Products<typename Weights::Sum, kRowTiles>& products,
                                           Products<float, kRowTiles>* sums) {
   const int lane = threadIdx.x % kWarpSize;
   float own_scales[kPanelProducts][2];
@@ -141,8 +152,9 @@ __device__ __forceinline__ void AddScaled(DevicePtr<const float> weight_scales, 
   for (int tile = 0; tile < kRowTiles; ++tile) {
     const uint4 two = ViewAs<const uint4>(row_scales + (tile * kMatrixColumns + 2 * (lane % 4)))[0];
     const float scales[2] = {__uint_as_float(two.x), __uint_as_float(two.z)};
-    const int32_t zeros[2] = {Weights::kZeroPoint * static_cast<int32_t>(two.y),
-                              Weights::kZeroPoint * static_cast<int32_t>(two.w)};
+    using Sum = typename Weights::Sum;
+    const Sum zeros[2] = {Weights::kZeroPoint * static_cast<Sum>(static_cast<int32_t>(two.y)),
+                          Weights::kZeroPoint * static_cast<Sum>(static_cast<int32_t>(two.w))};
 #pragma unroll
     for (int n = 0; n < kPanelProducts; ++n) {
 #pragma unroll

@@ -5,7 +5,7 @@
 //   a[0..3]   words (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4) of A, 16 rows of 8 words
 //   b[0..1]   words t and t + 4 of column g of B, 8 columns of 8 words
 //   c[0..3]   elements (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1) of C, 16 x 8
-#include "device.h"
+#include "numbers.h"
 
 namespace fdsd::cuda {
 
@@ -40,8 +40,12 @@ inline int64_t Dot(uint32_t a, uint32_t b, int64_t sum) {
   for (int i = 0; i < 32; i += 8) sum += static_cast<int64_t>(a >> i & 0xffu) * static_cast<int8_t>(b >> i);
   return sum;
 }
+inline double DotFp8(uint32_t a, uint32_t b, double sum) {
+  for (int i = 0; i < 32; i += 8) sum += double{FromE4m3(a >> i & 0xffu)} * double{FromE4m3(b >> i & 0xffu)};
+  return sum;
+}
 
-template <typename Sum, typename T>
+template <typename Sum, Sum (*dot)(uint32_t, uint32_t, Sum), typename T>
 void AddProduct(T* c, const uint32_t* a, const uint32_t* b, std::source_location where) {
   const Operands own{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
   const uint64_t* lanes = emulation::MeetWarp(kAllLanes, &own, sizeof(own), false, where);
@@ -51,7 +55,7 @@ void AddProduct(T* c, const uint32_t* a, const uint32_t* b, std::source_location
     const int column = lane % 4 * 2 + i % 2;
     Sum sum = 0;
     for (int word = 0; word < kMatrixWords; ++word)
-      sum = Dot(RowWord(lanes, row, word), ColumnWord(lanes, column, word), sum);
+      sum = dot(RowWord(lanes, row, word), ColumnWord(lanes, column, word), sum);
     c[i] = static_cast<T>(static_cast<Sum>(c[i]) + sum);
   }
 }
@@ -60,11 +64,17 @@ void AddProduct(T* c, const uint32_t* a, const uint32_t* b, std::source_location
 
 inline void AddMatrixProduct(float* c, const uint32_t* a, const uint32_t* b,
                              std::source_location where = std::source_location::current()) {
-  stand_in::AddProduct<double>(c, a, b, where);
+  stand_in::AddProduct<double, stand_in::Dot>(c, a, b, where);
 }
 inline void AddMatrixProduct(int32_t* c, const uint32_t* a, const uint32_t* b,
                              std::source_location where = std::source_location::current()) {
-  stand_in::AddProduct<int64_t>(c, a, b, where);
+  stand_in::AddProduct<int64_t, stand_in::Dot>(c, a, b, where);
+}
+constexpr int kFp8Architecture = 89;  // the first with products of e4m3
+inline bool HasFp8Products() { return emulation::Architecture() >= kFp8Architecture; }
+inline void AddNativeFp8Product(float* c, const uint32_t* a, const uint32_t* b,
+                                std::source_location where = std::source_location::current()) {
+  stand_in::AddProduct<double, stand_in::DotFp8>(c, a, b, where);
 }
 
 // The fragment b[0..1] of 16 rows of 8 bfloat16 in shared memory, whose columns are to be multiplied: lane i gives
@@ -171,6 +181,41 @@ __device__ __forceinline__ void AddMatrixProduct(int32_t* c, const uint32_t* a, 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+__device__ __forceinline__ constexpr bool HasFp8Products() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  return true;
+#else
+  return false;
 #endif
+}
+__device__ __forceinline__ void AddNativeFp8Product(float* c, const uint32_t* a, const uint32_t* b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+#endif
+
+// The word of bfloat16 that has the same numbers as a half of a word of e4m3.
+__device__ __forceinline__ uint32_t Bf16Word(uint32_t word, int half) {
+  const uint32_t codes = word >> (16 * half);
+  return __float_as_uint(FromE4m3(codes & 0xffu)) >> 16 | (__float_as_uint(FromE4m3(codes >> 8 & 0xffu)) & 0xffff0000u);
+}
+
+// c += A . B with words of four e4m3. All lanes of a warp. Where the chip has no such product, two of bfloat16, which
+// have the same numbers, and add them in another order.
+__device__ __forceinline__ void AddFp8Product(float* c, const uint32_t* a, const uint32_t* b) {
+  if (HasFp8Products()) return AddNativeFp8Product(c, a, b);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t wide_a[4] = {Bf16Word(a[0], half), Bf16Word(a[1], half), Bf16Word(a[2], half), Bf16Word(a[3], half)};
+    const uint32_t wide_b[2] = {Bf16Word(b[0], half), Bf16Word(b[1], half)};
+    AddMatrixProduct(c, wide_a, wide_b);
+  }
+}
 
 }  // namespace fdsd::cuda

@@ -14,6 +14,21 @@ __device__ __forceinline__ bf16 RoundToBf16(float x) {
   return bf16{static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
+// To the 8-bit float e4m3 (a sign, 4 bits of exponent with bias 7, 3 of fraction), to nearest, ties to even; magnitudes
+// below 464.
+__device__ __forceinline__ uint32_t RoundToE4m3(float x) {
+  const unsigned magnitude = __float_as_uint(x) & 0x7fffffffu;
+  const unsigned sign = __float_as_uint(x) >> 24 & 0x80u;
+  const float value = __uint_as_float(magnitude);
+  if (value < 0x1p-6f) return sign | static_cast<unsigned>(rintf(value * 0x1p9f));
+  return sign | (((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - ((127u - 7u) << 3));
+}
+
+// A number of e4m3, exactly.
+__device__ __forceinline__ float FromE4m3(uint32_t code) {
+  return __uint_as_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f;
+}
+
 // x as an element of type T.
 template <typename T>
 __device__ __forceinline__ T FromFloat(float x);

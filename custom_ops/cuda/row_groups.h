@@ -47,7 +47,9 @@ inline int32_t TileRowsOf(LinearFormat format, int64_t rows_per_group) {
   if (format == LinearFormat::kFloat32) return kFloatTileRows;
   if (rows_per_group <= 8) return 8;
   if (rows_per_group <= 32) return 32;
-  return rows_per_group <= 64 ? 64 : kManyRows;
+  // Chips take 8-bit floats apart into registers, of which too few are left for 64 rows.
+  if (rows_per_group <= 64) return format == LinearFormat::kFp8 ? 32 : 64;
+  return kManyRows;
 }
 
 // Linear, row by row of the groups: p.num_rows is groups.max_rows, and p.packed the first matrix of the groups'. Wants

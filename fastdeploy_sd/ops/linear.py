@@ -30,7 +30,8 @@ def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any 
     """y = x . weight^T (+ bias). A row of y depends on its row of x alone, bit for bit.
 
     The float32 format multiplies x as it is, bfloat16 rounds x to bfloat16, and the int formats quantise x to int8 per
-    row and group of 128. Sums are float32 (exact integers within a group); those of packed.slices are added in a tree.
+    row and group of 128, fp8, which only GPUs multiply, to e4m3. Sums are float32 (exact integers within a group of the
+    int formats); those of packed.slices are added in a tree.
 
     Args:
         x: f32 or bf16 [M, K].
@@ -41,7 +42,7 @@ def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any 
         y [M, N].
 
     Raises:
-        ValueError: a shape or dtype disagrees.
+        ValueError: a shape or dtype disagrees; a format that the device does not multiply.
     """
     y: A = LINEAR(
         x=x,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-LinearFormat = Literal["float32", "bfloat16", "wint8", "wint4"]
-LINEAR_FORMATS: tuple[LinearFormat, ...] = get_args(LinearFormat)
+LinearFormat = Literal["float32", "bfloat16", "wint8", "wint4", "fp8"]
+_CODES: tuple[LinearFormat, ...] = get_args(LinearFormat)
+# What every device multiplies; the others are for GPUs only.
+LINEAR_FORMATS: tuple[LinearFormat, ...] = ("float32", "bfloat16", "wint8", "wint4")
+GPU_FORMATS: tuple[LinearFormat, ...] = ("fp8",)
 
 
 def format_code(fmt: str) -> int:
@@ -14,6 +17,6 @@ def format_code(fmt: str) -> int:
     Raises:
         ValueError: unknown name.
     """
-    if fmt not in LINEAR_FORMATS:
-        raise ValueError(f"format: expected one of {', '.join(LINEAR_FORMATS)}, got {fmt!r}")
-    return LINEAR_FORMATS.index(fmt)
+    if fmt not in _CODES:
+        raise ValueError(f"format: expected one of {', '.join(_CODES)}, got {fmt!r}")
+    return _CODES.index(fmt)

@@ -108,7 +108,8 @@ def pack_linear(
 ) -> PackedLinear[npt.NDArray[np.uint8]]:
     """Quantise and reorder a weight matrix for `linear`.
 
-    wint8 and wint4 keep one float32 scale per output and group of 128 inputs; see `reference.linear.stored_weight`.
+    wint8, wint4 and fp8 keep one float32 scale per output and group of 128 inputs; see
+    `reference.linear.stored_weight`.
 
     Args:
         weight: f32, f16 or bf16 (u16 bits) [N, K], or parts of it; see `pack_into`.

@@ -47,6 +47,15 @@ class OpRunner:
         return self.device.library.number("num_launches")
 
     @contextlib.contextmanager
+    def emulates(self, architecture: int) -> Iterator[None]:
+        """Let the emulated device be a chip of 80, 90 or 100, in place of 90."""
+        self._lib.fdsd_cuda_set_architecture(architecture)
+        try:
+            yield
+        finally:
+            self._lib.fdsd_cuda_set_architecture(90)
+
+    @contextlib.contextmanager
     def runs_ops(self) -> Iterator[None]:
         """Let declared ops that are called on NumPy arrays run here."""
         with mock.patch.object(host_op, "BoundCall", functools.partial(DeviceCall, self)):

@@ -83,6 +83,7 @@ class Block {
 Error Linear(const LinearParams& p) {
   if (p.num_rows < 0) return "num_rows: expected 0 or more, got a negative number";
   if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.slices, p.packed)) return error;
+  if (const Error error = CheckProcessorFormat(p.format)) return error;
   const Slices slices = SlicesOf(p.in_features, p.format, p.slices);
   const RowKernels& kernels = RowKernelsOf(p.format);
   const Blocking blocking = BlockingOf(kernels, p.format);

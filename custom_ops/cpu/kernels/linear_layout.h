@@ -6,6 +6,7 @@
 //   float32  [N / 32][K][32]
 //   bf16     [N / 32][K / 2][32][2]
 //   wint8    [N / 32][K / 128]{ u8 [32][32][4] = w + 128,                          float scale [32] }
+//   fp8      [N / 32][K / 128]{ e4m3 [32][32][4],              float scale [32] }
 //   wint4    [N / 32][K / 128]{ u8 [32][16][4], low nibble: column j, high: j + 16, float scale [32] }, nibble = w + 8
 // Where the sum over K has slices, a panel holds one after the other, each as a matrix of its inputs alone would: the
 // same bytes as without slices where they begin at multiples of 128.
@@ -27,9 +28,10 @@ constexpr int kScaleBytes = kPanelColumns * sizeof(float);    // scales of one g
 constexpr int kWint8Bytes = kGroupSteps * kPanelColumns * 4;  // integers of one group of a panel
 constexpr int kWint4Bytes = kWint8Bytes / 2;
 
-// Always inlined: an out-of-line copy would be shared by files compiled for different processors.
+// Whether values have a scale per group. Always inlined: an out-of-line copy would be shared by files compiled for
+// different processors.
 __attribute__((always_inline)) constexpr bool IsQuantized(LinearFormat format) {
-  return format == LinearFormat::kWint8 || format == LinearFormat::kWint4;
+  return format == LinearFormat::kWint8 || format == LinearFormat::kWint4 || format == LinearFormat::kFp8;
 }
 __attribute__((always_inline)) constexpr int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -52,7 +54,8 @@ Slices SlicesOf(int32_t in_features, LinearFormat format, SliceRule rule);
 int64_t PanelUnitBytes(LinearFormat format);
 int64_t PanelBytes(const Slices& slices, LinearFormat format);
 
-// What PackLinear, Linear and MoeFfn all require of a matrix.
+// What PackLinear, Linear and MoeFfn all require of a matrix; and what processors multiply besides.
 Error CheckLinear(int32_t in_features, int32_t out_features, LinearFormat format, SliceRule slices, const void* packed);
+Error CheckProcessorFormat(LinearFormat format);
 
 }  // namespace fdsd

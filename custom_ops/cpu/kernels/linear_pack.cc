@@ -1,6 +1,7 @@
 // Quantises and reorders a weight matrix into panels.
 #include "fdsd/linear.h"
 #include "float16.h"
+#include "float8.h"
 #include "linear_quantize.h"
 #include "thread_pool.h"
 
@@ -83,6 +84,14 @@ void PackWint8(const Tile tile, uint8_t* out) {
   std::memcpy(out + kWint8Bytes, scales, sizeof(scales));
 }
 
+void PackFp8(const Tile tile, uint8_t* out) {
+  alignas(64) uint8_t q[kPanelColumns][kQuantGroup];
+  float scales[kPanelColumns];
+  for (int j = 0; j < kPanelColumns; ++j) scales[j] = QuantizeFp8(tile[j], q[j]);
+  StoreSteps<kGroupSteps>(q, kGroupSteps, out);
+  std::memcpy(out + kWint8Bytes, scales, sizeof(scales));
+}
+
 void PackWint4(const Tile tile, uint8_t* out) {
   constexpr int kHalf = kPanelColumns / 2;
   alignas(64) int8_t q[kPanelColumns][kQuantGroup];
@@ -122,6 +131,9 @@ void PackSlice(const PackLinearParams& p, int64_t first_column, int64_t begin, i
         break;
       case LinearFormat::kWint4:
         PackWint4(tile, out + group * (kWint4Bytes + kScaleBytes));
+        break;
+      case LinearFormat::kFp8:
+        PackFp8(tile, out + group * (kWint8Bytes + kScaleBytes));
         break;
     }
   }

@@ -16,6 +16,7 @@ const TileFunctions& TilesOf(LinearFormat format) {
     case LinearFormat::kWint8:
       return kWint8Tiles;
     case LinearFormat::kWint4:
+    case LinearFormat::kFp8:  // refused before
       break;
   }
   return kWint4Tiles;

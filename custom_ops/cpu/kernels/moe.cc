@@ -240,6 +240,7 @@ Error CheckMoe(const MoeFfnParams& p) {
   }
   if (static_cast<int64_t>(p.num_tokens) * p.router.top_k > std::numeric_limits<int32_t>::max())
     return "num_tokens: expected at most 2^31 - 1 pairs of a token and an expert, got more";
+  if (const Error error = CheckProcessorFormat(p.format)) return error;
   if (const Error error = CheckLinear(p.hidden_size, p.intermediate_size, p.format, kWhole, p.gate_up)) return error;
   return CheckLinear(p.intermediate_size, p.hidden_size, p.format, kWhole, p.down);
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "emulation/architecture.h"
 #include "emulation/copies.h"
 #include "emulation/cuda_api.h"
 #include "emulation/engine.h"

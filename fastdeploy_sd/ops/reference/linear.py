@@ -21,6 +21,10 @@ TINY_GROUP = np.float32(1e-30)
 # Integers that the value of largest magnitude of an int4 group is mapped to, before clipping to [-8, 7].
 INT4_TARGETS = (-8.0, -7.0, -7.5, -8.5, -9.0, -9.5, -10.0)
 LANES = 16
+# Of e4m3, the 8-bit float: its largest number, its smallest exponent, the bits of its fraction.
+E4M3_MAX = np.float32(448)
+E4M3_MIN_EXPONENT = -6
+E4M3_FRACTION_BITS = 3
 
 
 def _groups(x: F32) -> F32:
@@ -86,6 +90,24 @@ def quantize_int4(x: F32) -> tuple[I8, F32]:
     return best_q.astype(np.int8), _scales(best_scale, values, has_scale)
 
 
+def to_e4m3(x: F32) -> F32:
+    """Round to the 8-bit float e4m3: to nearest, ties to even. Magnitudes below 464, finite."""
+    exponent = np.maximum(np.frexp(x)[1] - 1, E4M3_MIN_EXPONENT)
+    step = np.ldexp(np.float32(1), exponent - E4M3_FRACTION_BITS)
+    rounded: F32 = (np.rint(x / step) * step).astype(np.float32)
+    return rounded
+
+
+def quantize_fp8(x: F32) -> tuple[F32, F32]:
+    """Like quantize_int8 with numbers of e4m3 in [-448, 448], scale = max|x| / 448."""
+    values = _groups(x)
+    safe, peak, has_scale = _peaks(values)
+    largest = np.abs(peak)
+    inverse: F32 = (E4M3_MAX / largest).astype(np.float32)
+    scale = (largest / E4M3_MAX).astype(np.float32)
+    return to_e4m3((safe * inverse[..., None]).astype(np.float32)), _scales(scale, values, has_scale)
+
+
 def _sum_of_squares(error: F32) -> F32:
     """Sum in the kernel's order (16 lanes, then pairs of lanes), so that equal candidates compare alike."""
     squares = (error * error).reshape(*error.shape[:-1], QUANT_GROUP // LANES, LANES)
@@ -96,7 +118,7 @@ def _sum_of_squares(error: F32) -> F32:
     return lanes[..., 0]
 
 
-def dequantize_rows(q: I8, scale: F32, width: int) -> F32:
+def dequantize_rows(q: I8 | F32, scale: F32, width: int) -> F32:
     """Return q * scale as f32[rows, width]."""
     rows, groups, group = q.shape
     return (q * scale[..., None]).astype(np.float32).reshape(rows, groups * group)[:, :width]
@@ -105,7 +127,7 @@ def dequantize_rows(q: I8, scale: F32, width: int) -> F32:
 def stored_weight(weight: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -> F32:
     """Return the values a weight has once stored in a format, f32[N, K].
 
-    wint8 and wint4 have one scale per output and group of 128 inputs of a slice.
+    wint8, wint4 and fp8 have one scale per output and group of 128 inputs of a slice.
 
     Args:
         weight: f32 or bf16 [N, K].
@@ -115,6 +137,8 @@ def stored_weight(weight: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -
         return w
     if fmt == "bfloat16":
         return from_bf16(to_bf16(w))
+    if fmt == "fp8":
+        return _quantized(w, quantize_fp8, slices)
     return _quantized(w, quantize_int8 if fmt == "wint8" else quantize_int4, slices)
 
 
@@ -122,17 +146,17 @@ def read_input(x: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -> F32:
     """Return the values of x that a format multiplies, f32[M, K].
 
     float32 takes x as it is, bfloat16 rounds it, the int formats quantise it to int8 per row and group of 128 of a
-    slice.
+    slice, fp8 to e4m3.
     """
     values = widen(x)
     if fmt == "float32":
         return values
     if fmt == "bfloat16":
         return from_bf16(to_bf16(values))
-    return _quantized(values, quantize_int8, slices)
+    return _quantized(values, quantize_fp8 if fmt == "fp8" else quantize_int8, slices)
 
 
-def _quantized(x: F32, quantize: Callable[[F32], tuple[I8, F32]], slices: SliceRule) -> F32:
+def _quantized(x: F32, quantize: Callable[[F32], tuple[I8 | F32, F32]], slices: SliceRule) -> F32:
     """x once it was quantised, slice by slice."""
     parts = [x[:, part.start : part.stop] for part in slices.ranges(x.shape[1])]
     return np.concatenate([dequantize_rows(*quantize(part), part.shape[1]) for part in parts], axis=1)

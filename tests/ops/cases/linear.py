@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops import packing
 from fastdeploy_sd.ops.bf16 import to_bf16
-from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS
+from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.reference import linear as reference
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from tests.ops.cases.case import OpCases
@@ -22,8 +23,8 @@ SLICED_SHAPES = [((2, 0, 5), 1), ((3, 3, 33), 1), ((5, 129, 31), 1), ((14, 300, 
 LARGE_SHAPES = [(8, 1024, 100), (300, 384, 70), (9, 6605, 40)]
 
 
-def inputs() -> dict[str, dict[str, Any]]:
-    """All shapes and formats in float32 with a bias; bf16 in, out and weights; zero, huge, tiny and non-finite rows."""
+def inputs(formats: Sequence[LinearFormat] = LINEAR_FORMATS) -> dict[str, dict[str, Any]]:
+    """Shapes and formats in float32 with a bias; bf16 in, out and weights; zero, huge, tiny and non-finite rows."""
     rng = np.random.default_rng(0)
     found: dict[str, dict[str, Any]] = {}
 
@@ -41,7 +42,7 @@ def inputs() -> dict[str, dict[str, Any]]:
         } | changes
         return found[f"{fmt}-{m}x{k}x{n}-{name}"]
 
-    for fmt in LINEAR_FORMATS:
+    for fmt in formats:
         for shape in SHAPES + LARGE_SHAPES:
             add("bias", shape, fmt)
         add("no-bias", (4, 130, 40), fmt, bias=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,12 @@ import numpy as np
 from fastdeploy_sd.ops import moe as ops
 from fastdeploy_sd.ops import packing
 from fastdeploy_sd.ops.bf16 import to_bf16
-from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS
+from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.reference import moe as reference
 from tests.ops.cases.case import OpCases
 
 
-def inputs() -> dict[str, dict[str, Any]]:
+def inputs(formats: Sequence[LinearFormat] = LINEAR_FORMATS) -> dict[str, dict[str, Any]]:
     """No token, one, many; one expert, all, more than a vector of them; biased choice; equal experts; bf16."""
     rng = np.random.default_rng(0)
     found: dict[str, dict[str, Any]] = {}
@@ -35,13 +36,13 @@ def inputs() -> dict[str, dict[str, Any]]:
         } | changes
         return found[f"{fmt}-{name}"]
 
-    for fmt in LINEAR_FORMATS:
+    for fmt in formats:
         add("no-token", (0, 16, 16, 2), 1, fmt)
         add("one-expert", (3, 16, 8, 1), 1, fmt)
         add("all-experts", (5, 33, 17, 4), 4, fmt, normalize=False)
         add("many-experts", (40, 40, 24, 37), 3, fmt)
         add("large-norm-min", (4, 32, 16, 4), 2, fmt, norm_min=3.0)
-    for fmt in LINEAR_FORMATS:
+    for fmt in formats:
         for count in (2, 4):
             add(f"{count}-slices", (9, 40, 24, 13), 5, fmt, num_slices=count)
         part = add("part", (9, 40, 24, 13), 5, fmt, num_slices=2, first_expert=3, out_dtype=np.float32)

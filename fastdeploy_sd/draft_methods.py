@@ -97,6 +97,7 @@ METHODS: Mapping[str, DraftMethod] = {
             keys=(
                 "mtp_strategy",
                 "num_model_steps",
+                "draft_p_min",
                 "model",
                 "quantization",
                 "draft_head_quantization",

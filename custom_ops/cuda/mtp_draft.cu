@@ -13,6 +13,7 @@ struct DraftShape {
   int32_t num_requests;
   int32_t vocab_size;
   int32_t step;
+  float min_prob;
   int32_t max_blocks;
   int32_t block_size;
 };
@@ -63,7 +64,9 @@ __global__ __launch_bounds__(kRowThreads, 2) void DraftTokensKernel(DraftShape s
   const Amount total = best.token < 0 ? 0 : TotalOf(row, Kept{kLowest, kAllTied}, measure);
   if (threadIdx.x != 0) return;
   const double own = static_cast<double>(WeightMeasure::kOne);
-  a.draft_prob[draft] = total == 0 ? 0.0f : static_cast<float>(own / static_cast<double>(total));
+  const float prob = total == 0 ? 0.0f : static_cast<float>(own / static_cast<double>(total));
+  a.draft_prob[draft] = prob < shape.min_prob ? 0.0f : prob;
+  if (prob < shape.min_prob) a.draft_token_ids[draft] = -1;
 }
 
 // Whether the drafts of request r up to this one are so improbable together that no more are wanted.
@@ -137,8 +140,9 @@ Error MtpPostprocess(const MtpPostprocessParams& p, void* workspace, Stream stre
   if (p.blocks.block_size <= 0) return "block_size: expected a positive number, got less";
   if (p.vocab_size <= 0 || p.vocab_size > kMaxVocabSize) return "vocab_size: expected 1..524288, got another number";
   if (p.step < 0) return "step: expected >= 0, got a negative number";
+  if (!(p.min_prob >= 0.0f && p.min_prob <= 1.0f)) return "min_prob: expected a probability, got another number";
   if (p.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
-  const DraftShape shape{p.num_requests, p.vocab_size, p.step, p.blocks.max_blocks, p.blocks.block_size};
+  const DraftShape shape{p.num_requests, p.vocab_size, p.step, p.min_prob, p.blocks.max_blocks, p.blocks.block_size};
   const auto requests = DevicePtr<int32_t>(workspace);
   const DraftArrays arrays{DevicePtr<const int32_t>(p.table_rows),
                            DevicePtr<const int32_t>(p.num_committed),

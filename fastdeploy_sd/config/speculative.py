@@ -72,6 +72,14 @@ class SpeculativeConfig:
             default_text="`false`; `true` beside `num_model_steps` or `model`",
         ),
     )
+    draft_p_min: float = option(
+        0.0,
+        Spec(
+            "MTP drafts no token that its layers give a smaller probability, and none behind it; 0: whatever it is.",
+            minimum=0,
+            maximum=1,
+        ),
+    )
     model: str | None = option(
         None,
         Spec(

@@ -26,9 +26,9 @@ from fastdeploy_sd.draft_methods import (
 from fastdeploy_sd.errors import ConfigError, shown
 
 _NAME = re.compile(r"\s*[A-Za-z][\w-]*\s*")
-# vLLM's names of keys.
 # Drafts of MTP for a method that chooses, where only the layers are named.
 _CHOSEN_MODEL_STEPS = 3
+# vLLM's names of keys.
 _KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
 _ROOM = "max_num_batched_tokens"
 _LENGTH_KEYS = {

@@ -110,6 +110,7 @@ MTP_POSTPROCESS = Op(
     draft_prob=InOut(F32, "num_drafts"),
     block_size=Attr(int),
     step=Attr(int),
+    min_prob=Attr(float),
     num_next=Attr(int),
     row_bytes=Value("width*itemsize(hidden)"),
     input_ids=Out(I32, "num_next"),
@@ -212,6 +213,7 @@ def mtp_postprocess_(batch: DraftBatch, step: int, logits: Any, hidden: Any) -> 
             draft_prob=batch.draft_prob,
             block_size=batch.block_size,
             step=step,
+            min_prob=batch.min_prob,
             num_next=batch.num_drafting[step + 1],
         )
     )

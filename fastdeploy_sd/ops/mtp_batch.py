@@ -24,6 +24,7 @@ class DraftBatch:
         draft_prob: f32[D], the probability of each draft under the draft layers, where it is wanted.
         min_survival: f32[R], a request whose drafts so far are less probable together gets no more; negative = that is
             not looked at, and no probability is wanted.
+        min_prob: a draft that is less probable is not made; where its probability is wanted.
         token_table: i32[num_table_rows, max_tokens_per_row], committed tokens.
         block_table: i32[num_table_rows, max_blocks], -1 past the request's own blocks.
         num_drafting: requests that may get more than i drafts, by i.
@@ -36,6 +37,7 @@ class DraftBatch:
     num_wanted: I32
     draft_prob: F32
     min_survival: F32
+    min_prob: float
     token_table: I32
     block_table: I32
     block_size: int

@@ -30,19 +30,20 @@ from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 from fastdeploy_sd.spec_decode.mtp_passes import DraftPasses, EagerPasses
 from fastdeploy_sd.spec_decode.mtp_recorded import RecordedPasses
 from fastdeploy_sd.spec_decode.proposer import (
-    DraftProbabilities,
     DraftRequest,
     ProposeInput,
     ProposerContext,
     TargetStep,
 )
-from fastdeploy_sd.types import F32, I32, DraftTokens, LogprobArrays
+from fastdeploy_sd.types import I32, DraftTokens, LogprobArrays
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
 
 _NOT_OURS = -1
 _NOT_ASKED = -1.0
+# Less survives of no chain whose drafts were all made.
+_LEAST = float(np.finfo(np.float32).tiny)
 
 
 class MtpProposer:
@@ -61,10 +62,21 @@ class MtpProposer:
         self._next_slot = np.full(context.max_num_seqs, _NOT_OURS, np.int32)
         self._memory = DraftMemory(context.max_num_seqs, self._model.model.num_layers, self._num_steps)
         self._passes: DraftPasses = (
-            EagerPasses(self._model, self._memory)
+            EagerPasses(self._model, self._memory, config.draft_p_min)
             if self._model.enforce_eager
-            else RecordedPasses(self._model, self._memory, self._num_steps, has_logits=config.enable_draft_logprob)
+            else RecordedPasses(
+                self._model,
+                self._memory,
+                config.draft_p_min,
+                self._num_steps,
+                has_logits=config.enable_draft_logprob,
+            )
         )
+        # Of several layers each has a pass over the step's tokens anyway: there is nothing to end early.
+        self._can_end = self._model.model.num_layers == 1
+        self._least_survival = _NOT_ASKED
+        if config.draft_p_min > 0:
+            self._least_survival = _LEAST if self._can_end else 0.0
         self._bind_calls()
 
     def _bind_calls(self) -> None:
@@ -123,7 +135,9 @@ class MtpProposer:
         if not self._plan(x, x.target):
             return DraftTokens.none(len(x.table_rows))
         m, n = self._memory, self._memory.count
-        m.min_survival[:n] = _NOT_ASKED if x.probabilities is None else self._least_survival(x.probabilities)
+        m.min_survival[:n] = self._least_survival
+        if x.probabilities is not None:
+            m.min_survival[:n] = x.probabilities.min_survival if self._can_end else 0.0
         logprobs = _DraftLogprobs.wanted_by(x, m.cu_num_draft.item(n))
         logits = self._passes.run(wants_logits=logprobs is not None)
         if logprobs is not None:
@@ -135,10 +149,6 @@ class MtpProposer:
             num_drafts = len(drafts.token_ids)
             x.probabilities.draft_prob[:num_drafts] = m.draft_prob[:num_drafts]
         return drafts
-
-    def _least_survival(self, asked: DraftProbabilities) -> F32 | float:
-        """Of several layers each has a pass over the step's tokens anyway: there is nothing to end early."""
-        return asked.min_survival if self._model.model.num_layers == 1 else 0.0
 
     def _plan(self, x: ProposeInput, step: TargetStep) -> bool:
         """Write into the memory what the draft layers compute; returns whether that is anything."""

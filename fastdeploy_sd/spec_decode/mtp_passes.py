@@ -64,7 +64,9 @@ class DraftStep:
     num_steps: int
 
     @staticmethod
-    def over(target: DraftModel, columns: Mapping[str, Any], counts: StepCounts, num_steps: int) -> DraftStep:
+    def over(
+        target: DraftModel, columns: Mapping[str, Any], counts: StepCounts, num_steps: int, min_prob: float
+    ) -> DraftStep:
         """Return a step over columns by the names that DraftMemory has for them, and `hidden` and the two tables."""
         batch = DraftBatch(
             table_rows=columns["table_rows"],
@@ -74,6 +76,7 @@ class DraftStep:
             num_wanted=columns["num_wanted"],
             draft_prob=columns["draft_prob"],
             min_survival=columns["min_survival"],
+            min_prob=min_prob,
             token_table=columns["token_table"],
             block_table=columns["block_table"],
             block_size=target.caches[0].block_size,
@@ -112,10 +115,11 @@ class EagerPasses:
 
     Args:
         memory: of the steps.
+        min_prob: see DraftBatch.
     """
 
-    def __init__(self, target: DraftModel, memory: DraftMemory) -> None:
-        self._target, self._memory = target, memory
+    def __init__(self, target: DraftModel, memory: DraftMemory, min_prob: float) -> None:
+        self._target, self._memory, self._min_prob = target, memory, min_prob
 
     def run(self, *, wants_logits: bool) -> Sequence[Tensor]:
         """See DraftPasses.run."""
@@ -126,7 +130,7 @@ class EagerPasses:
         arrays |= {"token_table": target.token_table, "block_table": target.block_table}
         # Each array once: Paddle frees the memory at an address once.
         columns = {"hidden": target.hidden} | {name: device().wrap(array) for name, array in arrays.items()}
-        logits = run_passes(target, DraftStep.over(target, columns, m, m.num_steps))
+        logits = run_passes(target, DraftStep.over(target, columns, m, m.num_steps, self._min_prob))
         return logits if wants_logits else ()
 
 

@@ -38,11 +38,12 @@ class RecordedPasses:
         self,
         target: DraftModel,
         memory: DraftMemory,
+        min_prob: float,
         max_steps: int,
         *,
         has_logits: bool,
     ) -> None:
-        self._target, self._memory, self._max_steps = target, memory, max_steps
+        self._target, self._memory, self._min_prob, self._max_steps = target, memory, min_prob, max_steps
         recordings = {
             (num_steps, wants_logits): self._record(num_steps, wants_logits=wants_logits)
             for num_steps in {*range(len(memory.num_tokens)), max_steps}
@@ -50,6 +51,7 @@ class RecordedPasses:
         }
         arena = device().arena(max(recording.num_bytes for recording in recordings.values()))
         inputs = self._inputs()
+        self._size_names = tuple(self._bounds())
         self._programs = {key: device().program(recording, inputs, arena) for key, recording in recordings.items()}
 
     def run(self, *, wants_logits: bool) -> Sequence[Tensor]:
@@ -57,7 +59,7 @@ class RecordedPasses:
         m = self._memory
         is_short = m.num_steps < len(m.num_tokens)
         program = self._programs[m.num_steps if is_short else self._max_steps, wants_logits]
-        program.run(_sizes(m.count, m.num_tokens, m.num_drafting))
+        program.run(dict(zip(self._size_names, (m.count, *m.num_tokens, *m.num_drafting), strict=True)))
         return program.outputs
 
     def _record(self, num_steps: int, wants_logits: bool) -> Recording:
@@ -72,7 +74,7 @@ class RecordedPasses:
             [Size(f"num_tokens_{layer}") for layer in range(len(m.num_tokens))],
             [Size(f"num_drafting_{i}") for i in range(len(m.num_drafting))],
         )
-        step = DraftStep.over(self._target, columns, counts, num_steps)
+        step = DraftStep.over(self._target, columns, counts, num_steps, self._min_prob)
         logits: Any = run_passes(self._target, step)
         return Recording(recorder, logits if wants_logits else (), self._bounds())
 
@@ -90,11 +92,14 @@ class RecordedPasses:
         return paddle.float32 if name in ("draft_prob", "min_survival") else paddle.int32
 
     def _bounds(self) -> Mapping[str, int]:
-        """A layer fills the slots of the step's tokens, those that waited, and those of its own drafts."""
+        """Every size, in the order of a run's. A layer fills the slots of the step's tokens, those that waited, and
+        those of its own drafts."""
         max_tokens, max_requests, m = self._target.hidden.shape[0], len(self._memory.begin), self._memory
         num_waiting = self._target.kept_hidden[0].num_kept
-        num_tokens = [max_tokens + max_requests * (num_waiting + layer) for layer in range(len(m.num_tokens))]
-        return _sizes(max_requests, num_tokens, [max_requests] * len(m.num_drafting))
+        bounds = {"num_requests": max_requests}
+        for layer in range(len(m.num_tokens)):
+            bounds[f"num_tokens_{layer}"] = max_tokens + max_requests * (num_waiting + layer)
+        return bounds | {f"num_drafting_{i}": max_requests for i in range(len(m.num_drafting))}
 
 
 @dataclass(slots=True)
@@ -103,9 +108,3 @@ class _Counts:
 
     num_tokens: Any
     num_drafting: Any
-
-
-def _sizes(num_requests: int, num_tokens: Sequence[int], num_drafting: Sequence[int]) -> dict[str, int]:
-    sizes = {"num_requests": num_requests}
-    sizes |= {f"num_tokens_{layer}": count for layer, count in enumerate(num_tokens)}
-    return sizes | {f"num_drafting_{i}": count for i, count in enumerate(num_drafting)}

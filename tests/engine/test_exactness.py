@@ -124,6 +124,15 @@ def test_same_tokens_whatever_head_drafts(references: References, model: str, he
     assert model != "demo" or matrix.warnings == []
 
 
+@pytest.mark.parametrize("model", ["demo", "two MTP layers"])
+def test_same_tokens_wherever_improbable_drafts_end_a_chain(references: References, model: str) -> None:
+    # What random layers are sure of is little more than one token in 4096.
+    k, draft_p_min = (2, 8e-4) if model == "two MTP layers" else (4, 0.4)
+    methods = standard_methods(["mtp", "mtp-ngram"], [k])
+    methods = [replace(m, speculative=replace(m.speculative, draft_p_min=draft_p_min)) for m in methods]
+    check(run_matrix(references.get(model), FEW_WAYS, methods))
+
+
 def test_same_tokens_in_every_combination_of_ways(references: References) -> None:
     check(run_matrix(references.get("ernie4_5-tiny"), all_ways(), standard_methods(["mtp-suffix", "mixed"], [4])))
 

@@ -34,9 +34,12 @@ def on_ranks(base: Config, size: int) -> Config:
     return replace(base, parallel=ParallelConfig(tensor_parallel_size=size, rank_timeout_s=60.0))
 
 
-def verify(references: References, model: str, size: int, method: str, ways: Sequence[Way]) -> None:
+def verify(
+    references: References, model: str, size: int, method: str, ways: Sequence[Way], draft_p_min: float = 0.0
+) -> None:
     reference = references.get(model)
     columns = [PLAIN] if method == "naive" else standard_methods([method], [3], model_method="mtp")
+    columns = [replace(c, speculative=replace(c.speculative, draft_p_min=draft_p_min)) for c in columns]
     for way in ways:
         requests = reference.requests[: way.num_requests or NUM_REQUESTS]
         answers = {r.request_id: reference.answers[r.request_id] for r in requests}
@@ -48,6 +51,10 @@ def verify(references: References, model: str, size: int, method: str, ways: Seq
 @pytest.mark.parametrize("method", ["naive", *METHODS])
 def test_same_tokens_whatever_the_method(references: References, method: str) -> None:
     verify(references, "demo", 2, method, WAYS)
+
+
+def test_same_tokens_where_improbable_drafts_end_a_chain(references: References) -> None:
+    verify(references, "demo", 2, "mtp", WAYS[:1], draft_p_min=0.4)
 
 
 @pytest.mark.parametrize("size", [2, 4])

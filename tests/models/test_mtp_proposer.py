@@ -34,9 +34,9 @@ def proposer(reference: MtpReference) -> MtpProposer:
     return make_proposer(reference, enable_draft_logprob=True)
 
 
-def make_proposer(reference: MtpReference, num_steps: int = NUM_STEPS, **options: bool) -> MtpProposer:
+def make_proposer(reference: MtpReference, num_steps: int = NUM_STEPS, **options: float) -> MtpProposer:
     """As a server has it, without the engine."""
-    _, recorder = make_engine(str(reference.path), num_steps, **options)
+    _, recorder = make_engine(str(reference.path), num_steps, **options)  # type: ignore[arg-type]
     router = recorder.proposer.method  # type: ignore[attr-defined]
     made = router._method(router._configured).method
     assert isinstance(made, MtpProposer)
@@ -134,6 +134,49 @@ def test_a_draft_without_a_largest_logit_ends_its_row(
     assert drafts.logprobs is not None
     assert np.isfinite(drafts.logprobs.logprobs).all()
     assert len(drafts.logprobs.ranks) == 7
+
+
+@pytest.mark.parametrize("num_layers", [1, NUM_STEPS])
+@pytest.mark.parametrize("quantile", [0.2, 0.5])
+def test_a_row_ends_before_its_first_improbable_draft(num_layers: int, quantile: float, tmp_path: pathlib.Path) -> None:
+    reference = make_model(tmp_path, NAME, "ernie-folder", num_layers)
+    x = step(reference, make_proposer(reference), 4, [0] * 4)
+    texts = [x.token_table[row, :6] for row in x.table_rows]
+    probs = np.array([[np.exp(p.max()) for p in reference.logprobs(t, 3, reference.hidden(t[:-1]))] for t in texts])
+    # Between two of them, so that rounding does not decide.
+    ordered = np.sort(probs, axis=None)
+    at = int(quantile * len(ordered))
+    draft_p_min = float(ordered[at : at + 2].mean())
+    want = [int(np.append(row < draft_p_min, True).argmax()) for row in probs]
+    assert len(set(want)) > 1
+    proposer = make_proposer(reference, enable_draft_logprob=True, draft_p_min=draft_p_min)
+    x = step(reference, proposer, 4, [0] * 4)
+    begin(proposer, 0, 1, 2, 3)
+    drafts = proposer.propose(x)
+    assert np.diff(drafts.cu_num_draft).tolist() == want
+    for r in range(4):
+        assert drafts.row(r).tolist() == wanted_drafts(reference, x, r)[: want[r]]
+    assert drafts.logprobs is not None
+    kept = np.concatenate([row[:n] for row, n in zip(probs, want, strict=True)])
+    np.testing.assert_allclose(np.exp(drafts.logprobs.logprobs), kept, rtol=1e-3)
+
+
+def test_no_pass_is_run_for_drafts_behind_an_improbable_one(
+    reference: MtpReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposer = make_proposer(reference, enforce_eager=True, draft_p_min=1.0)
+    x = step(reference, proposer, 2)
+    begin(proposer, 0, 1)
+    num_passes, sound = list[int](), MtpModel.forward
+
+    def noted(self: MtpModel, layer: int, *args: Any) -> Any:
+        num_passes.append(layer)
+        return sound(self, layer, *args)
+
+    monkeypatch.setattr(MtpModel, "forward", noted)
+    drafts = proposer.propose(x)
+    assert drafts.cu_num_draft.tolist() == [0, 0, 0]
+    assert len(num_passes) == 1
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])

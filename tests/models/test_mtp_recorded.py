@@ -82,28 +82,28 @@ def test_recordings_for_all_numbers_of_drafts_share_one_memory(
 
 
 @pytest.mark.parametrize(
-    ("layout", "num_layers", "num_steps", "min_survival"),
+    ("layout", "num_layers", "num_steps", "min_survival", "draft_p_min"),
     [
-        ("ernie-folder", 1, 1, -1.0),
-        ("ernie-folder", 1, 3, -1.0),
-        ("ernie-folder", 1, 3, 1e-4),
-        ("numbered", 1, 3, -1.0),
-        ("numbered", 2, 2, -1.0),
-        ("ernie-inside", 3, 3, -1.0),
+        ("ernie-folder", 1, 1, -1.0, 0.0),
+        ("ernie-folder", 1, 3, -1.0, 0.0),
+        ("ernie-folder", 1, 3, 1e-4, 0.0),
+        ("numbered", 1, 3, -1.0, 7.8e-4),
+        ("numbered", 2, 2, -1.0, 7.8e-4),
+        ("ernie-inside", 3, 3, -1.0, 0.0),
     ],
 )
 def test_recorded_passes_draft_what_eager_ones_do(
-    layout: str, num_layers: int, num_steps: int, min_survival: float, tmp_path: pathlib.Path
+    layout: str, num_layers: int, num_steps: int, min_survival: float, draft_p_min: float, tmp_path: pathlib.Path
 ) -> None:
     """Also where requests stop drafting before others do."""
     name = "ernie4_5-tiny" if layout.startswith("ernie") else "qwen3-tiny"
     path = make_model(tmp_path, name, layout, num_layers).path
-    texts, drafts = drafts_of(path, num_steps, min_survival)
-    eager_texts, eager_drafts = drafts_of(path, num_steps, min_survival, enforce_eager=True)
+    texts, drafts = drafts_of(path, num_steps, min_survival, draft_p_min=draft_p_min)
+    eager_texts, eager_drafts = drafts_of(path, num_steps, min_survival, draft_p_min=draft_p_min, enforce_eager=True)
     assert texts == eager_texts
     assert len(drafts) == len(eager_drafts)
     assert any(len(logprobs) for *_, logprobs in drafts)
-    if min_survival >= 0:
+    if min_survival >= 0 or draft_p_min > 0:
         lengths = {count for _, starts, _ in drafts for count in np.diff(starts).tolist()}
         assert lengths == set(range(num_steps + 1))
     for (token_ids, starts, logprobs), (eager_ids, eager_starts, eager_logprobs) in zip(

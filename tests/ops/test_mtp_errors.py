@@ -144,6 +144,9 @@ def test_postprocess_refuses_contradictions() -> None:
         mtp_postprocess_(batch, 0, logits[:1], hidden[:1])
     with pytest.raises(ValueError, match="step: expected >= 0"):
         mtp_postprocess_(batch, -1, logits, hidden)
+    for min_prob in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="min_prob: expected a probability"):
+            mtp_postprocess_(replace(batch, min_prob=min_prob), 0, logits, hidden)
     table = batch.block_table.copy()
     table[batch.table_rows[1], 1] = -1
     with pytest.raises(ValueError, match="block_table: expected a block for the next slot"):

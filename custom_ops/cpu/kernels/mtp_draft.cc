@@ -25,6 +25,7 @@ Error CheckPostprocess(const MtpPostprocessParams& p) {
   if (p.vocab_size <= 0) return "vocab_size: expected a positive number, got less";
   if (p.step < 0) return "step: expected >= 0, got a negative number";
   if (p.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
+  if (!(p.min_prob >= 0 && p.min_prob <= 1)) return "min_prob: expected a probability, got another number";
   if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
   if (p.cu_num_draft[p.num_requests] > p.drafts.num_drafts)
     return "cu_num_draft: expected at most num_drafts last, got more";
@@ -68,7 +69,7 @@ void WriteNext(const MtpPostprocessParams& p, int32_t r, int32_t row, int32_t dr
 }
 
 // The probabilities of the drafts of this step, where they are wanted: of the most likely token of a row of logits, one
-// over the weight of all against its own.
+// over the weight of all against its own. A draft that is too improbable becomes -1.
 void WriteProbabilities(const MtpPostprocessParams& p, const LogitsScan& scan) {
   if (std::none_of(p.min_survival, p.min_survival + p.num_requests, [](float least) { return least >= 0; })) return;
   const int num_chunks = CeilDiv(p.vocab_size, kChunkTokens);
@@ -87,7 +88,10 @@ void WriteProbabilities(const MtpPostprocessParams& p, const LogitsScan& scan) {
     const double weight = std::accumulate(weights + row * num_chunks, weights + (row + 1) * num_chunks, 0.0);
     ++row;
     if (p.min_survival[r] < 0) continue;
-    p.drafts.draft_prob[p.cu_num_draft[r] + p.step] = weight > 0 ? static_cast<float>(1.0 / weight) : 0.0F;
+    const int32_t draft = p.cu_num_draft[r] + p.step;
+    const float prob = weight > 0 ? static_cast<float>(1.0 / weight) : 0.0F;
+    p.drafts.draft_prob[draft] = prob < p.min_prob ? 0.0F : prob;
+    if (prob < p.min_prob) p.drafts.draft_token_ids[draft] = -1;
   }
 }
 

@@ -142,14 +142,15 @@ Error KeepHidden(const KeepHiddenParams& p);
 // Take the most likely token of every drafting row as draft `step` of its request (ties: the lowest id; -1 for a row
 // without a largest finite logit), and prepare the pass that continues after it: one row for every request that gets
 // more drafts. The row after a -1 runs token 0. Where min_survival is not negative, the draft's probability under the
-// draft layers is written too, 0 for a -1, and a request gets no more drafts when the product of those of its drafts is
-// below min_survival.
+// draft layers is written too, 0 for a -1; a draft that is less probable than min_prob becomes -1, and a request gets
+// no more drafts when the product of those of its drafts is below min_survival.
 struct MtpPostprocessParams {
   int32_t num_requests;          // R
   int32_t num_rows;              // A = requests with num_wanted > step, in order
   int32_t num_next;              // room for B = requests that go on; those with num_wanted > step + 1 before
   int32_t vocab_size;            // V
   int32_t step;                  // from 0
+  float min_prob;                // 0 = no draft is too improbable
   int64_t row_bytes;             // of a hidden row
   const int32_t* table_rows;     // [R]
   const int32_t* num_committed;  // [R]

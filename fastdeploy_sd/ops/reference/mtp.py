@@ -203,7 +203,8 @@ def mtp_postprocess_(batch: DraftBatch, step: int, logits: F32, hidden: Array) -
 
     The draft is the most likely token, ties going to the lowest id; -1 where a logit is NaN or +inf or all are -inf,
     and then token 0 is run next. Draft i of a request stands at position num_committed + i and is the token of KV slot
-    num_committed + i; requests that get no more drafts have no row. A request gets none when the product of its drafts'
+    num_committed + i; requests that get no more drafts have no row. A draft that is less probable than
+    `min_prob` is -1 too, where probabilities are wanted. A request gets no more drafts when the product of its drafts'
     probabilities is below its `min_survival`; that of -1 is 0.
 
     Args:
@@ -215,13 +216,16 @@ def mtp_postprocess_(batch: DraftBatch, step: int, logits: F32, hidden: Array) -
     drafting = np.flatnonzero(batch.num_wanted > step)
     is_valid = ~(np.isnan(logits) | (logits == np.inf)).any(axis=1) & (logits > -np.inf).any(axis=1)
     drafts = np.where(is_valid, np.where(is_valid[:, None], logits, 0.0).argmax(axis=1), -1).astype(np.int32)
-    batch.draft_token_ids[batch.cu_num_draft[drafting] + step] = drafts
     for row, r in enumerate(drafting):
         if batch.min_survival[r] >= 0:
             first = batch.cu_num_draft[r]
-            batch.draft_prob[first + step] = _probability_of_best(logits[row]) if is_valid[row] else 0.0
+            probability = np.float32(_probability_of_best(logits[row]) if is_valid[row] else 0.0)
+            if probability < np.float32(batch.min_prob):
+                drafts[row], probability = -1, np.float32(0)
+            batch.draft_prob[first + step] = probability
             if batch.draft_prob[first : first + step + 1].prod(dtype=np.float32) < batch.min_survival[r]:
                 batch.num_wanted[r] = step + 1
+    batch.draft_token_ids[batch.cu_num_draft[drafting] + step] = drafts
     goes_on = batch.num_wanted > step + 1
     kept = goes_on[drafting]
     positions = (batch.num_committed[goes_on] + step).astype(np.int32)

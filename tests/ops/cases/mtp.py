@@ -53,6 +53,7 @@ def make_batch(rng: np.random.Generator, kinds: Sequence[Kind], block_size: int)
         block_size=block_size,
         num_wanted=num_drafts.copy(),
         draft_prob=rng.random(cu_num_draft[-1], np.float32),
+        min_prob=0.0,
         min_survival=rng.choice(np.array([-1, 0, 0.01, 0.2], np.float32), len(kinds)),
         num_drafting=[int((num_drafts > i).sum()) for i in range(8)],
     )
@@ -151,7 +152,7 @@ def with_blocks(kind: Kind) -> Kind:
 
 def postprocess_cases() -> dict[str, dict[str, Any]]:
     """Drafts of different lengths at every step; ties; NaN, infinities and rows without any finite logit; requests
-    whose drafts are improbable together, now or already before."""
+    whose drafts are improbable together, now or already before; drafts that are too improbable by themselves."""
     rng = np.random.default_rng(12)
     found = {}
     for i, num_drafts in enumerate([[], [1], [3, 0, 1, 5, 2], [0, 0], [4] * 9]):
@@ -160,7 +161,7 @@ def postprocess_cases() -> dict[str, dict[str, Any]]:
             batch = make_batch(rng, kinds, size)
             for step in range(max([*num_drafts, 1])):
                 wanted = np.where(rng.random(len(kinds)) < 0.2, np.minimum(batch.num_wanted, step), batch.num_wanted)
-                batch = replace(batch, num_wanted=wanted.astype(np.int32))
+                batch = replace(batch, num_wanted=wanted.astype(np.int32), min_prob=0.3 * (step % 2))
                 logits = rng.standard_normal((int((wanted > step).sum()), vocab_size), np.float32).round(1)
                 logits[:, 5] += 8  # so that it is not improbable
                 spoil(logits)

@@ -243,6 +243,7 @@ def test_explain_shows_what_is_in_effect_and_why(model: str, yaml_file: WriteYam
         "num_model_steps": (3, f"num_speculative_tokens, {at}"),
         "model": (None, "default"),
         "quantization": (None, "default"),
+        "draft_p_min": (0.0, "default"),
         "draft_head_quantization": ("auto", "default"),
         "verify_strategy": ("target_match", "default"),
         "accept_policy": ("reject_all", f"benchmark_mode, {at}"),

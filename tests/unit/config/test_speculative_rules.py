@@ -26,6 +26,9 @@ Keys = Mapping[str, object]
         ({"num_speculative_tokens": None}, "num_speculative_tokens: expected an integer of at least 0"),
         ({"mtp_strategy": "with_ngran"}, "mtp_strategy: expected one of default, with_ngram, with_suffix"),
         ({"num_model_steps": 0}, "num_model_steps: expected an integer of at least 1"),
+        ({"draft_p_min": -0.1}, "draft_p_min: expected a number in 0..1"),
+        ({"draft_p_min": 1.5}, "draft_p_min: expected a number in 0..1"),
+        ({"draft_p_min": "high"}, "draft_p_min: expected a number in 0..1"),
         ({"model": ""}, "model: expected a non-empty string, or none"),
         ({"quantization": "fp8"}, "quantization: expected one of none, wint8, wint4, or null"),
         ({"draft_head_quantization": "none"}, "draft_head_quantization: expected one of auto, target, wint8, wint4"),
@@ -83,6 +86,8 @@ def test_a_wrong_choice_gets_a_suggestion() -> None:
         ("mtp", {"mtp_strategy": "with_ngram", "num_speculative_tokens": 4, "max_ngram_size": 7}),
         ("mtp", {"model": "weights", "quantization": "wint4", "enable_draft_logprob": True}),
         ("mtp", {"draft_head_quantization": "wint8"}),
+        ("mtp", {"draft_p_min": 0.75}),
+        ("mtp", {"draft_p_min": 1.0}),
         ("mtp", {"verify_strategy": "greedy", "accept_policy": "reject_all"}),
     ],
 )
@@ -123,6 +128,7 @@ DRAFTING = "method ngram, suffix, mtp or auto"
         ("ngram", {"quantization": "wint8"}, LAYERS),
         ("ngram", {"draft_head_quantization": "target"}, LAYERS),
         ("ngram", {"enable_draft_logprob": True}, MTP),
+        ("auto", {"draft_p_min": 0.5}, MTP),
         ("ngram", {"auto_with_mtp": True}, "method auto"),
     ],
 )

@@ -89,7 +89,11 @@ class SpeculativeConfig:
     )
     quantization: Literal["none", "wint8", "wint4"] | None = option(
         None,
-        Spec("Format of the MTP layer's linear weights; `none`: unquantised.", default_text="the model's"),
+        Spec(
+            "Format of the MTP layer's linear weights; `none`: unquantised. Changes which drafts are made, as that of"
+            " the head does.",
+            default_text="the model's, and `wint8` for what is unquantised there",
+        ),
     )
     draft_head_quantization: Literal["auto", "target", "wint8", "wint4"] = option(
         "auto",

@@ -16,6 +16,8 @@ from fastdeploy_sd.ops.linear_format import LinearFormat
 # Every pass of a draft layer reads a whole head, most of its bytes. Four bits halve or quarter them and lose half a
 # percent of the accepted drafts at most (bench speculation, demo model).
 _AUTO_HEAD: LinearFormat = "wint4"
+# The rest is most of what is left then. Eight bits lose one accepted draft in some thousand.
+_AUTO_LINEAR: LinearFormat = "wint8"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,9 +30,12 @@ class DraftLayers:
 
 def own_scheme(config: Config) -> QuantScheme:
     """Return what `speculative_config.quantization` says of the draft layers' weights, whatever they read a head as."""
-    asked = config.speculative.quantization
-    quantization = config.model.quantization if asked is None else asked
-    return QuantScheme.create(config.model.dtype, None if quantization == "none" else quantization)
+    asked, dtype = config.speculative.quantization, config.model.dtype
+    if asked is not None:
+        return QuantScheme.create(dtype, None if asked == "none" else asked)
+    scheme = QuantScheme.create(dtype, config.model.quantization)
+    linear, experts = (_AUTO_LINEAR if fmt == dtype else fmt for fmt in (scheme.linear, scheme.experts))
+    return replace(scheme, linear=linear, experts=experts)
 
 
 def draft_scheme(config: Config) -> QuantScheme:

@@ -90,7 +90,8 @@ def make_engine(
 ) -> tuple[Engine, Recorder]:
     """An engine that drafts `num_steps` tokens with the model's MTP layers.
 
-    In float32 and with the model's own head unless options say otherwise, so that drafts are known exactly.
+    In float32, with unquantised layers and the model's own head unless options say otherwise, so that drafts are known
+    exactly.
 
     Args:
         is_looking_ahead: whether the engine reserves KV slots for drafting.
@@ -105,7 +106,7 @@ def make_engine(
         arithmetic["quantization"] = options.pop("target_quantization")
     drafting = {"method": "mtp", "num_speculative_tokens": num_steps, "num_model_steps": max(num_steps, 1)}
     drafting["draft_head_quantization"] = "target"
-    quantization = {"quantization": options.pop("quantization", None)}
+    quantization = {"quantization": options.pop("quantization", "none")}
     for part in (cache, limits, arithmetic, drafting):
         part |= {name: options.pop(name) for name in list(options) if name in part}
     limits |= {name: options.pop(name) for name in list(options) if name == "long_prefill_token_threshold"}

@@ -19,6 +19,7 @@ from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedLinear
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
+from fastdeploy_sd.worker.draft_layers import own_scheme
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.model_loading import load_model
 from tests.models.mtp_models import MtpReference, make_model
@@ -115,3 +116,22 @@ def test_the_copy_is_kept_with_the_targets_matrices(tmp_path: pathlib.Path, monk
     added.clear()
     load(path, "auto", folder=tmp_path / "packed", quantization="wint8")
     assert added == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "model", "linear", "experts"),
+    [
+        (None, {}, "wint8", "wint8"),
+        (None, {"quantization": "wint8"}, "wint8", "wint8"),
+        (None, {"quantization": "wint4"}, "wint4", "wint4"),
+        ("none", {"quantization": "wint4"}, "bfloat16", "bfloat16"),
+        ("none", {"dtype": "float32"}, "float32", "float32"),
+        ("wint4", {}, "wint4", "wint4"),
+    ],
+)
+def test_layers_are_stored_as_the_model_is_and_in_eight_bits_where_that_is_unquantised(
+    asked: Any, model: dict[str, Any], linear: LinearFormat, experts: LinearFormat
+) -> None:
+    config = Config(ModelConfig("demo", **model), speculative=SpeculativeConfig("mtp", 1, quantization=asked))
+    scheme = own_scheme(config)
+    assert (scheme.linear, scheme.experts) == (linear, experts)

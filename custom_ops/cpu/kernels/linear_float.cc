@@ -78,18 +78,20 @@ void MultiplyTile(const uint8_t* panel, const uint8_t* tile, const Slices& slice
         for (auto& v : row) v = Set1(0.0f);
       const uint8_t* weights = panel;
       const uint8_t* x = tile;
-      for (int32_t k = 0; k < num_units; ++k) {
-        typename Step::Weights w[kVectors];
-        for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights + (first + v) * kVectorBytes);
-        PrefetchStep<kPanelVectors * kVectorBytes>(weights, ahead);
+      AskingOrNot(ahead, [&](auto asks) {
+        for (int32_t k = 0; k < num_units; ++k) {
+          typename Step::Weights w[kVectors];
+          for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights + (first + v) * kVectorBytes);
+          if constexpr (asks) PrefetchStep<kPanelVectors * kVectorBytes>(weights, ahead);
 #pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) {
+          for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) sum[r][v] = Step::Dot(sum[r][v], w[v], x + r * Step::kXBytes);
+            for (int v = 0; v < kVectors; ++v) sum[r][v] = Step::Dot(sum[r][v], w[v], x + r * Step::kXBytes);
+          }
+          weights += kPanelVectors * kVectorBytes;
+          x += kRows * Step::kXBytes;
         }
-        weights += kPanelVectors * kVectorBytes;
-        x += kRows * Step::kXBytes;
-      }
+      });
       StoreSlice<kRows, kVectors>(sum, s, levels + first * kLanes);
     }
     panel += int64_t{num_units} * kPanelVectors * kVectorBytes;

@@ -148,14 +148,14 @@ struct Wint4Step : Wint8Step {
 #endif
 
 // Dot products over `kSteps` steps, added to `dots`.
-template <class Step, int kRows, int kVectors, int kSteps>
+template <class Step, int kRows, int kVectors, int kSteps, bool kAsks>
 FDSD_INLINE void MultiplySteps(const uint8_t* weights, const uint8_t* x, int first, int64_t ahead,
                                typename Step::Sum (*dots)[kVectors]) {
 #pragma GCC unroll 1
   for (int s = 0; s < kSteps; ++s) {
     typename Step::Weights w[kVectors];
     for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadWeights(weights, first + v);
-    PrefetchStep<Step::kBytes>(weights, ahead);
+    if constexpr (kAsks) PrefetchStep<Step::kBytes>(weights, ahead);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
@@ -167,7 +167,7 @@ FDSD_INLINE void MultiplySteps(const uint8_t* weights, const uint8_t* x, int fir
 }
 
 // One group's integer dot products, for vectors [first, first + kVectors) of the panel's columns.
-template <class Step, int kRows, int kVectors>
+template <class Step, int kRows, int kVectors, bool kAsks>
 FDSD_INLINE void MultiplyGroup(const uint8_t* weights, const uint8_t* x, const int32_t* starts, int first,
                                int64_t ahead, typename Step::Sum (*dots)[kVectors]) {
 #pragma GCC unroll 16
@@ -175,14 +175,14 @@ FDSD_INLINE void MultiplyGroup(const uint8_t* weights, const uint8_t* x, const i
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) dots[r][v] = Step::Start(starts[(first + v) * kRows + r]);
   if constexpr (Step::kPartialSteps == 0) {
-    MultiplySteps<Step, kRows, kVectors, kGroupSteps>(weights, x, first, ahead, dots);
+    MultiplySteps<Step, kRows, kVectors, kGroupSteps, kAsks>(weights, x, first, ahead, dots);
   } else {
     for (int s = 0; s < kGroupSteps; s += Step::kPartialSteps) {
       typename Step::Sum partial[kRows][kVectors];
       for (auto& row : partial)
         for (auto& v : row) v = Step::Start(0);
-      MultiplySteps<Step, kRows, kVectors, Step::kPartialSteps>(weights + s * Step::kBytes, x + s * kRows * 4, first,
-                                                                ahead, partial);
+      MultiplySteps<Step, kRows, kVectors, Step::kPartialSteps, kAsks>(weights + s * Step::kBytes, x + s * kRows * 4,
+                                                                       first, ahead, partial);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
@@ -253,10 +253,12 @@ void MultiplyTile(const uint8_t* panel, const uint8_t* tile, const Slices& slice
       for (int32_t g = 0; g < num_units; ++g) {
         const float* w_scales = reinterpret_cast<const float*>(weights + kGroupSteps * Step::kBytes);
         const float* x_scales = reinterpret_cast<const float*>(x + kRows * kQuantGroup);
-        PrefetchStep<kScaleBytes>(weights + kGroupSteps * Step::kBytes, ahead);
         typename Step::Sum dots[kRows][kVectors];
-        MultiplyGroup<Step, kRows, kVectors>(weights, x, reinterpret_cast<const int32_t*>(x_scales + kRows), first,
-                                             ahead, dots);
+        const int32_t* starts = reinterpret_cast<const int32_t*>(x_scales + kRows);
+        AskingOrNot(ahead, [&](auto asks) {
+          if constexpr (asks) PrefetchStep<kScaleBytes>(weights + kGroupSteps * Step::kBytes, ahead);
+          MultiplyGroup<Step, kRows, kVectors, asks>(weights, x, starts, first, ahead, dots);
+        });
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) {
           const F32x16 w_scale = Load(w_scales + (first + v) * kLanes);

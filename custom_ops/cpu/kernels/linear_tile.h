@@ -5,6 +5,7 @@
 #include <xmmintrin.h>
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "fdsd/linear.h"
@@ -136,8 +137,18 @@ extern const TileFunctions kWint4Tiles;
 constexpr int kPrefetchBytes = 8192;
 template <int kBytes>
 FDSD_INLINE void PrefetchStep(const uint8_t* weights, int64_t ahead) {
-  if (ahead == 0) return;
   for (int line = 0; line < kBytes; line += 64) _mm_prefetch(weights + ahead + line, _MM_HINT_T1);
+}
+
+// Runs loop(std::bool_constant: whether it asks). A loop of its own for each: asking within one whether to ask took 7 %
+// of three rows' time.
+template <typename Loop>
+FDSD_INLINE void AskingOrNot(int64_t ahead, Loop&& loop) {
+  if (ahead == 0) {
+    loop(std::false_type());
+  } else {
+    loop(std::true_type());
+  }
 }
 
 // What a tile function gets as `ahead` for a tile of so many rows.

@@ -11,12 +11,25 @@ namespace {
 
 // Drafts looked at in a step, so that deciding stays short beside any step, but of every offer the first one.
 constexpr int32_t kMaxLookedAt = 512, kLeastLookedAt = 1;
+// Where sources could make more offers than this, one of each row is looked at, and so many drafts in all.
+constexpr int32_t kManyOffers = 256;
 // Behind this, drafts are not worth looking at whatever they cost.
 constexpr double kLeastSurvival = 0.02;
 // What is predicted so much later is brought into the cache.
 constexpr int32_t kRowsAhead = 4, kDraftsAhead = 6;
 // So much does the request before count in the rate of a request.
 constexpr double kRateInherited = 0.5;
+
+// Of a row's offers the one that knows most of the text: the longest match, of equals the last one.
+int32_t BestMatch(const RowOffers& offers) {
+  int32_t best = 0, most = -1;
+  for (int32_t s = 0; s < offers.num_sources(); ++s)
+    if (offers[s].count > 0 && offers[s].evidence[0] >= most) {
+      best = s;
+      most = offers[s].evidence[0];
+    }
+  return best;
+}
 
 }  // namespace
 
@@ -127,14 +140,18 @@ void DraftPolicy::Predict(const PolicyDecideParams& p) {
   survivals_.clear();
   guesses_.clear();
   const auto num_sources = static_cast<int32_t>(source_ids_.size());
-  int32_t num_left = kMaxLookedAt, num_chains_left = p.rows.num_rows * num_sources;
+  has_many_offers_ = p.rows.num_rows * num_sources > kManyOffers;
+  int32_t num_left = has_many_offers_ ? kManyOffers : kMaxLookedAt;
+  int32_t num_chains_left = has_many_offers_ ? p.rows.num_rows : p.rows.num_rows * num_sources;
   for (int32_t r = 0; r < p.rows.num_rows; ++r) {
     const RowOffers offers(p.offers, r, num_sources);
     if (r + kRowsAhead < p.rows.num_rows) Prefetch(p, r + kRowsAhead);
     const Row& row = rows_[static_cast<size_t>(p.rows.table_rows[r])];
     const DraftPrefix prefix(p.rows, r);
     const size_t num_before = chains_.size();
-    for (int32_t s = 0; s < num_sources; ++s) {
+    const int32_t first = has_many_offers_ ? BestMatch(offers) : 0;
+    const int32_t end = has_many_offers_ ? first + 1 : num_sources;
+    for (int32_t s = first; s < end; ++s) {
       const int32_t share = std::max(kLeastLookedAt, num_left / num_chains_left--);
       const int32_t count = std::min({share, offers[s].count, p.rows.max_draft_len[r], max_draft_len_});
       if (count == 0) continue;

@@ -124,6 +124,7 @@ class DraftPolicy {
   uint64_t num_decisions_ = 0;
   std::vector<OpenOffer> spare_;  // scored to their end, for their memory
   // Of the step being decided.
+  bool has_many_offers_ = false;  // more than are looked at
   std::vector<DraftChain> chains_;
   std::vector<double> survivals_;
   std::vector<Guess> guesses_;  // as survivals_

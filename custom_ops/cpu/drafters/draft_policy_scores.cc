@@ -7,7 +7,7 @@ namespace fdsd {
 namespace {
 
 // Drafts of a step that are kept to be scored: with many rows those of some rows, which change from step to step.
-constexpr int32_t kMaxKept = 64;
+constexpr int32_t kMaxKept = 64, kMaxKeptOfMany = 16;
 // Offers of a source in a row that wait to be scored: later ones overlap with them.
 constexpr int32_t kMaxOffers = 4;
 // So much do one draft of the request and of all requests count in the rates.
@@ -70,7 +70,7 @@ void DraftPolicy::Score(const PolicyRowsParams& x) {
 
 // Remember what was looked at, to be scored.
 void DraftPolicy::Keep(const PolicyDecideParams& p) {
-  int32_t num_left = kMaxKept;
+  int32_t num_left = has_many_offers_ ? kMaxKeptOfMany : kMaxKept;
   const size_t num_chains = chains_.size();
   for (size_t i = 0; i < num_chains && num_left > 0; ++i) {
     const size_t c = (num_decisions_ + i) % num_chains;

@@ -97,8 +97,7 @@ SurvivalModel::SurvivalModel(int32_t num_sources, const double* prior_logits)
     num_cells += sizes[i];
   }
   logits_.assign(static_cast<size_t>(num_cells), 0.0F);
-  probabilities_.assign(logits_.size(), 0.5);
-  counts_.assign(logits_.size(), 0);
+  cells_.resize(logits_.size());
   for (int32_t s = 0; s < num_sources; ++s) SetPriors(s, prior_logits[s]);
 }
 
@@ -106,7 +105,7 @@ void SurvivalModel::SetPriors(int32_t source, double prior_logit) {
   const auto set = [&](size_t table, int32_t cell, double logit) {
     const double p = std::clamp(Squash(logit + prior_logit), kMinCell, 1.0 - kMinCell);
     const auto i = static_cast<size_t>(begins_[table] + cell);
-    probabilities_[i] = p;
+    cells_[i].probability = p;
     logits_[i] = static_cast<float>(Logit(p));
   };
   constexpr int32_t kUsualLength = 4;
@@ -165,13 +164,13 @@ void SurvivalModel::Learn(const Prediction& prediction, bool is_right) {
   const double step = kLearningRate * (outcome - Mix(prediction));
   double* weights = &weights_[prediction.weights];
   for (size_t i = 0; i < kNumTables; ++i) {
-    const size_t cell = prediction.cells[i];
-    uint8_t& count = counts_[cell];
-    double& p = probabilities_[cell];
-    weights[i] += step * logits_[cell];
-    p = std::clamp(p + kRatesByCount[count] * (outcome - p), kMinCell, 1.0 - kMinCell);
-    logits_[cell] = static_cast<float>(Logit(p));
-    count = std::min<uint8_t>(count + 1, kMaxCount);
+    float& logit = logits_[prediction.cells[i]];
+    Cell& cell = cells_[prediction.cells[i]];
+    double& p = cell.probability;
+    weights[i] += step * logit;
+    p = std::clamp(p + kRatesByCount[cell.count] * (outcome - p), kMinCell, 1.0 - kMinCell);
+    logit = static_cast<float>(Logit(p));
+    cell.count = std::min<uint8_t>(cell.count + 1, kMaxCount);
   }
 }
 

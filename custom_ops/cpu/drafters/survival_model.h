@@ -67,11 +67,16 @@ class SurvivalModel {
   void SetPriors(int32_t source, double prior_logit);
 
   std::array<int32_t, kNumTables> begins_;  // of each table among the cells
+  // What learning reads of a cell, side by side.
+  struct Cell {
+    double probability = 0.5;
+    uint8_t count = 0;
+  };
+
   // Of each cell. Predicting reads logits only, which are small for that: with hundreds of requests it reads a thousand
   // of them, all over the tables.
   std::vector<float> logits_;
-  std::vector<double> probabilities_;
-  std::vector<uint8_t> counts_;
+  std::vector<Cell> cells_;
   std::vector<double> weights_;
 };
 

@@ -24,8 +24,9 @@ _DEMANDS = (1.0, 1.05, 1.12, 1.25, 1.5, 2.0, math.inf)
 _MOST_LOSS = 2.0
 # Steps after which less is demanded all the same, and twice as many each time that turned out to be wrong.
 _FIRST_PAUSE, _LONGEST_PAUSE = 256, 16384
-# Plain steps' time that asking is believed to bring at first, each time, and the weight of what it brought last.
-_FIRST_WORTH, _WORTH_RATE = 0.5, 1 / 16
+# Plain steps' time that asking is believed to bring at first, each time, and at most, so that a text that ends with
+# much of it does not speak for the next; and the weight of what it brought last.
+_FIRST_WORTH, _MOST_WORTH, _WORTH_RATE = 0.5, 0.5, 1 / 16
 
 
 class _Class:
@@ -63,14 +64,18 @@ class _Class:
     def note_asked(self, asking_s: float, plain_s: float) -> None:
         """Drafts were asked for, and none was worth a step."""
         self.lost = min(self.lost + asking_s / plain_s, _MOST_LOSS)  # nothing but drafts changes a demand
-        self.worth -= _WORTH_RATE * (self.worth + asking_s / plain_s)
+        self.note_worth(-asking_s / plain_s)
+
+    def note_worth(self, gain: float) -> None:
+        """Asking brought so much, in plain steps."""
+        self.worth = min(self.worth + _WORTH_RATE * (gain - self.worth), _MOST_WORTH)
 
     def weigh(self, lost: float) -> None:
         """Drafting lost so much time, in plain steps; negative = it won some.
 
         Source: two cumulative sums, one for each side (Page, Continuous Inspection Schemes, 1954).
         """
-        self.worth -= _WORTH_RATE * (self.worth + lost)
+        self.note_worth(-lost)
         self.lost, self.won = max(0.0, self.lost + lost), max(0.0, self.won - lost)
         if self.lost > _MOST_LOSS:
             self.level = min(self.level + 1, len(_DEMANDS) - 1)

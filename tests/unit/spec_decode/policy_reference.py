@@ -164,7 +164,7 @@ class ReferencePolicy:
             if count:
                 offered = offers[chain.row][chain.source][0] if chain.source >= 0 else []
                 chosen[chain.row] = chain.source, (prefixes[chain.row] + offered)[:count]
-        num_left = 64
+        num_left = 16 if self._has_many_offers(table_rows) else 64
         for i in range(len(chains)):
             c = (self.num_decisions + i) % len(chains)
             chain = chains[c]
@@ -219,9 +219,12 @@ class ReferencePolicy:
         prefixes: Sequence[list[int]],
     ) -> list[Chain]:
         chains: list[Chain] = []
+        is_one_each = self._has_many_offers(table_rows)
         num_left, num_chains_left = 512, len(table_rows) * self.num_sources
+        if is_one_each:
+            num_left, num_chains_left = 256, len(table_rows)
         for r, table_row in enumerate(table_rows):
-            for s in range(self.num_sources):
+            for s in [_best_match(offers[r])] if is_one_each else range(self.num_sources):
                 share = max(1, num_left // num_chains_left)
                 num_chains_left -= 1
                 count = min(share, len(offers[r][s][0]), max_draft_len[r], self.max_draft_len)
@@ -233,6 +236,9 @@ class ReferencePolicy:
             if prefixes[r] and not any(chain.row == r for chain in chains):
                 chains.append(Chain(r, -1, [1.0] * len(prefixes[r]), [], len(prefixes[r])))
         return chains
+
+    def _has_many_offers(self, table_rows: Sequence[int]) -> bool:
+        return len(table_rows) * self.num_sources > 256
 
     def _chain(self, r: int, s: int, row: Row, offers: Sequence[OfferedRow], count: int) -> Chain:
         token_ids, probs, evidence = offers[s]
@@ -249,6 +255,11 @@ class ReferencePolicy:
             chain.predictions.append(made)
             chain.survivals.append(survival)
         return chain
+
+
+def _best_match(offers: Sequence[OfferedRow]) -> int:
+    matched = [evidence[0] if token_ids else -1 for token_ids, _, evidence in offers]
+    return max(range(len(offers)), key=lambda s: (matched[s], s if offers[s][0] else -s))
 
 
 def _agreement(offers: Sequence[OfferedRow], source: int, i: int) -> int:

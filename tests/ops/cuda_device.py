@@ -49,11 +49,12 @@ class OpRunner:
     @contextlib.contextmanager
     def emulates(self, architecture: int) -> Iterator[None]:
         """Let the emulated device be a chip of 80, 90 or 100, in place of 90."""
-        self._lib.fdsd_cuda_set_architecture(architecture)
+        set_architecture = self.device.library.functions.fdsd_cuda_set_architecture
+        set_architecture(architecture)
         try:
             yield
         finally:
-            self._lib.fdsd_cuda_set_architecture(90)
+            set_architecture(90)
 
     @contextlib.contextmanager
     def runs_ops(self) -> Iterator[None]:

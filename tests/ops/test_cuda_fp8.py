@@ -15,7 +15,7 @@ from fastdeploy_sd.ops.reference.linear import to_e4m3
 from fastdeploy_sd.parallel.ranges import SliceRule
 from tests.ops.cases import linear as linear_cases
 from tests.ops.cases import moe as moe_cases
-from tests.ops.cuda_device import CudaDevice, emulated, gpu, gpu_refusal
+from tests.ops.cuda_device import OpRunner, emulated, gpu, gpu_refusal
 from tests.ops.test_ops import assert_same, bits
 
 # Of an operator's inputs, those that are cases of this format.
@@ -28,7 +28,7 @@ GPU_TOLERANCE = 2e-3
 
 
 @pytest.fixture(params=["emulated 80", "emulated 90", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> Iterator[CudaDevice]:
+def device(request: pytest.FixtureRequest) -> Iterator[OpRunner]:
     if request.param == "gpu":
         if (reason := gpu_refusal()) is not None:
             pytest.skip(f"no GPU: {reason}")
@@ -39,7 +39,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[CudaDevice]:
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_matches_reference(name: str, device: CudaDevice) -> None:
+def test_matches_reference(name: str, device: OpRunner) -> None:
     op, inputs = OPS[name]
     if device is not emulated():
         op = dataclasses.replace(op, rtol=GPU_TOLERANCE, atol=GPU_TOLERANCE)
@@ -50,7 +50,7 @@ def test_matches_reference(name: str, device: CudaDevice) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_linear_has_the_same_bits_for_any_number_of_rows(count: int, device: CudaDevice) -> None:
+def test_linear_has_the_same_bits_for_any_number_of_rows(count: int, device: OpRunner) -> None:
     rng = np.random.default_rng(5)
     x: np.ndarray = rng.standard_normal((130, 1300), np.float32)
     packed = pack_linear(rng.standard_normal((72, 1300), np.float32), "fp8", SliceRule(count, 130))

@@ -53,7 +53,7 @@ DevicePtr<To> ViewAs(DevicePtr<From> p) {
   static char name##_site;          \
   const ::fdsd::cuda::DevicePtr<T> name = ::fdsd::emulation::SharedArray<T>(&name##_site, count)
 
-// The block's dynamic shared memory, aligned to 128 bytes; the same for every call.
+// The block's dynamic shared memory, aligned to 1024 bytes (128 in the emulation); the same for every call.
 template <typename T>
 DevicePtr<T> DynamicShared() {
   return emulation::DynamicShared<T>();
@@ -87,7 +87,7 @@ __device__ __forceinline__ To* ViewAs(From* p) {
 
 template <typename T>
 __device__ __forceinline__ T* DynamicShared() {
-  extern __shared__ __align__(128) unsigned char fdsd_dynamic_shared[];
+  extern __shared__ __align__(1024) unsigned char fdsd_dynamic_shared[];
   return reinterpret_cast<T*>(fdsd_dynamic_shared);
 }
 

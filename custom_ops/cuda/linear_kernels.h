@@ -1,5 +1,7 @@
 #pragma once
 // The kernels of linear: one for few rows, one for many, which give a row the same bits.
+#include <type_traits>
+
 #include "linear_pipeline.h"
 #include "row_groups.h"
 
@@ -69,7 +71,6 @@ __global__ __launch_bounds__(kThreads, (FewRows<Weights, kRowTiles>::kMinBlocks)
     const __grid_constant__ LinearShape shape, RowGroups groups, LinearInput x, DevicePtr<const uint8_t> packed,
     LinearOutput output) {
   using Few = FewRows<Weights, kRowTiles>;
-  constexpr int kPieceStages = PieceStages(Weights::kFormat);
   FDSD_SHARED(float, warp_sums, kWarps* Few::kExchanged);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kWarpSize;
@@ -82,10 +83,11 @@ __global__ __launch_bounds__(kThreads, (FewRows<Weights, kRowTiles>::kMinBlocks)
 #pragma unroll 1
   for (int s = 0; s < shape.slices.count; ++s) {
     Products<float, kRowTiles> sums = {};
-    const int32_t end = shape.slices.PartBegin(s, warp + 1, kPieceStages);
+    const int32_t end = shape.slices.PartBegin(s, warp + 1, Weights::kPieceStages);
 #pragma unroll 1
-    for (int32_t stage = shape.slices.PartBegin(s, warp, kPieceStages); stage < end; stage += kPieceStages)
-      AddPiece<Weights, kRowTiles>(&ring, source, 0, 0, &sums);
+    for (int32_t stage = shape.slices.PartBegin(s, warp, Weights::kPieceStages); stage < end;
+         stage += Weights::kPieceStages)
+      AddPiece<Weights>(&ring, source, WarpShare{0, 0, 0}, &sums);
 #pragma unroll
     for (int first = 0; first < Few::kRows; first += Few::kExchangedRows) {
       __syncthreads();
@@ -120,7 +122,7 @@ __global__ __launch_bounds__(kThreads, (FewRows<Weights, kRowTiles>::kMinBlocks)
 }
 
 // Many rows, where products take the time: block (panels, tile) has 128 rows of a group, a warp 32 columns of
-// kRowTiles * 8 of them, and all parts of their sums, one after the other.
+// kRowTiles * 8 of them, or 16 columns of twice as many, and all parts of their sums, one after the other.
 template <typename Weights, int kRowTiles>
 struct ManyRows {
   static constexpr int kWarpRows = kRowTiles * kMatrixColumns;
@@ -134,16 +136,16 @@ struct ManyRows {
   static constexpr int kSharedBytes = Ring::kBytes + kSliceSums * int{sizeof(float)};
 };
 
-template <typename Weights, int kRowTiles>
-__global__ __launch_bounds__(kThreads, 1) void ManyRowsKernel(const __grid_constant__ LinearShape shape,
-                                                              RowGroups groups, LinearInput x,
-                                                              DevicePtr<const uint8_t> packed, LinearOutput output) {
-  using Many = ManyRows<Weights, kRowTiles>;
-  constexpr int kPieceStages = PieceStages(Weights::kFormat);
+template <typename Weights, int kRowTiles, int kProducts>
+__device__ __forceinline__ void MultiplyManyRows(const LinearShape& shape, const RowGroups& groups,
+                                                 const LinearInput& x, DevicePtr<const uint8_t> packed,
+                                                 const LinearOutput& output) {
+  using Many = ManyRows<Weights, kRowTiles * kProducts / kPanelProducts>;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int panel = warp % Many::kPanels;
-  const int first_row = warp / Many::kPanels * Many::kWarpRows;
+  const WarpShare share = kProducts == 1 ? WarpShare{warp % kWarpgroupWarps / kPanelProducts, warp % kPanelProducts,
+                                                     warp / kWarpgroupWarps * kWarpgroupRows}
+                                         : WarpShare{warp % Many::kPanels, 0, warp / Many::kPanels * Many::kWarpRows};
   const RowGroups::Tile rows = groups.TileOf(static_cast<int32_t>(blockIdx.y), kManyRows);
   if (rows.begin >= rows.end) return;
   const StageSource source = SourceOf<Weights>(shape, x, rows, packed, Many::kPanels);
@@ -151,17 +153,18 @@ __global__ __launch_bounds__(kThreads, 1) void ManyRowsKernel(const __grid_const
   const DevicePtr<float> slice_sums =
       ViewAs<float>(DynamicShared<uint8_t>() + Many::Ring::kBytes) + static_cast<int>(threadIdx.x);
   const int num_slices = Many::kHasSlices ? shape.slices.count : 1;
-  Products<float, kRowTiles> totals = {};  // of a slice, then of all
+  Products<float, kRowTiles, kProducts> totals = {};  // of a slice, then of all
 #pragma unroll 1
   for (int s = 0; s < num_slices; ++s) {
     totals = {};
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
-      Products<float, kRowTiles> sums = {};
-      const int32_t end = shape.slices.PartBegin(s, part + 1, kPieceStages);
+      Products<float, kRowTiles, kProducts> sums = {};
+      const int32_t end = shape.slices.PartBegin(s, part + 1, Weights::kPieceStages);
 #pragma unroll 1
-      for (int32_t stage = shape.slices.PartBegin(s, part, kPieceStages); stage < end; stage += kPieceStages)
-        AddPiece<Weights, kRowTiles>(&ring, source, panel, first_row, &sums);
+      for (int32_t stage = shape.slices.PartBegin(s, part, Weights::kPieceStages); stage < end;
+           stage += Weights::kPieceStages)
+        AddPiece<Weights>(&ring, source, share, &sums);
 #pragma unroll
       for (int i = 0; i < Many::kElements; ++i) totals.At(i) += sums.At(i);
     }
@@ -174,9 +177,9 @@ __global__ __launch_bounds__(kThreads, 1) void ManyRowsKernel(const __grid_const
   }
 #pragma unroll
   for (int i = 0; i < Many::kElements; ++i) {
-    const int64_t row = rows.begin + first_row + i / 8 * kMatrixColumns + 2 * (lane % 4) + i % 2;
-    const int32_t column = (static_cast<int32_t>(blockIdx.x) * Many::kPanels + panel) * kPanelColumns +
-                           Weights::Column(i / 4 % 2, i / 2 % 2, lane / 4);
+    const int64_t row = rows.begin + share.row + i / 4 / kProducts * kMatrixColumns + 2 * (lane % 4) + i % 2;
+    const int32_t column = (static_cast<int32_t>(blockIdx.x) * Many::kPanels + share.panel) * kPanelColumns +
+                           Weights::Column(share.product + i / 4 % kProducts, i / 2 % 2, lane / 4);
     if (row >= rows.end || column >= shape.out_features) continue;
     float total = totals.At(i);
     if constexpr (Many::kHasSlices) {
@@ -185,6 +188,16 @@ __global__ __launch_bounds__(kThreads, 1) void ManyRowsKernel(const __grid_const
     }
     output.Store(shape, row, column, total);
   }
+}
+
+template <typename Weights, int kRowTiles>
+__global__ __launch_bounds__(kThreads, 1) void ManyRowsKernel(const __grid_constant__ LinearShape shape,
+                                                              RowGroups groups, LinearInput x,
+                                                              DevicePtr<const uint8_t> packed, LinearOutput output) {
+  if constexpr (std::is_same_v<typename Weights::Sum, int32_t>) {
+    if (HasWarpgroupProducts()) return MultiplyManyRows<Weights, 2 * kRowTiles, 1>(shape, groups, x, packed, output);
+  }
+  MultiplyManyRows<Weights, kRowTiles, kPanelProducts>(shape, groups, x, packed, output);
 }
 
 }  // namespace fdsd::cuda

@@ -26,21 +26,25 @@ class StageRing {
   static constexpr int kRowsAt = kPanels * kLineBytes;
   static constexpr int kWeightScalesAt = kRowsAt + kRows * kStageRowBytes;
   static constexpr int kRowScalesAt = kWeightScalesAt + (Weights::kIsScaled ? kPanels * kScaleBytes : 0);
-  static constexpr int kStageBytes = kRowScalesAt + (Weights::kIsScaled ? kRows * int{sizeof(GroupScale)} : 0);
+  static constexpr int kUsedBytes = kRowScalesAt + (Weights::kIsScaled ? kRows * int{sizeof(GroupScale)} : 0);
+  static constexpr int kAlignment = kThreads == kWarpSize ? kChunkBytes : kWarpgroupAlignment;
+  static constexpr int kStageBytes = (kUsedBytes + kAlignment - 1) / kAlignment * kAlignment;
   static constexpr int kBytes = kStages * kStageBytes;
-  static_assert(kStages >= 2 && kStageBytes % kChunkBytes == 0);
+  static_assert(kStages >= 2 && kRowsAt % kAlignment == 0);
 
   // A ring in this memory, over the stages of some parts; the first copies begin.
   __device__ __forceinline__ StageRing(DevicePtr<uint8_t> memory, const StageSource& source, int part_begin,
                                        int part_end)
-      : memory_(memory), next_(source.slices, part_begin, part_end, PieceStages(Weights::kFormat)) {
+      : memory_(memory), next_(source.slices, part_begin, part_end, Weights::kPieceStages) {
 #pragma unroll
     for (int slot = 0; slot < kStages - 1; ++slot) Fill(source, slot);
   }
 
-  // The next stage, once it is there. Until the next call.
+  // The next stage, once it is there. Until the next call. kIsFenced: for products of a warpgroup.
+  template <bool kIsFenced>
   __device__ __forceinline__ DevicePtr<const uint8_t> Next(const StageSource& source) {
     WaitForCopies<kStages - 2>();
+    if constexpr (kIsFenced) FenceCopies();
     Meet();  // all threads have what each has copied, and are done with the stage before, whose place is filled now
     Fill(source, slot_ == 0 ? kStages - 1 : slot_ - 1);
     const DevicePtr<const uint8_t> stage = memory_ + slot_ * kStageBytes;
@@ -147,26 +151,39 @@ class StageRing {
   int slot_ = 0;    // where the stage to multiply next lies
 };
 
-// sums += the products of a ring's next piece: of panel `panel` with kRowTiles * 8 rows from `row` on.
-template <typename Weights, int kRowTiles, typename Ring>
-__device__ __forceinline__ void AddPiece(Ring* ring, const StageSource& source, int panel, int row,
-                                         Products<float, kRowTiles>* sums) {
+// What a warp multiplies of a block's panels and rows: kProducts products of a panel, from `product` on, with rows from
+// `row` on.
+struct WarpShare {
+  int panel;
+  int product;
+  int row;
+};
+
+// sums += the products of a ring's next piece. One product of a panel: by the warpgroup.
+template <typename Weights, int kRowTiles, int kProducts, typename Ring>
+__device__ __forceinline__ void AddPiece(Ring* ring, const StageSource& source, const WarpShare& share,
+                                         Products<float, kRowTiles, kProducts>* sums) {
+  constexpr bool kByWarpgroup = kProducts == 1;
+  const int lines = share.panel * Ring::kLineBytes;
+  const int rows = Ring::kRowsAt + share.row * kStageRowBytes;
   if constexpr (Weights::kIsScaled) {
-    Products<typename Weights::Sum, kRowTiles> products = {};
+    Products<typename Weights::Sum, kRowTiles, kProducts> products = {};
     DevicePtr<const uint8_t> stage = nullptr;
 #pragma unroll 1
     for (int i = 0; i < kGroupStages; ++i) {
-      stage = ring->Next(source);
-      AddStage<Weights, kRowTiles>(stage + panel * Ring::kLineBytes, stage + (Ring::kRowsAt + row * kStageRowBytes),
-                                   &products);
+      stage = ring->template Next<kByWarpgroup>(source);
+      if constexpr (kByWarpgroup) {
+        AddStageByWarpgroup<Weights>(stage + lines, stage + rows, share.product, &products);
+      } else {
+        AddStage<Weights, kRowTiles>(stage + lines, stage + rows, &products);
+      }
     }
-    const auto scales = ViewAs<const float>(stage + (Ring::kWeightScalesAt + panel * kScaleBytes));
-    const auto row_scales = ViewAs<const GroupScale>(stage + Ring::kRowScalesAt) + row;
-    AddScaled<Weights, kRowTiles>(scales, row_scales, products, sums);
+    const auto scales = ViewAs<const float>(stage + (Ring::kWeightScalesAt + share.panel * kScaleBytes));
+    const auto row_scales = ViewAs<const GroupScale>(stage + Ring::kRowScalesAt) + share.row;
+    AddScaled<Weights, kRowTiles, kProducts>(scales, row_scales, products, share.product, sums);
   } else {
-    const DevicePtr<const uint8_t> stage = ring->Next(source);
-    AddStage<Weights, kRowTiles>(stage + panel * Ring::kLineBytes, stage + (Ring::kRowsAt + row * kStageRowBytes),
-                                 sums);
+    const DevicePtr<const uint8_t> stage = ring->template Next<false>(source);
+    AddStage<Weights, kRowTiles>(stage + lines, stage + rows, sums);
   }
 }
 

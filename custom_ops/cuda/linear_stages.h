@@ -14,9 +14,6 @@ constexpr int kStageWords = 16;  // of 4 bytes, of a row of x
 constexpr int kStageRowBytes = kStageWords * 4;
 constexpr int kGroupStages = kGroupSteps / kStageWords;
 
-// Stages that a piece has: one, of the float formats, or a group's.
-__host__ __device__ constexpr int PieceStages(LinearFormat format) { return IsQuantized(format) ? kGroupStages : 1; }
-
 // What a kernel needs to know of the slices of a sum. Every slice begins a stage, and a piece.
 struct SliceBorders {
   int32_t count;

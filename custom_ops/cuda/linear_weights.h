@@ -6,7 +6,7 @@
 // a line lie side by side; lines are kept in shared memory with their 16-byte chunks changed round, and so are rows of
 // x, such that no two lanes that read at once meet in a bank.
 #include "linear_input.h"
-#include "matrix.h"
+#include "warpgroup.h"
 
 namespace fdsd::cuda {
 
@@ -17,16 +17,17 @@ constexpr int kStageSteps = kStageWords / kMatrixWords;   // products one after 
 
 // Sums of a warp's products over kRowTiles * 8 rows: elements (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1) of
 // columns and rows each.
-template <typename T, int kRowTiles>
+template <typename T, int kRowTiles, int kProducts = kPanelProducts>
 struct Products {
-  T values[kRowTiles][kPanelProducts][4];
+  T values[kRowTiles][kProducts][4];
 
-  __device__ __forceinline__ T& At(int i) { return values[i / 8][i / 4 % kPanelProducts][i % 4]; }
+  __device__ __forceinline__ T& At(int i) { return values[i / 4 / kProducts][i / 4 % kProducts][i % 4]; }
 };
 
 struct Bf16Weights {
   static constexpr LinearFormat kFormat = LinearFormat::kBFloat16;
   static constexpr bool kIsScaled = false;
+  static constexpr int kPieceStages = 1;
   static constexpr int kLineBytes = kPanelColumns * kStepBytes;
   static constexpr int64_t kUnitBytes = kLineBytes;
   using Sum = float;
@@ -48,6 +49,7 @@ struct Bf16Weights {
 struct Wint8Weights : Bf16Weights {
   static constexpr LinearFormat kFormat = LinearFormat::kWint8;
   static constexpr bool kIsScaled = true;
+  static constexpr int kPieceStages = kGroupStages;
   static constexpr int kValueBytes = kWint8Bytes;
   static constexpr int64_t kUnitBytes = kWint8Bytes + kScaleBytes;
   static constexpr int kZeroPoint = kWint8ZeroPoint;
@@ -64,6 +66,7 @@ struct Fp8Weights : Wint8Weights {
 struct Wint4Weights {
   static constexpr LinearFormat kFormat = LinearFormat::kWint4;
   static constexpr bool kIsScaled = true;
+  static constexpr int kPieceStages = kGroupStages;
   static constexpr int kValueBytes = kWint4Bytes;
   static constexpr int kLineBytes = kPanelColumns / 2 * kStepBytes;
   static constexpr int64_t kUnitBytes = kWint4Bytes + kScaleBytes;
@@ -138,16 +141,37 @@ __device__ __forceinline__ void AddStage(DevicePtr<const uint8_t> lines, DeviceP
   }
 }
 
-// sums += the products of a group, scaled. weight_scales f32[32], row_scales [rows].
-template <typename Weights, int kRowTiles>
-__device__ __forceinline__ void AddScaled(DevicePtr<const float> weight_scales, DevicePtr<const GroupScale> row_scales,
-                                          const Products<typename Weights::Sum, kRowTiles>& products,
-                                          Products<float, kRowTiles>* sums) {
-  const int lane = threadIdx.x % kWarpSize;
-  float own_scales[kPanelProducts][2];
+// The same by a warpgroup, of whose warps each has 16 columns of a panel, those of product `product`, with the same 64
+// rows. Ends when the products have.
+template <typename Weights>
+__device__ __forceinline__ void AddStageByWarpgroup(DevicePtr<const uint8_t> lines, DevicePtr<const uint8_t> rows,
+                                                    int product, Products<int32_t, 8, 1>* products) {
+  uint32_t own[kStageSteps][4];
 #pragma unroll
-  for (int i = 0; i < kPanelProducts * 2; ++i)
-    own_scales[i / 2][i % 2] = weight_scales[Weights::Column(i / 2, i % 2, lane / 4)];
+  for (int step = 0; step < kStageSteps; ++step) {
+    uint32_t a[kPanelProducts][4];
+    LoadColumnWords<Weights>(lines, step, a);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) own[step][i] = product == 0 ? a[0][i] : a[1][i];
+  }
+  int32_t* const sums = products->values[0][0];
+  BeginWarpgroupProducts(sums);
+#pragma unroll
+  for (int step = 0; step < kStageSteps; ++step) AddWarpgroupProduct(sums, own[step], rows, step);
+  WaitForWarpgroupProducts(sums);
+}
+
+// sums += the products of a group, scaled. weight_scales f32[32], row_scales [rows]; of the panel's
+// products those from `first` on.
+template <typename Weights, int kRowTiles, int kProducts>
+__device__ __forceinline__ void AddScaled(DevicePtr<const float> weight_scales, DevicePtr<const GroupScale> row_scales,
+                                          const Products<typename Weights::Sum, kRowTiles, kProducts>& products,
+                                          int first, Products<float, kRowTiles, kProducts>* sums) {
+  const int lane = threadIdx.x % kWarpSize;
+  float own_scales[kProducts][2];
+#pragma unroll
+  for (int i = 0; i < kProducts * 2; ++i)
+    own_scales[i / 2][i % 2] = weight_scales[Weights::Column(first + i / 2, i % 2, lane / 4)];
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
     const uint4 two = ViewAs<const uint4>(row_scales + (tile * kMatrixColumns + 2 * (lane % 4)))[0];
@@ -156,7 +180,7 @@ __device__ __forceinline__ void AddScaled(DevicePtr<const float> weight_scales, 
     const Sum zeros[2] = {Weights::kZeroPoint * static_cast<Sum>(static_cast<int32_t>(two.y)),
                           Weights::kZeroPoint * static_cast<Sum>(static_cast<int32_t>(two.w))};
 #pragma unroll
-    for (int n = 0; n < kPanelProducts; ++n) {
+    for (int n = 0; n < kProducts; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const auto product = static_cast<float>(products.values[tile][n][i] - zeros[i % 2]);

@@ -209,7 +209,10 @@ __device__ __forceinline__ uint32_t Bf16Word(uint32_t word, int half) {
 // c += A . B with words of four e4m3. All lanes of a warp. Where the chip has no such product, two of bfloat16, which
 // have the same numbers, and add them in another order.
 __device__ __forceinline__ void AddFp8Product(float* c, const uint32_t* a, const uint32_t* b) {
-  if (HasFp8Products()) return AddNativeFp8Product(c, a, b);
+  if (HasFp8Products()) {
+    AddNativeFp8Product(c, a, b);
+    return;
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint32_t wide_a[4] = {Bf16Word(a[0], half), Bf16Word(a[1], half), Bf16Word(a[2], half), Bf16Word(a[3], half)};

@@ -3,7 +3,7 @@
 
 #include "../../custom_ops/bindings/c_api.h"
 #include "device.h"
-#include "matrix.h"
+#include "warpgroup.h"
 
 namespace {
 
@@ -148,6 +148,25 @@ __global__ void CopyOverRead(Ints p, bool meets) {
   p[threadIdx.x] = neighbour + s[threadIdx.x];
 }
 
+// A warpgroup multiplies rows that it has copied, a line for each thread: with all that it must do, or less.
+__global__ void WarpgroupProduct(Ints p, bool fences, bool begins, bool writes_over) {
+  constexpr int kLineBytes = 32;
+  FDSD_SHARED(uint8_t, rows, fdsd::cuda::kWarpgroupRows* fdsd::cuda::kWarpgroupRowBytes);
+  for (int i = 0; i < kLineBytes; i += 16)
+    fdsd::cuda::CopyAsync<16>(rows + (static_cast<int>(threadIdx.x) * kLineBytes + i), ViewAs<const uint8_t>(p));
+  fdsd::cuda::CommitCopies();
+  fdsd::cuda::WaitForCopies<0>();
+  if (fences) fdsd::cuda::FenceCopies();
+  __syncthreads();
+  int32_t c[fdsd::cuda::kWarpgroupElements] = {};
+  const uint32_t a[4] = {1, 1, 1, 1};
+  if (begins) fdsd::cuda::BeginWarpgroupProducts(c);
+  fdsd::cuda::AddWarpgroupProduct(c, a, rows, 0);
+  if (writes_over) rows[threadIdx.x] = 0;
+  fdsd::cuda::WaitForWarpgroupProducts(c);
+  if (threadIdx.x < kThreads) p[threadIdx.x] = c[0];
+}
+
 __global__ void CopyToGlobal(Ints p) {
   fdsd::cuda::CopyAsync<4>(ViewAs<uint8_t>(p + threadIdx.x), ViewAs<const uint8_t>(p + threadIdx.x));
 }
@@ -155,6 +174,7 @@ __global__ void CopyToGlobal(Ints p) {
 __global__ void Fill(Ints p) { p[threadIdx.x] = static_cast<int32_t>(threadIdx.x); }
 
 const LaunchShape kOneBlock{dim3(1), dim3(kThreads)};
+const LaunchShape kWarpgroup{dim3(1), dim3(128)};
 const LaunchShape kTwoBlocks{dim3(2), dim3(kThreads)};
 
 fdsd::Error RunFault(const char* name, Ints p) {
@@ -192,6 +212,10 @@ fdsd::Error RunFault(const char* name, Ints p) {
   if (is("copy of another, waited")) return Launch<CopyThenRead>(kOneBlock, nullptr, p, true, true, 1);
   if (is("copy over what is read")) return Launch<CopyOverRead>(kOneBlock, nullptr, p, false);
   if (is("copy over what was read")) return Launch<CopyOverRead>(kOneBlock, nullptr, p, true);
+  if (is("product")) return Launch<WarpgroupProduct>(kWarpgroup, nullptr, p, true, true, false);
+  if (is("product of what is not fenced")) return Launch<WarpgroupProduct>(kWarpgroup, nullptr, p, false, true, false);
+  if (is("product before its registers")) return Launch<WarpgroupProduct>(kWarpgroup, nullptr, p, true, false, false);
+  if (is("product written over")) return Launch<WarpgroupProduct>(kWarpgroup, nullptr, p, true, true, true);
   if (is("copy to global memory")) return Launch<CopyToGlobal>(kOneBlock, nullptr, p);
   if (is("part of a warp in a block")) return Launch<Fill>(LaunchShape{dim3(1), dim3(48)}, nullptr, p);
   if (is("too many threads")) return Launch<Fill>(LaunchShape{dim3(1), dim3(2048)}, nullptr, p);

@@ -35,6 +35,9 @@ FAULTS = {
     "copy not waited for": "CopyThenRead: .* byte 252 of shared memory [256 bytes], to which a copy is on its way",
     "copy of another, no barrier": "reads byte 4 of shared memory [256 bytes] before anything was written there",
     "copy over what is read": "race: writes byte .* of shared memory [256 bytes], which thread .* read with no barrier",
+    "product of what is not fenced": "multiplies what was copied, with no fence since",
+    "product before its registers": "a product of a warpgroup before its registers are ready",
+    "product written over": "race: .* byte .* of shared memory [4096 bytes], which thread .* with no barrier between",
     "copy to global memory": "copies asynchronously to what is no shared memory",
     "part of a warp in a block": "expected blocks of whole warps",
     "too many threads": "expected 1..1024 threads per block",
@@ -49,6 +52,7 @@ NO_FAULTS = (
         "copy of its own, waited",
         "copy of another, waited",
         "copy over what was read",
+        "product",
     ),
 )
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "emulation/engine.h"
+#include "emulation/per_thread.h"
 
 namespace fdsd::emulation {
 namespace {
@@ -23,21 +24,10 @@ struct Queue {
   std::deque<Copy> copies;
   std::deque<size_t> group_ends;
   size_t num_arrived = 0;
+  std::vector<Copy> unfenced;
 };
 
-// By thread, of the block that began with this period.
-std::vector<Queue> queues;
-uint32_t block_of_queues = 0;
-
-Queue& OwnQueue() {
-  const ThreadPlace& here = Here();
-  if (block_of_queues != here.block_begin) {
-    queues.clear();
-    block_of_queues = here.block_begin;
-  }
-  if (queues.size() <= here.linear) queues.resize(here.linear + 1);
-  return queues[here.linear];
-}
+PerThread<Queue> queues;
 
 }  // namespace
 
@@ -47,17 +37,17 @@ void StartCopy(const Allocation* allocation, void* to, const void* from, size_t 
   Check(allocation, to, num_bytes, Access::kWrite);
   Copy copy{allocation, to, num_bytes, {}};
   if (from != nullptr) std::memcpy(copy.bytes, from, num_bytes);
-  OwnQueue().copies.push_back(copy);
+  queues.Own().copies.push_back(copy);
   SetInFlight(allocation, to, num_bytes, true);
 }
 
 void CommitCopies() {
-  Queue& own = OwnQueue();
+  Queue& own = queues.Own();
   own.group_ends.push_back(own.num_arrived + own.copies.size());
 }
 
 void WaitForCopies(size_t num_pending) {
-  Queue& own = OwnQueue();
+  Queue& own = queues.Own();
   while (own.group_ends.size() > num_pending) {
     for (; own.num_arrived < own.group_ends.front(); ++own.num_arrived) {
       const Copy& copy = own.copies.front();
@@ -65,10 +55,18 @@ void WaitForCopies(size_t num_pending) {
       // Now, and by this thread, it is written: others see it behind a barrier.
       Check(copy.allocation, copy.to, copy.num_bytes, Access::kWrite);
       std::memcpy(copy.to, copy.bytes, copy.num_bytes);
+      SetUnfenced(copy.allocation, copy.to, copy.num_bytes, true);
+      own.unfenced.push_back(copy);
       own.copies.pop_front();
     }
     own.group_ends.pop_front();
   }
+}
+
+void FenceCopies() {
+  Queue& own = queues.Own();
+  for (const Copy& copy : own.unfenced) SetUnfenced(copy.allocation, copy.to, copy.num_bytes, false);
+  own.unfenced.clear();
 }
 
 }  // namespace fdsd::emulation

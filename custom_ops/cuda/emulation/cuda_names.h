@@ -9,6 +9,7 @@
 #include "emulation/cuda_api.h"
 #include "emulation/engine.h"
 #include "emulation/memory.h"
+#include "emulation/warpgroup.h"
 
 #define __global__
 #define __device__

@@ -42,6 +42,7 @@ struct Allocation {
   bool is_freed = false;
   mutable std::vector<Shadow> shadow;
   mutable std::vector<bool> in_flight;  // empty until a copy begins
+  mutable std::vector<bool> unfenced;   // likewise
   mutable int64_t bytes_read = 0;
   std::vector<uint64_t> memory;  // aligned to 128 bytes within
 };
@@ -61,6 +62,14 @@ std::unique_ptr<Allocation> NewAllocation(size_t num_bytes, bool is_shared) {
   made->shadow.resize(num_bytes);
   std::memset(made->begin, kUnwritten, num_bytes);
   return made;
+}
+
+// Marks bytes of an allocation.
+void SetBytes(std::vector<bool>* marks, const Allocation& allocation, const void* address, size_t num_bytes,
+              bool is_marked) {
+  if (marks->empty()) marks->resize(allocation.num_bytes);
+  const auto offset = static_cast<const char*>(address) - allocation.begin;
+  std::fill_n(marks->begin() + offset, num_bytes, is_marked);
 }
 
 // By their first byte. An empty one has an address of its own too.
@@ -149,9 +158,18 @@ void Check(const Allocation* allocation, const void* address, size_t num_bytes, 
 }
 
 void SetInFlight(const Allocation* allocation, const void* address, size_t num_bytes, bool is_in_flight) {
-  if (allocation->in_flight.empty()) allocation->in_flight.resize(allocation->num_bytes);
-  const auto offset = static_cast<const char*>(address) - allocation->begin;
-  std::fill_n(allocation->in_flight.begin() + offset, num_bytes, is_in_flight);
+  SetBytes(&allocation->in_flight, *allocation, address, num_bytes, is_in_flight);
+}
+
+void SetUnfenced(const Allocation* allocation, const void* address, size_t num_bytes, bool is_unfenced) {
+  SetBytes(&allocation->unfenced, *allocation, address, num_bytes, is_unfenced);
+}
+
+bool IsUnfenced(const Allocation* allocation, const void* address, size_t num_bytes) {
+  if (allocation->unfenced.empty()) return false;
+  const auto first = allocation->unfenced.begin() + (static_cast<const char*>(address) - allocation->begin);
+  return std::find(first, first + static_cast<std::ptrdiff_t>(num_bytes), true) !=
+         first + static_cast<std::ptrdiff_t>(num_bytes);
 }
 
 bool IsShared(const Allocation* allocation) { return allocation != nullptr && allocation->is_shared; }

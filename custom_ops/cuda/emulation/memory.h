@@ -22,6 +22,9 @@ void Check(const Allocation* allocation, const void* address, size_t num_bytes, 
 
 // Whether an asynchronous copy is on its way to these bytes of shared memory: until then nobody may touch them.
 void SetInFlight(const Allocation* allocation, const void* address, size_t num_bytes, bool is_in_flight);
+// Whether a copy wrote one of these bytes of shared memory that its thread has not fenced since.
+void SetUnfenced(const Allocation* allocation, const void* address, size_t num_bytes, bool is_unfenced);
+bool IsUnfenced(const Allocation* allocation, const void* address, size_t num_bytes);
 // Whether it is a block's shared memory.
 bool IsShared(const Allocation* allocation);
 // Bytes of the allocation that begins at an address which kernels have read so far, every thread's counted; -1 where

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.runtime.device import device
+from fastdeploy_sd.runtime.device import CpuDevice
 from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput
 from fastdeploy_sd.types import DraftTokens, Request
 from tests.models.mtp_models import make_model
@@ -70,13 +70,13 @@ def test_recordings_for_all_numbers_of_drafts_share_one_memory(
 ) -> None:
     """Also those that return logits."""
     arenas = list[int]()
-    sound = device().arena
+    sound = CpuDevice.arena
 
-    def noted(num_bytes: int) -> Any:
+    def noted(self: CpuDevice, num_bytes: int) -> Any:
         arenas.append(num_bytes)
-        return sound(num_bytes)
+        return sound(self, num_bytes)
 
-    monkeypatch.setattr(device(), "arena", noted)
+    monkeypatch.setattr(CpuDevice, "arena", noted)
     drafts_of(make_model(tmp_path, "qwen3-tiny", "numbered", 1).path, 3)
     assert len(arenas) == 1
 

@@ -11,6 +11,8 @@ constexpr int kScanThreads = 256;
 
 struct DraftShape {
   int32_t num_requests;
+  int32_t room;       // A
+  int32_t next_room;  // B
   int32_t vocab_size;
   int32_t step;
   float min_prob;
@@ -35,7 +37,7 @@ struct DraftArrays {
   DevicePtr<int32_t> seq_lens;
   DevicePtr<int32_t> num_continued;
   // In the workspace:
-  DevicePtr<int32_t> requests;  // [A] request of each row
+  DevicePtr<int32_t> requests;  // [A] request of each row, -1 = it is nobody's
   DevicePtr<int32_t> sources;   // [B] row that each row of the next pass continues
 };
 
@@ -50,11 +52,14 @@ __global__ __launch_bounds__(kScanThreads) void DraftingRequestsKernel(DraftShap
     if (drafts) a.requests[end - 1] = r;
     num_rows += more;
   }
+  for (int32_t row = num_rows + static_cast<int32_t>(threadIdx.x); row < shape.room; row += kScanThreads)
+    a.requests[row] = -1;
 }
 
 // Block (row): its most likely token and, where it is wanted, the probability.
 __global__ __launch_bounds__(kRowThreads, 2) void DraftTokensKernel(DraftShape shape, DraftArrays a) {
   const int32_t r = a.requests[blockIdx.x];
+  if (r < 0) return;
   const LogitsInMemory row{a.logits + static_cast<int64_t>(blockIdx.x) * shape.vocab_size, shape.vocab_size};
   const Best best = BestOf(row);
   const int64_t draft = a.cu_num_draft[r] + shape.step;
@@ -110,6 +115,12 @@ __global__ __launch_bounds__(kScanThreads) void NextPassKernel(DraftShape shape,
     num_rows += more_rows;
     num_next += more_next;
   }
+  // Rows that the host made room for store nothing.
+  for (int32_t b = num_next + static_cast<int32_t>(threadIdx.x); b < shape.next_room; b += kScanThreads) {
+    a.input_ids[b] = 0;
+    a.positions[b] = 0;
+    a.slot_mapping[b] = -1;
+  }
   if (threadIdx.x == 0) a.num_continued[0] = num_next;
 }
 
@@ -142,7 +153,8 @@ Error MtpPostprocess(const MtpPostprocessParams& p, void* workspace, Stream stre
   if (p.step < 0) return "step: expected >= 0, got a negative number";
   if (!(p.min_prob >= 0.0f && p.min_prob <= 1.0f)) return "min_prob: expected a probability, got another number";
   if (p.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
-  const DraftShape shape{p.num_requests, p.vocab_size, p.step, p.min_prob, p.blocks.max_blocks, p.blocks.block_size};
+  const DraftShape shape{p.num_requests, p.num_rows, p.num_next,          p.vocab_size,
+                         p.step,         p.min_prob, p.blocks.max_blocks, p.blocks.block_size};
   const auto requests = DevicePtr<int32_t>(workspace);
   const DraftArrays arrays{DevicePtr<const int32_t>(p.table_rows),
                            DevicePtr<const int32_t>(p.num_committed),

@@ -144,6 +144,8 @@ Error KeepHidden(const KeepHiddenParams& p);
 // more drafts. The row after a -1 runs token 0. Where min_survival is not negative, the draft's probability under the
 // draft layers is written too, 0 for a -1; a draft that is less probable than min_prob becomes -1, and a request gets
 // no more drafts when the product of those of its drafts is below min_survival.
+// On a GPU nobody need know how many requests go on: num_rows and num_next may be bounds, rows of `logits` behind the
+// requests' are not looked at, and rows of the next pass behind theirs get token 0 at position 0 and slot -1.
 struct MtpPostprocessParams {
   int32_t num_requests;          // R
   int32_t num_rows;              // A = requests with num_wanted > step, in order

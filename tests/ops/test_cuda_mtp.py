@@ -1,0 +1,36 @@
+"""Draft layers on a GPU, chained without the host: it makes room for the most rows there can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.ops import mtp as ops
+from fastdeploy_sd.ops.reference import mtp as reference
+from tests.ops.cases.case import OpCases, arrays
+from tests.ops.cases.mtp import MTP_POSTPROCESS
+from tests.ops.cuda_device import emulated
+
+MORE = 3
+
+
+@pytest.mark.parametrize("name", ["2-block16-step0", "2-block16-step3", "4-block64-step1"])
+def test_rows_that_no_request_wants_any_more_are_skipped_and_filled_up(name: str) -> None:
+    """Those of the pass before belong to nobody; those of the next one store no KV."""
+    case, expected = (OpCases.copied(MTP_POSTPROCESS.inputs[name]) for _ in range(2))
+    logits, hidden = (np.concatenate([case[rows], case[rows][:1].repeat(MORE, 0)]) for rows in ("logits", "hidden"))
+    batch = replace(case["batch"], num_drafting=[n + MORE for n in case["batch"].num_drafting])
+    with emulated().runs_ops():
+        got = ops.mtp_postprocess_(batch, case["step"], logits, hidden)
+    want = reference.mtp_postprocess_(**expected)
+    count = int(got.num_continued[0])
+    assert len(got.input_ids) >= count + MORE
+    for g, w in zip(arrays((got.first(count),)), arrays((want,)), strict=True):
+        np.testing.assert_array_equal(g, w)
+    for column in ("draft_token_ids", "num_wanted"):
+        np.testing.assert_array_equal(getattr(batch, column), getattr(expected["batch"], column))
+    assert not got.input_ids[count:].any()
+    assert not got.positions[count:].any()
+    assert (got.slot_mapping[count:] == -1).all()

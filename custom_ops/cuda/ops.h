@@ -12,14 +12,17 @@
 #include "fdsd/attention.h"
 #include "fdsd/batch.h"
 #include "fdsd/cast.h"
+#include "fdsd/collective.h"
 #include "fdsd/linear.h"
 #include "fdsd/moe.h"
 #include "fdsd/mtp.h"
+#include "fdsd/ngram.h"
 #include "fdsd/norm.h"
 #include "fdsd/sampling.h"
 
 namespace fdsd::cuda {
 
+Error AllReduce(const AllReduceParams& p, Stream stream);
 Error AppendTokens(const AppendTokensParams& p, Stream stream);
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* workspace, Stream stream);
 Error Cast(const CastParams& p, Stream stream);
@@ -30,6 +33,7 @@ Error Linear(const LinearParams& p, void* workspace, Stream stream);
 Error MoeFfn(const MoeFfnParams& p, void* workspace, Stream stream);
 Error MtpPostprocess(const MtpPostprocessParams& p, void* workspace, Stream stream);
 Error MtpPreprocess(const MtpPreprocessParams& p, Stream stream);
+Error NgramMatch(const NgramMatchParams& p, void* workspace, Stream stream);
 Error PrepareBatch(const PrepareBatchParams& p, Stream stream);
 Error ProcessLogits(const ProcessLogitsParams& p, Stream stream);
 Error RmsNorm(const RmsNormParams& p, Stream stream);
@@ -44,6 +48,7 @@ int64_t CascadeAppendAttentionWorkspaceBytes(const CascadeAppendAttentionParams&
 int64_t LinearWorkspaceBytes(const LinearParams& p);
 int64_t MoeFfnWorkspaceBytes(const MoeFfnParams& p);
 int64_t MtpPostprocessWorkspaceBytes(const MtpPostprocessParams& p);
+int64_t NgramMatchWorkspaceBytes(const NgramMatchParams& p);
 int64_t SampleWorkspaceBytes(const SampleParams& p);
 int64_t TokenLogprobsWorkspaceBytes(const TokenLogprobsParams& p);
 int64_t TopPCandidatesWorkspaceBytes(const TopPCandidatesParams& p);

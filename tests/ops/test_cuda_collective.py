@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from custom_ops import cuda_build
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.collective import ALL_REDUCE
 from fastdeploy_sd.ops.reference import collective as reference
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.runtime.library import CParams
-from tests.ops.cuda_device import CudaDevice, emulated
+from tests.ops.cuda_device import emulated
 from tests.ops.rank_process import values
 from tests.ops.ranks import on_threads
 
@@ -24,65 +24,59 @@ BUFFER_BYTES = 1024
 SHAPES = [(7, 170), (3, 17), (1, 1), (0, 8)]
 
 
-def library() -> ctypes.CDLL:
-    lib = ctypes.CDLL(str(cuda_build.build_emulated()))
+def library() -> Any:
+    lib = emulated().device.library.functions
     lib.fdsd_cuda_open_ranks.restype = lib.fdsd_cuda_all_reduce.restype = ctypes.c_char_p
     lib.fdsd_cuda_rank_signals_bytes.restype = ctypes.c_int64
     return lib
 
 
 @contextlib.contextmanager
-def rank_handles(device: CudaDevice, size: int) -> Iterator[list[int]]:
+def rank_handles(size: int) -> Iterator[list[int]]:
     """Open a group of emulated GPUs, which are one device's memory; gives the ranks' handles."""
-    lib = library()
-    buffers = [device.allocate(np.zeros(2 * BUFFER_BYTES, np.uint8)) for _ in range(size)]
-    signals = [device.allocate(np.zeros(lib.fdsd_cuda_rank_signals_bytes(), np.uint8)) for _ in range(size)]
-    addresses = ctypes.c_void_p * size
+    lib, device = library(), emulated().device
+    buffers = [device.zeros((2 * BUFFER_BYTES,), np.uint8) for _ in range(size)]
+    signals = [device.zeros((lib.fdsd_cuda_rank_signals_bytes(),), np.uint8) for _ in range(size)]
+    device.wait()
+    places = [(ctypes.c_void_p * size)(*(tensor.address for tensor in tensors)) for tensors in (buffers, signals)]
     handles = []
     try:
         for rank in range(size):
             handle = ctypes.c_int32()
-            arguments = (addresses(*buffers), addresses(*signals), ctypes.byref(handle))
-            assert lib.fdsd_cuda_open_ranks(rank, size, ctypes.c_int64(BUFFER_BYTES), *arguments) is None
+            refusal = lib.fdsd_cuda_open_ranks(rank, size, ctypes.c_int64(BUFFER_BYTES), *places, ctypes.byref(handle))
+            assert refusal is None
             handles.append(handle.value)
         yield handles
     finally:
         for handle_value in handles:
             lib.fdsd_cuda_close_ranks(handle_value)
-        for address in (*buffers, *signals):
-            device.free(address)
 
 
 class Sum:
     """One rank's all_reduce, its arrays on the device: what follows allocates nothing there."""
 
-    def __init__(self, device: CudaDevice, handle: int, x: np.ndarray, y: np.ndarray, *added: np.ndarray) -> None:
-        self._device, self.y = device, y
-        self._placed = [device.allocate(array) for array in (x, y, *added)]
+    def __init__(self, handle: int, x: np.ndarray, dtype: type, *added: np.ndarray) -> None:
+        device = emulated().device
+        self.y = device.zeros(x.shape, dtype)
+        self._inputs = [device.wrap(array) for array in (x, *added)]
+        bias, shared = [tensor.address for tensor in self._inputs[1:]] or (None, None)
         rows, columns = x.shape
-        bias, shared = self._placed[2:] or (None, None)
         self.params: CParams = struct_type("AllReduceParams")(
             communicator=handle,
             num_rows=rows,
             num_columns=columns,
-            y_dtype=int(y.dtype == np.uint16),
-            x=self._placed[0],
-            y=self._placed[1],
+            y_dtype=int(dtype is np.uint16),
+            x=self._inputs[0].address,
+            y=self.y.address,
             bias=bias,
             shared=shared,
         )
-
-    def fetched(self) -> np.ndarray:
-        self._device.fetch(self._placed[1], self.y)
-        for address in self._placed:
-            self._device.free(address)
-        return self.y
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_sums_are_those_of_the_tree_on_every_rank(size: int) -> None:
     """Buffers are used again and again by ops that follow one another."""
-    device, rng, lib = emulated(), np.random.default_rng(0), library()
+    rng, lib = np.random.default_rng(0), library()
     cases: list[tuple[list[np.ndarray], type, list[np.ndarray]]] = []
     for rows, columns in SHAPES:
         xs = [values(1, rank, rows, columns) for rank in range(size)]
@@ -94,17 +88,18 @@ def test_sums_are_those_of_the_tree_on_every_rank(size: int) -> None:
         for one in sums:
             assert lib.fdsd_cuda_all_reduce(ctypes.byref(one.params), None, None) is None
 
-    with rank_handles(device, size) as handles:
+    with rank_handles(size) as handles:
         sums = [
-            [Sum(device, handle, xs[rank], np.zeros(xs[rank].shape, dtype), *added) for xs, dtype, added in cases]
-            for rank, handle in enumerate(handles)
+            [Sum(handle, xs[rank], dtype, *added) for xs, dtype, added in cases] for rank, handle in enumerate(handles)
         ]
+        emulated().device.wait()
         for failure in on_threads(size, lambda rank: run(sums[rank])):
             assert failure is None, failure
         for i, (xs, dtype, added) in enumerate(cases):
             want = reference.all_reduce(xs, dtype, *added)
             for rank in range(size):
-                np.testing.assert_array_equal(sums[rank][i].fetched(), want, err_msg=f"case {i}, rank {rank}")
+                got = emulated().device.read(sums[rank][i].y)
+                np.testing.assert_array_equal(got, want, err_msg=f"case {i}, rank {rank}")
 
 
 def test_handles_of_nobody_and_groups_of_three_are_refused() -> None:

@@ -23,8 +23,6 @@ def cpu_only(config: Config) -> Iterator[ConfigError]:
         yield _error("dtype", "bfloat16", config.model.dtype)
     if config.cache.kv_cache_dtype != "auto":
         yield _error("kv_cache_dtype", "auto", config.cache.kv_cache_dtype)
-    if config.speculative.uses_draft_layers:
-        yield _error("speculative_config", "a method without draft layers", config.speculative.method)
 
 
 def verify_device(config: Config) -> None:

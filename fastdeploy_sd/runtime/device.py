@@ -140,7 +140,8 @@ class CpuDevice:
         pass
 
 
-_chosen: Device = CpuDevice()
+_HOST = CpuDevice()
+_chosen: Device = _HOST
 
 
 def device() -> Device:
@@ -163,7 +164,7 @@ def choose(name: DeviceName) -> Device:
         raise ConfigError(f"device: expected a GPU that can be used, got none: {refusal}", param="device")
     path = cuda_library.library_path()
     is_cpu = name == "cpu" or refusal is not None or path is None
-    _chosen = CpuDevice() if is_cpu or path is None else _cuda_device(cuda_library.load(path))
+    _chosen = _HOST if is_cpu or path is None else _cuda_device(cuda_library.load(path))
     return _chosen
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from fastdeploy_sd.models.mtp import MtpModel
     from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
     from fastdeploy_sd.ops.mtp_batch import KeptRows
-    from fastdeploy_sd.types import I32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +25,8 @@ class DraftModel:
             own. A block's row is valid as long as the block's KV is; a request's rows are those of its newest block,
             and of as many drafts behind it as there can be.
         hidden: [T, H], the target's rows of the step after its final norm, as large as it can be.
-        token_table, block_table: i32[max_num_seqs, max_model_len], i32[max_num_seqs, max_blocks], the request table's.
+        token_table, block_table: i32[max_num_seqs, max_model_len], i32[max_num_seqs, max_blocks], the request table's,
+            where the layers read them.
         enforce_eager: run the ops one by one instead of replaying a recording.
         agree: called when the layers have run, before what a method keeps of requests changes; raises when another rank
             could not run them.
@@ -37,7 +37,7 @@ class DraftModel:
     rotary: Rotary[Tensor]
     kept_hidden: Sequence[KeptRows[Tensor]]
     hidden: Tensor
-    token_table: I32
-    block_table: I32
+    token_table: Any
+    block_table: Any
     enforce_eager: bool = False
     agree: Callable[[], None] = lambda: None

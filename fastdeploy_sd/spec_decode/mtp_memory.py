@@ -21,6 +21,8 @@ class DraftMemory:
         num_steps: drafts per request at most.
 
     Attributes:
+        columns: i32[n], the piece that all columns lie in which passes read, and behind the first num_read of it those
+            that they write.
         table_rows, num_committed, cu_num_draft, draft_token_ids, num_wanted, draft_prob, min_survival: see
             ops.mtp.DraftBatch. A draft that was not made is -1.
         max_draft_len, num_valid, num_kv_slots: i32[R]; see spec_decode.proposer.
@@ -36,14 +38,26 @@ class DraftMemory:
     """
 
     def __init__(self, num_requests: int, num_layers: int, num_steps: int) -> None:
-        self.table_rows, self.num_committed, self.num_wanted = np.zeros((3, num_requests), np.int32)
-        self.max_draft_len, self.num_valid, self.num_kv_slots = np.zeros((3, num_requests), np.int32)
-        self.min_survival = np.zeros(num_requests, np.float32)
-        self.begin, self.hidden_begin = np.zeros((2, num_requests), np.int32)
-        self.ends = np.zeros((num_layers, num_requests), np.int32)
-        self.cu_num_draft, self.cu_hidden, self.draft_start_loc = np.zeros((3, num_requests + 1), np.int32)
-        self.draft_token_ids, self.kept = np.zeros((2, num_requests * num_steps), np.int32)
-        self.draft_prob = np.zeros(num_requests * num_steps, np.float32)
+        requests, drafts = num_requests, num_requests * num_steps
+        read = dict.fromkeys(("table_rows", "num_committed", "begin", "hidden_begin", "min_survival"), requests)
+        read |= {"ends": num_layers * requests}
+        read |= dict.fromkeys(("cu_num_draft", "cu_hidden", "draft_start_loc"), requests + 1)
+        written = {"num_wanted": requests, "draft_token_ids": drafts, "draft_prob": drafts}
+        self.num_read = sum(read.values())
+        self.columns: I32 = np.zeros(self.num_read + sum(written.values()), np.int32)
+        begin, cut = 0, {}
+        for name, length in (read | written).items():
+            cut[name] = self.columns[begin : begin + length]
+            begin += length
+        self.table_rows, self.num_committed = cut["table_rows"], cut["num_committed"]
+        self.begin, self.hidden_begin = cut["begin"], cut["hidden_begin"]
+        self.min_survival = cut["min_survival"].view(np.float32)
+        self.ends = cut["ends"].reshape(num_layers, requests)
+        self.cu_num_draft, self.cu_hidden = cut["cu_num_draft"], cut["cu_hidden"]
+        self.draft_start_loc, self.num_wanted = cut["draft_start_loc"], cut["num_wanted"]
+        self.draft_token_ids, self.draft_prob = cut["draft_token_ids"], cut["draft_prob"].view(np.float32)
+        self.max_draft_len, self.num_valid, self.num_kv_slots = np.zeros((3, requests), np.int32)
+        self.kept = np.zeros(drafts, np.int32)
         self.counts = np.zeros(1 + num_layers + max(num_layers, num_steps) + 1, np.int32)
         self.count = 0
         self.take_counts()

@@ -44,22 +44,27 @@ class RecordedPasses:
         has_logits: bool,
     ) -> None:
         self._target, self._memory, self._min_prob, self._max_steps = target, memory, min_prob, max_steps
+        self._device = device()
+        self._columns = self._device.mirror(memory.columns)
         recordings = {
             (num_steps, wants_logits): self._record(num_steps, wants_logits=wants_logits)
             for num_steps in {*range(len(memory.num_tokens)), max_steps}
             for wants_logits in ((True, False) if has_logits else (False,))
         }
-        arena = device().arena(max(recording.num_bytes for recording in recordings.values()))
+        arena = self._device.arena(max(recording.num_bytes for recording in recordings.values()))
         inputs = self._inputs()
         self._size_names = tuple(self._bounds())
-        self._programs = {key: device().program(recording, inputs, arena) for key, recording in recordings.items()}
+        self._programs = {key: self._device.program(recording, inputs, arena) for key, recording in recordings.items()}
 
     def run(self, *, wants_logits: bool) -> Sequence[Tensor]:
         """See DraftPasses.run."""
         m = self._memory
         is_short = m.num_steps < len(m.num_tokens)
         program = self._programs[m.num_steps if is_short else self._max_steps, wants_logits]
+        self._columns.upload()
         program.run(dict(zip(self._size_names, (m.count, *m.num_tokens, *m.num_drafting), strict=True)))
+        self._columns.download(m.num_read)
+        self._device.wait()
         return program.outputs
 
     def _record(self, num_steps: int, wants_logits: bool) -> Recording:
@@ -67,7 +72,7 @@ class RecordedPasses:
         shapes: dict[str, tuple[int | Size, ...]] = dict.fromkeys(m.per_request(), (requests,))
         shapes |= dict.fromkeys(m.offsets(), (requests + 1,))
         columns: dict[str, Any] = {
-            name: recorder.add_input(name, self._dtype(name), shapes.get(name, array.shape))
+            name: recorder.add_input(name, self._dtype(name), shapes.get(name, tuple(array.shape)))
             for name, array in self._inputs().items()
         }
         counts = _Counts(
@@ -79,12 +84,11 @@ class RecordedPasses:
         return Recording(recorder, logits if wants_logits else (), self._bounds())
 
     def _inputs(self) -> dict[str, Any]:
-        """What the passes read, whole, by the names that DraftStep.over has for it."""
+        """What the passes read, whole, where they read it, by the names that DraftStep.over has for it."""
         target, m = self._target, self._memory
-        tables = {"token_table": target.token_table, "block_table": target.block_table}
-        return {
-            **m.per_request(), **m.offsets(), **m.per_draft(), **tables, "hidden": target.hidden
-        }  # fmt: skip
+        columns = {**m.per_request(), **m.offsets(), **m.per_draft()}
+        tables = {"token_table": target.token_table, "block_table": target.block_table, "hidden": target.hidden}
+        return {name: self._columns.of(column) for name, column in columns.items()} | tables
 
     def _dtype(self, name: str) -> paddle.dtype:
         if name == "hidden":

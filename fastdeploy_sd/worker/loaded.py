@@ -76,8 +76,8 @@ class Loaded:
                 make_rotary(self.draft.config, self.kv.max_tokens),
                 self.kept_hidden,
                 self.forward.hidden,
-                self.table.tokens,
-                self.table.blocks,
+                self.twins.of(self.table.tokens),
+                self.twins.of(self.table.blocks),
                 self.enforce_eager,
                 agree,
             )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fastdeploy_sd.conformance import PLAIN, Method, Way, open_engine, run_cell, standard_methods
+from fastdeploy_sd.conformance import PLAIN, Method, Way, open_engine, run_alone, run_cell, standard_methods
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request
@@ -21,6 +21,7 @@ from tests.engine.gpu import BATCH, TIGHT, answers_alone, emulated_gpu, short_re
 from tests.engine.models import double
 from tests.engine.test_failing_rows import PHASES, Fault, runner_of
 from tests.models import rewrite
+from tests.models.mtp_models import make_model
 
 NUM_DRAFTS = 3
 
@@ -52,6 +53,16 @@ def test_answers_depend_on_nothing_but_the_request(way: Way, method: str) -> Non
     assert (cell.difference, cell.missing) == (None, None)
     assert method in ("naive", "auto") or cell.num_drafts > 0
     assert method != "oracle" or cell.num_accepted > 20
+
+
+@pytest.mark.parametrize(("model", "num_drafts"), [("ernie4_5-tiny", 3)])
+def test_draft_layers_run_on_the_device(model: str, num_drafts: int, tmp_path: pathlib.Path) -> None:
+    config, requests = tiny_config(make_model(tmp_path, model, "ernie-folder").path), short_requests()[:6]
+    alone = run_alone(config, requests)
+    [method] = standard_methods(["mtp"], [num_drafts])
+    cell = run_cell(config, BATCH, method, requests, alone)
+    assert (cell.difference, cell.missing) == (None, None)
+    assert cell.num_drafts > 20
 
 
 def test_rows_without_a_distribution_fail_their_request_only(tmp_path: pathlib.Path) -> None:

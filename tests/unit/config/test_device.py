@@ -15,7 +15,6 @@ CPU_ONLY = {
     "--enforce-eager": ("enforce_eager", "false", "true"),
     "--dtype float32": ("dtype", "bfloat16", "float32"),
     "--kv-cache-dtype int8": ("kv_cache_dtype", "auto", "int8"),
-    '--speculative-config {"method":"mtp"}': ("speculative_config", "a method without draft layers", "mtp"),
 }
 
 

@@ -27,6 +27,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 256, 16384
 # Plain steps' time that asking is believed to bring at first, each time, and at most, so that a text that ends with
 # much of it does not speak for the next; and the weight of what it brought last.
 _FIRST_WORTH, _MOST_WORTH, _WORTH_RATE = 0.5, 0.5, 1 / 16
+# Asking that took more of a plain step was interrupted, and counts as this.
+_MOST_ASKING = 0.25
 
 
 class _Class:
@@ -64,7 +66,7 @@ class _Class:
     def note_asked(self, asking_s: float, plain_s: float) -> None:
         """Drafts were asked for, and none was worth a step."""
         self.lost = min(self.lost + asking_s / plain_s, _MOST_LOSS)  # nothing but drafts changes a demand
-        self.note_worth(-asking_s / plain_s)
+        self.note_worth(-min(asking_s / plain_s, _MOST_ASKING))
 
     def note_worth(self, gain: float) -> None:
         """Asking brought so much, in plain steps."""

@@ -66,7 +66,7 @@ class NextStep:
             return
         ms = 1e3 * b.seconds / model.speed
         expected = model.expected(num_rows, b.num_requests, num_kv_tokens)
-        self._excess.observe(b.num_requests, ms - expected, has_drafts=num_rows > b.num_requests)
+        self._excess.observe(b.num_requests, ms - expected, expected, has_drafts=num_rows > b.num_requests)
         model.observe(num_rows, b.num_requests, num_kv_tokens, 1e3 * b.seconds)
 
     def observe_host(self, *, has_drafts: bool) -> None:
@@ -100,13 +100,16 @@ class _Excess:
     def __init__(self) -> None:
         self._of_class: dict[int, tuple[_QuietTime, _QuietTime]] = {}
 
-    def observe(self, num_requests: int, ms: float, *, has_drafts: bool) -> None:
-        """A step took so much longer than expected."""
+    def observe(self, num_requests: int, ms: float, expected_ms: float, *, has_drafts: bool) -> None:
+        """A step took so much longer than expected, of which a part of what was expected counts at most."""
         number = num_requests.bit_length()
         found = self._of_class.get(number)
         if found is None:
             found = self._of_class[number] = _QuietTime(), _QuietTime()
-        found[has_drafts].observe(ms)
+        plain, drafted = found
+        (drafted if has_drafts else plain).observe(min(ms, _MOST_SHARE * expected_ms))
+        if not has_drafts:
+            drafted.age()
 
     def ms(self, num_requests: int) -> float:
         """Return the excess of steps with drafts over that of plain ones, 0 or more."""
@@ -117,8 +120,11 @@ class _Excess:
         return max(0.0, drafted.ms - plain.ms)
 
 
-# Steps that count, those that must have been seen, and the part of them that took less than what is told.
-_NUM_KEPT, _FEWEST, _QUIET_PART = 16, 3, 0.25
+# What a step may say, as a part of what was expected of it: if all were interrupted, drafts must not end for good.
+_MOST_SHARE = 0.5
+# Steps that count, those that must have been seen, and the part of them that took less than what is told; steps of the
+# other kind after which one is forgotten.
+_NUM_KEPT, _FEWEST, _QUIET_PART, _STEPS_PER_AGE = 16, 3, 0.25, 4
 
 
 class _QuietTime:
@@ -130,6 +136,7 @@ class _QuietTime:
 
     def __init__(self) -> None:
         self._kept: deque[float] = deque(maxlen=_NUM_KEPT)
+        self._num_others = 0
         self.ms = 0.0
 
     @property
@@ -139,5 +146,13 @@ class _QuietTime:
 
     def observe(self, ms: float) -> None:
         """It was so long."""
+        self._num_others = 0
         self._kept.append(ms)
         self.ms = sorted(self._kept)[int(_QUIET_PART * len(self._kept))]
+
+    def age(self) -> None:
+        """A step of the other kind went by: what nobody has seen for long is forgotten, so that it is tried again."""
+        self._num_others += 1
+        if self._num_others >= _STEPS_PER_AGE and self._kept:
+            self._num_others = 0
+            self._kept.popleft()

@@ -125,6 +125,7 @@ def test_asking_that_brings_less_than_it_takes_is_not_worth_it_until_drafts_are_
         guard.observe(1, 1, 0, PLAIN_S, asking_s=0.2 * PLAIN_S)
     assert not guard.is_worth_asking(1)
     assert guard.is_worth_asking(8)
+    guard.observe(1, 1, 0, PLAIN_S, asking_s=50 * PLAIN_S)  # interrupted
     # Drafts that just bring what they take do not pay for the asking; a single step of many right ones does.
     for _ in range(60):
         guard.observe(1, 2, 3, 2 * PLAIN_S, asking_s=0.2 * PLAIN_S, stretch=2.0)

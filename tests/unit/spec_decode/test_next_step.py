@@ -55,6 +55,17 @@ def test_what_was_dear_once_becomes_cheap_again() -> None:
     assert found.times(1, 1, 8).any_draft < 0.1
 
 
+def test_what_always_was_interrupted_is_tried_again() -> None:
+    found, board = next_step()
+    for _ in range(8):
+        run(found, board, 0)
+        run(found, board, 2, 30.0)
+    assert 0 < found.times(1, 1, 8).any_draft < 0.75 * PLAIN_MS
+    for _ in range(40):
+        run(found, board, 0)
+    assert found.times(1, 1, 8).any_draft == 0
+
+
 def test_the_same_times_come_again_until_something_is_learned() -> None:
     found, board = next_step()
     times = found.times(1, 1, 8)

@@ -151,10 +151,11 @@ Error MtpPostprocess(const MtpPostprocessParams& p, void* workspace, Stream stre
   if (p.blocks.block_size <= 0) return "block_size: expected a positive number, got less";
   if (p.vocab_size <= 0 || p.vocab_size > kMaxVocabSize) return "vocab_size: expected 1..524288, got another number";
   if (p.step < 0) return "step: expected >= 0, got a negative number";
-  if (!(p.min_prob >= 0.0f && p.min_prob <= 1.0f)) return "min_prob: expected a probability, got another number";
+  if (!(p.drafts.min_prob >= 0.0f && p.drafts.min_prob <= 1.0f))
+    return "min_prob: expected a probability, got another number";
   if (p.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
-  const DraftShape shape{p.num_requests, p.num_rows, p.num_next,          p.vocab_size,
-                         p.step,         p.min_prob, p.blocks.max_blocks, p.blocks.block_size};
+  const DraftShape shape{p.num_requests, p.num_rows,        p.num_next,          p.vocab_size,
+                         p.step,         p.drafts.min_prob, p.blocks.max_blocks, p.blocks.block_size};
   const auto requests = DevicePtr<int32_t>(workspace);
   const DraftArrays arrays{DevicePtr<const int32_t>(p.table_rows),
                            DevicePtr<const int32_t>(p.num_committed),

@@ -25,7 +25,8 @@ Error CheckPostprocess(const MtpPostprocessParams& p) {
   if (p.vocab_size <= 0) return "vocab_size: expected a positive number, got less";
   if (p.step < 0) return "step: expected >= 0, got a negative number";
   if (p.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
-  if (!(p.min_prob >= 0 && p.min_prob <= 1)) return "min_prob: expected a probability, got another number";
+  if (!(p.drafts.min_prob >= 0 && p.drafts.min_prob <= 1))
+    return "min_prob: expected a probability, got another number";
   if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
   if (p.cu_num_draft[p.num_requests] > p.drafts.num_drafts)
     return "cu_num_draft: expected at most num_drafts last, got more";
@@ -90,8 +91,8 @@ void WriteProbabilities(const MtpPostprocessParams& p, const LogitsScan& scan) {
     if (p.min_survival[r] < 0) continue;
     const int32_t draft = p.cu_num_draft[r] + p.step;
     const float prob = weight > 0 ? static_cast<float>(1.0 / weight) : 0.0F;
-    p.drafts.draft_prob[draft] = prob < p.min_prob ? 0.0F : prob;
-    if (prob < p.min_prob) p.drafts.draft_token_ids[draft] = -1;
+    p.drafts.draft_prob[draft] = prob < p.drafts.min_prob ? 0.0F : prob;
+    if (prob < p.drafts.min_prob) p.drafts.draft_token_ids[draft] = -1;
   }
 }
 

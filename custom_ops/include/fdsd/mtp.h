@@ -152,7 +152,6 @@ struct MtpPostprocessParams {
   int32_t num_next;              // room for B = requests that go on; those with num_wanted > step + 1 before
   int32_t vocab_size;            // V
   int32_t step;                  // from 0
-  float min_prob;                // 0 = no draft is too improbable
   int64_t row_bytes;             // of a hidden row
   const int32_t* table_rows;     // [R]
   const int32_t* num_committed;  // [R]
@@ -163,6 +162,7 @@ struct MtpPostprocessParams {
   int32_t* num_wanted;  // [R], drafts that each request gets, at most its room; lowered to step + 1 where it ends
   struct Drafts {
     int32_t num_drafts;        // room, at least cu_num_draft[R]
+    float min_prob;            // 0 = no draft is too improbable
     int32_t* draft_token_ids;  // [cu_num_draft[R]], written
     float* draft_prob;         // [cu_num_draft[R]], written where it is wanted
   } drafts;

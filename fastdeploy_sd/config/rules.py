@@ -149,7 +149,7 @@ RULES = (
         verify_device,
         (
             *("device", "tensor_parallel_size", "splitwise_role", "swap_space", "enforce_eager", "dtype"),
-            *("kv_cache_dtype", SPECULATIVE_OPTION),
+            "kv_cache_dtype",
         ),
     ),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),

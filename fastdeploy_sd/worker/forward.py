@@ -20,7 +20,7 @@ from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
 from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.runtime.program import Recording
+from fastdeploy_sd.runtime.program import Padding, Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
 from fastdeploy_sd.runtime.twins import NO_TWINS, RowsOnDevice, Twins
 from fastdeploy_sd.step_memory import StepMemory
@@ -132,7 +132,7 @@ class RecordedForward:
         outputs = _run(decoder, caches, rotary, inputs, on_stored, on_hidden)
         self._memory, self._twins = memory, twins
         self.program = device().program(
-            Recording(recorder, outputs, bounds), {name: twins.of(array) for name, array in arrays.items()}
+            Recording(recorder, outputs, bounds, _PADDING), {name: twins.of(array) for name, array in arrays.items()}
         )
         self.hidden, logits = self.program.outputs
         self.logits: Any = device().read(logits) if twins is NO_TWINS else RowsOnDevice(logits, device().read)
@@ -157,6 +157,8 @@ _SHAPES = {
     "table_rows": Size("num_requests"),
     "logits_indices": Size("num_logits"),
 }
+# What fills rows behind a step's own, where a device rounds sizes up: they are nobody's, and write nothing.
+_PADDING: Padding = dict.fromkeys(_SHAPES, 0) | {"slot_mapping": -1, "query_start_loc": "last"}
 
 
 def _inputs(memory: StepMemory, block_tables: I32) -> dict[str, Array]:

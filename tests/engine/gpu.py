@@ -1,4 +1,4 @@
-"""Engines on a GPU for tests: the emulated one, on which the kernels' own source runs on the CPU."""
+"""Engines on a GPU for tests: the emulated one, on which the kernels' own source runs on the CPU, or a real one."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from fastdeploy_sd.conformance.guided import GRAMMARS
 from fastdeploy_sd.runtime.device import choose
 from fastdeploy_sd.types import Request, RequestId
 from tests.models import golden
+from tests.ops.cuda_device import EMULATED
 
 _PROMPT_LEN, _OUTPUT_LEN, _NUM_REQUESTS = 30, 6, 12
 # Steps of few tokens: prompts are computed in parts, beside requests that decode.
@@ -30,10 +31,11 @@ TIGHT = replace(
 
 
 @contextmanager
-def emulated_gpu() -> Iterator[None]:
-    """Let `device gpu` be the emulated one in the body."""
+def gpu_device(kind: str) -> Iterator[None]:
+    """Let `device gpu` be the emulated or the real one, by its name in tests.ops.cuda_device, in the body."""
+    path = cuda_build.build_emulated() if kind == EMULATED else cuda_build.build_cuda()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
+        patch.setenv("FDSD_CUDA_LIBRARY", str(path))
         try:
             yield
         finally:
@@ -66,7 +68,7 @@ def short_requests() -> Sequence[Request]:
 
 
 @functools.cache
-def answers_alone() -> Mapping[RequestId, Answer]:
-    """What each of them gets by itself with plain decoding on the emulated GPU."""
-    with emulated_gpu():
+def answers_alone(kind: str) -> Mapping[RequestId, Answer]:
+    """What each of them gets by itself with plain decoding on such a GPU."""
+    with gpu_device(kind):
         return run_alone(tiny_config(), short_requests())

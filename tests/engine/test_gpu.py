@@ -12,33 +12,39 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.conformance import PLAIN, Method, Way, open_engine, run_alone, run_cell, standard_methods
+from fastdeploy_sd.conformance.runs import run
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request
 from fastdeploy_sd.worker.runner import _NOT_FINITE
 from tests.doubles.engines import run_to_end
-from tests.engine.gpu import BATCH, TIGHT, answers_alone, emulated_gpu, short_requests, tiny_config
-from tests.engine.models import double
+from tests.engine.gpu import BATCH, TIGHT, answers_alone, gpu_device, short_requests, tiny_config
+from tests.engine.models import double, double_with_draft_kv
 from tests.engine.test_failing_rows import PHASES, Fault, runner_of
-from tests.models import rewrite
+from tests.models import golden, rewrite
 from tests.models.mtp_models import make_model
+from tests.ops.cuda_device import EMULATED, GPU, gpu_refusal
 
 NUM_DRAFTS = 3
 
 
-@pytest.fixture(autouse=True, scope="module")
-def gpu() -> Iterator[None]:
-    with emulated_gpu():
-        yield
+@pytest.fixture(autouse=True, scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == GPU and (reason := gpu_refusal()) is not None:
+        pytest.skip(f"no GPU: {reason}")
+    with gpu_device(request.param):
+        yield request.param
 
 
-def method_named(name: str) -> Method:
+def known_texts(kind: str) -> dict[str, list[int]]:
+    """Prompt and answer of every request."""
+    answers = answers_alone(kind)
+    return {r.request_id: [*r.prompt_token_ids.tolist(), *answers[r.request_id].token_ids] for r in short_requests()}
+
+
+def method_named(name: str, kind: str) -> Method:
     if name == "oracle":
-        known = {
-            r.request_id: [*r.prompt_token_ids.tolist(), *answers_alone()[r.request_id].token_ids]
-            for r in short_requests()
-        }
-        return double("oracle", NUM_DRAFTS, known | {f"{name}-again-1": text for name, text in known.items()})
+        return double(name, NUM_DRAFTS, known_texts(kind))
     [method] = [PLAIN] if name == "naive" else standard_methods([name], [NUM_DRAFTS])
     return method
 
@@ -48,8 +54,8 @@ def method_named(name: str) -> Method:
     [(BATCH, "naive"), (BATCH, "ngram"), (BATCH, "oracle"), (BATCH, "auto"), (TIGHT, "suffix")],
     ids=lambda value: value.name if isinstance(value, Way) else value,
 )
-def test_answers_depend_on_nothing_but_the_request(way: Way, method: str) -> None:
-    cell = run_cell(tiny_config(), way, method_named(method), short_requests(), answers_alone())
+def test_answers_depend_on_nothing_but_the_request(kind: str, way: Way, method: str) -> None:
+    cell = run_cell(tiny_config(), way, method_named(method, kind), short_requests(), answers_alone(kind))
     assert (cell.difference, cell.missing) == (None, None)
     assert method in ("naive", "auto") or cell.num_drafts > 0
     assert method != "oracle" or cell.num_accepted > 20
@@ -63,6 +69,34 @@ def test_draft_layers_run_on_the_device(model: str, num_drafts: int, tmp_path: p
     cell = run_cell(config, BATCH, method, requests, alone)
     assert (cell.difference, cell.missing) == (None, None)
     assert cell.num_drafts > 20
+
+
+def test_draft_layers_beside_right_drafts_change_no_answer(kind: str, tmp_path: pathlib.Path) -> None:
+    """The checkpoint's layers are random: the oracle's drafts stand in for right ones, beside the layers' KV."""
+    column = double_with_draft_kv("oracle after MTP", NUM_DRAFTS, known_texts(kind))
+    config = tiny_config(make_model(tmp_path, "qwen3-tiny", "numbered", 1).path)
+    cell = run_cell(config, TIGHT, column, short_requests(), answers_alone(kind))
+    assert (cell.difference, cell.missing) == (None, None)
+    assert cell.num_accepted > 0
+
+
+@pytest.mark.parametrize("name", golden.NAMES)
+def test_golden_checkpoints_generate_the_references_tokens(name: str) -> None:
+    """Where its decisions are clear: the reference computes in float32. Prompts end before the clearest ones."""
+    sampling, case = SamplingParams(temperature=0.0, ignore_eos=True), golden.cases(name)[1]
+    clearest = np.argsort(-case.margin)[:3].tolist()
+    with open_engine(tiny_config(golden.ROOT / name), BATCH, PLAIN) as engine:
+        prompts = {f"{i}": np.concatenate([case.prompt, case.greedy[:i]]) for i in clearest}
+        answers = run(engine, [Request(i, prompt, sampling, max_tokens=1, seed=0) for i, prompt in prompts.items()])
+    assert [answers[f"{i}"].token_ids for i in clearest] == [(case.greedy.item(i),) for i in clearest]
+
+
+def test_penalties_count_what_was_produced() -> None:
+    """The token that is liked most loses two of its lead of one whenever it is produced."""
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True, frequency_penalty=2.0, logit_bias={17: 91.0, 350: 90.0})
+    with open_engine(tiny_config(), BATCH, PLAIN) as engine:
+        [answer] = run(engine, [Request("a", np.array([5, 6], np.int32), sampling, max_tokens=4, seed=0)]).values()
+    assert answer.token_ids == (17, 350, 17, 350)
 
 
 def test_rows_without_a_distribution_fail_their_request_only(tmp_path: pathlib.Path) -> None:
@@ -84,11 +118,11 @@ def test_rows_without_a_distribution_fail_their_request_only(tmp_path: pathlib.P
 
 @pytest.mark.usefixtures("expects_step_failures")
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_step_that_fails_costs_its_culprit_only(phase: str) -> None:
+def test_a_step_that_fails_costs_its_culprit_only(kind: str, phase: str) -> None:
     """The others' rows run again, over the same KV and the same twins of the host's arrays."""
-    requests, expected = short_requests()[:4], answers_alone()
+    requests, expected = short_requests()[:4], answers_alone(kind)
     fault = Fault([requests[1].request_id])
-    with open_engine(tiny_config(), BATCH, method_named("ngram")) as engine:
+    with open_engine(tiny_config(), BATCH, method_named("ngram", kind)) as engine:
         fault.install(runner_of(engine), phase)
         for request in requests:
             engine.submit(request)

@@ -36,6 +36,7 @@ LIBRARY = "libfdsd_cuda.so"
 ARCHITECTURES = ("80", "90a", "100")
 # What the CPU's kernels and these have in common.
 _SHARED_SOURCES = (
+    build.ROOT / "cpu" / "kernels" / "shared" / "kv_check.cc",
     build.ROOT / "cpu" / "kernels" / "shared" / "linear.cc",
     build.ROOT / "cpu" / "runtime" / "call_list.cc",
     build.ROOT / "bindings" / "c_api_layout.cc",

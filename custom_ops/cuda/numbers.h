@@ -29,6 +29,15 @@ __device__ __forceinline__ float FromE4m3(uint32_t code) {
   return __uint_as_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f;
 }
 
+// Storage of e4m3, which has no infinities and is NaN where all bits but the sign are set.
+struct float8 {
+  uint8_t bits;
+};
+constexpr float kFloat8Max = 448.0f;
+
+__device__ __forceinline__ float ToFloat(float8 x) { return FromE4m3(x.bits); }
+__device__ __forceinline__ float8 RoundToFloat8(float x) { return float8{static_cast<uint8_t>(RoundToE4m3(x))}; }
+
 // x as an element of type T.
 template <typename T>
 __device__ __forceinline__ T FromFloat(float x);

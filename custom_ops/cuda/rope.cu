@@ -77,24 +77,33 @@ __device__ void StoreHead(int32_t head_dim, DevicePtr<const float> head, DeviceP
   for (int d = threadIdx.x % kWarpSize; d < head_dim; d += kWarpSize) y[d] = FromFloat<T>(head[d]);
 }
 
-// As integers in [-127, 127] and a scale, largest magnitude / 127. A vector with an infinity or a NaN gets the scale
-// NaN, one too small for a scale becomes zero.
-__device__ void StoreInt8(int32_t head_dim, DevicePtr<const float> head, DevicePtr<int8_t> y, DevicePtr<float> scale) {
-  constexpr float kMax = 127.0f;
+__device__ __forceinline__ int8_t ToScaled(float x, int8_t) {
+  return static_cast<int8_t>(static_cast<int32_t>(rintf(x)));
+}
+__device__ __forceinline__ float8 ToScaled(float x, float8) { return RoundToFloat8(x); }
+
+// A head whose elements reach up to `most`, and a scale, its largest magnitude / most. One with an infinity or a NaN
+// gets the scale NaN, one too small for a scale becomes zero.
+template <typename Stored>
+__device__ void StoreScaled(int32_t head_dim, DevicePtr<const float> head, float most, DevicePtr<Stored> y,
+                            DevicePtr<float> scale) {
   constexpr float kTiny = 1e-30f;
   constexpr unsigned kNan = 0x7fc00000u;
   const float largest = LargestMagnitude(head_dim, head);
   const bool is_finite = largest <= 3.402823466e38f;
   const bool is_zero = !is_finite || largest < kTiny;
-  const float inverse = is_zero ? 0.0f : kMax / largest;
+  const float inverse = is_zero ? 0.0f : most / largest;
   for (int d = threadIdx.x % kWarpSize; d < head_dim; d += kWarpSize)
-    y[d] = is_zero ? static_cast<int8_t>(0) : static_cast<int8_t>(static_cast<int32_t>(rintf(head[d] * inverse)));
+    y[d] = is_zero ? Stored{} : ToScaled(head[d] * inverse, Stored{});
   if (threadIdx.x % kWarpSize != 0) return;
-  scale[0] = !is_finite ? __uint_as_float(kNan) : (is_zero ? 0.0f : largest / kMax);
+  scale[0] = !is_finite ? __uint_as_float(kNan) : (is_zero ? 0.0f : largest / most);
 }
 
 __device__ void StoreCached(int32_t head_dim, DevicePtr<const float> head, DevicePtr<int8_t> y, DevicePtr<float> s) {
-  StoreInt8(head_dim, head, y, s);
+  StoreScaled<int8_t>(head_dim, head, 127.0f, y, s);
+}
+__device__ void StoreCached(int32_t head_dim, DevicePtr<const float> head, DevicePtr<float8> y, DevicePtr<float> s) {
+  StoreScaled<float8>(head_dim, head, kFloat8Max, y, s);
 }
 template <typename T>
 __device__ void StoreCached(int32_t head_dim, DevicePtr<const float> head, DevicePtr<T> y, DevicePtr<float>) {
@@ -151,6 +160,18 @@ Error LaunchRope(const RopeStoreKvParams& p, Stream stream) {
                                               DevicePtr<T>(p.q));
 }
 
+template <typename T>
+Error LaunchRopeOf(const RopeStoreKvParams& p, Stream stream) {
+  switch (p.cache.kv_dtype) {
+    case KvDType::kInt8:
+      return LaunchRope<T, int8_t>(p, stream);
+    case KvDType::kFloat8:
+      return LaunchRope<T, float8>(p, stream);
+    default:
+      return LaunchRope<T, T>(p, stream);
+  }
+}
+
 }  // namespace
 
 Error RopeStoreKv(const RopeStoreKvParams& p, Stream stream) {
@@ -159,10 +180,7 @@ Error RopeStoreKv(const RopeStoreKvParams& p, Stream stream) {
   if (p.num_heads <= 0) return "num_heads: expected a positive number";
   if (p.rotary_dim <= 0 || p.rotary_dim % 2 != 0 || p.rotary_dim > p.cache.head_dim)
     return "rotary_dim: expected an even number in 2..head_dim";
-  const bool is_int8 = p.cache.kv_dtype == KvDType::kInt8;
-  if (p.cache.dtype == DType::kFloat32)
-    return is_int8 ? LaunchRope<float, int8_t>(p, stream) : LaunchRope<float, float>(p, stream);
-  return is_int8 ? LaunchRope<bf16, int8_t>(p, stream) : LaunchRope<bf16, bf16>(p, stream);
+  return p.cache.dtype == DType::kFloat32 ? LaunchRopeOf<float>(p, stream) : LaunchRopeOf<bf16>(p, stream);
 }
 
 }  // namespace fdsd::cuda

@@ -5,7 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary
-from fastdeploy_sd.runtime.declaration import ACTIVATIONS, BF16, F32, I8, I32, I64, Attr, DTypeOf, In, InOut, Out, Part
+from fastdeploy_sd.runtime.declaration import (
+    ACTIVATIONS,
+    BF16,
+    F32,
+    I8,
+    I32,
+    I64,
+    U8,
+    Attr,
+    DTypeOf,
+    In,
+    InOut,
+    Out,
+    Part,
+)
 from fastdeploy_sd.runtime.op import A, Op
 
 
@@ -13,7 +27,7 @@ def _cache(array: type[In]) -> dict[str, Part]:
     """The fields of fdsd::KvCache; see ops/kv_cache.py for the shapes."""
     s, scales = "4/itemsize(k)", "num_blocks, num_kv_heads, block_size"
     return {
-        "k": array((F32, BF16, I8), f"num_blocks, num_kv_heads, head_dim*itemsize(k)/4, block_size, {s}"),
+        "k": array((F32, BF16, I8, U8), f"num_blocks, num_kv_heads, head_dim*itemsize(k)/4, block_size, {s}"),
         "v": array("k", f"num_blocks, num_kv_heads, block_size*itemsize(k)/4, head_dim, {s}"),
         "k_scale": array(F32, scales, optional=True),
         "v_scale": array(F32, scales, optional=True),
@@ -48,6 +62,7 @@ CASCADE_APPEND_ATTENTION = Op(
     seq_lens=In(I32, "num_requests"),
     scale=Attr(float),
     first_key=Attr(int),
+    tree_mask=In(I64, "num_tokens", optional=True),
     y=Out("q", "num_tokens, num_heads*head_dim"),
 )
 
@@ -66,7 +81,7 @@ def rope_store_kv_(
 
     Args:
         qkv: f32 or bf16 [T, (Hq + 2 * Hkv) * D], a row is [q heads | k heads | v heads].
-        cache: of the same dtype, or int8 with its scales; written.
+        cache: of the same dtype, or int8 or, on a GPU, float8 with its scales; written.
         positions: i32[T], absolute.
         slot_mapping: i64[T], block * block_size + offset; -1 = do not write. No slot may come twice.
         rotary: table and pairing.
@@ -93,8 +108,14 @@ def rope_store_kv_(
     return q
 
 
-def cascade_append_attention(
-    q: A, cache: KvCache[A], query_start_loc: A, seq_lens: A, blocks: RequestBlocks[A], scale: float
+def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
+    q: A,
+    cache: KvCache[A],
+    query_start_loc: A,
+    seq_lens: A,
+    blocks: RequestBlocks[A],
+    scale: float,
+    tree_mask: A | None = None,
 ) -> A:
     """Attend every new token of every request to the cached tokens up to and including itself.
 
@@ -103,20 +124,26 @@ def cascade_append_attention(
     once for all of them; a row's bits do not depend on the other rows of the call. Sums are in float32. Over a bfloat16
     cache the softmax weights are rounded to bfloat16, which leaves a row within 0.5 % of its exact length.
 
+    With `tree_mask` the new tokens of a request are a tree of drafts. A row then sees the cached tokens, those new ones
+    before it that its bits name, and itself; its bits are those of a call in which these are the request's only new
+    tokens. Requests with more than 64 new tokens are no trees, whatever their bits.
+
     Args:
         q: f32 or bf16 [T, Hq * D], from `rope_store_kv_`.
-        cache: of the same dtype, or int8 with its scales, the new tokens' k and v included.
+        cache: of the same dtype, or int8 or, on a GPU, float8 with its scales, the new tokens' k and v included.
         query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
         seq_lens: i32[R], lengths including the new tokens.
         blocks: of the requests.
         scale: of the scores, usually D ** -0.5.
+        tree_mask: i64[T], bit j < 64 of a request's row i: whether it sees the request's new token j, for j < i. None:
+            it sees all of them. GPUs only.
 
     Returns:
         The same dtype, [T, Hq * D].
 
     Raises:
         ValueError: a shape or dtype disagrees, offsets or lengths contradict each other, a block is outside the cache,
-            or cache.first_key is not in 0..63.
+            cache.first_key is not in 0..63, or the device has no kernel for float8 or trees.
     """
     y: A = CASCADE_APPEND_ATTENTION(
         **_arrays(cache),
@@ -127,6 +154,7 @@ def cascade_append_attention(
         block_tables=blocks.block_tables,
         scale=scale,
         first_key=cache.first_key,
+        tree_mask=tree_mask,
     )
     return y
 

@@ -1,7 +1,7 @@
 """What the attention ops take besides activations: one layer's paged KV cache, the rotary table, the q and k norms.
 
 The classes hold NumPy arrays or Paddle tensors alike and load neither. The layout is that of
-custom_ops/include/fdsd/kv_cache.h, with s = 4 / element size: 1 for float32, 2 for bfloat16, 4 for int8.
+custom_ops/include/fdsd/kv_cache.h, with s = 4 / element size: 1 for float32, 2 for bfloat16, 4 for int8 and float8.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def kv_cache_shapes(
     Args:
         block_size: tokens per block, a multiple of 16.
         head_dim: a multiple of 16, at most 256.
-        element_bytes: 4 for float32, 2 for bfloat16, 1 for int8.
+        element_bytes: 4 for float32, 2 for bfloat16, 1 for int8 and float8.
     """
     s = 4 // element_bytes
     k_shape = (num_blocks, num_kv_heads, head_dim // s, block_size, s)
@@ -29,7 +29,7 @@ def kv_cache_shapes(
 
 
 def kv_scale_shape(num_blocks: int, block_size: int, num_kv_heads: int) -> tuple[int, ...]:
-    """Return the shape of k_scale and of v_scale of one layer's int8 cache."""
+    """Return the shape of k_scale and of v_scale of one layer's cache of int8 or float8."""
     return (num_blocks, num_kv_heads, block_size)
 
 
@@ -50,12 +50,12 @@ class KvCache(Generic[A]):
     """One layer's paged cache; slot `block * block_size + offset` holds one token.
 
     Attributes:
-        k: f32, bf16 or i8 [num_blocks, Hkv, D / s, block_size, s].
+        k: f32, bf16, i8 or float8 (bits of e4m3 in u8) [num_blocks, Hkv, D / s, block_size, s].
         v: same dtype [num_blocks, Hkv, block_size / s, D, s].
         first_key: 0..63: no request's tokens before this position have content here, and only they themselves see them.
             0 but for draft layers, which start behind the target's.
-        k_scale, v_scale: f32[num_blocks, Hkv, block_size], one token's int8 elements times this are its values; None
-            unless k and v are int8.
+        k_scale, v_scale: f32[num_blocks, Hkv, block_size], one token's elements of a byte times this are its values;
+            None for others.
     """
 
     k: A

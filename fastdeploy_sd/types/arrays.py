@@ -8,6 +8,7 @@ import numpy.typing as npt
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 I8 = npt.NDArray[np.int8]
+U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.intp]

@@ -12,11 +12,11 @@ from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.kv_cache import KvCache, Rotary, kv_cache_shapes, kv_scale_shape
 from fastdeploy_sd.ops.reference import attention as reference
-from fastdeploy_sd.ops.reference.kv_quantize import dequantize_heads, quantize_heads
+from fastdeploy_sd.ops.reference.kv_quantize import dequantize_heads, quantize_heads, quantize_heads_float8
 from fastdeploy_sd.ops.rope_table import rope_table
 from tests.ops.backends import LEVELS, isa, threads
 from tests.ops.cases.attention import VERIFY, Geometry, batch, own_blocks
-from tests.ops.cases.attention_int8 import CASCADE_APPEND_ATTENTION_INT8, blunt, copied, quantized
+from tests.ops.cases.attention_int8 import CASCADE_APPEND_ATTENTION_INT8, blunt, copied, quantized, store_inputs
 from tests.ops.cases.rope import random_norm
 from tests.ops.chunks import chunk, run_chunks
 
@@ -247,7 +247,7 @@ def test_stored_rows_do_not_depend_on_the_batch(level: str, slots: str) -> None:
 def test_integers_without_scales_and_scales_without_integers_are_errors() -> None:
     args = quantized(batch([(5, 1)], 2, 1, 16, 16, np.float32))
     cache = args["cache"]
-    text = "k_scale, v_scale: expected both for int8 and neither else"
+    text = "k_scale, v_scale: expected both for int8 and float8 and neither else"
     floats = batch([(5, 1)], 2, 1, 16, 16, np.float32)["cache"]
     for wrong in (replace(cache, v_scale=None), replace(floats, k_scale=cache.k_scale, v_scale=cache.v_scale)):
         with pytest.raises(ValueError, match=text):
@@ -255,3 +255,13 @@ def test_integers_without_scales_and_scales_without_integers_are_errors() -> Non
     short = replace(cache, v_scale=cache.v_scale[:, :, :8].copy())
     with pytest.raises(ValueError, match="cascade_append_attention: v_scale: expected shape"):
         ops.cascade_append_attention(**{**args, "cache": short})
+
+
+def test_float8_is_for_gpus() -> None:
+    args = quantized(batch([(5, 1)], 2, 1, 16, 16, np.float32), quantize=quantize_heads_float8)
+    stored = next(iter(store_inputs(np.uint8).values()))
+    text = "kv_dtype: expected a type that CPUs have a kernel for"
+    with pytest.raises(ValueError, match=text):
+        ops.cascade_append_attention(**args)
+    with pytest.raises(ValueError, match=text):
+        ops.rope_store_kv_(**stored)

@@ -5,10 +5,10 @@
 // row's partitions are computed independently of each other and merged in order, whether by one task or by many, alone
 // or with rows of other requests, so neither the tiles nor the choices made here can show in a result.
 #include "fdsd/attention.h"
+#include "kv_check.h"
 
 namespace fdsd {
 
-constexpr int kMaxHeadDim = 256;
 constexpr int kMaxGroupSize = 16;    // query heads per KV head
 constexpr int kMaxTileVectors = 64;  // query rows of a tile times query heads of its KV head
 constexpr int kMaxRunVectors = 64;   // query vectors that a thread works on at a time
@@ -77,8 +77,8 @@ inline const int32_t* BlocksOf(const CascadeAppendAttentionParams& p, int32_t r)
   return p.block_tables + static_cast<int64_t>(p.table_rows[r]) * p.max_blocks;
 }
 
-// nullptr when the kernels can work on a cache of this geometry.
-Error CheckKvCache(const KvCache& cache);
+// nullptr when the CPU's kernels can work on this cache.
+Error CheckCpuKvCache(const KvCache& cache);
 
 // nullptr when every index the kernel would follow is inside its array.
 Error CheckAttention(const CascadeAppendAttentionParams& p);

@@ -172,7 +172,7 @@ void ProcessTokens(const RopeStoreKvParams& p, int64_t begin, int64_t end, HeadR
 }
 
 Error CheckRope(const RopeStoreKvParams& p) {
-  if (const Error error = CheckKvCache(p.cache); error != nullptr) return error;
+  if (const Error error = CheckCpuKvCache(p.cache); error != nullptr) return error;
   if (p.num_tokens < 0) return "num_tokens: expected no negative number";
   if (p.num_heads <= 0) return "num_heads: expected a positive number";
   if (p.rotary_dim <= 0 || p.rotary_dim % 2 != 0 || p.rotary_dim > p.cache.head_dim)

@@ -30,6 +30,10 @@ Error RopeStoreKv(const RopeStoreKvParams& p);
 // rounded to bfloat16 before they meet the values, which leaves a row within 0.5 % of its exact length. A row at
 // position p sees the keys first_key..p, and its own key also where p < first_key. Requests may have no rows: then only
 // their offsets are read. On a GPU, rows behind query_start_loc[R] are nobody's and theirs of y stay as they are.
+//
+// A request's new tokens follow one another, or are a tree of drafts: then bits of tree_mask say which new tokens
+// before it a row sees. Its bits are those of a request whose new tokens are the ones it sees and the row itself, and
+// no others: its position counts those alone. Requests of more than 64 new tokens are no trees, whatever their bits.
 struct CascadeAppendAttentionParams {
   KvCache cache;           // read only
   int32_t num_requests;    // R
@@ -44,6 +48,7 @@ struct CascadeAppendAttentionParams {
   const int32_t* seq_lens;         // [R], length including the new tokens
   const int32_t* table_rows;       // [R], each request's row of block_tables
   const int32_t* block_tables;     // [num_table_rows, max_blocks], padded with -1
+  const int64_t* tree_mask;        // [T], bit j of row i < 64: whether it sees row j < i; nullptr: all do. GPUs only
   void* y;                         // [T, Hq * D]
 };
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p);

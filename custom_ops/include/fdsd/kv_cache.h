@@ -1,11 +1,12 @@
 #pragma once
-// Layout of one layer's paged KV cache on CPU.
+// Layout of one layer's paged KV cache on CPU. A GPU's holds the same otherwise: cuda/kv_layout.h.
 #include "fdsd/status.h"
 
 namespace fdsd {
 
-// Type of the elements of k and v: that of the activations, or int8 with a scale per token and KV head.
-enum class KvDType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
+// Type of the elements of k and v: that of the activations, or one of a byte with a scale per token and KV head: int8,
+// or float8 of 4 bits of exponent and 3 of mantissa (e4m3), which only GPUs have.
+enum class KvDType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kFloat8 = 3 };
 
 // Both are stored so that one vector load fetches the operands of 16 dot products of s elements, 4 bytes each: in K the
 // same s elements of the head dimension for 16 neighbouring tokens, each score being summed over the head dimension; in
@@ -20,7 +21,7 @@ struct KvCache {
   KvDType kv_dtype;      // of k and v
   void* k;               // [num_blocks, Hkv, D / s, block_size, s]
   void* v;               // [num_blocks, Hkv, block_size / s, D, s]
-  float* k_scale;        // [num_blocks, Hkv, block_size], an int8 element times this is its value; else nullptr
+  float* k_scale;        // [num_blocks, Hkv, block_size], an element of a byte times this is its value; else nullptr
   float* v_scale;        // likewise
 };
 

@@ -6,9 +6,12 @@ import numpy as np
 
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary
-from fastdeploy_sd.ops.reference.kv_quantize import dequantize_heads, quantize_heads
+from fastdeploy_sd.ops.reference.kv_quantize import dequantize_heads, quantize_heads, quantize_heads_float8
 from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32, I32, I64
+
+# A request with more new tokens is no tree.
+MAX_TREE_ROWS = 64
 
 
 def pack_k(keys: Array) -> Array:
@@ -68,7 +71,7 @@ def rope_store_kv_(
 
     Args:
         qkv: f32 or bf16 [T, (Hq + 2 * Hkv) * D], a row is [q heads | k heads | v heads].
-        cache: of the same dtype, or int8; written.
+        cache: of the same dtype, int8 or float8; written.
         positions: i32[T], absolute.
         slot_mapping: i64[T]; -1 = do not write.
 
@@ -94,8 +97,9 @@ def _store(k: F32, v: F32, slot_mapping: I64, cache: KvCache[Array]) -> None:
         if cache.k_scale is None or cache.v_scale is None:
             new_k, new_v = (narrow(x[token], cache.k.dtype) for x in (k, v))
         else:
-            new_k, cache.k_scale[block, :, offset] = quantize_heads(k[token])
-            new_v, cache.v_scale[block, :, offset] = quantize_heads(v[token])
+            quantize = quantize_heads if cache.k.dtype == np.int8 else quantize_heads_float8
+            new_k, cache.k_scale[block, :, offset] = quantize(k[token])
+            new_v, cache.v_scale[block, :, offset] = quantize(v[token])
         cache.k[block, :, :, offset] = new_k.reshape(cache.num_kv_heads, -1, s)
         cache.v[block, :, offset // s, :, offset % s] = new_v
 
@@ -105,20 +109,28 @@ def _norm_heads(x: F32, weight: F32, eps: float) -> F32:
     return np.asarray(x / np.sqrt(mean + eps) * weight, np.float32)
 
 
-def cascade_append_attention(
-    q: Array, cache: KvCache[Array], query_start_loc: I32, seq_lens: I32, blocks: RequestBlocks[I32], scale: float
+def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
+    q: Array,
+    cache: KvCache[Array],
+    query_start_loc: I32,
+    seq_lens: I32,
+    blocks: RequestBlocks[I32],
+    scale: float,
+    tree_mask: I64 | None = None,
 ) -> Array:
     """Attend every new token of every request to the cached tokens up to and including itself.
 
     Row i of request r has position seq_lens[r] - rows + i and sees keys cache.first_key..position, its own one always:
-    y = softmax(scale * q . K^T) . V, query head h using KV head h / (Hq / Hkv).
+    y = softmax(scale * q . K^T) . V, query head h using KV head h / (Hq / Hkv). In a tree, new tokens that a row does
+    not see are left out, and later ones count as if they followed at once.
 
     Args:
         q: f32 or bf16 [T, Hq * D].
-        cache: of the same dtype, or int8, the new tokens' k and v included.
+        cache: of the same dtype, int8 or float8, the new tokens' k and v included.
         query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
         seq_lens: i32[R], lengths including the new tokens.
         blocks: of the requests.
+        tree_mask: i64[T], bit j of a request's row i: whether it sees its new token j < i. None: all.
 
     Returns:
         The same dtype, [T, Hq * D].
@@ -134,12 +146,15 @@ def cascade_append_attention(
             for x in (keys, values)
         )
         for i, row in enumerate(rows):
-            num_keys = int(length) - len(rows) + i + 1
-            first = min(cache.first_key, num_keys - 1)
-            scores = scale * np.einsum("hd,khd->hk", heads_of_q[row], k[first:num_keys])
+            is_tree = tree_mask is not None and len(rows) <= MAX_TREE_ROWS
+            mask = int(tree_mask[row]) if tree_mask is not None and is_tree else -1
+            new = [j for j in range(i) if mask >> j & 1] + [i]
+            seen = np.array([*range(int(length) - len(rows)), *(int(length) - len(rows) + j for j in new)])
+            seen = seen[min(cache.first_key, len(seen) - 1) :]
+            scores = scale * np.einsum("hd,khd->hk", heads_of_q[row], k[seen])
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
-            y[row] = np.einsum("hk,khd->hd", weights, v[first:num_keys])
+            y[row] = np.einsum("hk,khd->hd", weights, v[seen])
     return narrow(y.reshape(q.shape), q.dtype)
 
 

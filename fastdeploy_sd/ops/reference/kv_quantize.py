@@ -1,11 +1,11 @@
-"""Meaning of the int8 KV cache: how the head of a token's key or value becomes integers and a scale."""
+"""Meaning of KV caches of bytes: how the head of a token's key or value becomes int8 or float8 elements and a scale."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from fastdeploy_sd.runtime.arrays import Array
-from fastdeploy_sd.types import F32, I8
+from fastdeploy_sd.types import F32, I8, U8
 
 INT8_MAX = np.float32(127.0)
 # Heads whose largest magnitude is below this become zero: their scale would leave float32's normal range.
@@ -33,6 +33,56 @@ def quantize_heads(x: F32) -> tuple[I8, F32]:
     return integers.astype(np.int8), scales.astype(np.float32)
 
 
-def dequantize_heads(integers: Array, scales: Array) -> F32:
-    """Return the values f32[..., D] that integers i8[..., D] with scales f32[...] stand for."""
-    return np.asarray(integers, np.float32) * np.asarray(scales, np.float32)[..., None]
+def float8_values() -> F32:
+    """Return what each of the 256 bit patterns of e4m3 stands for, f32[256].
+
+    A sign, 4 bits of exponent with bias 7, 3 of mantissa. Exponent 0 has no leading 1; there is no infinity, and all
+    bits but the sign are NaN.
+
+    Source: arXiv:2209.05433, table 1.
+    """
+    values = []
+    for pattern in range(256):
+        exponent, mantissa = pattern >> 3 & 15, pattern & 7
+        magnitude = mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+        values.append(-magnitude if pattern >> 7 else magnitude)
+    found = np.array(values, np.float32)
+    found[127::128] = np.nan
+    return found
+
+
+FLOAT8_VALUES = float8_values()
+FLOAT8_MAX = FLOAT8_VALUES[126]
+
+
+def quantize_heads_float8(x: F32) -> tuple[U8, F32]:
+    """Scale every head so that its largest magnitude is float8's, and round to the nearest one, ties to even.
+
+    Heads that are not finite, or tiny, are treated as by `quantize_heads`.
+
+    Args:
+        x: f32[..., D].
+
+    Returns:
+        (bits u8[..., D], scales f32[...]); an element times its scale is about its value.
+    """
+    largest = np.max(np.abs(x), axis=-1)
+    is_finite = np.isfinite(largest)
+    has_scale = is_finite & (largest >= TINY_MAGNITUDE)
+    inverse = FLOAT8_MAX / np.where(has_scale, largest, FLOAT8_MAX)
+    scaled = np.where(has_scale[..., None], x, np.float32(0.0)) * inverse[..., None]
+    magnitude, values = np.abs(scaled).astype(np.float64), FLOAT8_VALUES[:127].astype(np.float64)
+    above = np.clip(np.searchsorted(values, magnitude), 1, 126)
+    to_lower, to_upper = magnitude - values[above - 1], values[above] - magnitude
+    # Neighbours' patterns follow one another: the even one ends in 0.
+    is_lower = (to_lower < to_upper) | ((to_lower == to_upper) & (above % 2 == 1))
+    bits = np.where(is_lower, above - 1, above) | np.where(np.signbit(scaled), 128, 0)
+    scales = np.where(has_scale, largest / FLOAT8_MAX, np.where(is_finite, np.float32(0.0), np.float32(np.nan)))
+    # A head without a scale is all zeros, without signs.
+    return np.where(has_scale[..., None], bits, 0).astype(np.uint8), scales.astype(np.float32)
+
+
+def dequantize_heads(elements: Array, scales: Array) -> F32:
+    """Return the values f32[..., D] that i8 or float8 elements [..., D] with scales f32[...] stand for."""
+    values = FLOAT8_VALUES[elements] if elements.dtype == np.uint8 else np.asarray(elements, np.float32)
+    return np.asarray(values * np.asarray(scales, np.float32)[..., None], np.float32)

@@ -13,12 +13,17 @@ from fastdeploy_sd.ops.kv_cache import KvCache, Rotary, kv_cache_shapes, kv_scal
 from fastdeploy_sd.ops.reference import attention as reference
 from fastdeploy_sd.ops.reference.kv_quantize import quantize_heads
 from fastdeploy_sd.ops.rope_table import rope_table
+from fastdeploy_sd.types import F32
 from tests.ops.cases.attention import FIRST_KEYS, SHAPES, batch, own_blocks, select, shared_batches
 from tests.ops.cases.case import OpCases
 
 BLOCKS = 4
 # tokens, query heads, KV heads, head size, block size
 STORES = [(0, 2, 1, 16, 16), (1, 16, 8, 128, 64), (5, 8, 2, 48, 32), (41, 6, 3, 80, 64), (33, 4, 4, 256, 16)]
+
+
+# f32[..., D] -> elements of a byte, f32[...] scales.
+Quantize = Callable[[F32], tuple[np.ndarray, F32]]
 
 
 def copied(cache: KvCache[np.ndarray], copy: Callable[[np.ndarray], Any] = np.copy) -> KvCache[Any]:
@@ -28,13 +33,13 @@ def copied(cache: KvCache[np.ndarray], copy: Callable[[np.ndarray], Any] = np.co
     return KvCache(copy(cache.k), copy(cache.v), cache.first_key, copy(cache.k_scale), copy(cache.v_scale))
 
 
-def quantized(args: dict[str, Any], first_key: int = 0) -> dict[str, Any]:
-    """The same call over an int8 cache. Slots that hold no token get scales of NaN and integers of any kind."""
+def quantized(args: dict[str, Any], first_key: int = 0, quantize: Quantize = quantize_heads) -> dict[str, Any]:
+    """The same call over a cache of bytes. Slots that hold no token get scales of NaN and elements of any kind."""
     rng = np.random.default_rng(7)
     parts = []
     for heads in (widen(reference.unpack_k(args["cache"].k)), widen(reference.unpack_v(args["cache"].v))):
-        integers, scales = quantize_heads(heads)
-        noise = rng.integers(-128, 128, integers.shape, np.int8)
+        integers, scales = quantize(heads)
+        noise = rng.integers(-128, 128, integers.shape, np.int8).view(integers.dtype)
         integers = np.where(np.isnan(scales)[..., None], noise, integers)
         parts.append((integers, np.ascontiguousarray(scales.transpose(0, 2, 1))))
     (k, k_scale), (v, v_scale) = parts
@@ -75,7 +80,7 @@ def attention_inputs() -> dict[str, dict[str, Any]]:
     return found
 
 
-def store_inputs() -> dict[str, dict[str, Any]]:
+def store_inputs(element: Any = np.int8) -> dict[str, dict[str, Any]]:
     """Heads whose integers are known exactly: at position 0 nothing turns. Some have no scale."""
     rng = np.random.default_rng(0)
     found = {}
@@ -90,7 +95,7 @@ def store_inputs() -> dict[str, dict[str, Any]]:
             slots = rng.permutation(BLOCKS * block_size)[:tokens].astype(np.int64)
             slots[6:7] = -1
             shapes = kv_cache_shapes(BLOCKS, block_size, kv_heads, head_dim, 1)
-            k, v = (rng.integers(-127, 128, shape, np.int8) for shape in shapes)
+            k, v = (rng.integers(-127, 128, shape, np.int8).view(element) for shape in shapes)
             k_scale, v_scale = rng.random((2, *kv_scale_shape(BLOCKS, block_size, kv_heads)), np.float32)
             found[f"{np.dtype(dtype)}-{tokens}x{heads}:{kv_heads}x{head_dim}"] = {
                 "qkv": narrow(qkv.reshape(tokens, (heads + 2 * kv_heads) * head_dim), dtype),

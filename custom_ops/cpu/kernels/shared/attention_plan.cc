@@ -18,7 +18,6 @@ constexpr int32_t kMaxStreamVectors = 3;
 
 // Length of the line of tasks, without what rounding up adds: less than what a loop over it can count.
 constexpr int64_t kMaxUnits = 1 << 20;
-constexpr int32_t kMaxKvHeads = 1024;
 
 int32_t NumRows(const CascadeAppendAttentionParams& p, int32_t request) {
   return p.query_start_loc[request + 1] - p.query_start_loc[request];
@@ -205,29 +204,21 @@ thread_local std::vector<Planner::Before> Planner::before_;
 
 }  // namespace
 
-Error CheckKvCache(const KvCache& cache) {
-  if (cache.dtype != DType::kFloat32 && cache.dtype != DType::kBFloat16) return "dtype: expected float32 or bfloat16";
-  const KvDType same = cache.dtype == DType::kFloat32 ? KvDType::kFloat32 : KvDType::kBFloat16;
-  if (cache.kv_dtype != same && cache.kv_dtype != KvDType::kInt8)
-    return "kv_dtype: expected int8 or the type of the activations, got another";
-  const bool is_int8 = cache.kv_dtype == KvDType::kInt8;
-  if ((cache.k_scale != nullptr) != is_int8 || (cache.v_scale != nullptr) != is_int8)
-    return "k_scale, v_scale: expected both for int8 and neither else, got others";
-  if (cache.num_blocks < 0) return "num_blocks: expected no negative number";
-  if (cache.num_kv_heads <= 0 || cache.num_kv_heads > kMaxKvHeads) return "num_kv_heads: expected 1 to 1024";
-  if (cache.block_size <= 0 || cache.block_size % 16 != 0) return "block_size: expected a positive multiple of 16";
-  if (cache.head_dim <= 0 || cache.head_dim > kMaxHeadDim || cache.head_dim % 16 != 0)
-    return "head_dim: expected a multiple of 16 in 16..256";
+Error CheckCpuKvCache(const KvCache& cache) {
+  if (const Error error = CheckKvCache(cache); error != nullptr) return error;
+  if (cache.kv_dtype == KvDType::kFloat8)
+    return "kv_dtype: expected a type that CPUs have a kernel for (float32, bfloat16, int8), got float8";
   return nullptr;
 }
 
 Error CheckAttention(const CascadeAppendAttentionParams& p) {
-  if (const Error error = CheckKvCache(p.cache); error != nullptr) return error;
+  if (const Error error = CheckCpuKvCache(p.cache); error != nullptr) return error;
   if (p.num_heads <= 0 || p.num_heads % p.cache.num_kv_heads != 0)
     return "num_heads: expected a positive multiple of num_kv_heads";
   if (p.num_heads / p.cache.num_kv_heads > kMaxGroupSize) return "num_heads: expected at most 16 per KV head, got more";
   if (p.num_requests < 0 || p.num_tokens < 0 || p.max_blocks < 0) return "sizes: expected no negative number";
   if (p.first_key < 0 || p.first_key > kMaxFirstKey) return "first_key: expected 0..63, got a number outside";
+  if (p.tree_mask != nullptr) return "tree_mask: expected none, as CPUs have no kernel for trees; got one";
   if (p.query_start_loc[0] != 0 || p.query_start_loc[p.num_requests] != p.num_tokens)
     return "query_start_loc: expected to start at 0 and to end at the number of rows of q";
   for (int32_t r = 0; r < p.num_requests; ++r) {

@@ -1,0 +1,13 @@
+#pragma once
+// What every device asks of a KV cache.
+#include "fdsd/kv_cache.h"
+
+namespace fdsd {
+
+constexpr int kMaxHeadDim = 256;
+constexpr int kMaxKvHeads = 1024;
+
+// nullptr when kernels can work on a cache of this geometry.
+Error CheckKvCache(const KvCache& cache);
+
+}  // namespace fdsd

@@ -1,0 +1,61 @@
+#pragma once
+// Elements of a KV cache on their way into products: bfloat16 as they are, those of a byte as the bfloat16 of the same
+// value, which has it exactly; float32 is not multiplied by matrix instructions.
+#include "kv_layout.h"
+#include "matrix.h"
+#include "numbers.h"
+
+namespace fdsd::cuda {
+
+template <typename Cached>
+constexpr bool kIsScaled = sizeof(Cached) == 1;  // an element times its token's scale is its value
+
+__device__ __forceinline__ float FloatOf(int8_t, uint32_t byte) {
+  // 2^23 + 128 + the value, as a float: its last bits are the integer's.
+  return __uint_as_float(0x4b000000u | (byte ^ 0x80u)) - 8388736.0f;
+}
+__device__ __forceinline__ float FloatOf(float8, uint32_t byte) { return ToFloat(float8{static_cast<uint8_t>(byte)}); }
+
+// Two floats that bfloat16 has exactly, as a word.
+__device__ __forceinline__ uint32_t ExactPair(float low, float high) {
+  return __float_as_uint(low) >> 16 | (__float_as_uint(high) & 0xffff0000u);
+}
+__device__ __forceinline__ uint32_t RoundedPair(float low, float high) {
+  return RoundToBf16(low).bits | static_cast<uint32_t>(RoundToBf16(high).bits) << 16;
+}
+
+// Four elements of a byte as two words.
+template <typename Cached>
+__device__ __forceinline__ void ExactWords(uint32_t bytes, uint32_t* words) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t pair = bytes >> (16 * i);
+    words[i] = ExactPair(FloatOf(Cached{}, pair & 0xffu), FloatOf(Cached{}, pair >> 8 & 0xffu));
+  }
+}
+// The same times `scale`, rounded.
+template <typename Cached>
+__device__ __forceinline__ void ScaledWords(uint32_t bytes, float scale, uint32_t* words) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t pair = bytes >> (16 * i);
+    words[i] = RoundedPair(FloatOf(Cached{}, pair & 0xffu) * scale, FloatOf(Cached{}, pair >> 8 & 0xffu) * scale);
+  }
+}
+
+// Place of a word of 8 of a query, so that what lane t of a product takes belongs to what it takes of a key: of a key
+// of bytes that is four elements in a row, which are words 2t and 2t + 1.
+template <typename Cached>
+__device__ __forceinline__ int QueryWord(int word) {
+  if constexpr (!kIsScaled<Cached>) return word;
+  return word / kMatrixWords * kMatrixWords + word % 2 * 4 + word % kMatrixWords / 2;
+}
+
+// Whether a word holds a bfloat16, or is a float, that is infinite or NaN.
+template <typename Cached>
+__device__ __forceinline__ bool IsBad(uint32_t word) {
+  if constexpr (sizeof(Cached) == 4) return (word & 0x7f800000u) == 0x7f800000u;
+  return (word & 0x7f800000u) == 0x7f800000u || (word & 0x7f80u) == 0x7f80u;
+}
+
+}  // namespace fdsd::cuda

@@ -1,0 +1,155 @@
+#pragma once
+// A tile of query rows, and which keys they see.
+#include "kv_layout.h"
+#include "matrix.h"
+#include "numbers.h"
+
+namespace fdsd::cuda {
+
+constexpr int kTileRows = kMatrixRows;
+constexpr int kAttentionWarps = 4;
+constexpr int kAttentionThreads = kAttentionWarps * kWarpSize;
+constexpr int kUnitKeys = 16;  // of one product with values
+constexpr int kUnits = 4;      // of a warp
+constexpr int kWarpKeys = kUnits * kUnitKeys;
+constexpr int kPartitionKeys = kAttentionWarps * kWarpKeys;
+constexpr int kMaxTreeRows = 64;
+constexpr int kPartColumns = 128;  // of values, at most, that a block has; as many sums find room in registers
+
+struct AttentionShape {
+  KvShape cache;
+  int32_t num_requests;
+  int32_t num_heads;
+  int32_t max_blocks;
+  float scale;
+  int32_t first_key;
+  int32_t num_partitions;  // of the grid
+
+  __device__ __forceinline__ int32_t GroupSize() const { return num_heads / cache.num_kv_heads; }
+
+  // Parts of a head's values that different blocks have.
+  __device__ __host__ __forceinline__ int32_t NumParts() const {
+    return static_cast<int32_t>(DivideUp(cache.head_dim, kPartColumns));
+  }
+  // Floats of a row's result over some keys: its sums, a maximum and a total.
+  __device__ __host__ __forceinline__ int32_t PartialSize() const {
+    return (cache.head_dim < kPartColumns ? cache.head_dim : kPartColumns) + 2;
+  }
+};
+
+struct AttentionArrays {
+  DevicePtr<const uint8_t> q;
+  DevicePtr<const uint8_t> k;
+  DevicePtr<const uint8_t> v;
+  DevicePtr<const float> k_scale;
+  DevicePtr<const float> v_scale;
+  DevicePtr<const int32_t> query_start_loc;
+  DevicePtr<const int32_t> seq_lens;
+  DevicePtr<const int32_t> table_rows;
+  DevicePtr<const int32_t> block_tables;
+  DevicePtr<const int64_t> tree_mask;
+  DevicePtr<uint8_t> y;
+};
+
+__device__ __forceinline__ int NumBits(uint64_t bits) {
+  return __popc(static_cast<uint32_t>(bits)) + __popc(static_cast<uint32_t>(bits >> 32));
+}
+
+// Which rows block (x, y) has: 16 of those of a request and a KV head, which are numbered by new token, then by head;
+// and which part of their values.
+//
+// Keys are numbered as a row sees them: the new tokens that it sees follow one another, behind the `num_before` tokens
+// of the cache. In a tree that is another key for every new token.
+struct TilePlace {
+  int32_t request;
+  int32_t kv_head;
+  int32_t first_column;
+  int32_t num_columns;
+  int32_t first_row;    // of the request's packed rows
+  int32_t num_rows;     // of the request, packed
+  int32_t first_token;  // of the request among those of the call
+  int32_t num_new;
+  int32_t num_before;
+  int32_t end_key;  // behind the last key that a row of the tile sees
+  bool is_tree;
+
+  // False where there are no rows: the grid has room for as many tiles as any requests with these sizes have. Those of
+  // request r begin at floor(first token of r * group size / 16) + r.
+  __device__ bool Find(const AttentionShape& shape, const AttentionArrays& a) {
+    const int64_t group = shape.GroupSize();
+    const int64_t slot = blockIdx.x;
+    int32_t low = 0;
+    int32_t high = shape.num_requests;
+    while (high - low > 1) {
+      const int32_t middle = (low + high) / 2;
+      const bool is_behind = a.query_start_loc[middle] * group / kTileRows + middle > slot;
+      (is_behind ? high : low) = middle;
+    }
+    request = low;
+    kv_head = static_cast<int32_t>(blockIdx.y) / shape.NumParts();
+    first_column = static_cast<int32_t>(blockIdx.y) % shape.NumParts() * kPartColumns;
+    num_columns = min(shape.cache.head_dim - first_column, kPartColumns);
+    first_token = a.query_start_loc[request];
+    num_new = a.query_start_loc[request + 1] - first_token;
+    num_rows = static_cast<int32_t>(num_new * group);
+    first_row = static_cast<int32_t>(slot - (first_token * group / kTileRows + request)) * kTileRows;
+    if (first_row >= num_rows) return false;
+    num_before = a.seq_lens[request] - num_new;
+    is_tree = !(a.tree_mask == nullptr) && num_new <= kMaxTreeRows;
+    end_key = 0;
+    for (int token = FirstToken(shape); token <= LastToken(shape); ++token)
+      end_key = max(end_key, PositionOf(a, token) + 1);
+    return true;
+  }
+
+  __device__ __forceinline__ int NumPartitions() const { return static_cast<int>(DivideUp(end_key, kPartitionKeys)); }
+
+  // New tokens of the request that the tile has rows of.
+  __device__ __forceinline__ int FirstToken(const AttentionShape& shape) const { return first_row / shape.GroupSize(); }
+  __device__ __forceinline__ int LastToken(const AttentionShape& shape) const {
+    return (min(first_row + kTileRows, num_rows) - 1) / shape.GroupSize();
+  }
+  __device__ __forceinline__ int TokenOf(const AttentionShape& shape, int row) const {
+    return (first_row + row) / shape.GroupSize();
+  }
+
+  // The new tokens of a tree that one of them sees, itself included.
+  __device__ __forceinline__ uint64_t Seen(const AttentionArrays& a, int token) const {
+    const uint64_t own = uint64_t{1} << token;
+    return (static_cast<uint64_t>(a.tree_mask[first_token + token]) & (own - 1)) | own;
+  }
+
+  // Where a new token stands among the keys that it sees: the last.
+  __device__ __forceinline__ int PositionOf(const AttentionArrays& a, int token) const {
+    return num_before + (is_tree ? NumBits(Seen(a, token)) - 1 : token);
+  }
+
+  // Position of the tile's row, -1 = there is none.
+  __device__ __forceinline__ int Position(const AttentionShape& shape, const AttentionArrays& a, int row) const {
+    return first_row + row < num_rows ? PositionOf(a, TokenOf(shape, row)) : -1;
+  }
+
+  // Where the key that a new token sees at `key` lies among the request's in the cache.
+  __device__ int Stored(const AttentionArrays& a, int token, int key) const {
+    if (!is_tree || key < num_before) return key;
+    uint64_t seen = Seen(a, token);
+    for (int i = num_before; i < key; ++i) seen &= seen - 1;
+    return num_before + NumBits((seen & (~seen + 1)) - 1);
+  }
+
+  // Where the result over one of the tile's partitions lies.
+  __device__ __forceinline__ int64_t PartialOffset(const AttentionShape& shape, int64_t partition) const {
+    const int64_t block = static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y;
+    return (block * shape.num_partitions + partition) * kTileRows * shape.PartialSize();
+  }
+
+  // Row of q and y, counted in heads; -1 = there is none.
+  __device__ __forceinline__ int64_t HeadRow(const AttentionShape& shape, int row) const {
+    if (first_row + row >= num_rows) return -1;
+    const int packed = first_row + row;
+    const int64_t token = first_token + packed / shape.GroupSize();
+    return token * shape.num_heads + kv_head * shape.GroupSize() + packed % shape.GroupSize();
+  }
+};
+
+}  // namespace fdsd::cuda

@@ -1,0 +1,144 @@
+#pragma once
+// How a warp's keys and values come to shared memory: in units of 16 tokens, several on their way at a time.
+#include "attention_cache.h"
+#include "attention_tile.h"
+
+namespace fdsd::cuda {
+
+constexpr int kPadding = 16;  // bytes behind a row in shared memory, so that neighbours lie in different banks
+constexpr int kNobody = -1;
+
+// Units on their way. More hide the memory's latency, as far as there is shared memory.
+template <typename Cached>
+constexpr int kStages = sizeof(Cached) == 4 ? 1 : 4;
+
+// Which tokens of the cache are a unit's keys: those that all rows of the tile see at these places, or those that one
+// new token sees.
+struct UnitKeys {
+  const AttentionShape& shape;
+  const AttentionArrays& a;
+  const TilePlace& tile;
+  int first;
+  int token;         // kNobody: of all rows
+  int64_t at_first;  // index of the first key's head, see KvShape
+
+  __device__ UnitKeys(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile, int first,
+                      int token)
+      : shape(shape), a(a), tile(tile), first(first), token(token), at_first(token == kNobody ? IndexOf(first) : 0) {}
+
+  // Index of a token of the request.
+  __device__ __forceinline__ int64_t IndexOf(int stored) const {
+    const KvShape& cache = shape.cache;
+    const int64_t table = static_cast<int64_t>(a.table_rows[tile.request]) * shape.max_blocks;
+    const int64_t block = a.block_tables[table + stored / cache.block_size];
+    return cache.Index(block * cache.block_size + stored % cache.block_size, tile.kv_head);
+  }
+
+  // Index of the unit's key i, -1 where the cache has no content for it.
+  __device__ __forceinline__ int64_t Index(int i) const {
+    const int key = first + i;
+    if (token == kNobody) {
+      if (key < shape.first_key && key < tile.num_before) return -1;
+      return key < tile.num_before + tile.num_new ? at_first + i : -1;
+    }
+    const int position = tile.PositionOf(a, token);
+    if (key > position || (key < shape.first_key && key < position)) return -1;
+    return IndexOf(tile.Stored(a, token, key));
+  }
+};
+
+// The warp's units of a partition that a row of the tile sees, keys first, then the tile's part of values. A slot has
+// 16 rows of bytes as the cache has them, zeros where there is no content.
+template <typename Cached, int kSlots>
+class UnitStream {
+ public:
+  __device__ UnitStream(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile, int first_key,
+                        DevicePtr<uint8_t> slots)
+      : shape_(shape), a_(a), tile_(tile), first_key_(first_key), slots_(slots) {
+    const int num_keys = min(tile.end_key - first_key, kWarpKeys);
+    num_units_ = num_keys > 0 ? static_cast<int>(DivideUp(num_keys, kUnitKeys)) : 0;
+#pragma unroll 1
+    for (int stage = 0; stage < kSlots; ++stage) Begin(stage);
+  }
+
+  static __device__ __host__ __forceinline__ int32_t RowBytes(int32_t head_dim) {
+    return head_dim * static_cast<int32_t>(sizeof(Cached)) + kPadding;
+  }
+
+  __device__ __forceinline__ int num_units() const { return num_units_; }
+  __device__ __forceinline__ UnitKeys KeysOf(int unit, int token) const {
+    return UnitKeys(shape_, a_, tile_, first_key_ + unit * kUnitKeys, token);
+  }
+
+  // Whether new tokens of the tile see different keys in the unit, each then has it by itself.
+  __device__ __forceinline__ bool IsApart(int unit) const {
+    return tile_.is_tree && first_key_ + (unit + 1) * kUnitKeys > tile_.num_before;
+  }
+  // Whether the unit has keys that not every row sees.
+  __device__ __forceinline__ bool IsPartlySeen(int unit) const {
+    const int first = first_key_ + unit * kUnitKeys;
+    return first < shape_.first_key || first + kUnitKeys > tile_.num_before + tile_.FirstToken(shape_) + 1;
+  }
+
+  // The slot of a stage, when it has arrived. Stages are waited for in order.
+  __device__ __forceinline__ DevicePtr<uint8_t> Wait(int stage) const {
+    WaitForCopies<kSlots - 1>();
+    __syncwarp();
+    return Slot(stage);
+  }
+
+  // Let the next stage have the slot of this one.
+  __device__ __forceinline__ void Release(int stage) const {
+    __syncwarp();
+    Begin(stage + kSlots);
+  }
+
+  // The slot of a stage with what one new token sees of its unit.
+  __device__ DevicePtr<uint8_t> Fetch(int stage, int token) const {
+    __syncwarp();
+    Copy(stage, token);
+    CommitCopies();
+    WaitForCopies<0>();
+    __syncwarp();
+    return Slot(stage);
+  }
+
+ private:
+  __device__ __forceinline__ DevicePtr<uint8_t> Slot(int stage) const {
+    return slots_ + stage % kSlots * kUnitKeys * RowBytes(shape_.cache.head_dim);
+  }
+
+  // Every stage is a group of copies, also one behind the last.
+  __device__ __forceinline__ void Begin(int stage) const {
+    if (stage < 2 * num_units_ && !IsApart(stage % num_units_)) Copy(stage, kNobody);
+    CommitCopies();
+  }
+
+  __device__ __forceinline__ void Copy(int stage, int token) const {
+    constexpr int kPiece = 16;
+    constexpr int kElement = sizeof(Cached);
+    const bool is_key = stage < num_units_;
+    const int num_pieces = (is_key ? shape_.cache.head_dim : tile_.num_columns) * kElement / kPiece;
+    const int begin = is_key ? 0 : tile_.first_column * kElement;
+    const UnitKeys keys = KeysOf(is_key ? stage : stage - num_units_, token);
+    const DevicePtr<const uint8_t> from = is_key ? a_.k : a_.v;
+    const DevicePtr<uint8_t> to = Slot(stage);
+#pragma unroll 1
+    for (int i = threadIdx.x % kWarpSize; i < kUnitKeys * num_pieces; i += kWarpSize) {
+      const int row = i / num_pieces;
+      const int piece = i % num_pieces * kPiece;
+      const int64_t index = keys.Index(row);
+      const int64_t at = (index < 0 ? 0 : index) * shape_.cache.head_dim * kElement + begin + piece;
+      CopyAsync<kPiece>(to + row * RowBytes(shape_.cache.head_dim) + piece, from + at, index >= 0);
+    }
+  }
+
+  const AttentionShape& shape_;
+  const AttentionArrays& a_;
+  const TilePlace& tile_;
+  const int first_key_;
+  const DevicePtr<uint8_t> slots_;
+  int num_units_;
+};
+
+}  // namespace fdsd::cuda

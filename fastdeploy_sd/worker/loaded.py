@@ -10,6 +10,7 @@ import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that import
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.layers.tp_group import TpGroup
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
@@ -100,7 +101,11 @@ def load(config: Config, group: RankGroup) -> Loaded:
     # Opened first: that there are none must not be found out after the target was packed.
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
     tp = TpGroup(group.communicator)
-    model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
+    try:
+        model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
+    except MemoryError as error:
+        text = f"device: expected one with memory for the weights, got {config.device} ({device().text}): {error}"
+        raise ConfigError(text, param="device") from None
     is_host = device().kind == "cpu"
     if is_host:
         _tune_linear(config, group, model.weight_bytes)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from fastdeploy_sd.conformance import PLAIN, Method, Way, open_engine, run_alone, run_cell, standard_methods
 from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
+from fastdeploy_sd.runtime.cuda_memory import CudaMemory
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request
 from fastdeploy_sd.worker.runner import _NOT_FINITE
@@ -154,3 +157,13 @@ def test_a_step_is_one_copy_up_and_one_down(monkeypatch: pytest.MonkeyPatch) -> 
             engine.step()
             assert len(copies) == 2
     assert copies[1] < 1024  # of four requests and as many rows
+
+
+def test_weights_that_do_not_fit_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(_: CudaMemory, num_bytes: int) -> NoReturn:
+        raise MemoryError(f"{num_bytes} bytes of the GPU's memory, which has 0 left")
+
+    monkeypatch.setattr(CudaMemory, "take", take)
+    wanted = r"device: expected one with memory for the weights, got gpu \(.*\): \d+ bytes of the GPU's memory"
+    with pytest.raises(ConfigError, match=wanted), open_engine(tiny_config(), BATCH, PLAIN):
+        pass

@@ -1,6 +1,6 @@
 """`python -m benchmarks COMMAND`: offline, http, latency, attacks, router, prefill-decode, suite (the default),
 forward, builds, prefill, threads, costs, host, speculation, auto, proposers, edits, predictions, guided, sampling,
-swap, kernels, roofline, collectives, ranks, kv-transfer, checkpoint, table, compare, peers.
+swap, kernels, gpu-kernels, roofline, collectives, ranks, kv-transfer, checkpoint, table, compare, peers.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "sampling": "sampling.main",
     "swap": "swap.main",
     "kernels": "kernels.main",
+    "gpu-kernels": "gpu_kernels.main",
     "roofline": "roofline.main",
     "collectives": "collectives.main",
     "ranks": "ranks.main",

@@ -107,6 +107,10 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_event_record(void* event, void* stream) {
 FDSD_EXPORT fdsd::Error fdsd_cuda_stream_wait(void* stream, void* event) {
   return TextOf(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0));
 }
+// Between two events that have happened.
+FDSD_EXPORT fdsd::Error fdsd_cuda_event_elapsed(void* begin, void* end, float* milliseconds) {
+  return TextOf(cudaEventElapsedTime(milliseconds, static_cast<cudaEvent_t>(begin), static_cast<cudaEvent_t>(end)));
+}
 FDSD_EXPORT fdsd::Error fdsd_cuda_event_synchronize(void* event) {
   return TextOf(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
 }

@@ -1,0 +1,224 @@
+"""The ops that `bench gpu-kernels` times, at the sizes that docs/benchmarks.md asks about. Knows no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.ops.attention import CASCADE_APPEND_ATTENTION
+from fastdeploy_sd.ops.linear import LINEAR
+from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
+from fastdeploy_sd.ops.packing import pack_linear, packed_bytes
+from fastdeploy_sd.ops.sampling import SAMPLE
+from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
+from fastdeploy_sd.runtime.bound_call import Call
+from fastdeploy_sd.runtime.declaration import BF16, ELEMENT_BYTES
+from fastdeploy_sd.runtime.host_op import HostOp
+
+# Columns packed from random weights; the matrix repeats their panels.
+_PACKED_COLUMNS = 1024
+_BF16_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSizes:
+    """How large the cases are.
+
+    Attributes:
+        requests, rows: of the sampled and verified step.
+        attention_requests: of the verified step whose attention is timed.
+        contexts: keys of each of its requests.
+        chunk: tokens of the prompt's chunk.
+        linear_rows: numbers of rows of the linear layers, of features [in, out].
+    """
+
+    vocab_size: int
+    requests: int
+    rows: int
+    attention_requests: int
+    attention_rows: Sequence[int]
+    contexts: Sequence[int]
+    chunk: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    linear_rows: Sequence[int]
+    in_features: int
+    out_features: int
+
+
+WANTED_SIZES = GpuSizes(
+    151_936, 256, 6, 64, (1, 8), (4096, 8192, 32_768), 8192, 64, 8, 128, (1, 16, 64, 2048, 8192), 4096, 4096
+)
+BLOCK_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCase:
+    """One thing that is timed.
+
+    Attributes:
+        kind: sampling, attention or linear.
+        text: what distinguishes it from others of its kind.
+        calls: ops in order, on one stream.
+        num_bytes: that must be read and written at least, once.
+        num_operations: multiplications and additions; 0 where bytes are what counts.
+    """
+
+    kind: str
+    text: str
+    calls: Sequence[Call]
+    num_bytes: int
+    num_operations: int
+
+    def run(self) -> None:
+        """Start the ops."""
+        for call in self.calls:
+            call.run()
+
+
+def gpu_cases(kinds: Sequence[str], device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
+    """Make the cases one after the other, each with memory of its own until the next one is wanted."""
+    for kind in kinds:
+        yield from KINDS[kind](device, sizes)
+
+
+def _bound(
+    device: Any, op: HostOp, arguments: Mapping[str, Any], outputs: Mapping[str, tuple[Any, Any]]
+) -> tuple[Call, dict[str, Any]]:
+    """Bind an op to arrays that are copied to the GPU, tensors of it, and zeros for its outputs."""
+    placed = {name: device.wrap(value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+    made = {name: device.zeros(shape, dtype) for name, (shape, dtype) in outputs.items()}
+    missing = {name: None for name in op.declaration.arrays if name not in placed and name not in made}
+    return device.bind(op, **placed, **made, **missing), made
+
+
+def _sampling(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
+    num_rows, vocab = sizes.requests * sizes.rows, sizes.vocab_size
+    rng = np.random.default_rng(0)
+    few = rng.standard_normal((8, vocab), np.float32) * 2
+    for row in few:  # some tokens are far above the others, as a model's are
+        row[rng.choice(vocab, min(40, vocab), replace=False)] += 9
+    logits = device.wrap(np.resize(few, (num_rows, vocab)))
+    flat = device.wrap(np.resize(rng.standard_normal((8, vocab), np.float32), (num_rows, vocab)))
+    settings: dict[str, dict[str, float]] = {
+        "greedy": {"temperature": 0.0},
+        "temperature": {},
+        "top_p 0.9": {"top_p": 0.9},
+        "top_k 50": {"top_k": 50},
+    }
+    settings["top_k 50, top_p 0.9"] = {"top_k": 50, "top_p": 0.9}
+    for text, columns in settings.items():
+        yield _sampled(device, sizes, logits, text, columns)
+    yield _sampled(device, sizes, flat, "top_p 0.9, flat", {"top_p": 0.9})
+
+
+def _sampled(device: Any, sizes: GpuSizes, logits: Any, text: str, columns: Mapping[str, float]) -> GpuCase:
+    count, num_rows, i32 = sizes.requests, sizes.requests * sizes.rows, np.int32
+    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    off |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+    per_row = {
+        name: np.full(count, columns.get(name, value), i32 if name == "top_k" else np.float32)
+        for name, value in off.items()
+    }
+    drafts = np.zeros(count * (sizes.rows - 1), i32)
+    starts = {
+        "cu_num_logits": np.arange(count + 1, dtype=i32) * sizes.rows,
+        "draft_token_ids": drafts,
+        "cu_num_draft": np.arange(count + 1, dtype=i32) * (sizes.rows - 1),
+    }
+    starts = {name: device.wrap(array) for name, array in starts.items()}
+    rules = {
+        "table_rows": np.arange(count, dtype=i32),
+        "count_rows": np.full(count, -1, i32),
+        "token_counts": np.zeros((0, sizes.vocab_size), i32),
+        "num_bias": np.zeros(count, i32),
+        "bias_token_ids": np.zeros((count, 1), i32),
+        "bias_values": np.zeros((count, 1), np.float32),
+        "cu_mask": np.zeros(num_rows + 1, i32),
+        "mask_token_ids": np.zeros(0, i32),
+        "allowed_rows": np.full(num_rows, -1, i32),
+        "allowed_bits": np.zeros((0, 1), i32),
+    }
+    rows = {
+        "logits": logits,
+        "batch_id_per_output": np.repeat(np.arange(count, dtype=i32), sizes.rows),
+        "positions": np.arange(num_rows, dtype=i32),
+        "seed": np.arange(count, dtype=np.uint64),
+    }
+    arguments = {**rows, **per_row, **rules, **starts, "stops_at_wrong_draft": True}
+    sample, made = _bound(device, SAMPLE, arguments, {"token_ids": ((num_rows,), i32)})
+    arguments = {**starts, "sampled_token_ids": made["token_ids"], "accept_policy": 0, "max_candidate_len": 0}
+    outputs: dict[str, tuple[Any, Any]] = {"token_ids": ((num_rows,), i32), "cu_num_output": ((count + 1,), i32)}
+    outputs |= {"num_accepted": ((count,), i32), "num_failed": ((1,), i32)}
+    verify, _ = _bound(device, VERIFY_DRAFT_TOKENS, {**arguments, "verify_window": 0}, outputs)
+    shape = f"{count} requests x {sizes.rows} rows, {text}"
+    return GpuCase("sampling", shape, (sample, verify), num_rows * sizes.vocab_size * ELEMENT_BYTES["float32"], 0)
+
+
+def _attention(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
+    for context in sizes.contexts:
+        for rows in sizes.attention_rows:
+            yield _attended(device, sizes, sizes.attention_requests, context, rows)
+    yield _attended(device, sizes, 1, sizes.chunk, sizes.chunk)
+
+
+def _attended(device: Any, sizes: GpuSizes, requests: int, context: int, rows: int) -> GpuCase:
+    blocks_each = -(-context // BLOCK_SIZE)
+    num_blocks, i32 = requests * blocks_each, np.int32
+    width = sizes.kv_heads * sizes.head_dim
+    # The declared shapes are the CPU's layout; a GPU's has as many bytes.
+    keys_shape = (num_blocks, sizes.kv_heads, sizes.head_dim // 2, BLOCK_SIZE, 2)
+    values_shape = (num_blocks, sizes.kv_heads, BLOCK_SIZE // 2, sizes.head_dim, 2)
+    arguments = {
+        "k": device.zeros(keys_shape, np.uint16),
+        "v": device.zeros(values_shape, np.uint16),
+        "q": device.zeros((requests * rows, sizes.heads * sizes.head_dim), np.uint16),
+        "table_rows": np.arange(requests, dtype=i32),
+        "block_tables": np.random.default_rng(0).permutation(num_blocks).astype(i32).reshape(requests, blocks_each),
+        "query_start_loc": np.arange(requests + 1, dtype=i32) * rows,
+        "seq_lens": np.full(requests, context, i32),
+        "scale": sizes.head_dim**-0.5,
+        "first_key": 0,
+    }
+    outputs = {"y": ((requests * rows, sizes.heads * sizes.head_dim), np.uint16)}
+    call, _ = _bound(device, CASCADE_APPEND_ATTENTION, arguments, outputs)
+    # A row sees the keys up to its own.
+    keys = requests * (rows * context - rows * (rows - 1) // 2)
+    moved = requests * (2 * context * width + 2 * rows * sizes.heads * sizes.head_dim) * _BF16_BYTES
+    text = f"{requests} requests x {rows} rows, context {context}, {sizes.heads}:{sizes.kv_heads} heads"
+    return GpuCase("attention", text, (call,), moved, 4 * keys * sizes.heads * sizes.head_dim)
+
+
+def _linear(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
+    for fmt in ("bfloat16", "wint8", "wint4"):
+        weights = device.wrap(_packed(fmt, sizes.in_features, sizes.out_features))
+        for rows in sizes.linear_rows:
+            yield _multiplied(device, sizes, fmt, weights, rows)
+
+
+def _packed(fmt: LinearFormat, in_features: int, out_features: int) -> np.ndarray:
+    columns = min(out_features, _PACKED_COLUMNS)
+    weight = np.random.default_rng(0).standard_normal((columns, in_features), np.float32)
+    return np.resize(pack_linear(weight, fmt).data, packed_bytes(in_features, out_features, fmt))
+
+
+def _multiplied(device: Any, sizes: GpuSizes, fmt: LinearFormat, weights: Any, rows: int) -> GpuCase:
+    x = np.full((rows, sizes.in_features), 0x3F80, np.uint16)
+    numbers = {"in_features": sizes.in_features, "out_features": sizes.out_features, "format": format_code(fmt)}
+    arguments = {"x": x, "packed": weights, **numbers, "num_slices": 1, "slice_unit": 1, "y_dtype": BF16}
+    call, _ = _bound(device, LINEAR, arguments, {"y": ((rows, sizes.out_features), np.uint16)})
+    moved = packed_bytes(sizes.in_features, sizes.out_features, fmt)
+    moved += rows * (sizes.in_features + sizes.out_features) * _BF16_BYTES
+    text = f"{fmt} {sizes.in_features}x{sizes.out_features}, {rows} rows"
+    return GpuCase("linear", text, (call,), moved, 2 * rows * sizes.in_features * sizes.out_features)
+
+
+KINDS: Mapping[str, Callable[[Any, GpuSizes], Iterator[GpuCase]]] = {
+    "sampling": _sampling,
+    "attention": _attention,
+    "linear": _linear,
+}

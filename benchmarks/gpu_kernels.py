@@ -1,0 +1,176 @@
+"""`bench gpu-kernels`: what ops cost on a GPU by themselves, beside what its memory and its matrix units did before.
+
+Every run is timed by two events around it, after the second-level cache was filled with other bytes. Quoted are
+medians.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks.command import Command, show, table_of
+from benchmarks.gpu_cases import KINDS, WANTED_SIZES, GpuCase, GpuSizes, gpu_cases
+from benchmarks.progress import Progress
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.runtime.cuda_library import cuda_refusal, library_path, load
+
+# More than any GPU's second-level cache.
+FLUSH_BYTES = 256 << 20
+COPY_BYTES = 1 << 30
+_MATMUL_SIZE = 8192
+_WARM_UPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCost:
+    """One case.
+
+    Attributes:
+        us: the median run.
+        gb_per_s: bytes that must be moved, over that time.
+        copy_share: of the rate at which the GPU copied memory.
+        tflop_per_s: 0 where bytes are what counts.
+        matmul_share: of the rate of PyTorch's largest product, None where there is no PyTorch.
+    """
+
+    kind: str
+    text: str
+    us: float
+    gb_per_s: float
+    copy_share: float
+    tflop_per_s: float
+    matmul_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRates:
+    """What the GPU did by itself: read and written bytes of a copy, and PyTorch's bfloat16 product; None without it."""
+
+    copy_gb_per_s: float
+    matmul_tflop_per_s: float | None
+
+
+COLUMNS: dict[str, str | Callable[[GpuCost], object]] = {
+    "Op": "{0.kind}",
+    "Case": "{0.text}",
+    "us": "{0.us:.1f}",
+    "GB/s": "{0.gb_per_s:.0f}",
+    "of a copy": "{0.copy_share:.0%}",
+    "TFLOP/s": lambda cost: f"{cost.tflop_per_s:.1f}" if cost.tflop_per_s > 0 else None,
+    "of a matmul": lambda cost: None if cost.matmul_share is None else f"{cost.matmul_share:.0%}",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Time the cases, print a table."""
+    command = Command("gpu-kernels", "Time ops on a GPU, beside the rates of its memory and matrix units.")
+    command.some("--ops", tuple(KINDS), "(default: all)", tuple(KINDS))
+    command.number("--repeats", 20, "runs of every case")
+    command.json()
+    args = command.read(argv)
+    device = the_gpu()
+    timer = Timer(device)
+    rates = measure_rates(timer, COPY_BYTES, args.repeats)
+    costs = list(measure_cases(timer, args.ops, WANTED_SIZES, args.repeats, rates))
+    result = {"gpu": device.text, "rates": rates, "costs": costs}
+    matmul = "no PyTorch" if rates.matmul_tflop_per_s is None else f"matmul {rates.matmul_tflop_per_s:.0f} TFLOP/s"
+    text = f"{table_of(costs, COLUMNS)}\n\n{device.text}: copy {rates.copy_gb_per_s:.0f} GB/s, {matmul}."
+    show(args, result, text)
+    return 0
+
+
+def the_gpu() -> CudaDevice:
+    """Return the first GPU.
+
+    Raises:
+        ConfigError: there is none, or no kernels for it; the text says which.
+    """
+    refusal, path = cuda_refusal(), library_path()
+    if refusal is not None or path is None:
+        raise ConfigError(f"gpu-kernels: expected a GPU and kernels for it: {refusal}")
+    return CudaDevice(load(path))
+
+
+def measure_rates(timer: Timer, num_bytes: int, repeats: int) -> GpuRates:
+    """Measure how fast the GPU copies so many bytes, and multiplies where PyTorch is installed."""
+    device = timer.device
+    source, target = (device.zeros((num_bytes,), "uint8") for _ in range(2))
+
+    def copy() -> None:
+        device.library.call("start_copy", target.address, source.address, ctypes.c_int64(num_bytes), device.stream)
+
+    seconds = timer.seconds(copy, repeats)
+    return GpuRates(2 * num_bytes / seconds / 1e9, _matmul_rate(repeats))
+
+
+def measure_cases(
+    timer: Timer, kinds: Sequence[str], sizes: GpuSizes, repeats: int, rates: GpuRates
+) -> Iterator[GpuCost]:
+    """Time every case of these kinds."""
+    progress = Progress(len(kinds), "gpu-kernels")
+    for kind in kinds:
+        for case in gpu_cases([kind], timer.device, sizes):
+            yield cost_of(case, timer.seconds(case.run, repeats), rates)
+        progress.advance(kind)
+
+
+def cost_of(case: GpuCase, seconds: float, rates: GpuRates) -> GpuCost:
+    """Return what a case costs that takes so long."""
+    gb_per_s, tflop_per_s = case.num_bytes / seconds / 1e9, case.num_operations / seconds / 1e12
+    peak = rates.matmul_tflop_per_s if case.num_operations > 0 else None
+    share = None if peak is None else tflop_per_s / peak
+    return GpuCost(case.kind, case.text, seconds * 1e6, gb_per_s, gb_per_s / rates.copy_gb_per_s, tflop_per_s, share)
+
+
+class Timer:
+    """Times what is put on a device's stream, by events, each run behind one that fills the second-level cache.
+
+    Args:
+        flush_bytes: that are written in between.
+    """
+
+    def __init__(self, device: CudaDevice, flush_bytes: int = FLUSH_BYTES) -> None:
+        self.device, self._flush_bytes = device, flush_bytes
+        self._flushed = device.zeros((flush_bytes,), "uint8")
+        self._begin, self._end = (device.library.made("event_create") for _ in range(2))
+
+    def seconds(self, run: Callable[[], Any], repeats: int) -> float:
+        """Return the median time of a run."""
+        times = [self._seconds(run) for _ in range(_WARM_UPS + repeats)]
+        return median(times[_WARM_UPS:])
+
+    def _seconds(self, run: Callable[[], Any]) -> float:
+        library, stream = self.device.library, self.device.stream
+        library.call("zero", self._flushed.address, ctypes.c_int64(self._flush_bytes), stream)
+        library.call("event_record", self._begin, stream)
+        run()
+        library.call("event_record", self._end, stream)
+        library.call("event_synchronize", self._end)
+        milliseconds = ctypes.c_float()
+        library.call("event_elapsed", self._begin, self._end, ctypes.byref(milliseconds))
+        return max(milliseconds.value, 1e-6) / 1e3
+
+
+def _matmul_rate(repeats: int) -> float | None:
+    """TFLOP/s of PyTorch's bfloat16 product on the GPU, None where it is not installed or sees none."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    torch = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        return None
+    a, b = (torch.randn(_MATMUL_SIZE, _MATMUL_SIZE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    times = []
+    for _ in range(_WARM_UPS + repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        torch.matmul(a, b)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return float(2 * _MATMUL_SIZE**3 / median(times[_WARM_UPS:]) / 1e12)

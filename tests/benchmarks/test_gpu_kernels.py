@@ -1,0 +1,62 @@
+"""Ops on a GPU by themselves: what is run and counted, on an emulated one whose times say nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.gpu_cases import KINDS, GpuCase, GpuSizes, gpu_cases
+from benchmarks.gpu_kernels import GpuRates, Timer, cost_of, measure_cases, measure_rates
+from tests.ops.cuda_device import emulated
+
+SIZES = GpuSizes(
+    vocab_size=300,
+    requests=3,
+    rows=2,
+    attention_requests=2,
+    attention_rows=(1, 2),
+    contexts=(70,),
+    chunk=16,
+    heads=2,
+    kv_heads=1,
+    head_dim=32,
+    linear_rows=(1, 20),
+    in_features=128,
+    out_features=64,
+)
+
+
+def test_every_case_runs_and_counts_what_it_must_move() -> None:
+    timer = Timer(emulated().device, 1024)
+    rates = measure_rates(timer, 4096, 1)
+    costs = list(measure_cases(timer, tuple(KINDS), SIZES, 1, rates))
+    cases = list(gpu_cases(tuple(KINDS), emulated().device, SIZES))
+    assert [cost.text for cost in costs] == [case.text for case in cases]
+    assert {case.num_bytes for case in cases if case.kind == "sampling"} == {6 * 300 * 4}
+    attention = {case.text: case for case in cases if case.kind == "attention"}
+    two_rows = attention["2 requests x 2 rows, context 70, 2:1 heads"]
+    assert two_rows.num_bytes == 2 * (2 * 70 * 32 + 2 * 2 * 64) * 2
+    assert two_rows.num_operations == 4 * 2 * (70 + 69) * 64
+    linear = next(case for case in cases if case.text == "bfloat16 128x64, 20 rows")
+    assert (linear.num_bytes, linear.num_operations) == (128 * 64 * 2 + 20 * 192 * 2, 2 * 20 * 128 * 64)
+
+
+def test_shares_are_of_the_rates_that_were_measured() -> None:
+    case = GpuCase("linear", "", (), 3_000_000_000, 8_000_000_000_000)
+    cost = cost_of(case, 2.0, GpuRates(3.0, 16.0))
+    assert (cost.us, cost.gb_per_s, cost.copy_share) == (2e6, 1.5, 0.5)
+    assert (cost.tflop_per_s, cost.matmul_share) == (4.0, 0.25)
+    assert cost_of(case, 2.0, GpuRates(3.0, None)).matmul_share is None
+
+
+def test_every_run_is_behind_one_that_fills_the_cache() -> None:
+    order: list[int] = []
+    timer = Timer(emulated().device, 1024)
+    assert timer.seconds(lambda: order.append(1), 2) > 0
+    assert len(order) == 3 + 2
+
+
+def test_without_a_gpu_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", "/nowhere/libfdsd_cuda.so")
+    assert main(["gpu-kernels"]) == 2
+    assert "expected a GPU and kernels for it: no CUDA kernels at /nowhere" in capsys.readouterr().err

@@ -211,13 +211,13 @@ __device__ __forceinline__ uint32_t Bf16Word(uint32_t word, int half) {
 __device__ __forceinline__ void AddFp8Product(float* c, const uint32_t* a, const uint32_t* b) {
   if (HasFp8Products()) {
     AddNativeFp8Product(c, a, b);
-    return;
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t wide_a[4] = {Bf16Word(a[0], half), Bf16Word(a[1], half), Bf16Word(a[2], half), Bf16Word(a[3], half)};
-    const uint32_t wide_b[2] = {Bf16Word(b[0], half), Bf16Word(b[1], half)};
-    AddMatrixProduct(c, wide_a, wide_b);
+  } else {
+    const uint32_t low_a[4] = {Bf16Word(a[0], 0), Bf16Word(a[1], 0), Bf16Word(a[2], 0), Bf16Word(a[3], 0)};
+    const uint32_t low_b[2] = {Bf16Word(b[0], 0), Bf16Word(b[1], 0)};
+    AddMatrixProduct(c, low_a, low_b);
+    const uint32_t high_a[4] = {Bf16Word(a[0], 1), Bf16Word(a[1], 1), Bf16Word(a[2], 1), Bf16Word(a[3], 1)};
+    const uint32_t high_b[2] = {Bf16Word(b[0], 1), Bf16Word(b[1], 1)};
+    AddMatrixProduct(c, high_a, high_b);
   }
 }
 

@@ -19,10 +19,6 @@ def cpu_only(config: Config) -> Iterator[ConfigError]:
         yield _error("swap_space", "none", f"{swap:g}")
     if config.model.enforce_eager:
         yield _error("enforce_eager", "false", "true")
-    if config.model.dtype != "bfloat16":
-        yield _error("dtype", "bfloat16", config.model.dtype)
-    if config.cache.kv_cache_dtype != "auto":
-        yield _error("kv_cache_dtype", "auto", config.cache.kv_cache_dtype)
 
 
 def verify_device(config: Config) -> None:

@@ -145,12 +145,6 @@ RULES = (
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),
     Rule(_verify_nodes, ("ips", "tensor_parallel_size", "pd_secret", "swap_space", "splitwise_role")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
-    Rule(
-        verify_device,
-        (
-            *("device", "tensor_parallel_size", "splitwise_role", "swap_space", "enforce_eager", "dtype"),
-            "kv_cache_dtype",
-        ),
-    ),
+    Rule(verify_device, ("device", "tensor_parallel_size", "splitwise_role", "swap_space", "enforce_eager")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

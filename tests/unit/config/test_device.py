@@ -13,8 +13,6 @@ CPU_ONLY = {
     "--splitwise-role decode": ("splitwise_role", "mixed", "decode"),
     "--swap-space 0.5": ("swap_space", "none", "0.5"),
     "--enforce-eager": ("enforce_eager", "false", "true"),
-    "--dtype float32": ("dtype", "bfloat16", "float32"),
-    "--kv-cache-dtype int8": ("kv_cache_dtype", "auto", "int8"),
 }
 
 

@@ -160,7 +160,8 @@ class AutoMethod(Proposer):
         least_gain = self._guard.least_gain(num_requests)
         if math.isinf(least_gain):
             reason = _LOW_GAIN if self._guard.is_off(num_requests) else _COMPARISON
-            if num_certain == 0:
+            # A comparison needs a plain step: a request that has certain drafts in every step would put it off forever.
+            if num_certain == 0 or reason == _COMPARISON:
                 return DraftTokens.none(len(x.table_rows)), reason
             # Guesses are not worth it. What is certain is no guess.
             nothing_more = np.zeros(len(x.table_rows), np.int32)

@@ -203,12 +203,42 @@ def test_certain_drafts_stay_when_guesses_must_bring_more_or_are_off(
     """A token in four is chosen; the text repeats itself, so that there are guesses as well."""
     monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: 0.0)
     monkeypatch.setattr(Guard, "least_gain", lambda *_: least_gain)
+    monkeypatch.setattr(Guard, "is_off", lambda *_: np.isinf(least_gain))
     text = repeated()
     server = Server([text], partial_methods=(Foretold(text),))
     steps = [StepSample(rows, 1, 8, 1.0 + 0.9 * (rows - 1)) for rows in (1, 2, 8)]  # a guess brings 1.05 times plain
     server.board.profile = CostProfile({}, {}, tuple(steps))
     server.step(80, row_s=0.9e-3)
     assert server.num_tokens[0] == 24 + 80 * 4
+
+
+class AlwaysForetold(Foretold):
+    """Knows the next token of the first row in every step."""
+
+    def serves(self, request: DraftRequest) -> bool:
+        return request.request_id == "r0"
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        rows = zip(x.num_tokens.tolist(), x.max_draft_len.tolist(), strict=True)
+        found = [self.text[n : n + min(limit, 1)] for n, limit in rows]
+        token_ids = [token_id for row in found for token_id in row]
+        return DraftTokens(np.array(token_ids, np.int32), offsets([len(row) for row in found]))
+
+
+def test_a_row_with_a_certain_draft_in_every_step_keeps_no_other_from_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it is time for a plain step, to compare the others with."""
+    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: 0.0)
+    text = random_text()
+    server = Server([text, repeated()], partial_methods=(AlwaysForetold(text),))
+    server.step(3, limit=0)
+    for _ in range(2):
+        before = list(server.num_tokens)
+        server.step(55, limit=3)
+        gained = np.subtract(server.num_tokens, before)
+        assert gained[0] > 1.9 * 55
+        assert gained[1] > 3.5 * 55
+    assert server.board.report is not None
+    assert server.board.report.num_steps["comparison"] in (1, 2, 3)
 
 
 def test_certain_drafts_say_nothing_of_guesses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 #pragma once
 // The drafters that a policy asks itself, each through the function that drafts with it. Knows none by name.
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -15,6 +16,9 @@ class AskedDrafters {
   // Have each write its plane of the offers. Where no row may have drafts nothing is asked of them: they read what they
   // missed when they are asked next. If one refuses, those before it have read the rows, which does no harm.
   Error Ask(const PolicyRowsParams& x, const PolicyOffersParams& to) const;
+
+  // Whether a source's offers are a drafter's; else the caller writes them.
+  bool asks(int32_t source) const { return drafters_[static_cast<size_t>(source)].drafter != nullptr; }
 
   // Check the planes of all sources.
   Error CheckOffers(const PolicyRowsParams& x, const PolicyOffersParams& offers) const;

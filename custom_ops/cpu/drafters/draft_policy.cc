@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "draft_offers.h"
 #include "draft_prefix.h"
@@ -20,14 +21,18 @@ constexpr int32_t kRowsAhead = 4, kDraftsAhead = 6;
 // So much does the request before count in the rate of a request.
 constexpr double kRateInherited = 0.5;
 
-// Of a row's offers the one that knows most of the text: the longest match, of equals the last one.
-int32_t BestMatch(const RowOffers& offers) {
-  int32_t best = 0, most = -1;
-  for (int32_t s = 0; s < offers.num_sources(); ++s)
-    if (offers[s].count > 0 && offers[s].evidence[0] >= most) {
+// Of a row's offers the one that knows most of the text. What the caller wrote comes first: a model matches nothing,
+// and its drafts were asked for, and paid, as they promise more. Then the longest match, of equals the last one.
+int32_t BestOffer(const RowOffers& offers, const AskedDrafters& asked) {
+  int32_t best = 0;
+  std::pair<bool, int32_t> most{false, -1};
+  for (int32_t s = 0; s < offers.num_sources(); ++s) {
+    const std::pair<bool, int32_t> knows{!asked.asks(s), offers[s].evidence[0]};
+    if (offers[s].count > 0 && knows >= most) {
       best = s;
-      most = offers[s].evidence[0];
+      most = knows;
     }
+  }
   return best;
 }
 
@@ -149,7 +154,7 @@ void DraftPolicy::Predict(const PolicyDecideParams& p) {
     const Row& row = rows_[static_cast<size_t>(p.rows.table_rows[r])];
     const DraftPrefix prefix(p.rows, r);
     const size_t num_before = chains_.size();
-    const int32_t first = has_many_offers_ ? BestMatch(offers) : 0;
+    const int32_t first = has_many_offers_ ? BestOffer(offers, asked_) : 0;
     const int32_t end = has_many_offers_ ? first + 1 : num_sources;
     for (int32_t s = first; s < end; ++s) {
       const int32_t share = std::max(kLeastLookedAt, num_left / num_chains_left--);

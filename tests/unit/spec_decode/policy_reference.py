@@ -126,8 +126,11 @@ class Chain:
 
 
 class ReferencePolicy:
-    def __init__(self, max_draft_len: int, prior_logits: Sequence[float]) -> None:
+    """`asked`: the sources whose offers are drafters'; the caller writes those of the others."""
+
+    def __init__(self, max_draft_len: int, prior_logits: Sequence[float], asked: Sequence[int] = ()) -> None:
         self.max_draft_len = max_draft_len
+        self.asked = frozenset(asked)
         self.num_sources = len(prior_logits)
         self.model = Model(prior_logits)
         self.rows: dict[int, Row] = {}
@@ -224,7 +227,7 @@ class ReferencePolicy:
         if is_one_each:
             num_left, num_chains_left = 256, len(table_rows)
         for r, table_row in enumerate(table_rows):
-            for s in [_best_match(offers[r])] if is_one_each else range(self.num_sources):
+            for s in [_best_offer(offers[r], self.asked)] if is_one_each else range(self.num_sources):
                 share = max(1, num_left // num_chains_left)
                 num_chains_left -= 1
                 count = min(share, len(offers[r][s][0]), max_draft_len[r], self.max_draft_len)
@@ -257,9 +260,10 @@ class ReferencePolicy:
         return chain
 
 
-def _best_match(offers: Sequence[OfferedRow]) -> int:
-    matched = [evidence[0] if token_ids else -1 for token_ids, _, evidence in offers]
-    return max(range(len(offers)), key=lambda s: (matched[s], s if offers[s][0] else -s))
+def _best_offer(offers: Sequence[OfferedRow], asked: frozenset[int]) -> int:
+    """What the caller wrote, then the longest match, then the last source."""
+    made = [s for s, (token_ids, _, _) in enumerate(offers) if token_ids]
+    return max(made, key=lambda s: (s not in asked, offers[s][2][0], s), default=0)
 
 
 def _agreement(offers: Sequence[OfferedRow], source: int, i: int) -> int:

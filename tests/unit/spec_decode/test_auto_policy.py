@@ -179,6 +179,35 @@ def test_offering_and_choosing_apart_decides_the_same() -> None:
     assert sum(len(decision) > 4 for decision in decisions[0]) > 50
 
 
+def test_of_more_offers_than_are_looked_at_those_that_were_asked_for_are() -> None:
+    """A look-up's match of two tokens beside a model's draft, which has matched nothing; half of the rows have both."""
+    num_rows, num_both, token_id = 90, 45, 80
+    text = [1, 2, 3, *range(50, 75), 1, 2]
+    table, rows = np.tile(i32(text), (num_rows, 1)), i32(range(num_rows))
+    ngram = NgramIndex(num_rows, NgramRule(1, 5, 1.0, follows_copies=True))
+    policy = AutoPolicy(num_rows, 8, SOURCES, {DraftSource.NGRAM: ngram.drafter})
+    offers, reference = OfferTable(3, num_rows, 8), ReferencePolicy(8, [0.0, 0.0, 1.5], asked=[0])
+    ngram.begin(rows)
+    policy.begin(rows)
+    for row in range(num_rows):
+        reference.begin(row)
+    x = Rows(rows, table, i32([len(text)] * num_rows), i32([4] * num_rows))
+    policy.offer(x, offers)
+    dear = offers.offer(2, num_rows)
+    dear.cu_num_draft[:] = np.minimum(range(num_rows + 1), num_both)
+    dear.token_ids[:num_both], dear.draft_prob[:num_both] = token_id, 0.9
+    times = [1.0 + 1e-4 * d for d in range(300)]
+    decision = policy.choose(x, offers, by_drafts(times), num_rows)
+    ngram_row: OfferedRow = ([3, 50], [0.5, 0.5], (2, 2, 0))
+    model_row: OfferedRow = ([token_id], [0.9], (0, 0, 0))
+    offered = [[ngram_row, NOTHING, model_row if r < num_both else NOTHING] for r in range(num_rows)]
+    expected = reference.decide(
+        rows.tolist(), [text] * num_rows, [4] * num_rows, offered, num_rows, times, [[]] * num_rows
+    )
+    assert [decision.drafts.row(r).tolist() for r in range(num_rows)] == [token_ids for _, token_ids in expected]
+    assert [source for source, _ in expected] == [2] * num_both + [0] * (num_rows - num_both)
+
+
 def test_a_drafter_that_refuses_the_rows_says_so() -> None:
     suffix = SuffixDrafter(1, 40, SuffixRule(), SuffixLimits(0, 0))
     policy, offers = AutoPolicy(1, 4, SOURCES[1:2], {SOURCES[1]: suffix.drafter}), OfferTable(1, 1, 4)

@@ -207,8 +207,11 @@ bool Free(void* address) {
   if (found == allocations.end()) return false;
   Allocation& allocation = *found->second;
   allocation.is_freed = true;
-  allocation.shadow = {};
-  allocation.memory = {};
+  // An assignment of {} would keep the vectors' memory.
+  std::vector<Shadow>().swap(allocation.shadow);
+  std::vector<uint64_t>().swap(allocation.memory);
+  std::vector<bool>().swap(allocation.in_flight);
+  std::vector<bool>().swap(allocation.unfenced);
   freed.push_back(std::move(found->second));
   allocations.erase(found);
   return true;

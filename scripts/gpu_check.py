@@ -1,29 +1,33 @@
-"""Checks everything that needs a GPU on this machine's, in less than ten minutes, and writes one JSON file of findings.
+"""Checks everything that needs a GPU on this machine's, in less than ten minutes, and keeps a JSON file of findings.
 
 Usage: scripts/gpu_check.sh [--out FILE] [--only STAGE ...]
 
 The kernels are compiled; their cases run on the GPU, then under compute-sanitizer; whole engine steps generate the
 golden checkpoints' tokens and hold the promise; the demo model is served with every method, and must answer the same;
-kernels and steps are timed. A stage that fails or is cut at its limit is said so, and the others run. Status 0: all
-passed; 1: a stage failed; 2: there is no GPU that can be used.
+kernels and steps are timed. A stage that fails or is cut at its limit, with all that it started, is said so, and the
+others run; the file is written after each. Status 0: all passed; 1: a stage failed; 2: no GPU here can be used.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import json
 import os
 import pathlib
+import queue
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "gpu-check.json"
@@ -31,7 +35,15 @@ METHODS = ("naive", "ngram", "suffix", "auto")
 _PROMPTS = ("def add(a, b):\n    return a + b\n\ndef add(a, b):\n", "one two three four one two three")
 _NUM_TOKENS = 64
 _TAIL = 4000
-_READY = re.compile(r"http://\S+:\d+")
+_MAX_LINES = 400
+_REFUSAL_S = 30
+# For what was killed to end.
+_GRACE_S = 5
+_READY = re.compile(r" serving .*?(http://\S+:\d+)")
+_SERVER = (sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server")
+_ASK = "from fastdeploy_sd.runtime.cuda_library import cuda_refusal; print(cuda_refusal() or '')"
+# What pytest says where not all cases were skipped.
+SOME_PASSED = r"\b[1-9]\d* passed"
 
 Environment = Mapping[str, str]
 
@@ -44,12 +56,14 @@ class Stage:
         limit_s: it is cut then, and has failed.
         command: of a process whose status says whether it passed; {out} is a file for its figures. None = `run`.
         run: returns figures; raises where it fails.
+        expected: a pattern of what the command must say, or it has failed.
     """
 
     name: str
     limit_s: float
     command: Sequence[str] = ()
     run: Callable[[float], Any] | None = None
+    expected: str = ""
 
 
 def stages() -> Sequence[Stage]:
@@ -59,9 +73,9 @@ def stages() -> Sequence[Stage]:
     sanitizer = (python, "scripts/cuda_sanitize.py", "--tool", "memcheck", "-k", "norm or rope or batch")
     return (
         Stage("build", 150, (python, "custom_ops/cuda_build.py", "--nvcc")),
-        Stage("ops", 100, (*pytest, "tests/ops")),
-        Stage("sanitizer", 100, sanitizer),
-        Stage("engine", 80, (*pytest, "tests/engine/test_gpu.py")),
+        Stage("ops", 100, (*pytest, "tests/ops"), expected=SOME_PASSED),
+        Stage("sanitizer", 100, sanitizer, expected=SOME_PASSED),
+        Stage("engine", 80, (*pytest, "tests/engine/test_gpu.py"), expected=SOME_PASSED),
         Stage("served", 90, run=lambda limit_s: serve_all(("--model", "demo", "--device", "gpu"), limit_s)),
         Stage("step times", 40, (python, "-m", "benchmarks", "costs", "--device", "gpu", "--out", "{out}")),
     )
@@ -77,9 +91,17 @@ def main(argv: Sequence[str]) -> int:
         print(f"gpu_check: {reason}", file=sys.stderr)
         return 2
     todo = [stage for stage in stages() if args.only is None or stage.name in args.only]
-    found = {stage.name: result_of(stage, args.out.parent) for stage in todo}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"gpu": gpu_name(), "stages": found}, indent=1) + "\n")
+    found: dict[str, Any] = {}
+    findings = {"gpu": gpu_name(), "refusal": "", "stages": found}
+    for stage in todo:
+        found[stage.name] = result_of(stage, args.out.parent)
+        if stage.name == "build" and found["build"]["passed"]:
+            findings["refusal"] = kernels_refusal()
+        args.out.write_text(json.dumps(findings, indent=1) + "\n")
+        if findings["refusal"]:
+            print(f"gpu_check: {findings['refusal']}", file=sys.stderr)
+            return 2
     failed = [name for name, result in found.items() if not result["passed"]]
     print(f"gpu_check: {args.out}: " + (f"failed: {', '.join(failed)}" if failed else "all passed"))
     return 1 if failed else 0
@@ -89,6 +111,11 @@ def refusal() -> str | None:
     """Why nothing can be checked here, None if it can."""
     done = _captured(("nvidia-smi", "-L"))
     return None if done.startswith("GPU ") else "expected a GPU that nvidia-smi lists, found none"
+
+
+def kernels_refusal() -> str:
+    """Why the kernels that were built cannot run on the GPU, empty if they can."""
+    return _captured((sys.executable, "-c", _ASK)).strip()
 
 
 def gpu_name() -> str:
@@ -106,10 +133,13 @@ def result_of(stage: Stage, folder: pathlib.Path) -> dict[str, Any]:
         else:
             out = folder / f"gpu-check-{stage.name.replace(' ', '-')}.json"
             text = _run([part.replace("{out}", str(out)) for part in stage.command], stage.limit_s)
+            if not re.search(stage.expected, text):
+                raise ValueError(f"expected {stage.expected!r} in what it says")
             figures = json.loads(out.read_text()) if "{out}" in stage.command else None
         passed = True
-    except (AssertionError, OSError, ValueError, subprocess.SubprocessError) as error:
-        passed, text = False, f"{text}{error}\n{getattr(error, 'output', None) or ''}"
+    except Exception as error:
+        output = getattr(error, "output", None) or ""
+        passed, text = False, f"{text}{output}\n{''.join(traceback.format_exception_only(error))}"
     seconds = round(time.monotonic() - begin, 1)
     print(f"gpu_check: {stage.name}: {'passed' if passed else 'failed'} in {seconds} s", flush=True)
     return {"passed": passed, "seconds": seconds, "figures": figures, "tail": text[-_TAIL:]}
@@ -125,7 +155,8 @@ def serve_all(
 
     Raises:
         AssertionError: a method answered something else than the first one.
-        OSError, ValueError: a server did not start or answer.
+        ValueError: a server did not start.
+        OSError, http.client.HTTPException, KeyError: it did not answer, or something else than a completion.
     """
     end, rates, wanted = time.monotonic() + limit_s, {}, None
     for method in methods:
@@ -140,24 +171,40 @@ def serve_all(
 
 @contextlib.contextmanager
 def _server(options: Sequence[str], end: float) -> Iterator[str]:
-    command = [sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server", *options, "--port", "0"]
-    said: list[str] = []
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    said: collections.deque[str] = collections.deque(maxlen=_MAX_LINES)
+    found: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    with _child([*_SERVER, *options, "--port", "0"], end, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        threading.Thread(target=_drain, args=(process.stderr, said, found), daemon=True).start()
         try:
-            assert process.stderr is not None
-            for line in process.stderr:
-                said.append(line)
-                if " serving " in line and (match := _READY.search(line)):
-                    yield match[0]
-                    return
-                if time.monotonic() > end:
-                    break
-            raise ValueError(f"server: expected a line that says where it serves, got {''.join(said)[-_TAIL:]}")
+            url = _next(found, end)
+            if url is None:
+                raise ValueError("server: expected a line that says where it serves")
+            yield url
+        except Exception as error:
+            error.add_note("".join(said)[-_TAIL:])
+            raise
         finally:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=20)
-            process.kill()
+                process.wait(timeout=20)
+
+
+def _drain(stream: IO[str], said: collections.deque[str], found: queue.SimpleQueue[str | None]) -> None:
+    """Read all that a server says, or it would wait for a reader; put its address, and None at the end."""
+    with stream:
+        for line in stream:
+            said.append(line)
+            if match := _READY.search(line):
+                found.put(match[1])
+    found.put(None)
+
+
+def _next(found: queue.SimpleQueue[str | None], end: float) -> str | None:
+    try:
+        return found.get(timeout=max(end - time.monotonic(), 0))
+    except queue.Empty:
+        return None
 
 
 def _completion(url: str, prompt: str, num_tokens: int, end: float) -> str:
@@ -170,17 +217,46 @@ def _completion(url: str, prompt: str, num_tokens: int, end: float) -> str:
 
 
 def _run(command: Sequence[str], limit_s: float) -> str:
-    done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit_s, check=True
+    with _child(command, time.monotonic() + limit_s, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        begin = time.monotonic()
+        text, _ = process.communicate(timeout=limit_s + _GRACE_S)
+        if time.monotonic() - begin >= limit_s:
+            raise subprocess.TimeoutExpired(command, limit_s, output=text)
+        if process.returncode != 0:
+            raise subprocess.CalledProcessError(process.returncode, command, output=text)
+    return text
+
+
+@contextlib.contextmanager
+def _child(
+    command: Sequence[str], end: float, stdout: int | None = None, stderr: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that is killed, with all that it started, at the end of its stage and at that of the body."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=stdout, stderr=stderr, text=True, errors="replace", start_new_session=True
     )
-    return done.stdout
+    timer = threading.Timer(max(end - time.monotonic(), 0), _kill_group, (process,))
+    timer.start()
+    try:
+        yield process
+    finally:
+        timer.cancel()
+        _kill_group(process)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_GRACE_S)
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _captured(command: Sequence[str]) -> str:
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ).stdout
-    except OSError:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=_REFUSAL_S)
+    except (OSError, subprocess.TimeoutExpired):
         return ""
+    return done.stdout
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import re
 import sys
 
 import pytest
@@ -13,6 +15,27 @@ from scripts import gpu_check
 from tests.models import golden
 
 DEADLINE_S = 120
+# Starts a process that has its output, and waits for it.
+HANGS = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("started", child.pid, flush=True)
+child.wait()
+"""
+# Answers every request with its argument, and says more than a pipe holds before.
+TALKS = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        print("x" * (1 << 20), file=sys.stderr, flush=True)
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(sys.argv[1].encode())
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print(f"server: serving it at http://127.0.0.1:{server.server_port}", file=sys.stderr, flush=True)
+server.serve_forever()
+"""
 
 
 def test_a_server_answers_the_same_with_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,15 +53,23 @@ def test_without_a_gpu_it_says_so(
     assert "gpu_check: expected a GPU that nvidia-smi lists, found none" in capsys.readouterr().err
 
 
+def python(code: str) -> tuple[str, ...]:
+    return sys.executable, "-c", code
+
+
 def test_stages_that_fail_or_take_too_long_are_reported_and_the_others_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    def python(code: str) -> tuple[str, ...]:
-        return sys.executable, "-c", code
+    def raises(_: float) -> None:
+        raise KeyError("choices")
 
     todo = (
         gpu_check.Stage("fails", 60, python("print('why'); raise SystemExit(3)")),
-        gpu_check.Stage("hangs", 1, python("while True: pass")),
+        gpu_check.Stage("hangs", 1, python(HANGS)),
+        gpu_check.Stage("raises", 60, run=raises),
+        gpu_check.Stage("skips", 60, python("print('10 skipped in 0.1s')"), expected=gpu_check.SOME_PASSED),
+        gpu_check.Stage("tests", 60, python("print('1 passed, 9 skipped')"), expected=gpu_check.SOME_PASSED),
+        gpu_check.Stage("sees the others", 60, python(f"print(open({str(tmp_path / 'found.json')!r}).read())")),
         gpu_check.Stage("measures", 60, (*python("import sys; open(sys.argv[1], 'w').write('[7]')"), "{out}")),
     )
     monkeypatch.setattr(gpu_check, "stages", lambda: todo)
@@ -46,11 +77,65 @@ def test_stages_that_fail_or_take_too_long_are_reported_and_the_others_run(
     assert gpu_check.main(["--out", str(tmp_path / "found.json")]) == 1
     found = json.loads((tmp_path / "found.json").read_text())["stages"]
     assert {name: result["passed"] for name, result in found.items()} == {
-        "fails": False, "hangs": False, "measures": True,
+        "fails": False, "hangs": False, "raises": False, "skips": False, "tests": True, "sees the others": True,
+        "measures": True,
     }  # fmt: skip
     assert "why" in found["fails"]["tail"]
+    assert "KeyError: 'choices'" in found["raises"]["tail"]
+    assert '"tests": {' in found["sees the others"]["tail"]
     assert found["measures"]["figures"] == [7]
+    assert "10 skipped" in found["skips"]["tail"]
+    started = re.search(r"started (\d+)", found["hangs"]["tail"])
+    assert started is not None
+    assert not is_running(int(started[1]))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_gpu_that_the_built_kernels_refuse_is_none_to_check(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo = (gpu_check.Stage("build", 60, python("")), gpu_check.Stage("ops", 60, python("")))
+    monkeypatch.setattr(gpu_check, "stages", lambda: todo)
+    monkeypatch.setattr(gpu_check, "refusal", lambda: None)
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", "/nowhere/libfdsd_cuda.so")
+    assert gpu_check.main(["--out", str(tmp_path / "found.json")]) == 2
+    assert "gpu_check: no CUDA kernels at /nowhere" in capsys.readouterr().err
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["stages"].keys() == {"build"}
+    assert "/nowhere" in found["refusal"]
+
+
+@pytest.mark.parametrize("code", ["import time; time.sleep(600)", "raise SystemExit('no model')"])
+def test_a_server_that_does_not_start_is_cut(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setattr(gpu_check, "_SERVER", python(code))
+    stage = gpu_check.Stage("served", 2, run=lambda limit_s: gpu_check.serve_all((), limit_s))
+    result = gpu_check.result_of(stage, pathlib.Path(os.devnull))
+    assert not result["passed"]
+    assert "server: expected a line that says where it serves" in result["tail"]
+    assert ("no model" in result["tail"]) == ("no model" in code)
+
+
+@pytest.mark.parametrize(("answer", "error"), [('{"choices": [{"text": "a"}]}', None), ("{}", "KeyError: 'choices'")])
+def test_what_a_server_says_is_read_while_it_serves(
+    monkeypatch: pytest.MonkeyPatch, answer: str, error: str | None
+) -> None:
+    monkeypatch.setattr(gpu_check, "_SERVER", (*python(TALKS), answer))
+    stage = gpu_check.Stage("served", DEADLINE_S, run=lambda limit_s: gpu_check.serve_all((), limit_s, ("naive",)))
+    result = gpu_check.result_of(stage, pathlib.Path(os.devnull))
+    assert result["passed"] == (error is None), result["tail"]
+    assert (error or "") in result["tail"]
 
 
 def test_the_stages_take_less_than_ten_minutes() -> None:
     assert sum(stage.limit_s for stage in gpu_check.stages()) < 600
+
+
+def test_a_stage_of_tests_must_run_some() -> None:
+    expected = {stage.name for stage in gpu_check.stages() if stage.expected == gpu_check.SOME_PASSED}
+    assert expected == {"ops", "sanitizer", "engine"}

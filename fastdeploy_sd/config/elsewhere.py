@@ -44,7 +44,7 @@ SAME_MEANING: Mapping[str, Foreign] = {
 }
 
 _RANKS = "tensor_parallel_size, and ips for several hosts"
-_CPU = "nothing: there is no GPU"
+_ALL_LAYERS = "device: all layers are on a GPU, or none"
 _ALWAYS = "nothing: it is always so"
 _METHOD = "speculative_config.method"
 _DRAFTS = "speculative_config.num_speculative_tokens"
@@ -63,7 +63,7 @@ OTHER_MEANING: Mapping[str, Foreign] = {
     "distributed_executor_backend": Foreign(VLLM, _RANKS),
     "trust_remote_code": Foreign(VLLM, "nothing: code of a checkpoint is never run"),
     "kv_cache_memory_bytes": Foreign(VLLM, "kv_cache_memory_gb"),
-    "cpu_offload_gb": Foreign(VLLM, _CPU),
+    "cpu_offload_gb": Foreign(VLLM, "nothing: the weights lie in the memory of the one device that device names"),
     "load_format": Foreign(VLLM, "nothing: weights are read from safetensors files"),
     "generation_config": Foreign(VLLM, "nothing: defaults of requests are OpenAI's"),
     "compilation_config": Foreign(VLLM, "enforce_eager"),
@@ -85,8 +85,8 @@ OTHER_MEANING: Mapping[str, Foreign] = {
     "batch_size": Foreign(LLAMA_CPP, _STEP),
     "ub": Foreign(LLAMA_CPP, _STEP),
     "ubatch_size": Foreign(LLAMA_CPP, _STEP),
-    "ngl": Foreign(LLAMA_CPP, _CPU),
-    "n_gpu_layers": Foreign(LLAMA_CPP, _CPU),
+    "ngl": Foreign(LLAMA_CPP, _ALL_LAYERS),
+    "n_gpu_layers": Foreign(LLAMA_CPP, _ALL_LAYERS),
     "ctk": Foreign(LLAMA_CPP, _KV_DTYPE),
     "ctv": Foreign(LLAMA_CPP, _KV_DTYPE),
     "cache_type_k": Foreign(LLAMA_CPP, _KV_DTYPE),

@@ -13,7 +13,7 @@ from typing import Any
 from fastdeploy_sd.config.maps import read_map
 from fastdeploy_sd.config.option import Option, Spec
 
-_MEMORY = "the KV cache lies in main memory, and kv_cache_memory_gb bounds it"
+_MEMORY = "kv_cache_memory_gb bounds the KV cache, on any device"
 _BLOCKS = "a request gets KV blocks as it needs them"
 _PORTS = "this server's processes talk over sockets in a private folder"
 _GLOBAL = "it belongs to the scheduler_name global, which is not here"

@@ -22,6 +22,8 @@ from fastdeploy_sd.worker.free_memory import free_memory
 def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str, str]:
     """Return name -> text of what `serve` would have: weights, KV cache, longest request and drafting.
 
+    All of it with the memory of the CPU: with another device the first line says so, under "forecast".
+
     Args:
         free: bytes this process may still take.
 
@@ -51,7 +53,8 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     if packed is not None:
         weights += f", {packed / 1e9:.2f} GB of linear layers as {config.model.quantization or config.model.dtype}"
     why = "" if longest == max_model_len else f" (the model's {max_model_len} do not fit into the KV cache)"
-    return {
+    on_gpu = "with main memory, as of device cpu; a GPU's memory is not asked for" if config.device != "cpu" else None
+    return ({} if on_gpu is None else {"forecast": on_gpu}) | {
         "weights": weights,
         "KV cache": size.describe(longest),
         "longest request": f"{longest} tokens, prompt and output{why}",

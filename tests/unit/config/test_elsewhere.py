@@ -33,7 +33,10 @@ def test_names_of_the_same_meaning_are_understood(model: str, theirs: str, ours:
             "ctx_size: unknown option (of llama.cpp; here: max_model_len for one request, kv_cache_memory_gb for the"
             " cache of all) (command line)",
         ),
-        ("-ngl 99", "ngl: unknown option (of llama.cpp; here: nothing: there is no GPU) (command line)"),
+        (
+            "-ngl 99",
+            "ngl: unknown option (of llama.cpp; here: device: all layers are on a GPU, or none) (command line)",
+        ),
         (
             "--trust-remote-code --port 1",
             "trust_remote_code: unknown option (of vLLM; here: nothing: code of a checkpoint is never run)"

@@ -19,8 +19,8 @@ def test_options_of_one_reason_share_a_line(model: str, caplog: pytest.LogCaptur
     config = load_config(["--model", model, "--gpu-memory-utilization", "0.9", "--kv-cache-ratio=0.7"])
     assert config == load_config(["--model", model])
     assert caplog.messages == [
-        "gpu_memory_utilization, kv_cache_ratio: accepted without effect: the KV cache lies in main memory, and"
-        " kv_cache_memory_gb bounds it"
+        "gpu_memory_utilization, kv_cache_ratio: accepted without effect: kv_cache_memory_gb bounds the"
+        " KV cache, on any device"
     ]
 
 

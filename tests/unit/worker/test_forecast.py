@@ -21,6 +21,16 @@ def test_the_rows_follow_from_options_checkpoint_and_memory() -> None:
     assert rows["KV cache"].startswith("131072 tokens in 2048 blocks of 64, ")
     assert rows["longest request"] == "4096 tokens, prompt and output"
     assert rows["drafting"] == "up to 3 by mtp"
+    assert "forecast" not in rows
+
+
+@pytest.mark.parametrize("device", ["gpu", "auto"])
+def test_with_another_device_it_says_that_the_memory_is_the_cpus(device: str) -> None:
+    rows = forecast(config_from_kwargs(model="demo", device=device), lambda: 64 * GIB)
+    assert next(iter(rows.items())) == (
+        "forecast",
+        "with main memory, as of device cpu; a GPU's memory is not asked for",
+    )
 
 
 def test_a_small_memory_bounds_requests() -> None:

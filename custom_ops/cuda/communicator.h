@@ -9,8 +9,12 @@ namespace fdsd::cuda {
 struct RankSignals {
   uint32_t arrived[kMaxRanks];  // by rank: the exchange it has come to; each writes its own word on every GPU
   uint32_t epoch;               // exchanges of the rank that owns the memory
-  uint32_t has_failed;          // 1 = a rank did not come in time; sums since then are wrong
+  uint32_t has_failed;          // 1 = a rank did not come in time; sums since then are wrong, see below
 };
+
+// A kernel cannot refuse: who waits for a rank in vain sets its own has_failed, and the step goes on with wrong sums.
+// Whoever runs steps on several GPUs copies it back with each step's results and ends where it is set, before any of
+// them is used. No server does so yet.
 
 // One rank's end. Addresses are those that its GPU has for the memory: other processes' come from cudaIpcOpenMemHandle.
 struct RankGroup {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
 import os
 import pathlib
 import re
@@ -41,6 +42,14 @@ _SHARED_SOURCES = (
     build.ROOT / "cpu" / "runtime" / "call_list.cc",
     build.ROOT / "bindings" / "c_api_layout.cc",
 )
+_SHARED_HEADERS = (
+    build.ROOT / "cpu" / "kernels" / "kv_check.h",
+    build.ROOT / "cpu" / "kernels" / "linear_layout.h",
+    build.ROOT / "cpu" / "runtime" / "call_list.h",
+    build.ROOT / "bindings" / "c_api.h",
+)
+# Compiled for the host: the shared sources, and what says of which sources all is.
+_HOST_SOURCES = (*_SHARED_SOURCES, CUDA / "runtime" / "c_api_sources.cc")
 _INCLUDES = (build.ROOT / "include", build.ROOT / "cpu" / "kernels", build.ROOT / "cpu" / "runtime", CUDA)
 _EMULATED_FLAGS = ["-std=c++20", "-O2", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 _EMULATED_FLAGS += ["-Werror", "-Wno-unknown-pragmas", "-DFDSD_EMULATED"]
@@ -77,13 +86,30 @@ def _sources() -> list[pathlib.Path]:
     return sorted([*CUDA.glob("*.cu"), *(CUDA / "runtime").glob("*.cu")])
 
 
+def compiled_sources() -> list[pathlib.Path]:
+    """Return every file under custom_ops that the library is compiled from, but for the emulation's own."""
+    own = [path for path in CUDA.rglob("*") if path.suffix in (".cc", ".cu", ".h")]
+    own = [path for path in own if CUDA / "emulation" not in path.parents]
+    return sorted([*own, *(build.ROOT / "include").rglob("*.h"), *_SHARED_SOURCES, *_SHARED_HEADERS])
+
+
+def _sources_text() -> str:
+    """What `fdsd_cuda_sources` returns, as a C++ string."""
+    package = (build.ROOT.parent / "fastdeploy_sd" / "__init__.py").read_text()
+    lines = re.findall(r'^__version__ = "(.*)"$', package, re.MULTILINE)
+    for path in compiled_sources():
+        lines.append(f"{path.relative_to(build.ROOT).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}")
+    return "".join(f'"{line}\\n"\n' for line in lines)
+
+
 def _write_generated(folder: pathlib.Path) -> None:
     lines = []
     for op, has_workspace in op_names().items():
         snake_name = re.sub(r"(?<!^)([A-Z])", r"_\1", op).lower()
         lines.append(f"FDSD_CUDA_{'WORKSPACE_' if has_workspace else ''}OP({op}, {snake_name})\n")
     declarations = build.declarations_source(sorted((build.ROOT / "include" / "fdsd").glob("*.h")))
-    for name, text in (("cuda_ops.inc", "".join(lines)), ("declarations.inc", declarations)):
+    generated = {"cuda_ops.inc": "".join(lines), "declarations.inc": declarations, "cuda_sources.inc": _sources_text()}
+    for name, text in generated.items():
         path = folder / name
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
@@ -93,7 +119,7 @@ def emulated_units(folder: pathlib.Path, sources: Sequence[pathlib.Path] = ()) -
     """Return the objects of an emulated library: the emulation and these kernel files, without any all there are."""
     kernels = [*sources] or _sources()
     units = [build.Unit(path, folder / f"{path.stem}.o", (*_EMULATED_FLAGS, "-x", "c++")) for path in kernels]
-    shared = [*sorted((CUDA / "emulation").glob("*.cc")), *_SHARED_SOURCES]
+    shared = [*sorted((CUDA / "emulation").glob("*.cc")), *_HOST_SOURCES]
     return units + [build.Unit(path, folder / f"{path.stem}_host.o", tuple(_EMULATED_FLAGS)) for path in shared]
 
 
@@ -160,7 +186,7 @@ def _build_cuda(nvcc: str, folder: pathlib.Path) -> pathlib.Path:
     targets = [flag for arch in ARCHITECTURES for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
     flags = (*_NVCC_FLAGS, *targets, *(f"-I{path}" for path in (*_INCLUDES, folder)))
     units = [build.Unit(path, folder / f"{path.stem}.o", flags) for path in _sources()]
-    units += [build.Unit(path, folder / f"{path.stem}_host.o", flags) for path in _SHARED_SOURCES]
+    units += [build.Unit(path, folder / f"{path.stem}_host.o", flags) for path in _HOST_SOURCES]
     record, text = folder / "flags", repr((nvcc, flags))
     has_other_flags = record.exists() and record.read_text() != text
     stale = [unit for unit in units if has_other_flags or not build.is_current(unit)]

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
 import pathlib
 from typing import Any
 
+from fastdeploy_sd import __version__
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime.layout import layout, read_layout
 from fastdeploy_sd.runtime.library import LIBRARY_PATH, CParams
 
 _NAME = "libfdsd_cuda.so"
 _PLACES = (LIBRARY_PATH.parent / _NAME, LIBRARY_PATH.parents[2] / "build" / "cuda" / _NAME)
+_SOURCES = LIBRARY_PATH.parents[2] / "custom_ops"
+_BUILD = "`python custom_ops/cuda_build.py --nvcc`"
 
 
 def library_path() -> pathlib.Path | None:
@@ -28,18 +32,37 @@ def library_path() -> pathlib.Path | None:
 
 
 def cuda_refusal() -> str | None:
-    """Return why no GPU can be used here, None if one can."""
+    """Return why no GPU can be used here, None if one can.
+
+    A library of other kernels than these sources, or than this version where there are no sources, is refused.
+    """
     path = library_path()
     if path is None:
         named = os.environ.get("FDSD_CUDA_LIBRARY")
-        place = f"{_PLACES[1]}; `python custom_ops/cuda_build.py --nvcc` makes it" if named is None else named
+        place = f"{_PLACES[1]}; {_BUILD} makes it" if named is None else named
         return f"no CUDA kernels at {place}"
     try:
         library = load(path)
     except OSError as error:
         return f"{path} cannot be loaded: {error}"
+    if (other := _other_source(library)) is not None:
+        return f"{path} is of {other}; {_BUILD} makes it anew"
     refusal: bytes | None = library.functions.fdsd_cuda_refusal()
     return None if refusal is None else refusal.decode()
+
+
+def _other_source(library: CudaLibrary) -> str | None:
+    """What the library was compiled from that is not what is here: the first source, or without sources the version."""
+    if not hasattr(library.functions, "fdsd_cuda_sources"):
+        return "an older version"
+    version, *sources = library.functions.fdsd_cuda_sources().decode().splitlines()
+    if not (_SOURCES / "cuda").is_dir():
+        return None if version == __version__ else f"fastdeploy_sd {version}, not {__version__}"
+    for name, digest in map(str.split, sources):
+        path = _SOURCES / name
+        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            return f"another {path}"
+    return None
 
 
 @functools.cache
@@ -63,6 +86,8 @@ class CudaLibrary:
         self.functions = ctypes.CDLL(str(path))
         self.functions.fdsd_cuda_refusal.restype = ctypes.c_char_p
         self.functions.fdsd_cuda_name.restype = ctypes.c_char_p
+        if hasattr(self.functions, "fdsd_cuda_sources"):
+            self.functions.fdsd_cuda_sources.restype = ctypes.c_char_p
         self._is_same: set[str] = set()
 
     @property

@@ -4,6 +4,7 @@
 
 #include "linear_pipeline.h"
 #include "row_groups.h"
+#include "shared_memory.h"
 
 namespace fdsd::cuda {
 
@@ -62,6 +63,7 @@ struct FewRows {
                                                                                : 2;
   using Ring = RingOf<kRingStages>;
   static constexpr int kSharedBytes = kWarps * Ring::kBytes;
+  static_assert(kSharedBytes + kWarps * kExchanged * int{sizeof(float)} <= kMaxSharedBytes);
   // Were their number not named, nvcc would take more registers than two blocks have, or spill those that it needs.
   static constexpr int kMinBlocks = kRowTiles == 1 && Weights::kFormat != LinearFormat::kFp8 ? 2 : 1;
 };
@@ -134,6 +136,7 @@ struct ManyRows {
   static constexpr bool kHasSlices = kRowTiles != kWholeSumTiles;
   static constexpr int kSliceSums = kHasSlices ? kMaxSlices / 2 * kElements * kThreads : 0;
   static constexpr int kSharedBytes = Ring::kBytes + kSliceSums * int{sizeof(float)};
+  static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 
 template <typename Weights, int kRowTiles, int kProducts>

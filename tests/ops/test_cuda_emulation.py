@@ -41,7 +41,7 @@ FAULTS = {
     "copy to global memory": "copies asynchronously to what is no shared memory",
     "part of a warp in a block": "expected blocks of whole warps",
     "too many threads": "expected 1..1024 threads per block",
-    "too much shared memory": "expected at most 227 KB of shared memory",
+    "too much shared memory": "expected at most 163 KB of shared memory",
     "memory of the host": "writes 4 bytes through a pointer to no device memory",
 }
 NO_FAULTS = (

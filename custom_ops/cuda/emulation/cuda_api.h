@@ -40,6 +40,7 @@ struct cudaDeviceProp {
   char name[256];
   int major;
   int minor;
+  size_t sharedMemPerBlockOptin;
 };
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "emulation/memory.h"
+#include "shared_memory.h"
 
 // Put the registers that a function keeps on this stack, its pointer to *saved, and go on at another stack.
 extern "C" void FdsdSwitchStack(void** saved, void* other);
@@ -198,12 +199,11 @@ std::string PlainName(const std::string& whole) {
 
 // What the device would refuse.
 const char* Refusal(Size3 grid, Size3 block, int32_t dynamic_bytes) {
-  constexpr int32_t kMaxSharedBytes = 227 * 1024;
   const uint64_t count = uint64_t{block.x} * block.y * block.z;
   if (count == 0 || count > kMaxThreads) return "expected 1..1024 threads per block";
   if (count % kWarpSize != 0) return "expected blocks of whole warps";
   if (grid.x > 0x7fffffffu || grid.y > 0xffffu || grid.z > 0xffffu) return "expected a grid within CUDA's limits";
-  if (dynamic_bytes < 0 || dynamic_bytes > kMaxSharedBytes) return "expected at most 227 KB of shared memory";
+  if (dynamic_bytes < 0 || dynamic_bytes > cuda::kMaxSharedBytes) return "expected at most 163 KB of shared memory";
   return nullptr;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "emulation/architecture.h"
 #include "emulation/cuda_api.h"
 #include "emulation/engine.h"
 #include "emulation/memory.h"
@@ -142,7 +143,8 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  *properties = cudaDeviceProp{"emulated GPU", 9, 0};
+  const int architecture = Architecture();
+  *properties = cudaDeviceProp{"emulated GPU", architecture / 10, architecture % 10, SharedBytesOfBlock()};
   return cudaSuccess;
 }
 

@@ -12,6 +12,7 @@ import pytest
 from custom_ops import cuda_build
 from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.runtime.cuda_library import cuda_refusal, load
 from fastdeploy_sd.runtime.device import choose, device
 from fastdeploy_sd.worker.device_choice import choose_device
 
@@ -46,3 +47,27 @@ def test_auto_takes_a_gpu_unless_an_option_needs_the_cpu(
     assert "device auto: the CPU is used: enforce_eager: expected false" in caplog.text
     with pytest.raises(ConfigError, match="enforce_eager: expected false with device gpu"):
         choose_device(replace(eager, device="gpu"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "refusal"),
+    [
+        (75, "the GPU is of sm_75, the kernels are for sm_80, sm_90 and sm_100"),
+        (80, None),
+        (86, "the GPU, of sm_86, gives a block 101376 bytes of shared memory, the kernels want 166912"),
+        (89, "the GPU, of sm_89, gives a block 101376 bytes of shared memory, the kernels want 166912"),
+        (100, None),
+    ],
+)
+def test_a_gpu_that_kernels_do_not_fit_is_refused(
+    monkeypatch: pytest.MonkeyPatch, architecture: int, refusal: str | None
+) -> None:
+    path = cuda_build.build_emulated()
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(path))
+    set_architecture = load(path).functions.fdsd_cuda_set_architecture
+    set_architecture(architecture)
+    try:
+        assert cuda_refusal() == refusal
+        assert choose_device(AUTO).kind == ("gpu" if refusal is None else "cpu")
+    finally:
+        set_architecture(90)

@@ -182,7 +182,7 @@ def _server(options: Sequence[str], end: float) -> Iterator[str]:
                 raise ValueError("server: expected a line that says where it serves")
             yield url
         except Exception as error:
-            error.add_note("".join(said)[-_TAIL:])
+            error.add_note("".join(said)[-_TAIL // 2 :])
             raise
         finally:
             process.send_signal(signal.SIGTERM)

@@ -23,7 +23,7 @@ from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
 from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.worker import kv_sizing
-from fastdeploy_sd.worker.draft_layers import DraftLayers
+from fastdeploy_sd.worker.draft_layers import DraftLayers, draft_scheme
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.eager_operators import load_operators
 from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
@@ -108,7 +108,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         raise ConfigError(text, param="device") from None
     is_host = device().kind == "cpu"
     if is_host:
-        _tune_linear(config, group, model.weight_bytes)
+        _tune_linear(config, group, model.weight_bytes, drafts=draft_weights is not None)
     kv = allocate_kv(config, decoder_config, model.draft, max_model_len, group)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
@@ -133,8 +133,11 @@ def load(config: Config, group: RankGroup) -> Loaded:
     )  # fmt: skip
 
 
-def _tune_linear(config: Config, group: RankGroup, weight_bytes: int) -> None:
-    scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
-    formats = sorted({scheme.linear, scheme.experts, scheme.lm_head})
+def _tune_linear(config: Config, group: RankGroup, weight_bytes: int, *, drafts: bool) -> None:
+    """Tune products of the formats that the target is stored in, and draft layers where there are any."""
+    schemes = [QuantScheme.create(config.model.dtype, config.model.quantization)]
+    if drafts:
+        schemes.append(draft_scheme(config))
+    formats = sorted({fmt for scheme in schemes for fmt in (scheme.linear, scheme.experts, scheme.lm_head)})
     is_worth = weight_bytes > MEASURED_BYTES
     tune_linear(formats, machine_key(config), measurements_folder(config), group, is_worth=is_worth)

@@ -19,9 +19,11 @@ from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedLinear
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
+from fastdeploy_sd.worker import loaded
 from fastdeploy_sd.worker.draft_layers import own_scheme
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.model_loading import load_model
+from fastdeploy_sd.worker.rank_group import RankGroup
 from tests.models.mtp_models import MtpReference, make_model
 from tests.models.mtp_runs import Event, make_engine, make_requests, run
 
@@ -135,3 +137,14 @@ def test_layers_are_stored_as_the_model_is_and_in_eight_bits_where_that_is_unqua
     config = Config(ModelConfig("demo", **model), speculative=SpeculativeConfig("mtp", 1, quantization=asked))
     scheme = own_scheme(config)
     assert (scheme.linear, scheme.experts) == (linear, experts)
+
+
+@pytest.mark.parametrize(("drafts", "formats"), [(False, ["bfloat16"]), (True, ["bfloat16", "wint4", "wint8"])])
+def test_products_of_draft_layers_are_tuned_as_the_targets_are(
+    drafts: bool, formats: list[LinearFormat], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned: list[LinearFormat] = []
+    monkeypatch.setattr(loaded, "tune_linear", lambda found, *_, **__: tuned.extend(found))
+    config = Config(ModelConfig("demo"), speculative=SpeculativeConfig("mtp", 1))
+    loaded._tune_linear(config, RankGroup(), 1, drafts=drafts)
+    assert tuned == formats

@@ -45,12 +45,12 @@ def merge_results(
     output = DraftTokens.merge(num_rows, outputs)
     num_accepted = np.zeros(num_rows, np.int32)
     timings_ms: dict[str, float] = {}
-    choice = None
+    choice, num_rests = None, 0
     all_failed = dict(failed)
     for rows, part in parts:
         num_accepted[rows] = part.verified.num_accepted
         all_failed |= part.failed
-        choice = part.choice
+        choice, num_rests = part.choice, part.num_rests  # as things are behind the last part
         for phase, milliseconds in part.timings_ms.items():
             timings_ms[phase] = timings_ms.get(phase, 0.0) + milliseconds
     return StepResult(
@@ -61,4 +61,5 @@ def merge_results(
         all_failed,
         timings_ms,
         choice,
+        num_rests,
     )

@@ -13,6 +13,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.sampling.verify import VerifyRule
+from fastdeploy_sd.worker.draft_layers import own_scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +61,12 @@ class KvIdentity:
             "kv_format": kv_format,
         }
         fingerprint = _digest({**numerics, "weights": checkpoint.content()})
-        drafting = (
-            ""
-            if draft is None
-            else _digest(
-                {
-                    "target": fingerprint,
-                    "quantization": repr(config.speculative.quantization),
-                    "weights": draft.content(),
-                }
-            )
-        )
+        drafting = ""
+        if draft is not None:
+            # What KV is written by: which head drafts are read from makes no difference to it.
+            scheme = own_scheme(config)
+            formats = {"linear": scheme.linear, "experts": scheme.experts}
+            drafting = _digest({"target": fingerprint, **formats, "weights": draft.content()})
         return KvIdentity(
             fingerprint,
             drafting,

@@ -197,7 +197,12 @@ def test_only_instances_with_the_same_arithmetic_share_a_fingerprint(references:
     int8 = identity(engine_config(replace(base, cache=replace(base.cache, kv_cache_dtype="int8")), WAY, mtp))
     wint8 = identity(engine_config(replace(base, model=replace(base.model, quantization="wint8")), WAY, mtp))
     other = identity(engine_config(references.get("int8 KV").base, WAY, mtp))
+    config = engine_config(base, WAY, mtp)
+    by_default = replace(config.speculative, quantization="wint8")
+    exact = replace(config.speculative, quantization="none")
+    as_by_default, unquantised = (identity(replace(config, speculative=s)) for s in (by_default, exact))
     assert plain[0] == drafting[0]
     assert plain[1] == ""
     assert len({plain[0], int8[0], wint8[0], other[0]}) == 4
-    assert len({drafting[1], int8[1], wint8[1], other[1], ""}) == 5
+    assert len({drafting[1], int8[1], wint8[1], other[1], unquantised[1], ""}) == 6
+    assert as_by_default == drafting

@@ -24,7 +24,7 @@ from fastdeploy_sd.runtime.processors import Processors, own_processors, read_nu
 
 Bytes = npt.NDArray[np.uint8]
 
-_DEFAULT, _INTERLEAVE = 0, 3
+_DEFAULT, _INTERLEAVE, _UNTOLD = 0, 3, -1
 _LONG_BITS = 64
 _PAGE = 4096
 # mbind, set_mempolicy, get_mempolicy by what os.uname calls the machine.
@@ -67,8 +67,15 @@ def spreading_files() -> Iterator[None]:
 
 
 def own_nodes() -> Sequence[int]:
-    """Return the nodes that this process spreads memory over; () = it leaves that to the system."""
-    return nodes_to_spread(Path("/"), own_processors(), library.num_threads(), policy())
+    """Return the nodes that this process spreads memory over; () = it leaves that to the system.
+
+    Where the system does not say whether the process has a policy of its own, the log says once that nothing is spread.
+    """
+    mode = policy()
+    choose = functools.partial(nodes_to_spread, Path("/"), own_processors(), library.num_threads())
+    if mode == _UNTOLD and choose(_DEFAULT):
+        _say_refused("the system refuses get_mempolicy, as a container's filter of system calls may")
+    return choose(mode)
 
 
 def nodes_to_spread(root: Path, processors: Processors, num_threads: int, mode: int) -> Sequence[int]:
@@ -94,7 +101,7 @@ def policy(memory: Bytes | None = None) -> int:
     mode = ctypes.c_int(-1)
     address, flags = (None, 0) if memory is None else (memory.ctypes.data, 2)  # MPOL_F_ADDR
     done = _call(2, ctypes.byref(mode), None, ctypes.c_ulong(0), ctypes.c_void_p(address), ctypes.c_ulong(flags))
-    return mode.value if done == 0 else -1
+    return mode.value if done == 0 else _UNTOLD
 
 
 def interleave(memory: Bytes, nodes: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.models.packed_file import PackedFile, write_packed_file
-from fastdeploy_sd.runtime import memory_nodes
+from fastdeploy_sd.runtime import library, memory_nodes
 from fastdeploy_sd.runtime.memory import huge_pages
 from fastdeploy_sd.runtime.memory_nodes import interleave, nodes_to_spread, own_nodes, policy, spread, spreading_files
 from fastdeploy_sd.runtime.processors import Processors, own_processors
@@ -107,6 +107,22 @@ def _told_again() -> Iterator[None]:
     memory_nodes._say_refused.cache_clear()
     yield
     memory_nodes._say_refused.cache_clear()
+
+
+@pytest.mark.usefixtures("_told_again")
+def test_a_system_that_does_not_tell_the_policy_is_told_of_where_there_are_several_nodes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container whose filter refuses get_mempolicy."""
+    monkeypatch.setattr(memory_nodes, "policy", lambda: -1)
+    monkeypatch.setattr(memory_nodes, "_text", lambda path: "")
+    monkeypatch.setattr(library, "num_threads", lambda: 4)
+    one_node = Processors((0, 1), 2, None, (0,))
+    for processors, num_records in ((one_node, 0), (TWO_NODES, 1), (TWO_NODES, 1)):
+        monkeypatch.setattr(memory_nodes, "own_processors", lambda found=processors: found)
+        assert own_nodes() == ()
+        assert len(caplog.records) == num_records
+    assert "refuses get_mempolicy" in caplog.text
 
 
 @pytest.mark.usefixtures("_told_again", "node")

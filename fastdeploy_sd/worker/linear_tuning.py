@@ -25,8 +25,10 @@ from fastdeploy_sd.worker.prefetch import DISTANCES, ROWS, UNMEASURED, Distances
 from fastdeploy_sd.worker.rank_group import RankGroup
 from fastdeploy_sd.worker.row_blocks import BLOCK_BYTES, TILE_ROWS, Blocking, measure_blocking, set_blocking
 
-_VERSION = 2
+_VERSION = 3
 _log = logging.getLogger(__name__)
+# What was not measured in full is measured again after so long: a machine that is never quiet is not read every start.
+_RETRY_S = 24 * 3600.0
 # What each number of a tuning may be, in the order in which they make one number for the other ranks.
 _CHOICES: Sequence[Sequence[int]] = (*[(UNMEASURED, *DISTANCES)] * len(ROWS), TILE_ROWS, BLOCK_BYTES)
 
@@ -95,7 +97,8 @@ def tune_linear(
 
     All ranks of a group call it, with the same formats.
 
-    A machine that did something else meanwhile has told nothing: its products do as their kernels think best.
+    Where a machine did something else meanwhile it has told nothing: such products do as their kernels think best, and
+    are measured again a day later.
 
     Args:
         machine: what it depends on.
@@ -108,7 +111,7 @@ def tune_linear(
 
 
 def measure(fmt: LinearFormat) -> tuple[LinearTuning, bool]:
-    """Return what is best, and whether the machine was quiet meanwhile."""
+    """Return what is best, and whether the machine was quiet throughout."""
     distances, is_quiet = measure_distances(fmt)
     blocking, was_quiet = measure_blocking(fmt)
     return LinearTuning(distances, blocking), is_quiet and was_quiet
@@ -125,10 +128,9 @@ def _own(fmt: LinearFormat, machine: Key, folder: Path | None) -> LinearTuning:
         return kept
     begin = time.perf_counter()
     tuning, is_quiet = measure(fmt)
-    if not is_quiet:  # what seemed best was best for whatever ran beside it
-        tuning = LinearTuning()
-    place = keep(path, is_quiet, partial(_save, machine, tuning))
-    _log.info("products of %s weights: tuned in %.1f s, %s", fmt, time.perf_counter() - begin, place)
+    place = keep(path, True, partial(_save, machine, tuning, is_quiet))
+    tuned = "tuned" if is_quiet else "tuned in part, as something else runs on this machine,"
+    _log.info("products of %s weights: %s in %.1f s, %s", fmt, tuned, time.perf_counter() - begin, place)
     return tuning
 
 
@@ -138,7 +140,7 @@ def _name(fmt: LinearFormat, machine: Key) -> str:
 
 
 def _load(path: Path, machine: Key) -> LinearTuning | None:
-    """Return what a file says; None = there is none that fits this version and machine."""
+    """Return what a file says; None = there is none that fits this version and machine, or it is time to try again."""
     try:
         values = read_json(path, missing_ok=True)
     except CheckpointError as error:
@@ -147,13 +149,28 @@ def _load(path: Path, machine: Key) -> LinearTuning | None:
     if (values.get("version"), values.get("machine")) != (_VERSION, dict(machine)):
         return None
     try:
-        return LinearTuning.of_json(values)
+        return LinearTuning.of_json(values) if _holds(values) else None
     except ValueError as error:
         _log.warning("products of weights: tuned again: %s: %s", path, error)
         return None
 
 
-def _save(machine: Key, tuning: LinearTuning, path: Path) -> None:
-    values = {"version": _VERSION, "machine": dict(machine), **tuning.to_json()}
+def _holds(values: dict[str, Any]) -> bool:
+    """Whether what a file says was measured in full, or not long ago.
+
+    Raises:
+        ValueError: it does not say.
+    """
+    was_quiet, begin = values.get("was_quiet"), values.get("measured_at")
+    if type(was_quiet) is not bool or type(begin) is not int:
+        raise ValueError(
+            f"was_quiet, measured_at: expected true or false, and an integer, got {was_quiet!r}, {begin!r}"
+        )
+    return was_quiet or 0 <= time.time() - begin < _RETRY_S
+
+
+def _save(machine: Key, tuning: LinearTuning, was_quiet: bool, path: Path) -> None:
+    about = {"version": _VERSION, "machine": dict(machine), "was_quiet": was_quiet, "measured_at": int(time.time())}
+    values = {**about, **tuning.to_json()}
     with replacing(path) as file:
         file.write((json.dumps(values, indent=1) + "\n").encode())

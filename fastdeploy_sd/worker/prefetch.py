@@ -18,7 +18,7 @@ from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import PackedLinear, packed_bytes
 from fastdeploy_sd.runtime.library import library
 from fastdeploy_sd.runtime.memory import huge_pages
-from fastdeploy_sd.worker.timed_choice import clearly_best, take_turns, was_quiet
+from fastdeploy_sd.worker.timed_choice import quiet_best, take_turns
 
 # What a kernel thinks best, and distances in bytes; 0 = it asks for nothing.
 UNMEASURED = -1
@@ -54,7 +54,9 @@ def set_distances(fmt: LinearFormat, distances: Distances) -> None:
 
 
 def measure_distances(fmt: LinearFormat, num_bytes: int = MEASURED_BYTES) -> tuple[Distances, bool]:
-    """Return the best distance of every number of rows, and whether the machine was quiet meanwhile.
+    """Return the best distance of every number of rows, and whether the machine was quiet throughout.
+
+    Numbers of rows that it was not quiet for keep UNMEASURED.
 
     Args:
         num_bytes: of the weights that are multiplied.
@@ -64,8 +66,8 @@ def measure_distances(fmt: LinearFormat, num_bytes: int = MEASURED_BYTES) -> tup
     for num_rows in ROWS:
         x: np.ndarray = np.ones((num_rows, _IN_FEATURES), np.float32)
         times = take_turns((UNMEASURED, *DISTANCES), _NUM_ROUNDS, partial(_multiply, x, weight))
-        distances[num_rows] = clearly_best(times, UNMEASURED, _GAIN)
-        is_quiet &= was_quiet(times[UNMEASURED])
+        distances[num_rows], was_quiet = quiet_best(times, UNMEASURED, _GAIN)
+        is_quiet &= was_quiet
         set_distances(fmt, {num_rows: UNMEASURED})
     return distances, is_quiet
 

@@ -18,7 +18,7 @@ from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import PackedLinear, packed_bytes
 from fastdeploy_sd.runtime.library import library
 from fastdeploy_sd.runtime.memory import huge_pages
-from fastdeploy_sd.worker.timed_choice import clearly_best, take_turns, was_quiet
+from fastdeploy_sd.worker.timed_choice import quiet_best, take_turns
 
 # 0 = as the kernel thinks best. A tile never has more rows than its level's registers hold.
 TILE_ROWS = (0, 3, 4, 6, 8, 10, 16)
@@ -56,12 +56,15 @@ def set_blocking(fmt: LinearFormat, blocking: Blocking) -> None:
 
 
 def measure_blocking(fmt: LinearFormat, out_features: int = _OUT_FEATURES) -> tuple[Blocking, bool]:
-    """Return the best blocking, and whether the machine was quiet meanwhile.
+    """Return the best blocking, and whether the machine was quiet throughout.
+
+    What it was not quiet for is as the kernel thinks best.
 
     Args:
         out_features: of the weights that are multiplied.
     """
     data = huge_pages(packed_bytes(_IN_FEATURES, out_features, fmt))
+    data[:] = 0  # pages of its own
     weight = PackedLinear(data, _IN_FEATURES, out_features, fmt)
 
     def best(num_rows: int, choices: tuple[int, ...], blocking: Callable[[int], Blocking]) -> tuple[int, bool]:
@@ -72,7 +75,7 @@ def measure_blocking(fmt: LinearFormat, out_features: int = _OUT_FEATURES) -> tu
             linear(x, weight)
 
         times = take_turns(choices, _NUM_ROUNDS, run)
-        return clearly_best(times, 0, _GAIN), was_quiet(times[0])
+        return quiet_best(times, 0, _GAIN)
 
     try:
         tile_rows, were_quiet = best(_TILE_TEST_ROWS, TILE_ROWS, Blocking)

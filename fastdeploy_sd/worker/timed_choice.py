@@ -38,6 +38,14 @@ def clearly_best(times: Mapping[T, Sequence[float]], own: T, gain: float) -> T:
     return best if is_better and median(times[best]) < median(times[own]) else own
 
 
+def quiet_best(times: Mapping[T, Sequence[float]], own: T, gain: float) -> tuple[T, bool]:
+    """Return the choice that is clearly best, and whether the machine was quiet; `own` where it was not.
+
+    What seemed best then was best for whatever ran beside it. Arguments are those of `clearly_best`.
+    """
+    return (clearly_best(times, own, gain), True) if was_quiet(times[own]) else (own, False)
+
+
 def was_quiet(seconds: Sequence[float]) -> bool:
     """Whether the machine did nothing else during these rounds of one choice."""
     return median(seconds) < _DISTURBED * min(seconds)

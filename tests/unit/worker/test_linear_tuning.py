@@ -18,7 +18,7 @@ from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import pack_experts, pack_linear
-from fastdeploy_sd.worker import linear_tuning
+from fastdeploy_sd.worker import linear_tuning, prefetch, row_blocks
 from fastdeploy_sd.worker.linear_tuning import LinearTuning, tune_linear
 from fastdeploy_sd.worker.prefetch import DISTANCES, ROWS, UNMEASURED, measure_distances, set_distances
 from fastdeploy_sd.worker.rank_group import RankGroup
@@ -151,13 +151,58 @@ def test_without_a_folder_it_is_measured_and_not_kept(caplog: pytest.LogCaptureF
     assert "not kept, as this user has no home folder" in caplog.text
 
 
-def test_a_disturbed_machine_tells_nothing(
-    tmp_path: Path, applied: dict[str, LinearTuning], monkeypatch: pytest.MonkeyPatch
+def test_of_a_machine_that_was_disturbed_only_what_was_not_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another choice seems twice as quick in every turn, also in those that something ran beside."""
+    quiet, disturbed = [2.0] * 6, [2.0, 3.0, 2.0, 3.0, 3.0, 3.0]
+
+    def turns(of_own: list[list[float]]) -> Callable[..., dict[int, list[float]]]:
+        own = iter(of_own)
+        return lambda choices, *_: (
+            {choice: [1.0] * 6 if choice == choices[2] else [9.0] * 6 for choice in choices} | {choices[0]: next(own)}
+        )
+
+    monkeypatch.setattr(prefetch, "take_turns", turns([quiet, disturbed] + [quiet] * (len(ROWS) - 2)))
+    distances = dict.fromkeys(ROWS, DISTANCES[1]) | {ROWS[1]: UNMEASURED}
+    assert measure_distances("wint4", num_bytes=1 << 18) == (distances, False)
+    for own, blocking in (
+        ([quiet, quiet], Blocking(TILE_ROWS[2], BLOCK_BYTES[2])),
+        ([disturbed, quiet], Blocking(0, BLOCK_BYTES[2])),
+        ([quiet, disturbed], Blocking(TILE_ROWS[2], 0)),
+    ):
+        monkeypatch.setattr(row_blocks, "take_turns", turns(own))
+        assert measure_blocking("wint4", out_features=32) == (blocking, disturbed not in own)
+
+
+def test_weights_that_are_measured_have_pages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody wrote is one page of zeros, which is always in the cache."""
+    monkeypatch.setattr(row_blocks, "huge_pages", lambda num_bytes: np.full(num_bytes, 7, np.uint8))
+    monkeypatch.setattr(row_blocks, "linear", lambda x, weight: seen.append(weight.data.any()))
+    seen: list[bool] = []
+    measure_blocking("wint4", out_features=32)
+    assert seen
+    assert not any(seen)
+
+
+def test_what_was_measured_in_part_is_kept_for_a_day(
+    tmp_path: Path, applied: dict[str, LinearTuning], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(linear_tuning, "measure", lambda fmt: (TUNED, False))
-    tune_linear(["wint4"], MACHINE, tmp_path, ALONE, is_worth=True)
-    assert applied == {"wint4": LinearTuning()}
-    assert not list(tmp_path.iterdir())
+    caplog.set_level(logging.INFO)
+    now, day, measured = 1e9, 24 * 3600, 0
+
+    def measure(fmt: LinearFormat) -> tuple[LinearTuning, bool]:
+        nonlocal measured
+        measured += 1
+        return TUNED, measured == 3
+
+    monkeypatch.setattr(linear_tuning, "measure", measure)
+    monkeypatch.setattr("fastdeploy_sd.worker.linear_tuning.time.time", lambda: now)
+    # A clock that went back is no reason to wait; what was measured in full holds for good.
+    for later, num_measured in ((0, 1), (day - 60, 1), (day, 2), (-day, 3), (900 * day, 3)):
+        now = 1e9 + later
+        tune_linear(["wint4"], MACHINE, tmp_path, ALONE, is_worth=True)
+        assert applied == {"wint4": TUNED}
+        assert measured == num_measured
+    assert caplog.text.count("tuned in part, as something else runs on this machine") == 2
 
 
 def test_ranks_do_as_the_first_one_found(tmp_path: Path, measured: list[str], applied: dict[str, LinearTuning]) -> None:
@@ -192,6 +237,7 @@ def test_a_tuning_is_one_number() -> None:
     "change",
     [
         {"version": 0}, {"bytes_ahead": {"1": 5}}, {"bytes_ahead": 7}, {"machine": 1},
+        {"was_quiet": 1}, {"measured_at": None},
         {"tile_rows": 5}, {"tile_rows": None}, {"block_bytes": True}, {"block_bytes": "0"},
     ],
 )  # fmt: skip
@@ -204,7 +250,7 @@ def test_a_damaged_file_is_measured_again(tmp_path: Path, measured: list[str], c
         path.write_text(text)
         tune_linear(["wint4"], MACHINE, tmp_path, ALONE, is_worth=True)
         assert measured == ["wint4"]
-        assert json.loads(path.read_text()) == good
+        assert json.loads(path.read_text()) | {"measured_at": 0} == good | {"measured_at": 0}
 
 
 def test_wrong_numbers_are_named() -> None:

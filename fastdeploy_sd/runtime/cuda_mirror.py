@@ -136,11 +136,12 @@ class CudaTransfers:
         """Send what was noted.
 
         Raises:
-            MemoryError: there is no memory for that much at once.
+            MemoryError: there is no memory for that much at once. All is still noted: whoever noted it may not know
+                that it has not arrived, and what runs next must not run without it.
         """
         if not self.up:
             return
-        pieces, self.up = _merged(self.up), []
+        pieces = self.up = _merged(self.up)
         table_bytes = len(pieces) * ctypes.sizeof(self._piece_type)
         staging = self._next_staging(table_bytes + sum(piece.num_bytes for piece in pieces))
         table = (self._piece_type * len(pieces)).from_buffer(staging.host)
@@ -157,6 +158,7 @@ class CudaTransfers:
         self._params.pieces = self._params.bytes = staging.address
         call("scatter_pieces", ctypes.byref(self._params), self._stream)
         call("event_record", staging.event, self._stream)
+        self.up = []
 
     def pinned(self, num_bytes: int) -> Bytes:
         """Return u8[num_bytes] for what comes back; raises MemoryError."""

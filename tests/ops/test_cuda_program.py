@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import paddle
@@ -173,6 +173,26 @@ def test_rows_go_up_and_come_back(gpu: CudaDevice) -> None:
     gpu.wait()
     np.testing.assert_array_equal(table.array[:, 0], [0, 7, -1, -1, -1, -1])
     np.testing.assert_array_equal(column.array, [*range(8), 1])
+
+
+def test_what_could_not_be_sent_goes_up_with_the_next_try(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever noted it need not know, and may have more by then."""
+
+    def fail(num_bytes: int) -> NoReturn:
+        raise MemoryError(f"{num_bytes} bytes of pinned memory")
+
+    table = gpu.mirror(np.zeros((4, 5), np.int32))
+    table.array[:] = 7
+    table.upload(1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu.transfers, "_next_staging", fail)
+        for _ in range(2):
+            with pytest.raises(MemoryError, match="pinned memory"):
+                gpu.transfers.send()
+    table.upload(3)
+    gpu.transfers.send()
+    assert not gpu.transfers.up
+    np.testing.assert_array_equal(gpu.read(table.tensor)[:, 0], [0, 7, 0, 7])
 
 
 def test_columns_in_one_piece_have_twins_in_one_piece(gpu: CudaDevice) -> None:

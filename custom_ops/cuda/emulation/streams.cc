@@ -39,6 +39,8 @@ namespace {
 
 std::recursive_mutex mutex;
 std::vector<std::unique_ptr<Stream>> streams;
+// What cudaMemcpy has on its way.
+Stream default_stream;
 // Begin of what cudaMallocHost gave -> its size.
 std::map<const char*, size_t> pinned;
 thread_local std::string error_text;
@@ -73,6 +75,7 @@ Error RunTo(Stream* stream, uint64_t end) {
 cudaError_t Waited(Error error) { return error == nullptr ? cudaSuccess : Failed(cudaErrorLaunchFailure, error); }
 
 cudaError_t WaitForAll() {
+  if (Error error = RunTo(&default_stream, default_stream.end())) return Waited(error);
   for (auto& stream : streams) {
     if (stream->captured != nullptr) {
       return Failed(cudaErrorStreamCaptureUnsupported, "expected no wait and no allocation while a graph is captured");
@@ -181,7 +184,14 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes, cudaMemcpyKind) {
   const std::lock_guard lock(mutex);
-  return Waited(Copy(to, from, num_bytes, true));
+  if (AllocationOf(to) == nullptr || AllocationOf(from) != nullptr || IsPinned(from, num_bytes)) {
+    if (fdsd::Error error = RunTo(&default_stream, default_stream.end())) return Waited(error);
+    return Waited(Copy(to, from, num_bytes, true));
+  }
+  const char* const begin = static_cast<const char*>(from);
+  default_stream.waiting.push_back(
+      [=, bytes = std::vector<char>(begin, begin + num_bytes)] { return Copy(to, bytes.data(), num_bytes, true); });
+  return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMemcpyKind, cudaStream_t stream) {
   return Waited(Submit(stream, [=] { return Copy(to, from, num_bytes, false); }));
@@ -202,7 +212,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const std::lock_guard lock(mutex);
-  if (stream == nullptr) return cudaSuccess;
+  if (stream == nullptr) stream = &default_stream;
   if (stream->captured != nullptr) return WaitForAll();
   return Waited(RunTo(stream, stream->end()));
 }

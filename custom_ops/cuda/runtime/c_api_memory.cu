@@ -75,9 +75,12 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_allocate_pinned(int64_t num_bytes, void** memo
 }
 FDSD_EXPORT fdsd::Error fdsd_cuda_free_pinned(void* memory) { return TextOf(cudaFreeHost(memory)); }
 
-// Either may be the host's; returns when it is done. In no order with streams.
+// Either may be the host's; returns when it is done. In no order with what streams of ours have under way.
 FDSD_EXPORT fdsd::Error fdsd_cuda_copy(void* to, const void* from, int64_t num_bytes) {
-  return TextOf(cudaMemcpy(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault));
+  if (fdsd::Error error = TextOf(cudaMemcpy(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault))) return error;
+  // Of memory that is not pinned, cudaMemcpy may have copied no more than to memory of the driver, and our streams do
+  // not wait for the default one.
+  return TextOf(cudaStreamSynchronize(nullptr));
 }
 // Of the two, the host's must be pinned.
 FDSD_EXPORT fdsd::Error fdsd_cuda_start_copy(void* to, const void* from, int64_t num_bytes, void* stream) {

@@ -23,13 +23,16 @@ from fastdeploy_sd.types import I64
 
 # A graph of a model's pass has some hundred launches, and takes the driver some hundred KiB.
 MAX_GRAPHS = 64
+# A capture takes longer than launching its calls, and the sizes of prompts rarely come again: so a pass is captured
+# when its sizes do, and these many are remembered.
+MAX_SEEN = 1024
 
 
 class CudaProgram:
     """A recording that can be run; see Program.
 
     Where the recording says how inputs are filled, sizes are rounded up, and a graph is made for those that come up
-    first and launched from then on: one call for all. A count that a call computes for those behind it is not looked
+    again and launched from then on: one call for all. A count that a call computes for those behind it is not looked
     at, as the host does not wait: they run on as many rows as the run was given.
 
     Args:
@@ -107,6 +110,9 @@ class CudaProgram:
         graph = self._graphs.get(key)
         if graph is None:
             workspace = self._workspace_address()
+            if not self._graphs.has_seen(key):
+                library.call("program_launch", self._native, workspace, stream)
+                return
             made = library.made("program_capture", self._native, workspace, stream)
             graph = self._graphs.add(key, made, self._workspace.memory)
         library.call("graph_launch", graph, stream)
@@ -142,11 +148,12 @@ class CudaProgram:
 
 
 class Graphs:
-    """Captured passes by their sizes; the ones that were used last are kept."""
+    """Captured passes by their sizes, and sizes that came up; of both, the ones that were used last are kept."""
 
     def __init__(self, library: CudaLibrary) -> None:
         self._library = library
         self._kept: OrderedDict[tuple[int, ...], tuple[int, DeviceMemory | None]] = OrderedDict()
+        self._seen: OrderedDict[tuple[int, ...], None] = OrderedDict()
         weakref.finalize(self, _destroy_all, library, self._kept)
 
     def __len__(self) -> int:
@@ -159,6 +166,15 @@ class Graphs:
             return None
         self._kept.move_to_end(sizes)
         return found[0]
+
+    def has_seen(self, sizes: tuple[int, ...]) -> bool:
+        """Return whether these sizes were asked for before, and remember that they were now."""
+        is_known = sizes in self._seen
+        self._seen[sizes] = None
+        self._seen.move_to_end(sizes)
+        if len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+        return is_known
 
     def add(self, sizes: tuple[int, ...], graph: int, workspace: DeviceMemory | None) -> int:
         """Keep a graph, and the workspace that its calls have, and return it.

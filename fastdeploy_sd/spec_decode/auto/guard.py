@@ -12,6 +12,8 @@ from statistics import median
 # Steps with drafts between two plain ones, and until the gain is told.
 _STEPS_PER_PLAIN = 48
 _STEPS_PER_LOOK = 32
+# Steps that were to be plain and had others' drafts in them, until that is given up for the time being.
+_MOST_PUT_OFF = 4
 # Plain steps that are remembered: the machine's speed changes.
 _PLAIN_STEPS = 17
 _FEW_PLAIN_STEPS = 4
@@ -38,6 +40,7 @@ class _Class:
         self.plain_s: deque[float] = deque(maxlen=_PLAIN_STEPS)  # seconds per request of plain steps
         self.longest_s = self.mean_s = 0.0  # per request: what a plain step counts as, and what one takes
         self.num_since_plain = _STEPS_PER_PLAIN
+        self.num_put_off = 0
         self.num_tokens = self.num_steps = 0
         self.seconds = self.gain = 0.0
         self.level = 0
@@ -51,6 +54,15 @@ class _Class:
         self.plain_s.append(seconds)
         self.longest_s = _LONGEST_STEP * median(self.plain_s)
         self.mean_s = sum([min(s, self.longest_s) for s in self.plain_s]) / len(self.plain_s)
+
+    def note_any_drafts(self) -> None:
+        """A step had drafts in it. Where a plain one was due they are of requests that did not ask us."""
+        if self.num_since_plain < _STEPS_PER_PLAIN:
+            self.num_since_plain += not self.plain_s  # else those that are compared are counted
+            return
+        self.num_put_off += 1
+        if self.num_put_off == _MOST_PUT_OFF:
+            self.num_since_plain = self.num_put_off = 0
 
     def note_drafts(self, num_tokens: int, seconds: float) -> None:
         """A step with drafts brought so many tokens in so long."""
@@ -138,9 +150,11 @@ class Guard:
         self._latest = found
         found.pass_time(1)
         if num_drafts == 0:
-            found.num_since_plain = 0
+            found.num_since_plain = found.num_put_off = 0
             if num_tokens:
                 found.note_plain(seconds / num_tokens)
+        else:
+            found.note_any_drafts()
         if num_tokens == 0 or not found.plain_s:
             return
         plain_s = num_requests * found.mean_s

@@ -118,6 +118,30 @@ def test_steps_that_cannot_be_compared_are_not() -> None:
     assert guard.least_gain(1) == 1.0
 
 
+def test_drafts_of_others_put_a_plain_step_off_and_nobody_waits_for_it() -> None:
+    # A request with a method of its own drafts in every step, so that none is plain and none can be compared.
+    guard, num_allowed = Guard(), 0
+    for _ in range(1000):
+        num_allowed += math.isfinite(guard.least_gain(2))
+        guard.observe(2, 0, 3, 2e-3)
+    assert num_allowed > 900
+    # And it is not given up for good: the first chance is taken.
+    while math.isfinite(guard.least_gain(2)):
+        guard.observe(2, 0, 3, 2e-3)
+    guard.observe(2, 2, 0, PLAIN_S)
+    assert math.isfinite(guard.least_gain(2))
+
+
+def test_a_plain_step_that_tells_no_time_is_followed_by_another() -> None:
+    guard = Guard()
+    guard.observe(1, 0, 0, PLAIN_S)  # a request came
+    num_until = 0
+    while math.isfinite(guard.least_gain(1)):
+        guard.observe(1, 3, 3, 2 * PLAIN_S)
+        num_until += 1
+    assert num_until == 48
+
+
 def test_asking_that_brings_less_than_it_takes_is_not_worth_it_until_drafts_are_right() -> None:
     guard = Guard()
     assert guard.is_worth_asking(1)

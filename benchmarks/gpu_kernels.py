@@ -18,7 +18,7 @@ from benchmarks.gpu_cases import KINDS, WANTED_SIZES, GpuCase, GpuSizes, gpu_cas
 from benchmarks.progress import Progress
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.cuda_library import cuda_refusal, library_path, load
+from fastdeploy_sd.runtime.cuda_library import usable_library
 
 # More than any GPU's second-level cache.
 FLUSH_BYTES = 256 << 20
@@ -91,10 +91,10 @@ def the_gpu() -> CudaDevice:
     Raises:
         ConfigError: there is none, or no kernels for it; the text says which.
     """
-    refusal, path = cuda_refusal(), library_path()
-    if refusal is not None or path is None:
-        raise ConfigError(f"gpu-kernels: expected a GPU and kernels for it: {refusal}")
-    return CudaDevice(load(path))
+    found = usable_library()
+    if isinstance(found, str):
+        raise ConfigError(f"gpu-kernels: expected a GPU and kernels for it: {found}")
+    return CudaDevice(found)
 
 
 def measure_rates(timer: Timer, num_bytes: int, repeats: int) -> GpuRates:

@@ -18,7 +18,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.roofs import measure_roofs
-from fastdeploy_sd.runtime.cuda_library import cuda_refusal, library_path, load
+from fastdeploy_sd.runtime.cuda_library import usable_library
 from fastdeploy_sd.runtime.library import amx_refusal, isa, num_threads
 from fastdeploy_sd.runtime.processors import first_processor, own_processors
 from fastdeploy_sd.worker.forecast import forecast
@@ -132,8 +132,8 @@ def _amx_refusal(flags: set[str]) -> str | None:
 
 def _gpu() -> str:
     """The GPU that `--device gpu` takes, or why there is none."""
-    refusal, path = cuda_refusal(), library_path()
-    return f"not used: {refusal}" if refusal is not None or path is None else load(path).device_name
+    found = usable_library()
+    return f"not used: {found}" if isinstance(found, str) else found.device_name
 
 
 def _compiler() -> str:

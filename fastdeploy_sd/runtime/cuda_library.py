@@ -24,7 +24,7 @@ _SOURCES = LIBRARY_PATH.parents[2] / "custom_ops"
 _BUILD = "`python custom_ops/cuda_build.py --nvcc`"
 
 
-def library_path() -> pathlib.Path | None:
+def _library_path() -> pathlib.Path | None:
     """Return where the library is, None where there is none."""
     named = os.environ.get("FDSD_CUDA_LIBRARY")
     places = _PLACES if named is None else (pathlib.Path(named),)
@@ -32,11 +32,17 @@ def library_path() -> pathlib.Path | None:
 
 
 def cuda_refusal() -> str | None:
-    """Return why no GPU can be used here, None if one can.
+    """Return why no GPU can be used here, None if one can."""
+    found = usable_library()
+    return found if isinstance(found, str) else None
+
+
+def usable_library() -> CudaLibrary | str:
+    """Return the library of kernels that a GPU here can run, or why there is none.
 
     A library of other kernels than these sources, or than this version where there are no sources, is refused.
     """
-    path = library_path()
+    path = _library_path()
     if path is None:
         named = os.environ.get("FDSD_CUDA_LIBRARY")
         place = f"{_PLACES[1]}; {_BUILD} makes it" if named is None else named
@@ -48,7 +54,7 @@ def cuda_refusal() -> str | None:
     if (other := _other_source(library)) is not None:
         return f"{path} is of {other}; {_BUILD} makes it anew"
     refusal: bytes | None = library.functions.fdsd_cuda_refusal()
-    return None if refusal is None else refusal.decode()
+    return library if refusal is None else refusal.decode()
 
 
 def _other_source(library: CudaLibrary) -> str | None:

@@ -159,12 +159,10 @@ def choose(name: DeviceName) -> Device:
         ConfigError: there is no GPU that can be used; the text says why.
     """
     global _chosen  # noqa: PLW0603 (one device per process)
-    refusal = cuda_library.cuda_refusal() if name != "cpu" else None
-    if name == "gpu" and refusal is not None:
-        raise ConfigError(f"device: expected a GPU that can be used, got none: {refusal}", param="device")
-    path = cuda_library.library_path()
-    is_cpu = name == "cpu" or refusal is not None or path is None
-    _chosen = _HOST if is_cpu or path is None else _cuda_device(cuda_library.load(path))
+    found = None if name == "cpu" else cuda_library.usable_library()
+    if name == "gpu" and isinstance(found, str):
+        raise ConfigError(f"device: expected a GPU that can be used, got none: {found}", param="device")
+    _chosen = _cuda_device(found) if isinstance(found, cuda_library.CudaLibrary) else _HOST
     return _chosen
 
 

@@ -60,8 +60,7 @@ class LinearTuning:
         for choices in reversed(_CHOICES):
             code, index = divmod(code, len(choices))
             values.insert(0, choices[index])
-        *distances, tile_rows, block_bytes = values
-        return cls(dict(zip(ROWS, distances, strict=True)), Blocking(tile_rows, block_bytes))
+        return cls._of_values(values)
 
     def to_json(self) -> dict[str, Any]:
         """Return what a file says of it."""
@@ -86,7 +85,12 @@ class LinearTuning:
             if type(number) is not int or number not in choices:
                 raise ValueError(f"expected one of {', '.join(map(str, choices))}, got {number!r}")
             numbers.append(number)
-        *distances, tile_rows, block_bytes = numbers
+        return cls._of_values(numbers)
+
+    @classmethod
+    def _of_values(cls, values: Sequence[int]) -> LinearTuning:
+        """One of each of _CHOICES."""
+        *distances, tile_rows, block_bytes = values
         return cls(dict(zip(ROWS, distances, strict=True)), Blocking(tile_rows, block_bytes))
 
 

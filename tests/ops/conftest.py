@@ -15,16 +15,6 @@ def operators() -> None:
 
 
 @pytest.fixture(params=[cuda_device.EMULATED, pytest.param(cuda_device.GPU, marks=pytest.mark.gpu)])
-def gpu(request: pytest.FixtureRequest) -> CudaDevice:
-    """A device of its own: the emulated one, and a GPU where there is one."""
-    if request.param == cuda_device.EMULATED:
-        return CudaDevice(cuda_device.emulated().device.library)
-    if (reason := cuda_device.gpu_refusal()) is not None:
-        pytest.skip(f"no GPU: {reason}")
-    return CudaDevice(cuda_device.gpu().device.library)
-
-
-@pytest.fixture(params=[cuda_device.EMULATED, pytest.param(cuda_device.GPU, marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> cuda_device.OpRunner:
     """What runs ops by CUDA kernels: emulated, and on a GPU where there is one."""
     if request.param == cuda_device.EMULATED:
@@ -32,3 +22,9 @@ def device(request: pytest.FixtureRequest) -> cuda_device.OpRunner:
     if (reason := cuda_device.gpu_refusal()) is not None:
         pytest.skip(f"no GPU: {reason}")
     return cuda_device.gpu()
+
+
+@pytest.fixture
+def gpu(device: cuda_device.OpRunner) -> CudaDevice:
+    """A device of its own over the same library."""
+    return CudaDevice(device.device.library)

@@ -90,10 +90,9 @@ class CudaLibrary:
 
     def __init__(self, path: pathlib.Path) -> None:
         self.functions = ctypes.CDLL(str(path))
-        self.functions.fdsd_cuda_refusal.restype = ctypes.c_char_p
-        self.functions.fdsd_cuda_name.restype = ctypes.c_char_p
-        if hasattr(self.functions, "fdsd_cuda_sources"):
-            self.functions.fdsd_cuda_sources.restype = ctypes.c_char_p
+        for name in ("fdsd_cuda_refusal", "fdsd_cuda_name", "fdsd_cuda_sources"):
+            if hasattr(self.functions, name):  # not in a library of an older version
+                getattr(self.functions, name).restype = ctypes.c_char_p
         self._is_same: set[str] = set()
 
     @property

@@ -10,6 +10,7 @@ import pytest
 from custom_ops import build, cuda_build
 from fastdeploy_sd.runtime import cuda_library
 from fastdeploy_sd.runtime.cuda_library import cuda_refusal
+from fastdeploy_sd.runtime.library import LIBRARY_PATH
 
 
 @pytest.fixture
@@ -53,3 +54,9 @@ def test_every_file_that_a_compiler_read_is_a_source() -> None:
     }
     wanted = {path for path in read if build.ROOT in path.parents and cuda_build.CUDA / "emulation" not in path.parents}
     assert wanted <= set(cuda_build.compiled_sources())
+
+
+def test_a_library_from_before_there_was_such_a_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(LIBRARY_PATH))  # one without any of the functions
+    assert (refusal := cuda_refusal()) is not None
+    assert f"{LIBRARY_PATH} is of an older version" in refusal

@@ -19,7 +19,9 @@ if pid=$("$here/pid.sh" "$run_dir"); then
     exit 2
 fi
 export FD_LOG_DIR="${FD_LOG_DIR:-$run_dir/log}"
-nohup "$python" -m "${SERVER_MODULE:-fastdeploy_sd.entrypoints.openai.api_server}" "$@" >"$run_dir/console.log" 2>&1 </dev/null &
+# Made here: the child opens it at its own time, which may be after the first look below.
+: >"$run_dir/console.log"
+nohup "$python" -m "${SERVER_MODULE:-fastdeploy_sd.entrypoints.openai.api_server}" "$@" >>"$run_dir/console.log" 2>&1 </dev/null &
 pid=$!
 echo "$pid" >"$run_dir/server.pid"
 

@@ -22,7 +22,9 @@ maxmemory 256mb
 maxmemory-policy noeviction
 dir $run_dir
 CONF
-nohup redis-server "$run_dir/redis.conf" >"$run_dir/console.log" 2>&1 </dev/null &
+# Made here: the child opens it at its own time, which may be after it is read below.
+: >"$run_dir/console.log"
+nohup redis-server "$run_dir/redis.conf" >>"$run_dir/console.log" 2>&1 </dev/null &
 pid=$!
 left=100
 # What answers must be the one just started, not another one on this port: that one has another password.

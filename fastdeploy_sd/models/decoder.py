@@ -23,29 +23,25 @@ from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types import I32
 
-_ROWS_AT_ONCE = 1024
-
 
 class Embedding:
     """Token ids to rows of a table, in the model's dtype."""
 
     def __init__(self, table: Weights, scheme: QuantScheme) -> None:
         dtype = np.dtype(np.float32 if scheme.dtype == "float32" else np.uint16)
-        # In the checkpoint's own type it stays in the mapped file: a step touches a few rows of it.
-        self._table = device().wrap(table if table.dtype == dtype else _convert(table, dtype))
+        if table.dtype == dtype:
+            # On a CPU it stays in the mapped file: a step touches a few rows of it.
+            self._table = device().wrap(table)
+            return
+
+        def convert(rows: slice, out: Weights) -> None:
+            out[...] = narrow(widen(table[rows]), dtype)
+
+        self._table = device().filled(table.shape, dtype, convert)
 
     def __call__(self, input_ids: Tensor | I32) -> Tensor:
         """i32[T] -> [T, H]."""
         return gather_output_rows(self._table, input_ids)
-
-
-def _convert(table: Weights, dtype: np.dtype[np.generic]) -> Weights:
-    """Return a table in another type; some rows at a time, as converting makes several copies of what it is given."""
-    converted = np.empty(table.shape, dtype)
-    for begin in range(0, len(table), _ROWS_AT_ONCE):
-        rows = slice(begin, begin + _ROWS_AT_ONCE)
-        converted[rows] = narrow(widen(table[rows]), dtype)
-    return converted
 
 
 class Decoder:

@@ -11,10 +11,12 @@ import fcntl
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
+
+import numpy as np
 
 import fastdeploy_sd
 from fastdeploy_sd.checkpoint import Checkpoint
@@ -30,23 +32,31 @@ _OPTION = "packed_weights_cache"
 _log = logging.getLogger(__name__)
 
 
-class PackedMatrices:
-    """A PackedStore over what a file holds, which remembers what it lacked."""
+class PackedMatrices(Mapping[str, Bytes]):
+    """A PackedStore over what a file holds, which remembers what it lacked: name -> u8[n].
+
+    What is in a device's memory is read whenever it is asked for.
+    """
 
     def __init__(self, file: PackedFile | None) -> None:
-        self._matrices = {} if file is None else dict(file.matrices)
+        self._matrices: dict[str, Bytes | Callable[[], Bytes]] = {} if file is None else dict(file.matrices)
         self.has_new = False
 
-    @property
-    def matrices(self) -> dict[str, Bytes]:
-        """Name -> u8[n]: what the file held, and what was added."""
-        return self._matrices
+    def __getitem__(self, name: str) -> Bytes:
+        found = self._matrices[name]
+        return found() if callable(found) else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._matrices)
+
+    def __len__(self) -> int:
+        return len(self._matrices)
 
     def find(self, name: str, num_bytes: int) -> Bytes | None:
         data = self._matrices.get(name)
-        return data if data is not None and data.nbytes == num_bytes else None
+        return data if isinstance(data, np.ndarray) and data.nbytes == num_bytes else None
 
-    def add(self, name: str, data: Bytes) -> None:
+    def add(self, name: str, data: Bytes | Callable[[], Bytes]) -> None:
         self._matrices[name] = data
         self.has_new = True
 
@@ -168,9 +178,8 @@ def _save(path: Path, key: Key, found: PackedMatrices, checkpoint: Checkpoint, i
     try:
         if is_alone:
             remove_unfinished(path)
-        write_packed_file(path, key, found.matrices, checkpoint.mode())
+        write_packed_file(path, key, found, checkpoint.mode())
     except OSError as error:
         _log.warning("%s: %s: not written, the next start packs again: %s", _OPTION, path, error)
         return
-    num_bytes = sum(data.nbytes for data in found.matrices.values())
-    _log.info("%s: wrote %s, %.2f GB", _OPTION, path, num_bytes / 1e9)
+    _log.info("%s: wrote %s, %.2f GB", _OPTION, path, path.stat().st_size / 1e9)

@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,8 @@ class PackedFile:
 def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode: int) -> None:
     """Write a file in place of the old one, if any, as `files.replacing` does.
 
+    Each matrix is asked for twice, one at a time: for its checksums, and to be written.
+
     Args:
         key: of JSON values.
         mode: permissions of the file, before the umask.
@@ -116,12 +118,11 @@ def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode:
 
 def _header(key: Key, matrices: Mapping[str, Bytes]) -> tuple[list[int], bytes]:
     """Return where each matrix begins, and the header, which says so; its own size decides where the first one does."""
-    checksums = [chunk_checksums(data, CHUNK_BYTES).tolist() for data in matrices.values()]
+    described = [(data.nbytes, chunk_checksums(data, CHUNK_BYTES).tolist()) for data in matrices.values()]
     first = 0
     while True:
-        begins = _begins(first, matrices)
-        places = zip(begins, matrices.values(), checksums, strict=True)
-        entries = [(begin, data.nbytes, sums) for begin, data, sums in places]
+        begins = _begins(first, [num_bytes for num_bytes, _ in described])
+        entries = [(begin, *facts) for begin, facts in zip(begins, described, strict=True)]
         document = {"key": key, "matrices": dict(zip(matrices, entries, strict=True))}
         header = json.dumps(document).encode()
         if _START.size + len(header) <= first:
@@ -129,11 +130,11 @@ def _header(key: Key, matrices: Mapping[str, Bytes]) -> tuple[list[int], bytes]:
         first = _aligned(_START.size + len(header))
 
 
-def _begins(first: int, matrices: Mapping[str, Bytes]) -> list[int]:
+def _begins(first: int, sizes: Sequence[int]) -> list[int]:
     begins, begin = [], first
-    for data in matrices.values():
+    for num_bytes in sizes:
         begins.append(begin)
-        begin = _aligned(begin + data.nbytes)
+        begin = _aligned(begin + num_bytes)
     return begins
 
 

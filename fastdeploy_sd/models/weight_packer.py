@@ -6,24 +6,19 @@ Knows names, formats and bytes; knows no layers, and not whether packed matrices
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.ops.device_packing import pack_on_device
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import (
-    PackedExperts,
-    PackedLinear,
-    experts_shape,
-    pack_experts_into,
-    pack_into,
-    packed_bytes,
-)
+from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_into, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.memory import WeightMemory
 
@@ -37,16 +32,17 @@ class PackedStore(Protocol):
         """Return a packed matrix, 64-byte aligned, or None where there is none of this name and size."""
         ...
 
-    def add(self, name: str, data: Bytes) -> None:
-        """Take a freshly packed matrix, which nobody changes any more."""
+    def add(self, name: str, data: Bytes | Callable[[], Bytes]) -> None:
+        """Take a freshly packed matrix, which nobody changes any more, or what reads it from where it is."""
         ...
 
 
 class WeightPacker:
-    """Packs matrices of one checkpoint on all kernel threads, one matrix after the other.
+    """Packs matrices of one checkpoint one after the other: on all kernel threads, or on the GPU that they are for.
 
     A matrix exists once: parts are read where the file is mapped, and its pages are given back when they were read. So
-    loading needs the packed size and little more.
+    loading needs the packed size and little more; of the host's memory, where the model is on a GPU, only what weights
+    go up through.
 
     Args:
         store: None = every matrix is packed.
@@ -65,13 +61,11 @@ class WeightPacker:
     def linear(self, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> PackedLinear[Tensor]:
         """Return one packed matrix; `slices` says how the sum over its inputs is cut."""
         out_features, in_features = matrix.shape
-        num_bytes = packed_bytes(in_features, out_features, fmt, slices)
         name = f"{fmt}: {matrix.name}"
         if slices.count > 1:
             name += f" in {slices.count} slices of units of {slices.unit}"
-        data = self._packed(name, num_bytes, lambda address: pack_into(address, matrix, fmt, slices))
-        self._finish([matrix], num_bytes)
-        return PackedLinear(device().wrap(data), in_features, out_features, fmt, slices)
+        data = self._packed(name, [matrix], fmt, slices)
+        return PackedLinear(data, in_features, out_features, fmt, slices)
 
     def experts(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat) -> PackedExperts[Tensor]:
         """Return one packed matrix per expert, all of one shape.
@@ -80,22 +74,43 @@ class WeightPacker:
             ValueError: no expert, or shapes that differ.
         """
         out_features, in_features = experts_shape(matrices)
-        num_bytes = len(matrices) * packed_bytes(in_features, out_features, fmt)
-        name = f"{fmt}: {len(matrices)} experts from {matrices[0].name}"
-        data = self._packed(name, num_bytes, lambda address: pack_experts_into(address, matrices, fmt))
-        self._finish(matrices, num_bytes)
-        return PackedExperts(device().wrap(data), len(matrices), in_features, out_features, fmt)
+        data = self._packed(f"{fmt}: {len(matrices)} experts from {matrices[0].name}", matrices, fmt, WHOLE)
+        return PackedExperts(data, len(matrices), in_features, out_features, fmt)
 
-    def _packed(self, name: str, num_bytes: int, pack_to: Callable[[int], None]) -> Bytes:
+    def _packed(self, name: str, matrices: Sequence[WeightMatrix], fmt: LinearFormat, slices: SliceRule) -> Tensor:
+        """Return matrices of one shape, one behind the other."""
+        out_features, in_features = matrices[0].shape
+        size = packed_bytes(in_features, out_features, fmt, slices)
+        num_bytes = len(matrices) * size
         found = None if self._store is None else self._store.find(name, num_bytes)
         if found is not None:
-            return found
-        data = self._memory.take(num_bytes)
-        pack_to(data.ctypes.data)
-        if self._store is not None:
-            self._store.add(name, data)
+            data = device().wrap(found)
+        else:
+            data = self._newly_packed(name, num_bytes, size, matrices, fmt, slices)
+        self._on_packed(sum(part.data.nbytes for matrix in matrices for part in matrix.parts), num_bytes)
+        self._checkpoint.release(part.name for matrix in matrices for part in matrix.parts)
         return data
 
-    def _finish(self, matrices: Sequence[WeightMatrix], num_packed_bytes: int) -> None:
-        self._on_packed(sum(part.data.nbytes for matrix in matrices for part in matrix.parts), num_packed_bytes)
-        self._checkpoint.release(part.name for matrix in matrices for part in matrix.parts)
+    def _newly_packed(
+        self,
+        name: str,
+        num_bytes: int,
+        size: int,
+        matrices: Sequence[WeightMatrix],
+        fmt: LinearFormat,
+        slices: SliceRule,
+    ) -> Tensor:
+        where = device()
+        if isinstance(where, CudaDevice):
+            tensor = where.empty((num_bytes,), np.uint8)
+            for i, matrix in enumerate(matrices):
+                pack_on_device(where, tensor.address + i * size, matrix, fmt, slices)
+            if self._store is not None:
+                self._store.add(name, lambda: where.read(tensor))
+            return cast("Tensor", tensor)
+        data = self._memory.take(num_bytes)
+        for i, matrix in enumerate(matrices):
+            pack_into(data.ctypes.data + i * size, matrix, fmt, slices)
+        if self._store is not None:
+            self._store.add(name, data)
+        return where.wrap(data)

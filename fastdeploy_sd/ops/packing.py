@@ -63,29 +63,49 @@ def pack_into(address: int, weight: Array | WeightMatrix, fmt: LinearFormat, sli
         ValueError: a shape, dtype or the alignment disagrees.
     """
     matrix = as_matrix(weight)
-    out_features, in_features = matrix.shape
     rows: type[Any] = struct_type("WeightRows")
-    parts = (rows * len(matrix.parts))(*map(_weight_rows, matrix.parts))
-    params = struct_type("PackLinearParams")(
+    parts = (rows * len(matrix.parts))(*map(weight_rows, matrix.parts))
+    call("pack_linear", pack_params(address, matrix, fmt, slices, ctypes.addressof(parts)))
+
+
+def pack_params(address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule, parts: int) -> CParams:
+    """Return PackLinearParams.
+
+    Args:
+        address: where the packed matrix goes.
+        parts: where the `weight_rows` of the matrix's parts are.
+
+    Raises:
+        ValueError: unknown format, or not a matrix.
+    """
+    out_features, in_features = matrix.shape
+    return struct_type("PackLinearParams")(
         in_features=in_features,
         out_features=out_features,
         format=format_code(fmt),
         num_slices=slices.count,
         slice_unit=slices.unit,
         num_parts=len(matrix.parts),
-        parts=ctypes.addressof(parts),
+        parts=parts,
         packed=address,
     )
-    call("pack_linear", params)
 
 
-def _weight_rows(part: WeightPart) -> CParams:
+def weight_rows(part: WeightPart, address: int | None = None) -> CParams:
+    """Return WeightRows.
+
+    Args:
+        address: of the same elements row by row elsewhere; None = they are read where they are.
+
+    Raises:
+        ValueError: of another type than weights have, or rows that are not contiguous.
+    """
     data = part.data
     if data.dtype not in _WEIGHT_DTYPE_CODES:
         raise ValueError(f"weight: expected float32, float16 or bfloat16 (as uint16), got {data.dtype}")
     return struct_type("WeightRows")(
-        data=data.ctypes.data,
-        stride=_row_stride(data),
+        data=data.ctypes.data if address is None else address,
+        stride=_row_stride(data) if address is None else data.shape[1],
         num_rows=part.shape[0],
         dtype=_WEIGHT_DTYPE_CODES[data.dtype],
         is_transposed=part.is_transposed,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +18,7 @@ from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_memory import CudaMemory
 from fastdeploy_sd.runtime.cuda_mirror import CudaMirror, CudaTransfers
 from fastdeploy_sd.runtime.cuda_program import CudaProgram
+from fastdeploy_sd.runtime.cuda_uploads import Bytes, CudaUploads
 from fastdeploy_sd.runtime.declaration import ELEMENT_BYTES
 from fastdeploy_sd.runtime.device_array import DeviceArray
 from fastdeploy_sd.runtime.device_tensor import DeviceTensor, array_type, element_of
@@ -38,10 +41,11 @@ class CudaDevice:
         self.memory = CudaMemory(library)
         self.transfers = CudaTransfers(library, self.memory, self.stream)
         self.workspace = Workspace(self.memory)
+        self._uploads: CudaUploads | None = None
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
         """See Device."""
-        tensor = self._empty(shape, dtype)
+        tensor = self.empty(shape, dtype)
         self.library.call("zero", tensor.address, ctypes.c_int64(tensor.num_bytes), self.stream)
         return tensor
 
@@ -49,9 +53,37 @@ class CudaDevice:
         """See Device: a copy."""
         if not array.flags.c_contiguous:
             raise ValueError(f"array: expected a contiguous one, got {array.dtype}{list(array.shape)}")
-        tensor = self._empty(array.shape, array.dtype)
-        self._copy_up(tensor, array)  # nothing that was started knows this memory
+        tensor = self.empty(array.shape, array.dtype)
+        if self._uploads is None:
+            self._copy_up(tensor, array)  # nothing that was started knows this memory
+            return tensor
+        uploads, flat = self._uploads, array.reshape(-1).view(np.uint8)
+        uploads.send(tensor.address, flat.nbytes, 1, lambda rows, out: uploads.fill(out, flat[rows]))
         return tensor
+
+    def filled(self, shape: tuple[int, ...], dtype: npt.DTypeLike, write: Callable[[slice, Array], object]) -> Any:
+        """See Device."""
+        tensor = self.empty(shape, dtype)
+
+        def write_bytes(rows: slice, out: Bytes) -> None:
+            write(rows, out.view(dtype).reshape(-1, *shape[1:]))
+
+        with self.loading(tensor.num_bytes) as uploads:
+            uploads.send(tensor.address, len(tensor), tensor.row_bytes, write_bytes)
+        return tensor
+
+    @contextlib.contextmanager
+    def loading(self, num_bytes: int) -> Iterator[CudaUploads]:
+        """See Device; gives what it goes up through. Within another one it is the same."""
+        if self._uploads is not None:
+            yield self._uploads
+            return
+        self._uploads = uploads = CudaUploads(self.library, self.memory, self.stream, num_bytes)
+        try:
+            yield uploads
+        finally:
+            self._uploads = None
+            uploads.close()
 
     def read(self, tensor: Any) -> npt.NDArray[Any]:
         """See Device: waits, and returns a copy."""
@@ -102,7 +134,8 @@ class CudaDevice:
         """See Device."""
         self.transfers.finish()
 
-    def _empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceTensor:
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceTensor:
+        """Return a tensor with anything in it; raises as `zeros`."""
         element = element_of(dtype)
         memory, begin = self.memory.take(math.prod(shape) * ELEMENT_BYTES[element])
         return DeviceTensor(memory, begin, element, shape)

@@ -6,7 +6,9 @@ what is started is done in order, and `wait` says when. Knows no op.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -23,6 +25,8 @@ from fastdeploy_sd.runtime.mirror import HostMirror, Mirror
 from fastdeploy_sd.runtime.program import Inputs, Program, Recording, RunnableProgram
 
 DeviceName = Literal["cpu", "gpu", "auto"]
+# Who writes rows makes copies of them.
+_ROWS_AT_ONCE = 1024
 
 
 class Device(Protocol):
@@ -50,6 +54,31 @@ class Device(Protocol):
         Raises:
             ValueError: not contiguous, or of a type that tensors lack.
             MemoryError: the device has not that much.
+        """
+        ...
+
+    def filled(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike, write: Callable[[slice, npt.NDArray[Any]], object]
+    ) -> Tensor:
+        """Return a tensor whose rows are written some at a time.
+
+        Args:
+            write: is told which rows, and writes them into an array of theirs.
+
+        Raises:
+            MemoryError, OSError: the device has not that much.
+        """
+        ...
+
+    def loading(self, num_bytes: int) -> contextlib.AbstractContextManager[object]:
+        """Take large things up piece by piece in the body, through pinned memory; all have arrived at its end.
+
+        Args:
+            num_bytes: about how much there will be, which bounds the pieces.
+
+        Raises:
+            MemoryError: the device has no memory for the pieces, or the host no pinned memory.
+            ValueError: a kernel failed.
         """
         ...
 
@@ -112,6 +141,18 @@ class CpuDevice:
 
     def wrap(self, array: npt.NDArray[Any]) -> Tensor:
         return tensors.from_numpy(array)
+
+    def filled(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike, write: Callable[[slice, npt.NDArray[Any]], object]
+    ) -> Tensor:
+        array: npt.NDArray[Any] = np.empty(shape, dtype)
+        for begin in range(0, len(array), _ROWS_AT_ONCE):
+            rows = slice(begin, min(begin + _ROWS_AT_ONCE, len(array)))
+            write(rows, array[rows])
+        return self.wrap(array)
+
+    def loading(self, num_bytes: int) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext(num_bytes)
 
     def read(self, tensor: Tensor) -> npt.NDArray[Any]:
         if tensor.dtype == paddle.bfloat16:

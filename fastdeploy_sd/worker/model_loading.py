@@ -17,6 +17,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker.draft_layers import DraftLayers, draft_head_format, load_draft_layers, own_scheme
 from fastdeploy_sd.worker.load_progress import LoadProgress
 
@@ -57,6 +58,7 @@ def load_model(
         draft_shard.hidden()
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
     with (
+        device().loading(checkpoint.num_bytes() // shard.size),
         LoadProgress(checkpoint.num_bytes() // shard.size, has_bar=shard.rank == 0) as progress,
         packed_matrices(folder, checkpoint, scheme, "target", shard) as store,
     ):

@@ -166,7 +166,7 @@ def test_only_what_differs_from_the_target_is_kept_twice(
     packed = PackedMatrices(None)
     path = make_model(tmp_path, NAME, layout).path
     build(path, 1, packed)
-    heads = [name for name in packed.matrices if "head" in name or "embed_tokens" in name]
+    heads = [name for name in packed if "head" in name or "embed_tokens" in name]
     assert (len(tables), len(heads)) == (num_copies, num_copies)
 
 

@@ -107,7 +107,7 @@ def test_what_a_file_lacks_is_added(folder: pathlib.Path, model: pathlib.Path) -
             store.add(name, np.full(70, ord(name), np.uint8))
     with packed_matrices(folder, checkpoint, SCHEME, "draft") as store:
         assert store is not None
-        assert {name: set(data.tolist()) for name, data in store.matrices.items()} == {"a": {97}, "b": {98}}
+        assert {name: set(data.tolist()) for name, data in store.items()} == {"a": {97}, "b": {98}}
         assert store.find("a", 71) is None
 
 

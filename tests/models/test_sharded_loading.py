@@ -42,7 +42,7 @@ class Loaded:
         self.num_bytes += num_bytes
 
     def packed(self) -> list[bytes]:
-        return [data.tobytes() for data in self.store.matrices.values()]
+        return [data.tobytes() for data in self.store.values()]
 
 
 def load_parts(
@@ -149,7 +149,7 @@ def test_every_rank_has_a_file_of_its_own(tmp_path: Path, caplog: pytest.LogCapt
                 assert store is not None
                 packer = WeightPacker(checkpoint, store)
                 load_parts(checkpoint, read_decoder_config(checkpoint.config), SCHEME, packer, shard)
-                assert [data.tobytes() for data in store.matrices.values()] == want
+                assert [data.tobytes() for data in store.values()] == want
                 assert store.has_new == is_new
     files = sorted(folder.glob("*.packed"))
     assert len(files) == len(shards)
@@ -158,7 +158,7 @@ def test_every_rank_has_a_file_of_its_own(tmp_path: Path, caplog: pytest.LogCapt
     shutil.copy(first, second)
     with packed_matrices(folder, Checkpoint(model), SCHEME, "target", Shard(1, 2)) as store:
         assert store is not None
-        assert not store.matrices
+        assert not store
     assert "expected the key" in warnings_of(caplog)[0]
 
 
@@ -179,7 +179,7 @@ def test_ranks_pack_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     for rank in range(2):
         with packed_matrices(tmp_path, Checkpoint(golden.ROOT / NAME), SCHEME, "target", Shard(rank, 2)) as store:
             assert store is not None
-            assert set(store.matrices["a"].tolist()) == {rank}
+            assert set(store["a"].tolist()) == {rank}
 
 
 def test_another_rule_of_slices_packs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +187,6 @@ def test_another_rule_of_slices_packs_again(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr("fastdeploy_sd.models.packed_cache.RULES_VERSION", version)
         with packed_matrices(tmp_path, Checkpoint(golden.ROOT / NAME), SCHEME, "target") as store:
             assert store is not None
-            assert ("a" not in store.matrices) == is_new
+            assert ("a" not in store) == is_new
             store.add("a", np.zeros(70, np.uint8))
     only_file(tmp_path)

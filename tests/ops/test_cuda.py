@@ -145,5 +145,6 @@ def test_emulated_ops_run_kernels() -> None:
 
 def test_ops_that_are_declared_are_tested() -> None:
     names = {"".join(part.capitalize() for part in name.split()[0].split("_")) for name in ON_CUDA}
-    # These have no kernel for a CPU, and so no case that all backends run: test_cuda_ngram.py.
-    assert names | {"NgramMatch"} == set(cuda_build.op_names())
+    # These have no kernel for a CPU, or one that is no op of a pass, and so no case that all backends run:
+    # test_cuda_ngram.py, test_cuda_packing.py.
+    assert names | {"NgramMatch", "PackLinear"} == set(cuda_build.op_names())

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "runtime/memory_ops.h"
+#include "struct_load.h"
 
 namespace fdsd::cuda {
 namespace {
@@ -8,21 +9,9 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWordsPerBlock = 2048;
 
-// An element of an array of structs of 8-byte words, whose elements are larger than one access.
-template <typename T>
-__device__ __forceinline__ T Load(DevicePtr<const T> structs, int64_t i) {
-  union {
-    T value;
-    uint64_t words[sizeof(T) / 8];
-  } loaded;
-  const DevicePtr<const uint64_t> words = ViewAs<const uint64_t>(structs + i);
-  for (int w = 0; w < static_cast<int>(sizeof(T) / 8); ++w) loaded.words[w] = words[w];
-  return loaded.value;
-}
-
 // Block (i, part) copies a part of piece i.
 __global__ void ScatterPiecesKernel(DevicePtr<const ScatterPiece> pieces, DevicePtr<const uint8_t> bytes) {
-  const ScatterPiece piece = Load(pieces, blockIdx.x);
+  const ScatterPiece piece = LoadStruct(pieces, blockIdx.x);
   const DevicePtr<const uint32_t> from = ViewAs<const uint32_t>(bytes + piece.begin);
   const DevicePtr<uint32_t> to(static_cast<uint32_t*>(piece.to));
   const int64_t begin = static_cast<int64_t>(blockIdx.y) * kWordsPerBlock;
@@ -44,7 +33,7 @@ __device__ void Fill(const PadColumn& column, int32_t num_own, int32_t num_rows)
 // A block per column.
 __global__ void PadColumnsKernel(int32_t num_rows, DevicePtr<const PadColumn> columns,
                                  DevicePtr<const int32_t> num_own) {
-  const PadColumn column = Load(columns, blockIdx.x);
+  const PadColumn column = LoadStruct(columns, blockIdx.x);
   if (column.element_bytes == 8) {
     Fill<int64_t>(column, num_own[0], num_rows);
   } else {

@@ -1,0 +1,79 @@
+"""Packs weight matrices on a GPU, out of the pinned memory that they go up through: the bytes that `pack_into` makes.
+
+A piece is whole panels of a matrix, and holds their rows as they lie in the checkpoint. Knows no framework.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import pack_params, packed_bytes, weight_rows
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.runtime.cuda_uploads import CudaUploads
+from fastdeploy_sd.runtime.layout import struct_type
+
+_OP = "pack_linear"
+_PANEL = 32
+# Parts begin where accesses of any width may.
+_ALIGNMENT = 256
+
+
+def pack_on_device(
+    device: CudaDevice, address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE
+) -> None:
+    """Start packing a matrix into `packed_bytes` bytes of a GPU's memory; its parts have been read at the return.
+
+    Args:
+        address: 64-byte aligned.
+
+    Raises:
+        ConfigError: the library has no such kernel.
+        ValueError: a shape or dtype disagrees.
+        MemoryError: there is no memory for a piece.
+    """
+    for struct in ("PackLinearParams", "WeightRows"):
+        device.library.verify(_OP, struct)
+    num_rows, in_features = matrix.shape
+    panel_bytes = packed_bytes(in_features, _PANEL, fmt, slices)
+    with device.loading(_staged_bytes(matrix)) as uploads:
+        at_once = _rows_at_once(matrix, uploads.piece_bytes)
+        for begin in range(0, num_rows, at_once):
+            piece = matrix.rows([range(begin, min(begin + at_once, num_rows))])
+            _pack(device, uploads, address + begin // _PANEL * panel_bytes, piece, fmt, slices)
+
+
+def _pack(
+    device: CudaDevice, uploads: CudaUploads, address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule
+) -> None:
+    row_type: Any = struct_type("WeightRows")
+    host, staged = uploads.take(_staged_bytes(matrix))
+    table = (row_type * len(matrix.parts)).from_buffer(host)
+    begin = _aligned(ctypes.sizeof(table))
+    for i, part in enumerate(matrix.parts):
+        data = part.data
+        table[i] = weight_rows(part, staged + begin)
+        uploads.fill(host[begin : begin + data.nbytes].view(data.dtype).reshape(data.shape), data)
+        begin += _aligned(data.nbytes)
+    uploads.copy(staged, host)
+    device.library.launch(_OP, pack_params(address, matrix, fmt, slices, staged), 0, device.stream)
+
+
+def _staged_bytes(matrix: WeightMatrix) -> int:
+    """Bytes of a piece: a table of its parts, and their elements."""
+    table_bytes = len(matrix.parts) * ctypes.sizeof(struct_type("WeightRows"))
+    return _aligned(table_bytes) + sum(_aligned(part.data.nbytes) for part in matrix.parts)
+
+
+def _rows_at_once(matrix: WeightMatrix, piece_bytes: int) -> int:
+    """Rows of as many panels as a piece has room for, at least one."""
+    row_bytes = matrix.shape[1] * max(part.data.itemsize for part in matrix.parts)
+    left = piece_bytes - (len(matrix.parts) + 1) * 2 * _ALIGNMENT
+    return max(left // max(row_bytes, 1) // _PANEL, 1) * _PANEL
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,79 @@
+"""A checkpoint that goes up to a GPU: what is packed there is what the host packs, for every kind of matrix."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
+from fastdeploy_sd.models import packed_cache, weight_packer
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.runtime import cuda_uploads
+from fastdeploy_sd.runtime.device import choose, device
+from fastdeploy_sd.worker.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.model_loading import LoadedModel, load_model
+from tests.engine.gpu import gpu_device
+from tests.models.mtp_models import make_model
+from tests.ops.cuda_device import EMULATED
+
+
+def loaded(config: Config) -> LoadedModel:
+    choose(config.device)
+    checkpoint = Checkpoint(config.model.path)
+    decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+    return load_model(config, checkpoint, decoder, open_draft_weights(config, checkpoint, decoder))
+
+
+def files_of(config: Config, folder: pathlib.Path) -> dict[str, bytes]:
+    """What is in the files of packed weights that a start leaves: every matrix, and its key."""
+    model = loaded(replace(config, model=replace(config.model, packed_weights_cache=str(folder))))
+    assert model.draft is not None
+    return {path.name: path.read_bytes() for path in folder.glob("*.packed")}
+
+
+def refusing(what: str) -> Callable[..., None]:
+    def refuse(*_: object) -> None:
+        raise AssertionError(what)
+
+    return refuse
+
+
+@pytest.mark.parametrize(("name", "layout"), [("ernie4_5_moe-tiny", "ernie-folder"), ("qwen3_moe-tiny", "numbered")])
+def test_experts_and_draft_layers_are_packed_as_by_the_host(
+    name: str, layout: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In pieces smaller than a matrix. The next start sends what the file has, and packs nothing."""
+    config = Config(
+        ModelConfig(str(make_model(tmp_path, name, layout).path), quantization="wint4"),
+        speculative=SpeculativeConfig(method="mtp", num_speculative_tokens=1, draft_head_quantization="wint8"),
+    )
+    want = files_of(config, tmp_path / "host")
+    assert len(want) == 2
+    on_gpu = replace(config, device="gpu")
+    monkeypatch.setattr(cuda_uploads, "PIECE_BYTES", 128 << 10)
+    monkeypatch.setattr(weight_packer, "pack_into", refusing("the host packs"))
+    with gpu_device(EMULATED):
+        assert files_of(on_gpu, tmp_path / "gpu") == want
+        monkeypatch.setattr(weight_packer, "pack_on_device", refusing("it is packed again"))
+        caplog.set_level(logging.INFO, packed_cache.__name__)
+        caplog.clear()
+        assert files_of(on_gpu, tmp_path / "gpu") == want
+    assert caplog.messages == []  # nothing was written
+
+
+def test_a_table_of_embeddings_is_converted_piece_by_piece(
+    golden_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_uploads, "PIECE_BYTES", 100_000)
+    config = Config(ModelConfig(str(golden_dir / "llama-tiny"), dtype="float32"), device="gpu")
+    with gpu_device(EMULATED):
+        model = loaded(config)
+        got = device().read(model.decoder._embedding._table)
+    table = Checkpoint(golden_dir / "llama-tiny").tensor("model.embed_tokens.weight", got.shape)
+    np.testing.assert_array_equal(got, (table.astype(np.uint32) << 16).view(np.float32))

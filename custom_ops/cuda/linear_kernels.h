@@ -1,15 +1,10 @@
 #pragma once
 // The kernels of linear: one for few rows, one for many, which give a row the same bits.
-#include <type_traits>
-
-#include "linear_pipeline.h"
+#include "linear_few_rows.h"
 #include "row_groups.h"
-#include "shared_memory.h"
 
 namespace fdsd::cuda {
 
-constexpr int kWarps = kParts;
-constexpr int kThreads = kWarps * kWarpSize;
 // Rows that a warp has many of, in tiles of 8, where a sum has one slice.
 constexpr int kWholeSumTiles = 8;
 
@@ -46,76 +41,28 @@ __device__ __forceinline__ StageSource SourceOf(const LinearShape& shape, const 
   return {shape.slices, panels, panel_bytes, all_panels - panel, x, rows.begin, rows.end - rows.begin};
 }
 
-// Few rows, where reading the weights takes the time: block (panel, tile) has 32 columns of kRowTiles * 8 rows of a
-// group, and its warps have a part of every slice each, with a ring of its own.
-template <typename Weights, int kRowTiles>
-struct FewRows {
-  static constexpr int kRows = kRowTiles * kMatrixColumns;
-  static constexpr int kExchangedRows = kRows < 16 ? kRows : 16;
-  static constexpr int kExchanged = kExchangedRows * kPanelColumns;
-  static constexpr int kPerThread = kExchanged / kThreads;
-  template <int kStages>
-  using RingOf = StageRing<Weights, 1, kRows, kWarpSize, kStages>;
-  // As many stages as leave room for two blocks on a GPU's 227 KB, or one on 163.
-  static constexpr int kMaxBytes = (kRowTiles == 1 ? 96 : 144) * 1024;
-  static constexpr int kRingStages = kWarps * RingOf<4>::kBytes <= kMaxBytes   ? 4
-                                     : kWarps * RingOf<3>::kBytes <= kMaxBytes ? 3
-                                                                               : 2;
-  using Ring = RingOf<kRingStages>;
-  static constexpr int kSharedBytes = kWarps * Ring::kBytes;
-  static_assert(kSharedBytes + kWarps * kExchanged * int{sizeof(float)} <= kMaxSharedBytes);
-  // Were their number not named, nvcc would take more registers than two blocks have, or spill those that it needs.
-  static constexpr int kMinBlocks = kRowTiles == 1 && Weights::kFormat != LinearFormat::kFp8 ? 2 : 1;
-};
-
 template <typename Weights, int kRowTiles>
 __global__ __launch_bounds__(kThreads, (FewRows<Weights, kRowTiles>::kMinBlocks)) void FewRowsKernel(
     const __grid_constant__ LinearShape shape, RowGroups groups, LinearInput x, DevicePtr<const uint8_t> packed,
     LinearOutput output) {
   using Few = FewRows<Weights, kRowTiles>;
-  FDSD_SHARED(float, warp_sums, kWarps* Few::kExchanged);
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % kWarpSize;
-  const int warp = thread / kWarpSize;
+  FDSD_SHARED(float, part_sums, kParts* Few::kExchanged);
   const RowGroups::Tile rows = groups.TileOf(static_cast<int32_t>(blockIdx.y), Few::kRows);
   if (rows.begin >= rows.end) return;
   const StageSource source = SourceOf<Weights>(shape, x, rows, packed, 1);
-  typename Few::Ring ring(DynamicShared<uint8_t>() + warp * Few::Ring::kBytes, source, warp, warp + 1);
   SliceTree totals[Few::kRows / Few::kExchangedRows][Few::kPerThread] = {};
-#pragma unroll 1
-  for (int s = 0; s < shape.slices.count; ++s) {
-    Products<float, kRowTiles> sums = {};
-    const int32_t end = shape.slices.PartBegin(s, warp + 1, Weights::kPieceStages);
-#pragma unroll 1
-    for (int32_t stage = shape.slices.PartBegin(s, warp, Weights::kPieceStages); stage < end;
-         stage += Weights::kPieceStages)
-      AddPiece<Weights>(&ring, source, WarpShare{0, 0, 0}, &sums);
-#pragma unroll
-    for (int first = 0; first < Few::kRows; first += Few::kExchangedRows) {
-      __syncthreads();
-#pragma unroll
-      for (int tile = 0; tile < Few::kExchangedRows / kMatrixColumns; ++tile) {
-#pragma unroll
-        for (int i = 0; i < kPanelProducts * 4; ++i) {
-          const int row = tile * kMatrixColumns + 2 * (lane % 4) + i % 2;
-          const int column = Weights::Column(i / 4, i / 2 % 2, lane / 4);
-          warp_sums[warp * Few::kExchanged + row * kPanelColumns + column] =
-              sums.values[first / kMatrixColumns + tile][i / 4][i % 4];
-        }
-      }
-      __syncthreads();
-#pragma unroll
-      for (int e = 0; e < Few::kPerThread; ++e) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) sum += warp_sums[w * Few::kExchanged + e * kThreads + thread];
-        totals[first / Few::kExchangedRows][e].Add(s, sum);
-      }
+  // Blocks of all chips have the same memory, and only one of the two branches.
+  bool is_done = false;
+  if constexpr (kIsByWarpgroup<Weights>) {
+    if (HasWarpgroupProducts()) {
+      MultiplyFewRowsByWarpgroup<Weights, kRowTiles>(source, part_sums, totals);
+      is_done = true;
     }
   }
+  if (!is_done) MultiplyFewRows<Weights, kRowTiles>(source, part_sums, totals);
 #pragma unroll
   for (int e = 0; e < Few::kRows * kPanelColumns / kThreads; ++e) {
-    const int element = e * kThreads + thread;
+    const int element = e * kThreads + static_cast<int>(threadIdx.x);
     const int64_t row = rows.begin + element / kPanelColumns;
     const int32_t column = static_cast<int32_t>(blockIdx.x) * kPanelColumns + element % kPanelColumns;
     if (row >= rows.end || column >= shape.out_features) continue;
@@ -146,13 +93,18 @@ __device__ __forceinline__ void MultiplyManyRows(const LinearShape& shape, const
   using Many = ManyRows<Weights, kRowTiles * kProducts / kPanelProducts>;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const WarpShare share = kProducts == 1 ? WarpShare{warp % kWarpgroupWarps / kPanelProducts, warp % kPanelProducts,
-                                                     warp / kWarpgroupWarps * kWarpgroupRows}
-                                         : WarpShare{warp % Many::kPanels, 0, warp / Many::kPanels * Many::kWarpRows};
+  // A warpgroup has two panels, of all rows or of half of them.
+  constexpr int kOwnRows = kRowTiles * kMatrixColumns;
+  const int warpgroup = warp / kWarpgroupWarps;
+  const WarpShare share =
+      kProducts == 1
+          ? WarpShare{warpgroup * kOwnRows / kManyRows * kPanelProducts + warp % kWarpgroupWarps / kPanelProducts,
+                      warp % kPanelProducts, warpgroup * kOwnRows % kManyRows}
+          : WarpShare{warp % Many::kPanels, 0, warp / Many::kPanels * Many::kWarpRows};
   const RowGroups::Tile rows = groups.TileOf(static_cast<int32_t>(blockIdx.y), kManyRows);
   if (rows.begin >= rows.end) return;
   const StageSource source = SourceOf<Weights>(shape, x, rows, packed, Many::kPanels);
-  typename Many::Ring ring(DynamicShared<uint8_t>(), source, 0, kParts);
+  typename Many::Ring ring(DynamicShared<uint8_t>(), source, StageWalk(shape.slices, 0, kParts, Weights::kPieceStages));
   const DevicePtr<float> slice_sums =
       ViewAs<float>(DynamicShared<uint8_t>() + Many::Ring::kBytes) + static_cast<int>(threadIdx.x);
   const int num_slices = Many::kHasSlices ? shape.slices.count : 1;
@@ -197,9 +149,7 @@ template <typename Weights, int kRowTiles>
 __global__ __launch_bounds__(kThreads, 1) void ManyRowsKernel(const __grid_constant__ LinearShape shape,
                                                               RowGroups groups, LinearInput x,
                                                               DevicePtr<const uint8_t> packed, LinearOutput output) {
-  if constexpr (std::is_same_v<typename Weights::Sum, int32_t>) {
-    if (HasWarpgroupProducts()) return MultiplyManyRows<Weights, 2 * kRowTiles, 1>(shape, groups, x, packed, output);
-  }
+  if (HasWarpgroupProducts()) return MultiplyManyRows<Weights, 2 * kRowTiles, 1>(shape, groups, x, packed, output);
   MultiplyManyRows<Weights, kRowTiles, kPanelProducts>(shape, groups, x, packed, output);
 }
 

@@ -2,6 +2,8 @@
 // Weights and rows of x on their way to shared memory: a ring of stages, filled by asynchronous copies while others are
 // multiplied. What is on its way hides the memory's latency: an H100 wants 3.35 TB/s x 0.8 us / 132 SMs = 20 KB per SM,
 // a B200 8 TB/s x 0.9 us / 148 = 49 KB.
+#include <type_traits>
+
 #include "linear_weights.h"
 
 namespace fdsd::cuda {
@@ -17,25 +19,26 @@ struct StageSource {
   int32_t num_rows;  // that there are
 };
 
-// A ring of kStages stages of kPanels panels and kRows rows. Filled and read by kThreads threads: a warp, or the block.
-// A stage has the panels' lines, the rows, and where it ends a group the scales of both.
-template <typename Weights, int kPanels, int kRows, int kThreads, int kStages>
+// A ring of kStages stages of kPanels panels and kRows rows, or of kSides such side by side, each at its own place of
+// the sum. A side is filled by kThreads threads: a warp, which then is the only reader, or several, where all of a
+// block read. A stage has the panels' lines of all sides, the rows, and where it ends a group the scales of both.
+template <typename Weights, int kPanels, int kRows, int kThreads, int kStages, int kSides = 1>
 class StageRing {
  public:
+  using Walk = std::conditional_t<kSides == 1, StageWalk, StepWalk>;
   static constexpr int kLineBytes = kStageWords * Weights::kLineBytes;  // of a panel
-  static constexpr int kRowsAt = kPanels * kLineBytes;
-  static constexpr int kWeightScalesAt = kRowsAt + kRows * kStageRowBytes;
-  static constexpr int kRowScalesAt = kWeightScalesAt + (Weights::kIsScaled ? kPanels * kScaleBytes : 0);
-  static constexpr int kUsedBytes = kRowScalesAt + (Weights::kIsScaled ? kRows * int{sizeof(GroupScale)} : 0);
+  static constexpr int kRowsAt = kSides * kPanels * kLineBytes;
+  static constexpr int kWeightScalesAt = kRowsAt + kSides * kRows * kStageRowBytes;
+  static constexpr int kRowScalesAt = kWeightScalesAt + (Weights::kIsScaled ? kSides * kPanels * kScaleBytes : 0);
+  static constexpr int kUsedBytes = kRowScalesAt + (Weights::kIsScaled ? kSides * kRows * int{sizeof(GroupScale)} : 0);
   static constexpr int kAlignment = kThreads == kWarpSize ? kChunkBytes : kWarpgroupAlignment;
   static constexpr int kStageBytes = (kUsedBytes + kAlignment - 1) / kAlignment * kAlignment;
   static constexpr int kBytes = kStages * kStageBytes;
   static_assert(kStages >= 2 && kRowsAt % kAlignment == 0);
 
-  // A ring in this memory, over the stages of some parts; the first copies begin.
-  __device__ __forceinline__ StageRing(DevicePtr<uint8_t> memory, const StageSource& source, int part_begin,
-                                       int part_end)
-      : memory_(memory), next_(source.slices, part_begin, part_end, Weights::kPieceStages) {
+  // A ring in this memory, over the stages of a walk (the side's own); the first copies begin.
+  __device__ __forceinline__ StageRing(DevicePtr<uint8_t> memory, const StageSource& source, const Walk& walk)
+      : memory_(memory), next_(walk) {
 #pragma unroll
     for (int slot = 0; slot < kStages - 1; ++slot) Fill(source, slot);
   }
@@ -54,6 +57,7 @@ class StageRing {
 
  private:
   static __device__ __forceinline__ int Thread() { return static_cast<int>(threadIdx.x) % kThreads; }
+  static __device__ __forceinline__ int Side() { return static_cast<int>(threadIdx.x) / kThreads % kSides; }
 
   static __device__ __forceinline__ void Meet() {
     if constexpr (kThreads == kWarpSize) {
@@ -66,8 +70,8 @@ class StageRing {
   __device__ __forceinline__ void Fill(const StageSource& source, int slot) {
     if (next_.HasStage(source.slices)) {
       const DevicePtr<uint8_t> stage = memory_ + slot * kStageBytes;
-      CopyLines(source, stage);
-      CopyRows(source, stage + kRowsAt);
+      CopyLines(source, stage + Side() * kPanels * kLineBytes);
+      CopyRows(source, stage + (kRowsAt + Side() * kRows * kStageRowBytes));
       if constexpr (Weights::kIsScaled) {
         if (next_.stage % kGroupStages == kGroupStages - 1) CopyScales(source, stage);
       }
@@ -76,7 +80,7 @@ class StageRing {
     CommitCopies();
   }
 
-  // Units of a slice may end within a stage: lines behind them are zero.
+  // Units of a slice may end within a stage: lines behind them are zero, as is all of a stage that is not there.
   __device__ __forceinline__ void CopyLines(const StageSource& source, DevicePtr<uint8_t> to) const {
     constexpr int kLineChunks = Weights::kLineBytes / kChunkBytes;
     constexpr int kPanelChunks = kStageWords * kLineChunks;
@@ -91,6 +95,7 @@ class StageRing {
       offset = unit * Weights::kUnitBytes;
       num_lines = min(kStageWords, source.slices.units[next_.slice + 1] - unit);
     }
+    if (!next_.IsThere()) num_lines = 0;
     static_assert(kThreads % kPanelChunks == 0 || (kPanels == 1 && kPanelChunks % kThreads == 0));
     // A thread's chunks are as far apart on either side: what differs among them is known to the compiler.
     const int thread = Thread();
@@ -119,10 +124,12 @@ class StageRing {
     const int64_t first = (next_.stage * source.x.num_rows + source.row + row) * kStageWords;
     const DevicePtr<const uint8_t> from = ViewAs<const uint8_t>(source.x.words + first) + chunk * kChunkBytes;
     const DevicePtr<uint8_t> own = to + (row * kStageRowBytes + RowPlaceOf(row, chunk) * kChunkBytes);
-    static_assert(kRowsAtOnce % kMatrixColumns == 0 && kRows % kRowsAtOnce == 0);
+    static_assert(kRowsAtOnce % kMatrixColumns == 0 && (kRows % kRowsAtOnce == 0 || kRows < kRowsAtOnce));
+    if (kRows < kRowsAtOnce && row >= kRows) return;
+    const int32_t num_rows = next_.IsThere() ? source.num_rows : 0;
 #pragma unroll
     for (int i = 0; i < kRows; i += kRowsAtOnce)
-      CopyAsync<kChunkBytes>(own + i * kStageRowBytes, from + i * kStageRowBytes, row + i < source.num_rows);
+      CopyAsync<kChunkBytes>(own + i * kStageRowBytes, from + i * kStageRowBytes, row + i < num_rows);
   }
 
   __device__ __forceinline__ void CopyScales(const StageSource& source, DevicePtr<uint8_t> stage) const {
@@ -134,21 +141,22 @@ class StageRing {
     if (chunk < kPanels * kPanelChunks) {
       const int panel = chunk / kPanelChunks;
       const int64_t from = offset + panel * source.panel_bytes + chunk % kPanelChunks * kChunkBytes;
-      CopyAsync<kChunkBytes>(stage + (kWeightScalesAt + chunk * kChunkBytes), source.panels + from,
-                             panel < source.num_panels);
+      CopyAsync<kChunkBytes>(stage + (kWeightScalesAt + Side() * kPanels * kScaleBytes + chunk * kChunkBytes),
+                             source.panels + from, next_.IsThere() && panel < source.num_panels);
     }
     const auto from = ViewAs<const uint8_t>(source.x.scales + (group * source.x.num_rows + source.row));
 #pragma unroll
     for (int i = 0; i < kRows; i += kThreads) {
       const int row = i + Thread();
       if (kRows % kThreads != 0 && row >= kRows) break;
-      CopyAsync<kPairBytes>(stage + (kRowScalesAt + row * kPairBytes), from + row * kPairBytes, row < source.num_rows);
+      CopyAsync<kPairBytes>(stage + (kRowScalesAt + (Side() * kRows + row) * kPairBytes), from + row * kPairBytes,
+                            next_.IsThere() && row < source.num_rows);
     }
   }
 
   DevicePtr<uint8_t> memory_;
-  StageWalk next_;  // the stage to copy next
-  int slot_ = 0;    // where the stage to multiply next lies
+  Walk next_;     // the stage to copy next
+  int slot_ = 0;  // where the stage to multiply next lies
 };
 
 // What a warp multiplies of a block's panels and rows: kProducts products of a panel, from `product` on, with rows from
@@ -173,7 +181,7 @@ __device__ __forceinline__ void AddPiece(Ring* ring, const StageSource& source, 
     for (int i = 0; i < kGroupStages; ++i) {
       stage = ring->template Next<kByWarpgroup>(source);
       if constexpr (kByWarpgroup) {
-        AddStageByWarpgroup<Weights>(stage + lines, stage + rows, share.product, &products);
+        AddStageByWarpgroup<Weights, kRowTiles>(stage + lines, stage + rows, share.product, &products);
       } else {
         AddStage<Weights, kRowTiles>(stage + lines, stage + rows, &products);
       }
@@ -182,8 +190,12 @@ __device__ __forceinline__ void AddPiece(Ring* ring, const StageSource& source, 
     const auto row_scales = ViewAs<const GroupScale>(stage + Ring::kRowScalesAt) + share.row;
     AddScaled<Weights, kRowTiles, kProducts>(scales, row_scales, products, share.product, sums);
   } else {
-    const DevicePtr<const uint8_t> stage = ring->template Next<false>(source);
-    AddStage<Weights, kRowTiles>(stage + lines, stage + rows, sums);
+    const DevicePtr<const uint8_t> stage = ring->template Next<kByWarpgroup>(source);
+    if constexpr (kByWarpgroup) {
+      AddStageByWarpgroup<Weights, kRowTiles>(stage + lines, stage + rows, share.product, sums);
+    } else {
+      AddStage<Weights, kRowTiles>(stage + lines, stage + rows, sums);
+    }
   }
 }
 

@@ -64,6 +64,8 @@ struct StageWalk {
   }
   // Whether there is a stage here.
   __device__ __forceinline__ bool HasStage(const SliceBorders& slices) const { return slice < slices.count; }
+  // Whether the sums have it.
+  static __device__ __forceinline__ constexpr bool IsThere() { return true; }
   __device__ __forceinline__ void Advance(const SliceBorders& slices) {
     ++stage;
     FindSlice(slices);
@@ -74,6 +76,64 @@ struct StageWalk {
     while (stage >= end && ++slice < slices.count) {
       stage = slices.PartBegin(slice, part_begin, piece_stages);
       end = slices.PartBegin(slice, part_end, piece_stages);
+    }
+  }
+};
+
+// Parts that are walked through side by side, so many at a time and in step: side i has parts kRounds * i, kRounds * i
+// + 1, .. of a slice, one a round, and where it has fewer stages than another side, stages that are not there.
+constexpr int kPartsInStep = 4;
+constexpr int kRounds = kParts / kPartsInStep;
+
+// Stages of a round, those of its longest part.
+__device__ __forceinline__ int32_t StagesInStep(const SliceBorders& slices, int slice, int round, int piece_stages) {
+  int32_t longest = 0;
+#pragma unroll
+  for (int part = round; part < kParts; part += kRounds) {
+    const int32_t length =
+        slices.PartBegin(slice, part + 1, piece_stages) - slices.PartBegin(slice, part, piece_stages);
+    longest = length > longest ? length : longest;
+  }
+  return longest;
+}
+
+// The stages of a side, slice by slice.
+struct StepWalk {
+  int side;
+  int piece_stages;
+  int slice;
+  int round;
+  int32_t stage;
+  int32_t part_end;
+  int32_t end;
+
+  __device__ __forceinline__ StepWalk(const SliceBorders& slices, int side, int piece_stages)
+      : side(side), piece_stages(piece_stages), slice(0), round(0), stage(0), part_end(0), end(0) {
+    FindPart(slices);
+  }
+  __device__ __forceinline__ bool HasStage(const SliceBorders& slices) const { return slice < slices.count; }
+  __device__ __forceinline__ bool IsThere() const { return stage < part_end; }
+  __device__ __forceinline__ void Advance(const SliceBorders& slices) {
+    if (++stage < end) return;
+    NextRound();
+    FindPart(slices);
+  }
+
+ private:
+  __device__ __forceinline__ void NextRound() {
+    if (++round < kRounds) return;
+    round = 0;
+    ++slice;
+  }
+
+  __device__ __forceinline__ void FindPart(const SliceBorders& slices) {
+    for (; slice < slices.count; NextRound()) {
+      const int32_t num_stages = StagesInStep(slices, slice, round, piece_stages);
+      if (num_stages == 0) continue;
+      stage = slices.PartBegin(slice, kRounds * side + round, piece_stages);
+      part_end = slices.PartBegin(slice, kRounds * side + round + 1, piece_stages);
+      end = stage + num_stages;
+      return;
     }
   }
 };

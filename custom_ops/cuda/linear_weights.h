@@ -31,6 +31,7 @@ struct Bf16Weights {
   static constexpr int kLineBytes = kPanelColumns * kStepBytes;
   static constexpr int64_t kUnitBytes = kLineBytes;
   using Sum = float;
+  using ByWarpgroup = Bf16Products;
 
   // Column of the panel that is row j (0..7) of half h of product n.
   static __device__ __forceinline__ int Column(int n, int h, int j) { return 4 * j + 2 * n + h; }
@@ -54,12 +55,14 @@ struct Wint8Weights : Bf16Weights {
   static constexpr int64_t kUnitBytes = kWint8Bytes + kScaleBytes;
   static constexpr int kZeroPoint = kWint8ZeroPoint;
   using Sum = int32_t;
+  using ByWarpgroup = IntegerProducts;
 };
 
 struct Fp8Weights : Wint8Weights {
   static constexpr LinearFormat kFormat = LinearFormat::kFp8;
   static constexpr int kZeroPoint = 0;
   using Sum = float;
+  using ByWarpgroup = Fp8Products;
 };
 
 // The low and high four bits of a byte are columns 16 apart.
@@ -72,6 +75,7 @@ struct Wint4Weights {
   static constexpr int64_t kUnitBytes = kWint4Bytes + kScaleBytes;
   static constexpr int kZeroPoint = kWint4ZeroPoint;
   using Sum = int32_t;
+  using ByWarpgroup = IntegerProducts;
 
   static __device__ __forceinline__ int Column(int n, int h, int j) { return 2 * j + h + n * (kPanelColumns / 2); }
   static __device__ __forceinline__ int PlaceOf(int line, int c) { return c ^ (line & 2); }
@@ -141,11 +145,13 @@ __device__ __forceinline__ void AddStage(DevicePtr<const uint8_t> lines, DeviceP
   }
 }
 
-// The same by a warpgroup, of whose warps each has 16 columns of a panel, those of product `product`, with the same 64
-// rows. Ends when the products have.
-template <typename Weights>
+// The same by a warpgroup, of whose warps each has 16 columns of its lines, those of product `product`, with the rows
+// of all. Ends when the products have.
+template <typename Weights, int kRowTiles>
 __device__ __forceinline__ void AddStageByWarpgroup(DevicePtr<const uint8_t> lines, DevicePtr<const uint8_t> rows,
-                                                    int product, Products<int32_t, 8, 1>* products) {
+                                                    int product,
+                                                    Products<typename Weights::Sum, kRowTiles, 1>* products) {
+  constexpr int kCount = kRowTiles * 4;
   uint32_t own[kStageSteps][4];
 #pragma unroll
   for (int step = 0; step < kStageSteps; ++step) {
@@ -154,11 +160,12 @@ __device__ __forceinline__ void AddStageByWarpgroup(DevicePtr<const uint8_t> lin
 #pragma unroll
     for (int i = 0; i < 4; ++i) own[step][i] = product == 0 ? a[0][i] : a[1][i];
   }
-  int32_t* const sums = products->values[0][0];
-  BeginWarpgroupProducts(sums);
+  auto* const sums = products->values[0][0];
+  BeginWarpgroupProducts<kCount>(sums);
 #pragma unroll
-  for (int step = 0; step < kStageSteps; ++step) AddWarpgroupProduct(sums, own[step], rows, step);
-  WaitForWarpgroupProducts(sums);
+  for (int step = 0; step < kStageSteps; ++step)
+    AddWarpgroupProduct<typename Weights::ByWarpgroup, kRowTiles * kMatrixColumns>(sums, own[step], rows, step);
+  WaitForWarpgroupProducts<kCount>(sums);
 }
 
 // sums += the products of a group, scaled. weight_scales f32[32], row_scales [rows]; of the panel's

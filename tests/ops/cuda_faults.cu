@@ -149,22 +149,26 @@ __global__ void CopyOverRead(Ints p, bool meets) {
 }
 
 // A warpgroup multiplies rows that it has copied, a line for each thread: with all that it must do, or less.
-__global__ void WarpgroupProduct(Ints p, bool fences, bool begins, bool writes_over) {
+template <typename Kind>
+__global__ void WarpgroupProduct(Ints p, bool fences, bool begins, bool writes_over, bool waits) {
   constexpr int kLineBytes = 32;
-  FDSD_SHARED(uint8_t, rows, fdsd::cuda::kWarpgroupRows* fdsd::cuda::kWarpgroupRowBytes);
+  constexpr int kRows = 64;
+  constexpr int kCount = kRows / 2;
+  FDSD_SHARED(uint8_t, rows, kRows* fdsd::cuda::kWarpgroupRowBytes);
   for (int i = 0; i < kLineBytes; i += 16)
     fdsd::cuda::CopyAsync<16>(rows + (static_cast<int>(threadIdx.x) * kLineBytes + i), ViewAs<const uint8_t>(p));
   fdsd::cuda::CommitCopies();
   fdsd::cuda::WaitForCopies<0>();
   if (fences) fdsd::cuda::FenceCopies();
   __syncthreads();
-  int32_t c[fdsd::cuda::kWarpgroupElements] = {};
+  typename Kind::Element c[kCount] = {};
   const uint32_t a[4] = {1, 1, 1, 1};
-  if (begins) fdsd::cuda::BeginWarpgroupProducts(c);
-  fdsd::cuda::AddWarpgroupProduct(c, a, rows, 0);
+  if (begins) fdsd::cuda::BeginWarpgroupProducts<kCount>(c);
+  fdsd::cuda::AddWarpgroupProduct<Kind, kRows>(c, a, rows, 0);
   if (writes_over) rows[threadIdx.x] = 0;
-  fdsd::cuda::WaitForWarpgroupProducts(c);
-  if (threadIdx.x < kThreads) p[threadIdx.x] = c[0];
+  if (waits) fdsd::cuda::WaitForWarpgroupProducts<kCount>(c);
+  // The rows are zeros.
+  if (c[0] != typename Kind::Element{}) Ints(nullptr)[0] = 0;
 }
 
 __global__ void CopyToGlobal(Ints p) {
@@ -212,10 +216,24 @@ fdsd::Error RunFault(const char* name, Ints p) {
   if (is("copy of another, waited")) return Launch<CopyThenRead>(kOneBlock, nullptr, p, true, true, 1);
   if (is("copy over what is read")) return Launch<CopyOverRead>(kOneBlock, nullptr, p, false);
   if (is("copy over what was read")) return Launch<CopyOverRead>(kOneBlock, nullptr, p, true);
-  if (is("product")) return Launch<WarpgroupProduct>(kWarpgroup, nullptr, p, true, true, false);
-  if (is("product of what is not fenced")) return Launch<WarpgroupProduct>(kWarpgroup, nullptr, p, false, true, false);
-  if (is("product before its registers")) return Launch<WarpgroupProduct>(kWarpgroup, nullptr, p, true, false, false);
-  if (is("product written over")) return Launch<WarpgroupProduct>(kWarpgroup, nullptr, p, true, true, true);
+  for (const bool is_float : {false, true}) {
+    const auto run = [&](bool fences, bool begins, bool writes_over, bool waits) {
+      using namespace fdsd::cuda;
+      return is_float
+                 ? Launch<WarpgroupProduct<Bf16Products>>(kWarpgroup, nullptr, p, fences, begins, writes_over, waits)
+                 : Launch<WarpgroupProduct<IntegerProducts>>(kWarpgroup, nullptr, p, fences, begins, writes_over,
+                                                             waits);
+    };
+    const char* const kind = is_float ? "product of floats" : "product";
+    const size_t length = std::strlen(kind);
+    if (std::strncmp(name, kind, length) != 0) continue;
+    const auto what = [&](const char* other) { return std::strcmp(name + length, other) == 0; };
+    if (what("")) return run(true, true, false, true);
+    if (what(" of what is not fenced")) return run(false, true, false, true);
+    if (what(" before its registers")) return run(true, false, false, true);
+    if (what(" written over")) return run(true, true, true, true);
+    if (what(" not waited for")) return run(true, true, false, false);
+  }
   if (is("copy to global memory")) return Launch<CopyToGlobal>(kOneBlock, nullptr, p);
   if (is("part of a warp in a block")) return Launch<Fill>(LaunchShape{dim3(1), dim3(48)}, nullptr, p);
   if (is("too many threads")) return Launch<Fill>(LaunchShape{dim3(1), dim3(2048)}, nullptr, p);

@@ -38,6 +38,11 @@ FAULTS = {
     "product of what is not fenced": "multiplies what was copied, with no fence since",
     "product before its registers": "a product of a warpgroup before its registers are ready",
     "product written over": "race: .* byte .* of shared memory [4096 bytes], which thread .* with no barrier between",
+    "product not waited for": "writes 4 bytes through a pointer to no device memory",  # as its elements are not zero
+    "product of floats of what is not fenced": "multiplies what was copied, with no fence since",
+    "product of floats before its registers": "a product of a warpgroup before its registers are ready",
+    "product of floats written over": "race: .* of shared memory [4096 bytes], which thread .* with no barrier between",
+    "product of floats not waited for": "writes 4 bytes through a pointer to no device memory",
     "copy to global memory": "copies asynchronously to what is no shared memory",
     "part of a warp in a block": "expected blocks of whole warps",
     "too many threads": "expected 1..1024 threads per block",
@@ -53,6 +58,7 @@ NO_FAULTS = (
         "copy of another, waited",
         "copy over what was read",
         "product",
+        "product of floats",
     ),
 )
 

@@ -1,6 +1,6 @@
 #include "emulation/warpgroup.h"
 
-#include <algorithm>
+#include <cstring>
 #include <deque>
 #include <vector>
 
@@ -11,11 +11,13 @@
 namespace fdsd::emulation {
 namespace {
 
-constexpr int32_t kNoElement = -2139062144;  // 0x80808080
+constexpr int kNoElement = 0x80;  // in every byte: a large negative number as an integer, a tiny one as a float
 
 struct Started {
-  int32_t* c;
-  int32_t elements[kProductElements];
+  void* c;
+  std::vector<uint32_t> elements;
+
+  size_t num_bytes() const { return elements.size() * sizeof(uint32_t); }
 };
 
 struct Bytes {
@@ -42,22 +44,22 @@ void ReadForProducts(const Allocation* allocation, const void* address, size_t n
   products.Own().read.push_back({allocation, address, num_bytes});
 }
 
-int32_t* StartedElements(int32_t* c) {
+void* StartedElements(void* c, size_t count) {
   Products& own = products.Own();
   if (!own.has_begun) Fail("a product of a warpgroup before its registers are ready");
   for (Started& started : own.started) {
-    if (started.c == c) return started.elements;
+    if (started.c == c) return started.elements.data();
   }
-  Started& started = own.started.emplace_back(Started{c, {}});
-  std::copy_n(c, kProductElements, started.elements);
-  std::fill_n(c, kProductElements, kNoElement);
-  return started.elements;
+  Started& started = own.started.emplace_back(Started{c, std::vector<uint32_t>(count)});
+  std::memcpy(started.elements.data(), c, started.num_bytes());
+  std::memset(c, kNoElement, started.num_bytes());
+  return started.elements.data();
 }
 
 void WaitForProducts() {
   Products& own = products.Own();
   for (const Bytes& bytes : own.read) Check(bytes.allocation, bytes.address, bytes.num_bytes, Access::kRead);
-  for (const Started& started : own.started) std::copy_n(started.elements, kProductElements, started.c);
+  for (const Started& started : own.started) std::memcpy(started.c, started.elements.data(), started.num_bytes());
   own = Products{};
 }
 

@@ -8,15 +8,12 @@
 
 namespace fdsd::emulation {
 
-// Elements that a thread has of a product.
-constexpr int kProductElements = 32;
-
 // The running thread's registers are ready for products until it waits.
 void BeginProducts();
 // A product reads these bytes of shared memory, between now and the wait.
 void ReadForProducts(const Allocation* allocation, const void* address, size_t num_bytes);
-// What the elements at c will be after the wait; c itself has no meaning until then.
-int32_t* StartedElements(int32_t* c);
+// What the elements at c, of 4 bytes each, will be after the wait; c itself has no meaning until then.
+void* StartedElements(void* c, size_t count);
 // The thread's products end.
 void WaitForProducts();
 

@@ -110,6 +110,19 @@ class InternalError(FdsdError):
     """Our fault: a broken invariant or a failed computation for this request only."""
 
 
+class DeviceLost(BaseException):
+    """A GPU does nothing more: a kernel went wrong on it, or the driver gave it up. No smaller step can help, and what
+    is in its memory is not to be trusted.
+
+    No `except Exception` on its way takes it for a request's fault; the executor raises `error` in its place, which
+    ends the engine.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.error = InternalError(message)
+
+
 class Unavailable(FdsdError):
     """The server is draining or its engine is down."""
 

@@ -29,4 +29,6 @@ FDSD_EXPORT int64_t fdsd_cuda_num_launches() { return fdsd::emulation::NumLaunch
 FDSD_EXPORT int64_t fdsd_cuda_bytes_read(const void* memory) { return fdsd::emulation::BytesRead(memory); }
 // The chip that is emulated from now on: 80, 86, 89, 90 or 100.
 FDSD_EXPORT void fdsd_cuda_set_architecture(int32_t architecture) { fdsd::emulation::Architecture() = architecture; }
+// What a kernel did wrong is forgotten.
+FDSD_EXPORT void fdsd_cuda_reset() { fdsd::emulation::Reset(); }
 #endif

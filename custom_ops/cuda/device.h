@@ -59,11 +59,13 @@ DevicePtr<T> DynamicShared() {
   return emulation::DynamicShared<T>();
 }
 
-// Run a kernel: nothing is done where the grid is empty. Returns nullptr, or why it could not be launched; the
-// emulation also what the kernel did wrong.
+// Run a kernel: nothing is done where the grid is empty. Returns nullptr, or why it could not be launched; on stream
+// nullptr the emulation also what the kernel did wrong.
 template <auto kernel, typename... Arguments>
 Error Launch(const LaunchShape& shape, Stream stream, const Arguments&... arguments) {
   const char* const name = __PRETTY_FUNCTION__;
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return nullptr;
+  if (Error error = emulation::LaunchRefusal(name, shape.grid, shape.block, shape.dynamic_bytes)) return error;
   return emulation::Submit(stream, [=] {
     return emulation::RunKernel(name, shape.grid, shape.block, shape.dynamic_bytes, [&] { kernel(arguments...); });
   });

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from fastdeploy_sd.config import Config, from_json
-from fastdeploy_sd.errors import FdsdError, InternalError
+from fastdeploy_sd.errors import DeviceLost, FdsdError, InternalError
 from fastdeploy_sd.ipc.child import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -105,7 +105,7 @@ def main() -> int:
     except FdsdError as error:
         session.fail(error)
         return EXIT_CONFIG
-    except Exception as error:
+    except (Exception, DeviceLost) as error:
         logger.exception("rank %d failed", rank)
         session.fail(InternalError(f"rank {rank} failed: {error!r}"))
         return EXIT_FAILED

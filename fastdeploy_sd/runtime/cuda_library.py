@@ -14,7 +14,7 @@ import pathlib
 from typing import Any
 
 from fastdeploy_sd import __version__
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.runtime.layout import layout, read_layout
 from fastdeploy_sd.runtime.library import LIBRARY_PATH, CParams
 
@@ -118,10 +118,11 @@ class CudaLibrary:
 
         Raises:
             ValueError: it failed; the text says why.
+            DeviceLost: nor can anything else succeed from now on.
         """
         error = self._error_of(name, arguments)
         if error:
-            raise ValueError(error.decode(errors="replace"))
+            raise self._failure(error.decode(errors="replace"))
 
     def number(self, name: str, *arguments: Any) -> int:
         """Call `fdsd_cuda_<name>` that returns an int64."""
@@ -140,10 +141,11 @@ class CudaLibrary:
 
         Raises:
             ValueError: it refused its sizes; the text names op and argument.
+            DeviceLost: as `call`.
         """
         error = self._error_of(op, (ctypes.byref(params), workspace, stream))
         if error:
-            raise ValueError(f"{op}: {error.decode(errors='replace')}")
+            raise self._failure(f"{op}: {error.decode(errors='replace')}")
 
     def discard(self, name: str, address: int) -> None:
         """Call `fdsd_cuda_<name>` that gives something back; its error is that of work before, which a wait reports."""
@@ -160,6 +162,10 @@ class CudaLibrary:
                 f"op {op}: expected {struct} in the CUDA library as in the kernel library, got another; build both anew"
             )
         self._is_same.add(struct)
+
+    def _failure(self, text: str) -> ValueError | DeviceLost:
+        """Tell a call that was refused from one that met what a kernel did wrong: that, every later wait meets too."""
+        return DeviceLost(f"the GPU has failed: {text}") if self._error_of("synchronize", ()) else ValueError(text)
 
     def _error_of(self, name: str, arguments: tuple[Any, ...]) -> bytes | None:
         function = getattr(self.functions, f"fdsd_cuda_{name}")

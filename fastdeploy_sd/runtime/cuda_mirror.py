@@ -174,10 +174,14 @@ class CudaTransfers:
         self._down.append((piece.host[piece.begin : piece.end], pinned))
 
     def finish(self) -> None:
-        """Wait for the device, and put what came back in its arrays."""
-        self._library.call("stream_synchronize", self._stream)
+        """Wait for the device, and put what came back in its arrays.
+
+        Raises:
+            DeviceLost: a kernel went wrong; nothing came back.
+        """
         arrived: Sequence[tuple[Bytes, Bytes]] = self._down
         self._down = []
+        self._library.call("stream_synchronize", self._stream)
         for host, pinned in arrived:
             host[:] = pinned
 

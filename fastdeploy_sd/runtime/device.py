@@ -16,15 +16,14 @@ import numpy.typing as npt
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.runtime import arena, cuda_library, tensors
+from fastdeploy_sd.runtime import arena, tensors
 from fastdeploy_sd.runtime.bound_call import Call
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.host_op import HostOp
 from fastdeploy_sd.runtime.mirror import HostMirror, Mirror
 from fastdeploy_sd.runtime.program import Inputs, Program, Recording, RunnableProgram
 
-DeviceName = Literal["cpu", "gpu", "auto"]
 # Who writes rows makes copies of them.
 _ROWS_AT_ONCE = 1024
 
@@ -125,7 +124,7 @@ class Device(Protocol):
         """Return when all that was started is done, and what was downloaded is where the host reads it.
 
         Raises:
-            ValueError: a kernel failed; nothing that was started is of use.
+            DeviceLost: a kernel failed; nothing that was started is of use, nor is the device.
         """
         ...
 
@@ -190,23 +189,17 @@ def device() -> Device:
     return _chosen
 
 
-def choose(name: DeviceName) -> Device:
+def choose(library: CudaLibrary | None) -> Device:
     """Make a device the process's, before anything is allocated, and return it.
 
     Args:
-        name: `auto` is a GPU where one can be used, else the CPU.
-
-    Raises:
-        ConfigError: there is no GPU that can be used; the text says why.
+        library: of the kernels that the GPU here runs; None = the host.
     """
     global _chosen  # noqa: PLW0603 (one device per process)
-    found = None if name == "cpu" else cuda_library.usable_library()
-    if name == "gpu" and isinstance(found, str):
-        raise ConfigError(f"device: expected a GPU that can be used, got none: {found}", param="device")
-    _chosen = _cuda_device(found) if isinstance(found, cuda_library.CudaLibrary) else _HOST
+    _chosen = _HOST if library is None else _cuda_device(library)
     return _chosen
 
 
 @functools.cache
-def _cuda_device(library: cuda_library.CudaLibrary) -> CudaDevice:
+def _cuda_device(library: CudaLibrary) -> CudaDevice:
     return CudaDevice(library)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
 from fastdeploy_sd.runtime.bound_call import Call
 from fastdeploy_sd.runtime.twins import NO_TWINS, Twins
@@ -94,12 +95,16 @@ class BatchBuilder:
 
         Raises:
             ValueError: the output has no room in the table, or is outside the vocabulary. Nothing has changed then.
+            DeviceLost: the device's table could not follow, so that its tokens are not the requests' any more.
         """
         self._append.params.num_requests = self._memory.num_requests
         self._append.run()  # the host's first: it looks at what it is given
         if self._append_there is not None:
             self._append_there.params.num_requests = self._memory.num_requests
-            self._append_there.run()
+            try:
+                self._append_there.run()
+            except Exception as error:
+                raise DeviceLost(f"the GPU's table of requests is behind the host's: {error}") from error
 
     def _write_masks(self) -> None:
         """The tokens that each row of logits forbids."""

@@ -6,7 +6,7 @@ import logging
 
 from fastdeploy_sd.config import Config, cpu_only
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.runtime.cuda_library import cuda_refusal
+from fastdeploy_sd.runtime.cuda_library import usable_library
 from fastdeploy_sd.runtime.device import Device, choose
 
 _log = logging.getLogger(__name__)
@@ -19,15 +19,14 @@ def choose_device(config: Config) -> Device:
         ConfigError: a GPU was asked for, and there is none that can be used, or an option needs the CPU.
     """
     if config.device == "cpu":
-        return choose("cpu")
-    refusals = list(cpu_only(config))
-    if (reason := cuda_refusal()) is not None:
-        refusals.insert(
-            0, ConfigError(f"device: expected cpu or auto on this machine, got gpu: {reason}", param="device")
-        )
-    if not refusals:
-        return choose("gpu")
+        return choose(None)
+    library, refusal = usable_library(), next(iter(cpu_only(config)), None)
+    if isinstance(library, str):
+        refusal = ConfigError(f"device: expected cpu or auto on this machine, got gpu: {library}", param="device")
+    elif refusal is None:
+        return choose(library)
+    assert refusal is not None
     if config.device == "gpu":
-        raise refusals[0]
-    _log.info("device auto: the CPU is used: %s", refusals[0].message)
-    return choose("cpu")
+        raise refusal
+    _log.info("device auto: the CPU is used: %s", refusal.message)
+    return choose(None)

@@ -18,7 +18,7 @@ from fastdeploy_sd.conformance.guided import GRAMMARS
 from fastdeploy_sd.runtime.device import choose
 from fastdeploy_sd.types import Request, RequestId
 from tests.models import golden
-from tests.ops.cuda_device import EMULATED
+from tests.ops.cuda_device import EMULATED, require
 
 _PROMPT_LEN, _OUTPUT_LEN, _NUM_REQUESTS = 30, 6, 12
 # Steps of few tokens: prompts are computed in parts, beside requests that decode.
@@ -33,13 +33,14 @@ TIGHT = replace(
 @contextmanager
 def gpu_device(kind: str) -> Iterator[None]:
     """Let `device gpu` be the emulated or the real one, by its name in tests.ops.cuda_device, in the body."""
+    require(kind)
     path = cuda_build.build_emulated() if kind == EMULATED else cuda_build.build_cuda()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FDSD_CUDA_LIBRARY", str(path))
         try:
             yield
         finally:
-            choose("cpu")
+            choose(None)
 
 
 def tiny_config(path: pathlib.Path = golden.ROOT / "qwen3-tiny") -> Config:

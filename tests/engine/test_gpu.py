@@ -15,27 +15,26 @@ import pytest
 
 from fastdeploy_sd.conformance import PLAIN, Method, Way, open_engine, run_alone, run_cell, standard_methods
 from fastdeploy_sd.conformance.runs import run
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_memory import CudaMemory
+from fastdeploy_sd.runtime.cuda_mirror import CudaTransfers
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import FinishReason, Request
+from fastdeploy_sd.types import FinishReason, Request, SchedulerOutput
 from fastdeploy_sd.worker.runner import _NOT_FINITE
-from tests.doubles.engines import run_to_end
+from tests.doubles.engines import Transcript, run_to_end
 from tests.engine.gpu import BATCH, TIGHT, answers_alone, gpu_device, short_requests, tiny_config
 from tests.engine.models import double, double_with_draft_kv
-from tests.engine.test_failing_rows import PHASES, Fault, runner_of
+from tests.engine.test_failing_rows import PHASES, Fault, note_requests, runner_of
 from tests.models import golden, rewrite
 from tests.models.mtp_models import make_model
-from tests.ops.cuda_device import EMULATED, GPU, gpu_refusal
+from tests.ops.cuda_device import EMULATED, GPU, loses_the_device
 
 NUM_DRAFTS = 3
 
 
 @pytest.fixture(autouse=True, scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
 def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == GPU and (reason := gpu_refusal()) is not None:
-        pytest.skip(f"no GPU: {reason}")
     with gpu_device(request.param):
         yield request.param
 
@@ -143,6 +142,54 @@ def test_a_step_that_fails_costs_its_culprit_only(kind: str, phase: str) -> None
         tokens = tuple(transcript.token_ids[request.request_id])
         want = expected[request.request_id].token_ids
         assert tokens == (want[:3] if request is requests[1] else want)
+
+
+@pytest.mark.usefixtures("expects_step_failures")
+def test_what_could_not_be_sent_goes_up_with_the_next_try(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory for the copy of a step with a new request, whose table row another one had before."""
+    requests, expected = short_requests()[:6], answers_alone(kind)
+    next_staging, new = CudaTransfers._next_staging, list[Request]()
+
+    def fail_once(self: CudaTransfers, num_bytes: int) -> object:
+        if new:
+            new.clear()
+            raise MemoryError("pinned memory")
+        return next_staging(self, num_bytes)
+
+    monkeypatch.setattr(CudaTransfers, "_next_staging", fail_once)
+    transcript = Transcript()
+    with open_engine(tiny_config(), BATCH, PLAIN) as engine:
+        for request in requests:
+            new.append(request)
+            engine.submit(request)
+            run_to_end(engine, transcript)
+            assert not new
+    for request in requests:
+        assert tuple(transcript.token_ids[request.request_id]) == expected[request.request_id].token_ids
+
+
+def test_a_kernel_that_goes_wrong_ends_the_engine(kind: str) -> None:
+    """Whatever else is tried fails too, so nothing is: no request is blamed for it."""
+    if kind == GPU:
+        pytest.skip("all that this process does after it would fail")
+    with open_engine(tiny_config(), BATCH, PLAIN) as engine, loses_the_device():
+        runner = runner_of(engine)
+        build, running = runner._batches.build, note_requests(runner)
+        num_steps = 0
+
+        def build_wrongly(plan: SchedulerOutput) -> None:
+            nonlocal num_steps
+            build(plan)
+            if len(running) == 2 and runner._memory.num_logits:
+                num_steps += 1
+                runner._memory.logits_indices[0] = 1 << 20  # outside of what the pass has computed
+
+        setattr(runner._batches, "build", build_wrongly)  # noqa: B010 (mypy takes methods for constants)
+        for request in short_requests()[:2]:
+            engine.submit(request)
+        with pytest.raises(InternalError, match=r"the GPU has failed: .*gather_output_rows.*out of bounds"):
+            run_to_end(engine)
+        assert num_steps == 1
 
 
 def test_a_step_is_one_copy_up_and_one_down(monkeypatch: pytest.MonkeyPatch) -> None:

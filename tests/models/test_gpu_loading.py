@@ -15,7 +15,8 @@ from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.models import packed_cache, weight_packer
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.runtime import cuda_uploads
-from fastdeploy_sd.runtime.device import choose, device
+from fastdeploy_sd.runtime.device import device
+from fastdeploy_sd.worker.device_choice import choose_device
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.model_loading import LoadedModel, load_model
 from tests.engine.gpu import gpu_device
@@ -24,7 +25,7 @@ from tests.ops.cuda_device import EMULATED
 
 
 def loaded(config: Config) -> LoadedModel:
-    choose(config.device)
+    choose_device(config)
     checkpoint = Checkpoint(config.model.path)
     decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
     return load_model(config, checkpoint, decoder, open_draft_weights(config, checkpoint, decoder))

@@ -17,11 +17,7 @@ def operators() -> None:
 @pytest.fixture(params=[cuda_device.EMULATED, pytest.param(cuda_device.GPU, marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> cuda_device.OpRunner:
     """What runs ops by CUDA kernels: emulated, and on a GPU where there is one."""
-    if request.param == cuda_device.EMULATED:
-        return cuda_device.emulated()
-    if (reason := cuda_device.gpu_refusal()) is not None:
-        pytest.skip(f"no GPU: {reason}")
-    return cuda_device.gpu()
+    return cuda_device.runner(request.param)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
 from custom_ops import build, cuda_build
 from fastdeploy_sd.runtime import cuda_library, host_op
@@ -142,6 +143,27 @@ def gpu_refusal() -> str | None:
     except build.BuildError as error:
         return str(error)
     return None
+
+
+@contextlib.contextmanager
+def loses_the_device() -> Iterator[None]:
+    """Give the emulated device a fresh context after the body, in which a kernel goes wrong on it."""
+    try:
+        yield
+    finally:
+        emulated().device.library.functions.fdsd_cuda_reset()
+
+
+def require(kind: str) -> None:
+    """Skip the test where it is to run on a GPU and there is none."""
+    if kind == GPU and (reason := gpu_refusal()) is not None:
+        pytest.skip(f"no GPU: {reason}")
+
+
+def runner(kind: str) -> OpRunner:
+    """The device of a name; without a GPU, a test that needs one is skipped."""
+    require(kind)
+    return emulated() if kind == EMULATED else gpu()
 
 
 @functools.cache

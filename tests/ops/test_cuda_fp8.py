@@ -15,7 +15,7 @@ from fastdeploy_sd.ops.reference.linear import to_e4m3
 from fastdeploy_sd.parallel.ranges import SliceRule
 from tests.ops.cases import linear as linear_cases
 from tests.ops.cases import moe as moe_cases
-from tests.ops.cuda_device import OpRunner, emulated, gpu, gpu_refusal
+from tests.ops.cuda_device import GPU, OpRunner, emulated, runner
 from tests.ops.test_ops import assert_same, bits
 
 # Of an operator's inputs, those that are cases of this format.
@@ -27,12 +27,10 @@ OPS = {
 CHIP_TOLERANCE = 2e-3
 
 
-@pytest.fixture(params=["emulated 80", "emulated 90", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["emulated 80", "emulated 90", pytest.param(GPU, marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[OpRunner]:
-    if request.param == "gpu":
-        if (reason := gpu_refusal()) is not None:
-            pytest.skip(f"no GPU: {reason}")
-        yield gpu()
+    if request.param == GPU:
+        yield runner(GPU)
         return
     with emulated().emulates(int(request.param.split()[1])):
         yield emulated()

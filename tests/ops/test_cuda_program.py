@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NoReturn
 
 import numpy as np
@@ -9,7 +10,7 @@ import paddle
 import pytest
 
 from custom_ops import build, cuda_build
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.ops.activation import swiglu
 from fastdeploy_sd.ops.batch import GATHER_OUTPUT_ROWS, gather_output_rows
 from fastdeploy_sd.ops.norm import RMS_NORM, rms_norm
@@ -18,7 +19,7 @@ from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.program import Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
 from fastdeploy_sd.types import F32, I32
-from tests.ops.cuda_device import gpu_refusal
+from tests.ops.cuda_device import gpu_refusal, loses_the_device
 
 WIDTH, MAX_TOKENS, MAX_ROWS = 32, 20, 7
 WEIGHT = np.linspace(0.5, 2.0, WIDTH, dtype=np.float32)
@@ -127,13 +128,32 @@ def test_an_op_without_a_kernel_is_refused_by_name(gpu: CudaDevice, monkeypatch:
         gpu.program(step.recording, step.inputs)
 
 
-def test_what_a_kernel_does_wrong_is_told_with_its_call() -> None:
+def test_what_a_kernel_does_wrong_is_told_with_its_call_and_is_the_end_of_the_device() -> None:
+    """As on a GPU, where all that comes after such a fault fails until the process ends."""
     emulated = CudaDevice(cuda_library.load(cuda_build.build_emulated()))
     step = ChosenRows(emulated)
-    step.start(rows(2), np.array([300000], np.int32))
-    with pytest.raises(ValueError, match=r"call 2 \(gather_output_rows\): GatherRows.*: out of bounds|thread 0 out of"):
-        emulated.wait()
+    with loses_the_device():
+        step.start(rows(2), np.array([300000], np.int32))
+        with pytest.raises(
+            DeviceLost, match=r"call 2 \(gather_output_rows\): GatherRows.*: out of bounds|thread 0 out of"
+        ):
+            emulated.wait()
+        with pytest.raises(DeviceLost, match=r"the GPU has failed: .*\(gather_output_rows\)"):
+            step.run(rows(2), np.array([1], np.int32))
+        with pytest.raises(DeviceLost):
+            emulated.zeros((4,), np.float32)
     assert_same(step.run(rows(2), np.array([1], np.int32)), rows(2), np.array([1], np.int32))
+
+
+def test_a_launch_that_is_refused_costs_nothing_else(gpu: CudaDevice) -> None:
+    step, indices = ChosenRows(gpu), np.array([1], np.int32)
+    last = gpu.bind(
+        GATHER_OUTPUT_ROWS, x=step.x.tensor, indices=step.indices.tensor, y=gpu.zeros((7, WIDTH), np.float32)
+    )
+    last.params.num_rows_out = -1
+    with pytest.raises(ValueError, match="gather_output_rows: num_rows_out: expected"):
+        last.run()
+    assert_same(step.run(rows(2), indices), rows(2), indices)
 
 
 def test_a_bound_call_runs_between_programs(gpu: CudaDevice) -> None:
@@ -223,21 +243,14 @@ def test_tensors_are_written_and_read_by_rows(gpu: CudaDevice) -> None:
 # ---- which device ---------------------------------------------------------------------------------------------------
 
 
-def test_a_device_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
-    before = device.device()
+def test_a_process_has_one_device() -> None:
+    library = cuda_library.load(cuda_build.build_emulated())
     try:
-        assert device.choose("gpu").text == "emulated GPU"
-        assert device.device() is device.choose("auto")
-        monkeypatch.setenv("FDSD_CUDA_LIBRARY", "/nowhere/libfdsd_cuda.so")
-        assert device.choose("auto").kind == "cpu"
-        with pytest.raises(
-            ConfigError, match="device: expected a GPU that can be used, got none: no CUDA kernels at /no"
-        ):
-            device.choose("gpu")
+        assert device.choose(library).text == "emulated GPU"
+        assert device.device() is device.choose(library)
     finally:
-        device.choose("cpu")
-    assert device.device().kind == before.kind == "cpu"
+        device.choose(None)
+    assert device.device().kind == "cpu"
 
 
 def test_a_gpu_without_a_driver_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,5 +261,4 @@ def test_a_gpu_without_a_driver_is_refused_with_the_reason(monkeypatch: pytest.M
     except build.BuildError as error:
         pytest.skip(str(error))
     monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(library))
-    with pytest.raises(ConfigError, match=r"device: expected a GPU that can be used, got none: .*driver"):
-        device.choose("gpu")
+    assert re.search("driver", str(cuda_library.cuda_refusal()))

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from fastdeploy_sd.bisection import run_in_parts
+from fastdeploy_sd.errors import DeviceLost
 
 
 class Rows:
@@ -20,6 +21,19 @@ class Rows:
         if end - begin > self.max_rows or not self.culprits.isdisjoint(range(begin, end)):
             raise ValueError(f"{begin}..{end}")
         return sum(range(begin, end))
+
+
+def test_where_the_device_is_lost_no_part_is_tried() -> None:
+    num_runs = 0
+
+    def lose(begin: int, end: int) -> int:
+        nonlocal num_runs
+        num_runs += 1
+        raise DeviceLost("a kernel went wrong")
+
+    with pytest.raises(DeviceLost):
+        run_in_parts(lose, 0, 8)
+    assert num_runs == 1
 
 
 def test_nothing_is_run_in_one_part() -> None:

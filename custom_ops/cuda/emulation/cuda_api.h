@@ -4,7 +4,8 @@
 // What is put on a stream is done as late as CUDA allows: when the host waits for it, or something else that it waits
 // for does. So a wait that is missing shows every time: the host reads what was there before, or a copy takes what
 // the host has written since. Stream nullptr is the exception: what is put there is done at once, so that a test of one
-// kernel gets its error from the launch. An error ends all that is under way; the wait that meets it returns it, once.
+// kernel gets its error from the launch. An error ends all that is under way; the wait that meets it returns it, and so
+// does everything from then on, until Reset.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -85,6 +86,9 @@ class CallName {
   CallName(const CallName&) = delete;
   CallName& operator=(const CallName&) = delete;
 };
+
+// Go on after an error, which CUDA does not: for tests of such an error.
+void Reset();
 
 // Put an operation on a stream, or into the graph that is captured from it.
 Error Submit(void* stream, Operation operation);

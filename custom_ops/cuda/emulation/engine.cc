@@ -197,16 +197,6 @@ std::string PlainName(const std::string& whole) {
   return name;
 }
 
-// What the device would refuse.
-const char* Refusal(Size3 grid, Size3 block, int32_t dynamic_bytes) {
-  const uint64_t count = uint64_t{block.x} * block.y * block.z;
-  if (count == 0 || count > kMaxThreads) return "expected 1..1024 threads per block";
-  if (count % kWarpSize != 0) return "expected blocks of whole warps";
-  if (grid.x > 0x7fffffffu || grid.y > 0xffffu || grid.z > 0xffffu) return "expected a grid within CUDA's limits";
-  if (dynamic_bytes < 0 || dynamic_bytes > cuda::kMaxSharedBytes) return "expected at most 163 KB of shared memory";
-  return nullptr;
-}
-
 }  // namespace
 
 const ThreadPlace& Here() { return engine.place; }
@@ -265,17 +255,28 @@ const uint64_t* MeetWarp(unsigned mask, const void* bytes, int32_t num_bytes, bo
   return lanes;
 }
 
+Error LaunchRefusal(const char* name, Size3 grid, Size3 block, int32_t dynamic_bytes) {
+  static thread_local std::string text;
+  const uint64_t count = uint64_t{block.x} * block.y * block.z;
+  text.clear();
+  if (count == 0 || count > kMaxThreads) text = "expected 1..1024 threads per block";
+  if (count % kWarpSize != 0) text = "expected blocks of whole warps";
+  if (grid.x > 0x7fffffffu || grid.y > 0xffffu || grid.z > 0xffffu) text = "expected a grid within CUDA's limits";
+  if (dynamic_bytes < 0 || dynamic_bytes > cuda::kMaxSharedBytes) text = "expected at most 163 KB of shared memory";
+  if (text.empty()) return nullptr;
+  text = PlainName(name) + ": " + text;
+  return text.c_str();
+}
+
 Error RunKernel(const char* name, Size3 grid, Size3 block, int32_t dynamic_bytes, const std::function<void()>& body) {
   static thread_local std::string text;
   const std::lock_guard lock(engine.mutex);
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return nullptr;
   ++engine.num_launches;
   engine.error.clear();
   engine.body = &body;
   engine.place.block_dim = block;
   engine.place.grid_dim = grid;
   engine.place.launch_begin = engine.place.period + 1;
-  if (const char* refusal = Refusal(grid, block, dynamic_bytes)) engine.error = refusal;
   for (unsigned z = 0; z < grid.z && engine.error.empty(); ++z) {
     for (unsigned y = 0; y < grid.y && engine.error.empty(); ++y) {
       for (unsigned x = 0; x < grid.x && engine.error.empty(); ++x) {

@@ -44,6 +44,9 @@ const uint64_t* MeetWarp(unsigned mask, const void* bytes, int32_t num_bytes, bo
                          std::source_location where);
 constexpr int kWordsPerLane = 8;
 
+// Why a device would not launch the kernel, with `name` before it; nullptr if it would.
+Error LaunchRefusal(const char* name, Size3 grid, Size3 block, int32_t dynamic_bytes);
+
 // Run body for every thread. `name` is put before an error.
 Error RunKernel(const char* name, Size3 grid, Size3 block, int32_t dynamic_bytes, const std::function<void()>& body);
 

@@ -43,6 +43,8 @@ std::vector<std::unique_ptr<Stream>> streams;
 Stream default_stream;
 // Begin of what cudaMallocHost gave -> its size.
 std::map<const char*, size_t> pinned;
+// What a kernel or a copy on a stream did wrong; nothing more is done then.
+std::string fault;
 thread_local std::string error_text;
 thread_local std::string call_name;
 
@@ -51,23 +53,28 @@ cudaError_t Failed(cudaError_t status, const char* text) {
   return status;
 }
 
+void Drop(Stream* stream) {
+  stream->num_done += stream->waiting.size();
+  stream->waiting.clear();
+}
+
+Error Fault() { return fault.empty() ? nullptr : fault.c_str(); }
+
 // Nothing that was under way is of use after an error.
-Error Drop(Error error) {
-  static thread_local std::string text;
-  text = error;
-  for (auto& stream : streams) {
-    stream->num_done += stream->waiting.size();
-    stream->waiting.clear();
-  }
-  return text.c_str();
+Error Break(Error error) {
+  if (fault.empty()) fault = error;
+  for (auto& stream : streams) Drop(stream.get());
+  Drop(&default_stream);
+  return Fault();
 }
 
 Error RunTo(Stream* stream, uint64_t end) {
+  if (Error error = Fault()) return error;
   while (stream != nullptr && stream->num_done < end) {
     const Operation operation = std::move(stream->waiting.front());
     stream->waiting.pop_front();
     ++stream->num_done;
-    if (Error error = operation()) return Drop(error);
+    if (Error error = operation()) return Break(error);
   }
   return nullptr;
 }
@@ -112,10 +119,16 @@ Error Copy(void* to, const void* from, size_t num_bytes, bool may_be_pageable) {
 CallName::CallName(int64_t call, const char* op) { call_name = "call " + std::to_string(call) + " (" + op + "): "; }
 CallName::~CallName() { call_name.clear(); }
 
+void Reset() {
+  const std::lock_guard lock(mutex);
+  fault.clear();
+}
+
 Error Submit(void* stream, Operation operation) {
   const std::lock_guard lock(mutex);
   auto* const own = static_cast<Stream*>(stream);
   if (own == nullptr) return operation();
+  if (Error error = Fault()) return error;
   if (!call_name.empty()) {
     operation = [name = call_name, unnamed = std::move(operation)]() -> Error {
       static thread_local std::string text;
@@ -165,6 +178,7 @@ cudaError_t cudaFree(void* memory) {
 }
 cudaError_t cudaMallocHost(void** memory, size_t num_bytes) {
   const std::lock_guard lock(mutex);
+  if (fdsd::Error error = Fault()) return Waited(error);
   *memory = std::aligned_alloc(4096, (num_bytes + 4095) / 4096 * 4096);
   if (*memory == nullptr) return cudaErrorMemoryAllocation;
   pinned[static_cast<char*>(*memory)] = num_bytes;

@@ -22,7 +22,7 @@ GPU, AUTO = (Config(ModelConfig(model="demo"), device=name) for name in ("gpu", 
 @pytest.fixture(autouse=True)
 def cpu_afterwards() -> Iterator[None]:
     yield
-    choose("cpu")
+    choose(None)
 
 
 def test_without_a_gpu_one_that_is_asked_for_is_an_error(

@@ -11,7 +11,7 @@ import numpy as np
 from fastdeploy_sd.types import I32, Rows
 
 _FIRST_NUM_ROWS = 64
-_NUM_READ = 4  # the columns that `read` returns are the first ones
+_NUM_READ, _NUM_WITH_LIMITS = 4, 6  # the columns that `read` and `with_limits` return are the first ones
 
 
 class RequestCounters:
@@ -72,6 +72,11 @@ class RequestCounters:
         """What planning needs of these rows: their num_tokens, num_computed_tokens, num_slots and num_drafts."""
         values: list[list[int]] = self._data[:_NUM_READ].take(rows, axis=1).tolist()
         return values
+
+    def with_limits(self, rows: Rows) -> tuple[I32, I32, I32, I32]:
+        """Of these rows num_tokens, num_computed_tokens, max_total_tokens and max_draft_tokens, as copies."""
+        found = self._data[:_NUM_WITH_LIMITS].take(rows, axis=1)
+        return found[0], found[1], found[4], found[5]
 
     def _grow(self, num_rows: int) -> None:
         num_known = self._data.shape[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import sub
+
 import numpy as np
 
 from fastdeploy_sd.engine.request_counters import RequestCounters
@@ -82,12 +84,16 @@ class StepBuilder:
         More outputs may be committed than one; the executor then lets fewer drafts follow. The model's length is no
         separate limit, as max_total_tokens respects it.
         """
-        lengths = np.zeros(len(self.states), np.int32)
+        num_rows = len(self.states)
         if most == 0:
-            return lengths
-        for r, counter_row in enumerate(self.counter_rows.tolist()):
-            num_tokens = counters.num_tokens.item(counter_row)
-            if counters.num_computed_tokens.item(counter_row) + self.num_new[r] - self.num_draft[r] == num_tokens:
-                room = max(counters.max_total_tokens.item(counter_row) - num_tokens - 2, 0)
-                lengths[r] = min(counters.max_draft_tokens.item(counter_row), room, most)
+            return np.zeros(num_rows, np.int32)
+        num_tokens, num_computed, max_total, lengths = counters.with_limits(self.counter_rows)
+        num_own = np.fromiter(map(sub, self.num_new, self.num_draft), np.int32, num_rows)
+        max_total -= num_tokens
+        max_total -= 2
+        np.minimum(lengths, max_total, out=lengths)
+        np.minimum(lengths, most, out=lengths)
+        np.maximum(lengths, 0, out=lengths)
+        num_own += num_computed
+        lengths *= num_own == num_tokens
         return lengths

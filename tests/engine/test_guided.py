@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import select
 from collections import Counter
@@ -28,6 +29,7 @@ from fastdeploy_sd.conformance.runs import run, run_alone
 from fastdeploy_sd.conformance.ways import ALONE
 from fastdeploy_sd.guidance.compiler import GrammarStore
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.spec_decode.auto.guard import Guard
 from fastdeploy_sd.types import FinishReason, Request, RequestId
 from tests.doubles.engines import Transcript
 from tests.engine.guided_requests import KINDS, guided_requests, verify_answer
@@ -86,6 +88,18 @@ def test_same_tokens_whatever_the_method(guided: Reference, name: str, k: int) -
         drafts = engine.stats().drafts["grammar"]
         # Its tokens are hardly ever anything else.
         assert sum(drafts.accepted) > 0.8 * sum(drafts.reached) > 80
+
+
+def test_forced_tokens_are_drafts_where_guesses_are_off(guided: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method auto has found that guesses lose: what a grammar forces is none."""
+    monkeypatch.setattr(Guard, "least_gain", lambda *_: math.inf)
+    monkeypatch.setattr(Guard, "is_off", lambda *_: True)
+    auto = method("auto", 9)
+    with open_engine(guided.base, CHUNKS, auto) as engine:
+        assert compare(guided.answers, run(engine, auto.apply(guided.requests), 3)) is None
+        stats = engine.stats()
+    assert sum(stats.drafts["grammar"].accepted) > 0.8 * sum(stats.drafts["grammar"].reached) > 80
+    assert not any(sum(counts.drafted) for source, counts in stats.drafts.items() if source != "grammar")
 
 
 def test_same_tokens_on_two_ranks(guided: Reference) -> None:

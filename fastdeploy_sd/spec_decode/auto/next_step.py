@@ -45,7 +45,8 @@ class NextStep:
         num_rows += b.num_prompt_tokens_ahead + num_all - num_requests
         if model is None:
             return self._unmeasured.times(num_rows, num_all, num_kv_tokens)
-        key = (num_rows, num_all, num_kv_tokens // _FEW_KV_TOKENS)
+        is_first = b.num_tokens - b.num_prompt_tokens <= num_all
+        key = (num_rows, num_all, num_kv_tokens // _FEW_KV_TOKENS, is_first)
         if self._latest is not None and self._latest[0] == key:
             return self._latest[1]
         found = model.times(num_rows, num_all, num_kv_tokens)
@@ -53,7 +54,7 @@ class NextStep:
         around_s = plain_s + self._drafting.seconds(num_all)
         found = found._replace(
             fixed=found.fixed + 1e3 * around_s / model.speed,
-            any_draft=1e3 * (drafted_s - plain_s) / model.speed + self._excess.ms(num_all),
+            any_draft=1e3 * (drafted_s - plain_s) / model.speed + (self._excess.ms(num_all) if is_first else 0.0),
         )
         self._latest = key, found
         return found
@@ -64,9 +65,8 @@ class NextStep:
         self._latest = None
         if model is None:
             return
-        ms = 1e3 * b.seconds / model.speed
         expected = model.expected(num_rows, b.num_requests, num_kv_tokens)
-        self._excess.observe(b.num_requests, ms - expected, expected, has_drafts=num_rows > b.num_requests)
+        self._excess.observe(b.num_requests, 1e3 * b.seconds, expected, has_drafts=num_rows > b.num_requests)
         model.observe(num_rows, b.num_requests, num_kv_tokens, 1e3 * b.seconds)
 
     def observe_host(self, *, has_drafts: bool) -> None:
@@ -91,68 +91,73 @@ class NextStep:
 
 
 class _Excess:
-    """What a step takes longer than expected as it has drafts, whatever their number: its code is not in the caches.
+    """What the first step with drafts behind plain ones takes longer than expected: its code is not in the caches.
 
-    A rare kind of step is dearer than the same step again and again, as profiles have it. In milliseconds, by number of
-    requests in classes of a factor of two.
+    A rare kind of step is dearer than the same step again and again, as profiles have it. Only steps beside one another
+    are compared, as a machine's speed changes from one second to the next. By number of requests in classes of a
+    factor of two.
     """
 
     def __init__(self) -> None:
-        self._of_class: dict[int, tuple[_QuietTime, _QuietTime]] = {}
+        self._of_class: dict[int, _ClassExcess] = {}
 
     def observe(self, num_requests: int, ms: float, expected_ms: float, *, has_drafts: bool) -> None:
-        """A step took so much longer than expected, of which a part of what was expected counts at most."""
+        """A step took so long; `expected_ms`: as the machine was measured."""
         number = num_requests.bit_length()
         found = self._of_class.get(number)
         if found is None:
-            found = self._of_class[number] = _QuietTime(), _QuietTime()
-        plain, drafted = found
-        (drafted if has_drafts else plain).observe(min(ms, _MOST_SHARE * expected_ms))
-        if not has_drafts:
-            drafted.age()
+            found = self._of_class[number] = _ClassExcess()
+        if has_drafts:
+            found.observe_drafts(ms, expected_ms)
+        else:
+            found.observe_plain(ms / expected_ms)
 
     def ms(self, num_requests: int) -> float:
-        """Return the excess of steps with drafts over that of plain ones, 0 or more."""
+        """Return the excess, 0 or more, in milliseconds of the machine as it was measured."""
         found = self._of_class.get(num_requests.bit_length())
-        if found is None or not all(kind.is_known for kind in found):
-            return 0.0
-        plain, drafted = found
-        return max(0.0, drafted.ms - plain.ms)
+        return 0.0 if found is None else max(0.0, found.ms)
 
 
+# Plain steps that one with drafts is compared with: of so few the quickest is what a quarter of them do not exceed.
+_NUM_BEFORE = 3
 # What a step may say, as a part of what was expected of it: if all were interrupted, drafts must not end for good.
 _MOST_SHARE = 0.5
-# Steps that count, those that must have been seen, and the part of them that took less than what is told; steps of the
-# other kind after which one is forgotten.
+# Steps that count, those that must have been seen, and the part of them that took less than what is told: beside busy
+# neighbours more than half of all steps are interrupted. Plain steps after which one is forgotten.
 _NUM_KEPT, _FEWEST, _QUIET_PART, _STEPS_PER_AGE = 16, 3, 0.25, 4
 
 
-class _QuietTime:
-    """The lower quartile of the latest times: beside busy neighbours more than half of all steps are interrupted.
+class _ClassExcess:
+    """Of one class.
 
     Attributes:
-        ms: it.
+        ms: the lower quartile of the latest excesses; 0 until enough were seen.
     """
 
     def __init__(self) -> None:
+        self._plain: deque[float] = deque(maxlen=_NUM_BEFORE)  # since the latest drafts, over what was expected
         self._kept: deque[float] = deque(maxlen=_NUM_KEPT)
-        self._num_others = 0
+        self._num_plain = 0
         self.ms = 0.0
 
-    @property
-    def is_known(self) -> bool:
-        """Whether enough were seen."""
-        return len(self._kept) >= _FEWEST
+    def observe_plain(self, ratio: float) -> None:
+        """A step without drafts. What nobody has seen for long is forgotten, so that it is tried again."""
+        self._plain.append(ratio)
+        self._num_plain += 1
+        if self._num_plain >= _STEPS_PER_AGE:
+            self._num_plain = 0
+            if self._kept:
+                self._kept.popleft()
+                self._tell()
 
-    def observe(self, ms: float) -> None:
-        """It was so long."""
-        self._num_others = 0
-        self._kept.append(ms)
-        self.ms = sorted(self._kept)[int(_QUIET_PART * len(self._kept))]
+    def observe_drafts(self, ms: float, expected_ms: float) -> None:
+        """A step with drafts, of which a part of what was expected counts at most."""
+        if self._plain:
+            self._kept.append(min(ms / min(self._plain) - expected_ms, _MOST_SHARE * expected_ms))
+            self._tell()
+        self._plain.clear()
+        self._num_plain = 0
 
-    def age(self) -> None:
-        """A step of the other kind went by: what nobody has seen for long is forgotten, so that it is tried again."""
-        self._num_others += 1
-        if self._num_others >= _STEPS_PER_AGE and self._kept:
-            self._num_others = 0
-            self._kept.popleft()
+    def _tell(self) -> None:
+        kept = sorted(self._kept)
+        self.ms = kept[int(_QUIET_PART * len(kept))] if len(kept) >= _FEWEST else 0.0

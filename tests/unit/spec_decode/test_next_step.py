@@ -22,8 +22,9 @@ def next_step() -> tuple[NextStep, StepBoard]:
     return found, board
 
 
-def run(found: NextStep, board: StepBoard, num_drafts: int, excess_ms: float = 0.0) -> None:
-    board.seconds = 1e-3 * (PLAIN_MS + ROW_MS * num_drafts + excess_ms)
+def run(found: NextStep, board: StepBoard, num_drafts: int, excess_ms: float = 0.0, slowness: float = 1.0) -> None:
+    board.seconds = 1e-3 * slowness * (PLAIN_MS + ROW_MS * num_drafts + excess_ms)
+    board.num_tokens = 1 + num_drafts
     found.observe(1 + num_drafts, 8)
 
 
@@ -34,6 +35,8 @@ def test_what_any_draft_costs_is_found_out_within_a_few_steps() -> None:
         for _ in range(3):
             run(found, board, 0)
         run(found, board, num_drafts, 0.4)
+    assert found.times(1, 1, 8).any_draft == 0  # in the step behind one with drafts
+    run(found, board, 0)
     assert found.times(1, 1, 8).any_draft == pytest.approx(0.4, rel=0.25)
     assert found.times(1, 1, 8).array(4)[4] == pytest.approx(PLAIN_MS + 4 * ROW_MS + 0.4, rel=0.1)
 
@@ -44,6 +47,33 @@ def test_steps_that_were_interrupted_say_nothing() -> None:
     for step in range(200):
         run(found, board, 2 if step % 4 == 3 else 0, 20.0 if interrupted.random() < 0.5 else 0.0)
         assert found.times(1, 1, 8).any_draft < 0.15 * PLAIN_MS or step < 20
+
+
+@pytest.mark.parametrize("num_plain", [1, 6])
+def test_a_machine_that_became_slower_says_nothing_of_drafts(num_plain: int) -> None:
+    """Plain steps are of the time before, and those with drafts of the time behind."""
+    found, board = next_step()
+    for slowness in (1.0, 1.7, 1.0, 3.0):
+        for _ in range(20):
+            run(found, board, 0, slowness=slowness)
+        for _ in range(20):
+            for _ in range(num_plain):
+                run(found, board, 0, slowness=slowness)
+            run(found, board, 4, slowness=slowness)
+            run(found, board, 4, slowness=slowness)
+            run(found, board, 0, slowness=slowness)
+            times = found.times(1, 1, 8).array(4)
+            assert times[4] / times[0] == pytest.approx(1 + 4 * ROW_MS, rel=0.15)
+
+
+def test_drafts_in_every_step_are_no_rare_kind() -> None:
+    found, board = next_step()
+    for _ in range(20):
+        run(found, board, 0)
+    for _ in range(60):
+        run(found, board, 4, slowness=1.7)
+    run(found, board, 0, slowness=1.7)
+    assert found.times(1, 1, 8).any_draft < 0.1 * PLAIN_MS
 
 
 def test_what_was_dear_once_becomes_cheap_again() -> None:
@@ -60,6 +90,7 @@ def test_what_always_was_interrupted_is_tried_again() -> None:
     for _ in range(8):
         run(found, board, 0)
         run(found, board, 2, 30.0)
+    run(found, board, 0)
     assert 0 < found.times(1, 1, 8).any_draft < 0.75 * PLAIN_MS
     for _ in range(40):
         run(found, board, 0)

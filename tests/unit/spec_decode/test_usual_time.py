@@ -1,4 +1,4 @@
-"""Times around a step are medians by load."""
+"""Times around a step are lower quartiles by load."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from fastdeploy_sd.config.build import (
     to_json,
     verify_offline,
 )
-from fastdeploy_sd.config.device_rules import cpu_only
+from fastdeploy_sd.config.device_rules import cpu_only, gpu_only
 from fastdeploy_sd.config.model_names import hub_name
 from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.quantization import Quantization, QuantizationFormats, formats_of
@@ -53,6 +53,7 @@ __all__ = [
     "explain",
     "formats_of",
     "from_json",
+    "gpu_only",
     "hub_name",
     "is_this_machine",
     "is_wildcard",

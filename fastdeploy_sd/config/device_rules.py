@@ -1,9 +1,10 @@
-"""What a GPU cannot do yet: the options that need the CPU, by name. Knows no GPU."""
+"""What a GPU cannot do yet and what a CPU cannot do: the options that need one of them, by name. Knows no GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fastdeploy_sd.config.quantization import formats_of
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.errors import ConfigError
 
@@ -21,6 +22,14 @@ def cpu_only(config: Config) -> Iterator[ConfigError]:
         yield _error("enforce_eager", "false", "true")
 
 
+def gpu_only(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for every option with a value that only a GPU can serve."""
+    if formats_of(config.model.quantization).has("fp8"):
+        yield _needs_gpu("quantization", "wint8, wint4 or none")
+    if config.cache.kv_cache_dtype == "fp8":
+        yield _needs_gpu("kv_cache_dtype", "auto or int8")
+
+
 def verify_device(config: Config) -> None:
     """Refuse what a GPU that was asked for cannot do yet.
 
@@ -30,6 +39,21 @@ def verify_device(config: Config) -> None:
     if config.device == "gpu":
         for error in cpu_only(config):
             raise error
+
+
+def verify_processor(config: Config) -> None:
+    """Refuse what a CPU that was asked for cannot do.
+
+    Raises:
+        ConfigError: naming the first such option.
+    """
+    if config.device == "cpu":
+        for error in gpu_only(config):
+            raise error
+
+
+def _needs_gpu(option: str, expected: str) -> ConfigError:
+    return ConfigError(f"{option}: expected {expected} on a CPU, got fp8, which needs device gpu", param=option)
 
 
 def _error(option: str, expected: str, got: object) -> ConfigError:

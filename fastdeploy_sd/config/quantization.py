@@ -18,10 +18,10 @@ _OPTION = "quantization"
 _MIX = "mix_quant"
 # Key of the map -> attribute of QuantizationFormats.
 _TYPES = {"dense_quant_type": "dense", "moe_quant_type": "moe", "lm_head_quant_type": "lm_head"}
-_FORMATS = ("none", "wint8", "wint4")
+_FORMATS = ("none", "wint8", "wint4", "fp8")
 
-QuantizationName = Literal["wint8", "wint4"]
-WeightFormat = Literal["none", "wint8", "wint4"]
+QuantizationName = Literal["wint8", "wint4", "fp8"]
+WeightFormat = Literal["none", "wint8", "wint4", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,10 @@ class QuantizationFormats:
     dense: WeightFormat
     moe: WeightFormat
     lm_head: WeightFormat
+
+    def has(self, fmt: WeightFormat) -> bool:
+        """Return whether a kind is stored so."""
+        return fmt in (self.dense, self.moe, self.lm_head)
 
     def __str__(self) -> str:
         """The formats in names of files and rows of tables."""
@@ -54,6 +58,8 @@ _NAMES: dict[QuantizationName | None, QuantizationFormats] = {
     "wint8": QuantizationFormats("wint8", "wint8", "wint8"),
     # Rows of the head decide the argmax directly, and it is read once per step.
     "wint4": QuantizationFormats("wint4", "wint4", "wint8"),
+    # As many bytes as wint8, whose numbers are nearer to the weights'.
+    "fp8": QuantizationFormats("fp8", "fp8", "wint8"),
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastdeploy_sd.config.addresses import is_this_machine
-from fastdeploy_sd.config.device_rules import verify_device
+from fastdeploy_sd.config.device_rules import verify_device, verify_processor
 from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
@@ -146,5 +146,6 @@ RULES = (
     Rule(_verify_nodes, ("ips", "tensor_parallel_size", "pd_secret", "swap_space", "splitwise_role")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
     Rule(verify_device, ("device", "tensor_parallel_size", "splitwise_role", "swap_space", "enforce_eager")),
+    Rule(verify_processor, ("device", "quantization", "kv_cache_dtype")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

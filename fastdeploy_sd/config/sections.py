@@ -87,11 +87,11 @@ class ModelConfig:
         "bfloat16",
         Spec("Type of weights, activations between layers and, unless `kv_cache_dtype` says otherwise, KV cache."),
     )
-    quantization: Literal["wint8", "wint4"] | QuantizationFormats | None = option(  # noqa: RUF009 (makes a field)
+    quantization: Literal["wint8", "wint4", "fp8"] | QuantizationFormats | None = option(  # noqa: RUF009 (makes a field)
         None,
         Spec(
-            "Quantise the linear layers at load; activations are then int8 per row and group of 128. A map says it"
-            " apart for dense layers, experts and the output head.",
+            "Quantise the linear layers at load; activations are then int8 per row and group of 128, or with fp8, which"
+            " only a GPU multiplies, e4m3. A map says it apart for dense layers, experts and the output head.",
             read_map=read_quantization,
         ),
     )
@@ -165,11 +165,11 @@ class CacheConfig:
             minimum=0.001,
         ),
     )
-    kv_cache_dtype: Literal["auto", "int8"] = option(
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = option(
         "auto",
         Spec(
-            "How keys and values are stored: auto is `dtype`; int8 has one scale per token and KV head, and about half"
-            " the bytes of bfloat16. Draft layers alike."
+            "How keys and values are stored: auto is `dtype`; int8 and, on a GPU only, fp8 (e4m3) have one scale per"
+            " token and KV head, and about half the bytes of bfloat16. Draft layers alike."
         ),
     )
     enable_prefix_caching: bool = option(True, Spec("Reuse the KV blocks of prompts that start alike."))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from fastdeploy_sd.config import Config, cpu_only
+from fastdeploy_sd.config import Config, cpu_only, gpu_only
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime.cuda_library import usable_library
 from fastdeploy_sd.runtime.device import Device, choose
@@ -16,9 +16,13 @@ def choose_device(config: Config) -> Device:
     """Choose the device for what this process loads from now on.
 
     Raises:
-        ConfigError: a GPU was asked for, and there is none that can be used, or an option needs the CPU.
+        ConfigError: a GPU was asked for, or an option needs one, and there is none that can be used, or an option
+            needs the CPU.
     """
+    needs_gpu = next(iter(gpu_only(config)), None)
     if config.device == "cpu":
+        if needs_gpu is not None:
+            raise needs_gpu
         return choose(None)
     library, refusal = usable_library(), next(iter(cpu_only(config)), None)
     if isinstance(library, str):
@@ -28,5 +32,7 @@ def choose_device(config: Config) -> Device:
     assert refusal is not None
     if config.device == "gpu":
         raise refusal
+    if needs_gpu is not None:
+        raise ConfigError(f"{needs_gpu.message}: device auto takes the CPU: {refusal.message}", param=needs_gpu.param)
     _log.info("device auto: the CPU is used: %s", refusal.message)
     return choose(None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,22 +32,28 @@ class KvCacheFormat:
     Attributes:
         block_size: tokens per block.
         dtype: "float32" or "bfloat16", of the activations and of the hidden rows that draft layers keep.
-        is_int8: keys and values are int8, with a float32 scale per token and KV head each; else they have `dtype`.
+        kv: "int8" or "fp8": keys and values are such bytes, with a float32 scale per token and KV head each; "auto":
+            they have `dtype`.
     """
 
     block_size: int
     dtype: str
-    is_int8: bool = False
+    kv: Literal["auto", "int8", "fp8"] = "auto"
 
     @classmethod
     def create(cls, config: Config) -> KvCacheFormat:
         """Return the format of `--block-size`, `--dtype` and `--kv-cache-dtype`."""
-        return cls(config.cache.block_size, config.model.dtype, config.cache.kv_cache_dtype == "int8")
+        return cls(config.cache.block_size, config.model.dtype, config.cache.kv_cache_dtype)
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether keys and values are bytes with scales."""
+        return self.kv != "auto"
 
     @property
     def kv_dtype(self) -> str:
-        """Type of keys and values: "float32", "bfloat16" or "int8"."""
-        return "int8" if self.is_int8 else self.dtype
+        """Type of keys and values: "float32", "bfloat16", "int8" or "fp8"."""
+        return self.kv if self.has_scales else self.dtype
 
     @property
     def row_storage(self) -> npt.DTypeLike:
@@ -56,7 +63,7 @@ class KvCacheFormat:
     @property
     def kv_storage(self) -> npt.DTypeLike:
         """The same of keys and values."""
-        return np.int8 if self.is_int8 else self.row_storage
+        return {"int8": np.int8, "fp8": np.uint8}.get(self.kv, self.row_storage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,7 @@ class KvCacheSize:
 def block_bytes(layers: Iterable[LayerKv], fmt: KvCacheFormat) -> int:
     """Return the bytes of one block over all layers: keys, values, their scales, and hidden rows."""
     kv_bytes, row_bytes = np.dtype(fmt.kv_storage).itemsize, np.dtype(fmt.row_storage).itemsize
-    scale_bytes = _SCALE_BYTES if fmt.is_int8 else 0
+    scale_bytes = _SCALE_BYTES if fmt.has_scales else 0
     return sum(
         2 * layer.num_kv_heads * fmt.block_size * (layer.head_dim * kv_bytes + scale_bytes)
         + layer.hidden_size * row_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 import pytest
@@ -93,10 +93,17 @@ def test_golden_checkpoints_generate_the_references_tokens(name: str) -> None:
     assert answer.token_ids == tuple(case.greedy[:6].tolist())
 
 
-def test_an_int8_cache_changes_no_answer_with_the_way() -> None:
+@pytest.mark.parametrize(("kv", "weights"), [("int8", None), ("fp8", "fp8")])
+def test_quantised_caches_and_weights_change_no_answer_with_the_way(
+    kv: Literal["int8", "fp8"], weights: Literal["fp8"] | None
+) -> None:
     requests = short_requests()[:4]
     config = tiny_config()
-    config = replace(config, cache=replace(config.cache, kv_cache_dtype="int8"))
+    config = replace(
+        config,
+        cache=replace(config.cache, kv_cache_dtype=kv),
+        model=replace(config.model, quantization=weights),
+    )
     cell = run_cell(config, TIGHT, method_named("ngram", ""), requests, run_alone(config, requests))
     assert (cell.difference, cell.missing) == (None, None)
 

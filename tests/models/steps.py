@@ -53,7 +53,7 @@ class Model:
         config = read_decoder_config(checkpoint.config)
         scheme = QuantScheme.create(dtype, quantization)  # type: ignore[arg-type]
         self.decoder = Decoder(checkpoint, config, scheme, group=group)
-        kv_format = kv_sizing.KvCacheFormat(BLOCK_SIZE, dtype, is_int8_kv)
+        kv_format = kv_sizing.KvCacheFormat(BLOCK_SIZE, dtype, "int8" if is_int8_kv else "auto")
         layers = kv_sizing.LayerKv.of_decoder(config, group.shard)
         self.eager_caches, self.caches = (kv_tensors.allocate(layers, NUM_BLOCKS, kv_format) for _ in range(2))
         rotary = make_rotary(config, MAX_LEN)

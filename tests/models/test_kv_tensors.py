@@ -25,7 +25,10 @@ CONFIG = read_decoder_config(Checkpoint(golden.ROOT / "qwen3-tiny").config)
 LAYERS = LayerKv.of_decoder(CONFIG)
 # Of a draft model: one head of another size with a hidden row, and twice the target's heads without.
 OTHER_LAYERS = [LayerKv(1, 32, 1, 48), LayerKv(2 * CONFIG.num_kv_heads, CONFIG.head_dim)]
-FORMATS = [KvCacheFormat(16, dtype, is_int8) for dtype in ("float32", "bfloat16") for is_int8 in (False, True)]
+FORMATS = [
+    *(KvCacheFormat(16, "float32", kv) for kv in ("auto", "int8")),
+    *(KvCacheFormat(16, "bfloat16", kv) for kv in ("auto", "int8", "fp8")),
+]
 
 
 def num_bytes(tensor: Any) -> int:
@@ -58,7 +61,7 @@ def test_draft_layers_have_a_geometry_of_their_own(fmt: KvCacheFormat) -> None:
 
 
 def test_int8_takes_a_byte_per_element_and_four_per_token_and_head() -> None:
-    one = kv_sizing.block_bytes(LAYERS, KvCacheFormat(16, "bfloat16", is_int8=True))
+    one = kv_sizing.block_bytes(LAYERS, KvCacheFormat(16, "bfloat16", "int8"))
     assert one == 2 * CONFIG.num_layers * CONFIG.num_kv_heads * 16 * (CONFIG.head_dim + 4)
 
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fastdeploy_sd.config import from_json, load_config, to_json
 from fastdeploy_sd.config.device_rules import cpu_only
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.worker import device_choice
 
 CPU_ONLY = {
     "-tp 2": ("tensor_parallel_size", "1", "2"),
     "--splitwise-role decode": ("splitwise_role", "mixed", "decode"),
     "--swap-space 0.5": ("swap_space", "none", "0.5"),
     "--enforce-eager": ("enforce_eager", "false", "true"),
+}
+
+
+GPU_ONLY = {
+    "--quantization fp8": ("quantization", "wint8, wint4 or none"),
+    '--quantization {"moe_quant_type":"fp8"}': ("quantization", "wint8, wint4 or none"),
+    "--kv-cache-dtype fp8": ("kv_cache_dtype", "auto or int8"),
 }
 
 
@@ -35,3 +45,23 @@ def test_what_a_gpu_cannot_do_is_refused_by_name(model: str, flags: str, refusal
     for device in ("cpu", "auto"):
         config = load_config(["--model", model, "--device", device, *flags.split()])
         assert [error.message for error in cpu_only(config)] == [text]
+
+
+@pytest.mark.parametrize(("flags", "refusal"), GPU_ONLY.items())
+def test_what_a_cpu_cannot_do_is_refused_by_name(
+    model: str, flags: str, refusal: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option, expected = refusal
+    text = f"{option}: expected {expected} on a CPU, got fp8, which needs device gpu"
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--model", model, *flags.split()])
+    assert caught.value.message.startswith(text)
+    assert caught.value.param == option
+    load_config(["--model", model, "--device", "gpu", *flags.split()])
+    config = load_config(["--model", model, "--device", "auto", *flags.split()])
+    monkeypatch.setattr(device_choice, "usable_library", lambda: "none is here")
+    with pytest.raises(ConfigError) as caught:
+        device_choice.choose_device(config)
+    assert caught.value.message.startswith(f"{text}: device auto takes the CPU: device: expected cpu or auto")
+    with pytest.raises(ConfigError, match="on a CPU, got fp8"):
+        device_choice.choose_device(replace(config, device="cpu"))

@@ -35,7 +35,7 @@ def test_faults_of_file_flags_and_json_come_in_one_report(model: str, yaml_file:
         "  speculative_config.max_ngram_size: expected an integer in 1..64, got 0 (command line)",
         "  quantization.zebra: unknown key (command line)",
         *(
-            f"  quantization.{key}: expected one of none, wint8, wint4 with mix_quant, got nothing (command line)"
+            f"  quantization.{key}: expected one of none, wint8, wint4, fp8 with mix_quant, got nothing (command line)"
             for key in ("dense_quant_type", "moe_quant_type")
         ),
         "  command line: expected flags only, got 'stray' (command line)",

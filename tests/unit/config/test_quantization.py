@@ -26,7 +26,7 @@ MIX_FORMATS = QuantizationFormats(dense="wint8", moe="wint4", lm_head="wint8")
 
 
 def read(model: str, value: object) -> Quantization | None:
-    return config_from_kwargs(model=model, quantization=value).model.quantization
+    return config_from_kwargs(model=model, quantization=value, device="gpu").model.quantization
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_map_says_each_kinds_format(
     assert read(model, json.dumps(value)) == found
 
 
-@pytest.mark.parametrize("name", ["wint8", "wint4", None])
+@pytest.mark.parametrize("name", ["wint8", "wint4", "fp8", None])
 def test_a_map_that_says_what_a_name_does_is_the_name(model: str, name: Quantization | None) -> None:
     assert read(model, formats_of(name).to_map()) == name
     assert read(model, {"quantization": name}) == name
@@ -65,9 +65,12 @@ def test_keys_that_ask_for_nothing_are_accepted(model: str) -> None:
     ("value", "text"),
     [
         ({"dense_quant": "wint4"}, ".dense_quant: unknown key (did you mean 'dense_quant_type'?)"),
-        ({"dense_quant_type": "int4"}, ".dense_quant_type: expected one of none, wint8, wint4, got 'int4' (did you"),
-        ({"dense_quant_type": 4}, ".dense_quant_type: expected one of none, wint8, wint4, got 4"),
-        ({"quantization": "mix"}, ".quantization: expected one of mix_quant, none, wint8, wint4, got 'mix'"),
+        (
+            {"dense_quant_type": "int4"},
+            ".dense_quant_type: expected one of none, wint8, wint4, fp8, got 'int4' (did you",
+        ),
+        ({"dense_quant_type": 4}, ".dense_quant_type: expected one of none, wint8, wint4, fp8, got 4"),
+        ({"quantization": "mix"}, ".quantization: expected one of mix_quant, none, wint8, wint4, fp8, got 'mix'"),
         ({"quantization": "mix_quant", "moe_quant_type": "wint4"}, ".dense_quant_type: expected one of none, wint8, "),
         ({"quantization": "mix_quant", "dense_quant_type": "wint8"}, ".moe_quant_type: expected one of none, wint8, "),
         (MIX | {"kv_cache_quant_type": "int8"}, ".kv_cache_quant_type: 'int8' is not supported yet in this version"),
@@ -75,7 +78,7 @@ def test_keys_that_ask_for_nothing_are_accepted(model: str) -> None:
         ({}, ": expected some of quantization, dense_quant_type, moe_quant_type, lm_head_quant_type, got none"),
         ('{"dense_quant_type"', ": expected a JSON object, got text that is none: "),
         ('{"moe_quant_type": "wint8", "moe_quant_type": "wint4"}', ": expected every key once, got ["),
-        (["wint8"], ": expected one of wint8, wint4, a map, or none, got ['wint8']"),
+        (["wint8"], ": expected one of wint8, wint4, fp8, a map, or none, got ['wint8']"),
     ],
 )
 def test_what_cannot_be_honoured_is_an_error(model: str, value: object, text: str) -> None:
@@ -103,5 +106,5 @@ def test_it_is_shown_and_handed_on_as_a_map(model: str) -> None:
 
 def test_a_section_by_hand_has_the_shortest_form() -> None:
     assert ModelConfig("m", quantization=MIX_FORMATS).quantization == MIX_FORMATS
-    with pytest.raises(ConfigError, match="quantization: expected one of wint8, wint4, a map, or none, got Quant"):
+    with pytest.raises(ConfigError, match="quantization: expected one of wint8, wint4, fp8, a map, or none, got Quant"):
         ModelConfig("m", quantization=formats_of("wint4"))

@@ -31,6 +31,8 @@ struct MtpArrays {
 
 struct MtpShape {
   int32_t num_requests;
+  int32_t num_tokens;      // at least the requests' rows
+  int32_t num_draft_rows;  // at least the requests that draft
   int32_t source;
   int32_t max_blocks;
   int32_t block_size;
@@ -62,6 +64,9 @@ __global__ __launch_bounds__(kScanThreads) void PassOffsetsKernel(MtpShape shape
     num_tokens += more_tokens;
     num_draft_rows += more_draft_rows;
   }
+  for (int32_t row = num_draft_rows + static_cast<int32_t>(threadIdx.x); row < shape.num_draft_rows;
+       row += kScanThreads)
+    a.draft_rows[row] = 0;
 }
 
 // Rows of the layer before, see MtpPreprocessParams.
@@ -72,11 +77,26 @@ struct HiddenRows {
   DevicePtr<const Unit> request_hidden;
 };
 
-// Block (request, part): every kRowParts-th slot of a request.
+// Rows behind the requests': they are nobody's, and store nothing.
+template <typename Unit>
+__device__ void FillRows(const MtpShape& shape, const MtpArrays& a, DevicePtr<Unit> y) {
+  const int32_t begin = a.query_start_loc[shape.num_requests];
+  for (int32_t t = begin + static_cast<int32_t>(blockIdx.y); t < shape.num_tokens; t += kRowParts) {
+    if (threadIdx.x == 0) {
+      a.input_ids[t] = 0;
+      a.positions[t] = 0;
+      a.slot_mapping[t] = -1;
+    }
+    ClearRow(y + t * shape.units_per_row, shape.units_per_row);
+  }
+}
+
+// Block (request, part): every kRowParts-th slot of a request; behind the last one, of what is nobody's.
 template <typename Unit>
 __global__ __launch_bounds__(kCopyThreads, 8) void PassRowsKernel(MtpShape shape, MtpArrays a, HiddenRows<Unit> rows,
                                                                   DevicePtr<Unit> y) {
   const int r = static_cast<int>(blockIdx.x);
+  if (r == shape.num_requests) return FillRows(shape, a, y);
   const int64_t table_row = a.table_rows[r];
   const DevicePtr<const int32_t> blocks = a.block_table + table_row * shape.max_blocks;
   const int32_t begin = a.begin[r];
@@ -115,7 +135,7 @@ Error LaunchPassRows(const MtpPreprocessParams& p, MtpShape shape, const MtpArra
   shape.units_per_row = p.rows.row_bytes / static_cast<int64_t>(sizeof(Unit));
   const HiddenRows<Unit> rows{DevicePtr<const Unit>(p.rows.hidden), DevicePtr<const Unit>(p.rows.block_hidden),
                               DevicePtr<const Unit>(p.rows.request_hidden)};
-  const LaunchShape launch{dim3(static_cast<unsigned>(p.num_requests), kRowParts), dim3(kCopyThreads)};
+  const LaunchShape launch{dim3(static_cast<unsigned>(p.num_requests) + 1, kRowParts), dim3(kCopyThreads)};
   return Launch<PassRowsKernel<Unit>>(launch, stream, shape, arrays, rows, DevicePtr<Unit>(p.out.hidden));
 }
 
@@ -163,7 +183,7 @@ Error LaunchKeepHidden(const KeepHiddenParams& p, Stream stream) {
 }  // namespace
 
 Error MtpPreprocess(const MtpPreprocessParams& p, Stream stream) {
-  if (p.num_requests < 0) return "num_requests: expected no negative number";
+  if (p.num_requests < 0 || p.num_tokens < 0 || p.num_draft_rows < 0) return "sizes: expected no negative number";
   if (p.blocks.block_size <= 0) return "block_size: expected a positive number, got less";
   if (p.source < 0) return "source: expected >= 0, got a negative layer";
   if (p.rows.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
@@ -184,8 +204,15 @@ Error MtpPreprocess(const MtpPreprocessParams& p, Stream stream) {
                          DevicePtr<int32_t>(p.out.query_start_loc),
                          DevicePtr<int32_t>(p.out.seq_lens),
                          DevicePtr<int32_t>(p.out.draft_rows)};
-  const MtpShape shape{p.num_requests,  p.source, p.blocks.max_blocks, p.blocks.block_size, p.tokens.max_tokens_per_row,
-                       p.rows.num_kept, 0};
+  const MtpShape shape{p.num_requests,
+                       p.num_tokens,
+                       p.num_draft_rows,
+                       p.source,
+                       p.blocks.max_blocks,
+                       p.blocks.block_size,
+                       p.tokens.max_tokens_per_row,
+                       p.rows.num_kept,
+                       0};
   const LaunchShape one_block{dim3(1), dim3(kScanThreads)};
   if (Error error = Launch<PassOffsetsKernel>(one_block, stream, shape, arrays)) return error;
   const void* const rows[] = {p.rows.hidden, p.rows.block_hidden, p.rows.request_hidden, p.out.hidden};

@@ -46,8 +46,8 @@ class Columns:
         sizes: by which there are calls, in order.
 
     Raises:
-        ValueError: an input that is no column of integers is to be filled, or one with its last element that may have
-            none.
+        ValueError: an input that is no column is to be filled, or one of floats with something else than 0, or one with
+            its last element that may have none.
     """
 
     def __init__(self, recording: Recording, inputs: Any) -> None:
@@ -57,8 +57,9 @@ class Columns:
             tensor: DeviceTensor = inputs[name]
             dim = recording.recorder.inputs[name].shape[0]
             assert isinstance(dim, Size)
-            if len(tensor.shape) != 1 or tensor.element not in ("int32", "int64"):
-                raise ValueError(f"padding: {name}: expected a column of int32 or int64, got {tensor}")
+            is_zero = tensor.element == "float32" and value == 0  # the same bits
+            if len(tensor.shape) != 1 or not (is_zero or tensor.element in ("int32", "int64")):
+                raise ValueError(f"padding: {name}: expected a column of int32 or int64, or zeros, got {tensor}")
             if value == "last" and dim.extra < 1:
                 raise ValueError(f"padding: {name}: expected a number where a step may have no row, got last")
             column = column_type(

@@ -3,6 +3,7 @@
 `run_passes` is run on symbolic tensors when the model is loaded; a step replays the ops that it called. The bits are
 those of EagerPasses. Drafts of an only layer end in the recording by themselves, where no request wants one more; of
 several layers there is one recording per number of drafts. One step replays one of them, so all share their arena.
+On a GPU sizes are rounded up, and a pass whose sizes come again is launched as a graph: see runtime/cuda_program.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.runtime.program import Recording
+from fastdeploy_sd.runtime.program import Padding, Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
@@ -81,7 +82,9 @@ class RecordedPasses:
         )
         step = DraftStep.over(self._target, columns, counts, num_steps, self._min_prob)
         logits: Any = run_passes(self._target, step)
-        return Recording(recorder, logits if wants_logits else (), self._bounds())
+        # Requests that fill a size are nobody's: they have no slot, no draft and no row.
+        padding: Padding = dict.fromkeys(m.per_request(), 0) | dict.fromkeys(m.offsets(), "last")
+        return Recording(recorder, logits if wants_logits else (), self._bounds(), padding)
 
     def _inputs(self) -> dict[str, Any]:
         """What the passes read, whole, where they read it, by the names that DraftStep.over has for it."""

@@ -10,7 +10,7 @@ import pytest
 from fastdeploy_sd.ops import mtp as ops
 from fastdeploy_sd.ops.reference import mtp as reference
 from tests.ops.cases.case import OpCases, arrays
-from tests.ops.cases.mtp import MTP_POSTPROCESS
+from tests.ops.cases.mtp import MTP_POSTPROCESS, MTP_PREPROCESS
 from tests.ops.cuda_device import emulated
 
 MORE = 3
@@ -34,3 +34,21 @@ def test_rows_that_no_request_wants_any_more_are_skipped_and_filled_up(name: str
     assert not got.input_ids[count:].any()
     assert not got.positions[count:].any()
     assert (got.slot_mapping[count:] == -1).all()
+
+
+@pytest.mark.parametrize("name", ["random-0-block16-source0", "random-1-block32-source2"])
+def test_rows_behind_a_passs_own_are_filled(name: str) -> None:
+    """As a graph runs more rows than a step has."""
+    case, expected = (OpCases.copied(MTP_PREPROCESS.inputs[name]) for _ in range(2))
+    batch, todo = case["batch"], case["todo"]
+    more = replace(batch, num_drafting=[n + MORE for n in batch.num_drafting])
+    with emulated().runs_ops():
+        got = ops.mtp_preprocess(more, replace(todo, num_tokens=todo.num_tokens + MORE), case["hidden"])
+    want = reference.mtp_preprocess(**expected)
+    for part in ("input_ids", "positions", "slot_mapping", "hidden", "draft_rows"):
+        rows, own = getattr(got, part), getattr(want, part)
+        assert len(rows) == len(own) + MORE
+        np.testing.assert_array_equal(rows[: len(own)], own)
+        assert (rows[len(own) :] == (-1 if part == "slot_mapping" else 0)).all()
+    np.testing.assert_array_equal(got.query_start_loc, want.query_start_loc)
+    np.testing.assert_array_equal(got.seq_lens, want.seq_lens)

@@ -69,6 +69,8 @@ Error MtpCollect(const MtpCollectParams& p);
 //   hidden[cu_hidden[r] + p - hidden_begin[r]]        where p >= hidden_begin[r],
 //   block_hidden[the block that ends with p]          where p is the last position of a block,
 //   request_hidden[table_rows[r] * n + p % n]         otherwise, with n = num_kept, as KeepHidden left them.
+// On a GPU num_tokens and num_draft_rows may be larger: rows behind the requests' get token 0 at position 0, slot -1
+// and a hidden row of zeros, and draft_rows behind theirs are 0.
 struct MtpPreprocessParams {
   int32_t num_requests;    // R
   int32_t num_tokens;      // T = sum(end - begin)

@@ -1,0 +1,97 @@
+"""Draft layers on a GPU: their passes are launched as graphs, with sizes rounded up, and no draft depends on that."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from fastdeploy_sd.conformance import Method, open_engine, standard_methods
+from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary
+from fastdeploy_sd.runtime.program import Recording
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.spec_decode import mtp_recorded
+from fastdeploy_sd.types import DraftTokens, Request, SchedulerOutput, StepResult
+from tests.engine.gpu import BATCH, gpu_device, short_requests, tiny_config
+from tests.engine.test_failing_rows import runner_of
+from tests.models.mtp_models import make_model
+from tests.ops.cuda_device import EMULATED, GPU
+
+
+@pytest.fixture(autouse=True, scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    with gpu_device(request.param):
+        yield request.param
+
+
+@dataclass
+class Drafts:
+    """What draft layers said in each step, and how often graphs were launched besides those of the target."""
+
+    steps: list[tuple[Sequence[str], list[int], list[int]]] = field(default_factory=list)
+    num_graph_launches: int = 0
+
+    def add(self, request_ids: Sequence[str], drafts: DraftTokens) -> None:
+        self.steps.append((request_ids, drafts.token_ids.tolist(), drafts.cu_num_draft.tolist()))
+
+
+def drafts_of(path: pathlib.Path, method: Method, requests: Sequence[Request], patch: pytest.MonkeyPatch) -> Drafts:
+    found, call, is_drafting = Drafts(), CudaLibrary.call, False
+
+    def noted(self: CudaLibrary, name: str, *arguments: object) -> None:
+        found.num_graph_launches += is_drafting and name == "graph_launch"
+        call(self, name, *arguments)
+
+    with patch.context() as context, open_engine(tiny_config(path), BATCH, method) as engine:
+        context.setattr(CudaLibrary, "call", noted)
+        runner = runner_of(engine)
+        propose, execute = runner._propose, runner.execute
+
+        def propose_noted(request_ids: tuple[str, ...]) -> DraftTokens:
+            nonlocal is_drafting
+            is_drafting = True
+            drafts = propose(request_ids)
+            is_drafting = False
+            return drafts
+
+        def execute_noted(plan: SchedulerOutput) -> StepResult:
+            result = execute(plan)
+            found.add(result.request_ids, result.drafts)
+            return result
+
+        context.setattr(runner, "_propose", propose_noted)
+        context.setattr(runner, "execute", execute_noted)
+        run(engine, requests)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "num_layers"), [("ernie4_5-tiny", "ernie-folder", 1), ("qwen3-tiny", "numbered", 3)]
+)
+def test_a_draft_does_not_depend_on_how_its_passes_are_launched(
+    model: str, layout: str, num_layers: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes that come again after others had the same graph's place in the arena find nothing of these."""
+    path = make_model(tmp_path, model, layout, num_layers).path
+    [method] = standard_methods(["mtp"], [3])
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    lengths = (3, 2)
+    requests = [
+        Request(f"{i}", request.prompt_token_ids[:length], sampling, max_tokens=12 + i, seed=0)
+        for i, (request, length) in enumerate(zip(short_requests(), lengths, strict=False))
+    ]
+    graphs = drafts_of(path, method, requests, monkeypatch)
+    assert graphs.num_graph_launches > 0
+
+    class Unpadded(Recording):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments[:3])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mtp_recorded, "Recording", Unpadded)
+    plain = drafts_of(path, method, requests, monkeypatch)
+    assert plain.num_graph_launches == 0
+    assert graphs.steps == plain.steps
+    assert sum(len(token_ids) for _, token_ids, _ in plain.steps) > 10

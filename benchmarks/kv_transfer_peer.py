@@ -38,18 +38,24 @@ class MemoryPages:
         """See Pages."""
         return int(self.memory.shape[2])
 
-    def read(self, layer: int, block_id: int) -> tuple[Bytes, ...]:
+    def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
         """See Pages."""
-        return tuple(np.split(self.memory[layer, block_id], _PIECES))
+        return [tuple(np.split(self.memory[layer, block_id], _PIECES)) for block_id in block_ids]
 
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
         """See Pages."""
         self.memory[layer, block_id] = np.frombuffer(data, np.uint8)
 
+    def follow_steps(self) -> None:
+        """See Pages: there are none."""
+
+    def end_writes(self) -> None:
+        """See Pages: all is in its place."""
+
 
 def description(num_layers: int, page_bytes: int) -> KvDescription:
     """Return what both processes say of their pages."""
-    return KvDescription("bench", BLOCK_SIZE, "bytes", num_layers, 1, 1, (page_bytes,) * num_layers)
+    return KvDescription("CPU", "bench", BLOCK_SIZE, "bytes", num_layers, 1, 1, (page_bytes,) * num_layers)
 
 
 def settings(role: str, protocols: Sequence[str], key: str) -> ConnectorSettings:

@@ -88,4 +88,4 @@ def stand_in_executor(
     )
     num_blocks = max_num_seqs * (max_model_len // BLOCK_SIZE + 2)
     info = ModelInfo("stand-in", VOCAB_SIZE, max_model_len, (), BLOCK_SIZE, num_blocks, speculation)
-    return LocalExecutor(runner, info, KvPages(()), KvIdentity("stand-in", "", "float32", BLOCK_SIZE, 0, 0, 0))
+    return LocalExecutor(runner, info, KvPages(()), KvIdentity("CPU", "stand-in", "", "float32", BLOCK_SIZE, 0, 0, 0))

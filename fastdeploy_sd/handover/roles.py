@@ -22,6 +22,7 @@ from fastdeploy_sd.splitwise.settings import ConnectorSettings
 class Identity(Protocol):
     """What KV an executor has; see worker.kv_identity.KvIdentity."""
 
+    device: str
     fingerprint: str
     draft_fingerprint: str
     kv_format: str
@@ -77,6 +78,7 @@ def describe(owner: KvOwner) -> KvDescription:
     """Return what instances must agree on before KV goes from one to another."""
     pages, identity = owner.kv_pages, owner.kv_identity
     return KvDescription(
+        device=identity.device,
         model_fingerprint=identity.fingerprint,
         block_size=identity.block_size,
         kv_format=identity.kv_format,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastdeploy_sd.spec_decode.auto_profile import CostProfile
     from fastdeploy_sd.spec_decode.proposer import MakeProposer
     from fastdeploy_sd.worker.kv_identity import KvIdentity
-    from fastdeploy_sd.worker.kv_pages import KvPages
+    from fastdeploy_sd.worker.kv_reach import AnyPages
     from fastdeploy_sd.worker.layer_signals import LayerSignals
 
 
@@ -32,7 +32,7 @@ class KvExecutor(Executor, Protocol):
     """An executor that reaches the KV of all ranks, if the configuration has use for it; see LocalExecutor."""
 
     @property
-    def kv_pages(self) -> KvPages: ...
+    def kv_pages(self) -> AnyPages: ...
 
     @property
     def kv_identity(self) -> KvIdentity: ...
@@ -69,7 +69,7 @@ class MultiProcessExecutor:
         return self._first.grammars
 
     @property
-    def kv_pages(self) -> KvPages:
+    def kv_pages(self) -> AnyPages:
         """See KvExecutor."""
         return self._first.kv_pages
 

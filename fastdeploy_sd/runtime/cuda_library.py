@@ -85,11 +85,12 @@ class CudaLibrary:
     """The functions of one library.
 
     Attributes:
+        path: its file.
         functions: all of them, as ctypes has them.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.functions = ctypes.CDLL(str(path))
+        self.path, self.functions = path, ctypes.CDLL(str(path))
         for name in ("fdsd_cuda_refusal", "fdsd_cuda_name", "fdsd_cuda_sources"):
             if hasattr(self.functions, name):  # not in a library of an older version
                 getattr(self.functions, name).restype = ctypes.c_char_p

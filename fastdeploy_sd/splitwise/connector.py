@@ -55,7 +55,7 @@ class KvConnector:
 
     def __init__(self, settings: ConnectorSettings, description: KvDescription, pages: Pages) -> None:
         _verify_host(settings)
-        self._is_closed = False
+        self._is_closed, self._pages = False, pages
         self.counters = Counters()
         self._events = EventQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -79,7 +79,7 @@ class KvConnector:
 
     def take_events(self) -> list[Event]:
         """Return what happened since the last call, oldest first; nothing after `close`."""
-        return [] if self._is_closed else self._events.take()
+        return [] if self._is_closed else self._table.take_events()
 
     def stats(self) -> TransferStats:
         """Return what has been moved and refused so far."""
@@ -115,6 +115,7 @@ class KvConnector:
         Blocks and layers that were not ordered are left out, and so is everything of a transfer that has ended.
         """
         prefill, blocks = self._prefill_side(), tuple(block_ids)
+        self._pages.follow_steps()
         self._command(lambda: prefill.send(transfer_id, layer, first_block, blocks))
 
     def finish(self, transfer_id: TransferId, drafts: tuple[int, ...]) -> None:

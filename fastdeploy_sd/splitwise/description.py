@@ -10,6 +10,7 @@ class KvDescription:
     """What two instances must agree on before KV goes from one to the other.
 
     Attributes:
+        device: what computes it, e.g. "CPU, avx512": another one sums in another order, and lays KV out otherwise.
         model_fingerprint: equal only for the same weights in the same arithmetic.
         block_size: tokens per block.
         kv_format: how keys and values are stored, e.g. "bfloat16" or "int8".
@@ -19,6 +20,7 @@ class KvDescription:
         draft_fingerprint: as model_fingerprint, of what made the draft layers; "" = there are none.
     """
 
+    device: str
     model_fingerprint: str
     block_size: int
     kv_format: str
@@ -35,7 +37,7 @@ class KvDescription:
             raise ValueError(f"page_bytes: expected positive numbers, got {min(self.page_bytes)}")
 
 
-_ALIKE = ("model_fingerprint", "block_size", "kv_format", "num_layers", "num_kv_heads", "head_dim")
+_ALIKE = ("device", "model_fingerprint", "block_size", "kv_format", "num_layers", "num_kv_heads", "head_dim")
 
 
 def mismatch(decode: KvDescription, prefill: KvDescription) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fastdeploy_sd.engine.transfer_stats import WayStats
 from fastdeploy_sd.runtime.checksum import chunk_checksums
 from fastdeploy_sd.splitwise.counters import Counters, Failure, Refusal
-from fastdeploy_sd.splitwise.events import EventQueue, Fetched, FetchFailed, TransferId
+from fastdeploy_sd.splitwise.events import Event, EventQueue, Fetched, FetchFailed, TransferId
 from fastdeploy_sd.splitwise.pages import Bytes, Pages
 
 
@@ -57,6 +57,7 @@ class IncomingTable:
             source, first_block, tuple(block_ids), bytearray(num_pages), num_pages, now, now + timeout_s
         )
         with self._lock:
+            self._pages.follow_steps()  # some may use the blocks for whoever had them before
             self._transfers[transfer_id] = transfer
 
     def cancel(self, transfer_id: TransferId) -> str | None:
@@ -66,10 +67,19 @@ class IncomingTable:
             Its source, None when it had ended already.
         """
         with self._lock:
+            self._pages.end_writes()
             self._events.drop(transfer_id)
             transfer = self._transfers.pop(transfer_id, None)
             self._counters.num_cancelled += transfer is not None
             return None if transfer is None else transfer.source
+
+    def take_events(self) -> list[Event]:
+        """Return what has happened. For the thread that starts steps: those behind this find the pages that came."""
+        events = self._events.take()
+        if events:
+            with self._lock:
+                self._pages.end_writes()
+        return events
 
     def receive(
         self, transfer_id: TransferId, source: str, layer: int, block: int, data: Bytes, checksum: int

@@ -24,7 +24,7 @@ from fastdeploy_sd.ipc.packing import pack, unpack
 from fastdeploy_sd.splitwise.description import KvDescription
 from fastdeploy_sd.types import Request
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_ID_CHARS = 64
 _MAX_SLOTS = 4096
 _HEAD_BYTES = 2

@@ -1,7 +1,13 @@
-"""The memory that KV travels from and to, as the connector sees it: bytes of a block in a layer, whatever they mean."""
+"""The memory that KV travels from and to, as the connector sees it: bytes of a block in a layer, whatever they mean.
+
+The memory may be a device's, on which steps are under way. What the thread that starts them says keeps the two apart:
+pages are read and written behind the steps that were started at the last `follow_steps`, and steps that are started
+after `end_writes` find what was written before.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,10 +29,18 @@ class Pages(Protocol):
         """Bytes of one block in this layer."""
         ...
 
-    def read(self, layer: int, block_id: int) -> tuple[Bytes, ...]:
-        """Views of the pieces of a page, each u8[n] and contiguous; together page_bytes(layer)."""
+    def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
+        """The pieces of each of some pages, u8[n] and contiguous, together page_bytes(layer); until the next call."""
         ...
 
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
         """Overwrite a page with page_bytes(layer) bytes, the pieces one after the other."""
+        ...
+
+    def follow_steps(self) -> None:
+        """Read and write behind the steps that were started. For the thread that starts steps."""
+        ...
+
+    def end_writes(self) -> None:
+        """Have steps that are started from here on find what was written. For the thread that starts steps."""
         ...

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.engine.block_store import (
     Command,
@@ -20,60 +17,37 @@ from fastdeploy_sd.engine.block_store import (
     LoadBlock,
     StoreBlock,
 )
-from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.kvcache.prefix_cache import CachedBlock
+from fastdeploy_sd.worker.block_mover import BlockMover, Bytes
 from fastdeploy_sd.worker.swap_file import DamagedSlotError, SwapFile
 
 _log = logging.getLogger(__name__)
-# One page is copied in well under a millisecond, unless the machine does not run the thread.
-_CANCEL_DEADLINE_S = 60.0
 _MAX_LOGGED_ERRORS = 10
-
-
-class Pages(Protocol):
-    """The bytes of blocks, layer by layer; see KvPages."""
-
-    num_layers: int
-
-    def page_bytes(self, layer: int) -> int:
-        """Return the length of a page of this layer."""
-        ...
-
-    def read(self, layer: int, block_id: int) -> tuple[npt.NDArray[np.uint8], ...]:
-        """Return the parts of a page, u8[n] each."""
-        ...
-
-    def write(self, layer: int, block_id: int, data: memoryview) -> None:
-        """Overwrite a page with its parts, behind each other."""
-        ...
 
 
 class BlockCopier:
     """See engine.block_store.BlockStore. One thread makes all copies: loads first, as requests wait for them.
 
-    A block is copied into memory of the thread's own, page by page, before it is written to its slot, and the other
-    way round: the blocks themselves are touched for as long as copying memory takes, whatever the disk does, and a
-    cancelled copy stops at the next page.
+    Blocks are moved into memory of the mover's own before they are written to their slots, and the other way round: the
+    blocks themselves are touched for as long as copying memory takes, whatever the disk does.
 
     Args:
-        pages: of the KV cache. file: the slots; closed by `close`.
+        mover: of the KV cache. file: the slots; closed by `close`.
     """
 
-    def __init__(self, pages: Pages, file: SwapFile) -> None:
-        self._pages, self._file = pages, file
-        self._staging = np.empty(file.block_bytes, np.uint8)
-        num_bytes = sum(pages.page_bytes(layer) for layer in range(pages.num_layers))
-        assert num_bytes == file.block_bytes, f"pages of {num_bytes} bytes, slots of {file.block_bytes}"
+    def __init__(self, mover: BlockMover, file: SwapFile) -> None:
+        self._mover, self._file = mover, file
+        assert mover.block_bytes == file.block_bytes, (
+            f"blocks of {mover.block_bytes} bytes, slots of {file.block_bytes}"
+        )
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._changed = threading.Condition()
         self._loads: dict[int, LoadBlock] = {}  # by block, oldest first
         self._stores: dict[int, StoreBlock | EraseSlot] = {}  # by block; an erased slot by -1 - its number
         self._results: list[CopyResult] = []
+        self._loaded: list[int] = []  # blocks of loads among the results
         self._is_signalled = False  # whether `fd` is readable
         self._timer: threading.Timer | None = None
-        self._current: int | None = None  # the block of the copy that is being made
-        self._is_touched = False  # whether that block's bytes are read or written now
-        self._is_stopped = False  # whether they should not be
         self._is_closing = False
         self._num_errors = 0
         self._thread = threading.Thread(target=self._run, name="kv-swap", daemon=True)
@@ -95,6 +69,7 @@ class BlockCopier:
         return self._file.kept()
 
     def submit(self, commands: Sequence[Command]) -> None:
+        self._mover.follow_steps()
         with self._changed:
             for command in commands:
                 match command:
@@ -113,10 +88,7 @@ class BlockCopier:
                     command = queue.pop(block_id, None)
                     if command is not None:
                         self._end(command, CopyStatus.CANCELLED, 0.0)
-            if self._current in block_ids:
-                self._is_stopped = True
-                if not self._changed.wait_for(lambda: not self._is_touched, _CANCEL_DEADLINE_S):
-                    raise InternalError(f"a copy of KV block {self._current} does not stop")
+        self._mover.release(block_ids)
 
     def take_results(self) -> Sequence[CopyResult]:
         if not self._is_signalled:
@@ -125,7 +97,9 @@ class BlockCopier:
             os.eventfd_read(self._fd)
             self._is_signalled = False
             results, self._results = self._results, []
-            return results
+            loaded, self._loaded = self._loaded, []
+        self._mover.release(loaded)  # steps that read them are about to be started
+        return results
 
     def wake_after(self, seconds: float) -> None:
         with self._changed:
@@ -137,7 +111,7 @@ class BlockCopier:
     def close(self) -> None:
         """End the thread after the copy it makes, and give the slots back. May be called twice."""
         with self._changed:
-            self._is_closing = self._is_stopped = True
+            self._is_closing = True
             timer = self._timer
             self._changed.notify_all()
         if timer is not None:
@@ -152,82 +126,81 @@ class BlockCopier:
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (command := self._next()) is not None:
+        while batch := self._next():
             begin = time.perf_counter()
             try:
-                status = self._make(command)
+                statuses = self._make(batch)
             except Exception as error:  # a thread that ended would leave everybody waiting
-                status = CopyStatus.FAILED
-                self._report(f"{type(command).__name__} of slot {command.slot} failed: {error!r}")
+                statuses = [CopyStatus.FAILED] * len(batch)
+                self._report_failure(batch[0], error)
+            seconds = (time.perf_counter() - begin) / len(batch)
             with self._changed:
-                self._current = None
-                self._end(command, status, time.perf_counter() - begin)
+                for command, status in zip(batch, statuses, strict=True):
+                    self._end(command, status, seconds)
 
-    def _next(self) -> Command | None:
+    def _next(self) -> Sequence[Command]:
+        """Wait for commands, and take the oldest ones of a kind; none when the thread is to end.
+
+        Copies to a slot are made in their order: what is behind a command of another kind waits.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._is_closing or self._loads or self._stores)
             queue: dict[int, LoadBlock] | dict[int, StoreBlock | EraseSlot] = self._loads or self._stores
             if self._is_closing:
-                return None
-            command = queue.pop(next(iter(queue)))
-            self._is_stopped = False
-            self._current = None if isinstance(command, EraseSlot) else command.block_id
-            self._is_touched = isinstance(command, StoreBlock)
-            return command
+                return ()
+            first = next(iter(queue.values()))
+            if isinstance(first, EraseSlot):
+                return [queue.pop(next(iter(queue)))]
+            alike = itertools.takewhile(lambda key: type(queue[key]) is type(first), queue)
+            block_ids = list(itertools.islice(alike, self._mover.max_blocks))
+            self._mover.begin(block_ids)
+            return [queue.pop(block_id) for block_id in block_ids]
 
-    def _make(self, command: Command) -> CopyStatus:
-        match command:
+    def _make(self, batch: Sequence[Command]) -> Sequence[CopyStatus]:
+        match batch[0]:
             case EraseSlot():
-                self._file.erase(command.slot)
-                return CopyStatus.DONE
+                self._file.erase(batch[0].slot)
+                return [CopyStatus.DONE]
             case StoreBlock():
-                try:
-                    is_whole = self._read_block(command.block_id)
-                finally:
-                    self._let_go()
-                if is_whole:
-                    self._file.write(command.slot, command.content, self._staging)
+                are_there = self._mover.read()
+                rows = self._mover.rows()
+                return [
+                    self._write_slot(command, row) if is_there else CopyStatus.CANCELLED
+                    for command, row, is_there in zip(batch, rows, are_there, strict=False)
+                ]
             case LoadBlock():
-                try:
-                    self._file.read(command.slot, command.content, self._staging)
-                except DamagedSlotError as error:
-                    self._report(f"{error}; the block is computed again")
-                    return CopyStatus.DAMAGED
-                with self._changed:
-                    self._is_touched = True
-                try:
-                    is_whole = self._write_block(command.block_id)
-                finally:
-                    self._let_go()
-        return CopyStatus.DONE if is_whole else CopyStatus.CANCELLED
+                found = [self._read_slot(command, row) for command, row in zip(batch, self._mover.rows(), strict=False)]
+                are_written = self._mover.write([status is CopyStatus.DONE for status in found])
+                return [
+                    CopyStatus.CANCELLED if status is CopyStatus.DONE and not is_written else status
+                    for status, is_written in zip(found, are_written, strict=True)
+                ]
 
-    def _read_block(self, block_id: int) -> bool:
-        position = 0
-        for layer in range(self._pages.num_layers):
-            if self._is_stopped:
-                return False
-            for part in self._pages.read(layer, block_id):
-                self._staging[position : position + part.nbytes] = part
-                position += part.nbytes
-        return True
+    def _write_slot(self, command: Command, row: Bytes) -> CopyStatus:
+        assert isinstance(command, StoreBlock), f"stores {command}"
+        try:
+            self._file.write(command.slot, command.content, row)
+        except Exception as error:
+            self._report_failure(command, error)
+            return CopyStatus.FAILED
+        return CopyStatus.DONE
 
-    def _write_block(self, block_id: int) -> bool:
-        position = 0
-        for layer in range(self._pages.num_layers):
-            if self._is_stopped:
-                return False
-            end = position + self._pages.page_bytes(layer)
-            self._pages.write(layer, block_id, self._staging.data[position:end])
-            position = end
-        return True
-
-    def _let_go(self) -> None:
-        with self._changed:
-            self._is_touched = False
-            self._changed.notify_all()
+    def _read_slot(self, command: Command, row: Bytes) -> CopyStatus:
+        assert isinstance(command, LoadBlock), f"loads {command}"
+        try:
+            self._file.read(command.slot, command.content, row)
+        except DamagedSlotError as error:
+            self._report(f"{error}; the block is computed again")
+            return CopyStatus.DAMAGED
+        except Exception as error:
+            self._report_failure(command, error)
+            return CopyStatus.FAILED
+        return CopyStatus.DONE
 
     def _end(self, command: Command, status: CopyStatus, seconds: float) -> None:
         self._results.append(CopyResult(command.command_id, status, seconds))
+        if isinstance(command, LoadBlock) and status is CopyStatus.DONE:
+            self._loaded.append(command.block_id)
         self._signal()
 
     def _signal(self) -> None:
@@ -239,6 +212,9 @@ class BlockCopier:
         with self._changed:
             self._timer = None
             self._signal()
+
+    def _report_failure(self, command: Command, error: Exception) -> None:
+        self._report(f"{type(command).__name__} of slot {command.slot} failed: {error!r}")
 
     def _report(self, what: str) -> None:
         self._num_errors += 1

@@ -25,7 +25,7 @@ from fastdeploy_sd.worker.grammars import open_grammars
 from fastdeploy_sd.worker.guided_rows import GuidedRows
 from fastdeploy_sd.worker.kernel_threads import set_kernel_threads
 from fastdeploy_sd.worker.kv_identity import KvIdentity
-from fastdeploy_sd.worker.kv_pages import KvPages
+from fastdeploy_sd.worker.kv_reach import AnyPages, open_pages
 from fastdeploy_sd.worker.layer_signals import LayerSignals
 from fastdeploy_sd.worker.lead import GroupLead
 from fastdeploy_sd.worker.loaded import Loaded, load
@@ -51,7 +51,7 @@ class LocalExecutor:
         self,
         runner: ModelRunner,
         model_info: ModelInfo,
-        kv_pages: KvPages,
+        kv_pages: AnyPages,
         kv_identity: KvIdentity,
         store: BlockCopier | None = None,
         layer_signals: LayerSignals | None = None,
@@ -146,7 +146,7 @@ def create_executor(
         loaded.forward, loaded.memory, table, proposer, info.speculation, rule, board, guided, lead, loaded.signals,
         loaded.twins,
     )  # fmt: skip
-    pages = KvPages(loaded.kv.ranks if is_host else ())  # nothing copies blocks of a GPU yet
+    pages = open_pages(config, loaded.kv.ranks)
     store = open_block_store(config, pages, loaded.kv_identity, loaded.checkpoint, loaded.draft_weights)
     if limits is not None:
         _log.info("%s", limits.describe(loaded.checkpoint))

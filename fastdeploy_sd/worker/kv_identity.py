@@ -21,6 +21,7 @@ class KvIdentity:
     """What the KV of an instance is.
 
     Attributes:
+        device: what computes it: "CPU, " and its instruction-set level, or "CUDA, " and the GPU's name.
         fingerprint: the same for the same weights, formats, kernels (of a CPU those of one instruction-set level) and
             version, so that KV and logits have the same bits.
         draft_fingerprint: the same for the same draft layers besides; "" = there are none.
@@ -29,6 +30,7 @@ class KvIdentity:
         num_layers: of the target. num_kv_heads, head_dim: of each, in all ranks together.
     """
 
+    device: str
     fingerprint: str
     draft_fingerprint: str
     kv_format: str
@@ -68,6 +70,7 @@ class KvIdentity:
             formats = {"linear": scheme.linear, "experts": scheme.experts}
             drafting = _digest({"target": fingerprint, **formats, "weights": draft.content()})
         return KvIdentity(
+            kernels or f"CPU, {library.isa()}",
             fingerprint,
             drafting,
             kv_format,

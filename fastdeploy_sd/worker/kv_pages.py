@@ -36,7 +36,7 @@ class KvPages:
     Attributes:
         num_layers: target and draft layers together. num_target_layers: the first ones.
         num_blocks: blocks of every layer.
-        memory_bytes: of all blocks, on all ranks together.
+        host_bytes: of the host's memory that all blocks take, on all ranks together.
     """
 
     def __init__(self, ranks: Sequence[RankKv]) -> None:
@@ -50,20 +50,21 @@ class KvPages:
         self.num_layers = len(self._layers)
         every = [copy for layer in self._layers for piece in layer for copy in piece]
         self.num_blocks = min(map(len, every), default=0)
-        self.memory_bytes = sum(copy.nbytes for copy in every)
+        self.host_bytes = sum(copy.nbytes for copy in every)
 
     def page_bytes(self, layer: int) -> int:
         """Return the length of a page of this layer."""
         return sum(piece[0].shape[1] for piece in self._layers[layer])
 
-    def read(self, layer: int, block_id: int) -> tuple[Bytes, ...]:
-        """Return a page in pieces, u8[n] each: views that change when the page does.
+    def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
+        """Return pages in pieces, u8[n] each: views that change when the page does.
 
         Raises:
             IndexError: there is no such layer or block.
         """
-        self._verify(layer, block_id)
-        return tuple(piece[0][block_id] for piece in self._layers[layer])
+        for block_id in block_ids:
+            self._verify(layer, block_id)
+        return [tuple(piece[0][block_id] for piece in self._layers[layer]) for block_id in block_ids]
 
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
         """Overwrite a page.
@@ -85,12 +86,22 @@ class KvPages:
                 copy[block_id] = source[begin:end]
             begin = end
 
+    def follow_steps(self) -> None:
+        """See splitwise.pages.Pages: steps are over when the engine goes on."""
+
+    def end_writes(self) -> None:
+        """See splitwise.pages.Pages: all is in its place."""
+
     def _verify(self, layer: int, block_id: int) -> None:
         if not (0 <= layer < self.num_layers and 0 <= block_id < self.num_blocks):
-            raise IndexError(
-                f"page: expected a layer below {self.num_layers} and a block below {self.num_blocks}, "
-                f"got layer {layer}, block {block_id}"
-            )
+            raise IndexError(page_error(layer, block_id, self.num_layers, self.num_blocks))
+
+
+def page_error(layer: int, block_id: int, num_layers: int, num_blocks: int) -> str:
+    """Return the text about a page that is not there."""
+    return (
+        f"page: expected a layer below {num_layers} and a block below {num_blocks}, got layer {layer}, block {block_id}"
+    )
 
 
 def _pieces(caches: Iterable[tuple[range, KvCache[Tensor]]]) -> list[_Piece]:

@@ -116,7 +116,8 @@ def load(config: Config, group: RankGroup) -> Loaded:
     table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
     twins = NO_TWINS if is_host else StepTwins(device(), memory, table)
     rotary = make_rotary(decoder_config, kv.max_tokens)
-    sends_layers = config.splitwise.splitwise_role == "prefill" and group.rank == 0
+    # A GPU's pages leave when the step is over: its layers have nobody to signal to while it runs.
+    sends_layers = is_host and config.splitwise.splitwise_role == "prefill" and group.rank == 0
     signals = LayerSignals(group.size) if sends_layers else None
     on_stored = None if signals is None else signals.on_stored
     block_size, num_drafts = kv.format.block_size, s.num_speculative_tokens

@@ -14,10 +14,12 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.runtime import library
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker.block_copier import BlockCopier
 from fastdeploy_sd.worker.free_memory import free_memory
 from fastdeploy_sd.worker.kv_identity import KvIdentity
-from fastdeploy_sd.worker.kv_pages import KvPages
+from fastdeploy_sd.worker.kv_reach import AnyPages, open_mover
 from fastdeploy_sd.worker.swap_file import SwapFile, slot_stride
 
 _GIB = 1 << 30
@@ -25,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_block_store(
-    config: Config, pages: KvPages, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None
+    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None
 ) -> BlockCopier | None:
     """Return the slots for copies of blocks, and the thread that makes these; None without `--swap-space`.
 
@@ -45,11 +47,12 @@ def open_block_store(
         _fail(f"at least {stride / _GIB:.6f} (one block)", config)
     folder, path = config.cache.swap_folder, None
     if folder is None:
-        left = max(0, free_memory() - pages.memory_bytes)
+        left = max(0, free_memory() - pages.host_bytes)
         if num_slots * stride > left:
             _fail(f"at most {left / _GIB:.3f}, the memory that is free beside the KV cache, or a swap_folder", config)
     else:
         path = Path(folder) / _file_name(config, identity, checkpoint, draft_weights)
+    mover = open_mover(pages)
     key = {} if path is None else _key(config, pages, identity, checkpoint, draft_weights)
     file = SwapFile(path, key, num_slots, block_bytes, config.cache.block_size)
     _log.info(
@@ -61,20 +64,20 @@ def open_block_store(
             "swap_space: %d blocks fit in, fewer than the KV cache's %d: little outlives that",
             num_slots, pages.num_blocks,
         )  # fmt: skip
-    return BlockCopier(pages, file)
+    return BlockCopier(mover, file)
 
 
 def _file_name(config: Config, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None) -> str:
     """Return a name that stays when checkpoint or library change, so that a folder does not fill up."""
     place = checkpoint.path.resolve()
     draft_place = None if draft_weights is None else str(draft_weights.path.resolve())
-    formats = identity.kv_format, identity.block_size, config.model.dtype, config.model.quantization
+    formats = identity.kv_format, identity.block_size, config.model.dtype, config.model.quantization, device().kind
     digest = hashlib.blake2b(repr((str(place), draft_place, formats)).encode(), digest_size=6)
     return f"{place.name}-{digest.hexdigest()}.kvswap"
 
 
 def _key(
-    config: Config, pages: KvPages, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None
+    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None
 ) -> Mapping[str, Any]:
     """Return everything that decides the bytes of a block's KV, beside its tokens; any build of the kernels may."""
     return {
@@ -83,8 +86,14 @@ def _key(
         "draft": None if draft_weights is None else draft_weights.checkpoint.identity(),
         "num_model_steps": config.speculative.num_model_steps,
         "pages": [pages.page_bytes(layer) for layer in range(pages.num_layers)],
-        "library": hashlib.blake2b(library.LIBRARY_PATH.read_bytes(), digest_size=16).hexdigest(),
+        "library": hashlib.blake2b(_kernels().read_bytes(), digest_size=16).hexdigest(),
     }
+
+
+def _kernels() -> Path:
+    """Return the library that computes KV."""
+    found = device()
+    return found.library.path if isinstance(found, CudaDevice) else library.LIBRARY_PATH
 
 
 def _fail(expected: str, config: Config) -> None:

@@ -160,7 +160,7 @@ class Wire:
             return  # the decode instance has no such draft layer
         target_id = transfer.block_ids[block - transfer.first_block]
         self.before_move(transfer_id, transfer.request_id, source_id, target_id)
-        data = b"".join(part.tobytes() for part in self.source_pages.read(layer, source_id))
+        data = b"".join(part.tobytes() for part in self.source_pages.read_all(layer, [source_id])[0])
         self.target_pages.write(layer, target_id, memoryview(data))
         self.num_moved += 1
         transfer.num_missing -= 1

@@ -59,7 +59,7 @@ def test_a_layer_leaves_when_every_rank_has_stored_it(references: References, mo
         send = pair.wire.prefill.send
 
         def page(layer: int, block: int) -> bytes:
-            return b"".join(piece.tobytes() for piece in pages.read(layer, block))
+            return b"".join(piece.tobytes() for piece in pages.read_all(layer, [block])[0])
 
         def watch(transfer_id: str, layer: int, first_block: int, block_ids: Sequence[int]) -> None:
             nonlocal num_early

@@ -17,7 +17,7 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.kv_supply import KvArrival
 from fastdeploy_sd.types import I32, Request, RequestId, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
-from fastdeploy_sd.worker.kv_pages import KvPages
+from fastdeploy_sd.worker.kv_reach import AnyPages
 from tests.engine.models import References
 
 WAY = Way("roomy", max_num_seqs=9, enable_prefix_caching=True)
@@ -36,7 +36,7 @@ class PrefilledSupply:
     """Brings pages as soon as they are asked for."""
 
     prefills: dict[RequestId, Prefill] = field(default_factory=dict)
-    pages: KvPages | None = None
+    pages: AnyPages | None = None
     block_size: int = 0
     fd: int | None = None
     _arrived: list[KvArrival] = field(default_factory=list)
@@ -99,7 +99,7 @@ class WatchedExecutor:
         pages, blocks = self._executor.kv_pages, self._blocks[name]
         num_blocks = -(-len(self._known[name]) // self.model_info.block_size)
         return {
-            (layer, i): b"".join(part.tobytes() for part in pages.read(layer, blocks[i]))
+            (layer, i): b"".join(part.tobytes() for part in pages.read_all(layer, [blocks[i]])[0])
             for layer in range(pages.num_layers)
             for i in range(num_blocks)
         }
@@ -163,20 +163,19 @@ def test_pages_of_other_layers_and_lengths_are_refused(references: References) -
         pages = executor.kv_pages
         assert (pages.num_layers - pages.num_target_layers, pages.num_blocks) == (1, 8)
         first, last = pages.page_bytes(0), pages.page_bytes(pages.num_layers - 1)
-        assert [len(part) for part in pages.read(0, 0)] == [len(part) for part in pages.read(pages.num_layers - 1, 7)][
-            :4
-        ]
+        [of_first], [of_last] = pages.read_all(0, [0]), pages.read_all(pages.num_layers - 1, [7])
+        assert [len(part) for part in of_first] == [len(part) for part in of_last][:4]
         assert last > first  # the hidden row
         pattern = np.random.default_rng(0).integers(0, 256, last, np.uint8)
         pages.write(pages.num_layers - 1, 3, memoryview(pattern.tobytes()))
-        assert np.concatenate(pages.read(pages.num_layers - 1, 3)).tolist() == pattern.tolist()
+        assert np.concatenate(pages.read_all(pages.num_layers - 1, [3])[0]).tolist() == pattern.tolist()
         for block in (2, 4):
-            assert not np.concatenate(pages.read(pages.num_layers - 1, block)).any()
+            assert not np.concatenate(pages.read_all(pages.num_layers - 1, [block])[0]).any()
         with pytest.raises(ValueError, match=f"expected {first} bytes, got {last}"):
             pages.write(0, 3, memoryview(pattern.tobytes()))
         for layer, block in ((0, 8), (0, -1), (pages.num_layers, 0), (-1, 0)):
             with pytest.raises(IndexError, match=f"layer {layer}, block {block}"):
-                pages.read(layer, block)
+                pages.read_all(layer, [block])
     finally:
         executor.shutdown()
 

@@ -56,14 +56,14 @@ def test_every_rank_has_its_heads_of_the_pages_of_one(fmt: KvCacheFormat, size: 
     one, several = KvPages([alone]), KvPages(ranks)
     assert several.num_layers == one.num_layers == CONFIG.num_layers + NUM_DRAFT_LAYERS
     assert several.num_target_layers == CONFIG.num_layers
-    assert several.memory_bytes == sum(array.nbytes for rank in ranks for array in arrays(rank))
+    assert several.host_bytes == sum(array.nbytes for rank in ranks for array in arrays(rank))
     for layer in range(one.num_layers):
         assert several.page_bytes(layer) == one.page_bytes(layer)
         for block in (0, 2):
-            several.write(layer, block, memoryview(np.concatenate(one.read(layer, block)).tobytes()))
-            assert all(piece.flags.c_contiguous for piece in several.read(layer, block))
-            assert np.concatenate(several.read(layer, block)).tobytes() == b"".join(
-                piece.tobytes() for piece in one.read(layer, block)
+            several.write(layer, block, memoryview(np.concatenate(one.read_all(layer, [block])[0]).tobytes()))
+            assert all(piece.flags.c_contiguous for piece in several.read_all(layer, [block])[0])
+            assert np.concatenate(several.read_all(layer, [block])[0]).tobytes() == b"".join(
+                piece.tobytes() for piece in one.read_all(layer, [block])[0]
             )
     for rank in ranks:
         for mine, whole in zip(arrays(rank), arrays(alone), strict=True):

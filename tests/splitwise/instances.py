@@ -47,14 +47,20 @@ class BytePages:
     def page_bytes(self, layer: int) -> int:
         return int(self.memory[layer].shape[1])
 
-    def read(self, layer: int, block_id: int) -> tuple[Bytes, ...]:
-        page = self.memory[layer][block_id]
-        return page[:200], page[200:]
+    def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
+        pages = [self.memory[layer][block_id] for block_id in block_ids]
+        return [(page[:200], page[200:]) for page in pages]
 
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
         if self.delay_s:
             time.sleep(self.delay_s)
         self.memory[layer][block_id] = np.frombuffer(data, np.uint8)
+
+    def follow_steps(self) -> None:
+        """There are no steps."""
+
+    def end_writes(self) -> None:
+        """All is in its place."""
 
     def is_canary(self, block_id: int) -> bool:
         return all(bool((layer[block_id] == CANARY).all()) for layer in self.memory)
@@ -76,6 +82,7 @@ def holds(pages: BytePages, prompt: int, first_block: int, block_ids: Sequence[i
 
 def describe(layers: Sequence[int] = LAYERS, num_draft: int = 1, **changes: Any) -> KvDescription:
     description = KvDescription(
+        device="CPU",
         model_fingerprint="demo",
         block_size=BLOCK_SIZE,
         kv_format="bfloat16",

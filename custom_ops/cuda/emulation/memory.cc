@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "emulation/engine.h"
@@ -72,6 +73,8 @@ void SetBytes(std::vector<bool>* marks, const Allocation& allocation, const void
   std::fill_n(marks->begin() + offset, num_bytes, is_marked);
 }
 
+// Launches look allocations up in threads of their own.
+std::mutex mutex;
 // By their first byte. An empty one has an address of its own too.
 std::map<const char*, std::unique_ptr<Allocation>> allocations;
 // What was given back, without its memory: pointers to it may still be around, in graphs above all.
@@ -181,11 +184,13 @@ Error CheckRange(const Allocation* allocation, const void* address, size_t num_b
 }
 
 int64_t BytesRead(const void* address) {
+  const std::lock_guard lock(mutex);
   const auto found = allocations.find(static_cast<const char*>(address));
   return found == allocations.end() ? -1 : found->second->bytes_read;
 }
 
 const Allocation* AllocationOf(const void* address) {
+  const std::lock_guard lock(mutex);
   const char* wanted = static_cast<const char*>(address);
   auto found = allocations.upper_bound(wanted);
   if (found == allocations.begin()) return nullptr;
@@ -196,6 +201,7 @@ const Allocation* AllocationOf(const void* address) {
 void* Allocate(size_t num_bytes) try {
   auto made = NewAllocation(num_bytes, false);
   char* begin = made->begin;
+  const std::lock_guard lock(mutex);
   allocations[begin] = std::move(made);
   return begin;
 } catch (const std::bad_alloc&) {
@@ -203,6 +209,7 @@ void* Allocate(size_t num_bytes) try {
 }
 
 bool Free(void* address) {
+  const std::lock_guard lock(mutex);
   const auto found = allocations.find(static_cast<const char*>(address));
   if (found == allocations.end()) return false;
   Allocation& allocation = *found->second;

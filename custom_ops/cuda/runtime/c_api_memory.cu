@@ -93,6 +93,9 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_zero(void* memory, int64_t num_bytes, void* st
 FDSD_EXPORT fdsd::Error fdsd_cuda_scatter_pieces(const fdsd::ScatterPiecesParams* p, void* stream) {
   return fdsd::cuda::ScatterPieces(*p, stream);
 }
+FDSD_EXPORT fdsd::Error fdsd_cuda_copy_blocks(const fdsd::CopyBlocksParams* p, void* stream) {
+  return fdsd::cuda::CopyBlocks(*p, stream);
+}
 
 FDSD_EXPORT fdsd::Error fdsd_cuda_stream_create(void** stream) {
   cudaStream_t made = nullptr;

@@ -7,5 +7,6 @@ namespace fdsd::cuda {
 
 Error ScatterPieces(const ScatterPiecesParams& p, Stream stream);
 Error PadColumns(const PadColumnsParams& p, Stream stream);
+Error CopyBlocks(const CopyBlocksParams& p, Stream stream);
 
 }  // namespace fdsd::cuda

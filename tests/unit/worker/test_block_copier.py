@@ -14,6 +14,7 @@ import pytest
 from fastdeploy_sd.engine.block_store import CopyResult, CopyStatus, EraseSlot, LoadBlock, StoreBlock
 from fastdeploy_sd.kvcache.prefix_cache import CachedBlock, PrefixCache
 from fastdeploy_sd.worker.block_copier import BlockCopier
+from fastdeploy_sd.worker.block_mover import HostBlockMover
 from fastdeploy_sd.worker.swap_file import SwapFile
 
 BLOCK_SIZE = 16
@@ -40,10 +41,11 @@ class SlowPages:
     def page_bytes(self, layer: int) -> int:
         return PAGE_BYTES[layer]
 
-    def read(self, layer: int, block_id: int) -> tuple[npt.NDArray[np.uint8], ...]:
+    def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[npt.NDArray[np.uint8], ...]]:
+        [block_id] = block_ids
         self._wait(layer, block_id)
         page = self.layers[layer][block_id]
-        return page[:40], page[40:]
+        return [(page[:40], page[40:])]
 
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
         self._wait(layer, block_id)
@@ -65,7 +67,7 @@ class Setup:
     def __init__(self, num_blocks: int = 8, num_slots: int = 8) -> None:
         self.pages = SlowPages(num_blocks)
         self.file = SwapFile(None, {}, num_slots, sum(PAGE_BYTES), BLOCK_SIZE)
-        self.copier = BlockCopier(self.pages, self.file)
+        self.copier = BlockCopier(HostBlockMover(self.pages), self.file)
         self.results: dict[int, CopyResult] = {}
 
     def wait(self, command_ids: Sequence[int]) -> list[CopyStatus]:

@@ -1,0 +1,170 @@
+"""Blocks of a GPU's KV on their way to the host and back, on a stream beside the one that steps run on.
+
+A batch of blocks is one copy over the bus, whatever number of layers they have: a kernel gathers what it copies behind
+one another in memory of the device, or puts it from there in its places. Two rules keep the streams apart:
+
+    what is copied follows the steps that were started     `CudaDevice.stream` records an event: follow_steps
+    before, as they may still use the blocks
+    steps that are started follow the copies of blocks     they wait for the batch's event: have_steps_follow
+    that they read or overwrite
+
+Knows no layers' meaning, no scheduling and no thread: whoever uses a BlockLane says what its threads may do when.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.runtime.arrays import address
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.runtime.cuda_memory import pinned_zeros
+from fastdeploy_sd.runtime.device_tensor import DeviceTensor
+from fastdeploy_sd.runtime.layout import struct_type
+
+Bytes = npt.NDArray[np.uint8]
+# kMaxCopiedBlocks of custom_ops/include/fdsd/device.h.
+MAX_COPIED_BLOCKS = 256
+_UNITS = (16, 4)
+
+
+class CudaBlocks:
+    """Where blocks are: in every layer some arrays with a row per block.
+
+    Packed, a block is its rows in the first layer, one behind the other, then those in the next.
+
+    Args:
+        layers: per layer the arrays, each [num_blocks, ...], rows of whole 4-byte words.
+
+    Attributes:
+        num_blocks: rows of every array.
+        begins: where a layer begins in a packed block, per layer, and the length of that.
+    """
+
+    def __init__(self, device: CudaDevice, layers: Sequence[Sequence[DeviceTensor]]) -> None:
+        self.device = device
+        parts = [part for layer in layers for part in layer]
+        self.num_blocks = min((len(part) for part in parts), default=0)
+        assert all(len(part) == self.num_blocks for part in parts), "layers of different numbers of blocks"
+        self._first = [0, *itertools.accumulate(len(layer) for layer in layers)]
+        self.begins = [0, *itertools.accumulate(sum(part.row_bytes for part in layer) for layer in layers)]
+        self._sizes = [part.row_bytes for part in parts]
+        self._unit = next((unit for unit in _UNITS if all(size % unit == 0 for size in self._sizes)), 0)
+        assert self._unit, f"rows of {self._sizes} bytes, not all of whole words"
+        piece_type: Any = struct_type("BlockPiece")
+        table = (piece_type * len(parts))()
+        begin = 0
+        for piece, part in zip(table, parts, strict=True):
+            piece.blocks, piece.begin, piece.num_bytes = part.address, begin, part.row_bytes
+            begin += part.row_bytes
+        self._parts = parts  # kept alive
+        self._piece_bytes = ctypes.sizeof(piece_type)
+        self._table = device.wrap(np.frombuffer(bytes(table), np.uint8))
+
+    @property
+    def block_bytes(self) -> int:
+        """Length of a packed block."""
+        return self.begins[-1]
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self.begins) - 1
+
+    def copy(self, layers: range, block_ids: Sequence[int], packed: int, stream: int, *, is_unpacking: bool) -> None:
+        """Put a copy on a stream between blocks and packed ones, which have these layers only.
+
+        Args:
+            block_ids: at most MAX_COPIED_BLOCKS; of one below 0 only the place in packed memory is there.
+            packed: address in the device's memory.
+        """
+        assert len(block_ids) <= MAX_COPIED_BLOCKS, f"{len(block_ids)} blocks at once"
+        assert max(block_ids, default=-1) < self.num_blocks, f"expected blocks below {self.num_blocks}, got {block_ids}"
+        ids = np.array(block_ids, np.int32)
+        first, end = self._first[layers.start], self._first[layers.stop]
+        params: Any = struct_type("CopyBlocksParams")(
+            num_pieces=end - first,
+            num_blocks=len(block_ids),
+            is_unpacking=is_unpacking,
+            unit_bytes=self._unit,
+            max_num_bytes=max(self._sizes[first:end], default=0),
+            packed_bytes=self.begins[layers.stop] - self.begins[layers.start],
+            begin=self.begins[layers.start],
+            pieces=self._table.address + first * self._piece_bytes,
+            block_ids=ids.ctypes.data,
+            packed=packed,
+        )
+        self.device.library.call("copy_blocks", ctypes.byref(params), stream)
+
+
+class StagedBatch:
+    """Pinned memory of the host that blocks go through, and the device's of the same size. Serves a batch at a time.
+
+    Attributes:
+        host: u8[n].
+        block_ids: that the last copy from or to it touches, until `wait` has seen that it is made.
+    """
+
+    def __init__(self, device: CudaDevice, num_bytes: int) -> None:
+        self.host = pinned_zeros(device.library, num_bytes)
+        self._memory, self.address = device.memory.take(num_bytes)
+        self._library, self.event = device.library, device.library.made("event_create")
+        self.block_ids: frozenset[int] = frozenset()
+
+    def wait(self) -> None:
+        """Return when its last copy is made; raises ValueError where the device failed."""
+        self._library.call("event_synchronize", self.event)
+        self.block_ids = frozenset()
+
+
+class BlockLane:
+    """A stream of copies between blocks and staged batches, one behind the other.
+
+    Args:
+        batch_bytes: of each of its batches.
+
+    Raises:
+        MemoryError: the device or the host has none for them.
+    """
+
+    def __init__(self, blocks: CudaBlocks, batch_bytes: int, num_batches: int) -> None:
+        self._blocks, self._device = blocks, blocks.device
+        self._call = self._device.library.call
+        self.batches = [StagedBatch(self._device, batch_bytes) for _ in range(num_batches)]
+        self._stream = self._device.library.made("stream_create")
+        self._started = self._device.library.made("event_create")
+
+    def follow_steps(self) -> None:
+        """Have copies that are started from here on follow the steps that were. For the thread that starts steps."""
+        self._call("event_record", self._started, self._device.stream)
+
+    def start_read(self, batch: StagedBatch, layers: range, block_ids: Sequence[int]) -> None:
+        """Start to fill a batch's memory of the host with packed blocks; they are there when `batch.wait` returns."""
+        self._call("stream_wait", self._stream, self._started)
+        self._blocks.copy(layers, block_ids, batch.address, self._stream, is_unpacking=False)
+        self._copy(address(batch.host), batch.address, layers, block_ids)
+        self._note(batch, block_ids)
+
+    def start_write(self, batch: StagedBatch, layers: range, block_ids: Sequence[int]) -> None:
+        """Start to overwrite blocks with what a batch's memory of the host holds, packed, until `batch.wait`."""
+        self._call("stream_wait", self._stream, self._started)
+        self._copy(batch.address, address(batch.host), layers, block_ids)
+        self._blocks.copy(layers, block_ids, batch.address, self._stream, is_unpacking=True)
+        self._note(batch, block_ids)
+
+    def have_steps_follow(self, batch: StagedBatch) -> None:
+        """Have steps that are started from here on follow the batch's last copy, without waiting for it."""
+        self._call("stream_wait", self._device.stream, batch.event)
+
+    def _copy(self, to: int, source: int, layers: range, block_ids: Sequence[int]) -> None:
+        num_bytes = len(block_ids) * (self._blocks.begins[layers.stop] - self._blocks.begins[layers.start])
+        self._call("start_copy", to, source, ctypes.c_int64(num_bytes), self._stream)
+
+    def _note(self, batch: StagedBatch, block_ids: Sequence[int]) -> None:
+        self._call("event_record", batch.event, self._stream)
+        batch.block_ids = frozenset(block_ids) - {-1}

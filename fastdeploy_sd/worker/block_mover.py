@@ -1,0 +1,156 @@
+"""What takes KV blocks to memory of the host and back for a BlockCopier, a batch at a time. Owns the interface.
+
+HostBlockMover is for blocks that are in the host's memory themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.errors import InternalError
+
+Bytes = npt.NDArray[np.uint8]
+# One page is copied in well under a millisecond, unless the machine does not run the thread.
+_RELEASE_DEADLINE_S = 60.0
+
+
+class BlockMover(Protocol):
+    """One thread calls `begin`, then `rows`, `read` or `write`; the engine's thread calls the others meanwhile.
+
+    Attributes:
+        max_blocks: of a batch.
+        block_bytes: what a block holds in all layers.
+    """
+
+    max_blocks: int
+    block_bytes: int
+
+    def follow_steps(self) -> None:
+        """Have copies that are begun from here on follow the steps that were started. Called by who starts steps."""
+        ...
+
+    def begin(self, block_ids: Sequence[int]) -> None:
+        """Begin a batch. Returns at once: until `release` it may be read or written."""
+        ...
+
+    def rows(self) -> Bytes:
+        """Return u8[max_blocks, block_bytes] for the batch, its first block first."""
+        ...
+
+    def read(self) -> Sequence[bool]:
+        """Copy the batch's blocks to the rows; returns for each whether it is there, which a released one may not be.
+
+        Raises:
+            ValueError: the device failed.
+        """
+        ...
+
+    def write(self, are_wanted: Sequence[bool]) -> Sequence[bool]:
+        """Copy rows to those blocks of the batch that are wanted and not released; returns which these are.
+
+        Raises:
+            ValueError: the device failed.
+        """
+        ...
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Have steps that are started from here on follow what was copied from or to these blocks, and stop the rest.
+
+        Called by who starts steps. Waits for a page at most.
+        """
+        ...
+
+
+class Pages(Protocol):
+    """The bytes of blocks, layer by layer; see KvPages."""
+
+    num_layers: int
+
+    def page_bytes(self, layer: int) -> int:
+        """Return the length of a page of this layer."""
+        ...
+
+    def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
+        """Return the parts of pages, u8[n] each."""
+        ...
+
+    def write(self, layer: int, block_id: int, data: memoryview) -> None:
+        """Overwrite a page with its parts, behind each other."""
+        ...
+
+
+class HostBlockMover:
+    """See BlockMover. A batch is one block, copied page by page: it stops at the next page when it is released.
+
+    Steps are over when the engine goes on, so there is nothing to follow, and a release waits for the page.
+    """
+
+    max_blocks = 1
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        self.block_bytes = sum(pages.page_bytes(layer) for layer in range(pages.num_layers))
+        self._staging = np.empty((1, self.block_bytes), np.uint8)
+        self._changed = threading.Condition()
+        self._block_id = -1
+        self._is_touched = False  # whether the block's bytes are read or written now
+        self._is_released = False  # whether they should not be
+
+    def follow_steps(self) -> None:
+        """See BlockMover."""
+
+    def begin(self, block_ids: Sequence[int]) -> None:
+        """See BlockMover."""
+        with self._changed:
+            [self._block_id] = block_ids
+            self._is_released = False
+
+    def rows(self) -> Bytes:
+        """See BlockMover."""
+        return self._staging
+
+    def read(self) -> Sequence[bool]:
+        """See BlockMover."""
+        return [self._touch(self._read_page)]
+
+    def write(self, are_wanted: Sequence[bool]) -> Sequence[bool]:
+        """See BlockMover."""
+        return [are_wanted[0] and self._touch(self._write_page)]
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """See BlockMover."""
+        with self._changed:
+            if self._block_id in block_ids:
+                self._is_released = True
+                if not self._changed.wait_for(lambda: not self._is_touched, _RELEASE_DEADLINE_S):
+                    raise InternalError(f"a copy of KV block {self._block_id} does not stop")
+
+    def _touch(self, copy_page: Callable[[int, int], None]) -> bool:
+        with self._changed:
+            self._is_touched = not self._is_released
+        try:
+            begin = 0
+            for layer in range(self._pages.num_layers):
+                if self._is_released:
+                    return False
+                copy_page(layer, begin)
+                begin += self._pages.page_bytes(layer)
+        finally:
+            with self._changed:
+                self._is_touched = False
+                self._changed.notify_all()
+        return True
+
+    def _read_page(self, layer: int, begin: int) -> None:
+        for part in self._pages.read_all(layer, [self._block_id])[0]:
+            self._staging[0, begin : begin + part.nbytes] = part
+            begin += part.nbytes
+
+    def _write_page(self, layer: int, begin: int) -> None:
+        end = begin + self._pages.page_bytes(layer)
+        self._pages.write(layer, self._block_id, self._staging[0].data[begin:end])

@@ -1,0 +1,132 @@
+"""DevicePages: the KV of a GPU in pages, for other instances. As KvPages, but a page's bytes are the GPU's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.runtime.cuda_blocks import MAX_COPIED_BLOCKS, BlockLane, CudaBlocks, StagedBatch
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.worker.kv_memory import RankKv
+from fastdeploy_sd.worker.kv_pages import page_error
+
+Bytes = npt.NDArray[np.uint8]
+# Of a batch, unless a page is larger.
+_BATCH_BYTES = 4 << 20
+
+
+class DevicePages:
+    """Pages of all layers over the same blocks, of one rank.
+
+    Reading waits for the GPU. What is written is put together and then on its way; `end_writes` sees to the rest. One
+    thread reads; writing and `end_writes` are not for two threads at once.
+
+    Args:
+        is_read, is_written: whether other instances get pages from here, or give some; memory is taken for that.
+
+    Raises:
+        MemoryError: the GPU or the host has none for what is on its way.
+
+    Attributes:
+        num_layers: target and draft layers together. num_target_layers: the first ones.
+        num_blocks: blocks of every layer.
+        host_bytes: of the host's memory that they take: 0.
+        blocks: the same, layer by layer.
+    """
+
+    host_bytes = 0
+
+    def __init__(self, device: CudaDevice, kv: RankKv, *, is_read: bool = False, is_written: bool = False) -> None:
+        layers = [_parts(cache) for cache in kv.caches]
+        self.num_target_layers = len(layers)
+        layers += [[*_parts(cache), hidden] for cache, hidden in zip(kv.draft_caches, kv.block_hidden, strict=True)]
+        self.num_layers = len(layers)
+        self.blocks = CudaBlocks(device, layers)
+        self.num_blocks = self.blocks.num_blocks
+        self._batch_bytes = max([_BATCH_BYTES, *map(self.page_bytes, range(self.num_layers))])
+        self._reading = BlockLane(self.blocks, self._batch_bytes, 1) if is_read else None
+        self._writing = BlockLane(self.blocks, self._batch_bytes, 2) if is_written else None
+        self._staged: list[int] = []  # blocks whose pages wait in the batch, all of one layer
+        self._layer = 0
+        self._turn = 0
+        self._last: StagedBatch | None = None  # whose writes were started and no step follows
+
+    def page_bytes(self, layer: int) -> int:
+        """Return the length of a page of this layer."""
+        return self.blocks.begins[layer + 1] - self.blocks.begins[layer]
+
+    def follow_steps(self) -> None:
+        """See splitwise.pages.Pages."""
+        for lane in (self._reading, self._writing):
+            if lane is not None:
+                lane.follow_steps()
+
+    def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
+        """See splitwise.pages.Pages: copies of the pages, which the next call overwrites.
+
+        Raises:
+            IndexError: there is no such layer or block.
+            ValueError: the GPU failed.
+        """
+        for block_id in block_ids:
+            self._verify(layer, block_id)
+        num_bytes = self.page_bytes(layer)
+        assert len(block_ids) <= self._max_pages(num_bytes), f"{len(block_ids)} pages at once"
+        assert self._reading is not None, "pages that are read"
+        [batch] = self._reading.batches
+        self._reading.start_read(batch, range(layer, layer + 1), block_ids)
+        batch.wait()
+        return [(batch.host[i * num_bytes : (i + 1) * num_bytes],) for i in range(len(block_ids))]
+
+    def write(self, layer: int, block_id: int, data: memoryview) -> None:
+        """See splitwise.pages.Pages.
+
+        Raises:
+            IndexError: there is no such layer or block.
+            ValueError: the data is not as long as the page, and nothing is written then; or the GPU failed.
+        """
+        self._verify(layer, block_id)
+        num_bytes = self.page_bytes(layer)
+        if data.nbytes != num_bytes:
+            raise ValueError(f"page of layer {layer}: expected {num_bytes} bytes, got {data.nbytes}")
+        if self._staged and (layer != self._layer or len(self._staged) == self._max_pages(num_bytes)):
+            self._start()
+        assert self._writing is not None, "pages that are written"
+        batch = self._writing.batches[self._turn]
+        if not self._staged:
+            batch.wait()  # the copy before the last had the same memory
+        begin = len(self._staged) * num_bytes
+        batch.host[begin : begin + num_bytes] = np.frombuffer(data, np.uint8)
+        self._layer = layer
+        self._staged.append(block_id)
+
+    def end_writes(self) -> None:
+        """See splitwise.pages.Pages."""
+        self._start()
+        if self._writing is not None and self._last is not None:
+            self._writing.have_steps_follow(self._last)
+            self._last = None
+
+    def _start(self) -> None:
+        """Have what was put together copied."""
+        if self._writing is not None and self._staged:
+            batch = self._last = self._writing.batches[self._turn]
+            self._writing.start_write(batch, range(self._layer, self._layer + 1), self._staged)
+            self._staged = []
+            self._turn = 1 - self._turn
+
+    def _max_pages(self, num_bytes: int) -> int:
+        return min(self._batch_bytes // num_bytes, MAX_COPIED_BLOCKS)
+
+    def _verify(self, layer: int, block_id: int) -> None:
+        if not (0 <= layer < self.num_layers and 0 <= block_id < self.num_blocks):
+            raise IndexError(page_error(layer, block_id, self.num_layers, self.num_blocks))
+
+
+def _parts(cache: KvCache[Any]) -> list[Any]:
+    """A layer's arrays in the order of a page; see KvPages."""
+    return [part for part in (cache.k, cache.v, cache.k_scale, cache.v_scale) if part is not None]

@@ -1,0 +1,52 @@
+"""The KV of the process's device for whoever copies it: pages for other instances, blocks for the second level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.runtime.device import device
+from fastdeploy_sd.worker.block_mover import BlockMover, HostBlockMover
+from fastdeploy_sd.worker.device_block_mover import DeviceBlockMover
+from fastdeploy_sd.worker.device_pages import DevicePages
+from fastdeploy_sd.worker.kv_memory import RankKv
+from fastdeploy_sd.worker.kv_pages import KvPages
+
+AnyPages = KvPages | DevicePages
+
+
+def open_pages(config: Config, ranks: Sequence[RankKv]) -> AnyPages:
+    """Return the KV in pages, of all ranks that are in reach.
+
+    Raises:
+        ConfigError: the GPU or the host has no memory for pages on their way.
+    """
+    found, role = device(), config.splitwise.splitwise_role
+    if not isinstance(found, CudaDevice):
+        return KvPages(ranks)
+    try:
+        return DevicePages(found, ranks[0], is_read=role == "prefill", is_written=role == "decode")
+    except MemoryError as error:
+        raise ConfigError(
+            f"splitwise_role: expected mixed, as there is no memory for pages on their way, got {role}: {error}",
+            param="splitwise_role",
+        ) from None
+
+
+def open_mover(pages: AnyPages) -> BlockMover:
+    """Return what takes the same blocks to memory of the host and back.
+
+    Raises:
+        ConfigError: the GPU or the host has no memory for blocks on their way.
+    """
+    if isinstance(pages, KvPages):
+        return HostBlockMover(pages)
+    try:
+        return DeviceBlockMover(pages.blocks)
+    except MemoryError as error:
+        raise ConfigError(
+            f"swap_space: expected none, as there is no memory for blocks on their way, got one: {error}",
+            param="swap_space",
+        ) from None

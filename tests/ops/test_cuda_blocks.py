@@ -26,7 +26,7 @@ class Cache:
 
     def __init__(self, gpu: CudaDevice, width: int, num_batches: int = 2) -> None:
         rng = np.random.default_rng(width)
-        shapes = [[(width,), (width, 2)], [(2 * width,)], [(width,), (width,), (33, 256)]]
+        shapes: list[list[tuple[int, ...]]] = [[(width,), (width, 2)], [(2 * width,)], [(width,), (width,), (33, 256)]]
         self.gpu = gpu
         self.arrays = [[rng.integers(0, 2**31, (NUM_BLOCKS, *s)).astype(np.int32) for s in layer] for layer in shapes]
         self.mirrors = [[gpu.mirror(array) for array in layer] for layer in self.arrays]

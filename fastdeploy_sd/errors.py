@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -121,6 +122,15 @@ class DeviceLost(BaseException):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.error = InternalError(message)
+
+
+@contextmanager
+def device_lost_as_error() -> Iterator[None]:
+    """Raise a DeviceLost of the body as its `error`: the engine, whose thread the body is in, ends."""
+    try:
+        yield
+    except DeviceLost as lost:
+        raise lost.error from lost
 
 
 class Unavailable(FdsdError):

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from fastdeploy_sd.engine.transfer_stats import TransferStats
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.errors import ConfigError, DeviceLost, device_lost_as_error
 from fastdeploy_sd.splitwise import messages as m
 from fastdeploy_sd.splitwise.counters import Counters
 from fastdeploy_sd.splitwise.decode_side import DecodeSide
@@ -79,7 +79,8 @@ class KvConnector:
 
     def take_events(self) -> list[Event]:
         """Return what happened since the last call, oldest first; nothing after `close`."""
-        return [] if self._is_closed else self._table.take_events()
+        with device_lost_as_error():
+            return [] if self._is_closed else self._table.take_events()
 
     def stats(self) -> TransferStats:
         """Return what has been moved and refused so far."""
@@ -97,13 +98,15 @@ class KvConnector:
         transfer_id = secrets.token_hex(16)
         bare = dataclasses.replace(request, kv_source=None)  # who computes it asks nobody else in turn
         order = m.Fetch(transfer_id, bare, first_block, len(block_ids), timeout_s)
-        self._table.add(transfer_id, source.address, first_block, block_ids, timeout_s)
+        with device_lost_as_error():
+            self._table.add(transfer_id, source.address, first_block, block_ids, timeout_s)
         self._command(lambda: self._decode.fetch(source.address, order))
         return transfer_id
 
     def cancel(self, transfer_id: TransferId) -> None:
         """Give a transfer up: when this returns nothing is being written for it, and no event of it follows."""
-        address = self._table.cancel(transfer_id)
+        with device_lost_as_error():
+            address = self._table.cancel(transfer_id)
         if address is not None:
             self._command(lambda: self._decode.cancel(address, transfer_id))
 
@@ -115,7 +118,8 @@ class KvConnector:
         Blocks and layers that were not ordered are left out, and so is everything of a transfer that has ended.
         """
         prefill, blocks = self._prefill_side(), tuple(block_ids)
-        self._pages.follow_steps()
+        with device_lost_as_error():
+            self._pages.follow_steps()
         self._command(lambda: prefill.send(transfer_id, layer, first_block, blocks))
 
     def finish(self, transfer_id: TransferId, drafts: tuple[int, ...]) -> None:
@@ -167,6 +171,11 @@ class KvConnector:
                 _log.exception("the KV connector failed; its transfers end")
                 self._decode.close()
                 self._table.fail_all("the KV connector failed")
+            except DeviceLost as lost:
+                self._events.fail(lost)
+                while self._commands.get() is not None:  # until `close`
+                    pass
+                break
         for side in sides:
             side.close()
         self._release()

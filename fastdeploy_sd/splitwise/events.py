@@ -7,6 +7,7 @@ import os
 import threading
 from dataclasses import dataclass
 
+from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.splitwise.counters import Failure
 from fastdeploy_sd.types import Request
 
@@ -68,6 +69,7 @@ class EventQueue:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._events: list[Event] = []
+        self._lost: DeviceLost | None = None
 
     def put(self, event: Event) -> None:
         """Add an event."""
@@ -75,9 +77,17 @@ class EventQueue:
             self._events.append(event)
             os.eventfd_write(self.fd, 1)
 
-    def take(self) -> list[Event]:
-        """Return all events, oldest first."""
+    def fail(self, lost: DeviceLost) -> None:
+        """Have `take` raise this from now on."""
         with self._lock:
+            self._lost = lost
+            os.eventfd_write(self.fd, 1)
+
+    def take(self) -> list[Event]:
+        """Return all events, oldest first; raises DeviceLost after `fail`."""
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.fd)
             events, self._events = self._events, []

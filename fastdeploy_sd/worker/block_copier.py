@@ -17,6 +17,7 @@ from fastdeploy_sd.engine.block_store import (
     LoadBlock,
     StoreBlock,
 )
+from fastdeploy_sd.errors import DeviceLost, device_lost_as_error
 from fastdeploy_sd.kvcache.prefix_cache import CachedBlock
 from fastdeploy_sd.worker.block_mover import BlockMover, Bytes
 from fastdeploy_sd.worker.swap_file import DamagedSlotError, SwapFile
@@ -49,6 +50,7 @@ class BlockCopier:
         self._is_signalled = False  # whether `fd` is readable
         self._timer: threading.Timer | None = None
         self._is_closing = False
+        self._lost: DeviceLost | None = None  # that there is no device any more
         self._num_errors = 0
         self._thread = threading.Thread(target=self._run, name="kv-swap", daemon=True)
         self._thread.start()
@@ -69,7 +71,8 @@ class BlockCopier:
         return self._file.kept()
 
     def submit(self, commands: Sequence[Command]) -> None:
-        self._mover.follow_steps()
+        with device_lost_as_error():
+            self._mover.follow_steps()
         with self._changed:
             for command in commands:
                 match command:
@@ -88,7 +91,8 @@ class BlockCopier:
                     command = queue.pop(block_id, None)
                     if command is not None:
                         self._end(command, CopyStatus.CANCELLED, 0.0)
-        self._mover.release(block_ids)
+        with device_lost_as_error():
+            self._mover.release(block_ids)
 
     def take_results(self) -> Sequence[CopyResult]:
         if not self._is_signalled:
@@ -98,7 +102,10 @@ class BlockCopier:
             self._is_signalled = False
             results, self._results = self._results, []
             loaded, self._loaded = self._loaded, []
-        self._mover.release(loaded)  # steps that read them are about to be started
+        with device_lost_as_error():
+            if self._lost is not None:
+                raise self._lost
+            self._mover.release(loaded)  # steps that read them are about to be started
         return results
 
     def wake_after(self, seconds: float) -> None:
@@ -130,9 +137,10 @@ class BlockCopier:
             begin = time.perf_counter()
             try:
                 statuses = self._make(batch)
-            except Exception as error:  # a thread that ended would leave everybody waiting
+            except (Exception, DeviceLost) as error:  # a thread that ended would leave everybody waiting
                 statuses = [CopyStatus.FAILED] * len(batch)
                 self._report_failure(batch[0], error)
+                self._lost = error if isinstance(error, DeviceLost) else None
             seconds = (time.perf_counter() - begin) / len(batch)
             with self._changed:
                 for command, status in zip(batch, statuses, strict=True):
@@ -213,7 +221,7 @@ class BlockCopier:
             self._timer = None
             self._signal()
 
-    def _report_failure(self, command: Command, error: Exception) -> None:
+    def _report_failure(self, command: Command, error: BaseException) -> None:
         self._report(f"{type(command).__name__} of slot {command.slot} failed: {error!r}")
 
     def _report(self, what: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that imports Paddle)
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.errors import DeviceLost
+from fastdeploy_sd.errors import device_lost_as_error
 from fastdeploy_sd.guidance.compiler import GrammarStore
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.runtime.device import device
@@ -72,10 +72,8 @@ class LocalExecutor:
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         assert self._runner is not None, "execute() after shutdown()"
-        try:
+        with device_lost_as_error():
             return self._runner.execute(plan)
-        except DeviceLost as lost:
-            raise lost.error from lost
 
     def shutdown(self) -> None:
         if self._store is not None:

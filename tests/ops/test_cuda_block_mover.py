@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from fastdeploy_sd.engine.block_store import CopyStatus, LoadBlock, StoreBlock
+from fastdeploy_sd.errors import DeviceLost, InternalError
 from fastdeploy_sd.runtime.cuda_blocks import BlockLane, StagedBatch
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.worker.block_copier import BlockCopier
@@ -142,3 +144,16 @@ def test_many_blocks_are_few_copies(setup: DeviceSetup, monkeypatch: pytest.Monk
     done, gone = CopyStatus.DONE, CopyStatus.CANCELLED
     assert setup.wait(range(7)) == [done, done, done, gone, done, done, done]
     assert starts == [1, 5]
+
+
+def test_a_lost_device_ends_the_engine(setup: DeviceSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_: object) -> NoReturn:
+        raise DeviceLost("the GPU has failed")
+
+    monkeypatch.setattr(BlockLane, "start_read", lose)
+    setup.copier.submit([StoreBlock(0, 0, 0, content(0))])
+    with pytest.raises(InternalError, match="the GPU has failed"):
+        setup.wait([0])
+    monkeypatch.setattr(BlockLane, "follow_steps", lose)
+    with pytest.raises(InternalError, match="the GPU has failed"):
+        setup.copier.submit([StoreBlock(1, 1, 1, content(1))])

@@ -53,7 +53,7 @@ __global__ void CopyBlocksKernel(DevicePtr<const BlockPiece> pieces, const __gri
   constexpr int64_t kUnit = sizeof(Unit);
   const int32_t block_id = block_ids.ids[blockIdx.x];
   if (block_id < 0) return;
-  const BlockPiece piece = Load(pieces, blockIdx.y);
+  const BlockPiece piece = LoadStruct(pieces, blockIdx.y);
   const DevicePtr<Unit> own(reinterpret_cast<Unit*>(static_cast<uint8_t*>(piece.blocks) + block_id * piece.num_bytes));
   const DevicePtr<Unit> other = ViewAs<Unit>(packed + (blockIdx.x * packed_bytes + piece.begin - begin_of_pieces));
   const int64_t first = static_cast<int64_t>(blockIdx.z) * (kBytesPerBlock / kUnit);

@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -17,6 +17,8 @@ from fastdeploy_sd.config import Config, load_config
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 from fastdeploy_sd.conformance import (
     METHOD_NAMES,
+    USUAL_LENGTHS,
+    Lengths,
     Matrix,
     Method,
     Reference,
@@ -37,6 +39,8 @@ from fastdeploy_sd.log_lines import show_lines
 
 _PROG = "fastdeploy-sd verify"
 _NUM_REQUESTS = 64
+# Some drafts and some grammars; prompts with a block of their own, and answers that reach into another one.
+_LEAST_REQUESTS, _LEAST_PROMPT, _LEAST_OUTPUT = 4, 40, 17
 _QUICK_LENGTHS = (3,)
 _LENGTHS = (1, 3, 5)
 
@@ -52,10 +56,12 @@ def main(argv: Sequence[str]) -> int:
     config = _without_cache_file(located(load_config(engine_argv, _PROG)))
     _refuse_lossy(config)
     show_lines("verify")
+    lengths = Lengths.up_to(args.prompt_tokens, args.output_tokens)
+    chosen = _chosen_ways(quick_ways(lengths) if args.quick else all_ways(lengths), args.way)
     with _quiet():
         methods, unavailable = _methods(args, config)
-        ways, not_runnable = runnable_ways(config, quick_ways() if args.quick else all_ways())
-        reference, matrix = _run(config, args.seed, ways, methods)
+        ways, not_runnable = runnable_ways(config, chosen)
+        reference, matrix = _run(config, args, lengths, ways, methods)
     unavailable = {**unavailable, **not_runnable}
     if reference.unguided:
         unavailable["guided requests"] = reference.unguided
@@ -66,13 +72,15 @@ def main(argv: Sequence[str]) -> int:
     return 0 if matrix.is_proof else 1
 
 
-def _run(config: Config, seed: int, ways: Sequence[Way], methods: Sequence[Method]) -> tuple[Reference, Matrix]:
+def _run(
+    config: Config, args: argparse.Namespace, lengths: Lengths, ways: Sequence[Way], methods: Sequence[Method]
+) -> tuple[Reference, Matrix]:
     """Run the requests alone, then the cells; says how long it will take as soon as that can be told."""
-    say(f"{_NUM_REQUESTS} requests alone with plain decoding, then {len(ways) * len(methods)} cells")
+    say(f"{args.requests} requests alone with plain decoding, then {len(ways) * len(methods)} cells")
     begin = time.monotonic()
-    reference = make_reference(config, seed, _NUM_REQUESTS, has_guided=True)
+    reference = make_reference(config, args.seed, args.requests, has_guided=True, lengths=lengths)
     alone_s = time.monotonic() - begin
-    left_s = estimate_s(ways, len(methods), _NUM_REQUESTS, alone_s)
+    left_s = estimate_s(ways, len(methods), args.requests, alone_s)
     say(f"alone they took {duration(alone_s)}; {len(ways)} ways with {len(methods)} methods, about {duration(left_s)}")
     with CellProgress(len(ways) * len(methods)) as progress:
         return reference, run_matrix(reference, ways, methods, progress.add)
@@ -95,9 +103,41 @@ def _parser() -> argparse.ArgumentParser:
     text = f"drafts per step, each in a column of its own (default: {' '.join(map(str, _LENGTHS))})"
     parser.add_argument("--num-speculative-tokens", type=int, nargs="+", metavar="K", help=text)
     parser.add_argument("--quick", action="store_true", help="five ways and one K instead of the whole matrix")
+    text = "only ways with this text in their names; may be given several times"
+    parser.add_argument("--way", action="append", default=[], metavar="TEXT", help=text)
+    text = f"requests of the matrix, from {_LEAST_REQUESTS} on (default: %(default)s)"
+    parser.add_argument("--requests", type=_at_least(_LEAST_REQUESTS), default=_NUM_REQUESTS, metavar="N", help=text)
+    text = f"longest prompt, from {_LEAST_PROMPT} on; the others in proportion (default: %(default)s)"
+    usual = USUAL_LENGTHS.prompt
+    parser.add_argument("--prompt-tokens", type=_at_least(_LEAST_PROMPT), default=usual, metavar="N", help=text)
+    text = f"longest answer, from {_LEAST_OUTPUT} on; the others in proportion (default: %(default)s)"
+    usual = max(USUAL_LENGTHS.output)
+    parser.add_argument("--output-tokens", type=_at_least(_LEAST_OUTPUT), default=usual, metavar="N", help=text)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the requests (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number of {least} or more, got {text!r}")
+        return int(text)
+
+    return read
+
+
+def _chosen_ways(ways: Sequence[Way], texts: Sequence[str]) -> list[Way]:
+    """The ways that have one of the texts in their names, all of them without any.
+
+    Raises:
+        ConfigError: a text is in no name.
+    """
+    for text in texts:
+        if not any(text in way.name for way in ways):
+            names = "; ".join(way.name for way in ways)
+            raise ConfigError(f"way: expected a part of one of these names: {names}; got {text!r}", param="way")
+    return [way for way in ways if not texts or any(text in way.name for text in texts)]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fastdeploy_sd.conformance.answers import Answer, Difference, compare
 from fastdeploy_sd.conformance.matrix import Cell, Matrix, run_cell, run_matrix
 from fastdeploy_sd.conformance.methods import METHOD_NAMES, PLAIN, Method, standard_methods
-from fastdeploy_sd.conformance.requests import SAMPLINGS, make_requests
+from fastdeploy_sd.conformance.requests import SAMPLINGS, USUAL_LENGTHS, Lengths, make_requests
 from fastdeploy_sd.conformance.runs import (
     Reference,
     available_methods,
@@ -27,9 +27,11 @@ __all__ = [
     "METHOD_NAMES",
     "PLAIN",
     "SAMPLINGS",
+    "USUAL_LENGTHS",
     "Answer",
     "Cell",
     "Difference",
+    "Lengths",
     "Matrix",
     "Method",
     "Reference",

@@ -16,13 +16,12 @@ GRAMMARS = (
 )
 # Of each seven requests; samplings, phrases and wishes for drafts come round in other numbers, so all of them meet.
 _GUIDED_OF_SEVEN = (3, 6)
-_MAX_TOKENS = 40
 
 
-def with_grammars(requests: Sequence[Request]) -> list[Request]:
+def with_grammars(requests: Sequence[Request], max_tokens: int) -> list[Request]:
     """Return the requests, some with a grammar and the longest output; not those that must not end before a length."""
     guided = [i for i, r in enumerate(requests) if i % 7 in _GUIDED_OF_SEVEN and not r.sampling.min_tokens]
     found = list(requests)
     for number, i in enumerate(guided):
-        found[i] = replace(found[i], grammar=GRAMMARS[number % len(GRAMMARS)], max_tokens=_MAX_TOKENS)
+        found[i] = replace(found[i], grammar=GRAMMARS[number % len(GRAMMARS)], max_tokens=max_tokens)
     return found

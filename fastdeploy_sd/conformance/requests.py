@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,55 @@ from fastdeploy_sd.types import Request
 _LIKED, _ALSO_LIKED, _BANNED, _STOP = 5, 17, 99, 7
 _MIN_TOKEN_ID = 4
 _MIN_VOCAB_SIZE = 128
-_SHARED_LEN = 70
-_OWN_LENS = (1, 2, 9, 17, 40, 90)
-_OUTPUT_LENS = (1, 5, 20, 40)
 # The first requests have prompts and outputs as long as any, share no token and end at their limits only: what a way
 # that must preempt counts on, see ways.blocks_for_preemption.
 NUM_LONG = 2
-LONG_PROMPT_LEN = max(_OWN_LENS)
-LONG_LEN = LONG_PROMPT_LEN + max(_OUTPUT_LENS)
-# Tokens of the longest request, prompt and output.
-MAX_LEN = _SHARED_LEN + max(_OWN_LENS) + max(_OUTPUT_LENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long requests are, in tokens.
+
+    Attributes:
+        shared: a prompt begins with nothing, some or all of so many tokens that others begin with.
+        own: behind these a prompt has one of so many of its own.
+        output: most tokens of an answer, one of these.
+    """
+
+    shared: int = 70
+    own: tuple[int, ...] = (1, 2, 9, 17, 40, 90)
+    output: tuple[int, ...] = (1, 5, 20, 40)
+
+    @classmethod
+    def up_to(cls, prompt: int, output: int) -> Lengths:
+        """Return shorter or longer ones, in proportion: the longest prompt and the longest answer are as said."""
+        usual = cls()
+        shared = usual.shared * prompt // usual.prompt
+        own = [max(length * (prompt - shared) // max(usual.own), 1) for length in usual.own]
+        return cls(shared, tuple(own), tuple(max(length * output // max(usual.output), 1) for length in usual.output))
+
+    @property
+    def prompt(self) -> int:
+        """Of the longest prompt."""
+        return self.shared + max(self.own)
+
+    @property
+    def whole(self) -> int:
+        """Of the longest request, prompt and output."""
+        return self.prompt + max(self.output)
+
+    @property
+    def long_prompt(self) -> int:
+        """Of the first requests' prompts."""
+        return max(self.own)
+
+    @property
+    def long(self) -> int:
+        """Of the first requests, prompt and output."""
+        return self.long_prompt + max(self.output)
+
+
+USUAL_LENGTHS = Lengths()
 
 # Name -> SamplingParams without what depends on the model's end-of-text id; `_WITH_EOS_BIAS` adds that.
 SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
@@ -47,7 +86,9 @@ SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
 _WITH_EOS_BIAS = {"min-tokens": 6.0, "ends-early": 7.0}
 
 
-def make_requests(seed: int, count: int, vocab_size: int, eos_token_ids: Sequence[int] = (2,)) -> list[Request]:
+def make_requests(
+    seed: int, count: int, vocab_size: int, eos_token_ids: Sequence[int] = (2,), lengths: Lengths = USUAL_LENGTHS
+) -> list[Request]:
     """Return `count` requests, `r0` on, that take turns through all samplings.
 
     Half of the prompts are random ids, half repeat a short phrase, so that methods that copy from the text do draft. A
@@ -64,11 +105,11 @@ def make_requests(seed: int, count: int, vocab_size: int, eos_token_ids: Sequenc
     if vocab_size < _MIN_VOCAB_SIZE:
         raise ValueError(f"vocab_size: expected at least {_MIN_VOCAB_SIZE}, got {vocab_size}")
     rng = random.Random(seed)
-    shared = _random_ids(rng, _SHARED_LEN, vocab_size)
-    requests = [_make_request(rng, i, shared, vocab_size, tuple(eos_token_ids)) for i in range(count)]
+    shared = _random_ids(rng, lengths.shared, vocab_size)
+    requests = [_make_request(rng, i, shared, vocab_size, tuple(eos_token_ids), lengths) for i in range(count)]
     makers = (_random_ids, _phrase)  # in turn, as for the others
     requests[:NUM_LONG] = [
-        _lengthened(request, make(rng, LONG_PROMPT_LEN, vocab_size))
+        _lengthened(request, make(rng, lengths.long_prompt, vocab_size), max(lengths.output))
         for request, make in zip(requests[:NUM_LONG], makers, strict=False)
     ]
     return requests
@@ -80,29 +121,34 @@ def sampling_name(index: int) -> str:
 
 
 def _make_request(
-    rng: random.Random, i: int, shared: Sequence[int], vocab_size: int, eos_token_ids: tuple[int, ...]
+    rng: random.Random,
+    i: int,
+    shared: Sequence[int],
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...],
+    lengths: Lengths,
 ) -> Request:
     # Turn about, shifted by one after each round, so that every sampling gets both kinds.
     is_repetitive = (i + i // len(SAMPLINGS)) % 2 == 1
-    own_len = rng.choice(_OWN_LENS)
+    own_len = rng.choice(lengths.own)
     own = _phrase(rng, own_len, vocab_size) if is_repetitive else _random_ids(rng, own_len, vocab_size)
-    prompt = [*shared[: rng.choice([0, 16, 33, _SHARED_LEN])], *own]
+    prompt = [*shared[: rng.choice([0, 16, 33, lengths.shared])], *own]
     return Request(
         f"r{i}",
         np.array(prompt, np.int32),
         _sampling(sampling_name(i), eos_token_ids),
-        max_tokens=rng.choice(_OUTPUT_LENS),
+        max_tokens=rng.choice(lengths.output),
         seed=1000 + i,
         eos_token_ids=eos_token_ids,
         bad_words_token_ids=((own[0],), (own[-1], 11)) if i % 5 == 0 else (),
     )
 
 
-def _lengthened(request: Request, prompt: list[int]) -> Request:
+def _lengthened(request: Request, prompt: list[int], num_outputs: int) -> Request:
     """The request with another prompt, the longest output and nothing that ends it before."""
     assert not request.sampling.stop_token_ids, "it may end early"
     token_ids = np.array(prompt, np.int32)
-    return replace(request, prompt_token_ids=token_ids, max_tokens=LONG_LEN - len(prompt), eos_token_ids=())
+    return replace(request, prompt_token_ids=token_ids, max_tokens=num_outputs, eos_token_ids=())
 
 
 def _sampling(name: str, eos_token_ids: tuple[int, ...]) -> SamplingParams:

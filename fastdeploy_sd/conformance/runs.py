@@ -10,7 +10,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
 from fastdeploy_sd.conformance.guided import with_grammars
 from fastdeploy_sd.conformance.methods import PLAIN, Method
-from fastdeploy_sd.conformance.requests import MAX_LEN, make_requests
+from fastdeploy_sd.conformance.requests import USUAL_LENGTHS, Lengths, make_requests
 from fastdeploy_sd.conformance.ways import ALONE, Way
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import BadRequest, CheckpointError, ConfigError, InternalError
@@ -143,7 +143,9 @@ def run_alone(base: Config, requests: Sequence[Request]) -> dict[RequestId, Answ
         return _run_each(engine, requests)
 
 
-def make_reference(base: Config, seed: int, count: int, *, has_guided: bool = False) -> Reference:
+def make_reference(
+    base: Config, seed: int, count: int, *, has_guided: bool = False, lengths: Lengths = USUAL_LENGTHS
+) -> Reference:
     """Make requests that suit the model, and run them alone with plain decoding.
 
     Args:
@@ -154,17 +156,17 @@ def make_reference(base: Config, seed: int, count: int, *, has_guided: bool = Fa
     """
     with open_engine(base, ALONE, PLAIN) as engine:
         info = engine.model_info
-        if info.max_model_len < MAX_LEN:
-            raise ConfigError(f"max_model_len: expected at least {MAX_LEN}, got {info.max_model_len}")
-        requests = make_requests(seed, count, info.vocab_size, info.eos_token_ids)
+        if info.max_model_len < lengths.whole:
+            raise ConfigError(f"max_model_len: expected at least {lengths.whole}, got {info.max_model_len}")
+        requests = make_requests(seed, count, info.vocab_size, info.eos_token_ids, lengths)
         unguided = ""
         if has_guided:
-            guided = with_grammars(requests)
+            guided = with_grammars(requests, max(lengths.output))
             unguided = _refusal(engine, guided)
             requests = requests if unguided else guided
         answers = _run_each(engine, requests)
     # Not more than needed: tables for every request are that long.
-    model = replace(base.model, max_model_len=min(info.max_model_len, _MAX_MODEL_LEN))
+    model = replace(base.model, max_model_len=min(info.max_model_len, max(lengths.whole, _MAX_MODEL_LEN)))
     return Reference(replace(base, model=model), tuple(requests), answers, unguided)
 
 

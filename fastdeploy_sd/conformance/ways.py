@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fastdeploy_sd.conformance.requests import LONG_LEN, LONG_PROMPT_LEN, MAX_LEN
+from fastdeploy_sd.conformance.requests import USUAL_LENGTHS, Lengths
+from fastdeploy_sd.errors import ConfigError
 
 _ALL_AT_ONCE = 1 << 20
 _LARGEST_BATCH = 64
@@ -48,9 +49,12 @@ class Way:
 ALONE = Way("alone", max_num_seqs=1, num_blocks=64)
 
 
-def all_ways() -> list[Way]:
+def all_ways(lengths: Lengths = USUAL_LENGTHS) -> list[Way]:
     """The product of batch 1, 7, 64, chunks of 16, 64 and whole prompts, prefix cache on and off, blocks for all and
     for few; then block size, threads and eager execution by themselves. A batch of one has nobody to preempt.
+
+    Raises:
+        ConfigError: requests of these lengths do not get in each other's way.
     """
     ways = [
         way
@@ -58,23 +62,23 @@ def all_ways() -> list[Way]:
         for chunk in (16, 64, 0)
         for has_prefix in (False, True)
         for must_preempt in ((False,) if batch == 1 else (False, True))
-        for way in [_way(batch, chunk, has_prefix, must_preempt)]
+        for way in [_way(batch, chunk, has_prefix, must_preempt, lengths)]
     ]
     return [*ways, *_OTHERS]
 
 
-def quick_ways() -> list[Way]:
-    """A few ways in which every value of the product occurs."""
+def quick_ways(lengths: Lengths = USUAL_LENGTHS) -> list[Way]:
+    """A few ways in which every value of the product occurs; raises as all_ways."""
     return [
-        _way(1, 64, has_prefix=True, must_preempt=False),
-        _way(7, 16, has_prefix=True, must_preempt=True),
-        _way(_LARGEST_BATCH, 0, has_prefix=False, must_preempt=False),
-        _way(_LARGEST_BATCH, 16, has_prefix=False, must_preempt=True),
-        _way(_LARGEST_BATCH, 64, has_prefix=True, must_preempt=False),
+        _way(1, 64, True, False, lengths),
+        _way(7, 16, True, True, lengths),
+        _way(_LARGEST_BATCH, 0, False, False, lengths),
+        _way(_LARGEST_BATCH, 16, False, True, lengths),
+        _way(_LARGEST_BATCH, 64, True, False, lengths),
     ]
 
 
-def _way(batch: int, chunk: int, has_prefix: bool, must_preempt: bool) -> Way:
+def _way(batch: int, chunk: int, has_prefix: bool, must_preempt: bool, lengths: Lengths) -> Way:
     parts = [f"batch {batch}", f"chunks of {chunk}" if chunk else "whole prompts"]
     parts += ["prefix cache"] * has_prefix + ["preemption"] * must_preempt
     way = Way(
@@ -90,21 +94,29 @@ def _way(batch: int, chunk: int, has_prefix: bool, must_preempt: bool) -> Way:
     )
     if must_preempt:
         # All at once: admission then fills the cache, and whoever grows takes blocks from another.
-        way = replace(
-            way, num_blocks=blocks_for_preemption(_BLOCK_SIZE), arrivals_per_step=_ALL_AT_ONCE, must_preempt=True
-        )
+        num_blocks = blocks_for_preemption(_BLOCK_SIZE, lengths)
+        way = replace(way, num_blocks=num_blocks, arrivals_per_step=_ALL_AT_ONCE, must_preempt=True)
     return way
 
 
-def blocks_for_preemption(block_size: int) -> int:
+def blocks_for_preemption(block_size: int, lengths: Lengths) -> int:
     """So few blocks that somebody must be preempted, and room for one request of any length.
 
     The long requests come first and are admitted together, with blocks for their prompts. Whichever ends first then has
     blocks for all its tokens but the last, beside those for the prompt of the other: one block less is there.
+
+    Raises:
+        ConfigError: there is no such number for requests of these lengths.
     """
-    at_its_end, prompt = -(-(LONG_LEN - 1) // block_size), -(-LONG_PROMPT_LEN // block_size)
+    at_its_end, prompt = -(-(lengths.long - 1) // block_size), -(-lengths.long_prompt // block_size)
     num_blocks = at_its_end + prompt - 1
-    assert num_blocks >= max(2 * prompt, -(-MAX_LEN // block_size)), "the long requests do not even start together"
+    needed = max(2 * prompt, -(-lengths.whole // block_size))
+    if num_blocks < needed:
+        raise ConfigError(
+            f"prompt_tokens, output_tokens: expected lengths with which some number of blocks of {block_size} tokens is"
+            " too few for two requests and enough for each, as longer or slightly other ones are, got"
+            f" {lengths.prompt} and {max(lengths.output)}"
+        )
     return num_blocks
 
 

@@ -11,13 +11,30 @@ import pytest
 
 from fastdeploy_sd.cli import main, verify
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
-from fastdeploy_sd.conformance import PLAIN, Cell, Method, Reference, Way, make_reference, run_alone, run_matrix
+from fastdeploy_sd.conformance import (
+    PLAIN,
+    Cell,
+    Lengths,
+    Method,
+    Reference,
+    Way,
+    make_reference,
+    make_requests,
+    quick_ways,
+    run_alone,
+    run_matrix,
+)
+from fastdeploy_sd.conformance.guided import with_grammars
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import DraftTokens
 from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer
+from tests.engine.gpu import gpu_device
+from tests.models import rewrite
 from tests.models.mtp_models import make_model
+from tests.ops.cuda_device import EMULATED, GPU
 
 WAY = Way("batch of 7", max_num_seqs=7, arrivals_per_step=2)
+WAY_THAT_PREEMPTS = "batch 64, chunks of 16, preemption"
 DRAFTING = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
 
 
@@ -134,6 +151,51 @@ def test_the_command_proves_a_model(golden_dir: Path, capsys: pytest.CaptureFixt
     assert "10 of 10 cells equal to plain decoding, bit for bit" in text
     assert text.endswith(", 16 of them guided by grammars\n")
     assert "DIFFERS" not in text
+
+
+@pytest.mark.parametrize("kind", [EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
+def test_the_command_proves_a_model_on_a_gpu(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the emulated one a single layer, a small vocabulary, few and short requests, and one way."""
+    vocab_size = 512
+    path = rewrite.write_folder(tmp_path / "model", "llama-tiny", {"num_hidden_layers": 1, "vocab_size": vocab_size})
+    kept = {name: t for name, t in rewrite.read("llama-tiny").items() if ".layers." not in name or ".layers.0." in name}
+    tables = {name: t[:vocab_size] for name, t in kept.items() if "embed_tokens" in name or "lm_head" in name}
+    rewrite.write_file(path / "model.safetensors", kept | tables)
+    (path / "tokenizer.json").unlink()  # it has more tokens
+    arguments = ["verify", "--model", str(path), "--device", "gpu", "--quick", "--json", "--seed", "1"]
+    small = ["--requests", "4", "--prompt-tokens", "40", "--output-tokens", "17", "--way", WAY_THAT_PREEMPTS]
+    with gpu_device(kind):
+        status = main([*arguments, "--methods", "ngram", *(small if kind == EMULATED else [])])
+    found = json.loads(capsys.readouterr().out)
+    assert (status, found["gaps"], found["warnings"]) == (0, [], [])
+    assert len(found["cells"]) == (1 if kind == EMULATED else 5)
+
+
+def test_requests_may_be_few_and_short() -> None:
+    assert Lengths.up_to(160, 40) == Lengths()
+    short = Lengths.up_to(40, 17)
+    assert (short.prompt, max(short.output), short.whole) == (40, 17, 57)
+    requests = make_requests(0, 12, 4096, lengths=short)
+    assert max(len(r.prompt_token_ids) for r in requests) <= 40
+    assert [len(r.prompt_token_ids) for r in requests[:2]] == [short.long_prompt] * 2
+    assert [r.max_tokens for r in requests[:2]] == [17, 17]
+    assert max(r.max_tokens for r in with_grammars(requests, 17)) == 17
+    with pytest.raises(ConfigError, match=r"prompt_tokens, output_tokens: expected .*, got 160 and 3"):
+        quick_ways(Lengths.up_to(160, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--requests", "3"], "argument --requests: expected a whole number of 4 or more, got '3'"),
+        (["--way", "batch 8"], "way: expected a part of one of these names: batch 1, chunks of 64, prefix cache; "),
+    ],
+)
+def test_small_matrices_have_limits(
+    golden_dir: Path, capsys: pytest.CaptureFixture[str], options: list[str], text: str
+) -> None:
+    assert main(["verify", "--model", str(golden_dir / "llama-tiny"), "--quick", *options]) == 2
+    assert text in capsys.readouterr().err
 
 
 @pytest.fixture

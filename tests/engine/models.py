@@ -6,7 +6,7 @@ import functools
 import pathlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.conformance import Method, Reference, make_reference, run_alone
@@ -50,16 +50,18 @@ class References:
 
     Args:
         folder: where the checkpoints go.
+        device: where the engines run.
     """
 
-    def __init__(self, folder: pathlib.Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: pathlib.Path, device: Literal["cpu", "gpu"] = "cpu") -> None:
+        self._folder, self.device = folder, device
         self.base = functools.cache(self._configure)
         self.get = functools.cache(self._make)
         self.known = functools.cache(self._continue)
 
     def _configure(self, model: str) -> Config:
-        return Config(ModelConfig(model=self._path(model), **MODELS[model]), CACHES.get(model, CacheConfig()))
+        options = ModelConfig(model=self._path(model), **MODELS[model])
+        return Config(options, CACHES.get(model, CacheConfig()), device=self.device)
 
     def _make(self, model: str) -> Reference:
         count = _NUM_REQUESTS if model != "demo" else 24

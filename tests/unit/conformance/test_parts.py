@@ -28,7 +28,7 @@ from fastdeploy_sd.conformance import (
 )
 from fastdeploy_sd.conformance.guided import GRAMMARS, with_grammars
 from fastdeploy_sd.conformance.report import findings, matrix_json, matrix_table
-from fastdeploy_sd.conformance.requests import LONG_LEN, LONG_PROMPT_LEN, MAX_LEN, NUM_LONG
+from fastdeploy_sd.conformance.requests import NUM_LONG, USUAL_LENGTHS
 from fastdeploy_sd.conformance.runs import engine_config
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
@@ -47,7 +47,7 @@ def test_requests_cover_every_sampling_with_both_kinds_of_prompt() -> None:
         one, other = requests[i], requests[i + len(SAMPLINGS)]
         assert replace(one.sampling) == other.sampling
     assert len({r.prompt_token_ids.tobytes()[: 16 * 4] for r in requests}) < len(requests)
-    assert max(len(r.prompt_token_ids) + r.max_tokens for r in requests) <= MAX_LEN
+    assert max(len(r.prompt_token_ids) + r.max_tokens for r in requests) <= USUAL_LENGTHS.whole
     again = make_requests(0, 2 * len(SAMPLINGS), 4096)
     assert [r.prompt_token_ids.tolist() for r in again] == [r.prompt_token_ids.tolist() for r in requests]
     assert make_requests(1, 1, 4096)[0].prompt_token_ids.tolist() != requests[0].prompt_token_ids.tolist()
@@ -57,8 +57,8 @@ def test_the_first_requests_are_long_whatever_the_seed() -> None:
     """What ways that must preempt count on."""
     for seed in range(20):
         long = make_requests(seed, 12, 4096)[:NUM_LONG]
-        assert [len(r.prompt_token_ids) for r in long] == [LONG_PROMPT_LEN] * NUM_LONG
-        assert [len(r.prompt_token_ids) + r.max_tokens for r in long] == [LONG_LEN] * NUM_LONG
+        assert [len(r.prompt_token_ids) for r in long] == [USUAL_LENGTHS.long_prompt] * NUM_LONG
+        assert [len(r.prompt_token_ids) + r.max_tokens for r in long] == [USUAL_LENGTHS.long] * NUM_LONG
         assert not any(r.eos_token_ids or r.sampling.stop_token_ids for r in long)
         assert long[0].prompt_token_ids[0] != long[1].prompt_token_ids[0], "they share no block"
 
@@ -90,12 +90,12 @@ def test_requests_name_the_models_own_end_of_text() -> None:
 
 def test_grammars_meet_every_sampling_that_lets_them_end() -> None:
     requests = make_requests(0, 64, 4096)
-    guided = with_grammars(requests)
+    guided = with_grammars(requests, max(USUAL_LENGTHS.output))
     found = [i for i, request in enumerate(guided) if request.grammar]
     assert Counter(guided[i].grammar for i in found) == dict.fromkeys(GRAMMARS, 4)
     assert len({i % len(SAMPLINGS) for i in found}) == len(SAMPLINGS) - 1
     assert not any(guided[i].sampling.min_tokens for i in found)
-    assert max(len(r.prompt_token_ids) + r.max_tokens for r in guided) <= MAX_LEN
+    assert max(len(r.prompt_token_ids) + r.max_tokens for r in guided) <= USUAL_LENGTHS.whole
     free = [i for i in range(64) if i not in found]
     assert [guided[i] for i in free] == [requests[i] for i in free]
 
@@ -144,7 +144,7 @@ def test_ways_are_the_product() -> None:
         (x, y) for x in (False, True) for y in (False, True)
     }
     for way in (*ways, *quick_ways()):
-        assert way.num_blocks * way.block_size >= MAX_LEN, f"{way.name}: a request could never run"
+        assert way.num_blocks * way.block_size >= USUAL_LENGTHS.whole, f"{way.name}: a request could never run"
         assert way.num_passes == 2 or not way.must_hit
 
 

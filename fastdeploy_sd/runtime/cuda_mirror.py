@@ -2,13 +2,14 @@
 
 All pieces that were noted go up together: they are gathered in pinned memory, copied, and put in their places by one
 kernel. The host goes on meanwhile, and may write the arrays again: the pinned memory has what they held. There are two
-pieces of pinned memory in turn, so the host waits only where the copy before the last has not been made.
+pieces of pinned memory in turn, so the host waits only where the copy before the last has not been made. Their size is
+fixed, so that no step wants more memory than there was at the start; what is larger goes up in several copies.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,8 @@ from fastdeploy_sd.runtime.mirror import offset_in
 
 Bytes = npt.NDArray[np.uint8]
 _WORD = 4
-_MIN_STAGING_BYTES = 1 << 16
+# More than a step of some thousand tokens has.
+STAGING_BYTES = 1 << 20
 
 
 class CudaMirror:
@@ -107,6 +109,24 @@ def _merged(pieces: list[Piece]) -> list[Piece]:
     return merged
 
 
+def _parts(pieces: list[Piece], num_bytes: int, row_bytes: int) -> Iterator[list[Piece]]:
+    """Yield the same bytes in lists that have room in so many bytes, with a row of a table for each piece of a list."""
+    part, left = list[Piece](), num_bytes
+    for piece in pieces:
+        begin = piece.begin
+        while begin < piece.end:
+            if left < row_bytes + _WORD:
+                yield part
+                part, left = [], num_bytes
+            end = min(piece.end, begin + (left - row_bytes) // _WORD * _WORD)
+            is_whole = end - begin == piece.num_bytes
+            part.append(piece if is_whole else Piece(piece.tensor, piece.host, begin, end))
+            left -= row_bytes + end - begin
+            begin = end
+    if part:
+        yield part
+
+
 class _Staging:
     """Pinned memory and the device's of the same size, and what says when the last copy of it was made."""
 
@@ -124,8 +144,8 @@ class CudaTransfers:
     """
 
     def __init__(self, library: CudaLibrary, memory: CudaMemory, stream: int) -> None:
-        self._library, self._memory, self._stream = library, memory, stream
-        self._staging: list[_Staging | None] = [None, None]
+        self._library, self._stream = library, stream
+        self._staging = [_Staging(library, memory, STAGING_BYTES) for _ in range(2)]
         self._turn = 0
         self._piece_type: Any = struct_type("ScatterPiece")
         self._params: Any = struct_type("ScatterPiecesParams")()
@@ -136,16 +156,20 @@ class CudaTransfers:
         """Send what was noted.
 
         Raises:
-            MemoryError: there is no memory for that much at once. All is still noted: whoever noted it may not know
-                that it has not arrived, and what runs next must not run without it.
+            ValueError: a copy was refused. All is still noted: whoever noted it may not know that it has not arrived,
+                and what runs next must not run without it.
         """
         if not self.up:
             return
-        pieces = self.up = _merged(self.up)
-        table_bytes = len(pieces) * ctypes.sizeof(self._piece_type)
-        staging = self._next_staging(table_bytes + sum(piece.num_bytes for piece in pieces))
+        self.up = _merged(self.up)
+        for part in _parts(self.up, STAGING_BYTES, ctypes.sizeof(self._piece_type)):
+            self._send_part(part)
+        self.up = []
+
+    def _send_part(self, pieces: list[Piece]) -> None:
+        staging = self._next_staging()
         table = (self._piece_type * len(pieces)).from_buffer(staging.host)
-        begin = table_bytes
+        begin = ctypes.sizeof(table)
         for i, piece in enumerate(pieces):
             size = piece.num_bytes
             staging.host[begin : begin + size] = piece.host[piece.begin : piece.end]
@@ -154,11 +178,10 @@ class CudaTransfers:
         call = self._library.call
         call("start_copy", staging.address, address(staging.host), ctypes.c_int64(begin), self._stream)
         self._params.num_pieces = len(pieces)
-        self._params.max_num_bytes = max((piece.num_bytes for piece in pieces), default=0)
+        self._params.max_num_bytes = max(piece.num_bytes for piece in pieces)
         self._params.pieces = self._params.bytes = staging.address
         call("scatter_pieces", ctypes.byref(self._params), self._stream)
         call("event_record", staging.event, self._stream)
-        self.up = []
 
     def pinned(self, num_bytes: int) -> Bytes:
         """Return u8[num_bytes] for what comes back; raises MemoryError."""
@@ -185,12 +208,8 @@ class CudaTransfers:
         for host, pinned in arrived:
             host[:] = pinned
 
-    def _next_staging(self, num_bytes: int) -> _Staging:
+    def _next_staging(self) -> _Staging:
         self._turn = 1 - self._turn
         staging = self._staging[self._turn]
-        if staging is not None:
-            self._library.call("event_synchronize", staging.event)
-        if staging is None or len(staging.host) < num_bytes:
-            size = max(_MIN_STAGING_BYTES, 1 << (num_bytes - 1).bit_length())
-            staging = self._staging[self._turn] = _Staging(self._library, self._memory, size)
+        self._library.call("event_synchronize", staging.event)
         return staging

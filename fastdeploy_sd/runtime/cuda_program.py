@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from fastdeploy_sd.runtime.device_tensor import DeviceTensor
 from fastdeploy_sd.runtime.native_program import Patch, create_params
 from fastdeploy_sd.runtime.program import Counts, Inputs, Recording, verify_sizes
 from fastdeploy_sd.types import I64
+
+_log = logging.getLogger(__name__)
 
 # A graph of a model's pass has some hundred launches, and takes the driver some hundred KiB.
 MAX_GRAPHS = 64
@@ -43,6 +46,7 @@ class CudaProgram:
     Raises:
         ValueError: an input is missing, unknown, of another dtype or shape, or the host's; or a constant is the host's.
         ConfigError: there is no kernel for an op.
+        ValueError: an op refuses its arguments at some size; the text names call and op.
         MemoryError: the GPU has none for the ops' workspace.
     """
 
@@ -85,8 +89,7 @@ class CudaProgram:
             arena.at(recording.offsets[output.index], _element(output.dtype), recording.shape_of(output))
             for output in recording.outputs
         )
-        self._set(recording.bounds)
-        self._workspace_address()
+        self._rehearse()
 
     def run(self, sizes: Counts) -> None:
         """Start the pass, behind what was started, on what was uploaded.
@@ -97,7 +100,7 @@ class CudaProgram:
         Raises:
             ValueError: a size is unknown or beyond its bound, or an op refused its arguments; the text names call and
                 op. What a kernel does wrong, a wait raises.
-            MemoryError: the GPU has none for the ops' workspace at these sizes.
+            MemoryError: the GPU has none for the ops' workspace at these sizes, which are none that were rehearsed.
         """
         self._set(sizes)
         self._send(sizes)
@@ -113,7 +116,12 @@ class CudaProgram:
             if not self._graphs.has_seen(key):
                 library.call("program_launch", self._native, workspace, stream)
                 return
-            made = library.made("program_capture", self._native, workspace, stream)
+            try:
+                made = library.made("program_capture", self._native, workspace, stream)
+            except ValueError as error:  # the driver has no memory for one more, or an op refuses its arguments again
+                _log.warning("no graph for sizes %s, as %s", key, error)
+                library.call("program_launch", self._native, workspace, stream)
+                return
             graph = self._graphs.add(key, made, self._workspace.memory)
         library.call("graph_launch", graph, stream)
 
@@ -126,6 +134,23 @@ class CudaProgram:
         where = (self._native, workspace, self._device.stream)
         self._device.library.call("program_timed_launch", *where, address(nanoseconds))
         return self._names, nanoseconds[: len(self._names)]
+
+    def _rehearse(self) -> None:
+        """Capture the pass at all sizes from 1 to the bounds that have a graph, without running it or keeping that.
+
+        What an op refuses shows now, and not in a step; kernels are loaded, and the workspace is as large as it gets.
+        """
+        bounds = self._recording.bounds
+        size, most = 1, max([1, *bounds.values()])
+        while True:
+            self._set({name: min(size, bound) for name, bound in bounds.items()})
+            graph = self._device.library.made(
+                "program_capture", self._native, self._workspace_address(), self._device.stream
+            )
+            self._device.library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
+            if size == most:
+                return
+            size = rounded(size + 1, most) if self._padded else most
 
     def _set(self, sizes: Counts) -> None:
         bounds = self._recording.bounds

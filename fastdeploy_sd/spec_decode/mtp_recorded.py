@@ -47,6 +47,8 @@ class RecordedPasses:
         self._target, self._memory, self._min_prob, self._max_steps = target, memory, min_prob, max_steps
         self._device = device()
         self._columns = self._device.mirror(memory.columns)
+        self._columns.download()  # which takes the pinned memory for it, now and not in a step
+        self._device.wait()
         recordings = {
             (num_steps, wants_logits): self._record(num_steps, wants_logits=wants_logits)
             for num_steps in {*range(len(memory.num_tokens)), max_steps}

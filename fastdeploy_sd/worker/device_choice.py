@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from fastdeploy_sd.config import Config, cpu_only, gpu_only
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.runtime.cuda_library import usable_library
 from fastdeploy_sd.runtime.device import Device, choose
 
@@ -28,7 +28,11 @@ def choose_device(config: Config) -> Device:
     if isinstance(library, str):
         refusal = ConfigError(f"device: expected cpu or auto on this machine, got gpu: {library}", param="device")
     elif refusal is None:
-        return choose(library)
+        try:
+            return choose(library)
+        except (ValueError, MemoryError, DeviceLost) as error:  # others fill it, or the driver gave it up
+            text = f"device: expected a GPU with room for a context, got {library.device_name}: {error}"
+            refusal = ConfigError(text, param="device")
     assert refusal is not None
     if config.device == "gpu":
         raise refusal

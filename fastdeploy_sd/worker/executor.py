@@ -29,6 +29,7 @@ from fastdeploy_sd.worker.kv_reach import AnyPages, open_pages
 from fastdeploy_sd.worker.layer_signals import LayerSignals
 from fastdeploy_sd.worker.lead import GroupLead
 from fastdeploy_sd.worker.loaded import Loaded, load
+from fastdeploy_sd.worker.loading_errors import loading
 from fastdeploy_sd.worker.rank_group import RankGroup
 from fastdeploy_sd.worker.runner import ModelRunner
 from fastdeploy_sd.worker.speed_limits import SpeedLimits
@@ -87,6 +88,7 @@ class LocalExecutor:
             self.layer_signals.close()
 
 
+@loading()
 def create_executor(
     config: Config,
     make_proposer: MakeProposer = create_proposer,
@@ -103,7 +105,8 @@ def create_executor(
     Raises:
         CheckpointError: the checkpoint or its draft layers are missing, malformed or of an unsupported architecture.
         ConfigError: an option contradicts the checkpoint, or what it asks for cannot be made: the drafting method, the
-            Paddle operators of eager execution.
+            Paddle operators of eager execution. Or the device has no memory for the model, or its steps.
+        InternalError: the device was lost.
     """
     start = time.perf_counter()
     group = group or RankGroup()
@@ -154,11 +157,12 @@ def create_executor(
     return executor
 
 
+@loading()
 def create_follower(config: Config, group: RankGroup) -> ModelFollower:
     """Load what another rank than 0 has of the configured model.
 
     Raises:
-        CheckpointError, ConfigError: as `create_executor`.
+        CheckpointError, ConfigError, InternalError: as `create_executor`.
     """
     start = time.perf_counter()
     set_kernel_threads(config, group)

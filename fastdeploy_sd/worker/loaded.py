@@ -10,7 +10,6 @@ import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that import
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.layers.tp_group import TpGroup
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
@@ -33,6 +32,7 @@ from fastdeploy_sd.worker.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv_memory import KvMemory, allocate_kv
 from fastdeploy_sd.worker.layer_signals import LayerSignals
 from fastdeploy_sd.worker.linear_tuning import tune_linear
+from fastdeploy_sd.worker.loading_errors import asking_for_memory
 from fastdeploy_sd.worker.model_loading import load_model
 from fastdeploy_sd.worker.prefetch import MEASURED_BYTES
 from fastdeploy_sd.worker.rank_group import RankGroup
@@ -101,11 +101,8 @@ def load(config: Config, group: RankGroup) -> Loaded:
     # Opened first: that there are none must not be found out after the target was packed.
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
     tp = TpGroup(group.communicator)
-    try:
+    with asking_for_memory("model, quantization, device", "weights"):
         model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
-    except MemoryError as error:
-        text = f"device: expected one with memory for the weights, got {config.device} ({device().text}): {error}"
-        raise ConfigError(text, param="device") from None
     is_host = device().kind == "cpu"
     if is_host:
         _tune_linear(config, group, model.weight_bytes, drafts=draft_weights is not None)

@@ -21,6 +21,7 @@ from fastdeploy_sd.runtime.cuda_memory import CudaMemory
 from fastdeploy_sd.runtime.cuda_mirror import CudaTransfers
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, SchedulerOutput
+from fastdeploy_sd.worker import loaded
 from fastdeploy_sd.worker.runner import _NOT_FINITE
 from tests.doubles.engines import Transcript, run_to_end
 from tests.engine.gpu import BATCH, TIGHT, answers_alone, gpu_device, short_requests, tiny_config
@@ -153,15 +154,15 @@ def test_a_step_that_fails_costs_its_culprit_only(kind: str, phase: str) -> None
 
 @pytest.mark.usefixtures("expects_step_failures")
 def test_what_could_not_be_sent_goes_up_with_the_next_try(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No memory for the copy of a step with a new request, whose table row another one had before."""
+    """The copy of a step with a new request, whose table row another one had before, is refused."""
     requests, expected = short_requests()[:6], answers_alone(kind)
     next_staging, new = CudaTransfers._next_staging, list[Request]()
 
-    def fail_once(self: CudaTransfers, num_bytes: int) -> object:
+    def fail_once(self: CudaTransfers) -> object:
         if new:
             new.clear()
-            raise MemoryError("pinned memory")
-        return next_staging(self, num_bytes)
+            raise ValueError("a copy was refused")
+        return next_staging(self)
 
     monkeypatch.setattr(CudaTransfers, "_next_staging", fail_once)
     transcript = Transcript()
@@ -221,11 +222,42 @@ def test_a_step_is_one_copy_up_and_one_down(monkeypatch: pytest.MonkeyPatch) -> 
     assert copies[1] < 1024  # of four requests and as many rows
 
 
-def test_weights_that_do_not_fit_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("stage", "wanted"),
+    [
+        ("load_model", "model, quantization, device: expected weights"),
+        ("allocate_kv", "kv_cache_memory_gb, num_gpu_blocks_override: expected what the system has memory for"),
+        ("StepTwins", "kv_cache_memory_gb, .*max_num_seqs, .*num_speculative_tokens: expected steps"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_that_says_which_options_help(
+    stage: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def take(_: CudaMemory, num_bytes: int) -> NoReturn:
-        raise MemoryError(f"{num_bytes} bytes of the GPU's memory, which has 0 left")
+        raise MemoryError(f"{num_bytes} bytes of the GPU's memory, of which 0 are free")
 
-    monkeypatch.setattr(CudaMemory, "take", take)
-    wanted = r"device: expected one with memory for the weights, got gpu \(.*\): \d+ bytes of the GPU's memory"
+    run_stage = getattr(loaded, stage)
+
+    def without_memory(*arguments: object) -> object:
+        monkeypatch.setattr(CudaMemory, "take", take)
+        return run_stage(*arguments)
+
+    monkeypatch.setattr(loaded, stage, without_memory)
+    wanted += r".* got \d+ bytes of the GPU's memory, of which 0 are free"
     with pytest.raises(ConfigError, match=wanted), open_engine(tiny_config(), BATCH, PLAIN):
         pass
+
+
+def test_steps_take_no_more_memory_than_there_was_at_the_start(
+    kind: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = CudaLibrary.made
+
+    def noted(self: CudaLibrary, name: str, *arguments: object) -> int:
+        assert not name.startswith("allocate")
+        return made(self, name, *arguments)
+
+    config = tiny_config(make_model(tmp_path, "qwen3-tiny", "numbered", 1).path)
+    with open_engine(config, BATCH, method_named("mtp", kind)) as engine, monkeypatch.context() as patch:
+        patch.setattr(CudaLibrary, "made", noted)
+        run(engine, [replace(request, max_tokens=2) for request in short_requests()[:4]])

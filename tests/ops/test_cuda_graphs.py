@@ -14,6 +14,7 @@ from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.norm import rms_norm
 from fastdeploy_sd.runtime import cuda_program
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_padding import rounded
 from fastdeploy_sd.runtime.program import Padding, Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
@@ -103,6 +104,33 @@ def test_columns_are_filled_as_the_recording_says(gpu: CudaDevice) -> None:
 def test_a_size_beyond_its_bound_is_refused(gpu: CudaDevice) -> None:
     with pytest.raises(ValueError, match=r"sizes: expected num_tokens in 0\.\.21, got 22"):
         Step(gpu, PADDING).program.run({"num_tokens": 22, "num_rows": 1})
+
+
+def test_what_an_op_refuses_shows_before_anything_runs(gpu: CudaDevice) -> None:
+    step = Step(gpu, PADDING)
+    norm = next(call for call in step.recording.recorder.calls if call.op == "rms_norm")
+    norm.params.hidden_size = 0
+    with pytest.raises(ValueError, match=r"rms_norm.*hidden_size: expected a positive number"):
+        gpu.program(step.recording, step.inputs)
+    norm.params.hidden_size = WIDTH
+    assert len(step.run(4, 2)[0]) == 4
+
+
+def test_a_pass_of_which_no_graph_can_be_made_runs_all_the_same(
+    gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, made = Step(gpu, PADDING), CudaLibrary.made
+
+    def refuse(self: CudaLibrary, name: str, *arguments: object) -> int:
+        if name == "program_capture":
+            raise ValueError("out of memory")
+        return made(self, name, *arguments)
+
+    want = step.run(4, 2)
+    monkeypatch.setattr(CudaLibrary, "made", refuse)
+    for part, expected in zip(step.run(4, 2), want, strict=True):
+        np.testing.assert_array_equal(part, expected)
+    assert len(step.program._graphs) == 0
 
 
 def test_graphs_that_were_not_used_for_long_are_given_up(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:

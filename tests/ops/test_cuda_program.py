@@ -14,7 +14,7 @@ from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.ops.activation import swiglu
 from fastdeploy_sd.ops.batch import GATHER_OUTPUT_ROWS, gather_output_rows
 from fastdeploy_sd.ops.norm import RMS_NORM, rms_norm
-from fastdeploy_sd.runtime import cuda_library, device
+from fastdeploy_sd.runtime import cuda_library, cuda_mirror, device
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.program import Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
@@ -195,11 +195,28 @@ def test_rows_go_up_and_come_back(gpu: CudaDevice) -> None:
     np.testing.assert_array_equal(column.array, [*range(8), 1])
 
 
+def test_what_is_larger_than_the_pinned_memory_goes_up_in_parts(
+    gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_mirror, "STAGING_BYTES", 1000)
+    gpu = CudaDevice(gpu.library)
+    table, column = gpu.mirror(np.zeros((7, 100), np.int32)), gpu.mirror(np.zeros(3, np.int64))
+    for first in (1, 1000):
+        table.array[:], column.array[:] = first + np.arange(700).reshape(7, 100), first
+        table.upload(0, 6)
+        column.upload(1)
+        gpu.transfers.send()
+        table.array[:] = -1
+        want = (first + np.arange(700)).reshape(7, 100) * (np.arange(7) < 6)[:, None]
+        np.testing.assert_array_equal(gpu.read(table.tensor), want)
+        np.testing.assert_array_equal(gpu.read(column.tensor), [0, first, first])
+
+
 def test_what_could_not_be_sent_goes_up_with_the_next_try(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever noted it need not know, and may have more by then."""
 
-    def fail(num_bytes: int) -> NoReturn:
-        raise MemoryError(f"{num_bytes} bytes of pinned memory")
+    def fail() -> NoReturn:
+        raise ValueError("a copy was refused")
 
     table = gpu.mirror(np.zeros((4, 5), np.int32))
     table.array[:] = 7
@@ -207,7 +224,7 @@ def test_what_could_not_be_sent_goes_up_with_the_next_try(gpu: CudaDevice, monke
     with monkeypatch.context() as patch:
         patch.setattr(gpu.transfers, "_next_staging", fail)
         for _ in range(2):
-            with pytest.raises(MemoryError, match="pinned memory"):
+            with pytest.raises(ValueError, match="was refused"):
                 gpu.transfers.send()
     table.upload(3)
     gpu.transfers.send()

@@ -6,13 +6,14 @@ import logging
 import pathlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
 from custom_ops import cuda_build
 from fastdeploy_sd.config import Config, ModelConfig
-from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.runtime.cuda_library import cuda_refusal, load
+from fastdeploy_sd.errors import ConfigError, DeviceLost
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary, cuda_refusal, load
 from fastdeploy_sd.runtime.device import choose, device
 from fastdeploy_sd.worker.device_choice import choose_device
 
@@ -47,6 +48,22 @@ def test_auto_takes_a_gpu_unless_an_option_needs_the_cpu(
     assert "device auto: the CPU is used: enforce_eager: expected false" in caplog.text
     with pytest.raises(ConfigError, match="enforce_eager: expected false with device gpu"):
         choose_device(replace(eager, device="gpu"))
+
+
+def test_a_gpu_without_room_for_a_context_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(library: CudaLibrary) -> NoReturn:
+        raise DeviceLost("the GPU has failed: out of memory")
+
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
+    monkeypatch.setattr("fastdeploy_sd.worker.device_choice.choose", lambda library: library and fail(library))
+    wanted = "device: expected a GPU with room for a context, got emulated GPU: .*out of memory"
+    with pytest.raises(ConfigError, match=wanted):
+        choose_device(GPU)
+    with caplog.at_level(logging.INFO):
+        choose_device(AUTO)
+    assert "device auto: the CPU is used: device: expected a GPU with room" in caplog.text
 
 
 @pytest.mark.parametrize(

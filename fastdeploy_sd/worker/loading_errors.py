@@ -1,0 +1,44 @@
+"""What a start ends with when a model cannot be brought onto its device: the options that help, in place of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastdeploy_sd.errors import ConfigError, DeviceLost
+from fastdeploy_sd.runtime.device import device
+
+# What is allocated behind the weights has the size of the largest step, and the KV cache has taken most of the rest.
+_OF_STEPS = (
+    "kv_cache_memory_gb, num_gpu_blocks_override, max_num_seqs, max_num_batched_tokens, max_model_len,"
+    " num_speculative_tokens"
+)
+
+
+@contextmanager
+def asking_for_memory(options: str, what: str) -> Iterator[None]:
+    """Turn a device's refusal of memory into an error that names options.
+
+    Raises:
+        ConfigError: the body raised MemoryError; its text says what was asked for and what there is.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        text = f"{options}: expected {what} that {device().text} has memory for, got {error}"
+        raise ConfigError(text, param=options.partition(",")[0]) from None
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Around all that is allocated when a model is loaded, and all that runs there.
+
+    Raises:
+        ConfigError: the device has no memory for steps as large as they can be.
+        InternalError: the device was lost.
+    """
+    try:
+        with asking_for_memory(_OF_STEPS, "steps"):
+            yield
+    except DeviceLost as lost:
+        raise lost.error from lost

@@ -11,11 +11,9 @@ from fastdeploy_sd.errors import ConfigError
 
 def cpu_only(config: Config) -> Iterator[ConfigError]:
     """Yield an error for every option with a value that only the CPU can serve."""
-    ranks, role = config.parallel.tensor_parallel_size, config.splitwise.splitwise_role
+    ranks = config.parallel.tensor_parallel_size
     if ranks > 1:
         yield _error("tensor_parallel_size", "1", ranks)
-    if role != "mixed":
-        yield _error("splitwise_role", "mixed", role)
     if config.model.enforce_eager:
         yield _error("enforce_eager", "false", "true")
 

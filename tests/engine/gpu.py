@@ -73,3 +73,31 @@ def answers_alone(kind: str) -> Mapping[RequestId, Answer]:
     """What each of them gets by itself with plain decoding on such a GPU."""
     with gpu_device(kind):
         return run_alone(tiny_config(), short_requests())
+
+
+@functools.cache
+def block_requests() -> Sequence[Request]:
+    """Three with prompts of two whole blocks and a bit, drawn from at random; the last two begin alike.
+
+    Their log-probabilities tell of any change of KV, where tokens may not.
+    """
+    rng = np.random.default_rng(5)
+    made = [
+        replace(
+            r,
+            prompt_token_ids=rng.integers(4, 1000, 36 + 2 * i).astype(np.int32),
+            sampling=replace(r.sampling, logprobs=1),
+            max_tokens=3,
+            grammar="",
+        )
+        for i, r in enumerate(short_requests()[4:7])
+    ]
+    made[2].prompt_token_ids[:16] = made[1].prompt_token_ids[:16]
+    return made
+
+
+@functools.cache
+def blocks_alone(kind: str) -> Mapping[RequestId, Answer]:
+    """What each of them gets by itself with plain decoding on such a GPU."""
+    with gpu_device(kind):
+        return run_alone(tiny_config(), block_requests())

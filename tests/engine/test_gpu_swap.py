@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pytest
 
-from fastdeploy_sd.conformance import Answer, Way, compare, open_engine, run_alone, standard_methods
+from fastdeploy_sd.conformance import Answer, Way, compare, open_engine, standard_methods
 from fastdeploy_sd.conformance.runs import run
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.types import Request, RequestId
-from tests.engine.gpu import gpu_device, short_requests, tiny_config
+from fastdeploy_sd.types import RequestId
+from tests.engine.gpu import block_requests, blocks_alone, gpu_device, tiny_config
 from tests.models.mtp_models import make_model
 from tests.ops.cuda_device import EMULATED, GPU, gpu_refusal
 
@@ -34,35 +32,8 @@ def kind(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@functools.cache
-def requests() -> Sequence[Request]:
-    """Prompts of two whole blocks and a bit, drawn from at random; the last two begin alike.
-
-    Their log-probabilities tell of any change of KV, where tokens may not.
-    """
-    rng = np.random.default_rng(5)
-    made = [
-        replace(
-            r,
-            prompt_token_ids=rng.integers(4, 1000, 36 + 2 * i).astype(np.int32),
-            sampling=replace(r.sampling, logprobs=1),
-            max_tokens=3,
-            grammar="",
-        )
-        for i, r in enumerate(short_requests()[4:7])
-    ]
-    made[2].prompt_token_ids[:16] = made[1].prompt_token_ids[:16]
-    return made
-
-
-@functools.cache
-def alone(kind: str) -> Mapping[RequestId, Answer]:
-    with gpu_device(kind):
-        return run_alone(tiny_config(), requests())
-
-
 def _first(answers: Mapping[RequestId, Answer]) -> dict[RequestId, Answer]:
-    return {requests()[0].request_id: answers[requests()[0].request_id]}
+    return {block_requests()[0].request_id: answers[block_requests()[0].request_id]}
 
 
 @contextmanager
@@ -88,7 +59,7 @@ def settle(engine: Engine) -> None:
 
 def again(engine: Engine, number: int, count: int = 3) -> dict[RequestId, Answer]:
     """Run the first ones once more, under names of their own."""
-    todo = requests()[:count]
+    todo = block_requests()[:count]
     answers = run(engine, [replace(r, request_id=f"{number} {r.request_id}") for r in todo], WAY.arrivals_per_step)
     return {r.request_id: answers[f"{number} {r.request_id}"] for r in todo}
 
@@ -99,14 +70,14 @@ def test_same_tokens_with_blocks_that_went_and_came_back(kind: str) -> None:
         settle(engine)
         num_waiting = 0
         for number in range(1, 10):
-            victims = [f"{number} {r.request_id}" for r in requests()[:2]]
-            for r, name in zip(requests(), victims, strict=False):
+            victims = [f"{number} {r.request_id}" for r in block_requests()[:2]]
+            for r, name in zip(block_requests(), victims, strict=False):
                 engine.submit(replace(r, request_id=name))
             engine.step()
             num_waiting += engine.stats().num_waiting_for_kv
             engine.abort(victims)
             engine.check_integrity()
-        assert compare(alone(kind), again(engine, 10)) is None
+        assert compare(blocks_alone(kind), again(engine, 10)) is None
         stats = engine.stats().swap
     assert num_waiting > 3
     assert stats.num_loaded > 3
@@ -117,7 +88,7 @@ def test_draft_layers_kv_comes_back_too(kind: str, tmp_path: Path) -> None:
     with swapping("mtp", make_model(tmp_path, "qwen3-tiny", "numbered", 1).path) as engine:
         again(engine, 0)
         settle(engine)
-        assert compare(alone(kind), again(engine, 1)) is None
+        assert compare(blocks_alone(kind), again(engine, 1)) is None
         stats = engine.stats()
     assert stats.swap.num_loaded >= 2
     assert stats.num_draft_tokens > 0
@@ -129,7 +100,7 @@ def test_a_folder_is_read_by_the_same_device_only(kind: str, tmp_path: Path) -> 
         settle(engine)
     with swapping(folder=tmp_path) as engine:
         assert engine.stats().swap.num_restored == 2
-        assert compare(_first(alone(kind)), again(engine, 1, 1)) is None
+        assert compare(_first(blocks_alone(kind)), again(engine, 1, 1)) is None
         assert engine.stats().swap.num_loaded == 2
     [path] = tmp_path.iterdir()
     for num_files in (2, 1):

@@ -109,6 +109,10 @@ def test_a_prefill_instance_may_have_more_draft_layers() -> None:
     [
         ({"model_fingerprint": "other"}, "model_fingerprint: expected other as on the decode instance, got demo on"),
         ({"block_size": 8}, "block_size: expected 8 as on the decode instance, got 4 on the prefill instance"),
+        (
+            {"device": "CUDA, GPU"},
+            "device: expected CUDA, GPU as on the decode instance, got CPU on the prefill instance",
+        ),
         ({"kv_format": "int8"}, "kv_format: expected int8 as on the decode instance, got bfloat16"),
         ({"num_kv_heads": 4}, "num_kv_heads: expected 4 as on the decode instance, got 2"),
         ({"head_dim": 8}, "head_dim: expected 8 as on the decode instance, got 16"),

@@ -13,7 +13,6 @@ from fastdeploy_sd.worker import device_choice
 
 CPU_ONLY = {
     "-tp 2": ("tensor_parallel_size", "1", "2"),
-    "--splitwise-role decode": ("splitwise_role", "mixed", "decode"),
     "--enforce-eager": ("enforce_eager", "false", "true"),
 }
 

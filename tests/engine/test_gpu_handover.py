@@ -1,0 +1,85 @@
+"""Prompts computed on one GPU and gone on with on another, in two processes: nobody can tell."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from fastdeploy_sd.conformance import compare
+from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.handover.roles import open_engine
+from fastdeploy_sd.ranks.executor import create_executor
+from fastdeploy_sd.types import KvSource
+from tests.engine.gpu import block_requests, blocks_alone, gpu_device
+from tests.engine.gpu_prefill_process import config_of
+from tests.models.mtp_models import make_model
+from tests.ops.cuda_device import EMULATED, GPU, gpu_refusal
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(autouse=True, scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == GPU and (reason := gpu_refusal()) is not None:
+        pytest.skip(f"no GPU: {reason}")
+    with gpu_device(request.param):
+        yield request.param
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), "qwen3-tiny", "numbered", 1).path
+
+
+@pytest.fixture(scope="module")
+def source(model: Path, kind: str) -> Iterator[KvSource]:
+    """A prefill instance on such a GPU."""
+    command = [sys.executable, "-m", "tests.engine.gpu_prefill_process", str(model)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield KvSource("p0", process.stdout.readline().strip())
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+
+
+@contextmanager
+def decoding(model: Path, device: Literal["cpu", "gpu"]) -> Iterator[Engine]:
+    config = replace(config_of("decode", model), device=device)
+    executor = create_executor(config)
+    try:
+        with open_engine(config, executor) as engine:
+            yield engine
+    finally:
+        executor.shutdown()
+
+
+def test_a_prompt_goes_on_as_if_computed_here(kind: str, model: Path, source: KvSource) -> None:
+    with decoding(model, "gpu") as engine:
+        answers = run(engine, [replace(r, kv_source=source) for r in block_requests()], arrivals_per_step=2)
+        stats = engine.stats()
+    assert compare(blocks_alone(kind), answers) is None
+    assert stats.num_kv_arrivals == len(answers)
+    assert stats.transfers.received["tcp"].num_transfers == len(answers)
+    assert stats.drafts["handed_over"].accepted[0] == len(answers)  # the first token of the same model
+
+
+def test_a_cpu_refuses_the_kv_of_a_gpu(model: Path, source: KvSource, caplog: pytest.LogCaptureFixture) -> None:
+    with decoding(model, "cpu") as engine, caplog.at_level(logging.WARNING):
+        run(engine, [replace(block_requests()[0], kv_source=source)])
+        assert engine.stats().transfers.received["tcp"].num_transfers == 0
+    text = r"device: expected CPU, \w+ as on the decode instance, got CUDA, .+ on the prefill instance"
+    assert any(re.search(text, message) for message in caplog.messages)

@@ -1,4 +1,7 @@
-// The plausible tokens of every row: a block has a row. Weights are integers, as in sampling.cu.
+// The plausible tokens of every row: a block has a row. Weights are integers, as in sampling.cu. A row is read twice:
+// first each thread keeps the greatest of its logits, of which follows a bound that as many tokens reach as are wanted;
+// then the tokens from that bound on are listed, and decide. Where the list is too short for them, rows are read once
+// for each 8 bits of a threshold.
 #include <algorithm>
 
 #include "fdsd/sampling.h"
@@ -52,33 +55,106 @@ __device__ void DrawUsable(const SampleArrays& a, const SampledRow& row, const C
   a.token_ids[row.index()] = TokenOf(listed[drawn >= 0 && drawn < usable ? drawn : 0]);
 }
 
+// The greatest of a thread's logits.
+struct OwnGreatest {
+  static constexpr int kCount = 4;
+  float values[kCount] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+
+  __device__ __forceinline__ void Look(float logit) {
+#pragma unroll
+    for (float& value : values) {
+      const float less = logit > value ? value : logit;
+      value = logit > value ? logit : value;
+      logit = less;
+    }
+  }
+};
+// Tokens of which a bound can be found.
+constexpr int32_t kMaxWanted = OwnGreatest::kCount * kRowThreads;
+
+// The row's first token in the order, and a logit that at least so many of its tokens reach, or all that are not -inf.
+// All threads.
+__device__ Best ReadBest(const SampledRow& row, int32_t wanted, float* bound) {
+  FDSD_SHARED(float, greatest, kMaxWanted);
+  OwnBest own;
+  OwnGreatest own_greatest;
+  row.ForEach([&](float logit, int32_t token) {
+    own.Look(logit, token);
+    own_greatest.Look(logit);
+  });
+#pragma unroll
+  for (int i = 0; i < OwnGreatest::kCount; ++i)
+    greatest[i * kRowThreads + static_cast<int>(threadIdx.x)] = own_greatest.values[i];
+  const Best best = BestAt(BlockBest(own.place()));
+  Kept kept{kLowest, kAllTied};
+  if (best.token >= 0 && wanted < kMaxWanted) KeepFirst(LogitsInMemory{greatest, kMaxWanted}, wanted, &kept);
+  *bound = kept.floor;
+  return best;
+}
+
+// What is read of a row once its first token is known: the tokens from `bound` on, and the weight of all that reach
+// `lightest`. All threads.
+__device__ ListedTokens ReadListed(const SampledRow& row, float bound, float lightest, const WeightMeasure& measure,
+                                   Amount* total) {
+  FDSD_SHARED(Amount, places, kRowListed);
+  FDSD_SHARED(int32_t, num_listed, 1);
+  if (threadIdx.x == 0) num_listed[0] = 0;
+  __syncthreads();
+  Amount own = 0;
+  row.ForEach([&](float logit, int32_t token) {
+    if (logit >= lightest) own += measure(logit);
+    if (!(logit >= bound)) return;
+    const int32_t at = atomicAdd(num_listed + 0, 1);
+    if (at < kRowListed) places[at] = PlaceOf(logit, token);
+  });
+  *total = BlockTotal(own);
+  const int32_t count = num_listed[0];
+  return ListedTokens{places, count > kRowListed ? -1 : count, KeyOf(bound)};
+}
+
+// What filters leave of a row, or of tokens among which that is: how many are listed, best first.
+template <typename Row>
+__device__ int32_t ListCandidates(const Row& tokens, Kept kept, int32_t top_k, const SampledRow& row,
+                                  const CandidateArrays& c, CandidateWeights* weights) {
+  if (top_k > 0) KeepFirst(tokens, top_k, &kept);
+  const Kept weighed = weights->lightest > kept.floor ? Kept{weights->lightest, kAllTied} : kept;
+  if (weights->total == 0) weights->total = TotalOf(tokens, weighed, weights->measure);
+  KeepFirst(tokens, c.list_len, &kept);
+  const auto count = static_cast<int32_t>(TotalOf(tokens, kept, CountMeasure()));
+  const DevicePtr<int32_t> listed = c.token_ids + row.index() * c.max_candidate_len;
+  const DevicePtr<Amount> ordered = c.ordered + row.index() * c.list_len;
+  ListKept(tokens, kept, c.lists + row.index() * c.list_len, [&](int32_t i, Amount place) {
+    ordered[i] = place;
+    listed[i] = TokenOf(place);
+  });
+  return count;
+}
+
 // Block (row).
 __global__ __launch_bounds__(kRowThreads, 2) void TopPCandidatesKernel(RuleArrays rules, SampleArrays a,
                                                                        CandidateArrays c) {
   const SampledRow row(rules, a, static_cast<int64_t>(blockIdx.x));
-  const int32_t r = row.settings();
+  const DrawSettings settings(a, row);
   const DevicePtr<int32_t> listed = c.token_ids + row.index() * c.max_candidate_len;
-  const DevicePtr<Amount> ordered = c.ordered + row.index() * c.list_len;
-  const Best best = BestOf(row);
-  const float temperature = a.temperature[r];
-  const bool is_drawn = best.token >= 0 && temperature > 0.0f;
+  const int32_t wanted = max(c.list_len, settings.top_k);
+  float bound = kLowest;
+  const Best best = ReadBest(row, wanted, &bound);
+  const bool is_drawn = best.token >= 0 && settings.temperature > 0.0f;
   CandidateWeights weights{};
   int32_t count = best.token >= 0 ? 1 : 0;
   if (is_drawn) {
-    const double log_min_p = log(static_cast<double>(static_cast<float>(a.min_p[r])));
-    Kept kept{LogitFloor(best.max, temperature, log_min_p), kAllTied};
-    const int32_t top_k = a.top_k[r];
-    if (top_k > 0 && top_k < rules.vocab_size) KeepFirst(row, top_k, &kept);
-    weights.measure = WeightingOf(best.max, temperature);
-    weights.lightest = LightestLogit(best.max, temperature);
-    const Kept weighed = weights.lightest > kept.floor ? Kept{weights.lightest, kAllTied} : kept;
-    weights.total = TotalOf(row, weighed, weights.measure);
-    KeepFirst(row, c.list_len, &kept);
-    count = static_cast<int32_t>(TotalOf(row, kept, CountMeasure()));
-    ListKept(row, kept, c.lists + row.index() * c.list_len, [&](int32_t i, Amount place) {
-      ordered[i] = place;
-      listed[i] = TokenOf(place);
-    });
+    const double log_min_p = log(static_cast<double>(settings.min_p));
+    const Kept kept{LogitFloor(best.max, settings.temperature, log_min_p), kAllTied};
+    weights.measure = WeightingOf(best.max, settings.temperature);
+    weights.lightest = LightestLogit(best.max, settings.temperature);
+    ListedTokens tokens{nullptr, -1, 0};
+    if (wanted < kMaxWanted) {
+      Amount total;
+      tokens = ReadListed(row, fmaxf(bound, kept.floor), fmaxf(weights.lightest, kept.floor), weights.measure, &total);
+      if (settings.top_k == 0) weights.total = total;
+    }
+    count = tokens.count >= 0 ? ListCandidates(tokens, kept, settings.top_k, row, c, &weights)
+                              : ListCandidates(row, kept, settings.top_k, row, c, &weights);
   } else if (threadIdx.x == 0) {
     listed[0] = best.token;
     c.candidate_lens[row.index()] = count;
@@ -88,7 +164,7 @@ __global__ __launch_bounds__(kRowThreads, 2) void TopPCandidatesKernel(RuleArray
   for (int32_t i = first_free + static_cast<int32_t>(threadIdx.x); i < c.max_candidate_len; i += kRowThreads)
     listed[i] = -1;
   __syncthreads();
-  if (is_drawn && threadIdx.x == 0) DrawUsable(a, row, weights, ordered, count, c);
+  if (is_drawn && threadIdx.x == 0) DrawUsable(a, row, weights, c.ordered + row.index() * c.list_len, count, c);
 }
 
 }  // namespace

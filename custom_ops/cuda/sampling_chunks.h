@@ -39,25 +39,6 @@ inline ChunkArrays ChunkArraysOf(const SampleParams& p, void* workspace) {
                      DevicePtr<int32_t>(reinterpret_cast<uint32_t*>(bounds) + count)};
 }
 
-// How a row is drawn.
-struct DrawSettings {
-  float temperature;  // 0 = the most likely token
-  int32_t top_k;      // 0 = off
-  float top_p;
-  float min_p;
-
-  __device__ DrawSettings(const SampleArrays& a, const SampledRow& row)
-      : temperature(a.temperature[row.settings()]),
-        top_k(a.top_k[row.settings()]),
-        top_p(a.top_p[row.settings()]),
-        min_p(a.min_p[row.settings()]) {
-    if (top_k >= row.rules.vocab_size) top_k = 0;
-  }
-  __device__ __forceinline__ bool HasFilters() const { return top_k > 0 || top_p < 1.0f || min_p > 0.0f; }
-  // Whether the weight of all tokens matters.
-  __device__ __forceinline__ bool WeighsAll() const { return top_k == 0 && !(min_p > 0.0f); }
-};
-
 // The key of a bound that at most kWarpListed of the warp's tokens reach: the lowest one, else that of about the eighth
 // best lane's best token, or of the fourth's, or of the best. All lanes.
 __device__ inline uint32_t WarpBound(const OwnLogits& own) {

@@ -2,26 +2,9 @@
 // Drawing a token of a row of which the chunks are known. All threads of a block call these, in step.
 #include "philox.h"
 #include "sampling_chunks.h"
+#include "tokens_in_order.h"
 
 namespace fdsd::cuda {
-
-// Tokens of all chunks that are listed together, at most so many.
-constexpr int32_t kRowListed = 2048;
-
-// The tokens of a row from a bound on, where it is known that these are all.
-struct ListedTokens {
-  DevicePtr<const Amount> places;
-  int32_t count;  // -1 = they are too many, or a chunk has listed none
-  uint32_t bound;
-
-  template <typename Visit>
-  __device__ __forceinline__ void ForEach(const Visit& visit) const {
-    for (int32_t i = threadIdx.x; i < count; i += kRowThreads) {
-      const Amount place = places[i];
-      visit(LogitOf(place), TokenOf(place));
-    }
-  }
-};
 
 __device__ inline ListedTokens ListRow(const ChunkArrays& chunks, int64_t row) {
   FDSD_SHARED(Amount, places, kRowListed);

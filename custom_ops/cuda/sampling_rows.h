@@ -127,4 +127,23 @@ struct SampledRow {
   }
 };
 
+// How a row is drawn.
+struct DrawSettings {
+  float temperature;  // 0 = the most likely token
+  int32_t top_k;      // 0 = off
+  float top_p;
+  float min_p;
+
+  __device__ DrawSettings(const SampleArrays& a, const SampledRow& row)
+      : temperature(a.temperature[row.settings()]),
+        top_k(a.top_k[row.settings()]),
+        top_p(a.top_p[row.settings()]),
+        min_p(a.min_p[row.settings()]) {
+    if (top_k >= row.rules.vocab_size) top_k = 0;
+  }
+  __device__ __forceinline__ bool HasFilters() const { return top_k > 0 || top_p < 1.0f || min_p > 0.0f; }
+  // Whether the weight of all tokens matters.
+  __device__ __forceinline__ bool WeighsAll() const { return top_k == 0 && !(min_p > 0.0f); }
+};
+
 }  // namespace fdsd::cuda

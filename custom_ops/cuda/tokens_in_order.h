@@ -4,6 +4,24 @@
 
 namespace fdsd::cuda {
 
+// Tokens of a row that are listed together, at most so many.
+constexpr int32_t kRowListed = 2048;
+
+// The tokens of a row from a bound on, where it is known that these are all.
+struct ListedTokens {
+  DevicePtr<const Amount> places;
+  int32_t count;  // -1 = they are too many, or not known
+  uint32_t bound;
+
+  template <typename Visit>
+  __device__ __forceinline__ void ForEach(const Visit& visit) const {
+    for (int32_t i = threadIdx.x; i < count; i += kRowThreads) {
+      const Amount place = places[i];
+      visit(LogitOf(place), TokenOf(place));
+    }
+  }
+};
+
 // Finds the order of the kept tokens: calls write(i, place) for each, where i tokens come before it. `list` is the
 // row's own memory with room for all of them. Every token is compared with every other: for lists of some tens. All
 // threads of the block; what they write, others see behind the next barrier.

@@ -78,6 +78,39 @@ def test_logits_are_read_once_where_the_listed_tokens_decide(case: str) -> None:
     assert num_reads <= most_reads
 
 
+# Name -> logits, settings, how long the list may be, how often logits are read at most.
+LISTINGS: dict[str, tuple[Any, dict[str, Any], int, float]] = {
+    "greedy": (flat, {"temperature": 0.0}, 5, 1.0),
+    "top-p": (steep, {"top_p": 0.8}, 32, 2.0),
+    "flat": (flat, {"top_p": 0.9}, 32, 2.0),
+    "few": (few, {"top_p": 0.7}, 32, 2.0),
+    "all": (steep, {"top_k": 50, "top_p": 0.9, "min_p": 0.01, "temperature": 0.7}, 20, 2.0),
+    "top-k": (flat, {"top_k": 700, "top_p": 0.9}, 20, 2.0),
+    "tied": (tied, {"top_p": 0.9}, 5, 14.0),
+    "many": (steep, {"top_k": 3000, "top_p": 0.9}, 5, 14.0),
+    "long": (flat, {"top_p": 0.1}, 1100, 12.0),
+}
+
+
+@pytest.mark.parametrize("case", LISTINGS)
+def test_plausible_tokens_are_listed_in_two_reads(case: str) -> None:
+    """But where more tokens than a list holds reach the bound, or more are wanted than bounds are found for."""
+    make, settings, max_len, most_reads = LISTINGS[case]
+    rng = np.random.default_rng(8)
+    rows: dict[str, Any] = {
+        "logits": make(rng)[:2],
+        "batch_id_per_output": np.arange(2, dtype=np.int32),
+        "positions": rng.integers(0, 2**31, 2).astype(np.int32),
+        "sampling": build_sampling_arrays(2, 2, vocab=VOCAB, seed=rng.integers(0, 2**63, 2), **settings),
+    }
+    with emulated().runs_ops():
+        found = native.top_p_candidates(**rows, max_candidate_len=max_len)
+    num_reads = emulated().bytes_read["logits"] / rows["logits"].nbytes
+    for got, want in zip(found, reference.top_p_candidates(**rows, max_candidate_len=max_len), strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert num_reads <= most_reads
+
+
 def test_lists_of_a_row_reach_every_chunk() -> None:
     """Biases and forbidden tokens at the borders of chunks, also of rows that are read again."""
     rng = np.random.default_rng(6)

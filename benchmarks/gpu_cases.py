@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from benchmarks.gpu_peers import AttentionWork, LinearWork, SamplingWork, Work
 from fastdeploy_sd.ops.attention import CASCADE_APPEND_ATTENTION
 from fastdeploy_sd.ops.linear import LINEAR
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
@@ -66,6 +68,7 @@ class GpuCase:
         calls: ops in order, on one stream.
         num_bytes: that must be read and written at least, once.
         num_operations: multiplications and additions; 0 where bytes are what counts.
+        work: the same for other projects' kernels, None where they have none for it.
     """
 
     kind: str
@@ -73,6 +76,7 @@ class GpuCase:
     calls: Sequence[Call]
     num_bytes: int
     num_operations: int
+    work: Work | None = None
 
     def run(self) -> None:
         """Start the ops."""
@@ -97,13 +101,12 @@ def _bound(
 
 
 def _sampling(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
-    num_rows, vocab = sizes.requests * sizes.rows, sizes.vocab_size
+    vocab = sizes.vocab_size
     rng = np.random.default_rng(0)
     few = rng.standard_normal((8, vocab), np.float32) * 2
     for row in few:  # some tokens are far above the others, as a model's are
         row[rng.choice(vocab, min(40, vocab), replace=False)] += 9
-    logits = device.wrap(np.resize(few, (num_rows, vocab)))
-    flat = device.wrap(np.resize(rng.standard_normal((8, vocab), np.float32), (num_rows, vocab)))
+    flat = rng.standard_normal((8, vocab), np.float32)
     settings: dict[str, dict[str, float]] = {
         "greedy": {"temperature": 0.0},
         "temperature": {},
@@ -112,11 +115,13 @@ def _sampling(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
     }
     settings["top_k 50, top_p 0.9"] = {"top_k": 50, "top_p": 0.9}
     for text, columns in settings.items():
-        yield _sampled(device, sizes, logits, text, columns)
+        yield _sampled(device, sizes, few, text, columns)
     yield _sampled(device, sizes, flat, "top_p 0.9, flat", {"top_p": 0.9})
 
 
-def _sampled(device: Any, sizes: GpuSizes, logits: Any, text: str, columns: Mapping[str, float]) -> GpuCase:
+def _sampled(
+    device: Any, sizes: GpuSizes, few: npt.NDArray[np.float32], text: str, columns: Mapping[str, float]
+) -> GpuCase:
     count, num_rows, i32 = sizes.requests, sizes.requests * sizes.rows, np.int32
     off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     off |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -144,7 +149,7 @@ def _sampled(device: Any, sizes: GpuSizes, logits: Any, text: str, columns: Mapp
         "allowed_bits": np.zeros((0, 1), i32),
     }
     rows = {
-        "logits": logits,
+        "logits": np.resize(few, (num_rows, sizes.vocab_size)),
         "batch_id_per_output": np.repeat(np.arange(count, dtype=i32), sizes.rows),
         "positions": np.arange(num_rows, dtype=i32),
         "seed": np.arange(count, dtype=np.uint64),
@@ -156,7 +161,9 @@ def _sampled(device: Any, sizes: GpuSizes, logits: Any, text: str, columns: Mapp
     outputs |= {"num_accepted": ((count,), i32), "num_failed": ((1,), i32)}
     verify, _ = _bound(device, VERIFY_DRAFT_TOKENS, {**arguments, "verify_window": 0}, outputs)
     shape = f"{count} requests x {sizes.rows} rows, {text}"
-    return GpuCase("sampling", shape, (sample, verify), num_rows * sizes.vocab_size * ELEMENT_BYTES["float32"], 0)
+    num_bytes = num_rows * sizes.vocab_size * ELEMENT_BYTES["float32"]
+    chosen = columns.get("temperature", 1.0), int(columns.get("top_k", 0)), columns.get("top_p", 1.0)
+    return GpuCase("sampling", shape, (sample, verify), num_bytes, 0, SamplingWork(few, num_rows, *chosen))
 
 
 def _attention(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
@@ -190,11 +197,12 @@ def _attended(device: Any, sizes: GpuSizes, requests: int, context: int, rows: i
     keys = requests * (rows * context - rows * (rows - 1) // 2)
     moved = requests * (2 * context * width + 2 * rows * sizes.heads * sizes.head_dim) * _BF16_BYTES
     text = f"{requests} requests x {rows} rows, context {context}, {sizes.heads}:{sizes.kv_heads} heads"
-    return GpuCase("attention", text, (call,), moved, 4 * keys * sizes.heads * sizes.head_dim)
+    work = AttentionWork(requests, rows, context, sizes.heads, sizes.kv_heads, sizes.head_dim)
+    return GpuCase("attention", text, (call,), moved, 4 * keys * sizes.heads * sizes.head_dim, work)
 
 
 def _linear(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
-    for fmt in ("bfloat16", "wint8", "wint4"):
+    for fmt in ("bfloat16", "wint8", "wint4", "fp8"):
         weights = device.wrap(_packed(fmt, sizes.in_features, sizes.out_features))
         for rows in sizes.linear_rows:
             yield _multiplied(device, sizes, fmt, weights, rows)
@@ -214,7 +222,9 @@ def _multiplied(device: Any, sizes: GpuSizes, fmt: LinearFormat, weights: Any, r
     moved = packed_bytes(sizes.in_features, sizes.out_features, fmt)
     moved += rows * (sizes.in_features + sizes.out_features) * _BF16_BYTES
     text = f"{fmt} {sizes.in_features}x{sizes.out_features}, {rows} rows"
-    return GpuCase("linear", text, (call,), moved, 2 * rows * sizes.in_features * sizes.out_features)
+    # Of dense layers in fewer bits, with activations in 8, they have none that means the same.
+    work = LinearWork(rows, sizes.in_features, sizes.out_features) if fmt == "bfloat16" else None
+    return GpuCase("linear", text, (call,), moved, 2 * rows * sizes.in_features * sizes.out_features, work)
 
 
 KINDS: Mapping[str, Callable[[Any, GpuSizes], Iterator[GpuCase]]] = {

@@ -7,24 +7,20 @@ medians.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from benchmarks.command import Command, show, table_of
 from benchmarks.gpu_cases import KINDS, WANTED_SIZES, GpuCase, GpuSizes, gpu_cases
+from benchmarks.gpu_peers import FLUSH_BYTES, WARM_UPS, FlashInferPeer, GpuPeer, TorchPeer
 from benchmarks.progress import Progress
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.cuda_library import usable_library
 
-# More than any GPU's second-level cache.
-FLUSH_BYTES = 256 << 20
 COPY_BYTES = 1 << 30
-_MATMUL_SIZE = 8192
-_WARM_UPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +33,8 @@ class GpuCost:
         copy_share: of the rate at which the GPU copied memory.
         tflop_per_s: 0 where bytes are what counts.
         matmul_share: of the rate of PyTorch's largest product, None where there is no PyTorch.
+        others_us: the median run of other projects' kernels, by their name; of those that were asked and have any.
+        failures: why one of them did not run, by its name.
     """
 
     kind: str
@@ -46,6 +44,8 @@ class GpuCost:
     copy_share: float
     tflop_per_s: float
     matmul_share: float | None
+    others_us: Mapping[str, float] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ COLUMNS: dict[str, str | Callable[[GpuCost], object]] = {
     "TFLOP/s": lambda cost: f"{cost.tflop_per_s:.1f}" if cost.tflop_per_s > 0 else None,
     "of a matmul": lambda cost: None if cost.matmul_share is None else f"{cost.matmul_share:.0%}",
 }
+PEERS: tuple[GpuPeer, ...] = (TorchPeer(), FlashInferPeer())
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,12 +78,21 @@ def main(argv: Sequence[str]) -> int:
     device = the_gpu()
     timer = Timer(device)
     rates = measure_rates(timer, COPY_BYTES, args.repeats)
-    costs = list(measure_cases(timer, args.ops, WANTED_SIZES, args.repeats, rates))
-    result = {"gpu": device.text, "rates": rates, "costs": costs}
-    matmul = "no PyTorch" if rates.matmul_tflop_per_s is None else f"matmul {rates.matmul_tflop_per_s:.0f} TFLOP/s"
-    text = f"{table_of(costs, COLUMNS)}\n\n{device.text}: copy {rates.copy_gb_per_s:.0f} GB/s, {matmul}."
-    show(args, result, text)
+    refusals = {peer.name: peer.refusal() for peer in PEERS}
+    peers = [peer for peer in PEERS if refusals[peer.name] is None]
+    costs = list(measure_cases(timer, args.ops, WANTED_SIZES, args.repeats, rates, peers))
+    result = {"gpu": device.text, "rates": rates, "refusals": refusals, "costs": costs}
+    matmul = "no matmul" if rates.matmul_tflop_per_s is None else f"matmul {rates.matmul_tflop_per_s:.0f} TFLOP/s"
+    lines = [f"{device.text}: copy {rates.copy_gb_per_s:.0f} GB/s, {matmul}."]
+    lines += [f"{name}: {reason}" for name, reason in refusals.items() if reason is not None]
+    lines += [f"{name}, {cost.text}: {reason}" for cost in costs for name, reason in cost.failures.items()]
+    columns = COLUMNS | {f"{peer.name} us": _others_us(peer.name) for peer in peers}
+    show(args, result, "\n".join([table_of(costs, columns), "", *lines]))
     return 0
+
+
+def _others_us(name: str) -> Callable[[GpuCost], object]:
+    return lambda cost: f"{cost.others_us[name]:.1f}" if name in cost.others_us else None
 
 
 def the_gpu() -> CudaDevice:
@@ -106,18 +116,38 @@ def measure_rates(timer: Timer, num_bytes: int, repeats: int) -> GpuRates:
         device.library.call("start_copy", target.address, source.address, ctypes.c_int64(num_bytes), device.stream)
 
     seconds = timer.seconds(copy, repeats)
-    return GpuRates(2 * num_bytes / seconds / 1e9, _matmul_rate(repeats))
+    return GpuRates(2 * num_bytes / seconds / 1e9, TorchPeer().matmul_tflop_per_s(repeats))
 
 
 def measure_cases(
-    timer: Timer, kinds: Sequence[str], sizes: GpuSizes, repeats: int, rates: GpuRates
+    timer: Timer,
+    kinds: Sequence[str],
+    sizes: GpuSizes,
+    repeats: int,
+    rates: GpuRates,
+    peers: Sequence[GpuPeer] = (),
 ) -> Iterator[GpuCost]:
-    """Time every case of these kinds."""
+    """Time every case of these kinds, and the peers' work beside each."""
     progress = Progress(len(kinds), "gpu-kernels")
     for kind in kinds:
         for case in gpu_cases([kind], timer.device, sizes):
-            yield cost_of(case, timer.seconds(case.run, repeats), rates)
+            cost = cost_of(case, timer.seconds(case.run, repeats), rates)
+            yield _beside(cost, case, peers, repeats)
         progress.advance(kind)
+
+
+def _beside(cost: GpuCost, case: GpuCase, peers: Sequence[GpuPeer], repeats: int) -> GpuCost:
+    others_us: dict[str, float] = {}
+    failures: dict[str, str] = {}
+    for peer in peers if case.work is not None else ():
+        try:
+            seconds = peer.seconds(case.work, repeats)
+        except RuntimeError as error:  # of memory, or another version of it: the other figures are worth having
+            failures[peer.name] = str(error)
+            continue
+        if seconds is not None:
+            others_us[peer.name] = seconds * 1e6
+    return replace(cost, others_us=others_us, failures=failures)
 
 
 def cost_of(case: GpuCase, seconds: float, rates: GpuRates) -> GpuCost:
@@ -142,8 +172,8 @@ class Timer:
 
     def seconds(self, run: Callable[[], Any], repeats: int) -> float:
         """Return the median time of a run."""
-        times = [self._seconds(run) for _ in range(_WARM_UPS + repeats)]
-        return median(times[_WARM_UPS:])
+        times = [self._seconds(run) for _ in range(WARM_UPS + repeats)]
+        return median(times[WARM_UPS:])
 
     def _seconds(self, run: Callable[[], Any]) -> float:
         library, stream = self.device.library, self.device.stream
@@ -155,22 +185,3 @@ class Timer:
         milliseconds = ctypes.c_float()
         library.call("event_elapsed", self._begin, self._end, ctypes.byref(milliseconds))
         return max(milliseconds.value, 1e-6) / 1e3
-
-
-def _matmul_rate(repeats: int) -> float | None:
-    """TFLOP/s of PyTorch's bfloat16 product on the GPU, None where it is not installed or sees none."""
-    if importlib.util.find_spec("torch") is None:
-        return None
-    torch = importlib.import_module("torch")
-    if not torch.cuda.is_available():
-        return None
-    a, b = (torch.randn(_MATMUL_SIZE, _MATMUL_SIZE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    times = []
-    for _ in range(_WARM_UPS + repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        torch.matmul(a, b)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return float(2 * _MATMUL_SIZE**3 / median(times[_WARM_UPS:]) / 1e12)

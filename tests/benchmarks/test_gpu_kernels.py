@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+
+import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.gpu_cases import KINDS, GpuCase, GpuSizes, gpu_cases
-from benchmarks.gpu_kernels import GpuRates, Timer, cost_of, measure_cases, measure_rates
+from benchmarks.gpu_kernels import PEERS, GpuRates, Timer, cost_of, measure_cases, measure_rates
+from benchmarks.gpu_peers import AttentionWork, GpuPeer, LinearWork, SamplingWork, Work
 from tests.ops.cuda_device import emulated
 
 SIZES = GpuSizes(
@@ -47,6 +51,60 @@ def test_shares_are_of_the_rates_that_were_measured() -> None:
     assert (cost.us, cost.gb_per_s, cost.copy_share) == (2e6, 1.5, 0.5)
     assert (cost.tflop_per_s, cost.matmul_share) == (4.0, 0.25)
     assert cost_of(case, 2.0, GpuRates(3.0, None)).matmul_share is None
+
+
+class Peer:
+    """Somebody's kernels for linear layers and attention, of which one fails."""
+
+    name = "other"
+
+    def __init__(self) -> None:
+        self.asked: list[Work] = []
+
+    def refusal(self) -> str | None:
+        return None
+
+    def seconds(self, work: Work, repeats: int) -> float | None:
+        self.asked.append(work)
+        if isinstance(work, AttentionWork):
+            raise RuntimeError(f"no room for {work.context} keys")
+        return 2e-6 * repeats if isinstance(work, LinearWork) else None
+
+
+def test_other_kernels_get_the_same_work() -> None:
+    peer, timer = Peer(), Timer(emulated().device, 1024)
+    kinds = ("linear", "attention")
+    costs = {cost.text: cost for cost in measure_cases(timer, kinds, SIZES, 1, GpuRates(3.0, None), [peer])}
+    assert peer.asked[:2] == [LinearWork(1, 128, 64), LinearWork(20, 128, 64)]
+    assert peer.asked[2:] == [
+        AttentionWork(2, 1, 70, 2, 1, 32),
+        AttentionWork(2, 2, 70, 2, 1, 32),
+        AttentionWork(1, 16, 16, 2, 1, 32),
+    ]
+    assert costs["bfloat16 128x64, 20 rows"].others_us == {"other": 2.0}
+    assert costs["wint8 128x64, 20 rows"].others_us == {}
+    assert costs["2 requests x 1 rows, context 70, 2:1 heads"].failures == {"other": "no room for 70 keys"}
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_kernels_that_are_not_there_say_so(peer: GpuPeer) -> None:
+    package = {"PyTorch": "torch", "FlashInfer": "flashinfer"}[peer.name]
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    assert peer.refusal() == "not installed"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_other_kernels_run_where_they_are(peer: GpuPeer) -> None:
+    if (reason := peer.refusal()) is not None:
+        pytest.skip(f"{peer.name}: {reason}")
+    logits = np.zeros((2, 300), np.float32)
+    works = [LinearWork(3, 128, 64), AttentionWork(2, 1, 70, 2, 1, 64), AttentionWork(2, 8, 70, 2, 1, 64)]
+    works += [SamplingWork(logits, 6, 1.0, k, p) for k, p in ((0, 1.0), (50, 1.0), (0, 0.9), (50, 0.9))]
+    for work in works:
+        seconds = peer.seconds(work, 1)
+        assert seconds is None or seconds > 0, work
 
 
 def test_every_run_is_behind_one_that_fills_the_cache() -> None:

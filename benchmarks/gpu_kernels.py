@@ -139,7 +139,9 @@ def measure_cases(
 def _beside(cost: GpuCost, case: GpuCase, peers: Sequence[GpuPeer], repeats: int) -> GpuCost:
     others_us: dict[str, float] = {}
     failures: dict[str, str] = {}
-    for peer in peers if case.work is not None else ():
+    for peer in peers:
+        if case.work is None:
+            break
         try:
             seconds = peer.seconds(case.work, repeats)
         except RuntimeError as error:  # of memory, or another version of it: the other figures are worth having

@@ -149,7 +149,7 @@ def _torch() -> Any:
 
 def _seconds(torch: Any, run: Run, repeats: int) -> float:
     flushed = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-    times = []
+    times: list[float] = []
     for _ in range(WARM_UPS + repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         flushed.zero_()

@@ -100,7 +100,7 @@ def test_other_kernels_run_where_they_are(peer: GpuPeer) -> None:
     if (reason := peer.refusal()) is not None:
         pytest.skip(f"{peer.name}: {reason}")
     logits = np.zeros((2, 300), np.float32)
-    works = [LinearWork(3, 128, 64), AttentionWork(2, 1, 70, 2, 1, 64), AttentionWork(2, 8, 70, 2, 1, 64)]
+    works: list[Work] = [LinearWork(3, 128, 64), AttentionWork(2, 1, 70, 2, 1, 64), AttentionWork(2, 8, 70, 2, 1, 64)]
     works += [SamplingWork(logits, 6, 1.0, k, p) for k, p in ((0, 1.0), (50, 1.0), (0, 0.9), (50, 0.9))]
     for work in works:
         seconds = peer.seconds(work, 1)

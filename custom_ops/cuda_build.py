@@ -43,6 +43,7 @@ _SHARED_SOURCES = (
     build.ROOT / "bindings" / "c_api_layout.cc",
 )
 _SHARED_HEADERS = (
+    build.ROOT / "cpu" / "kernels" / "attention_sharing.h",
     build.ROOT / "cpu" / "kernels" / "kv_check.h",
     build.ROOT / "cpu" / "kernels" / "linear_layout.h",
     build.ROOT / "cpu" / "runtime" / "call_list.h",

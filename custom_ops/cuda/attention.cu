@@ -5,144 +5,79 @@
 // partition's result is that of its warps merged in order, a row's that of its partitions merged in order. Where the
 // tiles alone do not fill a GPU, partitions are computed by blocks of their own and merged by another kernel, by the
 // same additions: the bits are the same. Keys that a row does not see add nothing, exactly, so it does not matter whose
-// tile it is in. In a tree of drafts the keys of each new token are put together as if they followed one another, so
+// tile it is in.
+//
+// Partitions that a group of requests shares are computed by tiles of the group's rows, which leave their results for
+// the rows' own tiles: these go on from there.
+//
+// In a tree of drafts the keys of each new token are put together as if they followed one another, so
 // its rows have the bits of a chain.
 //
 // Source: arXiv:2307.08691 (online softmax in tiles); the packing of heads and drafts and the fixed split are ours.
-#include "attention_partial.h"
-#include "attention_values.h"
+#include <algorithm>
+
+#include "attention_partition.h"
 #include "fdsd/attention.h"
 #include "ops.h"
 
 namespace fdsd::cuda {
 namespace {
 
-// Where the parts of a block's dynamic shared memory begin, in bytes. What is on its way and the warps' results are not
-// there at the same time.
-struct SharedParts {
-  int32_t units;   // of all warps
-  int32_t staged;  // of all warps
-  int32_t merged;  // the partitions before
-  int32_t num_bytes;
-};
-
-// What a warp prepares for products: a unit's values, or all weights of float32.
-template <typename Cached>
-__device__ __host__ int32_t StagedBytes(const KvShape& cache) {
-  if (sizeof(Cached) == 2) return 0;
-  return sizeof(Cached) == 4 ? kWarpKeys * kTileRows * 4 : kUnitKeys * ValueRowBytes<Cached>(cache);
-}
-
-template <typename Cached>
-__device__ __host__ SharedParts PartsOf(const AttentionShape& shape) {
-  const int32_t head_dim = shape.cache.head_dim;
-  const int32_t units = kAttentionWarps * kStages<Cached> * kUnitKeys * UnitStream<Cached, 1>::RowBytes(head_dim);
-  const int32_t result = kTileRows * shape.PartialSize() * static_cast<int32_t>(sizeof(float));
-  SharedParts parts;
-  parts.units = kTileRows * QueryRowBytes<Cached>(head_dim);
-  parts.staged = parts.units + (units > kAttentionWarps * result ? units : kAttentionWarps * result);
-  parts.merged = parts.staged + kAttentionWarps * StagedBytes<Cached>(shape.cache);
-  parts.num_bytes = parts.merged + result;
-  return parts;
-}
-
-// The result of one partition, spread over the block. All threads of the block.
-template <typename Cached, int kColumnTiles>
-__device__ void ComputePartition(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile,
-                                 int partition, Partial<kColumnTiles>* result) {
-  constexpr int kSlots = kStages<Cached>;
-  using Units = UnitStream<Cached, kSlots>;
-  const int head_dim = shape.cache.head_dim;
-  const int lane = threadIdx.x % kWarpSize;
-  const int warp = threadIdx.x / kWarpSize;
-  const SharedParts parts = PartsOf<Cached>(shape);
-  const DevicePtr<uint8_t> shared = DynamicShared<uint8_t>();
-  const DevicePtr<float> results = ViewAs<float>(shared + parts.units);
-  const DevicePtr<uint8_t> staged = shared + parts.staged + warp * StagedBytes<Cached>(shape.cache);
-  const int first_key = partition * kPartitionKeys + warp * kWarpKeys;
-  float scores[kKeyTiles][4] = {};
-  float max[2];
-  float total[2];
-  const DevicePtr<uint8_t> slots = shared + parts.units + warp * kSlots * kUnitKeys * Units::RowBytes(head_dim);
-  const Units units(shape, a, tile, first_key, slots);
-  ScoreKeys<Cached, kSlots>(shape, a, tile, units, shared, scores);
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-    WeighKeys<Cached>(shape, a, tile, first_key, half, scores, &max[half], &total[half]);
-  float sums[kColumnTiles][4] = {};
-  const Weights<Cached> weights(scores, staged);
-  AddValues<Cached, kSlots, kColumnTiles>(shape, a, tile, units, weights, staged, sums);
-  const int num_columns = tile.num_columns;
-  const int stride = num_columns + 2;
-  __syncthreads();
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const DevicePtr<float> row = results + (warp * kTileRows + lane / 4 + 8 * half) * stride;
-    if (lane % 4 == 0) {
-      row[num_columns] = max[half];
-      row[num_columns + 1] = total[half];
-    }
-#pragma unroll
-    for (int n = 0; n < kColumnTiles; ++n) {
-      if (n * kMatrixColumns >= num_columns) break;
-      row[n * kMatrixColumns + lane % 4 * 2] = sums[n][2 * half];
-      row[n * kMatrixColumns + lane % 4 * 2 + 1] = sums[n][2 * half + 1];
-    }
+// Blocks take tasks in turn, as only the device knows how many there are.
+template <typename T, typename Cached, int kColumnTiles>
+__global__ __launch_bounds__(kAttentionThreads, 2) void SharedPartitionsKernel(AttentionShape shape, AttentionArrays a,
+                                                                               DevicePtr<float> results) {
+  const auto before = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached>(shape).merged);
+  for (int64_t i = blockIdx.x;; i += gridDim.x) {
+    SharedTask task;
+    if (!task.Find(shape, a, i)) return;
+    LoadQueries<T, Cached>(shape, a, task.tile, DynamicShared<uint8_t>());
+    Partial<kColumnTiles> merged;
+    merged.Clear();
+    merged.Store(before, task.tile.num_columns);
+    __syncthreads();
+    MergePartitions<Cached, kColumnTiles>(shape, a, task.tile, task.begin, task.end, &merged);
+    merged.StoreShared(shape, task.tile, task.begin, results);
+    __syncthreads();
   }
-  __syncthreads();
-  result->Clear();
-  for (int w = 0; w < kAttentionWarps; ++w) {
-    Partial<kColumnTiles> other;
-    other.Load(results + w * kTileRows * stride, num_columns);
-    result->Merge(other);
-  }
-  __syncthreads();
 }
 
 // Block (tile, part of a KV head, partition) writes a partition's result; with one partition in the grid, block (tile,
 // part of a KV head) merges all of them and writes y.
 template <typename T, typename Cached, int kColumnTiles>
 __global__ __launch_bounds__(kAttentionThreads, 2) void AttentionKernel(AttentionShape shape, AttentionArrays a,
-                                                                        DevicePtr<float> partials) {
+                                                                        DevicePtr<float> partials,
+                                                                        DevicePtr<const float> shared) {
   TilePlace tile;
   if (!tile.Find(shape, a)) return;
+  const auto own = static_cast<int>(blockIdx.z);
   const bool is_split = gridDim.z > 1;
-  const int begin = static_cast<int>(blockIdx.z);
-  const int end = is_split ? begin + 1 : tile.NumPartitions();
-  if (begin >= tile.NumPartitions()) return;
+  if (is_split && (own < tile.first_partition || own >= tile.NumPartitions())) return;
   LoadQueries<T, Cached>(shape, a, tile, DynamicShared<uint8_t>());
-  __syncthreads();
-  // In shared memory, since registers are for what is computed.
-  const auto before = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached>(shape).merged);
-  for (int partition = begin; partition < end; ++partition) {
-    Partial<kColumnTiles> next;
-    ComputePartition<Cached, kColumnTiles>(shape, a, tile, partition, &next);
-    if (is_split) {
-      next.Store(partials + tile.PartialOffset(shape, partition), tile.num_columns);
-      return;
-    }
-    Partial<kColumnTiles> merged;
-    merged.Clear();
-    if (partition > 0) merged.Load(before, tile.num_columns);
-    merged.Merge(next);
-    if (partition + 1 == end) {
-      merged.Write(shape, tile, ViewAs<T>(a.y));
-    } else {
-      __syncwarp();
-      merged.Store(before, tile.num_columns);
-    }
+  Partial<kColumnTiles> merged;
+  if (is_split) {
+    __syncthreads();
+    ComputePartition<Cached, kColumnTiles>(shape, a, tile, own, &merged);
+    merged.Store(partials + tile.PartialOffset(shape, own), tile.num_columns);
+    return;
   }
+  merged.LoadShared(shape, tile, shared);
+  merged.Store(ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached>(shape).merged), tile.num_columns);
+  __syncthreads();
+  MergePartitions<Cached, kColumnTiles>(shape, a, tile, tile.first_partition, tile.NumPartitions(), &merged);
+  merged.Write(shape, tile, ViewAs<T>(a.y));
 }
 
 // Block (tile, part of a KV head): the partitions that blocks of their own have left.
 template <typename T, int kColumnTiles>
 __global__ __launch_bounds__(kAttentionThreads) void MergePartitionsKernel(AttentionShape shape, AttentionArrays a,
-                                                                           DevicePtr<const float> partials) {
+                                                                           DevicePtr<const float> partials,
+                                                                           DevicePtr<const float> shared) {
   TilePlace tile;
   if (!tile.Find(shape, a)) return;
   Partial<kColumnTiles> merged;
-  merged.Clear();
-  for (int partition = 0; partition < tile.NumPartitions(); ++partition) {
+  merged.LoadShared(shape, tile, shared);
+  for (int partition = tile.first_partition; partition < tile.NumPartitions(); ++partition) {
     Partial<kColumnTiles> next;
     next.Load(partials + tile.PartialOffset(shape, partition), tile.num_columns);
     merged.Merge(next);
@@ -155,6 +90,8 @@ struct AttentionGrid {
   unsigned num_tiles;
   unsigned num_parts;       // of all KV heads
   unsigned num_partitions;  // 1 = blocks go through all of theirs
+  int64_t num_shared_rows;  // that may be in groups, packed; 0 = nothing is shared
+  int32_t num_slots;        // see AttentionShape
 };
 
 AttentionGrid GridOf(const CascadeAppendAttentionParams& p) {
@@ -166,8 +103,20 @@ AttentionGrid GridOf(const CascadeAppendAttentionParams& p) {
   const int64_t num_blocks = num_tiles * num_parts;
   const int64_t num_partitions = DivideUp(static_cast<int64_t>(p.max_blocks) * p.cache.block_size, kPartitionKeys);
   const bool is_split = num_blocks < kEnoughBlocks && num_blocks * num_partitions <= kMaxPartials;
-  return AttentionGrid{static_cast<unsigned>(num_tiles), static_cast<unsigned>(num_parts),
-                       is_split && num_partitions > 1 ? static_cast<unsigned>(num_partitions) : 1u};
+  AttentionGrid grid{static_cast<unsigned>(num_tiles), static_cast<unsigned>(num_parts),
+                     is_split && num_partitions > 1 ? static_cast<unsigned>(num_partitions) : 1u, 0, 1};
+  if (p.prefixes.group_rows == nullptr || p.num_requests < 2 || num_partitions < 2) return grid;
+  grid.num_shared_rows = std::min<int64_t>(p.num_tokens * group, int64_t{kMaxSharedVectors} * p.num_requests);
+  const int64_t num_partials = DivideUp(grid.num_shared_rows, kTileRows) * num_parts * num_partitions;
+  if (num_partials <= kMaxPartials) grid.num_slots = static_cast<int32_t>(num_partitions);
+  return grid;
+}
+
+// Blocks for tasks of shared partitions: as many as fill a GPU, where there can be so many.
+unsigned NumSharedBlocks(const CascadeAppendAttentionParams& p, const AttentionGrid& grid) {
+  constexpr int64_t kEnoughBlocks = 528;
+  const int64_t num_tiles = grid.num_shared_rows / kTileRows + p.num_requests / 2;
+  return static_cast<unsigned>(std::min<int64_t>(num_tiles * grid.num_parts * grid.num_slots, kEnoughBlocks));
 }
 
 AttentionShape ShapeOf(const CascadeAppendAttentionParams& p, const AttentionGrid& grid) {
@@ -177,7 +126,22 @@ AttentionShape ShapeOf(const CascadeAppendAttentionParams& p, const AttentionGri
                         p.max_blocks,
                         p.scale,
                         p.first_key,
-                        static_cast<int32_t>(grid.num_partitions)};
+                        static_cast<int32_t>(grid.num_partitions),
+                        grid.num_slots};
+}
+
+// Bytes of the blocks' own results, which those over shared partitions follow.
+int64_t OwnBytes(const AttentionGrid& grid, const AttentionShape& shape) {
+  if (grid.num_partitions == 1) return 0;
+  const int64_t num_partials = static_cast<int64_t>(grid.num_tiles) * grid.num_parts * grid.num_partitions;
+  return num_partials * kTileRows * shape.PartialSize() * static_cast<int64_t>(sizeof(float));
+}
+
+PrefixArrays ArraysOf(const SharedPrefixes& prefixes, const AttentionGrid& grid) {
+  if (grid.num_shared_rows == 0) return PrefixArrays{};
+  return PrefixArrays{DevicePtr<const int32_t>(prefixes.group_rows), DevicePtr<const int32_t>(prefixes.group_starts),
+                      DevicePtr<const int32_t>(prefixes.group_leaders), DevicePtr<const int32_t>(prefixes.group_places),
+                      DevicePtr<const int32_t>(prefixes.shared_partitions)};
 }
 
 template <typename T, typename Cached, int kColumnTiles>
@@ -193,17 +157,27 @@ Error LaunchAttention(const CascadeAppendAttentionParams& p, void* workspace, St
                                DevicePtr<const int32_t>(p.seq_lens),
                                DevicePtr<const int32_t>(p.table_rows),
                                DevicePtr<const int32_t>(p.block_tables),
+                               ArraysOf(p.prefixes, grid),
                                DevicePtr<const int64_t>(p.tree_mask),
                                DevicePtr<uint8_t>(p.y)};
-  LaunchShape launch{dim3(grid.num_tiles, grid.num_parts, grid.num_partitions), dim3(kAttentionThreads),
-                     PartsOf<Cached>(shape).num_bytes};
+  const dim3 block(kAttentionThreads);
+  const int32_t dynamic_bytes = PartsOf<Cached>(shape).num_bytes;
   const auto partials = DevicePtr<float>(workspace);
-  if (Error error = Launch<AttentionKernel<T, Cached, kColumnTiles>>(launch, stream, shape, arrays, partials))
+  auto shared = DevicePtr<float>(nullptr);
+  if (grid.num_shared_rows > 0) {
+    shared = DevicePtr<float>(static_cast<char*>(workspace) + OwnBytes(grid, shape));
+    const LaunchShape launch{dim3(NumSharedBlocks(p, grid)), block, dynamic_bytes};
+    if (Error error = Launch<SharedPartitionsKernel<T, Cached, kColumnTiles>>(launch, stream, shape, arrays, shared))
+      return error;
+  }
+  LaunchShape launch{dim3(grid.num_tiles, grid.num_parts, grid.num_partitions), block, dynamic_bytes};
+  if (Error error = Launch<AttentionKernel<T, Cached, kColumnTiles>>(launch, stream, shape, arrays, partials,
+                                                                     DevicePtr<const float>(shared)))
     return error;
   if (grid.num_partitions == 1) return nullptr;
-  launch = LaunchShape{dim3(grid.num_tiles, grid.num_parts), dim3(kAttentionThreads)};
-  return Launch<MergePartitionsKernel<T, kColumnTiles>>(launch, stream, shape, arrays,
-                                                        DevicePtr<const float>(workspace));
+  launch = LaunchShape{dim3(grid.num_tiles, grid.num_parts), block};
+  return Launch<MergePartitionsKernel<T, kColumnTiles>>(launch, stream, shape, arrays, DevicePtr<const float>(partials),
+                                                        DevicePtr<const float>(shared));
 }
 
 template <typename Cached>
@@ -223,10 +197,9 @@ Error LaunchOver(const CascadeAppendAttentionParams& p, void* workspace, Stream 
 
 int64_t CascadeAppendAttentionWorkspaceBytes(const CascadeAppendAttentionParams& p) {
   const AttentionGrid grid = GridOf(p);
-  if (grid.num_partitions == 1) return 0;
-  const int64_t num_partials = static_cast<int64_t>(grid.num_tiles) * grid.num_parts * grid.num_partitions;
-  const int64_t size = ShapeOf(p, grid).PartialSize();
-  return num_partials * kTileRows * size * static_cast<int64_t>(sizeof(float));
+  const AttentionShape shape = ShapeOf(p, grid);
+  const int64_t num_shared = grid.num_shared_rows * grid.num_parts * grid.num_slots;
+  return OwnBytes(grid, shape) + num_shared * shape.PartialSize() * static_cast<int64_t>(sizeof(float));
 }
 
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* workspace, Stream stream) {

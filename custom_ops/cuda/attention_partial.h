@@ -40,7 +40,9 @@ struct Partial {
   }
 
   __device__ void Load(DevicePtr<const float> tile, int num_columns) {
-    const DevicePtr<const float> row = tile + Row() * (num_columns + 2);
+    LoadRow(tile + Row() * (num_columns + 2), num_columns);
+  }
+  __device__ void LoadRow(DevicePtr<const float> row, int num_columns) {
 #pragma unroll
     for (int n = 0; n < kColumnTiles; ++n)
       sums[n] = Column(n) < num_columns ? static_cast<float>(row[Column(n)]) : 0.0f;
@@ -49,7 +51,9 @@ struct Partial {
   }
 
   __device__ void Store(DevicePtr<float> tile, int num_columns) const {
-    const DevicePtr<float> row = tile + Row() * (num_columns + 2);
+    StoreRow(tile + Row() * (num_columns + 2), num_columns);
+  }
+  __device__ void StoreRow(DevicePtr<float> row, int num_columns) const {
 #pragma unroll
     for (int n = 0; n < kColumnTiles; ++n) {
       if (Column(n) < num_columns) row[Column(n)] = sums[n];
@@ -57,6 +61,27 @@ struct Partial {
     if (threadIdx.x % kThreadsPerRow != 0) return;
     row[num_columns] = max;
     row[num_columns + 1] = total;
+  }
+
+  // The merged partitions that a tile of the request's group has computed, in order; without any, over no key.
+  __device__ void LoadShared(const AttentionShape& shape, const TilePlace& tile, DevicePtr<const float> results) {
+    Clear();
+    if (tile.first_partition == 0 || tile.HeadRow(shape, Row()) < 0) return;
+    const DevicePtr<const float> row = results + tile.SharedOffset(shape, Row());
+    if (shape.num_slots == 1) return LoadRow(row, tile.num_columns);
+    for (int partition = 0; partition < tile.first_partition; ++partition) {
+      Partial next;
+      next.LoadRow(row + partition * shape.PartialSize(), tile.num_columns);
+      Merge(next);
+    }
+  }
+
+  // Leaves results over a group's partition, or over all of them, for its requests.
+  __device__ void StoreShared(const AttentionShape& shape, const TilePlace& tile, int partition,
+                              DevicePtr<float> results) const {
+    if (tile.HeadRow(shape, Row()) < 0) return;
+    const int slot = shape.num_slots == 1 ? 0 : partition;
+    StoreRow(results + tile.SharedOffset(shape, Row()) + slot * shape.PartialSize(), tile.num_columns);
   }
 
   // The finished rows.

@@ -1,5 +1,6 @@
 #pragma once
 // A tile of query rows, and which keys they see.
+#include "attention_sharing.h"
 #include "kv_layout.h"
 #include "matrix.h"
 #include "numbers.h"
@@ -13,6 +14,7 @@ constexpr int kUnitKeys = 16;  // of one product with values
 constexpr int kUnits = 4;      // of a warp
 constexpr int kWarpKeys = kUnits * kUnitKeys;
 constexpr int kPartitionKeys = kAttentionWarps * kWarpKeys;
+static_assert(kPartitionKeys == fdsd::kPartitionKeys);
 constexpr int kMaxTreeRows = 64;
 constexpr int kPartColumns = 128;  // of values, at most, that a block has; as many sums find room in registers
 
@@ -24,6 +26,7 @@ struct AttentionShape {
   float scale;
   int32_t first_key;
   int32_t num_partitions;  // of the grid
+  int32_t num_slots;       // for results over shared partitions: one for each of them, or 1 for all merged
 
   __device__ __forceinline__ int32_t GroupSize() const { return num_heads / cache.num_kv_heads; }
 
@@ -37,6 +40,15 @@ struct AttentionShape {
   }
 };
 
+// See fdsd::SharedPrefixes. Without group_rows nothing is shared.
+struct PrefixArrays {
+  DevicePtr<const int32_t> group_rows;
+  DevicePtr<const int32_t> group_starts;
+  DevicePtr<const int32_t> group_leaders;
+  DevicePtr<const int32_t> group_places;
+  DevicePtr<const int32_t> shared_partitions;
+};
+
 struct AttentionArrays {
   DevicePtr<const uint8_t> q;
   DevicePtr<const uint8_t> k;
@@ -47,6 +59,7 @@ struct AttentionArrays {
   DevicePtr<const int32_t> seq_lens;
   DevicePtr<const int32_t> table_rows;
   DevicePtr<const int32_t> block_tables;
+  PrefixArrays prefixes;
   DevicePtr<const int64_t> tree_mask;
   DevicePtr<uint8_t> y;
 };
@@ -55,12 +68,13 @@ __device__ __forceinline__ int NumBits(uint64_t bits) {
   return __popc(static_cast<uint32_t>(bits)) + __popc(static_cast<uint32_t>(bits >> 32));
 }
 
-// Which rows block (x, y) has: 16 of those of a request and a KV head, which are numbered by new token, then by head;
-// and which part of their values.
+// Which rows a block has: 16 of those of a request and a KV head, which are numbered by new token, then by head; and
+// which part of their values. Or rows of all requests of a group, which all see every key of what they share.
 //
 // Keys are numbered as a row sees them: the new tokens that it sees follow one another, behind the `num_before` tokens
 // of the cache. In a tree that is another key for every new token.
 struct TilePlace {
+  DevicePtr<const int32_t> rows;  // of a group, in place of the tokens that follow first_token; else nullptr
   int32_t request;
   int32_t kv_head;
   int32_t first_column;
@@ -70,11 +84,13 @@ struct TilePlace {
   int32_t first_token;  // of the request among those of the call
   int32_t num_new;
   int32_t num_before;
-  int32_t end_key;  // behind the last key that a row of the tile sees
+  int32_t end_key;          // behind the last key that a row of the tile sees
+  int32_t first_partition;  // those before have been computed for the request's group
+  int32_t place;            // of its rows among those of groups
   bool is_tree;
 
-  // False where there are no rows: the grid has room for as many tiles as any requests with these sizes have. Those of
-  // request r begin at floor(first token of r * group size / 16) + r.
+  // The tile of block (x, y). False where there are no rows: the grid has room for as many tiles as any requests with
+  // these sizes have. Those of request r begin at floor(first token of r * group size / 16) + r.
   __device__ bool Find(const AttentionShape& shape, const AttentionArrays& a) {
     const int64_t group = shape.GroupSize();
     const int64_t slot = blockIdx.x;
@@ -85,10 +101,9 @@ struct TilePlace {
       const bool is_behind = a.query_start_loc[middle] * group / kTileRows + middle > slot;
       (is_behind ? high : low) = middle;
     }
+    rows = nullptr;
     request = low;
-    kv_head = static_cast<int32_t>(blockIdx.y) / shape.NumParts();
-    first_column = static_cast<int32_t>(blockIdx.y) % shape.NumParts() * kPartColumns;
-    num_columns = min(shape.cache.head_dim - first_column, kPartColumns);
+    FindPart(shape, static_cast<int32_t>(blockIdx.y));
     first_token = a.query_start_loc[request];
     num_new = a.query_start_loc[request + 1] - first_token;
     num_rows = static_cast<int32_t>(num_new * group);
@@ -96,10 +111,38 @@ struct TilePlace {
     if (first_row >= num_rows) return false;
     num_before = a.seq_lens[request] - num_new;
     is_tree = !(a.tree_mask == nullptr) && num_new <= kMaxTreeRows;
+    first_partition = 0;
+    if (!(a.prefixes.group_rows == nullptr)) {
+      first_partition = a.prefixes.shared_partitions[request];
+      place = a.prefixes.group_places[request];
+    }
     end_key = 0;
     for (int token = FirstToken(shape); token <= LastToken(shape); ++token)
       end_key = max(end_key, PositionOf(a, token) + 1);
     return true;
+  }
+
+  // A part of the rows of a group's tile: all of them stand behind the last key.
+  __device__ void FindInGroup(const AttentionShape& shape, const AttentionArrays& a, int32_t group, int32_t tile,
+                              int32_t part) {
+    place = a.prefixes.group_starts[group];
+    rows = a.prefixes.group_rows + place;
+    request = a.prefixes.group_leaders[group];
+    FindPart(shape, part);
+    first_token = 0;
+    num_new = a.prefixes.group_starts[group + 1] - place;
+    num_rows = num_new * shape.GroupSize();
+    first_row = tile * kTileRows;
+    end_key = a.prefixes.shared_partitions[request] * kPartitionKeys;
+    num_before = end_key;
+    first_partition = 0;
+    is_tree = false;
+  }
+
+  __device__ __forceinline__ void FindPart(const AttentionShape& shape, int32_t part) {
+    kv_head = part / shape.NumParts();
+    first_column = part % shape.NumParts() * kPartColumns;
+    num_columns = min(shape.cache.head_dim - first_column, kPartColumns);
   }
 
   __device__ __forceinline__ int NumPartitions() const { return static_cast<int>(DivideUp(end_key, kPartitionKeys)); }
@@ -143,11 +186,20 @@ struct TilePlace {
     return (block * shape.num_partitions + partition) * kTileRows * shape.PartialSize();
   }
 
+  // Where the results over shared partitions of a row that there is begin.
+  __device__ __forceinline__ int64_t SharedOffset(const AttentionShape& shape, int row) const {
+    const int64_t vector = int64_t{place} * shape.GroupSize() + first_row + row;
+    const int64_t part = kv_head * shape.NumParts() + first_column / kPartColumns;
+    const int64_t num_parts = int64_t{shape.cache.num_kv_heads} * shape.NumParts();
+    return (vector * num_parts + part) * shape.num_slots * shape.PartialSize();
+  }
+
   // Row of q and y, counted in heads; -1 = there is none.
   __device__ __forceinline__ int64_t HeadRow(const AttentionShape& shape, int row) const {
     if (first_row + row >= num_rows) return -1;
     const int packed = first_row + row;
-    const int64_t token = first_token + packed / shape.GroupSize();
+    const int packed_token = packed / shape.GroupSize();
+    const int64_t token = rows == nullptr ? first_token + packed_token : static_cast<int>(rows[packed_token]);
     return token * shape.num_heads + kv_head * shape.GroupSize() + packed % shape.GroupSize();
   }
 };

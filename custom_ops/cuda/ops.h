@@ -27,6 +27,7 @@ Error AppendTokens(const AppendTokensParams& p, Stream stream);
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* workspace, Stream stream);
 Error Cast(const CastParams& p, Stream stream);
 Error ConcatRmsNorm(const ConcatRmsNormParams& p, Stream stream);
+Error FindSharedPrefixes(const FindSharedPrefixesParams& p, void* workspace, Stream stream);
 Error GatherOutputRows(const GatherOutputRowsParams& p, Stream stream);
 Error KeepHidden(const KeepHiddenParams& p, Stream stream);
 Error Linear(const LinearParams& p, void* workspace, Stream stream);
@@ -46,6 +47,7 @@ Error TopPCandidates(const TopPCandidatesParams& p, void* workspace, Stream stre
 Error VerifyDraftTokens(const VerifyDraftTokensParams& p, Stream stream);
 
 int64_t CascadeAppendAttentionWorkspaceBytes(const CascadeAppendAttentionParams& p);
+int64_t FindSharedPrefixesWorkspaceBytes(const FindSharedPrefixesParams& p);
 int64_t LinearWorkspaceBytes(const LinearParams& p);
 int64_t MoeFfnWorkspaceBytes(const MoeFfnParams& p);
 int64_t MtpPostprocessWorkspaceBytes(const MtpPostprocessParams& p);

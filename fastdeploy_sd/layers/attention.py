@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paddle import Tensor
 
 from fastdeploy_sd.layers.linear import Linear, LinearLayer
-from fastdeploy_sd.ops.attention import cascade_append_attention, rope_store_kv_
+from fastdeploy_sd.ops.attention import cascade_append_attention, find_shared_prefixes, rope_store_kv_
 from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary
+from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, SharedPrefixes
 from fastdeploy_sd.types import I32
 
 
@@ -48,6 +48,20 @@ class AttentionInputs:
     rotary: Rotary[Tensor]
     outputs: OutputRows | None = None
     on_stored: Callable[[KvCache[Tensor], AttentionInputs], None] | None = None
+    _prefixes: dict[int, SharedPrefixes[Tensor]] = field(init=False, default_factory=dict)
+
+    @property
+    def wanted_start_loc(self) -> Tensor:
+        """i32[R+1], request r owns rows [q[r], q[r+1]) of those whose output is wanted."""
+        return self.query_start_loc if self.outputs is None else self.outputs.query_start_loc
+
+    def prefixes(self, block_size: int, group_size: int) -> SharedPrefixes[Tensor]:
+        """What the requests share, found by the first layer that asks; see `find_shared_prefixes`."""
+        if group_size not in self._prefixes:
+            starts = self.wanted_start_loc
+            found = find_shared_prefixes(starts, self.seq_lens, self.blocks, block_size, group_size)
+            self._prefixes[group_size] = found
+        return self._prefixes[group_size]
 
 
 class Attention:
@@ -59,10 +73,18 @@ class Attention:
 
     def __call__(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
         """x [T, H] -> [T, H], or [n, H] of the wanted rows; writes the T new tokens' KV."""
-        q, starts = self.store_kv(x, cache, inputs), inputs.query_start_loc
+        q = self.store_kv(x, cache, inputs)
         if inputs.outputs is not None:
-            q, starts = gather_output_rows(q, inputs.outputs.indices), inputs.outputs.query_start_loc
-        y = cascade_append_attention(q, cache, starts, inputs.seq_lens, inputs.blocks, self._scale)
+            q = gather_output_rows(q, inputs.outputs.indices)
+        y = cascade_append_attention(
+            q,
+            cache,
+            inputs.wanted_start_loc,
+            inputs.seq_lens,
+            inputs.blocks,
+            self._scale,
+            inputs.prefixes(cache.block_size, q.shape[1] // (cache.head_dim * cache.num_kv_heads)),
+        )
         return self._output(y)
 
     def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:

@@ -1,10 +1,10 @@
-"""rope_store_kv_ and cascade_append_attention."""
+"""rope_store_kv_, cascade_append_attention and find_shared_prefixes, whose result it reads."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary
+from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, SharedPrefixes
 from fastdeploy_sd.runtime.declaration import (
     ACTIVATIONS,
     BF16,
@@ -50,6 +50,26 @@ ROPE_STORE_KV = Op(
     interleaved=Attr(bool),
     q=Out("qkv", "num_tokens, num_heads*head_dim"),
 )
+
+
+def _prefixes(array: type[In], *, optional: bool) -> dict[str, Part]:
+    """The fields of fdsd::SharedPrefixes."""
+    sizes = {"group_rows": "num_requests, 64", "group_starts": "num_requests + 1"}
+    sizes |= dict.fromkeys(("group_leaders", "group_places", "shared_partitions"), "num_requests")
+    return {name: array(I32, size, optional=optional) for name, size in sizes.items()}
+
+
+FIND_SHARED_PREFIXES = Op(
+    "find_shared_prefixes",
+    None,
+    table_rows=In(I32, "num_requests"),
+    block_tables=In(I32, "num_table_rows, max_blocks"),
+    query_start_loc=In(I32, "num_requests + 1"),
+    seq_lens=In(I32, "num_requests"),
+    block_size=Attr(int),
+    group_size=Attr(int),
+    **_prefixes(Out, optional=False),
+)
 CASCADE_APPEND_ATTENTION = Op(
     "cascade_append_attention",
     "num_requests",
@@ -62,6 +82,7 @@ CASCADE_APPEND_ATTENTION = Op(
     seq_lens=In(I32, "num_requests"),
     scale=Attr(float),
     first_key=Attr(int),
+    **_prefixes(In, optional=True),
     tree_mask=In(I64, "num_tokens", optional=True),
     y=Out("q", "num_tokens, num_heads*head_dim"),
 )
@@ -108,6 +129,36 @@ def rope_store_kv_(
     return q
 
 
+def find_shared_prefixes(
+    query_start_loc: A, seq_lens: A, blocks: RequestBlocks[A], block_size: int, group_size: int
+) -> SharedPrefixes[A]:
+    """Find requests that begin with the same blocks, for all layers of a pass.
+
+    Requests share whole partitions of 256 keys before their new tokens. They are sorted by their blocks; from the first
+    to the last, a group takes in the next as long as that saves more readings than letting it begin a group of its own.
+    Requests of more than 64 / group_size rows are in none.
+
+    Args:
+        query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
+        seq_lens: i32[R], lengths including the new tokens.
+        blocks: of the requests.
+        block_size: tokens per block.
+        group_size: query heads per KV head.
+
+    Raises:
+        ValueError: a shape or dtype disagrees, offsets or lengths contradict each other, or a size is not positive.
+    """
+    found = FIND_SHARED_PREFIXES(
+        table_rows=blocks.table_rows,
+        block_tables=blocks.block_tables,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        block_size=block_size,
+        group_size=group_size,
+    )
+    return SharedPrefixes(*found)
+
+
 def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     q: A,
     cache: KvCache[A],
@@ -115,14 +166,15 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     seq_lens: A,
     blocks: RequestBlocks[A],
     scale: float,
+    prefixes: SharedPrefixes[A] | None = None,
     tree_mask: A | None = None,
 ) -> A:
     """Attend every new token of every request to the cached tokens up to and including itself.
 
     Row i of request r has position seq_lens[r] - rows + i and sees keys cache.first_key..position, its own one always.
-    The cache is read once per request and KV head for all of its rows, and blocks with which several requests begin
-    once for all of them; a row's bits do not depend on the other rows of the call. Sums are in float32. Over a bfloat16
-    cache the softmax weights are rounded to bfloat16, which leaves a row within 0.5 % of its exact length.
+    The cache is read once per request and KV head for all of its rows, and what a group of `prefixes` shares once for
+    the group; a row's bits do not depend on the other rows of the call, nor on groups. Sums are in float32. Over a
+    bfloat16 cache the softmax weights are rounded to bfloat16, which leaves a row within 0.5 % of its exact length.
 
     With `tree_mask` the new tokens of a request are a tree of drafts. A row then sees the cached tokens, those new ones
     before it that its bits name, and itself; its bits are those of a call in which these are the request's only new
@@ -135,6 +187,7 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
         seq_lens: i32[R], lengths including the new tokens.
         blocks: of the requests.
         scale: of the scores, usually D ** -0.5.
+        prefixes: from `find_shared_prefixes` of the same offsets, lengths and blocks, None: nothing is shared.
         tree_mask: i64[T], bit j < 64 of a request's row i: whether it sees the request's new token j, for j < i. None:
             it sees all of them. GPUs only.
 
@@ -143,7 +196,8 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
 
     Raises:
         ValueError: a shape or dtype disagrees, offsets or lengths contradict each other, a block is outside the cache,
-            cache.first_key is not in 0..63, or the device has no kernel for float8 or trees.
+            `prefixes` are of another call, cache.first_key is not in 0..63, or the device has no kernel for float8 or
+            trees.
     """
     y: A = CASCADE_APPEND_ATTENTION(
         **_arrays(cache),
@@ -154,6 +208,7 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
         block_tables=blocks.block_tables,
         scale=scale,
         first_key=cache.first_key,
+        **({} if prefixes is None else prefixes._asdict()),
         tree_mask=tree_mask,
     )
     return y

@@ -45,6 +45,25 @@ class RequestBlocks(NamedTuple, Generic[A]):
     block_tables: A
 
 
+class SharedPrefixes(NamedTuple, Generic[A]):
+    """Groups of requests that begin with the same blocks, see fdsd::SharedPrefixes.
+
+    Attributes:
+        group_rows: i32[R, 64], as one line: rows of q, those of the first group, request by request, then those of the
+            second, ..., then -1.
+        group_starts: i32[R + 1], where each group's rows begin there; groups behind the last have none.
+        group_leaders: i32[R], a request of each group; -1 behind the last.
+        group_places: i32[R], where each request's rows begin in group_rows; -1: it is in no group.
+        shared_partitions: i32[R], how many partitions of 256 keys each request shares with its group; 0: it is in none.
+    """
+
+    group_rows: A
+    group_starts: A
+    group_leaders: A
+    group_places: A
+    shared_partitions: A
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KvCache(Generic[A]):
     """One layer's paged cache; slot `block * block_size + offset` holds one token.

@@ -19,7 +19,7 @@ from fastdeploy_sd.ops.rope_table import (
     rope_table,
     yarn_amplitude,
 )
-from tests.ops.cases.attention import CASCADE_APPEND_ATTENTION, batch
+from tests.ops.cases.attention import CASCADE_APPEND_ATTENTION, batch, share, with_prefixes
 from tests.ops.cases.rope import ROPE_STORE_KV
 
 I32 = np.int32
@@ -48,6 +48,33 @@ def test_attention_refuses_contradictions(change: dict[str, Any], message: str) 
     assert args["blocks"].block_tables.shape == (2, 3)
     with pytest.raises(ValueError, match=message):
         ops.cascade_append_attention(**{**args, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"group_rows": {(0, 1): 9}}, "group_rows: expected rows of q, got one outside"),
+        ({"group_rows": {(0, 0): -1}}, "group_rows: expected rows of q, got one outside"),
+        ({"group_starts": {0: 1}}, "group_starts: expected to start at 0"),
+        ({"group_starts": {3: 65 * 3}}, "group_starts: expected to start at 0 and to end within"),
+        ({"group_starts": {1: 4}}, "group_starts: expected offsets that rise"),
+        ({"group_leaders": {0: 3}}, "group_leaders: expected a request of each group"),
+        ({"group_leaders": {0: 2}}, "group_leaders: expected a request of each group"),
+        ({"group_places": {0: -1}}, "group_places: expected places in group_rows"),
+        ({"group_places": {1: 3}}, "group_places: expected places in group_rows"),
+        ({"group_places": {1: 2}}, "group_places: expected a request's rows in a group that shares as much"),
+        ({"shared_partitions": {1: 1}}, "group_places: expected a request's rows in a group that shares as much"),
+        ({"shared_partitions": {0: 3}}, "shared_partitions: expected whole ones before the new tokens"),
+    ],
+)
+def test_attention_refuses_other_calls_groups(change: dict[str, dict[Any, int]], message: str) -> None:
+    args = with_prefixes(share(batch([(600, 1), (520, 2), (300, 1)], 2, 1, 16, 16, np.float32), [0, 1], 512))
+    np.testing.assert_array_equal(args["prefixes"].group_starts, [0, 3, 3, 3])
+    for name, changes in change.items():
+        for at, value in changes.items():
+            getattr(args["prefixes"], name)[at] = value
+    with pytest.raises(ValueError, match=message):
+        ops.cascade_append_attention(**args)
 
 
 def test_attention_refuses_geometries() -> None:

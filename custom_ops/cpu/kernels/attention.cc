@@ -172,6 +172,8 @@ const AmxAttention* AmxInUse() {
   return nullptr;
 }
 
+Error FindSharedPrefixes(const FindSharedPrefixesParams& p) { return FindGroupsOfRequests(p); }
+
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p) {
   if (const Error error = CheckAttention(p); error != nullptr) return error;
   AttentionPlan plan;

@@ -4,6 +4,7 @@
 // Query rows are put together into tiles, and the keys of a row are cut into partitions at fixed absolute positions. A
 // row's partitions are computed independently of each other and merged in order, whether by one task or by many, alone
 // or with rows of other requests, so neither the tiles nor the choices made here can show in a result.
+#include "attention_sharing.h"
 #include "fdsd/attention.h"
 #include "kv_check.h"
 
@@ -11,8 +12,8 @@ namespace fdsd {
 
 constexpr int kMaxGroupSize = 16;    // query heads per KV head
 constexpr int kMaxTileVectors = 64;  // query rows of a tile times query heads of its KV head
-constexpr int kMaxRunVectors = 64;   // query vectors that a thread works on at a time
-constexpr int kPartitionKeys = 256;  // part of every row's arithmetic: another value gives other bits
+static_assert(kMaxTileVectors >= kMaxSharedVectors);
+constexpr int kMaxRunVectors = 64;  // query vectors that a thread works on at a time
 // Less than a partition: every later row then sees at least one key of the first one.
 constexpr int kMaxFirstKey = 63;
 
@@ -73,9 +74,32 @@ struct AttentionRun {
 };
 
 // The blocks of request r, in the order of its tokens.
-inline const int32_t* BlocksOf(const CascadeAppendAttentionParams& p, int32_t r) {
+template <typename Params>
+const int32_t* BlocksOf(const Params& p, int32_t r) {
   return p.block_tables + static_cast<int64_t>(p.table_rows[r]) * p.max_blocks;
 }
+
+// nullptr when what says of request r which rows and blocks it has fits together.
+template <typename Params>
+Error CheckRequest(const Params& p, int32_t r, int32_t block_size) {
+  if (p.query_start_loc[r + 1] < p.query_start_loc[r]) return "query_start_loc: expected offsets that never decrease";
+  const int32_t num_rows = p.query_start_loc[r + 1] - p.query_start_loc[r];
+  if (num_rows == 0) return nullptr;
+  if (p.seq_lens[r] < num_rows) return "seq_lens: expected at least the request's new tokens, got fewer";
+  if ((static_cast<int64_t>(p.seq_lens[r]) + block_size - 1) / block_size > p.max_blocks)
+    return "seq_lens: expected at most max_blocks * block_size tokens, got more";
+  if (p.table_rows[r] < 0 || p.table_rows[r] >= p.num_table_rows)
+    return "table_rows: expected rows of block_tables, got one outside";
+  return nullptr;
+}
+
+// FindSharedPrefixes, which has no use for vector instructions.
+Error FindGroupsOfRequests(const FindSharedPrefixesParams& p);
+// nullptr when the groups that attention is given are within their arrays and the requests. That these have the same
+// blocks is believed.
+Error CheckPrefixes(const CascadeAppendAttentionParams& p);
+// The group that has this place in group_rows.
+int32_t GroupAt(const CascadeAppendAttentionParams& p, int32_t place);
 
 // nullptr when the CPU's kernels can work on this cache.
 Error CheckCpuKvCache(const KvCache& cache);

@@ -23,10 +23,39 @@ struct RopeStoreKvParams {
 };
 Error RopeStoreKv(const RopeStoreKvParams& p);
 
+// Query vectors (query rows times query heads of a KV head) that a request may have to be in a group of SharedPrefixes:
+// one with more uses every key often by itself.
+constexpr int32_t kMaxSharedVectors = 64;
+
+// Groups of requests that begin with the same blocks: what they share is a number of whole partitions of 256 keys, all
+// before the new tokens of each. A request is in one group at most.
+struct SharedPrefixes {
+  int32_t* group_rows;         // [R, 64], as one line: rows of q, a group's requests one by one, then -1
+  int32_t* group_starts;       // [R + 1], where each group's rows begin there; groups behind the last have none
+  int32_t* group_leaders;      // [R], a request of each group, whose blocks are read; -1 behind the last
+  int32_t* group_places;       // [R], where each request's rows begin in group_rows, -1: it is in no group
+  int32_t* shared_partitions;  // [R], how many each request shares, 0: it is in no group
+};
+
+// Find them, where several layers read the same blocks: reading a prefix once for a group saves the most.
+struct FindSharedPrefixesParams {
+  int32_t num_requests;            // R
+  int32_t num_table_rows;          // rows of block_tables
+  int32_t max_blocks;              // columns of block_tables
+  int32_t block_size;              // tokens per block
+  int32_t group_size;              // query heads per KV head
+  const int32_t* query_start_loc;  // [R + 1]
+  const int32_t* seq_lens;         // [R], length including the new tokens
+  const int32_t* table_rows;       // [R], each request's row of block_tables
+  const int32_t* block_tables;     // [num_table_rows, max_blocks], padded with -1
+  SharedPrefixes prefixes;         // written
+};
+Error FindSharedPrefixes(const FindSharedPrefixesParams& p);
+
 // Causal attention of every query row of every request over its paged KV cache; the new tokens' KV is already stored.
-// KV is read once per group of heads for all query rows of a request, and blocks with which several requests begin are
-// read once for all of them. Scores are split at fixed absolute positions and the partial results merged in order, so a
-// row does not depend on what else is in the call. Sums are in float32; over a bfloat16 cache the softmax weights are
+// KV is read once per group of heads for all query rows of a request, and the partitions that a group of requests
+// shares once for all of them. Scores are split at fixed absolute positions and the partial results merged in order, so
+// a row does not depend on what else is in the call. Sums are in float32; over a bfloat16 cache the softmax weights are
 // rounded to bfloat16 before they meet the values, which leaves a row within 0.5 % of its exact length. A row at
 // position p sees the keys first_key..p, and its own key also where p < first_key. Requests may have no rows: then only
 // their offsets are read. On a GPU, rows behind query_start_loc[R] are nobody's and theirs of y stay as they are.
@@ -48,6 +77,7 @@ struct CascadeAppendAttentionParams {
   const int32_t* seq_lens;         // [R], length including the new tokens
   const int32_t* table_rows;       // [R], each request's row of block_tables
   const int32_t* block_tables;     // [num_table_rows, max_blocks], padded with -1
+  SharedPrefixes prefixes;         // of these rows, as found; all nullptr: nothing is shared
   const int64_t* tree_mask;        // [T], bit j of row i < 64: whether it sees row j < i; nullptr: all do. GPUs only
   void* y;                         // [T, Hq * D]
 };

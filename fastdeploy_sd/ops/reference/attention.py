@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from fastdeploy_sd.ops.bf16 import narrow, widen
-from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary
+from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, SharedPrefixes
 from fastdeploy_sd.ops.reference.kv_quantize import dequantize_heads, quantize_heads, quantize_heads_float8
 from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32, I32, I64
 
+# Keys of a partition, and query vectors of a request that may share some.
+PARTITION_KEYS, MAX_SHARED_VECTORS = 256, 64
 # A request with more new tokens is no tree.
 MAX_TREE_ROWS = 64
 
@@ -109,6 +111,57 @@ def _norm_heads(x: F32, weight: F32, eps: float) -> F32:
     return np.asarray(x / np.sqrt(mean + eps) * weight, np.float32)
 
 
+def find_shared_prefixes(
+    query_start_loc: I32, seq_lens: I32, blocks: RequestBlocks[I32], block_size: int, group_size: int
+) -> SharedPrefixes[I32]:
+    """Find groups of requests that begin with the same blocks; see ops.attention.find_shared_prefixes."""
+    count, num_rows = len(seq_lens), np.diff(query_start_loc)
+    sharable = (seq_lens - num_rows) // PARTITION_KEYS
+    sharable[(num_rows == 0) | (num_rows > MAX_SHARED_VECTORS // group_size)] = 0
+
+    def blocks_of(r: int) -> tuple[int, ...]:
+        own = blocks.block_tables[blocks.table_rows[r], : -(-int(sharable[r]) * PARTITION_KEYS // block_size)]
+        return tuple(own.tolist())
+
+    # A tuple that another begins with is before it.
+    order = sorted((int(r) for r in np.flatnonzero(sharable)), key=lambda r: (blocks_of(r), r))
+
+    def common_with_next(i: int) -> int:
+        if i + 1 >= len(order):
+            return 0
+        a, b = order[i], order[i + 1]
+        is_same = [one == other for one, other in zip(blocks_of(a), blocks_of(b), strict=False)]
+        num_same = [*is_same, False].index(False)
+        return min(num_same * block_size // PARTITION_KEYS, int(sharable[a]), int(sharable[b]))
+
+    found = SharedPrefixes(
+        np.full((count, MAX_SHARED_VECTORS), -1, np.int32),
+        np.zeros(count + 1, np.int32),
+        np.full(count, -1, np.int32),
+        np.full(count, -1, np.int32),
+        np.zeros(count, np.int32),
+    )
+    line, num_groups, place, begin = found.group_rows.reshape(-1), 0, 0, 0
+    while begin < len(order):
+        end, shared = begin + 1, int(sharable[order[begin]])
+        while (common := common_with_next(end - 1)) > 0:
+            n, less = end - begin, min(shared, common)
+            # Readings that are saved with the next one in this group, and with it in another.
+            if n * less + min(less, common_with_next(end)) < (n - 1) * shared + common_with_next(end):
+                break
+            end, shared = end + 1, less
+        if end - begin > 1:
+            found.group_leaders[num_groups] = order[begin]
+            for r in order[begin:end]:
+                found.group_places[r], found.shared_partitions[r] = place, shared
+                line[place : place + num_rows[r]] = range(query_start_loc[r], query_start_loc[r + 1])
+                place += num_rows[r]
+            num_groups += 1
+        found.group_starts[num_groups:] = place
+        begin = end
+    return found
+
+
 def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     q: Array,
     cache: KvCache[Array],
@@ -116,6 +169,7 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     seq_lens: I32,
     blocks: RequestBlocks[I32],
     scale: float,
+    prefixes: SharedPrefixes[I32] | None = None,
     tree_mask: I64 | None = None,
 ) -> Array:
     """Attend every new token of every request to the cached tokens up to and including itself.
@@ -130,6 +184,7 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
         query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
         seq_lens: i32[R], lengths including the new tokens.
         blocks: of the requests.
+        prefixes: no matter.
         tree_mask: i64[T], bit j of a request's row i: whether it sees its new token j < i. None: all.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Cases of cascade_append_attention, and the ragged batches that its row-invariance test reuses."""
+"""Cases of cascade_append_attention and find_shared_prefixes, and ragged batches for tests of row invariance."""
 
 from __future__ import annotations
 
@@ -77,6 +77,19 @@ def share(args: dict[str, Any], members: Sequence[int], num_tokens: int) -> dict
     return {**args, "blocks": RequestBlocks(rows, tables)}
 
 
+def with_prefixes(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The same call with what its requests share."""
+    return {**args, "prefixes": reference.find_shared_prefixes(**sharing(args))}
+
+
+def sharing(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of find_shared_prefixes for the call."""
+    cache = args["cache"]
+    group_size = args["q"].shape[1] // cache.head_dim // cache.num_kv_heads
+    own = {name: args[name] for name in ("query_start_loc", "seq_lens", "blocks")}
+    return {**own, "block_size": cache.block_size, "group_size": group_size}
+
+
 def own_blocks(args: dict[str, Any], r: int) -> np.ndarray:
     """The row of the block tables that belongs to request r."""
     row: np.ndarray = args["blocks"].block_tables[args["blocks"].table_rows[r]]
@@ -92,13 +105,39 @@ def shared_batches(dtype: Any) -> dict[str, dict[str, Any]]:
     nested = batch([(1100, 2), (1600, 1), (1100, 1), (0, 0), (1600, 3), (560, 1)], 2, 1, 48, 48, dtype)
     whole = batch([(511, 1), (511, 1), (1023, 1), (1020, 4)], 1, 1, 16, 16, dtype)
     many = batch([(540, 3)] * 8 + [(530, 40)] * 2, 4, 1, 16, 16, dtype)
-    return {
+    found = {
         "some": share(some, [0, 2, 4, 5], 1050),
         "two-groups": share(share(some, [2, 0, 5], 1100), [4, 1], 560),
         "nested": share(share(share(nested, [0, 1, 2, 4, 5], 560), [1, 4], 1590), [2, 0], 1090),
         "whole": share(share(whole, [0, 1], 512), [2, 3], 1024),
         "many": share(many, range(10), 530),
     }
+    return {name: with_prefixes(args) for name, args in found.items()}
+
+
+def sharing_inputs() -> dict[str, dict[str, Any]]:
+    """What the calls above share, calls without a request or with one, and random tables of a few blocks."""
+    found = {name: sharing(args) for name, args in shared_batches(np.float32).items()}
+    found |= {f"plain-{i}": sharing(batch(SHAPES[i][0], *SHAPES[i][1], np.float32)) for i in (0, 1, 7)}
+    rng = np.random.default_rng(9)
+    for block_size, num_requests in ((16, 1), (64, 60), (512, 70), (16, 33), (96, 5)):
+        depth = -(-2900 // block_size)
+        # Few branches, at places that are more than a warp's loads into the table.
+        tables = rng.integers(0, 2, (num_requests + 2, 1)) * np.ones(depth, np.int32)
+        turns = rng.integers(0, depth * 2, num_requests + 2)
+        tables += np.where(np.arange(depth) >= turns[:, None], 1 + rng.integers(0, 3, (num_requests + 2, 1)), 0)
+        new = rng.choice([0, 1, 1, 1, 4, 9], num_requests)
+        lengths = new + rng.integers(0, 2800, num_requests)
+        found[f"random-{num_requests}-block{block_size}"] = {
+            "query_start_loc": np.concatenate([[0], np.cumsum(new)]).astype(np.int32),
+            "seq_lens": lengths.astype(np.int32),
+            "blocks": RequestBlocks(
+                rng.permutation(num_requests + 2)[:num_requests].astype(np.int32), tables.astype(np.int32)
+            ),
+            "block_size": block_size,
+            "group_size": 8,
+        }
+    return found
 
 
 def inputs() -> dict[str, dict[str, Any]]:
@@ -135,15 +174,23 @@ def select(together: Mapping[str, Any], requests: Sequence[int]) -> dict[str, An
     """Arguments for running some of a batch's requests, in this order."""
     starts = together["query_start_loc"]
     rows = [np.arange(starts[r], starts[r + 1]) for r in requests]
-    return {
+    some = {
         **together,
         "q": together["q"][np.concatenate([np.zeros(0, np.int64), *rows])],
         "query_start_loc": np.cumsum([0, *map(len, rows)]).astype(np.int32),
         "seq_lens": together["seq_lens"][list(requests)],
         "blocks": together["blocks"]._replace(table_rows=together["blocks"].table_rows[list(requests)]),
     }
+    return with_prefixes(some) if "prefixes" in some else some
 
 
+FIND_SHARED_PREFIXES = OpCases(
+    "find_shared_prefixes",
+    ops.find_shared_prefixes,
+    reference.find_shared_prefixes,
+    sharing_inputs(),
+    ops.FIND_SHARED_PREFIXES,
+)
 # A score is a sum of D products in float32: error about sqrt(D) * 2^-24 * |q||k|, below 4e-5 for |score| up to 50, and
 # the weights carry it on as a relative error; an output near 0 is a difference of values of size 1. bfloat16 adds the
 # rounding of the result and of the weights: each is off by up to 2^-8 of itself, which counts where values differ from

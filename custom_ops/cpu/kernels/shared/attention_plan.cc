@@ -4,7 +4,6 @@
 #include <new>
 #include <vector>
 
-#include "attention_sharing.h"
 #include "fdsd/runtime.h"
 #include "thread_pool.h"
 
@@ -23,15 +22,9 @@ int32_t NumRows(const CascadeAppendAttentionParams& p, int32_t request) {
   return p.query_start_loc[request + 1] - p.query_start_loc[request];
 }
 
-Error CheckRequest(const CascadeAppendAttentionParams& p, int32_t r) {
-  if (p.query_start_loc[r + 1] < p.query_start_loc[r]) return "query_start_loc: expected offsets that never decrease";
-  const int32_t num_rows = NumRows(p, r);
-  if (num_rows == 0) return nullptr;
-  if (p.seq_lens[r] < num_rows) return "seq_lens: expected at least the request's new tokens, got fewer";
+Error CheckBlocks(const CascadeAppendAttentionParams& p, int32_t r) {
+  if (NumRows(p, r) == 0) return nullptr;
   const int64_t num_blocks = (static_cast<int64_t>(p.seq_lens[r]) + p.cache.block_size - 1) / p.cache.block_size;
-  if (num_blocks > p.max_blocks) return "seq_lens: expected at most max_blocks * block_size tokens, got more";
-  if (p.table_rows[r] < 0 || p.table_rows[r] >= p.num_table_rows)
-    return "table_rows: expected rows of block_tables, got one outside";
   const int32_t* table = BlocksOf(p, r);
   for (int64_t i = 0; i < num_blocks; ++i) {
     if (table[i] < 0 || table[i] >= p.cache.num_blocks)
@@ -47,15 +40,13 @@ class Planner {
       : p_(p), group_(p.num_heads / p.cache.num_kv_heads), rows_per_tile_(kMaxTileVectors / group_) {
     tiles_.clear();
     kept_.clear();
-    shared_rows_.clear();
-    // Tiles point into it. A row is in one prefix at most.
-    shared_rows_.reserve(static_cast<size_t>(p.num_tokens));
     before_.assign(static_cast<size_t>(p.num_requests), Before{});
   }
 
   AttentionPlan Plan() {
-    if (p_.num_requests > 1) {
-      for (const SharedPrefix& prefix : FindSharedPrefixes(p_, rows_per_tile_)) AddSharedTiles(prefix);
+    if (p_.prefixes.group_rows != nullptr) {
+      for (int32_t g = 0; g < p_.num_requests; ++g) AddSharedTiles(g);
+      for (int32_t r = 0; r < p_.num_requests; ++r) FindBefore(r);
     }
     for (int32_t r = 0; r < p_.num_requests; ++r) AddOwnTiles(r);
     SplitTiles();
@@ -70,28 +61,36 @@ class Planner {
     int32_t vector = 0;
   };
 
-  void AddSharedTiles(const SharedPrefix& prefix) {
-    const size_t first = shared_rows_.size();
+  // Of group g, whose results are kept at index g.
+  void AddSharedTiles(int32_t g) {
+    const SharedPrefixes& prefixes = p_.prefixes;
+    const int32_t first = prefixes.group_starts[g];
+    const int32_t num_rows = prefixes.group_starts[g + 1] - first;
+    if (num_rows == 0) return;
+    const int32_t leader = prefixes.group_leaders[g];
+    const int32_t num_partitions = prefixes.shared_partitions[leader];
     const auto kept = static_cast<int32_t>(kept_.size());
-    for (const int32_t r : prefix.requests) {
-      const auto num_before = static_cast<int32_t>(shared_rows_.size() - first);
-      before_[static_cast<size_t>(r)] = {prefix.num_partitions, kept, num_before * group_};
-      for (int32_t row = p_.query_start_loc[r]; row < p_.query_start_loc[r + 1]; ++row) shared_rows_.push_back(row);
-    }
-    const auto num_rows = static_cast<int32_t>(shared_rows_.size() - first);
     kept_.push_back({0, num_rows * group_, 1});
     for (int32_t begin = 0; begin < num_rows; begin += rows_per_tile_) {
       AttentionTile tile{};
-      tile.rows = shared_rows_.data() + first + begin;
-      tile.request = prefix.requests[0];
+      tile.rows = prefixes.group_rows + first + begin;
+      tile.request = leader;
       tile.num_rows = std::min(rows_per_tile_, num_rows - begin);
-      tile.num_keys = prefix.num_partitions * kPartitionKeys;
-      tile.end_partition = prefix.num_partitions;
+      tile.num_keys = num_partitions * kPartitionKeys;
+      tile.end_partition = num_partitions;
       tile.before = -1;
       tile.kept = kept;
       tile.kept_vector = begin * group_;
       tiles_.push_back(tile);
     }
+  }
+
+  void FindBefore(int32_t r) {
+    const SharedPrefixes& prefixes = p_.prefixes;
+    if (prefixes.shared_partitions[r] == 0) return;
+    const int32_t g = GroupAt(p_, prefixes.group_places[r]);
+    const int32_t num_before = prefixes.group_places[r] - prefixes.group_starts[g];
+    before_[static_cast<size_t>(r)] = {prefixes.shared_partitions[r], g, num_before * group_};
   }
 
   void AddOwnTiles(int32_t r) {
@@ -188,7 +187,6 @@ class Planner {
   // Kept from plan to plan for their memory.
   static thread_local std::vector<AttentionTile> tiles_;
   static thread_local std::vector<KeptPartials> kept_;
-  static thread_local std::vector<int32_t> shared_rows_;
   static thread_local std::vector<Before> before_;
 
   const CascadeAppendAttentionParams& p_;
@@ -199,7 +197,6 @@ class Planner {
 
 thread_local std::vector<AttentionTile> Planner::tiles_;
 thread_local std::vector<KeptPartials> Planner::kept_;
-thread_local std::vector<int32_t> Planner::shared_rows_;
 thread_local std::vector<Planner::Before> Planner::before_;
 
 }  // namespace
@@ -222,9 +219,10 @@ Error CheckAttention(const CascadeAppendAttentionParams& p) {
   if (p.query_start_loc[0] != 0 || p.query_start_loc[p.num_requests] != p.num_tokens)
     return "query_start_loc: expected to start at 0 and to end at the number of rows of q";
   for (int32_t r = 0; r < p.num_requests; ++r) {
-    if (const Error error = CheckRequest(p, r); error != nullptr) return error;
+    if (const Error error = CheckRequest(p, r, p.cache.block_size); error != nullptr) return error;
+    if (const Error error = CheckBlocks(p, r); error != nullptr) return error;
   }
-  return nullptr;
+  return p.prefixes.group_rows == nullptr ? nullptr : CheckPrefixes(p);
 }
 
 Error PlanAttention(const CascadeAppendAttentionParams& p, AttentionPlan* plan) {

@@ -1,0 +1,138 @@
+#pragma once
+// What a block computes for a tile of query rows: partitions of its keys; and which tiles and partitions are of groups.
+#include "attention_partial.h"
+#include "attention_values.h"
+
+namespace fdsd::cuda {
+
+// Where the parts of a block's dynamic shared memory begin, in bytes. What is on its way and the warps' results are not
+// there at the same time.
+struct SharedParts {
+  int32_t units;   // of all warps
+  int32_t staged;  // of all warps
+  int32_t merged;  // the partitions before
+  int32_t num_bytes;
+};
+
+// What a warp prepares for products: a unit's values, or all weights of float32.
+template <typename Cached>
+__device__ __host__ int32_t StagedBytes(const KvShape& cache) {
+  if (sizeof(Cached) == 2) return 0;
+  return sizeof(Cached) == 4 ? kWarpKeys * kTileRows * 4 : kUnitKeys * ValueRowBytes<Cached>(cache);
+}
+
+template <typename Cached>
+__device__ __host__ SharedParts PartsOf(const AttentionShape& shape) {
+  const int32_t head_dim = shape.cache.head_dim;
+  const int32_t units = kAttentionWarps * kStages<Cached> * kUnitKeys * UnitStream<Cached, 1>::RowBytes(head_dim);
+  const int32_t result = kTileRows * shape.PartialSize() * static_cast<int32_t>(sizeof(float));
+  SharedParts parts;
+  parts.units = kTileRows * QueryRowBytes<Cached>(head_dim);
+  parts.staged = parts.units + (units > kAttentionWarps * result ? units : kAttentionWarps * result);
+  parts.merged = parts.staged + kAttentionWarps * StagedBytes<Cached>(shape.cache);
+  parts.num_bytes = parts.merged + result;
+  return parts;
+}
+
+// The result of one partition, spread over the block. All threads of the block.
+template <typename Cached, int kColumnTiles>
+__device__ void ComputePartition(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile,
+                                 int partition, Partial<kColumnTiles>* result) {
+  constexpr int kSlots = kStages<Cached>;
+  using Units = UnitStream<Cached, kSlots>;
+  const int head_dim = shape.cache.head_dim;
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize;
+  const SharedParts parts = PartsOf<Cached>(shape);
+  const DevicePtr<uint8_t> shared = DynamicShared<uint8_t>();
+  const DevicePtr<float> results = ViewAs<float>(shared + parts.units);
+  const DevicePtr<uint8_t> staged = shared + parts.staged + warp * StagedBytes<Cached>(shape.cache);
+  const int first_key = partition * kPartitionKeys + warp * kWarpKeys;
+  float scores[kKeyTiles][4] = {};
+  float max[2];
+  float total[2];
+  const DevicePtr<uint8_t> slots = shared + parts.units + warp * kSlots * kUnitKeys * Units::RowBytes(head_dim);
+  const Units units(shape, a, tile, first_key, slots);
+  ScoreKeys<Cached, kSlots>(shape, a, tile, units, shared, scores);
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    WeighKeys<Cached>(shape, a, tile, first_key, half, scores, &max[half], &total[half]);
+  float sums[kColumnTiles][4] = {};
+  const Weights<Cached> weights(scores, staged);
+  AddValues<Cached, kSlots, kColumnTiles>(shape, a, tile, units, weights, staged, sums);
+  const int num_columns = tile.num_columns;
+  const int stride = num_columns + 2;
+  __syncthreads();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const DevicePtr<float> row = results + (warp * kTileRows + lane / 4 + 8 * half) * stride;
+    if (lane % 4 == 0) {
+      row[num_columns] = max[half];
+      row[num_columns + 1] = total[half];
+    }
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; ++n) {
+      if (n * kMatrixColumns >= num_columns) break;
+      row[n * kMatrixColumns + lane % 4 * 2] = sums[n][2 * half];
+      row[n * kMatrixColumns + lane % 4 * 2 + 1] = sums[n][2 * half + 1];
+    }
+  }
+  __syncthreads();
+  result->Clear();
+  for (int w = 0; w < kAttentionWarps; ++w) {
+    Partial<kColumnTiles> other;
+    other.Load(results + w * kTileRows * stride, num_columns);
+    result->Merge(other);
+  }
+  __syncthreads();
+}
+
+// The tile's partitions [begin, end) onto those before, whose result is in shared memory.
+template <typename Cached, int kColumnTiles>
+__device__ __forceinline__ void MergePartitions(const AttentionShape& shape, const AttentionArrays& a,
+                                                const TilePlace& tile, int begin, int end,
+                                                Partial<kColumnTiles>* merged) {
+  // In shared memory, since registers are for what is computed.
+  const auto before = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached>(shape).merged);
+  for (int partition = begin; partition < end; ++partition) {
+    Partial<kColumnTiles> next;
+    ComputePartition<Cached, kColumnTiles>(shape, a, tile, partition, &next);
+    merged->Load(before, tile.num_columns);
+    merged->Merge(next);
+    if (partition + 1 == end) return;
+    __syncwarp();
+    merged->Store(before, tile.num_columns);
+  }
+}
+
+// What a block of the shared partitions does.
+struct SharedTask {
+  TilePlace tile;
+  int32_t begin;  // partitions
+  int32_t end;
+
+  // The i-th: of a partition of a tile, or of all its partitions where they are merged at once. Tiles that read the
+  // same keys follow one another. False where there are not so many.
+  __device__ bool Find(const AttentionShape& shape, const AttentionArrays& a, int64_t i) {
+    const int32_t num_parts = shape.cache.num_kv_heads * shape.NumParts();
+    for (int32_t group = 0; group < shape.num_requests; ++group) {
+      const int32_t num_tokens = a.prefixes.group_starts[group + 1] - a.prefixes.group_starts[group];
+      if (num_tokens == 0) return false;
+      const auto num_tiles = static_cast<int32_t>(DivideUp(int64_t{num_tokens} * shape.GroupSize(), kTileRows));
+      const int32_t num_partitions = a.prefixes.shared_partitions[a.prefixes.group_leaders[group]];
+      const bool is_split = shape.num_slots > 1;
+      const int64_t num_tasks = int64_t{num_tiles} * num_parts * (is_split ? num_partitions : 1);
+      if (i < num_tasks) {
+        const auto part = static_cast<int32_t>(i / num_tiles % num_parts);
+        tile.FindInGroup(shape, a, group, static_cast<int32_t>(i % num_tiles), part);
+        begin = is_split ? static_cast<int32_t>(i / num_tiles / num_parts) : 0;
+        end = is_split ? begin + 1 : num_partitions;
+        return true;
+      }
+      i -= num_tasks;
+    }
+    return false;
+  }
+};
+
+}  // namespace fdsd::cuda

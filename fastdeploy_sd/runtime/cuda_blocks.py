@@ -113,7 +113,7 @@ class StagedBatch:
     def __init__(self, device: CudaDevice, num_bytes: int) -> None:
         self.host = pinned_zeros(device.library, num_bytes)
         self._memory, self.address = device.memory.take(num_bytes)
-        self._library, self.event = device.library, device.library.made("event_create")
+        self._library, self.event = device.library, device.library.made("sleeping_event_create")
         self.block_ids: frozenset[int] = frozenset()
 
     def wait(self) -> None:
@@ -137,7 +137,7 @@ class BlockLane:
         self._call = self._device.library.call
         self.batches = [StagedBatch(self._device, batch_bytes) for _ in range(num_batches)]
         self._stream = self._device.library.made("stream_create")
-        self._started = self._device.library.made("event_create")
+        self._started = self._device.library.made("sleeping_event_create")
 
     def follow_steps(self) -> None:
         """Have copies that are started from here on follow the steps that were. For the thread that starts steps."""

@@ -70,6 +70,7 @@ class KvConnector:
             self._prefill = PrefillSide(self._hub, instance) if settings.role == "prefill" else None
         except ConfigError:
             self._release()
+            os.close(self._wake)
             raise
         self.address = self._prefill.address if self._prefill is not None else ""
         self._decode = DecodeSide(self._hub, instance, self._table)
@@ -144,6 +145,8 @@ class KvConnector:
         self._thread.join(_CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
             _log.error("the KV connector did not end within %.0f seconds", _CLOSE_TIMEOUT_S)
+            return
+        os.close(self._wake)  # not by the thread, which may have ended before the write
 
     def _prefill_side(self) -> PrefillSide:
         assert self._prefill is not None, "only a prefill instance sends"
@@ -198,7 +201,6 @@ class KvConnector:
         self._hub.close()
         if self._rdma is not None:
             self._rdma.close()
-        os.close(self._wake)
         self._events.close()
 
 

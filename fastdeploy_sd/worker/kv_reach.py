@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker.block_mover import BlockMover, HostBlockMover
@@ -13,6 +12,7 @@ from fastdeploy_sd.worker.device_block_mover import DeviceBlockMover
 from fastdeploy_sd.worker.device_pages import DevicePages
 from fastdeploy_sd.worker.kv_memory import RankKv
 from fastdeploy_sd.worker.kv_pages import KvPages
+from fastdeploy_sd.worker.loading_errors import asking_for_memory
 
 AnyPages = KvPages | DevicePages
 
@@ -26,13 +26,8 @@ def open_pages(config: Config, ranks: Sequence[RankKv]) -> AnyPages:
     found, role = device(), config.splitwise.splitwise_role
     if not isinstance(found, CudaDevice):
         return KvPages(ranks)
-    try:
+    with asking_for_memory("kv_cache_memory_gb, splitwise_role", "pages on their way"):
         return DevicePages(found, ranks[0], is_read=role == "prefill", is_written=role == "decode")
-    except MemoryError as error:
-        raise ConfigError(
-            f"splitwise_role: expected mixed, as there is no memory for pages on their way, got {role}: {error}",
-            param="splitwise_role",
-        ) from None
 
 
 def open_mover(pages: AnyPages) -> BlockMover:
@@ -43,10 +38,5 @@ def open_mover(pages: AnyPages) -> BlockMover:
     """
     if isinstance(pages, KvPages):
         return HostBlockMover(pages)
-    try:
+    with asking_for_memory("kv_cache_memory_gb, swap_space", "blocks on their way"):
         return DeviceBlockMover(pages.blocks)
-    except MemoryError as error:
-        raise ConfigError(
-            f"swap_space: expected none, as there is no memory for blocks on their way, got one: {error}",
-            param="swap_space",
-        ) from None

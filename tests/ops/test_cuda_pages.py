@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.runtime.cuda_blocks import BlockLane
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.worker import device_pages
 from fastdeploy_sd.worker.device_pages import DevicePages
 from fastdeploy_sd.worker.kv_memory import RankKv
+from fastdeploy_sd.worker.kv_reach import open_mover
 from tests.ops.cuda_device import emulated
 
 NUM_BLOCKS = 6
@@ -70,6 +73,16 @@ def test_pages_that_are_not_there_are_refused(kv: Kv) -> None:
             kv.pages.write(layer, block, memoryview(bytes(160)))
     with pytest.raises(ValueError, match="page of layer 1: expected 196 bytes, got 160"):
         kv.pages.write(1, 0, memoryview(bytes(160)))
+
+
+def test_without_memory_for_what_is_on_its_way_the_start_ends(kv: Kv, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise MemoryError("no pinned memory")
+
+    monkeypatch.setattr(BlockLane, "__init__", refuse)
+    wanted = "kv_cache_memory_gb, swap_space: expected blocks on their way that .* has memory for, got no pinned memory"
+    with pytest.raises(ConfigError, match=wanted):
+        open_mover(kv.pages)
 
 
 @pytest.mark.parametrize("wait", ["have_steps_follow", "follow_steps"])

@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
+from fastdeploy_sd.errors import DeviceLost, InternalError
 from fastdeploy_sd.splitwise.connector import KvConnector
 from fastdeploy_sd.splitwise.counters import Failure
 from fastdeploy_sd.splitwise.events import Fetched, FetchFailed
@@ -321,3 +323,18 @@ def test_a_connection_that_is_not_used_is_closed_and_made_anew(protocol: str) ->
         decode.fetch(request(2, 8), source_of(prefill.address), 0, range(8), 60)
         assert isinstance(engine.serve(decode)[0], Fetched)
         assert holds(ours, 2, 0, range(8))
+
+
+@pytest.mark.parametrize("is_idle", [False, True], ids=["while pages arrive", "while the engine asks"])
+def test_a_lost_device_ends_the_engine(is_idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_: object) -> NoReturn:
+        raise DeviceLost("the GPU has failed")
+
+    monkeypatch.setattr(BytePages, "follow_steps" if is_idle else "write", lose)
+
+    def fetch(decode: KvConnector, prefill: KvConnector, theirs: BytePages) -> None:
+        decode.fetch(request(1, 8), source_of(prefill.address), 0, range(8), DEADLINE_S)
+        PrefillEngine(prefill, theirs, 8).serve(decode)
+
+    with connectors() as (decode, _, prefill, theirs), pytest.raises(InternalError, match="the GPU has failed"):
+        fetch(decode, prefill, theirs)

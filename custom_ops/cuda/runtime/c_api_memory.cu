@@ -114,6 +114,13 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_event_create(void** event) {
   *event = made;
   return TextOf(status);
 }
+// One whose wait sleeps: for threads that have nothing else to do while steps run, and should take no processor's time.
+FDSD_EXPORT fdsd::Error fdsd_cuda_sleeping_event_create(void** event) {
+  cudaEvent_t made = nullptr;
+  const cudaError_t status = cudaEventCreateWithFlags(&made, cudaEventBlockingSync | cudaEventDisableTiming);
+  *event = made;
+  return TextOf(status);
+}
 FDSD_EXPORT void fdsd_cuda_event_destroy(void* event) { cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
 FDSD_EXPORT fdsd::Error fdsd_cuda_event_record(void* event, void* stream) {
   return TextOf(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)));

@@ -10,12 +10,13 @@ struct LogprobArrays {
   int32_t vocab_size;
   int32_t num_top;
   DevicePtr<const float> logits;
+  DevicePtr<const int32_t> rows;
   DevicePtr<const int32_t> token_ids;
   DevicePtr<float> logprobs;
   DevicePtr<int32_t> ranks;
   DevicePtr<int32_t> top_token_ids;
   DevicePtr<float> top_logprobs;
-  DevicePtr<Amount> lists;  // [L, num_top]
+  DevicePtr<Amount> lists;  // [N, num_top]
 };
 
 // A row without a distribution: NaN everywhere, and ids and ranks that are at least in range.
@@ -30,10 +31,10 @@ __device__ void WriteInvalid(const LogprobArrays& a, int64_t index) {
   a.ranks[index] = 1;
 }
 
-// Block (row).
+// Block (token).
 __global__ __launch_bounds__(kRowThreads, 2) void TokenLogprobsKernel(LogprobArrays a) {
   const int64_t index = blockIdx.x;
-  const LogitsInMemory row{a.logits + index * a.vocab_size, a.vocab_size};
+  const LogitsInMemory row{a.logits + static_cast<int64_t>(a.rows[index]) * a.vocab_size, a.vocab_size};
   const Best best = BestOf(row);
   if (best.token < 0) return WriteInvalid(a, index);
   const WeightMeasure measure = WeightingOf(best.max, 1.0f);
@@ -74,6 +75,7 @@ Error TokenLogprobs(const TokenLogprobsParams& p, void* workspace, Stream stream
   const LogprobArrays arrays{p.vocab_size,
                              p.num_top,
                              DevicePtr<const float>(p.logits),
+                             DevicePtr<const int32_t>(p.rows),
                              DevicePtr<const int32_t>(p.token_ids),
                              DevicePtr<float>(p.logprobs),
                              DevicePtr<int32_t>(p.ranks),

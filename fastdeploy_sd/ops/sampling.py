@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 from typing import Any, cast
 
+import numpy as np
+
 from fastdeploy_sd.ops.candidates import DraftedRows
 from fastdeploy_sd.runtime import declaration as d
 from fastdeploy_sd.runtime.declaration import Attr, In, Out, Part
 from fastdeploy_sd.runtime.host_op import HostOp
 from fastdeploy_sd.runtime.library import library
-from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftTokens, SamplingArrays
+from fastdeploy_sd.runtime.twins import RowsOnDevice
+from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftTokens, Rows, SamplingArrays
 
 _RULES = {
     "table_rows": In(d.I32, "num_requests"),
@@ -68,7 +71,8 @@ TOP_P_CANDIDATES = HostOp(
 )
 TOKEN_LOGPROBS = HostOp(
     "token_logprobs",
-    logits=In(d.F32, "num_rows, vocab_size"),
+    logits=In(d.F32, "num_logits, vocab_size"),
+    rows=In(d.I32, "num_rows"),
     token_ids=In(d.I32, "num_rows"),
     num_top=Attr(int),
     logprobs=Out(d.F32, "num_rows"),
@@ -131,13 +135,16 @@ def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftToken
     return cast("F32", y)
 
 
-def token_logprobs(logits: F32, token_ids: I32, num_top: int) -> tuple[F32, I32, I32, F32]:
-    """See `reference.sampling.token_logprobs`.
+def token_logprobs(logits: F32 | RowsOnDevice, rows: Rows, token_ids: I32, num_top: int) -> tuple[F32, I32, I32, F32]:
+    """See `reference.sampling.token_logprobs`. Rows on a device are looked at there.
 
     Raises:
-        ValueError: a shape or dtype disagrees, a token id is outside the vocabulary, or num_top exceeds it.
+        ValueError: a shape or dtype disagrees, a row is none, a token id is outside the vocabulary, or num_top exceeds
+            it.
     """
-    found = TOKEN_LOGPROBS(logits=logits, token_ids=token_ids, num_top=num_top)
+    if isinstance(logits, RowsOnDevice):
+        return logits.logprobs(rows, token_ids, num_top)
+    found = TOKEN_LOGPROBS(logits=logits, rows=rows.astype(np.int32), token_ids=token_ids, num_top=num_top)
     return cast("tuple[F32, I32, I32, F32]", found)
 
 

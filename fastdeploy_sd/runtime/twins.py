@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from fastdeploy_sd.runtime.bound_call import Call
 from fastdeploy_sd.runtime.host_op import HostOp
-from fastdeploy_sd.types import F32, Rows
+from fastdeploy_sd.types import F32, I32, Rows
+
+Logprobs = tuple[F32, I32, I32, F32]
 
 
 class Twins(Protocol):
@@ -73,19 +75,27 @@ class RowsOnDevice:
     """Rows that stay where the model wrote them; the few that the host wants are copied.
 
     Args:
-        tensor: f32[L, V], of the device. read: returns the content of such a tensor.
+        tensor: f32[L, V], of the device.
+        read: returns the content of such a tensor.
+        find_logprobs: see ops.logprob_rows.LogprobRows.
 
     Attributes:
         tensor: for calls.
         shape: its own.
     """
 
-    def __init__(self, tensor: Any, read: Callable[[Any], npt.NDArray[Any]]) -> None:
-        self.tensor, self._read = tensor, read
+    def __init__(
+        self, tensor: Any, read: Callable[[Any], npt.NDArray[Any]], find_logprobs: Callable[..., Logprobs]
+    ) -> None:
+        self.tensor, self._read, self._find_logprobs = tensor, read, find_logprobs
         self.shape: tuple[int, ...] = tuple(tensor.shape)
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def logprobs(self, rows: Rows, token_ids: I32, num_top: int) -> Logprobs:
+        """Wait for the calls so far, and return what `token_logprobs` says of some rows."""
+        return self._find_logprobs(self.tensor, rows, token_ids, num_top)
 
     def __getitem__(self, rows: slice | Rows) -> F32:
         """Wait for the calls so far, and return a copy of some rows."""

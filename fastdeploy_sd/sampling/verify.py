@@ -183,7 +183,7 @@ class Verifier:
         rows = np.repeat(first_rows, counts) + np.arange(len(result.token_ids))
         asked = np.flatnonzero(np.repeat(wanted >= 0, counts))
         num_top = min(int(wanted.max()), self._logits.shape[1])
-        found = LogprobArrays(*token_logprobs(self._logits[rows[asked]], result.token_ids[asked], num_top))
+        found = LogprobArrays(*token_logprobs(self._logits, rows[asked], result.token_ids[asked], num_top))
         out = LogprobArrays.empty(len(result.token_ids), num_top)
         out.put(asked, found)
         return out

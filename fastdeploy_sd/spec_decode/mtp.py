@@ -21,11 +21,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from paddle import Tensor
 
 from fastdeploy_sd.ops.mtp import MTP_COLLECT, MTP_PLAN
 from fastdeploy_sd.ops.sampling import token_logprobs
-from fastdeploy_sd.runtime.device import device
+from fastdeploy_sd.runtime.twins import RowsOnDevice
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 from fastdeploy_sd.spec_decode.mtp_passes import DraftPasses, EagerPasses
 from fastdeploy_sd.spec_decode.mtp_recorded import RecordedPasses
@@ -35,7 +34,7 @@ from fastdeploy_sd.spec_decode.proposer import (
     ProposerContext,
     TargetStep,
 )
-from fastdeploy_sd.types import I32, DraftTokens, LogprobArrays
+from fastdeploy_sd.types import F32, I32, DraftTokens, LogprobArrays
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
@@ -191,14 +190,14 @@ class _DraftLogprobs:
             return None
         return _DraftLogprobs(x.num_draft_logprobs, num_drafts)
 
-    def add(self, step: int, logits: Tensor, batch: DraftMemory) -> None:
+    def add(self, step: int, logits: F32 | RowsOnDevice, batch: DraftMemory) -> None:
         """Note draft `step`; the first rows of logits f32[R, V] are those of the requests with one."""
         drafting = np.flatnonzero(batch.num_wanted[: batch.count] > step)
-        asked = np.flatnonzero(self._wanted[drafting] >= 0).astype(np.int32)
+        asked = np.flatnonzero(self._wanted[drafting] >= 0)
         if len(asked) == 0:
             return
         at = batch.cu_num_draft[drafting[asked]] + step
         # A failed draft is cut off afterwards.
         token_ids = batch.draft_token_ids[at].clip(0)
         num_top = min(self.arrays.top_token_ids.shape[1], int(logits.shape[1]))
-        self.arrays.put(at, LogprobArrays(*token_logprobs(device().read(logits)[asked], token_ids, num_top)))
+        self.arrays.put(at, LogprobArrays(*token_logprobs(logits, asked, token_ids, num_top)))

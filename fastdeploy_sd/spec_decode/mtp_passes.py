@@ -23,12 +23,15 @@ from fastdeploy_sd.layers.attention import AttentionInputs, OutputRows
 from fastdeploy_sd.models.mtp import MtpOutput
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
+from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.ops.mtp import keep_hidden_, mtp_postprocess_, mtp_preprocess
 from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.recorder import SymbolicTensor
+from fastdeploy_sd.runtime.twins import RowsOnDevice
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
+from fastdeploy_sd.types import F32
 
 
 class StepCounts(Protocol):
@@ -106,7 +109,7 @@ class DraftStep:
 class DraftPasses(Protocol):
     """Writes the drafts of the step that a DraftMemory holds, and the KV of all draft layers."""
 
-    def run(self, *, wants_logits: bool) -> Sequence[Tensor]:
+    def run(self, *, wants_logits: bool) -> Sequence[F32 | RowsOnDevice]:
         """Return, where they are wanted, f32[A, V] of every draft: its first rows are the requests' that got it."""
 
 
@@ -121,7 +124,7 @@ class EagerPasses:
     def __init__(self, target: DraftModel, memory: DraftMemory, min_prob: float) -> None:
         self._target, self._memory, self._min_prob = target, memory, min_prob
 
-    def run(self, *, wants_logits: bool) -> Sequence[Tensor]:
+    def run(self, *, wants_logits: bool) -> Sequence[F32 | RowsOnDevice]:
         """See DraftPasses.run."""
         target, m = self._target, self._memory
         arrays: dict[str, Any] = {name: column[: m.count] for name, column in m.per_request().items()}
@@ -131,7 +134,7 @@ class EagerPasses:
         # Each array once: Paddle frees the memory at an address once.
         columns = {"hidden": target.hidden} | {name: device().wrap(array) for name, array in arrays.items()}
         logits = run_passes(target, DraftStep.over(target, columns, m, m.num_steps, self._min_prob))
-        return logits if wants_logits else ()
+        return logit_rows(*logits) if wants_logits else ()
 
 
 def run_passes(target: DraftModel, step: DraftStep) -> list[Tensor]:

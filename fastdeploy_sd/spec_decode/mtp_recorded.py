@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import paddle
-from paddle import Tensor
 
+from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.program import Padding, Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
+from fastdeploy_sd.runtime.twins import RowsOnDevice
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 from fastdeploy_sd.spec_decode.mtp_passes import DraftStep, run_passes
+from fastdeploy_sd.types import F32
 
 
 class RecordedPasses:
@@ -58,17 +60,20 @@ class RecordedPasses:
         inputs = self._inputs()
         self._size_names = tuple(self._bounds())
         self._programs = {key: self._device.program(recording, inputs, arena) for key, recording in recordings.items()}
+        logits = iter(logit_rows(*(output for program in self._programs.values() for output in program.outputs)))
+        self._logits = {key: [next(logits) for _ in program.outputs] for key, program in self._programs.items()}
 
-    def run(self, *, wants_logits: bool) -> Sequence[Tensor]:
+    def run(self, *, wants_logits: bool) -> Sequence[F32 | RowsOnDevice]:
         """See DraftPasses.run."""
         m = self._memory
         is_short = m.num_steps < len(m.num_tokens)
-        program = self._programs[m.num_steps if is_short else self._max_steps, wants_logits]
+        key = m.num_steps if is_short else self._max_steps, wants_logits
+        program = self._programs[key]
         self._columns.upload()
         program.run(dict(zip(self._size_names, (m.count, *m.num_tokens, *m.num_drafting), strict=True)))
         self._columns.download(m.num_read)
         self._device.wait()
-        return program.outputs
+        return self._logits[key]
 
     def _record(self, num_steps: int, wants_logits: bool) -> Recording:
         recorder, m, requests = Recorder(), self._memory, Size("num_requests")

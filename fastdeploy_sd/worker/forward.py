@@ -18,6 +18,7 @@ from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
+from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.program import Padding, Recording
@@ -135,7 +136,7 @@ class RecordedForward:
             Recording(recorder, outputs, bounds, _PADDING), {name: twins.of(array) for name, array in arrays.items()}
         )
         self.hidden, logits = self.program.outputs
-        self.logits: Any = device().read(logits) if twins is NO_TWINS else RowsOnDevice(logits, device().read)
+        [self.logits] = logit_rows(logits)
 
     def __call__(self) -> None:
         self._twins.send_plan()

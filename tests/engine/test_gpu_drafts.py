@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fastdeploy_sd.conformance import Method, open_engine, standard_methods
 from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.ops.logprob_rows import LogprobRows
+from fastdeploy_sd.ops.reference import sampling as reference
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.program import Recording
+from fastdeploy_sd.runtime.twins import Logprobs
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode import mtp_recorded
-from fastdeploy_sd.types import DraftTokens, Request, SchedulerOutput, StepResult
+from fastdeploy_sd.types import I32, DraftTokens, Request, Rows, SchedulerOutput, Speculation, StepResult
 from tests.engine.gpu import BATCH, gpu_device, short_requests, tiny_config
 from tests.engine.test_failing_rows import runner_of
 from tests.models.mtp_models import make_model
@@ -33,20 +39,33 @@ class Drafts:
 
     steps: list[tuple[Sequence[str], list[int], list[int]]] = field(default_factory=list)
     num_graph_launches: int = 0
+    num_logprobs: int = 0
 
     def add(self, request_ids: Sequence[str], drafts: DraftTokens) -> None:
         self.steps.append((request_ids, drafts.token_ids.tolist(), drafts.cu_num_draft.tolist()))
 
 
 def drafts_of(path: pathlib.Path, method: Method, requests: Sequence[Request], patch: pytest.MonkeyPatch) -> Drafts:
-    found, call, is_drafting = Drafts(), CudaLibrary.call, False
+    found, call, find_logprobs, is_drafting = Drafts(), CudaLibrary.call, LogprobRows.__call__, False
 
     def noted(self: CudaLibrary, name: str, *arguments: object) -> None:
         found.num_graph_launches += is_drafting and name == "graph_launch"
+        assert name != "copy", "rows come back"
         call(self, name, *arguments)
+
+    def verified(self: LogprobRows, logits: Any, rows: Rows, token_ids: I32, num_top: int) -> Logprobs:
+        got = find_logprobs(self, logits, rows, token_ids, num_top)
+        with patch.context() as context:
+            context.setattr(CudaLibrary, "call", call)
+            want = reference.token_logprobs(device().read(logits), rows, token_ids, num_top)
+        for g, w in zip(got, want, strict=True):
+            np.testing.assert_allclose(g, w, rtol=1.2e-7, atol=3e-7)
+        found.num_logprobs += len(rows)
+        return got
 
     with patch.context() as context, open_engine(tiny_config(path), BATCH, method) as engine:
         context.setattr(CudaLibrary, "call", noted)
+        context.setattr(LogprobRows, "__call__", verified)
         runner = runner_of(engine)
         propose, execute = runner._propose, runner.execute
 
@@ -69,18 +88,35 @@ def drafts_of(path: pathlib.Path, method: Method, requests: Sequence[Request], p
 
 
 @pytest.mark.parametrize(
-    ("model", "layout", "num_layers"), [("ernie4_5-tiny", "ernie-folder", 1), ("qwen3-tiny", "numbered", 3)]
+    ("model", "layout", "num_layers", "num_logprobs"),
+    [("ernie4_5-tiny", "ernie-folder", 1, 3), ("qwen3-tiny", "numbered", 3, None)],
 )
 def test_a_draft_does_not_depend_on_how_its_passes_are_launched(
-    model: str, layout: str, num_layers: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    model: str,
+    layout: str,
+    num_layers: int,
+    num_logprobs: int | None,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sizes that come again after others had the same graph's place in the arena find nothing of these."""
+    """Sizes that come again after others had the same graph's place in the arena find nothing of these.
+
+    Log-probabilities of both are found on the device, under the logits that are there then.
+    """
     path = make_model(tmp_path, model, layout, num_layers).path
     [method] = standard_methods(["mtp"], [3])
-    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    method = replace(method, speculative=replace(method.speculative, enable_draft_logprob=num_logprobs is not None))
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=num_logprobs)
     lengths = (3, 2)
     requests = [
-        Request(f"{i}", request.prompt_token_ids[:length], sampling, max_tokens=12 + i, seed=0)
+        Request(
+            f"{i}",
+            request.prompt_token_ids[:length],
+            sampling,
+            max_tokens=12 + i,
+            seed=0,
+            speculation=Speculation(num_draft_logprobs=num_logprobs),
+        )
         for i, (request, length) in enumerate(zip(short_requests(), lengths, strict=False))
     ]
     graphs = drafts_of(path, method, requests, monkeypatch)
@@ -94,4 +130,7 @@ def test_a_draft_does_not_depend_on_how_its_passes_are_launched(
     plain = drafts_of(path, method, requests, monkeypatch)
     assert plain.num_graph_launches == 0
     assert graphs.steps == plain.steps
-    assert sum(len(token_ids) for _, token_ids, _ in plain.steps) > 10
+    num_drafts = sum(len(token_ids) for _, token_ids, _ in plain.steps)
+    assert num_drafts > 10
+    # The outputs' too; of drafts that were cut off as well.
+    assert plain.num_logprobs == graphs.num_logprobs >= (0 if num_logprobs is None else num_drafts + 12 + 13)

@@ -89,7 +89,7 @@ def test_draws_have_the_same_bits_alone_and_in_any_company(device: OpRunner) -> 
         sampling = build_sampling_arrays(count, len(rows), vocab=vocab, **columns)
         step = (logits[rows], rows, positions[rows], sampling)
         listed = native.top_p_candidates(*step, 5)
-        return [native.sample(*step), *listed, *native.token_logprobs(logits[rows], rows, 4)]
+        return [native.sample(*step), *listed, *native.token_logprobs(logits, rows, rows, 4)]
 
     requests = np.arange(count, dtype=np.int32)
     with device.runs_ops():

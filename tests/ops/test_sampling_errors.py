@@ -124,17 +124,19 @@ def test_process_logits_refuses_rows_outside(row: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("token_ids", "num_top", "message"),
+    ("rows", "token_ids", "num_top", "message"),
     [
-        (i32(0, 10), 1, "token_ids"),
-        (i32(0, -1), 1, "token_ids"),
-        (i32(0, 1), 11, "num_top"),
-        (i32(0, 1), -1, "num_top"),
+        (i32(0, 1), i32(0, 10), 1, "token_ids"),
+        (i32(0, 1), i32(0, -1), 1, "token_ids"),
+        (i32(0, 1), i32(0, 1), 11, "num_top"),
+        (i32(0, 1), i32(0, 1), -1, "num_top"),
+        (i32(0, 2), i32(0, 1), 1, "rows"),
+        (i32(-1, 1), i32(0, 1), 1, "rows"),
     ],
 )
-def test_token_logprobs_refuses(token_ids: np.ndarray, num_top: int, message: str) -> None:
+def test_token_logprobs_refuses(rows: np.ndarray, token_ids: np.ndarray, num_top: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"{message}: expected"):
-        native.token_logprobs(LOGITS, token_ids, num_top)
+        native.token_logprobs(LOGITS, rows, token_ids, num_top)
 
 
 def test_prepare_batch_accepts_the_rows_that_the_next_test_breaks() -> None:

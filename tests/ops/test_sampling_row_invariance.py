@@ -91,7 +91,7 @@ def test_top_p_candidates(level: str) -> None:
 def test_token_logprobs(level: str) -> None:
     logits, _, _ = step()
     token_ids = np.random.default_rng(10).integers(0, VOCAB, ROWS).astype(np.int32)
-    assert_rows_are_their_own(level, lambda rows: native.token_logprobs(logits[rows], token_ids[rows], 20))
+    assert_rows_are_their_own(level, lambda rows: native.token_logprobs(logits, np.asarray(rows), token_ids[rows], 20))
 
 
 @pytest.mark.parametrize("level", library.available_isas())

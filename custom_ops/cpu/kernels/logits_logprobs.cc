@@ -49,7 +49,7 @@ void WriteInvalid(const TokenLogprobsParams& p, int64_t row) {
 }
 
 void WriteRow(const TokenLogprobsParams& p, int64_t index) {
-  const LogitsRow row(p.logits + index * p.vocab_size, p.vocab_size);
+  const LogitsRow row(p.logits + static_cast<int64_t>(p.rows[index]) * p.vocab_size, p.vocab_size);
   if (row.argmax() < 0) return WriteInvalid(p, index);
   const int32_t id = p.token_ids[index];
   const Kept with_weight{LightestLogit(row.max(), 1.0f), kAllTied};
@@ -64,6 +64,8 @@ void WriteRow(const TokenLogprobsParams& p, int64_t index) {
 Error TokenLogprobs(const TokenLogprobsParams& p) {
   if (p.vocab_size <= 0) return "vocab_size: expected a positive number, got less";
   if (p.num_top < 0 || p.num_top > p.vocab_size) return "num_top: expected 0..vocab_size, got a number outside";
+  for (int32_t i = 0; i < p.num_rows; ++i)
+    if (p.rows[i] < 0 || p.rows[i] >= p.num_logits) return "rows: expected rows of logits, got one outside";
   for (int32_t i = 0; i < p.num_rows; ++i)
     if (p.token_ids[i] < 0 || p.token_ids[i] >= p.vocab_size)
       return "token_ids: expected ids of the vocabulary, got one outside";

@@ -82,18 +82,20 @@ Error Sample(const SampleParams& p);
 // Uniform double in [0, 1) that sampling uses for (seed, position): Philox4x32-10, key = seed, counter = position.
 double PhiloxUniform(uint64_t seed, uint32_t position);
 
-// log softmax of the chosen token and of the num_top best ones; rank = 1 + tokens with a higher logit (or an equal one
-// and a lower id).
+// log softmax of tokens, each in a row of logits, and of the num_top best ones there; rank = 1 + tokens with a higher
+// logit (or an equal one and a lower id).
 struct TokenLogprobsParams {
-  int32_t num_rows;    // L
+  int32_t num_rows;    // N
+  int32_t num_logits;  // L
   int32_t vocab_size;  // V
   int32_t num_top;
   const float* logits;       // [L, V]
-  const int32_t* token_ids;  // [L]
-  float* logprobs;           // [L]
-  int32_t* ranks;            // [L]
-  int32_t* top_token_ids;    // [L, num_top], best first
-  float* top_logprobs;       // [L, num_top]
+  const int32_t* rows;       // [N] of logits
+  const int32_t* token_ids;  // [N]
+  float* logprobs;           // [N]
+  int32_t* ranks;            // [N]
+  int32_t* top_token_ids;    // [N, num_top], best first
+  float* top_logprobs;       // [N, num_top]
 };
 Error TokenLogprobs(const TokenLogprobsParams& p);
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.ops.candidates import NOT_DRAWN, DraftedRows
 from fastdeploy_sd.ops.reference.philox import philox_uniform
-from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftTokens, SamplingArrays
+from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftTokens, Rows, SamplingArrays
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -207,19 +207,20 @@ def top_p_candidates(
     return token_ids, candidate_token_ids, lens
 
 
-def token_logprobs(logits: F32, token_ids: I32, num_top: int) -> tuple[F32, I32, I32, F32]:
-    """Return the natural log-probability and rank of one token per row, and the num_top most likely tokens.
+def token_logprobs(logits: F32, rows: Rows, token_ids: I32, num_top: int) -> tuple[F32, I32, I32, F32]:
+    """Return the natural log-probability and rank of tokens, and the num_top most likely ones in their rows.
 
     Args:
         logits: f32[L, V]; -inf forbids a token.
-        token_ids: i32[L].
+        rows: i32[N], the row of logits of each token.
+        token_ids: i32[N].
 
     Returns:
-        logprobs f32[L]; ranks i32[L], 1 + tokens with a higher logit or an equal one and a lower id; top_token_ids
-        i32[L, num_top] and top_logprobs f32[L, num_top], best first. A row with NaN or +inf or without any finite logit
+        logprobs f32[N]; ranks i32[N], 1 + tokens with a higher logit or an equal one and a lower id; top_token_ids
+        i32[N, num_top] and top_logprobs f32[N, num_top], best first. A row with NaN or +inf or without any finite logit
         has NaN logprobs, rank 1 and the lowest ids.
     """
-    wide = logits.astype(np.float64)
+    wide = logits[rows].astype(np.float64)
     top = wide.max(axis=1, keepdims=True)
     invalid = ~np.isfinite(top[:, 0])
     with np.errstate(invalid="ignore"):
@@ -227,12 +228,12 @@ def token_logprobs(logits: F32, token_ids: I32, num_top: int) -> tuple[F32, I32,
     logprobs[invalid] = np.nan
     wide[invalid] = 0.0
     order = np.argsort(-wide, axis=1, kind="stable")
-    rows = np.arange(len(logits))
+    places = np.arange(len(wide))
     ranks = np.argmax(order == token_ids[:, None], axis=1) + 1
     ranks[invalid] = 1
     top_token_ids = order[:, :num_top]
     return (
-        logprobs[rows, token_ids].astype(np.float32),
+        logprobs[places, token_ids].astype(np.float32),
         ranks.astype(np.int32),
         top_token_ids.astype(np.int32),
         np.take_along_axis(logprobs, top_token_ids, axis=1).astype(np.float32),

@@ -211,12 +211,19 @@ def logprobs() -> dict[str, dict[str, Any]]:
             logits = logits_of(rng, kind, 6, vocab)
             found[f"{kind}-{vocab}-{num_top}"] = {
                 "logits": logits,
-                "token_ids": rng.integers(0, vocab, 6).astype(np.int32),
+                "rows": rng.integers(0, 6, 7),
+                "token_ids": rng.integers(0, vocab, 7).astype(np.int32),
                 "num_top": num_top,
             }
     broken = broken_rows(rng)["logits"]
-    found["broken-rows"] = {"logits": broken, "token_ids": np.full(len(broken), 8999, np.int32), "num_top": 3}
-    found["no-row"] = {"logits": np.zeros((0, 9), np.float32), "token_ids": np.zeros(0, np.int32), "num_top": 2}
+    none, whole = np.zeros(0, np.int32), np.arange(len(broken))
+    found["broken-rows"] = {
+        "logits": broken,
+        "rows": whole,
+        "token_ids": np.full_like(whole, 8999, np.int32),
+        "num_top": 3,
+    }
+    found["no-row"] = {"logits": np.zeros((0, 9), np.float32), "rows": none, "token_ids": none, "num_top": 2}
     return found
 
 

@@ -244,7 +244,9 @@ def test_logprobs_are_of_raw_logits_for_outputs_of_requests_that_asked(plain: li
             assert np.isnan(result.logprobs.logprobs[outputs]).all()
             continue
         raw = np.stack([logits_after([*prompt, *plain[r][:j]]) for j in range(len(result.row(r)))])
-        logprobs, ranks, top_token_ids, top_logprobs = reference.token_logprobs(raw, result.row(r), 5)
+        logprobs, ranks, top_token_ids, top_logprobs = reference.token_logprobs(
+            raw, np.arange(len(raw)), result.row(r), 5
+        )
         np.testing.assert_allclose(result.logprobs.logprobs[outputs], logprobs, rtol=1e-6)
         np.testing.assert_array_equal(result.logprobs.ranks[outputs], ranks)
         np.testing.assert_array_equal(result.logprobs.top_token_ids[outputs], top_token_ids)

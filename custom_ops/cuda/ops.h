@@ -34,6 +34,7 @@ Error Linear(const LinearParams& p, void* workspace, Stream stream);
 Error MoeFfn(const MoeFfnParams& p, void* workspace, Stream stream);
 Error MtpPostprocess(const MtpPostprocessParams& p, void* workspace, Stream stream);
 Error MtpPreprocess(const MtpPreprocessParams& p, Stream stream);
+Error NewestInputIds(const NewestInputIdsParams& p, Stream stream);
 Error NgramMatch(const NgramMatchParams& p, void* workspace, Stream stream);
 Error PackLinear(const PackLinearParams& p, Stream stream);
 Error PrepareBatch(const PrepareBatchParams& p, Stream stream);

@@ -216,6 +216,13 @@ class SchedulerConfig:
     policy: Literal["fcfs", "priority"] = option(
         "fcfs", Spec("Order of waiting requests: arrival, or priority (lower first).", name="scheduling_policy")
     )
+    async_scheduling: bool = option(
+        True,
+        Spec(
+            "On a GPU, prepare steps and hand out outputs while it computes; changes no output. Off: one after the"
+            " other, as on a CPU."
+        ),
+    )
     max_num_queued_requests: int = option(
         512, Spec("Requests that may wait; more are answered with 429 and Retry-After.", minimum=1)
     )

@@ -139,8 +139,13 @@ def _load_error(base: Config, method: Method, way: Way = ALONE) -> str | None:
 
 def run_alone(base: Config, requests: Sequence[Request]) -> dict[RequestId, Answer]:
     """Run each request by itself with plain decoding: what every other way must reproduce."""
-    with open_engine(base, ALONE, PLAIN) as engine:
+    with open_engine(_in_order(base), ALONE, PLAIN) as engine:
         return _run_each(engine, requests)
+
+
+def _in_order(base: Config) -> Config:
+    """The configuration with which no step begins before the one before it is over."""
+    return replace(base, scheduler=replace(base.scheduler, async_scheduling=False))
 
 
 def make_reference(
@@ -154,7 +159,7 @@ def make_reference(
     Raises:
         CheckpointError, ConfigError: the model cannot be loaded, or takes too few tokens.
     """
-    with open_engine(base, ALONE, PLAIN) as engine:
+    with open_engine(_in_order(base), ALONE, PLAIN) as engine:
         info = engine.model_info
         if info.max_model_len < lengths.whole:
             raise ConfigError(f"max_model_len: expected at least {lengths.whole}, got {info.max_model_len}")

@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.engine.ahead_scheduler import AheadScheduler
 from fastdeploy_sd.engine.arrival_fds import ArrivalFds
 from fastdeploy_sd.engine.commit import commit_result
-from fastdeploy_sd.engine.executor import Executor, FallibleExecutor
+from fastdeploy_sd.engine.executor import Executor, FallibleExecutor, LaunchingExecutor
 from fastdeploy_sd.engine.kv_supply import KvSupply, NoKvSupply
 from fastdeploy_sd.engine.request_state import RequestState
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.engine.step_pipeline import StepPipeline
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput, SchedulerOutput
 
@@ -42,6 +44,10 @@ class Engine:
         self._arrival_fds = ArrivalFds([self._supply.fd, self._scheduler.pool.preparing.fd])
         self._is_stalled = False
         self._pool = self._scheduler.pool
+        launcher = executor.launcher if isinstance(executor, LaunchingExecutor) else None
+        self._pipeline: StepPipeline | None = None
+        if launcher is not None:
+            self._pipeline = StepPipeline(self._scheduler, AheadScheduler(config, self._scheduler), launcher)
 
     @property
     def model_info(self) -> ModelInfo:
@@ -59,7 +65,7 @@ class Engine:
         self._is_stalled = False
 
     def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> list[RequestOutput]:
-        """End requests before the next step.
+        """End requests before the next step; what one that is under way gives for them is nobody's.
 
         Args:
             reason: STOP when a stop string, which only whoever reads the text can see, has completed them.
@@ -73,6 +79,8 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Run the model once for the requests whose turn it is.
 
+        Where the executor launches steps, this starts one and returns what the one before gave, which it waits for.
+
         Returns:
             New tokens and ends; empty when nothing may run or only parts of prompts were computed.
 
@@ -84,6 +92,10 @@ class Engine:
         for arrival in self._supply.arrivals():
             self._pool.take_arrival(arrival)
         refused = self._take_prepared()
+        if self._pipeline is not None:
+            outputs = self._pipeline.advance()
+            self._is_stalled = not self._pipeline.is_running
+            return refused + outputs
         plan = self._scheduler.schedule()
         self._is_stalled = not plan.request_ids
         if self._is_stalled:
@@ -109,8 +121,8 @@ class Engine:
         """Give up what is done for others than the callers of `submit`, whose requests were aborted."""
 
     def has_work(self) -> bool:
-        """Whether any request has not ended. `step` runs nothing while none of them is ready."""
-        return bool(self._pool.states)
+        """Whether any request has not ended, or a step is not over. `step` runs nothing while no request is ready."""
+        return bool(self._pool.states) or (self._pipeline is not None and self._pipeline.is_running)
 
     @property
     def is_stalled(self) -> bool:

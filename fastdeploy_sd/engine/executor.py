@@ -56,6 +56,41 @@ class Executor(Protocol):
         ...
 
 
+class Launcher(Protocol):
+    """Runs steps while its caller does something else. They are finished in the order in which they were started."""
+
+    def start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
+        """Start a step; see `Executor.execute`, which must not be called until it is finished.
+
+        Args:
+            is_open: whether each of its rows gets one token or none, as its plan says, and nothing that a later step
+                needs of them but the token itself.
+
+        Returns:
+            Whether one more step may be started before this one is finished; never where it is not open. That one's
+            plan counts a token for each row of this one that is due; what it gives for a row that has failed, or has
+            ended with its token, is nothing.
+
+        Raises:
+            Exception: as `Executor.execute`.
+        """
+        ...
+
+    def finish(self) -> StepResult:
+        """Wait for the step that was started first, and return its result; see `Executor.execute`."""
+        ...
+
+
+@runtime_checkable
+class LaunchingExecutor(Protocol):
+    """An executor whose device runs in its own time."""
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """Starts its steps; constant, None = only `execute` does."""
+        ...
+
+
 @runtime_checkable
 class FallibleExecutor(Protocol):
     """An executor part of which may end by itself, also between two steps; `execute` raises from then on."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fastdeploy_sd.engine.block_changes import BlockChanges
 from fastdeploy_sd.engine.grammars import Grammars
 from fastdeploy_sd.engine.integrity import verify_pool
 from fastdeploy_sd.engine.kv_supply import SWAP, KvArrival, KvSupply
@@ -19,6 +20,7 @@ from fastdeploy_sd.engine.pending_drafts import PendingDrafts
 from fastdeploy_sd.engine.preparing_requests import PreparingRequests
 from fastdeploy_sd.engine.request_counters import RequestCounters
 from fastdeploy_sd.engine.request_state import RequestState, RequestStatus
+from fastdeploy_sd.engine.rows_under_way import RowsUnderWay
 from fastdeploy_sd.engine.stats_recorder import StatsRecorder
 from fastdeploy_sd.engine.waiting_queue import WaitingQueue
 from fastdeploy_sd.errors import InternalError
@@ -50,7 +52,8 @@ class RequestPool:
         waiting: the queue. preparing: not in it yet.
         admitted: have a seat and blocks, and wait to be ready or for budget; by id.
         running: by key.
-        states: all groups by id.
+        states: all groups by id. num_text_bound: how many of them are, see RequestState.
+        under_way: those in steps that are not over.
     """
 
     def __init__(
@@ -76,11 +79,12 @@ class RequestPool:
         self.admitted: dict[RequestId, RequestState] = {}
         self.running: list[RequestState] = []
         self.states: dict[RequestId, RequestState] = {}
+        self.under_way, self.num_text_bound = RowsUnderWay(kv), 0
         self.max_num_seqs = max_num_seqs
         self.speculation, self._supply = speculation, supply
         self._finished_ids: list[RequestId] = []  # like the preempted ones, since the executor was last told
         self._preempted_ids: list[RequestId] = []
-        self._resized: dict[RequestId, RequestState] = {}  # since the executor was last told
+        self._changes = BlockChanges()
         self._rows: Rows | None = None  # of `running`, None after it changed
         self._running_ids: tuple[RequestId, ...] = ()
 
@@ -109,6 +113,7 @@ class RequestPool:
     def enter(self, state: RequestState, *, is_prepared: bool = True) -> None:
         """Queue a new request, or keep it in front of the queue until its grammar, which it holds, is ready."""
         self.states[state.request_id] = state
+        self.num_text_bound += state.is_text_bound
         (self.waiting.push if is_prepared else self.preparing.add)(state)
         self.stats.num_requests += 1
 
@@ -163,7 +168,7 @@ class RequestPool:
         del self.admitted[state.request_id]
         insort(self.running, state, key=_key)
         self._rows = None
-        self._resized[state.request_id] = state
+        self._changes.note(state)
         state.status = RequestStatus.RUNNING
         if state.arrival is not None:
             self.drafts.hand_over(state.counter_row, state.arrival.drafts)
@@ -218,9 +223,11 @@ class RequestPool:
             self.preparing.remove(state)
         else:
             self.waiting.remove(state)
+        self.under_way.hold(state)
         self.kv.free(state.table, discard=reason is FinishReason.ERROR)
         self.preparing.drop(state.request)
         del self.states[state.request_id]
+        self.num_text_bound -= state.is_text_bound
         metrics = state.metrics(now)
         self.stats.record_finish(
             reason, metrics, state.num_prompt_tokens, state.num_output_tokens, state.request.max_tokens
@@ -254,21 +261,7 @@ class RequestPool:
 
     def take_block_changes(self) -> tuple[tuple[NewRequest, ...], tuple[RequestDelta, ...]]:
         """Requests the executor does not know, and blocks it does not, since the last call; then it counts as told."""
-        new: list[NewRequest] = []
-        deltas: list[RequestDelta] = []
-        for state in self._resized.values():
-            num_sent, block_ids = state.num_sent_blocks, state.table.block_ids
-            state.num_sent_blocks = len(block_ids)
-            if num_sent == len(block_ids):
-                continue  # preempted, ended, or no block was left
-            if num_sent:
-                deltas.append(RequestDelta(state.request_id, tuple(block_ids[num_sent:])))
-            else:
-                token_ids = np.array(state.token_ids, np.int32)
-                is_ahead = state.arrival is not None and state.arrival.is_draft_ahead
-                new.append(NewRequest(state.request, token_ids, state.num_prompt_tokens, tuple(block_ids), is_ahead))
-        self._resized.clear()
-        return tuple(new), tuple(deltas)
+        return self._changes.take()
 
     def check_integrity(self) -> None:
         """Verify every invariant between two steps. O(tokens and blocks); for tests and debug mode.
@@ -293,7 +286,7 @@ class RequestPool:
 
     def _note_slots(self, state: RequestState) -> None:
         self.counters.num_slots[state.counter_row] = state.table.num_slots
-        self._resized[state.request_id] = state
+        self._changes.note(state)
 
 
 def _key(state: RequestState) -> tuple[int, int]:

@@ -48,6 +48,7 @@ class RequestState:
         end_token_ids: tokens that may end it; whether they do is for its stop rule to say.
         method: who drafts for it, resolved.
         has_reports: whether its outputs carry log-probabilities, of tokens or of drafts.
+        is_text_bound: whether what its next step is given hangs on the text before it, or what it brings on the logits.
         max_total_tokens: prompt + max_tokens.
         num_sent_blocks: leading blocks of the table that the executor knows.
         is_ready: whether it may run once it is admitted; else it waits for KV.
@@ -68,6 +69,7 @@ class RequestState:
         "first_token_time",
         "has_reports",
         "is_ready",
+        "is_text_bound",
         "key",
         "max_total_tokens",
         "method",
@@ -116,6 +118,8 @@ class RequestState:
         self.token_ids = array("i", np.ascontiguousarray(request.prompt_token_ids, np.intc).tobytes())
         self.token_ids.frombytes(np.ascontiguousarray(request.output_token_ids, np.intc).tobytes())
         self.has_reports = request.sampling.logprobs is not None or request.speculation.num_draft_logprobs is not None
+        has_rules = bool(request.grammar or request.bad_words_token_ids or request.sampling.min_tokens)
+        self.is_text_bound = has_rules or self.has_reports
         self.num_sent_blocks = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0

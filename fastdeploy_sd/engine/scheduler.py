@@ -23,7 +23,7 @@ from fastdeploy_sd.engine.supply_chain import SupplyChain
 from fastdeploy_sd.engine.swap_space import SwapSpace
 from fastdeploy_sd.errors import BadRequest, shown
 from fastdeploy_sd.kvcache.manager import KVCacheManager
-from fastdeploy_sd.types import I32, ModelInfo, Request, RequestId, SchedulerOutput
+from fastdeploy_sd.types import I32, ModelInfo, Request, RequestId, Rows, SchedulerOutput
 
 
 class Scheduler:
@@ -121,9 +121,12 @@ class Scheduler:
         state = RequestState(request, key, time.time(), self._speculation, self.pool.counters)
         self.pool.enter(state, is_prepared=is_prepared)
 
-    def schedule(self) -> SchedulerOutput:
-        """Plan the next step. With no request to run the plan has no rows, and must not be executed."""
-        step, pool = self._begin_with_running(), self.pool
+    def schedule(self, running: tuple[list[RequestState], Rows] | None = None) -> SchedulerOutput:
+        """Plan the next step, with all running requests or these and their rows of the counters.
+
+        Without rows it must not be executed.
+        """
+        step, pool = self._begin_with_running(running), self.pool
         if self._start_ready(step):
             self._admit_waiting(step)
         finished_ids: tuple[RequestId, ...] = ()
@@ -166,10 +169,10 @@ class Scheduler:
         if self._swap is not None:
             self._swap.check_integrity()
 
-    def _begin_with_running(self) -> StepBuilder:
+    def _begin_with_running(self, running: tuple[list[RequestState], Rows] | None) -> StepBuilder:
         """Begin a step with the running requests in their order, as far as budget and blocks go."""
         pool = self.pool
-        rows = pool.running_rows
+        states, rows = running or (list(pool.running), pool.running_rows)
         num_tokens, num_computed, num_slots, num_draft = pool.counters.read(rows)
         num_own = list(map(sub, num_tokens, num_computed))
         if any(num_draft):
@@ -178,7 +181,7 @@ class Scheduler:
         if max(num_own, default=0) > self._max_chunk_tokens:
             num_own = [min(count, self._max_chunk_tokens) for count in num_own]
         num_new = list(map(add, num_own, num_draft))  # drafts are only behind the last token of a request
-        step = StepBuilder(self._max_num_batched_tokens, list(pool.running), rows, num_new, num_draft)
+        step = StepBuilder(self._max_num_batched_tokens, states, rows, num_new, num_draft)
         if step.budget < 0:
             step.cut_to_budget()
         if any(map(gt, map(add, num_computed, step.num_new), num_slots)):  # the budget may have cut the last rows off

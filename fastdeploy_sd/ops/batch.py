@@ -41,6 +41,18 @@ PREPARE_BATCH = HostOp(
     output_positions=Out(I32, "max_num_logits"),
 )
 
+# See `reference.batch.newest_input_ids_`.
+NEWEST_INPUT_IDS = Op(
+    "newest_input_ids",
+    None,
+    table_rows=In(I32, "num_requests"),
+    token_table=In(I32, "num_table_rows, max_tokens_per_row"),
+    num_tokens=In(I32, "num_table_rows"),
+    query_start_loc=In(I32, "num_requests + 1"),
+    positions=In(I32, "num_ids"),
+    input_ids=InOut(I32, "num_ids"),
+)
+
 # See `reference.batch.append_tokens`.
 APPEND_TOKENS = HostOp(
     "append_tokens",
@@ -72,6 +84,27 @@ TARGET_STEP = HostOp(
     num_valid=Out(I32, "num_requests"),
     num_kv_slots=Out(I32, "num_requests"),
 )
+
+
+def newest_input_ids_(tables: Any, table_rows: A, query_start_loc: A, positions: A, input_ids: A) -> None:
+    """Take the id of every request's last token of a step from the token table, where that has the token.
+
+    Args:
+        tables: `tokens`, i32[S, max_tokens_per_row], and `num_tokens`, i32[S].
+        table_rows: i32[R]. query_start_loc: i32[R+1], a row may have no token. positions: i32[T].
+        input_ids: i32[T], changed.
+
+    Raises:
+        ValueError: a shape or dtype disagrees, offsets fall, or a row or position is outside its table.
+    """
+    NEWEST_INPUT_IDS(
+        table_rows=table_rows,
+        token_table=tables.tokens,
+        num_tokens=tables.num_tokens,
+        query_start_loc=query_start_loc,
+        positions=positions,
+        input_ids=input_ids,
+    )
 
 
 def gather_output_rows(x: A, indices: Any) -> A:

@@ -15,6 +15,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime.arrays import Array, address
 from fastdeploy_sd.runtime.cuda_call import DeviceCall, Workspace
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
+from fastdeploy_sd.runtime.cuda_mark import CudaMark
 from fastdeploy_sd.runtime.cuda_memory import CudaMemory
 from fastdeploy_sd.runtime.cuda_mirror import CudaMirror, CudaTransfers
 from fastdeploy_sd.runtime.cuda_program import CudaProgram
@@ -129,6 +130,10 @@ class CudaDevice:
 
         params = op.params_of(arguments, look, DeviceArray.data_ptr)
         return DeviceCall(self, name, params, arguments)
+
+    def mark(self) -> CudaMark:
+        """See Device."""
+        return CudaMark(self.library, self.stream)
 
     def wait(self) -> None:
         """See Device."""

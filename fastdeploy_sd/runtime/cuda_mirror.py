@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.runtime.arrays import Array, address
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
+from fastdeploy_sd.runtime.cuda_mark import CudaMark
 from fastdeploy_sd.runtime.cuda_memory import CudaMemory, pinned_zeros
 from fastdeploy_sd.runtime.device_tensor import DeviceTensor, element_of
 from fastdeploy_sd.runtime.layout import struct_type
@@ -63,6 +64,10 @@ class CudaMirror:
             self._pinned = self._transfers.pinned(self.array.nbytes)
         self._transfers.start_download(self._piece(begin, end), self._pinned)
 
+    def fetcher(self) -> CudaFetcher:
+        """See Mirror."""
+        return CudaFetcher(self._transfers, self._piece(0, None))
+
     def _piece(self, begin: int, end: int | None) -> Piece:
         rows = self.array.shape[0]
         end = rows if end is None else end
@@ -95,6 +100,25 @@ class Piece:
     def num_bytes(self) -> int:
         """How many there are."""
         return self.end - self.begin
+
+
+class CudaFetcher:
+    """See Fetcher."""
+
+    def __init__(self, transfers: CudaTransfers, piece: Piece) -> None:
+        self._transfers, self._piece = transfers, piece
+        self._pinned = transfers.pinned(piece.num_bytes)
+        self._copied = transfers.mark()
+
+    def start(self) -> None:
+        """See Fetcher."""
+        self._transfers.start_copy_back(self._piece, self._pinned)
+        self._copied.record()
+
+    def take(self) -> None:
+        """See Fetcher."""
+        self._copied.wait()
+        self._piece.host[self._piece.begin : self._piece.end] = self._pinned
 
 
 def _merged(pieces: list[Piece]) -> list[Piece]:
@@ -187,13 +211,21 @@ class CudaTransfers:
         """Return u8[num_bytes] for what comes back; raises MemoryError."""
         return pinned_zeros(self._library, num_bytes)
 
+    def mark(self) -> CudaMark:
+        """Return a mark of the stream."""
+        return CudaMark(self._library, self._stream)
+
+    def start_copy_back(self, piece: Piece, pinned: Bytes) -> None:
+        """Start copying a piece to pinned memory of its size, behind what was started."""
+        self._library.call("start_copy", address(pinned), piece.address, ctypes.c_int64(piece.num_bytes), self._stream)
+
     def start_download(self, piece: Piece, pinned: Bytes) -> None:
         """Start copying a piece back to pinned memory, as large as its mirror, behind what was started.
 
         `finish` takes it from there.
         """
         pinned = pinned[piece.begin : piece.end]
-        self._library.call("start_copy", address(pinned), piece.address, ctypes.c_int64(piece.num_bytes), self._stream)
+        self.start_copy_back(piece, pinned)
         self._down.append((piece.host[piece.begin : piece.end], pinned))
 
     def finish(self) -> None:

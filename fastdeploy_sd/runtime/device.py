@@ -21,6 +21,7 @@ from fastdeploy_sd.runtime.bound_call import Call
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.host_op import HostOp
+from fastdeploy_sd.runtime.mark import HostMark, Mark
 from fastdeploy_sd.runtime.mirror import HostMirror, Mirror
 from fastdeploy_sd.runtime.program import Inputs, Program, Recording, RunnableProgram
 
@@ -120,6 +121,10 @@ class Device(Protocol):
         """
         ...
 
+    def mark(self) -> Mark:
+        """Return a mark that was never recorded."""
+        ...
+
     def wait(self) -> None:
         """Return when all that was started is done, and what was downloaded is where the host reads it.
 
@@ -175,6 +180,9 @@ class CpuDevice:
 
     def bind(self, op: HostOp, **arguments: Any) -> Call:
         return op.bind(**arguments)
+
+    def mark(self) -> HostMark:
+        return HostMark()
 
     def wait(self) -> None:
         pass

@@ -37,6 +37,26 @@ class Mirror(Protocol):
         """Start copying rows [begin, end) to the host, behind what was started; they are there after `Device.wait`."""
         ...
 
+    def fetcher(self) -> Fetcher:
+        """Return what copies the whole array to the host, in memory of its own: several may be under way."""
+        ...
+
+
+class Fetcher(Protocol):
+    """A copy of a whole mirror to the host, made again and again; the next one after `take` only."""
+
+    def start(self) -> None:
+        """Start it, behind what was started."""
+        ...
+
+    def take(self) -> None:
+        """Wait for it, and not for what was started since, and have it in the host's array.
+
+        Raises:
+            ValueError: a kernel before it failed.
+        """
+        ...
+
 
 class HostMirror:
     """The mirror of a device that is the host."""
@@ -54,6 +74,20 @@ class HostMirror:
 
     def download(self, begin: int = 0, end: int | None = None) -> None:
         """See Mirror."""
+
+    def fetcher(self) -> HostFetcher:
+        """See Mirror."""
+        return HostFetcher()
+
+
+class HostFetcher:
+    """Of a device that is the host: nothing is copied."""
+
+    def start(self) -> None:
+        """See Fetcher."""
+
+    def take(self) -> None:
+        """See Fetcher."""
 
 
 def offset_in(array: Array, view: Array) -> int:

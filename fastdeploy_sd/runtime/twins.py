@@ -37,16 +37,47 @@ class Twins(Protocol):
         ...
 
     def send_plan(self) -> None:
-        """Copy what the host has written of a step, but for the masks of grammars."""
+        """Begin a step: copy what the host has written of it, but for the masks of grammars."""
         ...
 
     def send_masks(self) -> None:
         """Copy the masks of grammars, if any row of the step has one or had in the step before."""
         ...
 
-    def fetch_output(self) -> None:
-        """Wait for the step's output tokens, and have them in the host's arrays."""
+    def start_fetch(self) -> Output:
+        """End a step: start to copy its output tokens back. One more step may begin before these are taken."""
         ...
+
+
+class Output(Protocol):
+    """The output tokens of a step, on their way.
+
+    Attributes:
+        idle_s: how long the device had nothing to do before the step, once that is known; 0 on the host, whose calls
+            take its own time.
+    """
+
+    idle_s: float
+
+    def take(self) -> None:
+        """Wait for them, and have them in the host's arrays.
+
+        Raises:
+            ValueError: a kernel failed.
+        """
+        ...
+
+
+class HostOutput:
+    """Of calls that were the host's own."""
+
+    idle_s = 0.0
+
+    def take(self) -> None:
+        """See Output."""
+
+
+_THERE = HostOutput()
 
 
 class NoTwins:
@@ -64,8 +95,8 @@ class NoTwins:
     def send_masks(self) -> None:
         pass
 
-    def fetch_output(self) -> None:
-        pass
+    def start_fetch(self) -> HostOutput:
+        return _THERE
 
 
 NO_TWINS = NoTwins()

@@ -16,7 +16,7 @@ from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.ops.candidates import AcceptPolicy
 from fastdeploy_sd.ops.sampling import SAMPLE, TOP_P_CANDIDATES, settings_of, token_logprobs
 from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
-from fastdeploy_sd.runtime.twins import NO_TWINS, RowsOnDevice, Twins
+from fastdeploy_sd.runtime.twins import NO_TWINS, Output, RowsOnDevice, Twins
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import F32, I32, LogprobArrays, SamplingArrays, VerifyResult
 
@@ -131,6 +131,11 @@ class Verifier:
         )
 
     def verify(self, *, has_reports: bool = True) -> tuple[VerifyResult, tuple[int, ...]]:
+        """Verify the step that the memory holds; see `start` and `finish`."""
+        m, output = self._memory, self.start()
+        return self.finish(output, m.num_requests, m.cu_num_logits, has_reports=has_reports)
+
+    def start(self) -> Output:
         """Draw the target's token at every logits row, keep a prefix of the drafts and emit the token after it.
 
         The token at absolute position p of a request is drawn with the uniform of (seed, p), penalties counting the
@@ -139,14 +144,6 @@ class Verifier:
         drafts; which other strategies and policies keep, see VerifyRule. Log-probabilities are of the raw logits.
 
         The output may go on after a token that ends its request: where a request ends is for the caller to decide.
-
-        Args:
-            has_reports: False = no request wants log-probabilities, and none is asked.
-
-        Returns:
-            The result, and the rows of requests that failed: one of their used logits rows had no valid distribution. A
-            failed row has no output and no accepted draft. Verifying by equality uses the rows before such a row only,
-            so that a request fails with the output that plain decoding gives it; the others fail a step with any.
 
         Raises:
             ValueError: an offset or a parameter is out of its range; the text names it.
@@ -157,21 +154,36 @@ class Verifier:
         self._twins.send_masks()
         draw.run()
         accept.run()
-        self._twins.fetch_output()
-        cu_num_output = m.cu_num_output[: m.num_requests + 1]
+        return self._twins.start_fetch()
+
+    def finish(
+        self, output: Output, num_requests: int, cu_num_logits: I32, *, has_reports: bool = True
+    ) -> tuple[VerifyResult, tuple[int, ...]]:
+        """Wait for what `start` gave.
+
+        Args:
+            num_requests, cu_num_logits: of that step, R and i32[R+1].
+            has_reports: False = no request wants log-probabilities, and none is asked. Else the memory has that step.
+
+        Returns:
+            The result, and the rows of requests that failed: one of their used logits rows had no valid distribution. A
+            failed row has no output and no accepted draft. Verifying by equality uses the rows before such a row only,
+            so that a request fails with the output that plain decoding gives it; the others fail a step with any.
+
+        Raises:
+            ValueError: a kernel failed.
+        """
+        output.take()
+        m = self._memory
+        cu_num_output = m.cu_num_output[: num_requests + 1]
         result = VerifyResult(
-            m.output_token_ids[: cu_num_output.item(-1)], cu_num_output, m.num_accepted[: m.num_requests]
+            m.output_token_ids[: cu_num_output.item(-1)], cu_num_output, m.num_accepted[:num_requests]
         )
         if has_reports:
             wanted = self._num_logprobs.take(m.table_rows[: m.num_requests])
             if (wanted >= 0).any():
                 result = replace(result, logprobs=self._logprobs(wanted, result))
-        return result, self._failed_rows(cu_num_output) if m.num_failed.item(0) else ()
-
-    def _failed_rows(self, cu_num_output: I32) -> tuple[int, ...]:
-        """A row with logits always has output, unless it failed."""
-        num_logits = np.diff(self._memory.cu_num_logits[: len(cu_num_output)])
-        return tuple(np.flatnonzero((num_logits > 0) & (np.diff(cu_num_output) == 0)).tolist())
+        return result, _failed_rows(cu_num_logits, cu_num_output) if m.num_failed.item(0) else ()
 
     def _logprobs(self, wanted: I32, result: VerifyResult) -> LogprobArrays:
         """Log-probabilities of the output tokens of requests that asked; other outputs have NaN and rank 0.
@@ -187,3 +199,9 @@ class Verifier:
         out = LogprobArrays.empty(len(result.token_ids), num_top)
         out.put(asked, found)
         return out
+
+
+def _failed_rows(cu_num_logits: I32, cu_num_output: I32) -> tuple[int, ...]:
+    """A row with logits always has output, unless it failed."""
+    num_logits = np.diff(cu_num_logits[: len(cu_num_output)])
+    return tuple(np.flatnonzero((num_logits > 0) & (np.diff(cu_num_output) == 0)).tolist())

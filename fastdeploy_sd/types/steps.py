@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fastdeploy_sd.types.arrays import F32, I32, U64
+from fastdeploy_sd.types.arrays import F32, I32, U64, Rows
 from fastdeploy_sd.types.choices import ChoiceReport
 from fastdeploy_sd.types.drafts import DraftTokens, LogprobArrays
 from fastdeploy_sd.types.requests import Request, RequestId
@@ -66,6 +66,21 @@ class SchedulerOutput:
     finished_ids: tuple[RequestId, ...] = ()
     preempted_ids: tuple[RequestId, ...] = ()
     num_prompt_tokens_ahead: int = 0
+
+    def take(self, rows: Rows) -> SchedulerOutput:
+        """Return the plan of some rows, intp[n] rising, with nobody who comes or goes: that is for all at once."""
+        return replace(
+            self,
+            request_ids=tuple([self.request_ids[r] for r in rows.tolist()]),
+            new=(),
+            deltas=(),
+            num_computed_tokens=self.num_computed_tokens[rows],
+            num_new_tokens=self.num_new_tokens[rows],
+            draft=self.draft.take(rows),
+            max_draft_len=self.max_draft_len[rows],
+            finished_ids=(),
+            preempted_ids=(),
+        )
 
 
 class StepView:
@@ -143,6 +158,11 @@ class VerifyResult(StepView):
     num_accepted: I32
     logprobs: LogprobArrays | None = None
 
+    def take(self, rows: Rows) -> VerifyResult:
+        """Return some rows, intp[n] rising."""
+        taken = DraftTokens(self.token_ids, self.cu_num_output, None, self.logprobs).take(rows)
+        return VerifyResult(taken.token_ids, taken.cu_num_draft, self.num_accepted[rows], taken.logprobs)
+
     def row(self, r: int) -> I32:
         return self.token_ids[self.cu_num_output[r] : self.cu_num_output[r + 1]]
 
@@ -170,3 +190,14 @@ class StepResult(StepView):
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     choice: ChoiceReport | None = None
     num_rests: int = 0
+
+    def take(self, rows: Rows) -> StepResult:
+        """Return the result of some rows, intp[n] rising."""
+        request_ids = tuple([self.request_ids[r] for r in rows.tolist()])
+        return replace(
+            self,
+            request_ids=request_ids,
+            verified=self.verified.take(rows),
+            drafts=self.drafts.take(rows),
+            failed={request_id: self.failed[request_id] for request_id in request_ids if request_id in self.failed},
+        )

@@ -5,13 +5,67 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
 from fastdeploy_sd.runtime.bound_call import Call
 from fastdeploy_sd.runtime.twins import NO_TWINS, Twins
 from fastdeploy_sd.step_memory import StepMemory
-from fastdeploy_sd.types import SchedulerOutput
+from fastdeploy_sd.types import I32, SchedulerOutput, VerifyResult, offsets
 from fastdeploy_sd.worker.request_table import RequestTable
+
+
+class OpenRows:
+    """The rows of a step that runs, of which the next one is prepared before their tokens are known.
+
+    Without drafts, a row that is due gets one token, unless it fails.
+
+    Attributes:
+        num_requests: R.
+        table_rows: i32[R].
+        cu_num_logits: i32[R+1]; a row that is due has one.
+        is_kept: bool[R]; False = the request was dropped since, and its table row may be another's.
+    """
+
+    def __init__(self, memory: StepMemory) -> None:
+        n = self.num_requests = memory.num_requests
+        self.table_rows, self.cu_num_logits = memory.table_rows[:n].copy(), memory.cu_num_logits[: n + 1].copy()
+        self.is_kept = np.ones(n, np.bool_)
+
+    def drop(self, table_rows: I32) -> None:
+        """Note that the requests of some table rows were dropped."""
+        self.is_kept &= ~np.isin(self.table_rows, table_rows)
+
+    @property
+    def due_table_rows(self) -> I32:
+        """Of the rows that get a token, and are kept."""
+        due: I32 = self.table_rows[(np.diff(self.cu_num_logits) > 0) & self.is_kept]
+        return due
+
+
+class _OpenOutput:
+    """The output of open rows, as APPEND_TOKENS reads it.
+
+    Args:
+        num_requests: R at most.
+    """
+
+    def __init__(self, num_requests: int) -> None:
+        self.table_rows, self.token_ids, self.planned_drafts, self.num_committed, self.max_draft_len = np.zeros(
+            (5, num_requests), np.int32
+        )
+        self.cu_num_output = np.zeros(num_requests + 1, np.int32)
+
+    def take(self, rows: OpenRows, result: VerifyResult) -> int:
+        """Write the output of the rows that are kept; returns how many these are."""
+        counts = np.diff(result.cu_num_output)
+        token_ids = result.token_ids[np.repeat(rows.is_kept, counts)]
+        n = int(np.count_nonzero(rows.is_kept))
+        self.table_rows[:n] = rows.table_rows[rows.is_kept]
+        self.token_ids[: len(token_ids)] = token_ids
+        self.cu_num_output[: n + 1] = offsets(counts[rows.is_kept])
+        return n
 
 
 class BatchBuilder:
@@ -25,10 +79,13 @@ class BatchBuilder:
     def __init__(self, table: RequestTable, memory: StepMemory, twins: Twins = NO_TWINS) -> None:
         m = self._memory = memory
         self._table = table
+        is_host = twins is NO_TWINS
+        # Of a device's steps: committed, or on their way.
+        self._num_tokens = table.num_tokens if is_host else np.zeros_like(table.num_tokens)
         self._prepare = PREPARE_BATCH.bind(
             table_rows=m.table_rows,
             token_table=table.tokens,
-            num_tokens=table.num_tokens,
+            num_tokens=self._num_tokens,
             block_tables=table.blocks,
             num_computed=m.num_computed,
             num_new=m.num_new,
@@ -59,10 +116,16 @@ class BatchBuilder:
             "max_draft_len": m.max_draft_len,
         }
         self._append = APPEND_TOKENS.bind(**appended)
-        self._append_there: Call | None = None if twins is NO_TWINS else twins.bind(APPEND_TOKENS, **appended)
+        self._append_there: Call | None = None if is_host else twins.bind(APPEND_TOKENS, **appended)
+        if not is_host:
+            self._open_output = _OpenOutput(m.limits.num_requests)
+            self._append_open = APPEND_TOKENS.bind(**appended | vars(self._open_output))
 
-    def build(self, plan: SchedulerOutput) -> None:
+    def build(self, plan: SchedulerOutput, before: OpenRows | None = None) -> None:
         """Write a step's plan, maps and masks into the memory.
+
+        Args:
+            before: of the step that is under way, None = there is none.
 
         Raises:
             ValueError: the plan is larger than the memory, or contradicts the table (counts, blocks); the text names
@@ -77,7 +140,12 @@ class BatchBuilder:
             if got > bound:
                 raise ValueError(f"{name}: expected at most {bound}, got {got}")
         m.num_requests = n
-        m.table_rows[:n] = self._table.table_rows(plan.request_ids)
+        rows = m.table_rows[:n]
+        rows[:] = self._table.table_rows(plan.request_ids)
+        if self._num_tokens is not self._table.num_tokens:
+            self._num_tokens[rows] = self._table.num_tokens.take(rows)
+            if before is not None:
+                self._num_tokens[before.due_table_rows] += 1
         m.num_computed[:n] = plan.num_computed_tokens
         m.num_new[:n] = plan.num_new_tokens
         m.planned_drafts[:n] = plan.max_draft_len
@@ -90,6 +158,11 @@ class BatchBuilder:
         m.num_tokens, m.num_logits = m.query_start_loc.item(n), m.cu_num_logits.item(n)
         self._write_masks()
 
+    def open(self) -> OpenRows:
+        """Start to append the step's output where the device has the table, before the host knows it."""
+        self._start_append()
+        return OpenRows(self._memory)
+
     def commit(self) -> None:
         """Append every row's output tokens, and say in the memory how many it has and how many may be drafted.
 
@@ -99,12 +172,24 @@ class BatchBuilder:
         """
         self._append.params.num_requests = self._memory.num_requests
         self._append.run()  # the host's first: it looks at what it is given
+        try:
+            self._start_append()
+        except Exception as error:
+            raise DeviceLost(f"the GPU's table of requests is behind the host's: {error}") from error
+
+    def commit_open(self, rows: OpenRows, result: VerifyResult) -> None:
+        """Append the output of a step that was opened, where another one may be in the memory.
+
+        Raises:
+            ValueError: as `commit`.
+        """
+        self._append_open.params.num_requests = self._open_output.take(rows, result)
+        self._append_open.run()
+
+    def _start_append(self) -> None:
         if self._append_there is not None:
             self._append_there.params.num_requests = self._memory.num_requests
-            try:
-                self._append_there.run()
-            except Exception as error:
-                raise DeviceLost(f"the GPU's table of requests is behind the host's: {error}") from error
+            self._append_there.run()
 
     def _write_masks(self) -> None:
         """The tokens that each row of logits forbids."""

@@ -33,6 +33,7 @@ from fastdeploy_sd.worker.loading_errors import loading
 from fastdeploy_sd.worker.rank_group import RankGroup
 from fastdeploy_sd.worker.runner import ModelRunner
 from fastdeploy_sd.worker.speed_limits import SpeedLimits
+from fastdeploy_sd.worker.step_launcher import StepLauncher
 from fastdeploy_sd.worker.swap import open_block_store
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class LocalExecutor:
         kv_identity: what KV it is.
         layer_signals: of the steps, on a prefill instance only.
         grammars: what compiles for the requests, if anything does.
+        launcher: of steps that run while the host does something else; None = `execute` alone.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class LocalExecutor:
         self._runner: ModelRunner | None = runner
         self._store = store
         self.grammars: GrammarStore | None = None
+        self.launcher: StepLauncher | None = None
         self.kv_pages, self.kv_identity, self.layer_signals = kv_pages, kv_identity, layer_signals
         self._model_info = model_info
 
@@ -154,6 +157,8 @@ def create_executor(
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     executor = LocalExecutor(runner, info, pages, loaded.kv_identity, store, loaded.signals)
     executor.grammars = grammars
+    if not is_host and lead is None and loaded.signals is None and config.scheduler.async_scheduling:
+        executor.launcher = StepLauncher(runner, table)
     return executor
 
 

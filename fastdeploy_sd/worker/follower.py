@@ -23,7 +23,6 @@ from fastdeploy_sd.worker.commands import (
 from fastdeploy_sd.worker.draft_inputs import DraftInputs
 from fastdeploy_sd.worker.forward import Forward
 from fastdeploy_sd.worker.request_table import RequestTable
-from fastdeploy_sd.worker.step_rows import plan_of_rows
 
 
 class ModelFollower:
@@ -66,7 +65,7 @@ class ModelFollower:
         """Run rows of the step; nothing that a further attempt looks at has changed if that raises."""
         if isinstance(attempt, RunRows):
             assert self._plan is not None, "rows of no plan"
-            self._ran = self._plan if attempt.rows is None else plan_of_rows(self._plan, attempt.rows.astype(np.intp))
+            self._ran = self._plan if attempt.rows is None else self._plan.take(attempt.rows.astype(np.intp))
             self._batches.build(self._ran)
             self._forward()
         else:

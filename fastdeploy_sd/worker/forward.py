@@ -8,7 +8,7 @@ memory and leave their result where it always is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import paddle
@@ -16,7 +16,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
-from fastdeploy_sd.ops.batch import gather_output_rows
+from fastdeploy_sd.ops.batch import gather_output_rows, newest_input_ids_
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
 from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.runtime.arrays import Array
@@ -29,6 +29,17 @@ from fastdeploy_sd.types import F32, I32
 
 OnStored = Callable[[KvCache[Tensor], AttentionInputs], None]
 OnHidden = Callable[[AttentionInputs, Tensor], None]
+
+
+class TokenTable(NamedTuple):
+    """The committed tokens of the requests.
+
+    Attributes:
+        tokens: i32[S, max_model_len]. num_tokens: i32[S].
+    """
+
+    tokens: Any
+    num_tokens: Any
 
 
 class Forward(Protocol):
@@ -98,6 +109,7 @@ class RecordedForward:
     Args:
         on_stored, on_hidden: what they call is recorded.
         twins: of the memory and the tables, where the model is on a device.
+        known: what the pass first takes the requests' last tokens from, where the device has them before the host.
 
     Raises:
         RecordingError: the model does something that cannot be recorded.
@@ -114,9 +126,12 @@ class RecordedForward:
         on_stored: OnStored | None = None,
         on_hidden: OnHidden | None = None,
         twins: Twins = NO_TWINS,
+        known: TokenTable | None = None,
     ) -> None:
         recorder, limits = Recorder(), memory.limits
         arrays = _inputs(memory, block_tables)
+        if known is not None:
+            arrays |= {"token_table": known.tokens, "num_known": known.num_tokens}
         inputs = {
             name: recorder.add_input(
                 name,
@@ -130,6 +145,9 @@ class RecordedForward:
             "num_requests": limits.num_requests,
             "num_logits": limits.num_logits,
         }
+        if known is not None:
+            of_request = (inputs[name] for name in ("table_rows", "query_start_loc", "positions", "input_ids"))
+            newest_input_ids_(TokenTable(inputs["token_table"], inputs["num_known"]), *of_request)
         outputs = _run(decoder, caches, rotary, inputs, on_stored, on_hidden)
         self._memory, self._twins = memory, twins
         self.program = device().program(

@@ -25,7 +25,7 @@ from fastdeploy_sd.worker import kv_sizing
 from fastdeploy_sd.worker.draft_layers import DraftLayers, draft_scheme
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.eager_operators import load_operators
-from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
+from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward, TokenTable
 from fastdeploy_sd.worker.kept_hidden import allocate_kept_hidden, keeping
 from fastdeploy_sd.worker.kept_measurements import machine_key, measurements_folder
 from fastdeploy_sd.worker.kv_identity import KvIdentity
@@ -121,7 +121,8 @@ def load(config: Config, group: RankGroup) -> Loaded:
     kept_hidden = allocate_kept_hidden(kv.own.block_hidden, block_size, max_num_seqs, num_drafts)
     on_hidden = keeping(kept_hidden[0]) if kept_hidden else None
     over = model.decoder, kv.own.caches, rotary, memory, table.blocks, on_stored, on_hidden
-    forward = EagerForward(*over) if config.model.enforce_eager else RecordedForward(*over, twins)
+    known = None if is_host else TokenTable(table.tokens, table.num_tokens)
+    forward = EagerForward(*over) if config.model.enforce_eager else RecordedForward(*over, twins, known)
     draft_source = None if draft_weights is None else draft_weights.checkpoint
     kernels = None if is_host else f"CUDA, {device().text}"
     identity = KvIdentity.of(config, decoder_config, kv.format.kv_dtype, checkpoint, draft_source, kernels)

@@ -131,6 +131,12 @@ class RequestTable:
             allowed_bits=memory.allowed_bits,
         )
 
+    def send_all(self) -> None:
+        """Have whoever copies the columns copy those of every request again."""
+        table_rows = self._table_row_of.values()
+        self.new_rows.update(table_rows)
+        self.rows_with_blocks.update(table_rows)
+
     def drop(self, request_ids: Iterable[RequestId]) -> I32:
         """Forget requests and return their table rows; unknown ids are ignored: some end before they ran."""
         dropped = []

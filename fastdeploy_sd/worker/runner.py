@@ -30,15 +30,16 @@ from fastdeploy_sd.types import (
     VerifyResult,
     offsets,
 )
-from fastdeploy_sd.worker.batch import BatchBuilder
+from fastdeploy_sd.worker.batch import BatchBuilder, OpenRows
 from fastdeploy_sd.worker.commands import RunRows, TakeOutput
 from fastdeploy_sd.worker.draft_inputs import DraftInputs
 from fastdeploy_sd.worker.forward import Forward
 from fastdeploy_sd.worker.guided_rows import GuidedRows
+from fastdeploy_sd.worker.launched_step import LaunchedStep
 from fastdeploy_sd.worker.layer_signals import LayerSignals
 from fastdeploy_sd.worker.lead import Alone, Lead
 from fastdeploy_sd.worker.request_table import RequestTable
-from fastdeploy_sd.worker.step_rows import merge_results, plan_of_rows
+from fastdeploy_sd.worker.step_rows import merge_results
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class ModelRunner:
         running the step without them: nothing of a request has changed before its output is appended, and KV is written
         again where it was. The others get what they would get anyway, as no row depends on those beside it.
         """
-        refused = self._take_in(plan)
+        refused, _ = self.take_in(plan)
         if not plan.request_ids:
             return StepResult(plan.step_id, (), _NO_OUTPUT, DraftTokens.none(0))
         if not refused:
@@ -100,9 +101,9 @@ class ModelRunner:
                 return self._run(plan)
             except Exception:
                 _log.exception("a step of %d requests failed; trying them apart", len(plan.request_ids))
-        return self._run_apart(plan, refused)
+        return self.run_apart(plan, refused)
 
-    def _run_apart(self, plan: SchedulerOutput, refused: Mapping[RequestId, Exception]) -> StepResult:
+    def run_apart(self, plan: SchedulerOutput, refused: Mapping[RequestId, Exception]) -> StepResult:
         """Run the rows that the table has taken, in as few parts as do not fail."""
         if self._signals is not None:
             self._signals.stop()
@@ -118,7 +119,7 @@ class ModelRunner:
         return merge_results(plan, results, {request_id: _described(error) for request_id, error in failed.items()})
 
     def _run_rows(self, plan: SchedulerOutput, rows: Rows) -> StepResult:
-        return self._run(plan_of_rows(plan, rows), rows.astype(np.int32))
+        return self._run(plan.take(rows), rows.astype(np.int32))
 
     def _run(self, plan: SchedulerOutput, rows: I32 | None = None) -> StepResult:
         """Run a plan whose requests the table has; raises before any of them has changed, or not at all.
@@ -126,21 +127,50 @@ class ModelRunner:
         Args:
             rows: which these are of the plan that was taken in; None = all.
         """
-        begin = time.perf_counter()
         with self._lead.attempt(lambda number: RunRows(number, rows)):
-            self._batches.build(plan)
-            built = time.perf_counter()
-            with self._guided.masks():
-                self._forward()
-            computed = time.perf_counter()
-            result, failed_rows = self._verifier.verify(has_reports=self._table.num_reports > 0)
-            verified = time.perf_counter()
+            step = self.launch(plan)
+            step.wait_begin = step.launched
+            found = self._wait(step)
+        return self._complete(step, *found)
+
+    def launch(self, plan: SchedulerOutput, before: OpenRows | None = None, *, is_open: bool = False) -> LaunchedStep:
+        """Run a plan up to its tokens, or have a device start to.
+
+        Args:
+            before: see BatchBuilder.build.
+            is_open: whether another step may be launched before `finish`.
+        """
+        begin = time.perf_counter()
+        self._batches.build(plan, before)
+        built = time.perf_counter()
+        with self._guided.masks():
+            self._forward()
+        computed = time.perf_counter()
+        output = self._verifier.start()
+        rows = self._batches.open() if is_open else None
+        return LaunchedStep(plan, output, rows, begin, built, computed, time.perf_counter())
+
+    def finish(self, step: LaunchedStep) -> StepResult:
+        """Take the tokens of a step that was launched, and draft behind them. Raises as `_run`."""
+        step.wait_begin = time.perf_counter()
+        return self._complete(step, *self._wait(step))
+
+    def _wait(self, step: LaunchedStep) -> tuple[VerifyResult, tuple[int, ...]]:
+        at: StepMemory | OpenRows = step.rows or self._memory
+        has_reports = step.rows is None and self._table.num_reports > 0
+        return self._verifier.finish(step.output, at.num_requests, at.cu_num_logits, has_reports=has_reports)
+
+    def _complete(self, step: LaunchedStep, result: VerifyResult, failed_rows: tuple[int, ...]) -> StepResult:
+        plan, verified = step.plan, time.perf_counter()
         failures = {r: self._guided.failure(r, self._logits) or _NOT_FINITE for r in failed_rows}
-        self._batches.commit()
+        if step.rows is None:
+            self._batches.commit()
+        else:
+            self._batches.commit_open(step.rows, result)
         self._guided.advance(result)
         self._lead.post(TakeOutput(result.token_ids, result.cu_num_output))
         self._board.num_prompt_tokens_ahead = plan.num_prompt_tokens_ahead
-        self._tell_board(verified - begin, begin - self._ended)
+        self._tell_board(verified - step.begin, step.begin - self._ended)
         drafts = self._propose(plan.request_ids)
         drafted = self._ended = time.perf_counter()
         return StepResult(
@@ -149,12 +179,7 @@ class ModelRunner:
             verified=result,
             drafts=drafts,
             failed={plan.request_ids[r]: failures[r] for r in failed_rows} if failed_rows else _NOBODY,
-            timings_ms={
-                "batch": (built - begin) * 1e3,
-                "forward": (computed - built) * 1e3,
-                "verify": (verified - computed) * 1e3,
-                "draft": (drafted - verified) * 1e3,
-            },
+            timings_ms=step.timings_ms(verified, drafted),
             choice=self._board.report,
             num_rests=self._board.num_rests,
         )
@@ -165,8 +190,12 @@ class ModelRunner:
         # Every row of logits is a request's newest token or a draft; what has none is a part of a prompt.
         b.num_prompt_tokens = m.num_tokens - m.num_logits
 
-    def _take_in(self, plan: SchedulerOutput) -> Mapping[RequestId, Exception]:
-        """Let the table and the drafting method know who came and went; returns whom the table refused."""
+    def take_in(self, plan: SchedulerOutput) -> tuple[Mapping[RequestId, Exception], I32]:
+        """Let the table and the drafting method know who came and went.
+
+        Returns:
+            Whom the table refused, and the table rows i32[n] that were given up.
+        """
         unmatched = self._guided.admit(plan.new)
         taken = plan
         if unmatched:
@@ -180,7 +209,7 @@ class ModelRunner:
         if changes.added:
             self._board.num_rests = 0
             self._begin(plan, changes.added)
-        return refused
+        return refused, changes.dropped
 
     def _begin(self, plan: SchedulerOutput, added: Sequence[tuple[NewRequest, int]]) -> None:
         row_of = {request_id: row for row, request_id in enumerate(plan.request_ids)}

@@ -1,29 +1,12 @@
-"""A step run in parts: the plan of some of its rows, and the result of all rows from the parts'. Knows no model."""
+"""A step run in parts: the result of all rows from the parts'. Knows no model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from fastdeploy_sd.types import DraftTokens, RequestId, Rows, SchedulerOutput, StepResult, VerifyResult
-
-
-def plan_of_rows(plan: SchedulerOutput, rows: Rows) -> SchedulerOutput:
-    """Return the plan of some rows, intp[n] rising, with nobody who comes or goes: that is applied for all at once."""
-    return replace(
-        plan,
-        request_ids=tuple(plan.request_ids[r] for r in rows.tolist()),
-        new=(),
-        deltas=(),
-        num_computed_tokens=plan.num_computed_tokens[rows],
-        num_new_tokens=plan.num_new_tokens[rows],
-        draft=plan.draft.take(rows),
-        max_draft_len=plan.max_draft_len[rows],
-        finished_ids=(),
-        preempted_ids=(),
-    )
 
 
 def merge_results(

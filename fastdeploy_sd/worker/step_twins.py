@@ -10,6 +10,7 @@ import numpy.typing as npt
 from fastdeploy_sd.runtime.bound_call import Call
 from fastdeploy_sd.runtime.device import Device
 from fastdeploy_sd.runtime.host_op import HostOp
+from fastdeploy_sd.runtime.mirror import Mirror
 from fastdeploy_sd.runtime.twins import RowsOnDevice
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.worker.request_table import RequestTable
@@ -19,6 +20,38 @@ _COLUMNS = (
     "tokens", "num_tokens", "max_total", "count_rows", "temperature", "top_k", "top_p", "min_p", "repetition",
     "presence", "frequency", "seed", "num_bias", "bias_token_ids", "bias_values",
 )  # fmt: skip
+
+
+# Of the step whose output is taken, of the one before it, with which the device went idle, and of the one begun since.
+_NUM_ENDS = 3
+
+
+class _StepEnd:
+    """See Output."""
+
+    def __init__(self, device: Device, output: Mirror) -> None:
+        self.idle_s = 0.0
+        self.is_over = False
+        self._begun, self._ended, self._fetcher = device.mark(), device.mark(), output.fetcher()
+        self._before: _StepEnd | None = None
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.is_over, self._before = False, None
+        self._begun.record()
+
+    def start(self, before: _StepEnd) -> None:
+        """Start the copy, behind the step that began last; `before` is that of the step before it."""
+        self._fetcher.start()
+        self._ended.record()
+        self._before = before
+
+    def take(self) -> None:
+        self._fetcher.take()
+        self._ended.wait()
+        before, self._before, self.is_over = self._before, None, True
+        is_known = before is not None and before.is_over
+        self.idle_s = max(self._begun.seconds_since(before._ended), 0.0) if is_known and before is not None else 0.0
 
 
 class StepTwins:
@@ -40,6 +73,8 @@ class StepTwins:
         self._columns = [device.mirror(getattr(table, name)) for name in _COLUMNS]
         self._forbidden = device.mirror(memory.mask_token_ids)
         self._allowed = device.mirror(memory.allowed_rows), device.mirror(memory.allowed_bits)
+        self._ends = [_StepEnd(device, self._output) for _ in range(_NUM_ENDS)]
+        self._turn = 0
         self._num_allowed = 0  # rows of allowed_rows that a step has sent and may not be -1
         self._whole = {
             id(mirror.array): mirror
@@ -61,6 +96,8 @@ class StepTwins:
         return self._device.bind(op, **{name: self._argument(value) for name, value in arguments.items()})
 
     def send_plan(self) -> None:
+        self._turn = (self._turn + 1) % _NUM_ENDS
+        self._ends[self._turn].begin()
         m, table = self._memory, self._table
         for row in table.new_rows:
             for column in self._columns:
@@ -82,9 +119,10 @@ class StepTwins:
             bits.upload(0, self._memory.num_allowed)
         self._num_allowed = self._memory.num_allowed
 
-    def fetch_output(self) -> None:
-        self._output.download()
-        self._device.wait()
+    def start_fetch(self) -> _StepEnd:
+        end = self._ends[self._turn]
+        end.start(self._ends[self._turn - 1])
+        return end
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, RowsOnDevice):

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from fastdeploy_sd.engine.block_store import BlockStore
+from fastdeploy_sd.engine.executor import Launcher
 from fastdeploy_sd.engine.grammars import Grammars
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import (
@@ -38,6 +39,7 @@ class _Row:
 
     Attributes:
         drafted: (token, source) of what was last proposed.
+        has_failed: whether what it gives is nobody's.
     """
 
     request: Request
@@ -47,6 +49,7 @@ class _Row:
     table_row: int
     prefixes: list[int] = field(default_factory=list)
     drafted: list[tuple[int, int]] = field(default_factory=list)
+    has_failed: bool = False
 
     def prefix_after(self, num_tokens: int) -> int:
         while len(self.prefixes) < num_tokens:
@@ -94,6 +97,7 @@ class ToyExecutor:
         self.is_shut_down = False
         self.block_store: BlockStore | None = None
         self.grammars: Grammars | None = None
+        self.launcher: Launcher | None = None
 
     @property
     def known_request_ids(self) -> set[RequestId]:
@@ -204,6 +208,8 @@ class ToyExecutor:
 
     def _run_row(self, row: _Row, plan: SchedulerOutput, r: int) -> None:
         """Check the context in the cache, then write this step's tokens behind it."""
+        if row.has_failed:
+            return
         start, num_new = int(plan.num_computed_tokens[r]), int(plan.num_new_tokens[r])
         drafts = plan.draft.row(r).tolist()
         end = start + num_new - len(drafts)
@@ -228,11 +234,14 @@ class ToyExecutor:
         """Sample the target at each logits row; keep drafts while they are the same token."""
         request_id = plan.request_ids[r]
         row, drafts = self._rows[request_id], plan.draft.row(r).tolist()
+        if row.has_failed:
+            return []
         if plan.num_computed_tokens[r] + plan.num_new_tokens[r] - len(drafts) < len(row.token_ids):
             return []
         num_output = len(row.token_ids) - row.num_prompt_tokens
         if num_output >= self._failures.get(request_id, 1 << 62):
             failed[request_id] = ("InternalError", "non-finite logits")
+            row.has_failed = True
             return []
         prefix = row.prefix_after(len(row.token_ids))
         output: list[int] = []

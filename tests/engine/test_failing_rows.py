@@ -15,7 +15,8 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode import router
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.spec_decode.router import create_method
-from fastdeploy_sd.types import I32, DraftTokens, FinishReason, Request, RequestId, SchedulerOutput, StepResult
+from fastdeploy_sd.types import I32, DraftTokens, FinishReason, Request, RequestId, SchedulerOutput
+from fastdeploy_sd.worker.launched_step import LaunchedStep
 from fastdeploy_sd.worker.runner import ModelRunner
 from tests.doubles.engines import Transcript
 from tests.engine.models import References, double
@@ -31,7 +32,7 @@ METHODS = ["naive", "ngram", "suffix", "mtp", "mtp-ngram", "mixed", "auto"]
 PHASES = {
     "batch": ("_batches", "build"),
     "forward": ("_forward", None),
-    "verify": ("_verifier", "verify"),
+    "verify": ("_verifier", "start"),
     "commit": ("_batches", "commit"),
 }
 
@@ -78,14 +79,14 @@ class Fault:
 
 
 def note_requests(runner: ModelRunner) -> list[RequestId]:
-    """A list that holds the requests of the step, or part of one, that runs."""
-    running, real = list[RequestId](), runner._run
+    """A list that holds the requests of the step, or part of one, that was launched last."""
+    running, real = list[RequestId](), runner.launch
 
-    def noted(plan: SchedulerOutput, rows: I32 | None = None) -> StepResult:
+    def noted(plan: SchedulerOutput, *args: Any, **kwargs: Any) -> LaunchedStep:
         running[:] = plan.request_ids
-        return real(plan, rows)
+        return real(plan, *args, **kwargs)
 
-    setattr(runner, "_run", noted)  # noqa: B010 (mypy takes methods for constants)
+    setattr(runner, "launch", noted)  # noqa: B010 (mypy takes methods for constants)
     return running
 
 

@@ -115,14 +115,14 @@ def test_a_failing_rank_0_leaves_the_others_in_step(references: References) -> N
     [column] = standard_methods(["mtp"], [4])
     with open_engine(on_ranks(reference.base, 2), WAY, column) as engine:
         runner = _first(engine)._runner  # type: ignore[attr-defined]
-        real, count = runner._verifier.verify, iter(range(1 << 30))
+        real, count = runner._verifier.finish, iter(range(1 << 30))
 
-        def verify(**options: bool) -> object:
+        def finish(*args: object, **options: bool) -> object:
             if next(count) == 7:
                 raise MemoryError("once")
-            return real(**options)
+            return real(*args, **options)
 
-        runner._verifier.verify = verify
+        runner._verifier.finish = finish
         check(reference, run(engine, reference.requests[:NUM_REQUESTS]), ())
         assert next(count) > 8
 

@@ -212,6 +212,26 @@ def test_what_is_larger_than_the_pinned_memory_goes_up_in_parts(
         np.testing.assert_array_equal(gpu.read(column.tensor), [0, first, first])
 
 
+def test_a_fetch_waits_for_nothing_that_was_started_since(gpu: CudaDevice) -> None:
+    """Two copies of a mirror are under way at once, each of what was there when it was started."""
+    table, begun, ended = gpu.mirror(np.zeros(5, np.int32)), gpu.mark(), gpu.mark()
+    fetchers = [table.fetcher() for _ in range(2)]
+    begun.record()
+    for value, fetcher in enumerate(fetchers, 1):
+        table.array[:] = value
+        table.upload()
+        gpu.transfers.send()
+        fetcher.start()
+    ended.record()
+    table.array[:] = -1
+    for value, fetcher in enumerate(fetchers, 1):
+        assert (table.array == (value - 1 or -1)).all(), "nothing comes before it is taken"
+        fetcher.take()
+        assert (table.array == value).all()
+    ended.wait()
+    assert ended.seconds_since(begun) >= 0
+
+
 def test_what_could_not_be_sent_goes_up_with_the_next_try(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever noted it need not know, and may have more by then."""
 

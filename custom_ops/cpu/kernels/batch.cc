@@ -165,6 +165,25 @@ Error PrepareBatch(const PrepareBatchParams& p) {
   return nullptr;
 }
 
+Error NewestInputIds(const NewestInputIdsParams& p) {
+  if (!AreOffsets(p.query_start_loc, p.num_requests))
+    return "query_start_loc: expected 0 and rising offsets, got a decrease";
+  if (p.query_start_loc[p.num_requests] > p.num_ids)
+    return "query_start_loc: expected to end within input_ids, got more";
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    const int32_t last = p.query_start_loc[r + 1] - 1;
+    if (last < p.query_start_loc[r]) continue;
+    const int32_t table_row = p.table_rows[r];
+    if (table_row < 0 || table_row >= p.num_table_rows)
+      return "table_rows: expected rows of token_table, got one outside";
+    const int32_t position = p.positions[last];
+    if (position < 0) return "positions: expected >= 0, got a negative one";
+    if (position < std::min(p.num_tokens[table_row], p.max_tokens_per_row))
+      p.input_ids[last] = p.token_table[static_cast<int64_t>(table_row) * p.max_tokens_per_row + position];
+  }
+  return nullptr;
+}
+
 Error AppendTokens(const AppendTokensParams& p) {
   if (!AreOffsets(p.cu_num_output, p.num_requests))
     return "cu_num_output: expected 0 and rising offsets, got a decrease";

@@ -39,6 +39,22 @@ struct PrepareBatchParams {
 };
 Error PrepareBatch(const PrepareBatchParams& p);
 
+// Take the id of every request's last token of the step from the token table, where that has the token: a step that was
+// prepared before its tokens were known has another id there. Requests without tokens and drafts are left as they are.
+struct NewestInputIdsParams {
+  int32_t num_requests;            // R
+  int32_t num_ids;                 // T
+  int32_t num_table_rows;          // S
+  int32_t max_tokens_per_row;      // columns of token_table
+  const int32_t* table_rows;       // [R]
+  const int32_t* token_table;      // [S, max_tokens_per_row] committed tokens
+  const int32_t* num_tokens;       // [S] how many of a row are committed
+  const int32_t* query_start_loc;  // [R + 1]
+  const int32_t* positions;        // [T]
+  int32_t* input_ids;              // [T]
+};
+Error NewestInputIds(const NewestInputIdsParams& p);
+
 // Put every request's output behind its committed tokens, and count it where a penalty wants that. Then say what may be
 // drafted: as many as were planned, but so few that max_total leaves room for one token behind them; none without
 // output, as then the prompt is unfinished or the request has failed.

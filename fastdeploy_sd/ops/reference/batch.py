@@ -1,4 +1,4 @@
-"""Meaning of prepare_batch, append_tokens, target_step and gather_output_rows."""
+"""Meaning of prepare_batch, newest_input_ids_, append_tokens, target_step and gather_output_rows."""
 
 from __future__ import annotations
 
@@ -93,6 +93,20 @@ def prepare_batch(
         batch_id_per_output=batch_id_per_output.astype(np.int32),
         output_positions=(seq_lens[batch_id_per_output] - from_end + 1).astype(np.int32),
     )
+
+
+def newest_input_ids_(tables: Tables, table_rows: I32, query_start_loc: I32, positions: I32, input_ids: I32) -> None:
+    """Take the id of every request's last token of the step from the token table, where that has the token.
+
+    A step that was prepared before its tokens were known has another id there; a draft stays what it is.
+
+    Args:
+        table_rows: i32[R]. query_start_loc: i32[R+1], a row may have no token. positions: i32[T].
+        input_ids: i32[T], changed.
+    """
+    for table_row, begin, end in zip(table_rows, query_start_loc[:-1], query_start_loc[1:], strict=True):
+        if begin < end and positions[end - 1] < tables.num_tokens[table_row]:
+            input_ids[end - 1] = tables.tokens[table_row, positions[end - 1]]
 
 
 class OutputTables(NamedTuple):

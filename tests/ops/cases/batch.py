@@ -1,4 +1,4 @@
-"""Cases of prepare_batch, append_tokens, target_step and gather_output_rows."""
+"""Cases of prepare_batch, newest_input_ids_, append_tokens, target_step and gather_output_rows."""
 
 from __future__ import annotations
 
@@ -93,6 +93,21 @@ def appends() -> dict[str, dict[str, Any]]:
     return found
 
 
+def newest() -> dict[str, dict[str, Any]]:
+    """Tokens that the table has, and does not; drafts and chunks; a row without tokens; no request."""
+    found = {}
+    for name, case in steps().items():
+        maps = reference.prepare_batch(**case)
+        input_ids = np.where(np.arange(len(maps.input_ids)) % 2, -7, maps.input_ids).astype(np.int32)
+        query_start_loc, table_rows = maps.query_start_loc, case["table_rows"]
+        if name == "mixed-16":
+            query_start_loc = np.append(query_start_loc, query_start_loc[-1:])
+            table_rows = np.append(table_rows, table_rows[:1])
+        columns = {"query_start_loc": query_start_loc, "positions": maps.positions, "input_ids": input_ids}
+        found[name] = {"tables": case["tables"], "table_rows": table_rows, **columns}
+    return found
+
+
 def target_steps() -> dict[str, dict[str, Any]]:
     """Chunks, prompts, rejected and accepted drafts, failed rows, blocks past the longest request; no request."""
     rng = np.random.default_rng(4)
@@ -173,6 +188,9 @@ def gathers() -> dict[str, dict[str, Any]]:
 
 
 PREPARE_BATCH = OpCases("prepare_batch", prepare_natively, reference.prepare_batch, steps())
+NEWEST_INPUT_IDS = OpCases(
+    "newest_input_ids", batch.newest_input_ids_, reference.newest_input_ids_, newest(), batch.NEWEST_INPUT_IDS
+)
 APPEND_TOKENS = OpCases("append_tokens", append_natively, reference.append_tokens, appends())
 TARGET_STEP = OpCases("target_step", batch.TARGET_STEP, reference.target_step, target_steps())
 GATHER_OUTPUT_ROWS = OpCases(

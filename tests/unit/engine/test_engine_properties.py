@@ -22,6 +22,7 @@ from tests.doubles.engines import Transcript, run_to_end, toy_config, toy_info, 
 from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer
 from tests.doubles.supplies import ToySupply
 from tests.doubles.toy_executor import ToyExecutor
+from tests.doubles.toy_launcher import ToyLauncher
 from tests.doubles.toy_logprobs import toy_logprob
 from tests.doubles.toy_model import ToyModel
 from tests.doubles.toy_store import ToyStore
@@ -47,8 +48,16 @@ class Scenario:
     plans: list[SchedulerOutput]
     supply: ToySupply
 
+    @property
+    def finished(self) -> list[SchedulerOutput]:
+        """The plans whose results the engine has."""
+        launcher = self.executor.launcher
+        return launcher.finished if isinstance(launcher, ToyLauncher) else self.plans
 
-def build_scenario(seed: int, proposer_name: str, supply_rate: float = 0.0, *, has_store: bool = False) -> Scenario:
+
+def build_scenario(
+    seed: int, proposer_name: str, supply_rate: float = 0.0, *, has_store: bool = False, launches: bool = False
+) -> Scenario:
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
     num_blocks = rng.randint(max(2, 40 // block_size), 100 // block_size)
@@ -58,7 +67,11 @@ def build_scenario(seed: int, proposer_name: str, supply_rate: float = 0.0, *, h
     max_num_seqs = rng.randint(1, 6)
     max_draft_tokens = min(rng.choice([1, 3, 7]), max(budget // max_num_seqs, budget // 2, 1) - 1)
     num_lookahead_slots = rng.choice([0, 1, max_draft_tokens]) if max_draft_tokens else 0
+    if launches and seed % 4:
+        max_draft_tokens = num_lookahead_slots = 0
     requests = _requests(rng, min(40, num_blocks * block_size), max_draft_tokens)
+    if launches and seed % 4:
+        requests = [_without_rules(r) if rng.random() < 0.9 else r for r in requests]
     if has_store:  # prompts come again when their blocks are long gone
         requests += [replace(r, request_id=f"{r.request_id} again") for r in requests]
     threshold = rng.choice([0, 1, 5, 12]) if chunked else 0
@@ -83,6 +96,8 @@ def build_scenario(seed: int, proposer_name: str, supply_rate: float = 0.0, *, h
         failures=failing,
         before_step=before_step,
     )
+    if launches:
+        executor.launcher = ToyLauncher(executor, seed)
     config = toy_config(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -141,6 +156,12 @@ def _requests(rng: random.Random, max_total: int, max_draft_tokens: int) -> list
             )
         )
     return requests
+
+
+def _without_rules(request: Request) -> Request:
+    """The request, so that a step of it may be started behind one that is not over."""
+    speculation = replace(request.speculation, num_draft_logprobs=None)
+    return replace(request, sampling=replace(request.sampling, logprobs=None, min_tokens=0), speculation=speculation)
 
 
 def _proposer(name: str, known: dict[str, list[int]], seed: int) -> Proposer | None:
@@ -234,7 +255,7 @@ def drive(scenario: Scenario, rng: random.Random, abort_rate: float) -> tuple[Tr
             transcript.add(outputs)
             aborted |= {output.request_id for output in outputs}
             engine.check_integrity()
-        waiting, num_plans = scenario.supply.waiting, len(scenario.plans)
+        waiting, num_plans, num_finished = scenario.supply.waiting, len(scenario.plans), len(scenario.finished)
         assert engine.stats().num_waiting_for_kv >= len(waiting)
         is_due = not engine.is_stalled or scenario.executor.block_store is not None
         if waiting and rng.random() < 0.3:
@@ -245,7 +266,7 @@ def drive(scenario: Scenario, rng: random.Random, abort_rate: float) -> tuple[Tr
         running = set(scenario.plans[-1].request_ids) if len(scenario.plans) > num_plans else set()
         assert running.isdisjoint(scenario.supply.waiting), "a request ran whose KV had not arrived"
         if outputs:
-            recount.add(scenario.plans[-1], outputs, transcript)
+            recount.add(scenario.finished[num_finished], outputs, transcript)
         transcript.add(outputs)
         engine.check_integrity()
     recount.check(transcript)

@@ -1,0 +1,62 @@
+"""The requests in steps that are under way: what such a step writes to stays theirs until it is over.
+
+A request may end while a step that has it runs: by the token of the step before, or as its client went. That step still
+writes to its blocks; so nobody else gets them before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.kvcache.manager import KVCacheManager
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request.
+
+    Attributes:
+        num_steps: under way that have it.
+        held: the name under which its blocks are held; "" = it has not ended.
+    """
+
+    num_steps: int = 0
+    held: str = ""
+
+
+class RowsUnderWay:
+    """See the module.
+
+    Args:
+        kv: whose blocks.
+    """
+
+    def __init__(self, kv: KVCacheManager) -> None:
+        self._kv = kv
+        self._rows: dict[RequestState, _Row] = {}
+        self._num_held = 0
+
+    def begin(self, states: Sequence[RequestState]) -> None:
+        """Note that a step of these requests was started."""
+        for state in states:
+            self._rows.setdefault(state, _Row()).num_steps += 1
+
+    def end(self, states: Sequence[RequestState]) -> None:
+        """Note that it is over."""
+        for state in states:
+            row = self._rows[state]
+            row.num_steps -= 1
+            if not row.num_steps:
+                del self._rows[state]
+                if row.held:
+                    self._kv.release(row.held)
+
+    def hold(self, state: RequestState) -> None:
+        """Keep the blocks of a request that ends, if a step has it; before they are freed."""
+        row = self._rows.get(state)
+        if row is not None:
+            self._num_held += 1
+            row.held = f"ended while under way: {self._num_held}"
+            self._kv.hold(row.held, state.table.block_ids)

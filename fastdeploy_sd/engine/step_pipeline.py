@@ -1,0 +1,114 @@
+"""Steps on a device that runs in its own time: the host prepares the next one, and sees to outputs, while one runs.
+
+Two orders. A step needs what the one before gave, as drafts, masks or grammars hang on its tokens:
+
+    device   [ step 1       ]        [ step 2       ]        [ step 3
+    host                     commit 1,                commit 2,
+                             plan 2,                  plan 3,
+                             start 2  outputs of 1    start 3  outputs of 2
+
+Or it needs no more than that each row got a token, whichever: then it is *ahead*, and the device always has work:
+
+    device   [ step 1       ][ step 2       ][ step 3
+    host      plan 2, start 2 commit 1,       commit 2,
+                              outputs of 1,   outputs of 2,
+                              plan 3, start 3 plan 4, start 4
+
+A request that ends with step 1 is in step 2 nevertheless; what that gives for it is nobody's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastdeploy_sd.engine.ahead_scheduler import AheadScheduler
+from fastdeploy_sd.engine.commit import commit_result
+from fastdeploy_sd.engine.executor import Launcher
+from fastdeploy_sd.engine.request_state import RequestState, RequestStatus
+from fastdeploy_sd.engine.scheduler import Scheduler
+from fastdeploy_sd.types import RequestOutput, Rows, SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _UnderWay:
+    """A step that was started.
+
+    Attributes:
+        states: of its rows. Names may be given to others before it is over.
+        is_open: whether another one may be started before it is over.
+    """
+
+    plan: SchedulerOutput
+    states: tuple[RequestState, ...]
+    is_open: bool
+
+    @property
+    def rows(self) -> Rows:
+        """Those whose requests have not ended, intp[n]."""
+        return np.array([r for r, state in enumerate(self.states) if state.status is RequestStatus.RUNNING], np.intp)
+
+
+class StepPipeline:
+    """See the module. Between two calls of `advance` at most one step is under way.
+
+    Args:
+        scheduler: plans; its pool has the requests. ahead: plans where tokens are not known.
+        launcher: starts what it planned.
+    """
+
+    def __init__(self, scheduler: Scheduler, ahead: AheadScheduler, launcher: Launcher) -> None:
+        self._scheduler, self._ahead, self._launcher = scheduler, ahead, launcher
+        self._pool = scheduler.pool
+        self._current: _UnderWay | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a step is under way."""
+        return self._current is not None
+
+    def advance(self) -> list[RequestOutput]:
+        """Commit the step that is under way, and have the next one under way.
+
+        Returns:
+            What the first one gave; empty where there was none.
+
+        Raises:
+            Exception: see Engine.step.
+        """
+        ahead, outputs = self._start_ahead(), list[RequestOutput]()
+        if self._current is not None:
+            outputs = self._commit(self._current)
+            self._current = ahead
+            if ahead is not None and not len(ahead.rows):  # who waits for it waits for the memory it holds
+                self._commit(ahead)
+                self._current = None
+        if self._current is None:
+            self._current = self._start(self._scheduler.schedule())
+        return outputs
+
+    def _start_ahead(self) -> _UnderWay | None:
+        step = self._current
+        if step is None or not step.is_open:
+            return None
+        rows = step.rows
+        plan = self._ahead.schedule(step.plan.take(rows), [step.states[r] for r in rows.tolist()])
+        return None if plan is None else self._start(plan)
+
+    def _start(self, plan: SchedulerOutput) -> _UnderWay | None:
+        """Start a step, if anybody is in it."""
+        if not plan.request_ids:
+            return None
+        states = tuple(self._pool.find(plan.request_ids)[0])
+        self._pool.under_way.begin(states)
+        is_open = self._launcher.start(plan, is_open=self._ahead.knows_what_follows)
+        return _UnderWay(plan, states, is_open)
+
+    def _commit(self, step: _UnderWay) -> list[RequestOutput]:
+        result = self._launcher.finish()
+        self._pool.under_way.end(step.states)
+        rows, plan = step.rows, step.plan
+        if len(rows) < len(step.states):
+            plan, result = plan.take(rows), result.take(rows)
+        return commit_result(self._pool, plan, result)

@@ -1,0 +1,46 @@
+"""A step between its launch and its tokens. Knows no table and no device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fastdeploy_sd.runtime.twins import Output
+from fastdeploy_sd.types import SchedulerOutput
+from fastdeploy_sd.worker.batch import OpenRows
+
+
+@dataclass(slots=True, eq=False)
+class LaunchedStep:
+    """What was started, and when (seconds of time.perf_counter).
+
+    Attributes:
+        output: its tokens, on their way.
+        rows: of a step that was opened, None = it alone is in the step's memory.
+        begin, built, computed, launched: of its preparation; when it was prepared, the model and verification started.
+        wait_begin: when the host came back for its tokens.
+    """
+
+    plan: SchedulerOutput
+    output: Output
+    rows: OpenRows | None
+    begin: float
+    built: float
+    computed: float
+    launched: float
+    wait_begin: float = 0.0
+
+    def timings_ms(self, verified: float, drafted: float) -> Mapping[str, float]:
+        """What the host spent on it, by phase, and how long the device had nothing to do before it.
+
+        Of requests that were not there before the device may have waited: that is nobody's fault.
+        """
+        timings = {
+            "batch": self.built - self.begin,
+            "forward": self.computed - self.built,
+            "verify": self.launched - self.computed + verified - self.wait_begin,
+            "draft": drafted - verified,
+        }
+        if self.output.idle_s and len(self.plan.new) < len(self.plan.request_ids):
+            timings["idle"] = self.output.idle_s
+        return {phase: seconds * 1e3 for phase, seconds in timings.items()}

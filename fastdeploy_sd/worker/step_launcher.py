@@ -1,0 +1,109 @@
+"""Steps that a device runs while the host does something else: started one by one, finished in the same order.
+
+A step may be started behind one whose tokens are not known where that one is open: each of its rows without drafts that
+is due gets one token, the device has it, and the host prepares all but the token itself. Knows no scheduling.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastdeploy_sd.errors import DeviceLost, InternalError
+from fastdeploy_sd.types import RequestId, SchedulerOutput, StepResult
+from fastdeploy_sd.worker.batch import OpenRows
+from fastdeploy_sd.worker.launched_step import LaunchedStep
+from fastdeploy_sd.worker.request_table import RequestTable
+from fastdeploy_sd.worker.runner import ModelRunner
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Started:
+    """A step under way.
+
+    Attributes:
+        launched: None = it could not be launched, or what it ran on was wrong: it runs when it is finished.
+        rows: where it is open.
+    """
+
+    plan: SchedulerOutput
+    refused: Mapping[RequestId, Exception]
+    launched: LaunchedStep | None = None
+    rows: OpenRows | None = None
+
+
+@contextmanager
+def ends_with_device() -> Iterator[None]:
+    """Raise in the body, in place of DeviceLost, the error that ends the engine."""
+    try:
+        yield
+    except DeviceLost as lost:
+        raise lost.error from lost
+
+
+class StepLauncher:
+    """See the module, and engine.executor.Launcher.
+
+    Args:
+        runner: of a model on a device, alone.
+        table: its requests.
+    """
+
+    def __init__(self, runner: ModelRunner, table: RequestTable) -> None:
+        self._runner, self._table = runner, table
+        self._under_way: list[_Started] = []
+
+    def start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
+        with ends_with_device():
+            return self._start(plan, is_open=is_open)
+
+    def finish(self) -> StepResult:
+        with ends_with_device():
+            return self._finish()
+
+    def _start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
+        before = self._under_way[-1].rows if self._under_way else None
+        refused, dropped = self._runner.take_in(plan)
+        if before is not None and len(dropped):
+            before.drop(dropped)
+        step = _Started(plan, refused)
+        self._under_way.append(step)
+        if refused:
+            return False
+        try:
+            step.launched = self._runner.launch(plan, before, is_open=is_open)
+        except Exception:
+            _log.exception("a step of %d requests could not be started", len(plan.request_ids))
+            return False
+        step.rows = step.launched.rows
+        return is_open
+
+    def _finish(self) -> StepResult:
+        step = self._under_way.pop(0)
+        if step.launched is not None:
+            try:
+                return self._runner.finish(step.launched)
+            except Exception:
+                _log.exception("a step of %d requests failed; trying them apart", len(step.plan.request_ids))
+                self._start_again()
+        return self._runner.run_apart(step.plan, {**step.refused, **_dropped(step)})
+
+    def _start_again(self) -> None:
+        """Have the device know what the host does: what was launched has run on other tokens, or not at all."""
+        for step in self._under_way:
+            step.launched = None
+        self._table.send_all()
+
+
+def _dropped(step: _Started) -> Mapping[RequestId, Exception]:
+    """The requests of a step that nobody waits for any more, and whose names others may have."""
+    if step.rows is None:
+        return {}
+    gone = np.flatnonzero(~step.rows.is_kept).tolist()
+    return {step.plan.request_ids[r]: InternalError("the request was dropped") for r in gone}

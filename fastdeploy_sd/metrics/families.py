@@ -185,7 +185,7 @@ LABELLED_COUNTERS = (
     Labelled(
         "fastdeploy_sd:step_time_seconds",
         "Time in engine steps, by phase: batch (preparing), forward (the model), verify (sampling, drafts), "
-        "draft (making the next ones).",
+        "draft (making the next ones); on a GPU verify is the wait for it, and idle how long it had nothing to do.",
         "phase",
         lambda s: {phase: ms / 1000 for phase, ms in s.timings_ms.items()},
     ),

@@ -102,7 +102,7 @@ class StepPipeline:
             return None
         states = tuple(self._pool.find(plan.request_ids)[0])
         self._pool.under_way.begin(states)
-        is_open = self._launcher.start(plan, is_open=self._ahead.knows_what_follows)
+        is_open = self._launcher.start(plan, is_open=self._ahead.is_open(plan))
         return _UnderWay(plan, states, is_open)
 
     def _commit(self, step: _UnderWay) -> list[RequestOutput]:

@@ -170,8 +170,9 @@ class ModelRunner:
         self._guided.advance(result)
         self._lead.post(TakeOutput(result.token_ids, result.cu_num_output))
         self._board.num_prompt_tokens_ahead = plan.num_prompt_tokens_ahead
-        self._tell_board(verified - step.begin, step.begin - self._ended)
-        drafts = self._propose(plan.request_ids)
+        begin = max(step.begin, self._ended)  # one that began before the step before it was over ran behind that one
+        self._tell_board(verified - begin, begin - self._ended)
+        drafts = self._propose(plan.request_ids) if step.rows is None else self._rest(plan.request_ids)
         drafted = self._ended = time.perf_counter()
         return StepResult(
             step_id=plan.step_id,
@@ -236,9 +237,7 @@ class ModelRunner:
         if self._speculation.max_draft_tokens == 0:  # so no method keeps a state that this would bring up to date
             return DraftTokens.none(len(request_ids))
         if self._board.num_rests > 0:
-            self._board.num_rests -= 1
-            self._board.num_rested += 1
-            return DraftTokens.none(len(request_ids))
+            return self._rest(request_ids)
         try:
             x = self._draft_inputs.build(request_ids)
         except Exception:
@@ -246,6 +245,13 @@ class ModelRunner:
             self._proposer.give_up(request_ids, self._table.table_rows(request_ids))
             return DraftTokens.none(len(request_ids))
         return self._guided.cut(self._proposer.propose(x), x.table_rows)
+
+    def _rest(self, request_ids: tuple[RequestId, ...]) -> DraftTokens:
+        """Draft nothing; a request that began since has ended the rest."""
+        if self._board.num_rests > 0:
+            self._board.num_rests -= 1
+            self._board.num_rested += 1
+        return DraftTokens.none(len(request_ids))
 
     def close(self) -> None:
         """End the thread of grammars, and let the drafting method save what should outlive it."""

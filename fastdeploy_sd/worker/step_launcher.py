@@ -72,9 +72,9 @@ class StepLauncher:
         refused, dropped = self._runner.take_in(plan)
         if before is not None and len(dropped):
             before.drop(dropped)
-        step = _Started(plan, refused)
+        step, is_behind = _Started(plan, refused), any(step.launched is None for step in self._under_way)
         self._under_way.append(step)
-        if refused:
+        if refused or is_behind:
             return False
         try:
             step.launched = self._runner.launch(plan, before, is_open=is_open)

@@ -73,6 +73,7 @@ class ToyExecutor:
         model: None = the toy model of that vocabulary that never ends by itself.
         failures: request id -> fail the request at its first step with at least that many output tokens.
         before_step: called with each plan, e.g. to hold the engine in a step until a test says so.
+        rests: says behind how many of the next steps nobody drafts, each time somebody has; None = never.
     """
 
     def __init__(
@@ -83,12 +84,13 @@ class ToyExecutor:
         model: ToyModel | None = None,
         failures: Mapping[RequestId, int] | None = None,
         before_step: Callable[[SchedulerOutput], None] | None = None,
+        rests: Callable[[], int] | None = None,
     ) -> None:
         self.model_info = model_info
         self.model = model or ToyModel(model_info.vocab_size)
         self._proposer = proposer
         self._failures = dict(failures or {})
-        self._before_step = before_step
+        self._before_step, self._rests, self._num_rests = before_step, rests, 0
         self._rows: dict[RequestId, _Row] = {}
         self._kv: dict[int, tuple[int, int]] = {}
         self._arrived_drafts: dict[RequestId, list[tuple[int, int]]] = {}
@@ -158,8 +160,9 @@ class ToyExecutor:
             np.maximum(num_output - 1, 0).astype(np.int32),
             self._logprobs(plan, outputs),
         )
-        drafts = self._propose(plan, outputs, failed)
-        return StepResult(plan.step_id, plan.request_ids, verified, drafts, failed, {"forward": 1.0})
+        drafts = self._propose(plan, outputs)
+        timings, num_rests = {"forward": 1.0}, self._num_rests
+        return StepResult(plan.step_id, plan.request_ids, verified, drafts, failed, timings, num_rests=num_rests)
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
         dropped = []
@@ -170,6 +173,7 @@ class ToyExecutor:
         self._free_rows += dropped
         computed = dict(zip(plan.request_ids, plan.num_computed_tokens.tolist(), strict=True))
         begun = [self._add(new, computed[new.request.request_id]) for new in plan.new]
+        self._num_rests = 0 if begun else self._num_rests
         if self._proposer is not None:
             self._proposer.forget(np.array(dropped, np.int32))
             self._proposer.begin(begun)
@@ -260,13 +264,16 @@ class ToyExecutor:
         token_ids = np.array([token_id for output in outputs for token_id in output], np.int32)
         return toy_logprobs(token_ids, max(count or 0 for count in wanted), self.model_info.vocab_size)
 
-    def _propose(
-        self, plan: SchedulerOutput, outputs: list[list[int]], failed: Mapping[RequestId, tuple[str, str]]
-    ) -> DraftTokens:
+    def _propose(self, plan: SchedulerOutput, outputs: list[list[int]]) -> DraftTokens:
         rows = [self._rows[request_id] for request_id in plan.request_ids]
-        limits = [self._max_draft_len(plan, r, row, len(outputs[r]), failed) for r, row in enumerate(rows)]
+        limits = [self._max_draft_len(plan, r, row, len(outputs[r])) for r, row in enumerate(rows)]
         if self._proposer is None:
             return DraftTokens.none(len(rows))
+        if self._num_rests:
+            self._num_rests -= 1
+            return DraftTokens.none(len(rows))
+        if self._rests is not None:
+            self._num_rests = self._rests()
         max_draft_len = np.array(limits, np.int32)
         table_rows = np.array([row.table_row for row in rows], np.int32)
         num_tokens = np.array([len(row.token_ids) for row in rows], np.int32)
@@ -282,15 +289,13 @@ class ToyExecutor:
             row.drafted = drafted
         return drafts
 
-    def _max_draft_len(
-        self, plan: SchedulerOutput, r: int, row: _Row, num_output: int, failed: Mapping[RequestId, tuple[str, str]]
-    ) -> int:
+    def _max_draft_len(self, plan: SchedulerOutput, r: int, row: _Row, num_output: int) -> int:
         """Check what the plan allows, let the draft layers run, and return what can be drafted."""
         planned, info, request = int(plan.max_draft_len[r]), self.model_info.speculation, row.request
         wish = request.speculation.num_speculative_tokens
         limit = 0 if info.method_of(request.speculation) == "naive" else min(wish or 1 << 30, info.max_draft_tokens)
         assert 0 <= planned <= limit, f"{request.request_id}: {planned} drafts planned, {limit} wanted"
-        if request.request_id in failed:
+        if row.has_failed:
             return 0
         assert planned == 0 or num_output, f"{request.request_id}: drafts behind an unfinished prompt"
         num_tokens, num_computed = len(row.token_ids), int(plan.num_computed_tokens[r])

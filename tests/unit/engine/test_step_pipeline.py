@@ -33,13 +33,15 @@ def test_any_schedule_gives_the_plain_tokens(supply_rate: float) -> None:
         assert isinstance(launcher, ToyLauncher)
         assert scenario.plans == launcher.finished
         ahead = bool(launcher.num_ahead)
+        drafts = scenario.executor.model_info.speculation.max_draft_tokens > 0
         seen += Counter(
             ahead=launcher.num_ahead, others=len(scenario.plans) - launcher.num_ahead,
+            resting=launcher.num_ahead * drafts,
             preempted=stats.num_preemptions, hits=stats.num_prefix_hits, accepted=stats.num_accepted_tokens,
             aborted=len(aborted) * ahead, stopped=stats.num_finished["stop"] * ahead,
             full=stats.num_finished["length"] * ahead, failed=stats.num_finished["error"] * ahead,
         )  # fmt: skip
-    assert len(seen) == 9
+    assert len(seen) == 10
     assert min(seen.values()) >= 5, seen
 
 

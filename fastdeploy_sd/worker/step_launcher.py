@@ -7,13 +7,12 @@ is due gets one token, the device has it, and the host prepares all but the toke
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from fastdeploy_sd.errors import DeviceLost, InternalError
+from fastdeploy_sd.errors import InternalError, device_lost_as_error
 from fastdeploy_sd.types import RequestId, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.batch import OpenRows
 from fastdeploy_sd.worker.launched_step import LaunchedStep
@@ -38,15 +37,6 @@ class _Started:
     rows: OpenRows | None = None
 
 
-@contextmanager
-def ends_with_device() -> Iterator[None]:
-    """Raise in the body, in place of DeviceLost, the error that ends the engine."""
-    try:
-        yield
-    except DeviceLost as lost:
-        raise lost.error from lost
-
-
 class StepLauncher:
     """See the module, and engine.executor.Launcher.
 
@@ -60,11 +50,11 @@ class StepLauncher:
         self._under_way: list[_Started] = []
 
     def start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
-        with ends_with_device():
+        with device_lost_as_error():
             return self._start(plan, is_open=is_open)
 
     def finish(self) -> StepResult:
-        with ends_with_device():
+        with device_lost_as_error():
             return self._finish()
 
     def _start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:

@@ -122,10 +122,7 @@ class Scheduler:
         self.pool.enter(state, is_prepared=is_prepared)
 
     def schedule(self, running: tuple[list[RequestState], Rows] | None = None) -> SchedulerOutput:
-        """Plan the next step, with all running requests or these and their rows of the counters.
-
-        Without rows it must not be executed.
-        """
+        """Plan the next step, with all running requests or these (and their counters); one without rows is not run."""
         step, pool = self._begin_with_running(running), self.pool
         if self._start_ready(step):
             self._admit_waiting(step)

@@ -106,8 +106,7 @@ __global__ __launch_bounds__(kThreads) void NewestInputIdsKernel(int32_t num_req
   if (last < a.query_start_loc[r]) return;
   const int64_t table_row = a.table_rows[r];
   const int32_t position = a.positions[last];
-  if (position < a.num_tokens[table_row])
-    a.input_ids[last] = a.token_table[table_row * max_tokens_per_row + position];
+  if (position < a.num_tokens[table_row]) a.input_ids[last] = a.token_table[table_row * max_tokens_per_row + position];
 }
 
 struct AppendArrays {
@@ -200,9 +199,9 @@ Error PrepareBatch(const PrepareBatchParams& p, Stream stream) {
 
 Error NewestInputIds(const NewestInputIdsParams& p, Stream stream) {
   if (p.num_requests < 0) return "num_requests: expected no negative number";
-  const NewestArrays arrays{DevicePtr<const int32_t>(p.table_rows),  DevicePtr<const int32_t>(p.token_table),
-                            DevicePtr<const int32_t>(p.num_tokens),  DevicePtr<const int32_t>(p.query_start_loc),
-                            DevicePtr<const int32_t>(p.positions),   DevicePtr<int32_t>(p.input_ids)};
+  const NewestArrays arrays{DevicePtr<const int32_t>(p.table_rows), DevicePtr<const int32_t>(p.token_table),
+                            DevicePtr<const int32_t>(p.num_tokens), DevicePtr<const int32_t>(p.query_start_loc),
+                            DevicePtr<const int32_t>(p.positions),  DevicePtr<int32_t>(p.input_ids)};
   const LaunchShape shape{dim3(static_cast<unsigned>(DivideUp(p.num_requests, kThreads))), dim3(kThreads)};
   return Launch<NewestInputIdsKernel>(shape, stream, p.num_requests, p.max_tokens_per_row, arrays);
 }

@@ -157,7 +157,8 @@ def create_executor(
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     executor = LocalExecutor(runner, info, pages, loaded.kv_identity, store, loaded.signals)
     executor.grammars = grammars
-    if not is_host and lead is None and loaded.signals is None and config.scheduler.async_scheduling:
+    is_alone = lead is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result
+    if not is_host and is_alone and config.scheduler.async_scheduling:
         executor.launcher = StepLauncher(runner, table)
     return executor
 

@@ -20,6 +20,7 @@ from fastdeploy_sd.errors import CheckpointError, shown, suggest
 from fastdeploy_sd.files import read_json
 
 MAX_FILES, MAX_NAME_CHARS = 10_000, 255
+FLOAT8_BLOCK = 128  # rows and columns that share a scale
 Weights = npt.NDArray[np.generic]  # float32, float16, or bfloat16 as u16 bits
 
 
@@ -106,6 +107,25 @@ class Checkpoint:
         if entry.dtype == "F64":
             return file.tensor(name).astype(np.float32)
         raise CheckpointError(f"{file.path}: tensor {name!r}: expected a floating-point dtype, got {entry.dtype}")
+
+    def is_float8(self, name: str) -> bool:
+        """Whether a tensor is there and is codes of e4m3."""
+        return name in self._files and self._files[name].entries[name].dtype == "F8_E4M3"
+
+    def float8(self, name: str, shape: tuple[int, int]) -> tuple[npt.NDArray[np.uint8], Weights]:
+        """Return a matrix's codes of e4m3, u8 of exactly this shape, and their scales, one per block of 128 x 128.
+
+        Raises:
+            CheckpointError: it or its scales (`<name>_scale_inv`) are missing, or of another shape or type.
+        """
+        file = self._files[name]
+        if file.entries[name].shape != shape:
+            raise CheckpointError(
+                f"{file.path}: tensor {name!r}: expected shape {shape}, got {file.entries[name].shape}"
+            )
+        self._read.add(name)
+        rows, columns = (-(-size // FLOAT8_BLOCK) for size in shape)
+        return file.tensor(name).view(np.uint8), self.tensor(f"{name}_scale_inv", (rows, columns))
 
     def unread(self) -> list[str]:
         """Return the names of the tensors that nobody has asked for yet, sorted."""

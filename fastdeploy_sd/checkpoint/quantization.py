@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def verify_unquantized(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose weights are quantised, by the name of the method.
+    """Refuse a checkpoint whose weights are quantised in another way than e4m3 in blocks, by the name of the method.
 
     Args:
         folder: of the checkpoint, whose quantize_config.json, quant_config.json and hf_quant_config.json are read too.
@@ -46,7 +46,9 @@ def verify_unquantized(folder: Path, config: Mapping[str, Any]) -> None:
         if not isinstance(description, Mapping):
             raise CheckpointError(f"{where}: expected a map that describes quantised weights, got {shown(description)}")
         method = _method(description)
-        if method in _AT_LOADING and description.get("is_quantized") in _NOTHING:
+        if _is_float8_in_blocks(description):
+            _log.info("%s: weights of e4m3, a scale per block of 128 x 128", where)
+        elif method in _AT_LOADING and description.get("is_quantized") in _NOTHING:
             _log.info("%s: asks for %s as FastDeploy loads; here --quantization says so", where, method)
         elif method is not None:
             raise _refusal(where, f"{_NAMES.get(method, method)}{_bits(description)}")
@@ -77,6 +79,16 @@ def _method(description: Mapping[str, Any]) -> str | None:
         return "quantised"
     is_told = any(key in description for key in (*_METHOD_KEYS, *_BITS_KEYS))
     return None if is_told or not description else "quantised in an unknown way"
+
+
+def _is_float8_in_blocks(description: Mapping[str, Any]) -> bool:
+    """As DeepSeek's and Qwen's checkpoints are: what is so is told by each tensor's type."""
+    return (
+        description.get("quant_method") == "fp8"
+        and description.get("weight_block_size") == [128, 128]
+        and description.get("fmt", "e4m3") == "e4m3"
+        and description.get("activation_scheme", "dynamic") == "dynamic"
+    )
 
 
 def _loads_in_bits(description: Mapping[str, Any]) -> bool:

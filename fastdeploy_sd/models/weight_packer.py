@@ -14,6 +14,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.ops.device_packing import pack_on_device
+from fastdeploy_sd.ops.float8_blocks import packed_as_stored
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_into, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
@@ -42,7 +43,7 @@ class WeightPacker:
 
     A matrix exists once: parts are read where the file is mapped, and its pages are given back when they were read. So
     loading needs the packed size and little more; of the host's memory, where the model is on a GPU, only what weights
-    go up through.
+    go up through. Codes of e4m3 become float32 before, a matrix at a time, unless they are packed as they are.
 
     Args:
         store: None = every matrix is packed.
@@ -101,16 +102,32 @@ class WeightPacker:
         slices: SliceRule,
     ) -> Tensor:
         where = device()
+        if fmt == "fp8" and (stored := _as_stored(matrices, slices)) is not None:
+            if self._store is not None:
+                self._store.add(name, stored)
+            return where.wrap(stored)
         if isinstance(where, CudaDevice):
             tensor = where.empty((num_bytes,), np.uint8)
             for i, matrix in enumerate(matrices):
-                pack_on_device(where, tensor.address + i * size, matrix, fmt, slices)
+                pack_on_device(where, tensor.address + i * size, matrix.numbers(), fmt, slices)
             if self._store is not None:
                 self._store.add(name, lambda: where.read(tensor))
             return cast("Tensor", tensor)
         data = self._memory.take(num_bytes)
         for i, matrix in enumerate(matrices):
-            pack_into(data.ctypes.data + i * size, matrix, fmt, slices)
+            pack_into(data.ctypes.data + i * size, matrix.numbers(), fmt, slices)
         if self._store is not None:
             self._store.add(name, data)
         return where.wrap(data)
+
+
+def _as_stored(matrices: Sequence[WeightMatrix], slices: SliceRule) -> Bytes | None:
+    """Return matrices packed with the codes of e4m3 and the scales they have, None where one has none or cannot."""
+    packed = []
+    for matrix in matrices:
+        parts = [(part.data.view(np.uint8), part.scales) for part in matrix.parts if part.scales is not None]
+        data = packed_as_stored(parts, slices) if len(parts) == len(matrix.parts) else None
+        if data is None:
+            return None
+        packed.append(data)
+    return np.concatenate(packed)

@@ -15,6 +15,7 @@ from fastdeploy_sd.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.ops.bf16 import widen
+from fastdeploy_sd.ops.float8_blocks import BlockScales
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
 
 
@@ -117,6 +118,14 @@ class LayerWeights:
     def _part(self, name: str, rows: int, columns: int) -> WeightPart:
         name = f"{name}.weight"
         is_transposed = name in self._checkpoint and self._checkpoint.is_paddle_layout(name)
+        if not is_transposed and self._checkpoint.is_float8(name):
+            codes, stored = self._checkpoint.float8(name, (rows, columns))
+            scales = widen(stored)
+            if not np.isfinite(scales).all():
+                raise CheckpointError(
+                    f"{self._checkpoint.path}: scales of {name!r}: expected finite numbers, got others"
+                )
+            return WeightPart(name, codes, scales=BlockScales(scales))
         shape = (columns, rows) if is_transposed else (rows, columns)
         return WeightPart(name, self._checkpoint.tensor(name, shape), is_transposed)
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.ops.bf16 import widen
+from fastdeploy_sd.ops.float8_blocks import BlockScales, dequantized
 
 Array = npt.NDArray[np.generic]
 
@@ -22,12 +23,14 @@ class WeightPart:
         data: f32, f16 or bf16 (u16 bits) [N, K], or [K, N] if transposed; may be a view of a read-only memory map whose
             rows are not neighbours.
         place: which part of the tensor it is, "" = all of it.
+        scales: `data` is codes of e4m3 (u8) with these scales; never transposed. None: it is numbers.
     """
 
     name: str
     data: Array
     is_transposed: bool = False
     place: str = ""
+    scales: BlockScales | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -42,14 +45,22 @@ class WeightPart:
         if (begin, end) == (0, self.shape[0]):
             return self
         data = self.data[:, begin:end] if self.is_transposed else self.data[begin:end]
-        return replace(self, data=data, place=f"{self.place}[{begin}:{end}]")
+        scales = None if self.scales is None else self.scales.moved(rows=begin)
+        return replace(self, data=data, place=f"{self.place}[{begin}:{end}]", scales=scales)
 
     def columns(self, begin: int, end: int) -> WeightPart:
         """Return some of the inputs, in place."""
         if (begin, end) == (0, self.shape[1]):
             return self
         data = self.data[begin:end] if self.is_transposed else self.data[:, begin:end]
-        return replace(self, data=data, place=f"{self.place}[:, {begin}:{end}]")
+        scales = None if self.scales is None else self.scales.moved(columns=begin)
+        return replace(self, data=data, place=f"{self.place}[:, {begin}:{end}]", scales=scales)
+
+    def numbers(self) -> WeightPart:
+        """Return it as numbers: in place where it is such, else f32."""
+        if self.scales is None:
+            return self
+        return replace(self, data=dequantized(self.data.view(np.uint8), self.scales), scales=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,9 +112,13 @@ class WeightMatrix:
         """Return a matrix of some of the inputs, in place."""
         return WeightMatrix(tuple(part.columns(wanted.start, wanted.stop) for part in self.parts))
 
+    def numbers(self) -> WeightMatrix:
+        """Return it as numbers: in place where it is such, else parts of f32."""
+        return WeightMatrix(tuple(part.numbers() for part in self.parts))
+
     def to_array(self) -> Array:
         """Return the matrix as one array f32 or bf16 (u16 bits) [N, K]; a copy unless it is that already."""
-        rows = [part.data.T if part.is_transposed else part.data for part in self.parts]
+        rows = [part.data.T if part.is_transposed else part.data for part in self.numbers().parts]
         is_narrow = all(part.dtype == np.uint16 for part in rows)
         arrays = rows if is_narrow else [part if part.dtype == np.float32 else widen(part) for part in rows]
         return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))

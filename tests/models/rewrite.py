@@ -15,6 +15,7 @@ from tests.models import golden
 
 Tensors = dict[str, np.ndarray]
 _NAMES = {np.dtype(np.uint16): "BF16", np.dtype(np.float32): "F32", np.dtype(np.int32): "I32"}
+_NAMES[np.dtype(np.uint8)] = "F8_E4M3"
 
 
 def read(name: str) -> Tensors:
@@ -24,7 +25,7 @@ def read(name: str) -> Tensors:
 
 
 def write_file(path: pathlib.Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
-    """Write one safetensors file; u16 becomes BF16."""
+    """Write one safetensors file; u16 becomes BF16, u8 F8_E4M3."""
     header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for name, value in tensors.items():

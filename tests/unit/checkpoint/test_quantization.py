@@ -14,7 +14,13 @@ from fastdeploy_sd.errors import CheckpointError
 QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128}, "AWQ 4-bit"),
     "gptq": ({"quant_method": "gptq", "bits": 8}, "GPTQ 8-bit"),
-    "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8"),
+    "fp8": ({"quant_method": "fp8"}, "FP8"),
+    "fp8, other blocks": ({"quant_method": "fp8", "weight_block_size": [64, 128]}, "FP8"),
+    "fp8, other codes": ({"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e5m2"}, "FP8"),
+    "fp8, scales of inputs": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "static"},
+        "FP8",
+    ),
     "compressed-tensors": ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors"),
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes 4-bit"),
     "mxfp4": ({"quant_method": "mxfp4"}, "MXFP4"),
@@ -34,6 +40,7 @@ PLAIN: dict[str, Any] = {
     "no method": {"quant_method": None, "weight_quantize_algo": None, "quantization": "", "shift": False},
     "none by name": {"quant_method": "none"},
     "bitsandbytes off": {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False},
+    "e4m3 in blocks": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"},
     "dense": {"quant_method": "compressed-tensors", "format": "dense"},
     "at loading": {"quantization": "mix_quant", "dense_quant_type": "wint8", "moe_quant_type": "wint4"},
 }

@@ -1,0 +1,160 @@
+"""Checkpoints of e4m3 with a scale per block of 128 x 128, as DeepSeek's and Qwen's."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weight_packer import WeightPacker
+from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.ops.bf16 import widen
+from fastdeploy_sd.ops.float8_blocks import BLOCK, BlockScales, dequantized, packed_as_stored
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import pack_linear
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
+from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
+from fastdeploy_sd.runtime.device import choose
+from tests.engine.gpu import gpu_device
+from tests.models import golden, rewrite
+from tests.ops.cuda_device import EMULATED, emulated
+
+DESCRIPTION = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+NAME = "qwen3-tiny"
+Array = npt.NDArray[Any]
+
+
+def coded(rng: np.random.Generator, rows: int, columns: int) -> tuple[Array, Array]:
+    """Codes of all numbers but NaN, the greatest in every 128 inputs, and scales."""
+    codes = rng.integers(0, 256, (rows, columns)).astype(np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0
+    codes[:, ::16] = 0x7E
+    scales = rng.uniform(0.01, 2.0, (-(-rows // BLOCK), -(-columns // BLOCK))).astype(np.float32)
+    return codes, scales
+
+
+@pytest.mark.parametrize(
+    ("shapes", "columns", "slices"),
+    [([40], 256, WHOLE), ([130, 70, 3], 300, WHOLE), ([32], 512, SliceRule(4, 128)), ([20], 96, SliceRule(4, 24))],
+)
+def test_codes_and_scales_are_packed_as_they_are(shapes: list[int], columns: int, slices: SliceRule) -> None:
+    """Every group has the greatest number, so that quantising anew would find the same scales and codes."""
+    rng = np.random.default_rng(3)
+    parts = [coded(rng, rows, columns) for rows in shapes]
+    matrix = WeightMatrix(tuple(WeightPart("w", codes, scales=BlockScales(scales)) for codes, scales in parts))
+    got = packed_as_stored([(codes, BlockScales(scales)) for codes, scales in parts], slices)
+    want = pack_linear(matrix.numbers(), "fp8", slices).data
+    assert got is not None
+    units = (-1, 32 * 128 + 128)
+    np.testing.assert_array_equal(got.reshape(units)[:, :4096], want.reshape(units)[:, :4096])
+    got_scales, want_scales = (data.reshape(units)[:, 4096:].copy().view(np.float32) for data in (got, want))
+    np.testing.assert_allclose(got_scales, want_scales, rtol=3e-7)  # 448 * scale / 448
+
+
+def test_parts_of_a_matrix_keep_their_scales() -> None:
+    codes, scales = coded(np.random.default_rng(4), 300, 260)
+    whole = WeightMatrix((WeightPart("w", codes, scales=BlockScales(scales)),))
+    part = whole.rows([range(100, 290)]).columns(range(130, 250))
+    np.testing.assert_array_equal(part.to_array(), whole.to_array()[100:290, 130:250])
+    assert packed_as_stored([(codes, BlockScales(scales))], SliceRule(2, 65)) is None, "a group has two blocks' inputs"
+
+
+def test_every_code_is_its_number() -> None:
+    codes = np.arange(256, dtype=np.uint8)[None]
+    values = dequantized(codes, BlockScales(np.array([[2.0, 1.0]], np.float32)))[0]
+    assert (values[0x7E], values[0x38], values[1], values[0xFE], values[0x81]) == (896, 2, 2**-8, -448, -(2.0**-9))
+    assert np.isnan(values[[0x7F, 0xFF]]).all()
+
+
+def write(path: pathlib.Path, change: Mapping[str, np.ndarray] | None = None) -> pathlib.Path:
+    """A golden model whose matrices are coded, and beside it one of the numbers that these are."""
+    rng = np.random.default_rng(5)
+    tensors, plain = rewrite.read(NAME), rewrite.read(NAME)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        rows, columns = tensors[name].shape
+        codes, scales = coded(rng, rows, columns)
+        scales *= np.float32(0.0005)
+        tensors |= {name: codes, f"{name}_scale_inv": scales}
+        plain[name] = dequantized(codes, BlockScales(scales))
+    for folder, values, config in (("coded", tensors, {"quantization_config": DESCRIPTION}), ("plain", plain, {})):
+        rewrite.write_folder(path / folder, NAME, config)
+        rewrite.write_file(
+            path / folder / "model.safetensors",
+            values | dict(change if change is not None and folder == "coded" else {}),
+        )
+    return path
+
+
+def packed(path: pathlib.Path, fmt: LinearFormat) -> list[np.ndarray]:
+    checkpoint = Checkpoint(path)
+    weights = DecoderWeights(checkpoint, read_decoder_config(checkpoint.config))
+    weights.verify()
+    packer = WeightPacker(checkpoint)
+    matrices = [weights.qkv(1)[0], weights.gate_up(1)[0], weights.down(1)[0]]
+    return [np.asarray(packer.linear(matrix, fmt).data.numpy()) for matrix in matrices]
+
+
+@pytest.mark.parametrize("fmt", ["bfloat16", "wint8"])
+def test_a_processor_packs_the_numbers_that_it_holds(tmp_path: pathlib.Path, fmt: LinearFormat) -> None:
+    choose(None)
+    path = write(tmp_path)
+    for got, want in zip(packed(path / "coded", fmt), packed(path / "plain", fmt), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_gpu_gets_the_codes(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path)
+    checkpoint = Checkpoint(path / "coded")
+    weights = DecoderWeights(checkpoint, read_decoder_config(checkpoint.config))
+    matrix = weights.gate_up(1)[0]
+    with gpu_device(EMULATED):
+        choose(emulated().device.library)
+        data = WeightPacker(checkpoint).linear(matrix, "fp8").data
+        parts = [(part.data.view(np.uint8), part.scales) for part in matrix.parts if part.scales is not None]
+        want = packed_as_stored(parts)
+        assert want is not None
+        np.testing.assert_array_equal(emulated().device.read(data), want)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "value", "message"),
+    [
+        ("_scale_inv", np.ones((1, 2), np.float32), r"expected shape \(3, 1\), got \(1, 2\)"),
+        ("_scale_inv", np.full((3, 1), np.inf, np.float32), "expected finite numbers, got others"),
+        ("", np.zeros((128, 320), np.uint8), r"expected shape \(320, 128\), got \(128, 320\)"),
+    ],
+)
+def test_what_is_no_such_weight_is_refused(
+    tmp_path: pathlib.Path, suffix: str, value: np.ndarray, message: str
+) -> None:
+    name = f"model.layers.0.mlp.gate_proj.weight{suffix}"
+    path = write(tmp_path, {name: value})
+    with pytest.raises(CheckpointError, match=message):
+        packed(path / "coded", "bfloat16")
+
+
+def test_scales_that_are_missing_are_named(tmp_path: pathlib.Path) -> None:
+    rewrite.write_folder(tmp_path / "x", NAME, {"quantization_config": DESCRIPTION})
+    tensors = rewrite.read(NAME)
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensors[name] = np.zeros(tensors[name].shape, np.uint8)
+    rewrite.write_file(tmp_path / "x" / "model.safetensors", tensors)
+    with pytest.raises(CheckpointError, match=f"expected a tensor '{name}_scale_inv'"):
+        packed(tmp_path / "x", "bfloat16")
+
+
+def test_other_tensors_keep_their_types() -> None:
+    """A matrix that was not converted is read as ever."""
+    checkpoint = Checkpoint(golden.ROOT / NAME)
+    weights = DecoderWeights(checkpoint, read_decoder_config(checkpoint.config))
+    part = weights.down(0)[0].parts[0]
+    assert part.scales is None
+    assert part.numbers() is part
+    assert widen(part.data).dtype == np.float32

@@ -11,6 +11,7 @@ from fastdeploy_sd.runtime.cuda_memory import CudaMemory
 from fastdeploy_sd.runtime.cuda_mirror import CudaTransfers
 from fastdeploy_sd.runtime.device_array import DeviceMemory
 from fastdeploy_sd.runtime.library import CParams
+from fastdeploy_sd.runtime.native_program import create_params
 
 
 class Workspace:
@@ -51,16 +52,21 @@ class DeviceCall:
     """One op and its params over a GPU's memory, as BoundCall over the host's.
 
     Args:
+        params: of whole arrays: usually the most there will be.
         arrays: what the params point to, kept alive.
 
     Attributes:
         params: the op's struct; counts are written there.
+
+    Raises:
+        ValueError: the op refuses its arguments; the text names them.
+        MemoryError: the GPU has none for its workspace.
     """
 
     def __init__(self, device: Launcher, op: str, params: CParams, arrays: Mapping[str, Any]) -> None:
         self._device, self._op, self._arrays = device, op, arrays
         self.params: Any = params
-        self._workspace_bytes()  # of whole arrays: usually the most there will be
+        self._rehearse()
 
     def run(self) -> None:
         """Start the op, behind what was started, on what was uploaded.
@@ -71,6 +77,16 @@ class DeviceCall:
         self._device.transfers.send()
         workspace = self._workspace_bytes()
         self._device.library.launch(self._op, self.params, workspace, self._device.stream)
+
+    def _rehearse(self) -> None:
+        """Capture the op without running it or keeping that: what it refuses shows now, and its kernels are loaded."""
+        library, create = self._device.library, create_params([(self._op, self.params)], [], 0)
+        program = library.made("program_create", ctypes.byref(create))
+        try:
+            graph = library.made("program_capture", program, self._workspace_bytes(), self._device.stream)
+            library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
+        finally:
+            library.functions.fdsd_cuda_program_destroy(ctypes.c_void_p(program))
 
     def _workspace_bytes(self) -> int:
         num_bytes = self._device.library.number(f"{self._op}_workspace_bytes", ctypes.byref(self.params))

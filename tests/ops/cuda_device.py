@@ -148,10 +148,11 @@ def gpu_refusal() -> str | None:
 @contextlib.contextmanager
 def loses_the_device() -> Iterator[None]:
     """Give the emulated device a fresh context after the body, in which a kernel goes wrong on it."""
+    reset = cuda_library.load(cuda_build.build_emulated()).functions.fdsd_cuda_reset
     try:
         yield
     finally:
-        emulated().device.library.functions.fdsd_cuda_reset()
+        reset()
 
 
 def require(kind: str) -> None:

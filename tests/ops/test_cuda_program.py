@@ -14,6 +14,7 @@ from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.ops.activation import swiglu
 from fastdeploy_sd.ops.batch import GATHER_OUTPUT_ROWS, gather_output_rows
 from fastdeploy_sd.ops.norm import RMS_NORM, rms_norm
+from fastdeploy_sd.ops.sampling import TOKEN_LOGPROBS
 from fastdeploy_sd.runtime import cuda_library, cuda_mirror, device
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.program import Recording
@@ -154,6 +155,14 @@ def test_a_launch_that_is_refused_costs_nothing_else(gpu: CudaDevice) -> None:
     with pytest.raises(ValueError, match="gather_output_rows: num_rows_out: expected"):
         last.run()
     assert_same(step.run(rows(2), indices), rows(2), indices)
+
+
+def test_a_bound_call_is_refused_when_it_is_bound(gpu: CudaDevice) -> None:
+    logits, row = gpu.zeros((2, (1 << 19) + 1), np.float32), gpu.zeros((1,), np.int32)
+    found = {"logprobs": gpu.zeros((1,), np.float32), "ranks": row}
+    listed = {"top_token_ids": gpu.zeros((1, 1), np.int32), "top_logprobs": gpu.zeros((1, 1), np.float32)}
+    with pytest.raises(ValueError, match=r"token_logprobs.*vocab_size: expected 1\.\.524288, got another number"):
+        gpu.bind(TOKEN_LOGPROBS, logits=logits, rows=row, token_ids=row, num_top=1, **found, **listed)
 
 
 def test_a_bound_call_runs_between_programs(gpu: CudaDevice) -> None:

@@ -133,7 +133,7 @@ def _amx_refusal(flags: set[str]) -> str | None:
 def _gpu() -> str:
     """The GPU that `--device gpu` takes, or why there is none."""
     found = usable_library()
-    return f"not used: {found}" if isinstance(found, str) else found.device_name
+    return f"not used: {found}" if isinstance(found, str) else found.text
 
 
 def _compiler() -> str:

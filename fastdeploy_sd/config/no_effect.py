@@ -13,7 +13,7 @@ from typing import Any
 from fastdeploy_sd.config.maps import read_map
 from fastdeploy_sd.config.option import Option, Spec
 
-_MEMORY = "kv_cache_memory_gb bounds the KV cache, on any device"
+_MEMORY = "kv_cache_memory_gb bounds the KV cache, or on a GPU gpu_memory_utilization"
 _BLOCKS = "a request gets KV blocks as it needs them"
 _PORTS = "this server's processes talk over sockets in a private folder"
 _GLOBAL = "it belongs to the scheduler_name global, which is not here"
@@ -37,7 +37,6 @@ def _options(kind: type, reason: str, *names: str) -> tuple[Option, ...]:
 NO_EFFECT: Mapping[str, Option] = {
     opt.name: opt
     for opt in (
-        _option("gpu_memory_utilization", float, _MEMORY, minimum=0, maximum=1),
         _option("kv_cache_ratio", float, _MEMORY, minimum=0, maximum=1),
         *_options(int, _BLOCKS, "prealloc_dec_block_slot_num_threshold", "static_decode_blocks"),
         *_options(str, "it belongs to kvcache_storage_backend", "write_policy"),

@@ -161,8 +161,18 @@ class CacheConfig:
         None,
         Spec(
             "Memory for KV blocks, in GiB, of all ranks together; none: what `max_num_seqs` requests of full length"
-            " need, at most half of what is free when the weights are loaded.",
+            " need, at most half of what is free when the weights are loaded; on a GPU what `gpu_memory_utilization`"
+            " leaves.",
             minimum=0.001,
+        ),
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        Spec(
+            "Share of a GPU's memory that may be in use once the server has its weights, its KV blocks and room for its"
+            " steps; KV blocks take what is left of it. Device cpu has no use for it.",
+            minimum=0.01,
+            maximum=1,
         ),
     )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = option(

@@ -1,4 +1,4 @@
-"""How many bytes of weights one decoding step reads. Knows layer shapes and packed sizes; loads nothing."""
+"""How many bytes of weights a decoding step reads, and a rank has. Knows shapes and packed sizes; loads nothing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
-from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
+from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slices, feed_forward_slices
+from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import packed_bytes
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
+from fastdeploy_sd.parallel.shard import WHOLE_MODEL, Shard
 
 
 def weight_bytes_per_step(config: DecoderConfig, scheme: QuantScheme) -> int | None:
@@ -21,6 +23,57 @@ def weight_bytes_per_step(config: DecoderConfig, scheme: QuantScheme) -> int | N
         return None
     layer = sum(packed_bytes(k, n, scheme.linear, slices) for k, n, slices in layer_shapes(config))
     return config.num_layers * layer + packed_bytes(config.hidden_size, config.vocab_size, scheme.lm_head)
+
+
+def resident_bytes(config: DecoderConfig, scheme: QuantScheme, shard: Shard = WHOLE_MODEL) -> int:
+    """Return the bytes of everything that a rank has of a decoder on a device, but for norms and biases.
+
+    Raises:
+        ConfigError: as DecoderShard.
+    """
+    layers = sum(layer_bytes(config, scheme, i, shard) for i in range(config.num_layers))
+    head = packed_bytes(config.hidden_size, len(DecoderShard(config, shard).vocabulary()), scheme.lm_head)
+    embedding = config.vocab_size * config.hidden_size * (4 if scheme.dtype == "float32" else 2)
+    return layers + head + embedding
+
+
+def draft_bytes(
+    config: DecoderConfig,
+    scheme: QuantScheme,
+    num_layers: int,
+    head: LinearFormat | None,
+    shard: Shard = WHOLE_MODEL,
+) -> int:
+    """Return the same of MTP layers that have neither an embedding nor a head of their own.
+
+    Args:
+        head: what a copy of the target's head is stored as, None = they use that itself.
+    """
+    own, hidden = DecoderShard(config, shard), config.hidden_size
+    projection = packed_bytes(2 * hidden, len(own.hidden()), scheme.linear)
+    copy = 0 if head is None else packed_bytes(hidden, len(own.vocabulary()), head)
+    return copy + sum(projection + layer_bytes(config, scheme, j, shard) for j in range(num_layers))
+
+
+def layer_bytes(config: DecoderConfig, scheme: QuantScheme, layer: int, shard: Shard = WHOLE_MODEL) -> int:
+    """Return the bytes of the matrices that a rank has of a decoder layer; raises as resident_bytes."""
+    hidden, moe, own = config.hidden_size, config.moe, DecoderShard(config, shard)
+    attention = own.attention()
+    total = packed_bytes(hidden, sum(map(len, own.qkv())), scheme.linear)
+    total += packed_bytes(len(attention.inputs), hidden, scheme.linear, attention.slices)
+    if moe is None or layer not in moe.layers:
+        return total + _dense_bytes(hidden, scheme.linear, own.feed_forward(config.intermediate_size))
+    if moe.shared_intermediate_size > 0:
+        total += _dense_bytes(hidden, scheme.linear, own.shared_experts())
+    expert = packed_bytes(hidden, 2 * moe.intermediate_size, scheme.experts)
+    expert += packed_bytes(moe.intermediate_size, hidden, scheme.experts)
+    return total + len(own.experts().inputs) * expert + 4 * moe.num_experts * hidden
+
+
+def _dense_bytes(hidden_size: int, fmt: LinearFormat, own: SumPart) -> int:
+    """Of a feed-forward network of which a rank has a part of the inner width."""
+    size = len(own.inputs)
+    return packed_bytes(hidden_size, 2 * size, fmt) + packed_bytes(size, hidden_size, fmt, own.slices)
 
 
 def layer_shapes(config: DecoderConfig) -> Iterator[tuple[int, int, SliceRule]]:

@@ -102,6 +102,22 @@ class CudaLibrary:
         name: bytes = self.functions.fdsd_cuda_name()
         return name.decode()
 
+    def memory_bytes(self) -> tuple[int, int]:
+        """Return the bytes of the GPU's memory, and how many of them are free.
+
+        Raises:
+            ValueError: it does not say.
+        """
+        free, total = ctypes.c_int64(), ctypes.c_int64()
+        self.call("memory_bytes", ctypes.byref(free), ctypes.byref(total))
+        return total.value, free.value
+
+    @property
+    def text(self) -> str:
+        """The GPU's name and memory."""
+        total, free = (num_bytes / (1 << 30) for num_bytes in self.memory_bytes())
+        return f"{self.device_name}, {total:.2f} GiB, {free:.2f} of them free"
+
     @functools.cached_property
     def piece_bytes(self) -> int:
         """Size of the pieces that small allocations are cut out of; 0 = every one is its own."""

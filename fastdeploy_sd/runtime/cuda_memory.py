@@ -53,9 +53,7 @@ class CudaMemory:
 
     def free_bytes(self) -> int:
         """Return how much memory the GPU has left."""
-        count = ctypes.c_int64()
-        self._library.call("free_bytes", ctypes.byref(count))
-        return count.value
+        return self._library.memory_bytes()[1]
 
     def _allocate(self, num_bytes: int) -> DeviceMemory:
         try:

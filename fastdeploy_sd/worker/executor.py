@@ -11,6 +11,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import device_lost_as_error
 from fastdeploy_sd.guidance.compiler import GrammarStore
 from fastdeploy_sd.runtime import library
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.proposer import MakeProposer
@@ -200,9 +201,10 @@ def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float)
 
 
 def _kernels() -> str:
-    if device().kind == "cpu":
-        return f"{library.level_text()} kernels on {library.num_threads()} threads"
-    return f"CUDA kernels on {device().text}"
+    found = device()
+    if isinstance(found, CudaDevice):
+        return f"CUDA kernels on {found.library.text}"
+    return f"{library.level_text()} kernels on {library.num_threads()} threads"
 
 
 def _drafting(speculation: SpeculationInfo) -> str:

@@ -13,7 +13,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.sampling.verify import VerifyRule
-from fastdeploy_sd.worker.draft_layers import own_scheme
+from fastdeploy_sd.worker.draft_formats import own_scheme
 
 
 @dataclass(frozen=True, slots=True)

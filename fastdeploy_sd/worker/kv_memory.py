@@ -14,7 +14,7 @@ from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.parallel.shard import Shard
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.worker import kv_sizing, kv_tensors
+from fastdeploy_sd.worker import gpu_memory, kv_sizing, kv_tensors
 from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.free_memory import free_memory
 from fastdeploy_sd.worker.kv_file import ALIGNMENT, KvFile
@@ -80,7 +80,7 @@ def allocate_kv(
     kv_format = KvCacheFormat.create(config)
     layers = _Layers(target, draft, group.size)
     one_block = group.size * kv_sizing.block_bytes(layers.of_rank(group.rank), kv_format)
-    size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: group.smallest(_free_bytes))
+    size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: _room(config, target, draft, group))
     return KvMemory(
         size,
         kv_format,
@@ -95,10 +95,18 @@ def allocate_kv(
     )
 
 
-def _free_bytes() -> int:
-    """Of the memory that the device computes in."""
+def _room(config: Config, target: DecoderConfig, draft: DraftLayers | None, group: RankGroup) -> kv_sizing.KvRoom:
+    """Of the memory that the ranks compute in: they share the host's, and have a GPU each."""
     found = device()
-    return found.memory.free_bytes() if isinstance(found, CudaDevice) else free_memory()
+    if not isinstance(found, CudaDevice):
+        return kv_sizing.half_of(group.smallest(free_memory))
+    steps = gpu_memory.step_bytes(
+        config, target, None if draft is None else draft.config, kv_sizing.max_model_len(config, target), found.library
+    )
+    memory = gpu_memory.GpuMemory(*found.library.memory_bytes(), steps)
+    share = config.cache.gpu_memory_utilization
+    least = group.smallest(lambda: max(memory.room(share), 0))
+    return gpu_memory.room_for_kv(config, memory, least, group.size)
 
 
 class _Layers:

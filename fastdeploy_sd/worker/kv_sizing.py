@@ -155,18 +155,40 @@ def max_model_len(config: Config, decoder_config: DecoderConfig) -> int:
     return length
 
 
-def choose_size(config: Config, one_block: int, max_model_len: int, free_memory: Callable[[], int]) -> KvCacheSize:
-    """Return the configured size, else what requests can make use of, at most half of the memory that is free.
+@dataclass(frozen=True, slots=True)
+class KvRoom:
+    """Memory that KV blocks may take where no option says how much.
+
+    Attributes:
+        num_bytes: for the blocks of all ranks.
+        reason: what that follows from, for people.
+        option: what an error about too little is about.
+        takes_all: whether all of it is taken, for the prefix cache, or only what requests that run can make use of.
+    """
+
+    num_bytes: int
+    reason: str
+    option: str = "kv_cache_memory_gb"
+    takes_all: bool = False
+
+
+def half_of(free_bytes: int) -> KvRoom:
+    """Return the room in main memory, of which so much is free."""
+    return KvRoom(int(free_bytes * _SHARE_OF_FREE), f"half of the {free_bytes / _GIB:.2f} GiB that are free")
+
+
+def choose_size(config: Config, one_block: int, max_model_len: int, room: Callable[[], KvRoom]) -> KvCacheSize:
+    """Return the configured size, else what there is room for, or what requests can make use of.
 
     Args:
         one_block: bytes of a block.
         max_model_len: tokens of the longest request the model can do.
-        free_memory: bytes this process may still take; asked only where the size follows from it.
+        room: asked only where the size follows from it.
 
     Raises:
         ConfigError: not even one block fits, or a `max_model_len` that was asked for does not.
     """
-    cache = config.cache
+    cache, option = config.cache, "kv_cache_memory_gb"
     if cache.num_blocks is not None:
         return KvCacheSize(cache.num_blocks, cache.block_size, one_block, "num_gpu_blocks_override")
     if cache.kv_cache_memory_gb is not None:
@@ -175,12 +197,15 @@ def choose_size(config: Config, one_block: int, max_model_len: int, free_memory:
             f"kv_cache_memory_gb {cache.kv_cache_memory_gb:g}",
         )
     else:
-        count, reason = _useful_blocks(config, one_block, max_model_len, free_memory())
+        found = room()
+        option = found.option
+        count, reason = _blocks_in(config, one_block, max_model_len, found)
     if count < 1:
-        raise ConfigError(
-            f"kv_cache_memory_gb: expected at least {one_block / _GIB:.3f} (one block), got {reason}",
-            param="kv_cache_memory_gb",
-        )
+        least = f"{one_block / _GIB:.3f}"
+        expected = f"at least {least} (one block)"
+        if option != "kv_cache_memory_gb":
+            expected = f"what leaves memory for a KV block, {least} GiB"
+        raise ConfigError(f"{option}: expected {expected}, got {reason}", param=option)
     wanted = config.model.max_model_len
     if wanted is not None and count * cache.block_size + 1 < wanted:
         needed = -(-(wanted - 1) // cache.block_size) * one_block / _GIB
@@ -192,10 +217,10 @@ def choose_size(config: Config, one_block: int, max_model_len: int, free_memory:
     return KvCacheSize(count, cache.block_size, one_block, reason)
 
 
-def _useful_blocks(config: Config, one_block: int, max_model_len: int, free_bytes: int) -> tuple[int, str]:
+def _blocks_in(config: Config, one_block: int, max_model_len: int, room: KvRoom) -> tuple[int, str]:
     max_num_seqs = config.scheduler.max_num_seqs
     useful = max_num_seqs * -(-max_model_len // config.cache.block_size)
-    affordable = int(free_bytes * _SHARE_OF_FREE) // one_block
-    if useful <= affordable:
+    affordable = room.num_bytes // one_block
+    if useful <= affordable and not room.takes_all:
         return useful, f"max_num_seqs {max_num_seqs} x {max_model_len} tokens"
-    return affordable, f"half of the {free_bytes / _GIB:.2f} GiB that are free"
+    return affordable, room.reason

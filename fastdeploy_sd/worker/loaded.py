@@ -22,7 +22,8 @@ from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
 from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.worker import kv_sizing
-from fastdeploy_sd.worker.draft_layers import DraftLayers, draft_scheme
+from fastdeploy_sd.worker.draft_formats import draft_scheme
+from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.eager_operators import load_operators
 from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward, TokenTable

@@ -18,7 +18,8 @@ from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.worker.draft_layers import DraftLayers, draft_head_format, load_draft_layers, own_scheme
+from fastdeploy_sd.worker.draft_formats import draft_head_format, own_scheme
+from fastdeploy_sd.worker.draft_layers import DraftLayers, load_draft_layers
 from fastdeploy_sd.worker.load_progress import LoadProgress
 
 

@@ -6,6 +6,7 @@ import logging
 import pathlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,10 +14,13 @@ import pytest
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.models import packed_cache, weight_packer
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weight_bytes import draft_bytes, resident_bytes
 from fastdeploy_sd.runtime import cuda_uploads
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker.device_choice import choose_device
+from fastdeploy_sd.worker.draft_formats import draft_head_format, own_scheme
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.model_loading import LoadedModel, load_model
 from tests.engine.gpu import gpu_device
@@ -66,6 +70,38 @@ def test_experts_and_draft_layers_are_packed_as_by_the_host(
         caplog.clear()
         assert files_of(on_gpu, tmp_path / "gpu") == want
     assert caplog.messages == []  # nothing was written
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "quantization"),
+    [
+        ("ernie4_5_moe-tiny", "ernie-folder", "wint4"),
+        ("qwen3_moe-tiny", "numbered", "wint8"),
+        ("llama-tiny", "numbered", None),
+        ("qwen3-tiny", "ernie-folder", None),
+    ],
+)
+def test_bytes_of_weights_are_told_before_they_are_loaded(
+    name: str, layout: str, quantization: Literal["wint8", "wint4"] | None, tmp_path: pathlib.Path
+) -> None:
+    config = Config(
+        ModelConfig(str(make_model(tmp_path, name, layout).path), quantization=quantization),
+        speculative=SpeculativeConfig(method="mtp", num_speculative_tokens=1),
+    )
+    choose_device(config)
+    checkpoint = Checkpoint(config.model.path)
+    decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+    drafts = open_draft_weights(config, checkpoint, decoder)
+    assert drafts is not None
+    scheme = QuantScheme.create("bfloat16", quantization)
+    head = draft_head_format(config, scheme.lm_head)
+    told = resident_bytes(decoder, scheme) - decoder.vocab_size * decoder.hidden_size * 2
+    told += draft_bytes(drafts.config, own_scheme(config), 1, None if head == scheme.lm_head else head)
+    routers = 4 * decoder.hidden_size * sum(
+        c.moe.num_experts * len([i for i in c.moe.layers if i < count])
+        for c, count in ((decoder, decoder.num_layers), (drafts.config, 1)) if c.moe is not None
+    )  # fmt: skip
+    assert load_model(config, checkpoint, decoder, drafts).weight_bytes == told - routers
 
 
 def test_a_table_of_embeddings_is_converted_piece_by_piece(

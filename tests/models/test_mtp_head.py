@@ -20,7 +20,7 @@ from fastdeploy_sd.ops.packing import PackedLinear
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.worker import loaded
-from fastdeploy_sd.worker.draft_layers import own_scheme
+from fastdeploy_sd.worker.draft_formats import own_scheme
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.model_loading import load_model
 from fastdeploy_sd.worker.rank_group import RankGroup

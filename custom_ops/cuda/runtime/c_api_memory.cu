@@ -47,11 +47,13 @@ FDSD_EXPORT const char* fdsd_cuda_name() {
   return cudaGetDeviceProperties(&properties, 0) == cudaSuccess ? properties.name : "no GPU";
 }
 
-FDSD_EXPORT fdsd::Error fdsd_cuda_free_bytes(int64_t* num_bytes) {
-  size_t free_bytes = 0;
-  size_t total_bytes = 0;
-  const fdsd::Error error = TextOf(cudaMemGetInfo(&free_bytes, &total_bytes));
-  *num_bytes = static_cast<int64_t>(free_bytes);
+// Of the GPU, whoever has what is not free.
+FDSD_EXPORT fdsd::Error fdsd_cuda_memory_bytes(int64_t* free_bytes, int64_t* total_bytes) {
+  size_t free_size = 0;
+  size_t total_size = 0;
+  const fdsd::Error error = TextOf(cudaMemGetInfo(&free_size, &total_size));
+  *free_bytes = static_cast<int64_t>(free_size);
+  *total_bytes = static_cast<int64_t>(total_size);
   return error;
 }
 

@@ -16,11 +16,11 @@ VALUES = {int: 3, float: 0.5, bool: True, str: "7671,7672", dict: {"use_cudagrap
 
 
 def test_options_of_one_reason_share_a_line(model: str, caplog: pytest.LogCaptureFixture) -> None:
-    config = load_config(["--model", model, "--gpu-memory-utilization", "0.9", "--kv-cache-ratio=0.7"])
+    config = load_config(["--model", model, "--static-decode-blocks", "2", "--prealloc-dec-block-slot-num-threshold=7"])
     assert config == load_config(["--model", model])
     assert caplog.messages == [
-        "gpu_memory_utilization, kv_cache_ratio: accepted without effect: kv_cache_memory_gb bounds the"
-        " KV cache, on any device"
+        "static_decode_blocks, prealloc_dec_block_slot_num_threshold: accepted without effect: a request gets KV"
+        " blocks as it needs them"
     ]
 
 
@@ -39,8 +39,8 @@ def test_ports_are_a_number_a_text_or_a_list(model: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("gpu_memory_utilization", "much", "expected a number in 0..1, or none, got 'much'"),
-        ("gpu_memory_utilization", 90, "expected a number in 0..1, or none, got 90"),
+        ("kv_cache_ratio", "much", "expected a number in 0..1, or none, got 'much'"),
+        ("kv_cache_ratio", 90, "expected a number in 0..1, or none, got 90"),
         ("scheduler_load_shards_num", "x", "expected an integer, or none, got 'x'"),
         ("cache_queue_port", True, "expected a non-empty string, or none, got true"),
         ("graph_optimization_config", True, "expected a map, got true"),

@@ -25,11 +25,12 @@ def test_the_rows_follow_from_options_checkpoint_and_memory() -> None:
 
 
 @pytest.mark.parametrize("device", ["gpu", "auto"])
-def test_with_another_device_it_says_that_the_memory_is_the_cpus(device: str) -> None:
+def test_without_a_gpu_it_says_why_the_memory_is_the_cpus(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", "/nowhere/libfdsd_cuda.so")
     rows = forecast(config_from_kwargs(model="demo", device=device), lambda: 64 * GIB)
     assert next(iter(rows.items())) == (
         "forecast",
-        "with main memory, as of device cpu; a GPU's memory is not asked for",
+        "with main memory, as of device cpu: no CUDA kernels at /nowhere/libfdsd_cuda.so",
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import ModelInfo
-from fastdeploy_sd.worker.kv_sizing import choose_size
+from fastdeploy_sd.worker.kv_sizing import KvRoom, choose_size, half_of
 
 GIB = 1 << 30
 ONE_BLOCK = 1 << 20
@@ -24,12 +24,12 @@ def config(max_model_len: int | None = None, max_num_seqs: int = 4, **cache: Any
     )
 
 
-def never() -> int:
+def never() -> KvRoom:
     raise AssertionError("the size was given; nobody needs to know what is free")
 
 
 def test_what_requests_can_use_is_enough() -> None:
-    size = choose_size(config(), ONE_BLOCK, 1000, lambda: 64 * GIB)
+    size = choose_size(config(), ONE_BLOCK, 1000, lambda: half_of(64 * GIB))
     assert (size.num_blocks, size.reason) == (4 * 16, "max_num_seqs 4 x 1000 tokens")
     assert size.describe(1000) == (
         "4096 tokens in 64 blocks of 64, 0.06 GiB when all are in use (max_num_seqs 4 x 1000 tokens);"
@@ -38,7 +38,7 @@ def test_what_requests_can_use_is_enough() -> None:
 
 
 def test_half_of_what_is_free_is_the_limit() -> None:
-    size = choose_size(config(max_num_seqs=256), ONE_BLOCK, 100_000, lambda: 3 * GIB)
+    size = choose_size(config(max_num_seqs=256), ONE_BLOCK, 100_000, lambda: half_of(3 * GIB))
     assert (size.num_blocks, size.num_tokens) == (1536, 1536 * 64)
     assert size.reason == "half of the 3.00 GiB that are free"
 
@@ -62,8 +62,20 @@ def test_a_given_size_is_exact(cache: dict[str, Any], num_blocks: int, reason: s
 )
 def test_less_than_a_block_is_an_error(cache: dict[str, Any], got: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        choose_size(config(**cache), GIB, 1000, lambda: GIB)
+        choose_size(config(**cache), GIB, 1000, lambda: half_of(GIB))
     assert caught.value.message == f"kv_cache_memory_gb: expected at least 1.000 (one block), got {got}"
+
+
+def test_a_gpus_room_is_taken_whole_and_is_what_errors_are_about() -> None:
+    room = KvRoom(3 * ONE_BLOCK, "what a GPU has", "gpu_memory_utilization", takes_all=True)
+    size = choose_size(config(max_num_seqs=1), ONE_BLOCK, 64, lambda: room)
+    assert (size.num_blocks, size.reason) == (3, "what a GPU has")
+    with pytest.raises(ConfigError) as caught:
+        choose_size(config(), 4 * ONE_BLOCK, 64, lambda: room)
+    assert caught.value.param == "gpu_memory_utilization"
+    assert caught.value.message == (
+        "gpu_memory_utilization: expected what leaves memory for a KV block, 0.004 GiB, got what a GPU has"
+    )
 
 
 def test_a_length_that_was_asked_for_is_held_or_refused() -> None:

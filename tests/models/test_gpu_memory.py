@@ -1,0 +1,115 @@
+"""What a server takes of a GPU's memory is told before it takes it, and its KV blocks get what is left."""
+
+from __future__ import annotations
+
+import gc
+import pathlib
+import re
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.parallel.shard import WHOLE_MODEL
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
+from fastdeploy_sd.runtime.cuda_memory import CudaMemory
+from fastdeploy_sd.runtime.device_array import DeviceMemory
+from fastdeploy_sd.worker import forecast as forecasts
+from fastdeploy_sd.worker import gpu_memory, kv_sizing
+from fastdeploy_sd.worker.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.executor import create_executor
+from fastdeploy_sd.worker.forecast import forecast
+from tests.engine.gpu import gpu_device
+from tests.models import golden
+from tests.models.mtp_models import make_model
+from tests.ops.cuda_device import EMULATED
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def gpu() -> Iterator[CudaLibrary]:
+    with gpu_device(EMULATED):
+        found = usable_library()
+        assert isinstance(found, CudaLibrary)
+        yield found
+
+
+def config_of(path: pathlib.Path, speculative: SpeculativeConfig | None = None) -> Config:
+    return Config(
+        ModelConfig(str(path), max_model_len=512),
+        CacheConfig(block_size=16, num_blocks=40),
+        SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=512),
+        speculative or SpeculativeConfig(),
+        device="gpu",
+    )
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_what_a_server_takes_is_no_more_than_was_told(
+    drafts: bool, gpu: CudaLibrary, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, KV and steps; and for steps more than half of what was told, but for the graphs."""
+    given: weakref.WeakSet[DeviceMemory] = weakref.WeakSet()
+    allocate = CudaMemory._allocate
+
+    def noted(self: CudaMemory, num_bytes: int) -> DeviceMemory:
+        memory = allocate(self, num_bytes)
+        given.add(memory)
+        return memory
+
+    monkeypatch.setattr(CudaMemory, "_allocate", noted)
+    monkeypatch.setattr(gpu_memory, "_GRAPH_BYTES", 0)
+    config = config_of(golden.ROOT / "qwen3-tiny")
+    if drafts:
+        mtp = SpeculativeConfig(method="mtp", num_speculative_tokens=3)
+        config = config_of(make_model(tmp_path, "ernie4_5_moe-tiny", "ernie-folder").path, mtp)
+    checkpoint = Checkpoint(config.model.path)
+    decoder = read_decoder_config(checkpoint.config)
+    model = forecasts._Model(config, decoder, open_draft_weights(config, checkpoint, decoder), 512)
+    told = model.memory_with_weights(gpu, WHOLE_MODEL)
+    layers = model.kv_layers(WHOLE_MODEL)
+    beside_steps = told.total - told.free + 40 * kv_sizing.block_bytes(layers, kv_sizing.KvCacheFormat.create(config))
+    given.clear()  # what other tests' devices have
+    executor = create_executor(config)
+    gc.collect()
+    taken = sum(memory.num_bytes for memory in given) - beside_steps
+    executor.shutdown()
+    assert told.steps / 2 < taken < told.steps
+
+
+def test_blocks_take_what_is_left_of_a_gpu(gpu: CudaLibrary) -> None:
+    config = config_of(golden.ROOT / "qwen3-tiny")
+    config = replace(config, cache=replace(config.cache, num_blocks=None, gpu_memory_utilization=0.25))
+    rows = forecast(config)
+    assert rows["GPU"] == f"{gpu.device_name}, 0.25 GiB, 0.25 of them free"
+    parts = re.findall(r"([\d.]+) (\w+)", rows["GPU memory"])
+    assert [name for _, name in parts] == ["weights", "steps", "KV", "unused"]
+    assert sum(float(number) for number, _ in parts) == pytest.approx(0.25, abs=0.02)
+    assert {name: number for number, name in parts}["unused"] == "0.19"
+    assert "gpu_memory_utilization 0.25 of 0.25 GiB" in rows["KV cache"]
+    executor = create_executor(config)
+    num_tokens = executor.model_info.num_blocks * 16
+    executor.shutdown()
+    # The emulated GPU does not count what is allocated, so the weights' share is free there.
+    assert num_tokens * 6 * 2 * 32 * 2 < 64 * MIB
+    assert num_tokens > int(rows["KV cache"].split()[0])
+
+
+def test_a_gpu_without_memory_for_a_block_is_an_error_that_says_what_is_taken() -> None:
+    config = config_of(golden.ROOT / "qwen3-tiny")
+    config = replace(config, cache=replace(config.cache, num_blocks=None, gpu_memory_utilization=0.02))
+    wanted = (
+        r"gpu_memory_utilization: expected what leaves memory for a KV block, 0\.000 GiB, got gpu_memory_utilization"
+        r" 0\.02 of 0\.25 GiB, of which 0\.00 are taken and 0\.\d\d are for steps"
+    )
+    with gpu_device(EMULATED):
+        with pytest.raises(ConfigError, match=wanted):
+            create_executor(config)
+        with pytest.raises(ConfigError, match="gpu_memory_utilization: expected what leaves memory for a KV block"):
+            forecast(config)

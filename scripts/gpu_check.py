@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -34,12 +35,14 @@ OUT = ROOT / "build" / "gpu-check.json"
 METHODS = ("naive", "ngram", "suffix", "auto")
 _PROMPTS = ("def add(a, b):\n    return a + b\n\ndef add(a, b):\n", "one two three four one two three")
 _NUM_TOKENS = 64
+_NUM_TOGETHER = 8
 _TAIL = 4000
 _MAX_LINES = 400
 _REFUSAL_S = 30
 # For what was killed to end.
 _GRACE_S = 5
 _READY = re.compile(r" serving .*?(http://\S+:\d+)")
+_IDLE = re.compile(r'step_time_seconds_total\{[^}]*phase="idle"[^}]*\} (\S+)')
 _SERVER = (sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server")
 _ASK = "from fastdeploy_sd.runtime.cuda_library import cuda_refusal; print(cuda_refusal() or '')"
 # What pytest says where not all cases were skipped.
@@ -76,7 +79,7 @@ def stages() -> Sequence[Stage]:
         Stage("ops", 100, (*pytest, "tests/ops"), expected=SOME_PASSED),
         Stage("sanitizer", 100, sanitizer, expected=SOME_PASSED),
         Stage("engine", 80, (*pytest, "tests/engine/test_gpu.py"), expected=SOME_PASSED),
-        Stage("served", 90, run=lambda limit_s: serve_all(("--model", "demo", "--device", "gpu"), limit_s)),
+        Stage("served", 100, run=lambda limit_s: serve_all(("--model", "demo", "--device", "gpu"), limit_s)),
         Stage("step times", 40, (python, "-m", "benchmarks", "costs", "--device", "gpu", "--out", "{out}")),
     )
 
@@ -147,8 +150,11 @@ def result_of(stage: Stage, folder: pathlib.Path) -> dict[str, Any]:
 
 def serve_all(
     options: Sequence[str], limit_s: float, methods: Sequence[str] = METHODS, num_tokens: int = _NUM_TOKENS
-) -> Mapping[str, float]:
-    """Serve a model with one method after the other, and return the tokens per second of each.
+) -> Mapping[str, Mapping[str, float]]:
+    """Serve a model with one method after the other, and return the figures of each.
+
+    These are the tokens per second of one request, and with _NUM_TOGETHER at once the part of the time in which the
+    GPU had nothing to do between two steps.
 
     Args:
         options: of the server.
@@ -158,15 +164,32 @@ def serve_all(
         ValueError: a server did not start.
         OSError, http.client.HTTPException, KeyError: it did not answer, or something else than a completion.
     """
-    end, rates, wanted = time.monotonic() + limit_s, {}, None
+    end, figures, wanted = time.monotonic() + limit_s, dict[str, Mapping[str, float]](), None
     for method in methods:
         with _server((*options, "--speculative-config", method), end) as url:
             begin = time.monotonic()
             answers = [_completion(url, prompt, num_tokens, end) for prompt in _PROMPTS]
-            rates[method] = round(len(_PROMPTS) * num_tokens / (time.monotonic() - begin), 1)
+            rate = len(_PROMPTS) * num_tokens / (time.monotonic() - begin)
+            share = _idle_share(url, num_tokens, end)
+            figures[method] = {"tokens_per_s": round(rate, 1), f"idle_share_of_{_NUM_TOGETHER}": round(share, 4)}
         wanted = wanted or answers
         assert answers == wanted, f"{method}: expected {wanted}, got {answers}"
-    return rates
+    return figures
+
+
+def _idle_share(url: str, num_tokens: int, end: float) -> float:
+    """How much of the time in which requests run together the GPU waits for the host."""
+    idle_s, begin = _idle_s(url, end), time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(_NUM_TOGETHER) as pool:
+        for asked in [pool.submit(_completion, url, _PROMPTS[0], num_tokens, end) for _ in range(_NUM_TOGETHER)]:
+            asked.result()
+    return (_idle_s(url, end) - idle_s) / (time.monotonic() - begin)
+
+
+def _idle_s(url: str, end: float) -> float:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=max(end - time.monotonic(), 1)) as response:
+        found = _IDLE.search(response.read().decode())
+    return float(found[1]) if found else 0.0
 
 
 @contextlib.contextmanager

@@ -67,8 +67,6 @@ class StepTwins:
     def __init__(self, device: Device, memory: StepMemory, table: RequestTable) -> None:
         self._device, self._memory, self._table = device, memory, table
         self._plan, self._output = device.mirror(memory.inputs), device.mirror(memory.outputs)
-        self._output.download()  # which takes the pinned memory for it, now and not in a step
-        device.wait()
         self._blocks, self._counts = device.mirror(table.blocks), device.mirror(table.counts.table)
         self._columns = [device.mirror(getattr(table, name)) for name in _COLUMNS]
         self._forbidden = device.mirror(memory.mask_token_ids)

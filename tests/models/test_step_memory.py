@@ -44,6 +44,7 @@ def addresses(runner: ModelRunner, mtp: MtpProposer | None) -> list[int]:
     forward, verifier, batches = runner._forward, runner._verifier, runner._batches
     assert isinstance(forward, RecordedForward)
     assert isinstance(forward.program, Program)
+    assert isinstance(forward.logits, np.ndarray)
     owners: list[Any] = [batches._memory, *([] if mtp is None else [mtp._memory])]
     found = [array.ctypes.data for owner in owners for array in arrays_of(owner)]
     found += [output.data_ptr() for output in forward.program.outputs] + [forward.logits.ctypes.data]

@@ -41,8 +41,11 @@ server.serve_forever()
 def test_a_server_answers_the_same_with_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
     options = ("--model", str(golden.ROOT / "llama-tiny"), "--device", "gpu", "--max-model-len", "128")
-    rates = gpu_check.serve_all(options, DEADLINE_S, ("naive", "ngram"), num_tokens=5)
-    assert rates.keys() == {"naive", "ngram"}
+    figures = gpu_check.serve_all(options, DEADLINE_S, ("naive", "ngram"), num_tokens=5)
+    assert figures.keys() == {"naive", "ngram"}
+    for found in figures.values():
+        assert found["tokens_per_s"] > 0
+        assert 0 < found["idle_share_of_8"] < 1
 
 
 def test_without_a_gpu_it_says_so(

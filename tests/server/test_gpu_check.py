@@ -28,10 +28,11 @@ import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         print("x" * (1 << 20), file=sys.stderr, flush=True)
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(200)
         self.end_headers()
         self.wfile.write(sys.argv[1].encode())
+    do_GET = do_POST
 server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
 print(f"server: serving it at http://127.0.0.1:{server.server_port}", file=sys.stderr, flush=True)
 server.serve_forever()

@@ -28,6 +28,7 @@ template <typename T, typename Cached, int kColumnTiles>
 __global__ __launch_bounds__(kAttentionThreads, 2) void SharedPartitionsKernel(AttentionShape shape, AttentionArrays a,
                                                                                DevicePtr<float> results) {
   const auto before = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached>(shape).merged);
+  Arrivals arrivals;
   for (int64_t i = blockIdx.x;; i += gridDim.x) {
     SharedTask task;
     if (!task.Find(shape, a, i)) return;
@@ -36,7 +37,7 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void SharedPartitionsKernel(A
     merged.Clear();
     merged.Store(before, task.tile.num_columns);
     __syncthreads();
-    MergePartitions<Cached, kColumnTiles>(shape, a, task.tile, task.begin, task.end, &merged);
+    MergePartitions<Cached, kColumnTiles>(shape, a, task.tile, task.begin, task.end, &arrivals, &merged);
     merged.StoreShared(shape, task.tile, task.begin, results);
     __syncthreads();
   }
@@ -53,18 +54,19 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void AttentionKernel(Attentio
   const auto own = static_cast<int>(blockIdx.z);
   const bool is_split = gridDim.z > 1;
   if (is_split && (own < tile.first_partition || own >= tile.NumPartitions())) return;
+  Arrivals arrivals;
   LoadQueries<T, Cached>(shape, a, tile, DynamicShared<uint8_t>());
   Partial<kColumnTiles> merged;
   if (is_split) {
     __syncthreads();
-    ComputePartition<Cached, kColumnTiles>(shape, a, tile, own, &merged);
+    ComputePartition<Cached, kColumnTiles>(shape, a, tile, own, &arrivals, &merged);
     merged.Store(partials + tile.PartialOffset(shape, own), tile.num_columns);
     return;
   }
   merged.LoadShared(shape, tile, shared);
   merged.Store(ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached>(shape).merged), tile.num_columns);
   __syncthreads();
-  MergePartitions<Cached, kColumnTiles>(shape, a, tile, tile.first_partition, tile.NumPartitions(), &merged);
+  MergePartitions<Cached, kColumnTiles>(shape, a, tile, tile.first_partition, tile.NumPartitions(), &arrivals, &merged);
   merged.Write(shape, tile, ViewAs<T>(a.y));
 }
 

@@ -37,7 +37,7 @@ __device__ __host__ SharedParts PartsOf(const AttentionShape& shape) {
 // The result of one partition, spread over the block. All threads of the block.
 template <typename Cached, int kColumnTiles>
 __device__ void ComputePartition(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile,
-                                 int partition, Partial<kColumnTiles>* result) {
+                                 int partition, Arrivals* arrivals, Partial<kColumnTiles>* result) {
   constexpr int kSlots = kStages<Cached>;
   using Units = UnitStream<Cached, kSlots>;
   const int head_dim = shape.cache.head_dim;
@@ -52,7 +52,7 @@ __device__ void ComputePartition(const AttentionShape& shape, const AttentionArr
   float max[2];
   float total[2];
   const DevicePtr<uint8_t> slots = shared + parts.units + warp * kSlots * kUnitKeys * Units::RowBytes(head_dim);
-  const Units units(shape, a, tile, first_key, slots);
+  const Units units(shape, a, tile, first_key, slots, arrivals);
   ScoreKeys<Cached, kSlots>(shape, a, tile, units, shared, scores);
 #pragma unroll
   for (int half = 0; half < 2; ++half)
@@ -84,19 +84,20 @@ __device__ void ComputePartition(const AttentionShape& shape, const AttentionArr
     other.Load(results + w * kTileRows * stride, num_columns);
     result->Merge(other);
   }
+  FenceBulkWrites();
   __syncthreads();
 }
 
 // The tile's partitions [begin, end) onto those before, whose result is in shared memory.
 template <typename Cached, int kColumnTiles>
 __device__ __forceinline__ void MergePartitions(const AttentionShape& shape, const AttentionArrays& a,
-                                                const TilePlace& tile, int begin, int end,
+                                                const TilePlace& tile, int begin, int end, Arrivals* arrivals,
                                                 Partial<kColumnTiles>* merged) {
   // In shared memory, since registers are for what is computed.
   const auto before = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached>(shape).merged);
   for (int partition = begin; partition < end; ++partition) {
     Partial<kColumnTiles> next;
-    ComputePartition<Cached, kColumnTiles>(shape, a, tile, partition, &next);
+    ComputePartition<Cached, kColumnTiles>(shape, a, tile, partition, arrivals, &next);
     merged->Load(before, tile.num_columns);
     merged->Merge(next);
     if (partition + 1 == end) return;

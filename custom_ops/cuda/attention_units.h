@@ -2,6 +2,7 @@
 // How a warp's keys and values come to shared memory: in units of 16 tokens, several on their way at a time.
 #include "attention_cache.h"
 #include "attention_tile.h"
+#include "bulk_copies.h"
 
 namespace fdsd::cuda {
 
@@ -11,6 +12,7 @@ constexpr int kNobody = -1;
 // Units on their way. More hide the memory's latency, as far as there is shared memory.
 template <typename Cached>
 constexpr int kStages = sizeof(Cached) == 4 ? 1 : 4;
+constexpr int kMaxStages = 4;
 
 // Which tokens of the cache are a unit's keys: those that all rows of the tile see at these places, or those that one
 // new token sees.
@@ -47,14 +49,37 @@ struct UnitKeys {
   }
 };
 
+// The barriers of a block's slots, where rows come as bulk copies, and the phases of the warp's.
+struct Arrivals {
+  DevicePtr<BulkBarrier> barriers;
+  uint32_t phase_bits;  // bit s: of slot s
+
+  // All threads of the block, which then meet.
+  __device__ __forceinline__ Arrivals() : phase_bits(0) {
+    if (!HasBulkCopies()) return;
+    FDSD_SHARED(BulkBarrier, all, kAttentionWarps * kMaxStages);
+    barriers = all + threadIdx.x / kWarpSize * kMaxStages;
+    if (threadIdx.x != 0) return;
+    for (int i = 0; i < kAttentionWarps * kMaxStages; ++i) InitBulkBarrier(all + i);
+    FenceBulkBarriers();
+  }
+
+  // The slot's bytes, once. All lanes.
+  __device__ __forceinline__ void Wait(int slot) {
+    WaitForBytes(barriers + slot, phase_bits >> slot & 1u);
+    phase_bits ^= 1u << slot;
+    __syncwarp();
+  }
+};
+
 // The warp's units of a partition that a row of the tile sees, keys first, then the tile's part of values. A slot has
 // 16 rows of bytes as the cache has them, zeros where there is no content.
 template <typename Cached, int kSlots>
 class UnitStream {
  public:
   __device__ UnitStream(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile, int first_key,
-                        DevicePtr<uint8_t> slots)
-      : shape_(shape), a_(a), tile_(tile), first_key_(first_key), slots_(slots) {
+                        DevicePtr<uint8_t> slots, Arrivals* arrivals)
+      : shape_(shape), a_(a), tile_(tile), first_key_(first_key), slots_(slots), arrivals_(arrivals) {
     const int num_keys = min(tile.end_key - first_key, kWarpKeys);
     num_units_ = num_keys > 0 ? static_cast<int>(DivideUp(num_keys, kUnitKeys)) : 0;
 #pragma unroll 1
@@ -82,24 +107,35 @@ class UnitStream {
 
   // The slot of a stage, when it has arrived. Stages are waited for in order.
   __device__ __forceinline__ DevicePtr<uint8_t> Wait(int stage) const {
-    WaitForCopies<kSlots - 1>();
-    __syncwarp();
+    if (HasBulkCopies()) {
+      arrivals_->Wait(stage % kSlots);
+    } else {
+      WaitForCopies<kSlots - 1>();
+      __syncwarp();
+    }
     return Slot(stage);
   }
 
   // Let the next stage have the slot of this one.
   __device__ __forceinline__ void Release(int stage) const {
+    FenceBulkWrites();
     __syncwarp();
     Begin(stage + kSlots);
   }
 
   // The slot of a stage with what one new token sees of its unit.
   __device__ DevicePtr<uint8_t> Fetch(int stage, int token) const {
+    FenceBulkWrites();
     __syncwarp();
-    Copy(stage, token);
-    CommitCopies();
-    WaitForCopies<0>();
-    __syncwarp();
+    if (HasBulkCopies()) {
+      CopyRows(stage, token);
+      arrivals_->Wait(stage % kSlots);
+    } else {
+      CopyPieces(stage, token);
+      CommitCopies();
+      WaitForCopies<0>();
+      __syncwarp();
+    }
     return Slot(stage);
   }
 
@@ -108,29 +144,64 @@ class UnitStream {
     return slots_ + stage % kSlots * kUnitKeys * RowBytes(shape_.cache.head_dim);
   }
 
-  // Every stage is a group of copies, also one behind the last.
+  // Without bulk copies every stage is a group of copies, also one behind the last.
   __device__ __forceinline__ void Begin(int stage) const {
-    if (stage < 2 * num_units_ && !IsApart(stage % num_units_)) Copy(stage, kNobody);
-    CommitCopies();
+    const bool is_shared = stage < 2 * num_units_ && !IsApart(stage % num_units_);
+    if (HasBulkCopies()) {
+      if (is_shared) CopyRows(stage, kNobody);
+    } else {
+      if (is_shared) CopyPieces(stage, kNobody);
+      CommitCopies();
+    }
   }
 
-  __device__ __forceinline__ void Copy(int stage, int token) const {
-    constexpr int kPiece = 16;
+  // What a stage copies: of each of 16 tokens so many bytes of its keys or values.
+  struct Source {
+    DevicePtr<const uint8_t> from;
+    UnitKeys keys;
+    int num_bytes;
+  };
+  __device__ __forceinline__ Source SourceOf(int stage, int token) const {
     constexpr int kElement = sizeof(Cached);
-    const bool is_key = stage < num_units_;
-    const int num_pieces = (is_key ? shape_.cache.head_dim : tile_.num_columns) * kElement / kPiece;
-    const int begin = is_key ? 0 : tile_.first_column * kElement;
-    const UnitKeys keys = KeysOf(is_key ? stage : stage - num_units_, token);
-    const DevicePtr<const uint8_t> from = is_key ? a_.k : a_.v;
+    if (stage < num_units_) return Source{a_.k, KeysOf(stage, token), shape_.cache.head_dim * kElement};
+    const DevicePtr<const uint8_t> from = a_.v + tile_.first_column * kElement;
+    return Source{from, KeysOf(stage - num_units_, token), tile_.num_columns * kElement};
+  }
+
+  // A lane has every 32nd piece of 16 bytes.
+  __device__ __forceinline__ void CopyPieces(int stage, int token) const {
+    constexpr int kPiece = 16;
+    const int token_bytes = shape_.cache.head_dim * static_cast<int>(sizeof(Cached));
+    const Source source = SourceOf(stage, token);
+    const int num_pieces = source.num_bytes / kPiece;
     const DevicePtr<uint8_t> to = Slot(stage);
 #pragma unroll 1
     for (int i = threadIdx.x % kWarpSize; i < kUnitKeys * num_pieces; i += kWarpSize) {
       const int row = i / num_pieces;
       const int piece = i % num_pieces * kPiece;
-      const int64_t index = keys.Index(row);
-      const int64_t at = (index < 0 ? 0 : index) * shape_.cache.head_dim * kElement + begin + piece;
-      CopyAsync<kPiece>(to + row * RowBytes(shape_.cache.head_dim) + piece, from + at, index >= 0);
+      const int64_t index = source.keys.Index(row);
+      const int64_t at = (index < 0 ? 0 : index) * token_bytes + piece;
+      CopyAsync<kPiece>(to + row * RowBytes(shape_.cache.head_dim) + piece, source.from + at, index >= 0);
     }
+  }
+
+  // A lane has one row as a bulk copy, or writes its zeros.
+  __device__ __forceinline__ void CopyRows(int stage, int token) const {
+    const int lane = threadIdx.x % kWarpSize;
+    const Source source = SourceOf(stage, token);
+    const int64_t index = lane < kUnitKeys ? source.keys.Index(lane) : -1;
+    const int num_rows = __popc(__ballot_sync(kAllLanes, index >= 0));
+    const DevicePtr<BulkBarrier> barrier = arrivals_->barriers + stage % kSlots;
+    if (lane == 0) ExpectBytes(barrier, num_rows * source.num_bytes);
+    __syncwarp();
+    if (lane >= kUnitKeys) return;
+    const DevicePtr<uint8_t> row = Slot(stage) + lane * RowBytes(shape_.cache.head_dim);
+    if (index >= 0) {
+      const int64_t at = index * shape_.cache.head_dim * static_cast<int>(sizeof(Cached));
+      return CopyBulk(row, source.from + at, source.num_bytes, barrier);
+    }
+#pragma unroll 1
+    for (int i = 0; i < source.num_bytes / 4; ++i) ViewAs<uint32_t>(row)[i] = 0;
   }
 
   const AttentionShape& shape_;
@@ -138,6 +209,7 @@ class UnitStream {
   const TilePlace& tile_;
   const int first_key_;
   const DevicePtr<uint8_t> slots_;
+  Arrivals* const arrivals_;
   int num_units_;
 };
 

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "../../custom_ops/bindings/c_api.h"
+#include "bulk_copies.h"
 #include "device.h"
 #include "warpgroup.h"
 
@@ -148,6 +149,46 @@ __global__ void CopyOverRead(Ints p, bool meets) {
   p[threadIdx.x] = neighbour + s[threadIdx.x];
 }
 
+// How a bulk copy may go wrong.
+struct BulkFault {
+  int num_more_expected = 0;  // bytes
+  int num_bytes = kThreads * 4;
+  int to = 0;
+  int from = 0;
+  uint32_t phase_bit = 0;
+  bool initializes = true;
+  bool initializes_again = false;
+  bool fences = true;
+  bool meets = true;  // behind what makes the barrier
+  bool waits = true;
+  bool meets_readers = true;
+};
+
+// One thread copies all elements to shared memory, which all threads have read, and then read.
+__global__ void BulkCopy(Ints p, BulkFault fault) {
+  using fdsd::cuda::BulkBarrier;
+  FDSD_SHARED(int32_t, s, kThreads);
+  FDSD_SHARED(BulkBarrier, barrier, 1);
+  s[threadIdx.x] = 0;
+  if (threadIdx.x == 0) {
+    if (fault.initializes) fdsd::cuda::InitBulkBarrier(barrier);
+    if (fault.initializes_again) fdsd::cuda::InitBulkBarrier(barrier);
+    if (fault.fences) fdsd::cuda::FenceBulkBarriers();
+  }
+  if (fault.meets) __syncthreads();
+  const int32_t neighbour = fault.meets ? static_cast<int32_t>(s[(threadIdx.x + 1) % kThreads]) : 0;
+  if (fault.meets && fault.meets_readers) __syncthreads();
+  if (threadIdx.x == kThreads - 1) {
+    fdsd::cuda::FenceBulkWrites();
+    fdsd::cuda::ExpectBytes(barrier, kThreads * 4 + fault.num_more_expected);
+    fdsd::cuda::CopyBulk(ViewAs<uint8_t>(s + fault.to), ViewAs<const uint8_t>(p + fault.from), fault.num_bytes,
+                         barrier);
+  }
+  if (fault.waits) fdsd::cuda::WaitForBytes(barrier, fault.phase_bit);
+  __syncthreads();
+  p[threadIdx.x] = s[threadIdx.x] + neighbour;
+}
+
 // A warpgroup multiplies rows that it has copied, a line for each thread: with all that it must do, or less.
 template <typename Kind>
 __global__ void WarpgroupProduct(Ints p, bool fences, bool begins, bool writes_over, bool waits) {
@@ -234,6 +275,23 @@ fdsd::Error RunFault(const char* name, Ints p) {
     if (what(" written over")) return run(true, true, true, true);
     if (what(" not waited for")) return run(true, true, false, false);
   }
+  if (is("bulk copy")) return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{});
+  if (is("bulk copy not waited for")) return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.waits = false});
+  if (is("wait for another phase")) return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.phase_bit = 1});
+  if (is("more bytes than expected"))
+    return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.num_more_expected = -16});
+  if (is("fewer bytes than expected"))
+    return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.num_more_expected = 16});
+  if (is("bulk copy to no multiple of 16")) return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.to = 2});
+  if (is("bulk copy from no multiple of 16")) return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.from = 1});
+  if (is("bulk copy of no multiple of 16")) return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.num_bytes = 248});
+  if (is("bulk copy from behind")) return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.from = 4});
+  if (is("no barrier of bytes")) return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.initializes = false});
+  if (is("a barrier twice")) return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.initializes_again = true});
+  if (is("a barrier not fenced")) return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.fences = false});
+  if (is("a barrier not met for")) return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.meets = false});
+  if (is("bulk copy over what is read"))
+    return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.meets_readers = false});
   if (is("copy to global memory")) return Launch<CopyToGlobal>(kOneBlock, nullptr, p);
   if (is("part of a warp in a block")) return Launch<Fill>(LaunchShape{dim3(1), dim3(48)}, nullptr, p);
   if (is("too many threads")) return Launch<Fill>(LaunchShape{dim3(1), dim3(2048)}, nullptr, p);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "emulation/architecture.h"
+#include "emulation/bulk_copies.h"
 #include "emulation/copies.h"
 #include "emulation/cuda_api.h"
 #include "emulation/engine.h"

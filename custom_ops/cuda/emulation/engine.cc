@@ -99,8 +99,6 @@ Engine engine;
 
 Warp& OwnWarp() { return engine.warps[engine.place.linear / kWarpSize]; }
 
-void LeaveThread() { FdsdSwitchStack(&engine.threads[engine.place.linear].stack_pointer, engine.scheduler); }
-
 void StartPeriod() {
   ++engine.place.period;
   for (Warp& warp : engine.warps) warp.period = 0;
@@ -200,6 +198,8 @@ std::string PlainName(const std::string& whole) {
 }  // namespace
 
 const ThreadPlace& Here() { return engine.place; }
+
+void LeaveThread() { FdsdSwitchStack(&engine.threads[engine.place.linear].stack_pointer, engine.scheduler); }
 
 void Fail(const char* format, ...) {
   char text[512];

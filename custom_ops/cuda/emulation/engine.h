@@ -43,6 +43,8 @@ void WaitForBlock(std::source_location where);
 const uint64_t* MeetWarp(unsigned mask, const void* bytes, int32_t num_bytes, bool orders_memory,
                          std::source_location where);
 constexpr int kWordsPerLane = 8;
+// Let the others run, each up to where it waits; then the running thread goes on.
+void LeaveThread();
 
 // Why a device would not launch the kernel, with `name` before it; nullptr if it would.
 Error LaunchRefusal(const char* name, Size3 grid, Size3 block, int32_t dynamic_bytes);

@@ -164,6 +164,17 @@ void SetInFlight(const Allocation* allocation, const void* address, size_t num_b
   SetBytes(&allocation->in_flight, *allocation, address, num_bytes, is_in_flight);
 }
 
+void SetArrived(const Allocation* allocation, const void* address, size_t num_bytes) {
+  SetInFlight(allocation, address, num_bytes, false);
+  const ThreadPlace& here = Here();
+  Trace now;
+  now.period = here.period;
+  now.warp_period = here.warp_period;
+  now.thread = here.linear;
+  const auto first = allocation->shadow.begin() + (static_cast<const char*>(address) - allocation->begin);
+  std::fill_n(first, num_bytes, Shadow{now, {}, {}});
+}
+
 void SetUnfenced(const Allocation* allocation, const void* address, size_t num_bytes, bool is_unfenced) {
   SetBytes(&allocation->unfenced, *allocation, address, num_bytes, is_unfenced);
 }

@@ -22,6 +22,8 @@ void Check(const Allocation* allocation, const void* address, size_t num_bytes, 
 
 // Whether an asynchronous copy is on its way to these bytes of shared memory: until then nobody may touch them.
 void SetInFlight(const Allocation* allocation, const void* address, size_t num_bytes, bool is_in_flight);
+// What was on its way has come to these bytes: the running thread has written them, in order with whoever began it.
+void SetArrived(const Allocation* allocation, const void* address, size_t num_bytes);
 // Whether a copy wrote one of these bytes of shared memory that its thread has not fenced since.
 void SetUnfenced(const Allocation* allocation, const void* address, size_t num_bytes, bool is_unfenced);
 bool IsUnfenced(const Allocation* allocation, const void* address, size_t num_bytes);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fastdeploy_sd.errors import ConfigError, DeviceLost
+from fastdeploy_sd.errors import ConfigError, device_lost_as_error
 from fastdeploy_sd.runtime.device import device
 
 # What is allocated behind the weights has the size of the largest step, and the KV cache has taken most of the rest.
@@ -37,8 +37,5 @@ def loading() -> Iterator[None]:
         ConfigError: the device has no memory for steps as large as they can be.
         InternalError: the device was lost.
     """
-    try:
-        with asking_for_memory(_OF_STEPS, "steps"):
-            yield
-    except DeviceLost as lost:
-        raise lost.error from lost
+    with device_lost_as_error(), asking_for_memory(_OF_STEPS, "steps"):
+        yield

@@ -20,7 +20,7 @@ from fastdeploy_sd.runtime.program import Recording
 from fastdeploy_sd.runtime.twins import Logprobs
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode import mtp_recorded
-from fastdeploy_sd.types import I32, DraftTokens, Request, Rows, SchedulerOutput, Speculation, StepResult
+from fastdeploy_sd.types import I32, DraftTokens, Request, Rows, Speculation
 from tests.engine.gpu import BATCH, gpu_device, short_requests, tiny_config
 from tests.engine.test_failing_rows import runner_of
 from tests.models.mtp_models import make_model
@@ -67,22 +67,17 @@ def drafts_of(path: pathlib.Path, method: Method, requests: Sequence[Request], p
         context.setattr(CudaLibrary, "call", noted)
         context.setattr(LogprobRows, "__call__", verified)
         runner = runner_of(engine)
-        propose, execute = runner._propose, runner.execute
+        propose = runner._propose
 
         def propose_noted(request_ids: tuple[str, ...]) -> DraftTokens:
             nonlocal is_drafting
             is_drafting = True
             drafts = propose(request_ids)
             is_drafting = False
+            found.add(request_ids, drafts)
             return drafts
 
-        def execute_noted(plan: SchedulerOutput) -> StepResult:
-            result = execute(plan)
-            found.add(result.request_ids, result.drafts)
-            return result
-
         context.setattr(runner, "_propose", propose_noted)
-        context.setattr(runner, "execute", execute_noted)
         run(engine, requests)
     return found
 

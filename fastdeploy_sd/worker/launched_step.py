@@ -36,11 +36,11 @@ class LaunchedStep:
         Of requests that were not there before the device may have waited: that is nobody's fault.
         """
         timings = {
-            "batch": self.built - self.begin,
-            "forward": self.computed - self.built,
-            "verify": self.launched - self.computed + verified - self.wait_begin,
-            "draft": drafted - verified,
+            "batch": (self.built - self.begin) * 1e3,
+            "forward": (self.computed - self.built) * 1e3,
+            "verify": (self.launched - self.computed + verified - self.wait_begin) * 1e3,
+            "draft": (drafted - verified) * 1e3,
         }
         if self.output.idle_s and len(self.plan.new) < len(self.plan.request_ids):
-            timings["idle"] = self.output.idle_s
-        return {phase: seconds * 1e3 for phase, seconds in timings.items()}
+            timings["idle"] = self.output.idle_s * 1e3
+        return timings

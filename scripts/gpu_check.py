@@ -1,52 +1,40 @@
 """Checks everything that needs a GPU on this machine's, in less than ten minutes, and keeps a JSON file of findings.
 
-Usage: scripts/gpu_check.sh [--out FILE] [--only STAGE ...]
+Usage: scripts/gpu_check.sh [--out FILE] [--full] [--only STAGE ...]
 
 The kernels are compiled; their cases run on the GPU, then under compute-sanitizer; whole engine steps generate the
-golden checkpoints' tokens and hold the promise; the demo model is served with every method, and must answer the same;
-kernels and steps are timed. A stage that fails or is cut at its limit, with all that it started, is said so, and the
-others run; the file is written after each. Status 0: all passed; 1: a stage failed; 2: no GPU here can be used.
+golden checkpoints' tokens and hold the promise, which `fastdeploy-sd verify` shows too; the demo model is served with
+every method, with a second level of its prefix cache and, where there are two GPUs, on both, and must answer the same;
+kernels and steps are timed. With --full the whole equality matrix of the tests runs behind these, which takes long. A
+stage that fails or is cut at its limit, with all that it started, is said so, and the others run; the file is written
+after each. Status 0: all passed; 1: a stage failed; 2: no GPU here can be used.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
-import concurrent.futures
-import contextlib
 import json
-import os
 import pathlib
-import queue
 import re
-import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from scripts.served_answers import GRACE_S, ROOT, child, serve_all
+
 OUT = ROOT / "build" / "gpu-check.json"
-METHODS = ("naive", "ngram", "suffix", "auto")
-_PROMPTS = ("def add(a, b):\n    return a + b\n\ndef add(a, b):\n", "one two three four one two three")
-_NUM_TOKENS = 64
-_NUM_TOGETHER = 8
+SCHEMA_VERSION = 2  # of the file; raised when what it holds changes its meaning
+METHODS = ("naive", "ngram", "suffix", "mtp", "auto")
 _TAIL = 4000
-_MAX_LINES = 400
 _REFUSAL_S = 30
-# For what was killed to end.
-_GRACE_S = 5
-_READY = re.compile(r" serving .*?(http://\S+:\d+)")
-_IDLE = re.compile(r'step_time_seconds_total\{[^}]*phase="idle"[^}]*\} (\S+)')
-_SERVER = (sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server")
 _ASK = "from fastdeploy_sd.runtime.cuda_library import cuda_refusal; print(cuda_refusal() or '')"
-# What pytest says where not all cases were skipped.
-SOME_PASSED = r"\b[1-9]\d* passed"
+SOME_PASSED = r"\b[1-9]\d* passed"  # what pytest says where not all cases were skipped
 
 Environment = Mapping[str, str]
 
@@ -60,6 +48,7 @@ class Stage:
         command: of a process whose status says whether it passed; {out} is a file for its figures. None = `run`.
         run: returns figures; raises where it fails.
         expected: a pattern of what the command must say, or it has failed.
+        num_gpus, is_full: it is left out where there are fewer GPUs, or without --full.
     """
 
     name: str
@@ -67,21 +56,48 @@ class Stage:
     command: Sequence[str] = ()
     run: Callable[[float], Any] | None = None
     expected: str = ""
+    num_gpus: int = 1
+    is_full: bool = False
 
 
 def stages() -> Sequence[Stage]:
-    """Return the stages in order; their limits are together less than ten minutes."""
+    """Return the stages in order; the limits of those that always run are together less than ten minutes."""
     python = sys.executable
     pytest = (python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:randomly")
     sanitizer = (python, "scripts/cuda_sanitize.py", "--tool", "memcheck", "-k", "norm or rope or batch")
+    demo = ("--model", "demo", "--device", "gpu")
+    small = ("--quick", "--requests", "24", "--prompt-tokens", "96", "--output-tokens", "20")
+    verify = (str(pathlib.Path(python).parent / "fastdeploy-sd"), "verify", *demo, *small, "--json")
     return (
-        Stage("build", 150, (python, "custom_ops/cuda_build.py", "--nvcc")),
-        Stage("ops", 100, (*pytest, "tests/ops"), expected=SOME_PASSED),
-        Stage("sanitizer", 100, sanitizer, expected=SOME_PASSED),
-        Stage("engine", 80, (*pytest, "tests/engine/test_gpu.py"), expected=SOME_PASSED),
-        Stage("served", 100, run=lambda limit_s: serve_all(("--model", "demo", "--device", "gpu"), limit_s)),
-        Stage("step times", 40, (python, "-m", "benchmarks", "costs", "--device", "gpu", "--out", "{out}")),
+        Stage("build", 140, (python, "custom_ops/cuda_build.py", "--nvcc")),
+        Stage("ops", 85, (*pytest, "tests/ops"), expected=SOME_PASSED),
+        Stage("sanitizer", 70, sanitizer, expected=SOME_PASSED),
+        Stage("engine", 70, (*pytest, "tests/engine/test_gpu.py"), expected=SOME_PASSED),
+        Stage("verify", 45, (*verify, "--methods", "naive,ngram,suffix,mtp")),
+        Stage("served", 55, run=lambda limit_s: serve_all([(m, (*demo, *speculation(m))) for m in METHODS], limit_s)),
+        Stage("swap", 25, run=lambda limit_s: serve_all(with_and_without(demo, "--swap-space", "0.25"), limit_s)),
+        Stage("two GPUs", 30, run=lambda limit_s: serve_all(with_and_without(demo, "-tp", "2"), limit_s), num_gpus=2),
+        Stage("kernel times", 40, (python, "-m", "benchmarks", "gpu-kernels", "--json")),
+        Stage("step times", 35, (python, "-m", "benchmarks", "costs", "--device", "gpu", "--out", "{out}")),
+        Stage("matrix", 3600, (*pytest, "tests/engine/test_exactness.py"), expected=SOME_PASSED, is_full=True),
     )
+
+
+def _figures(command: Sequence[str], out: pathlib.Path, text: str) -> Any:
+    """What a command wrote to its file, or said in JSON; None where it does neither."""
+    said = text[text.index("{") : text.rindex("}") + 1] if "--json" in command else "null"
+    return json.loads(out.read_text() if "{out}" in command else said)
+
+
+def speculation(method: str) -> Sequence[str]:
+    """The options of a server that drafts by a method."""
+    drafts = {"method": method} if method in ("naive", "auto") else {"method": method, "num_speculative_tokens": 3}
+    return "--speculative-config", json.dumps(drafts)
+
+
+def with_and_without(options: Sequence[str], *added: str) -> Sequence[tuple[str, Sequence[str]]]:
+    """Two servers that must answer the same."""
+    return [("without", options), (" ".join(added), (*options, *added))]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -89,15 +105,26 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, default=OUT, metavar="FILE", help=f"findings (default: {OUT})")
     parser.add_argument("--only", nargs="+", choices=[stage.name for stage in stages()], metavar="STAGE")
+    parser.add_argument("--full", action="store_true", help="the equality matrix too, which takes long")
     args = parser.parse_args(argv)
     if (reason := refusal()) is not None:
         print(f"gpu_check: {reason}", file=sys.stderr)
         return 2
-    todo = [stage for stage in stages() if args.only is None or stage.name in args.only]
+    todo = [stage for stage in stages() if is_wanted(stage, args.only, is_full=args.full)]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
-    findings = {"gpu": gpu_name(), "refusal": "", "stages": found}
+    num_gpus = _captured(("nvidia-smi", "-L")).count("GPU ")
+    findings = {
+        "schema_version": SCHEMA_VERSION,
+        "gpu": gpu_name(),
+        "num_gpus": num_gpus,
+        "refusal": "",
+        "stages": found,
+    }
     for stage in todo:
+        if stage.num_gpus > max(num_gpus, 1):
+            print(f"gpu_check: {stage.name}: left out: there are fewer than {stage.num_gpus} GPUs", flush=True)
+            continue
         found[stage.name] = result_of(stage, args.out.parent)
         if stage.name == "build" and found["build"]["passed"]:
             findings["refusal"] = kernels_refusal()
@@ -105,9 +132,14 @@ def main(argv: Sequence[str]) -> int:
         if findings["refusal"]:
             print(f"gpu_check: {findings['refusal']}", file=sys.stderr)
             return 2
-    failed = [name for name, result in found.items() if not result["passed"]]
-    print(f"gpu_check: {args.out}: " + (f"failed: {', '.join(failed)}" if failed else "all passed"))
+    failed = ", ".join(name for name, result in found.items() if not result["passed"])
+    print(f"gpu_check: {args.out}: " + (f"failed: {failed}" if failed else "all passed"))
     return 1 if failed else 0
+
+
+def is_wanted(stage: Stage, only: Sequence[str] | None, *, is_full: bool) -> bool:
+    """Whether a stage runs: one that is named does."""
+    return (is_full or not stage.is_full) if only is None else stage.name in only
 
 
 def refusal() -> str | None:
@@ -117,12 +149,12 @@ def refusal() -> str | None:
 
 
 def kernels_refusal() -> str:
-    """Why the kernels that were built cannot run on the GPU, empty if they can."""
+    """Why the kernels that were built cannot run, empty if they can."""
     return _captured((sys.executable, "-c", _ASK)).strip()
 
 
 def gpu_name() -> str:
-    """What nvidia-smi says of the GPU."""
+    """What nvidia-smi says of it."""
     return _captured(("nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem", "--format=csv"))
 
 
@@ -138,7 +170,7 @@ def result_of(stage: Stage, folder: pathlib.Path) -> dict[str, Any]:
             text = _run([part.replace("{out}", str(out)) for part in stage.command], stage.limit_s)
             if not re.search(stage.expected, text):
                 raise ValueError(f"expected {stage.expected!r} in what it says")
-            figures = json.loads(out.read_text()) if "{out}" in stage.command else None
+            figures = _figures(stage.command, out, text)
         passed = True
     except Exception as error:
         output = getattr(error, "output", None) or ""
@@ -148,130 +180,15 @@ def result_of(stage: Stage, folder: pathlib.Path) -> dict[str, Any]:
     return {"passed": passed, "seconds": seconds, "figures": figures, "tail": text[-_TAIL:]}
 
 
-def serve_all(
-    options: Sequence[str], limit_s: float, methods: Sequence[str] = METHODS, num_tokens: int = _NUM_TOKENS
-) -> Mapping[str, Mapping[str, float]]:
-    """Serve a model with one method after the other, and return the figures of each.
-
-    These are the tokens per second of one request, and with _NUM_TOGETHER at once the part of the time in which the
-    GPU had nothing to do between two steps.
-
-    Args:
-        options: of the server.
-
-    Raises:
-        AssertionError: a method answered something else than the first one.
-        ValueError: a server did not start.
-        OSError, http.client.HTTPException, KeyError: it did not answer, or something else than a completion.
-    """
-    end, figures, wanted = time.monotonic() + limit_s, dict[str, Mapping[str, float]](), None
-    for method in methods:
-        with _server((*options, "--speculative-config", method), end) as url:
-            begin = time.monotonic()
-            answers = [_completion(url, prompt, num_tokens, end) for prompt in _PROMPTS]
-            rate = len(_PROMPTS) * num_tokens / (time.monotonic() - begin)
-            share = _idle_share(url, num_tokens, end)
-            figures[method] = {"tokens_per_s": round(rate, 1), f"idle_share_of_{_NUM_TOGETHER}": round(share, 4)}
-        wanted = wanted or answers
-        assert answers == wanted, f"{method}: expected {wanted}, got {answers}"
-    return figures
-
-
-def _idle_share(url: str, num_tokens: int, end: float) -> float:
-    """How much of the time in which requests run together the GPU waits for the host."""
-    idle_s, begin = _idle_s(url, end), time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(_NUM_TOGETHER) as pool:
-        for asked in [pool.submit(_completion, url, _PROMPTS[0], num_tokens, end) for _ in range(_NUM_TOGETHER)]:
-            asked.result()
-    return (_idle_s(url, end) - idle_s) / (time.monotonic() - begin)
-
-
-def _idle_s(url: str, end: float) -> float:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=max(end - time.monotonic(), 1)) as response:
-        found = _IDLE.search(response.read().decode())
-    return float(found[1]) if found else 0.0
-
-
-@contextlib.contextmanager
-def _server(options: Sequence[str], end: float) -> Iterator[str]:
-    said: collections.deque[str] = collections.deque(maxlen=_MAX_LINES)
-    found: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    with _child([*_SERVER, *options, "--port", "0"], end, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        threading.Thread(target=_drain, args=(process.stderr, said, found), daemon=True).start()
-        try:
-            url = _next(found, end)
-            if url is None:
-                raise ValueError("server: expected a line that says where it serves")
-            yield url
-        except Exception as error:
-            error.add_note("".join(said)[-_TAIL // 2 :])
-            raise
-        finally:
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=20)
-
-
-def _drain(stream: IO[str], said: collections.deque[str], found: queue.SimpleQueue[str | None]) -> None:
-    """Read all that a server says, or it would wait for a reader; put its address, and None at the end."""
-    with stream:
-        for line in stream:
-            said.append(line)
-            if match := _READY.search(line):
-                found.put(match[1])
-    found.put(None)
-
-
-def _next(found: queue.SimpleQueue[str | None], end: float) -> str | None:
-    try:
-        return found.get(timeout=max(end - time.monotonic(), 0))
-    except queue.Empty:
-        return None
-
-
-def _completion(url: str, prompt: str, num_tokens: int, end: float) -> str:
-    body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=max(end - time.monotonic(), 1)) as response:
-        return str(json.load(response)["choices"][0]["text"])
-
-
 def _run(command: Sequence[str], limit_s: float) -> str:
-    with _child(command, time.monotonic() + limit_s, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with child(command, time.monotonic() + limit_s, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         begin = time.monotonic()
-        text, _ = process.communicate(timeout=limit_s + _GRACE_S)
+        text, _ = process.communicate(timeout=limit_s + GRACE_S)
         if time.monotonic() - begin >= limit_s:
             raise subprocess.TimeoutExpired(command, limit_s, output=text)
         if process.returncode != 0:
             raise subprocess.CalledProcessError(process.returncode, command, output=text)
     return text
-
-
-@contextlib.contextmanager
-def _child(
-    command: Sequence[str], end: float, stdout: int | None = None, stderr: int | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """A process that is killed, with all that it started, at the end of its stage and at that of the body."""
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=stdout, stderr=stderr, text=True, errors="replace", start_new_session=True
-    )
-    timer = threading.Timer(max(end - time.monotonic(), 0), _kill_group, (process,))
-    timer.start()
-    try:
-        yield process
-    finally:
-        timer.cancel()
-        _kill_group(process)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_GRACE_S)
-
-
-def _kill_group(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _captured(command: Sequence[str]) -> str:

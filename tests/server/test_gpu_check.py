@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from custom_ops import cuda_build
-from scripts import gpu_check
+from scripts import gpu_check, served_answers
 from tests.models import golden
 
 DEADLINE_S = 120
@@ -42,7 +42,8 @@ server.serve_forever()
 def test_a_server_answers_the_same_with_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
     options = ("--model", str(golden.ROOT / "llama-tiny"), "--device", "gpu", "--max-model-len", "128")
-    figures = gpu_check.serve_all(options, DEADLINE_S, ("naive", "ngram"), num_tokens=5)
+    servers = [(method, (*options, *gpu_check.speculation(method))) for method in ("naive", "ngram")]
+    figures = served_answers.serve_all(servers, DEADLINE_S, num_tokens=5)
     assert figures.keys() == {"naive", "ngram"}
     for found in figures.values():
         assert found["tokens_per_s"] > 0
@@ -74,20 +75,24 @@ def test_stages_that_fail_or_take_too_long_are_reported_and_the_others_run(
         gpu_check.Stage("skips", 60, python("print('10 skipped in 0.1s')"), expected=gpu_check.SOME_PASSED),
         gpu_check.Stage("tests", 60, python("print('1 passed, 9 skipped')"), expected=gpu_check.SOME_PASSED),
         gpu_check.Stage("sees the others", 60, python(f"print(open({str(tmp_path / 'found.json')!r}).read())")),
+        gpu_check.Stage("of two", 60, python("raise SystemExit(1)"), num_gpus=2),
+        gpu_check.Stage("says", 60, (*python("print('begins', '{}')"), "--json")),
         gpu_check.Stage("measures", 60, (*python("import sys; open(sys.argv[1], 'w').write('[7]')"), "{out}")),
     )
     monkeypatch.setattr(gpu_check, "stages", lambda: todo)
     monkeypatch.setattr(gpu_check, "refusal", lambda: None)
     assert gpu_check.main(["--out", str(tmp_path / "found.json")]) == 1
-    found = json.loads((tmp_path / "found.json").read_text())["stages"]
+    findings = json.loads((tmp_path / "found.json").read_text())
+    assert (findings["schema_version"], findings["num_gpus"]) == (gpu_check.SCHEMA_VERSION, 0)
+    found = findings["stages"]
     assert {name: result["passed"] for name, result in found.items()} == {
         "fails": False, "hangs": False, "raises": False, "skips": False, "tests": True, "sees the others": True,
-        "measures": True,
+        "says": True, "measures": True,
     }  # fmt: skip
     assert "why" in found["fails"]["tail"]
     assert "KeyError: 'choices'" in found["raises"]["tail"]
     assert '"tests": {' in found["sees the others"]["tail"]
-    assert found["measures"]["figures"] == [7]
+    assert (found["measures"]["figures"], found["says"]["figures"]) == ([7], {})
     assert "10 skipped" in found["skips"]["tail"]
     started = re.search(r"started (\d+)", found["hangs"]["tail"])
     assert started is not None
@@ -117,8 +122,8 @@ def test_a_gpu_that_the_built_kernels_refuse_is_none_to_check(
 
 @pytest.mark.parametrize("code", ["import time; time.sleep(600)", "raise SystemExit('no model')"])
 def test_a_server_that_does_not_start_is_cut(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    monkeypatch.setattr(gpu_check, "_SERVER", python(code))
-    stage = gpu_check.Stage("served", 2, run=lambda limit_s: gpu_check.serve_all((), limit_s))
+    monkeypatch.setattr(served_answers, "_SERVER", python(code))
+    stage = gpu_check.Stage("served", 2, run=lambda limit_s: served_answers.serve_all([("any", ())], limit_s))
     result = gpu_check.result_of(stage, pathlib.Path(os.devnull))
     assert not result["passed"]
     assert "server: expected a line that says where it serves" in result["tail"]
@@ -129,17 +134,19 @@ def test_a_server_that_does_not_start_is_cut(monkeypatch: pytest.MonkeyPatch, co
 def test_what_a_server_says_is_read_while_it_serves(
     monkeypatch: pytest.MonkeyPatch, answer: str, error: str | None
 ) -> None:
-    monkeypatch.setattr(gpu_check, "_SERVER", (*python(TALKS), answer))
-    stage = gpu_check.Stage("served", DEADLINE_S, run=lambda limit_s: gpu_check.serve_all((), limit_s, ("naive",)))
+    monkeypatch.setattr(served_answers, "_SERVER", (*python(TALKS), answer))
+    stage = gpu_check.Stage("served", DEADLINE_S, run=lambda limit_s: served_answers.serve_all([("any", ())], limit_s))
     result = gpu_check.result_of(stage, pathlib.Path(os.devnull))
     assert result["passed"] == (error is None), result["tail"]
     assert (error or "") in result["tail"]
 
 
 def test_the_stages_take_less_than_ten_minutes() -> None:
-    assert sum(stage.limit_s for stage in gpu_check.stages()) < 600
+    wanted = [stage for stage in gpu_check.stages() if gpu_check.is_wanted(stage, None, is_full=False)]
+    assert sum(stage.limit_s for stage in wanted) < 600
+    assert {"matrix"} == {stage.name for stage in gpu_check.stages()} - {stage.name for stage in wanted}
 
 
 def test_a_stage_of_tests_must_run_some() -> None:
     expected = {stage.name for stage in gpu_check.stages() if stage.expected == gpu_check.SOME_PASSED}
-    assert expected == {"ops", "sanitizer", "engine"}
+    assert expected == {"ops", "sanitizer", "engine", "matrix"}

@@ -10,9 +10,9 @@ from fastdeploy_sd.types import SpeculationInfo
 from tests.doubles.engines import toy_request
 
 
-def step_of(budget: int, *sizes: tuple[int, int]) -> StepBuilder:
+def step_of(budget: int, *sizes: tuple[int, int], counters: RequestCounters | None = None) -> StepBuilder:
     """A step of requests that want (their own tokens, drafts)."""
-    counters = RequestCounters()
+    counters = RequestCounters() if counters is None else counters
     states = [
         RequestState(toy_request(f"r{i}", [2], 20), (0, i), 1.0, SpeculationInfo(), counters) for i in range(len(sizes))
     ]
@@ -57,3 +57,20 @@ def test_a_row_that_is_taken_back_gives_its_tokens_back() -> None:
     step.add(middle, 1, 2)
     assert (step.budget, step.num_new, step.num_draft) == (8, [4, 5, 3], [3, 4, 2])
     assert [state.counter_row for state in step.states] == step.counter_rows.tolist()
+
+
+def test_few_rows_may_draft_what_they_may_among_many() -> None:
+    rng = np.random.default_rng(0)
+    counters = RequestCounters()
+    many = step_of(0, *((int(own), int(drafts)) for own, drafts in rng.integers(1, 4, (64, 2))), counters=counters)
+    rows = many.counter_rows
+    counters.num_tokens[rows] = rng.integers(1, 6, 64)
+    own = np.array(many.num_new) - many.num_draft
+    counters.num_computed_tokens[rows] = counters.num_tokens[rows] - own * rng.integers(1, 3, 64)
+    counters.max_total_tokens[rows] = counters.num_tokens[rows] + rng.integers(0, 9, 64)
+    counters.max_draft_tokens[rows] = rng.integers(0, 9, 64)
+    lengths = many.max_draft_len(counters, 5)
+    assert set(lengths.tolist()) == set(range(6))
+    for r, state in enumerate(many.states):
+        one = StepBuilder(0, [state], rows[r : r + 1], many.num_new[r : r + 1], many.num_draft[r : r + 1])
+        assert one.max_draft_len(counters, 5).tolist() == [lengths[r]]

@@ -47,6 +47,7 @@ _SHARED_HEADERS = (
     build.ROOT / "cpu" / "kernels" / "kv_check.h",
     build.ROOT / "cpu" / "kernels" / "linear_layout.h",
     build.ROOT / "cpu" / "runtime" / "call_list.h",
+    build.ROOT / "cpu" / "runtime" / "group_flags.h",
     build.ROOT / "bindings" / "c_api.h",
 )
 # Compiled for the host: the shared sources, and what says of which sources all is.

@@ -36,4 +36,12 @@ FDSD_EXPORT fdsd::Error fdsd_communicator_abort(int32_t handle) {
   return nullptr;
 }
 
+// See Communicator::flags; until the communicator is closed.
+FDSD_EXPORT fdsd::Error fdsd_communicator_flags(int32_t handle, const void** flags) {
+  fdsd::Communicator* const communicator = fdsd::FindCommunicator(handle);
+  if (communicator == nullptr) return kNotOpen;
+  *flags = communicator->flags();
+  return *flags == nullptr ? "communicator: expected ranks that share memory, got others" : nullptr;
+}
+
 FDSD_EXPORT void fdsd_communicator_close(int32_t handle) { fdsd::CloseCommunicator(handle); }

@@ -15,44 +15,83 @@ namespace {
 
 constexpr int32_t kMaxGroups = 64;
 std::array<std::atomic<RankGroup*>, kMaxGroups> groups;
+// How often who waits looks at the clock and at the host's flags, which are across a bus.
+constexpr int kLooksPerCheck = 256;
 
-#if !defined(FDSD_EMULATED)
+#if defined(FDSD_EMULATED)
+
+// Words that other processes write and read.
+uint64_t LoadFromRank(const uint64_t* p) { return std::atomic_ref(*const_cast<uint64_t*>(p)).load(); }
+void StoreForRank(uint64_t* p, uint64_t x) { std::atomic_ref(*p).store(x); }
+uint64_t LoadFromHost(const uint64_t* p) { return LoadFromRank(p); }
+void StoreForHost(uint64_t* p, uint64_t x) { StoreForRank(p, x); }
+uint64_t Nanoseconds() { return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()); }
+
+#else
 
 // Looks at a word of another rank's, with what it wrote before; and tells it.
-__device__ __forceinline__ uint32_t LoadFromRank(const uint32_t* p) {
-  uint32_t x;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+__device__ __forceinline__ uint64_t LoadFromRank(const uint64_t* p) {
+  uint64_t x;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
   return x;
 }
-__device__ __forceinline__ void StoreForRank(uint32_t* p, uint32_t x) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+__device__ __forceinline__ void StoreForRank(uint64_t* p, uint64_t x) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory");
 }
+__device__ __forceinline__ uint64_t LoadFromHost(const uint64_t* p) { return LoadFromRank(p); }
+__device__ __forceinline__ void StoreForHost(uint64_t* p, uint64_t x) { StoreForRank(p, x); }
 __device__ __forceinline__ uint64_t Nanoseconds() {
   uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
   return now;
 }
 
-// A thread has a rank.
-__global__ void MeetRanksKernel(RankGroup group) {
-  constexpr uint64_t kTimeout = 120'000'000'000;
-  const int other = static_cast<int>(threadIdx.x);
+#endif
+
+__host__ __device__ constexpr uint64_t FailedIn(uint64_t epoch) { return (epoch >> 32) + 1; }
+
+__device__ __forceinline__ bool HasFailed(const RankGroup& group, uint64_t epoch) {
+  bool has_failed = LoadFromHost(&group.flags->is_aborted) != 0;
+  for (int32_t r = 0; r < group.size; ++r) has_failed |= LoadFromHost(group.flags->failed_in + r) == FailedIn(epoch);
+  return has_failed;
+}
+
+// Wait until another rank has come to the epoch, or give up for good. `rest` is what to do between two looks.
+template <typename Rest>
+__device__ __forceinline__ void WaitForRank(const RankGroup& group, int32_t other, uint64_t epoch, const Rest& rest) {
   RankSignals* const own = group.signals[group.rank];
-  const uint32_t epoch = own->epoch + 1;
-  __syncwarp();
-  if (other == 0) own->epoch = epoch;
-  if (other >= group.size) return;
-  StoreForRank(group.signals[other]->arrived + group.rank, epoch);
+  if (own->failed_in == FailedIn(epoch)) return;
   const uint64_t begin = Nanoseconds();
-  // Numbers go round.
-  while (static_cast<int32_t>(LoadFromRank(own->arrived + other) - epoch) < 0) {
-    if (Nanoseconds() - begin < kTimeout) continue;
-    own->has_failed = 1;
+  for (int look = 1; LoadFromRank(own->arrived + other) < epoch; ++look) {
+    rest();
+    if (look % kLooksPerCheck != 0) continue;
+    if (!HasFailed(group, epoch) && Nanoseconds() - begin < group.patience) continue;
+    own->failed_in = FailedIn(epoch);
+    StoreForHost(&group.status->missing, static_cast<uint64_t>(other));
+    StoreForHost(&group.status->failed_in, FailedIn(epoch));
     return;
   }
 }
 
+#if !defined(FDSD_EMULATED)
+
+// A thread has a rank.
+__global__ void MeetRanksKernel(RankGroup group) {
+  const int other = static_cast<int>(threadIdx.x);
+  RankSignals* const own = group.signals[group.rank];
+  const uint64_t epoch = own->epoch + 1;
+  __syncwarp();
+  if (other == 0) own->epoch = epoch;
+  if (other >= group.size) return;
+  StoreForRank(group.signals[other]->arrived + group.rank, epoch);
+  WaitForRank(group, other, epoch, [] {});
+}
+
 #endif
+
+__global__ void BeginAttemptKernel(uint64_t epoch, DevicePtr<uint64_t> own) {
+  if (threadIdx.x == 0) own[0] = epoch;
+}
 
 }  // namespace
 
@@ -63,20 +102,14 @@ const RankGroup* FindRankGroup(int32_t handle) {
 #if defined(FDSD_EMULATED)
 
 Error MeetRanks(const RankGroup& group, Stream stream) {
-  if (stream != nullptr) return "stream: expected none where ranks are emulated, as a launch would wait for another";
-  constexpr std::chrono::seconds kTimeout(120);
-  RankSignals* const own = group.signals[group.rank];
-  const uint32_t epoch = ++own->epoch;
-  for (int32_t r = 0; r < group.size; ++r)
-    std::atomic_ref(group.signals[r]->arrived[group.rank]).store(epoch, std::memory_order_release);
-  const auto begin = std::chrono::steady_clock::now();
-  for (int32_t r = 0; r < group.size; ++r) {
-    while (static_cast<int32_t>(std::atomic_ref(own->arrived[r]).load(std::memory_order_acquire) - epoch) < 0) {
-      if (std::chrono::steady_clock::now() - begin > kTimeout) return "a rank did not come in time";
-      std::this_thread::yield();
-    }
-  }
-  return nullptr;
+  return emulation::Submit(stream, [group]() -> Error {
+    // The others may need the processor to come.
+    constexpr std::chrono::microseconds kNap(50);
+    const uint64_t epoch = ++group.signals[group.rank]->epoch;
+    for (int32_t r = 0; r < group.size; ++r) StoreForRank(group.signals[r]->arrived + group.rank, epoch);
+    for (int32_t r = 0; r < group.size; ++r) WaitForRank(group, r, epoch, [&] { std::this_thread::sleep_for(kNap); });
+    return nullptr;
+  });
 }
 
 #else
@@ -87,22 +120,33 @@ Error MeetRanks(const RankGroup& group, Stream stream) {
 
 #endif
 
+Error BeginAttempt(const RankGroup& group, int64_t attempt, Stream stream) {
+  if (attempt < 0 || attempt > INT32_MAX) return "attempt: expected a number up to 2^31 - 1, got another";
+  return Launch<BeginAttemptKernel>(LaunchShape{dim3(1), dim3(kWarpSize)}, stream, static_cast<uint64_t>(attempt) << 32,
+                                    DevicePtr<uint64_t>(&group.signals[group.rank]->epoch));
+}
+
 }  // namespace fdsd::cuda
 
-// Open a rank's end of a group; `buffers` and `signals` are `size` addresses each, as RankGroup says. The handle is
-// what AllReduceParams takes. The memory stays the caller's.
-FDSD_EXPORT fdsd::Error fdsd_cuda_open_ranks(int32_t rank, int32_t size, int64_t buffer_bytes, void* const* buffers,
-                                             void* const* signals, int32_t* handle) {
+// Open a rank's end of a group. The handle is what collective ops take; all memory stays the caller's.
+//   patience_s       seconds that a rank waits for another in an exchange
+//   memory           [size] of every rank: fdsd_cuda_rank_memory_bytes(buffer_bytes), zeros at first
+//   flags, status    see RankGroup; of pinned or registered memory, by the GPU's addresses
+FDSD_EXPORT fdsd::Error fdsd_cuda_open_ranks(int32_t rank, int32_t size, int64_t buffer_bytes, double patience_s,
+                                             void* const* memory, const void* flags, void* status, int32_t* handle) {
   using namespace fdsd::cuda;
   if (size != 2 && size != fdsd::kMaxRanks) return "size: expected 2 or 4 ranks, got another number";
   if (rank < 0 || rank >= size) return "rank: expected one of the group's, got another";
   if (buffer_bytes < 16 || buffer_bytes % 16 != 0)
     return "buffer_bytes: expected a positive multiple of 16, got another";
+  if (!(patience_s > 0 && patience_s <= 1e6)) return "patience_s: expected a positive number up to 1e6, got another";
   auto group = std::make_unique<RankGroup>();
-  *group = RankGroup{rank, size, buffer_bytes, {}, {}};
+  *group = RankGroup{rank, size, buffer_bytes, static_cast<uint64_t>(patience_s * 1e9), {}, {}, nullptr, nullptr};
+  group->flags = static_cast<const fdsd::GroupFlags*>(flags);
+  group->status = static_cast<RankStatus*>(status);
   for (int32_t r = 0; r < size; ++r) {
-    group->buffers[r] = static_cast<char*>(buffers[r]);
-    group->signals[r] = static_cast<RankSignals*>(signals[r]);
+    group->signals[r] = static_cast<RankSignals*>(memory[r]);
+    group->buffers[r] = static_cast<char*>(memory[r]) + kSignalsBytes;
   }
   for (*handle = 1; *handle <= kMaxGroups; ++*handle) {
     RankGroup* empty = nullptr;
@@ -119,5 +163,22 @@ FDSD_EXPORT void fdsd_cuda_close_ranks(int32_t handle) {
     delete fdsd::cuda::groups[static_cast<size_t>(handle - 1)].exchange(nullptr);
 }
 
-// Bytes of the memory for a rank's signals.
-FDSD_EXPORT int64_t fdsd_cuda_rank_signals_bytes() { return sizeof(fdsd::cuda::RankSignals); }
+FDSD_EXPORT fdsd::Error fdsd_cuda_begin_attempt(int32_t handle, int64_t attempt, void* stream) {
+  const fdsd::cuda::RankGroup* const group = fdsd::cuda::FindRankGroup(handle);
+  if (group == nullptr) return "communicator: expected an open one, got another";
+  return fdsd::cuda::BeginAttempt(*group, attempt, stream);
+}
+
+// Of what a rank shares with the others.
+FDSD_EXPORT int64_t fdsd_cuda_rank_memory_bytes(int64_t buffer_bytes) {
+  return fdsd::cuda::kSignalsBytes + 2 * buffer_bytes;
+}
+
+// What one exchange should carry. The emulation's are small, so that a tiny model's take several.
+FDSD_EXPORT int64_t fdsd_cuda_rank_buffer_bytes() {
+#if defined(FDSD_EMULATED)
+  return 64 << 10;
+#else
+  return 16 << 20;
+#endif
+}

@@ -1,28 +1,39 @@
 #pragma once
-// Ranks of one node, each with a GPU, that add into one another's sums: every rank reads the others' buffers itself.
+// Ranks of one node, each with a GPU, that read one another's values: every rank reads the others' buffers itself.
 #include "device.h"
 #include "fdsd/communicator.h"
+#include "group_flags.h"
 
 namespace fdsd::cuda {
 
-// What a rank tells the others, in memory of its GPU. Zeros at first.
+// What a rank tells the others, in memory of its GPU. Zeros at first. An *epoch* is attempt << 32 | exchanges of it, so
+// ranks that stopped at different exchanges of an attempt are in step again with the next one.
 struct RankSignals {
-  uint32_t arrived[kMaxRanks];  // by rank: the exchange it has come to; each writes its own word on every GPU
-  uint32_t epoch;               // exchanges of the rank that owns the memory
-  uint32_t has_failed;          // 1 = a rank did not come in time; sums since then are wrong, see below
+  uint64_t arrived[kMaxRanks];  // by rank: the epoch it has come to; each writes its own word on every GPU
+  uint64_t epoch;               // of the rank that owns the memory
+  uint64_t failed_in;           // the last attempt in which it gave up waiting, plus 1
 };
+constexpr int64_t kSignalsBytes = 256;
+static_assert(sizeof(RankSignals) <= kSignalsBytes);
 
-// A kernel cannot refuse: who waits for a rank in vain sets its own has_failed, and the step goes on with wrong sums.
-// Whoever runs steps on several GPUs copies it back with each step's results and ends where it is set, before any of
-// them is used. No server does so yet.
+// What a GPU tells its host, in pinned memory. A kernel cannot refuse: who waits in vain says so here, and the pass
+// goes on with wrong values, waiting for nobody. The host looks when it has waited for the pass, before it uses a
+// result.
+struct RankStatus {
+  uint64_t failed_in;  // the last attempt that did so, plus 1; 0 = none
+  uint64_t missing;    // a rank that it waited for
+};
 
 // One rank's end. Addresses are those that its GPU has for the memory: other processes' come from cudaIpcOpenMemHandle.
 struct RankGroup {
   int32_t rank;
   int32_t size;                     // 2 or 4
   int64_t buffer_bytes;             // that one exchange carries; a rank has two buffers, one behind the other
+  uint64_t patience;                // nanoseconds that a rank waits for another
   char* buffers[kMaxRanks];         // of every rank
   RankSignals* signals[kMaxRanks];  // likewise
+  const GroupFlags* flags;          // the host's, which end every wait
+  RankStatus* status;
 };
 
 // The group of a handle; nullptr where none is open.
@@ -30,12 +41,15 @@ const RankGroup* FindRankGroup(int32_t handle);
 
 // Count the rank's exchange, tell the other ranks, wait until all have come as far. What a rank wrote to its buffer
 // before is then seen by the others' launches behind this one. It is the one launch that waits for other GPUs; the
-// emulation, whose launches wait for nobody, does the same on the host, in the caller's thread.
+// emulation, whose launches wait for nobody, does the same on the host, when the stream comes to it.
 Error MeetRanks(const RankGroup& group, Stream stream);
 
-// The buffer that a rank's exchange number `epoch` uses. Two are enough: who has come to an exchange has read
-// everything of the one before the last.
-__host__ __device__ constexpr int64_t BufferOffset(uint32_t epoch, int64_t buffer_bytes) {
+// Begin an attempt, whose number is higher than the last one's, before its exchanges; waits for nobody.
+Error BeginAttempt(const RankGroup& group, int64_t attempt, Stream stream);
+
+// The buffer that a rank's exchange of this epoch uses. Two are enough: who has come to an exchange has read
+// everything of the one before the last; and an attempt begins when all GPUs have done the one before.
+__host__ __device__ constexpr int64_t BufferOffset(uint64_t epoch, int64_t buffer_bytes) {
   return static_cast<int64_t>(epoch % 2) * buffer_bytes;
 }
 

@@ -22,6 +22,7 @@
 
 namespace fdsd::cuda {
 
+Error AllGather(const AllGatherParams& p, Stream stream);
 Error AllReduce(const AllReduceParams& p, Stream stream);
 Error AppendTokens(const AppendTokensParams& p, Stream stream);
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* workspace, Stream stream);

@@ -12,8 +12,10 @@ from fastdeploy_sd.errors import ConfigError
 def cpu_only(config: Config) -> Iterator[ConfigError]:
     """Yield an error for every option with a value that only the CPU can serve."""
     ranks = config.parallel.tensor_parallel_size
-    if ranks > 1:
-        yield _error("tensor_parallel_size", "1", ranks)
+    if config.parallel.num_nodes > 1:
+        yield _error("ips", "one host", ",".join(config.parallel.ips))
+    if ranks > 1 and config.copies_kv:  # rank 0 does not reach the KV of the other GPUs
+        yield _error("tensor_parallel_size", "1 beside swap_space or a splitwise_role", ranks)
     if config.model.enforce_eager:
         yield _error("enforce_eager", "false", "true")
 

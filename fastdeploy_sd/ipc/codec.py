@@ -60,7 +60,9 @@ def codec_of(hint: Any) -> Codec:
 
 
 # What a scalar hint accepts: an int is a valid float, a bool is never a number.
-_SCALARS: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int), str: (str,)}
+_SCALARS: dict[type, tuple[type, ...]] = {
+    bool: (bool,), int: (int,), float: (float, int), str: (str,), bytes: (bytes,)
+}  # fmt: skip
 
 
 def _generic_codec(hint: Any) -> Codec:

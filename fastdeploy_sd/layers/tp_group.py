@@ -7,6 +7,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.ops.collective import all_gather, all_reduce
 from fastdeploy_sd.parallel.communicator import Communicator
+from fastdeploy_sd.parallel.gpu_communicator import GpuCommunicator
 from fastdeploy_sd.parallel.shard import WHOLE_MODEL, Shard
 
 
@@ -17,7 +18,7 @@ class TpGroup:
         shard: which rank it is, and of how many.
     """
 
-    def __init__(self, communicator: Communicator | None = None) -> None:
+    def __init__(self, communicator: Communicator | GpuCommunicator | None = None) -> None:
         self.shard = WHOLE_MODEL if communicator is None else Shard(communicator.rank, communicator.size)
         self._communicator = communicator
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fastdeploy_sd.parallel.communicator import Communicator
+from fastdeploy_sd.parallel.gpu_communicator import GpuCommunicator
 from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out
 from fastdeploy_sd.runtime.op import A, Op, dtype_name
+
+AnyCommunicator = Communicator | GpuCommunicator
 
 ALL_REDUCE = Op(
     "all_reduce",
@@ -31,7 +34,7 @@ ALL_GATHER = Op(
 
 
 def all_reduce(
-    x: A, communicator: Communicator | None, out_dtype: Any, bias: A | None = None, shared: A | None = None
+    x: A, communicator: AnyCommunicator | None, out_dtype: Any, bias: A | None = None, shared: A | None = None
 ) -> A:
     """y = the sum of the ranks' x (+ bias) (+ shared), rounded once; the same on every rank.
 
@@ -55,7 +58,7 @@ def all_reduce(
     return y
 
 
-def all_gather(x: A, communicator: Communicator | None, num_columns: int, unit: int = 1) -> A:
+def all_gather(x: A, communicator: AnyCommunicator | None, num_columns: int, unit: int = 1) -> A:
     """Put the ranks' columns side by side.
 
     Args:
@@ -72,5 +75,5 @@ def all_gather(x: A, communicator: Communicator | None, num_columns: int, unit: 
     return y
 
 
-def _handle(communicator: Communicator | None) -> int:
+def _handle(communicator: AnyCommunicator | None) -> int:
     return 0 if communicator is None else communicator.handle

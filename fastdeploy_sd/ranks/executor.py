@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -154,13 +155,17 @@ def start_ranks(config: Config, create_first: CreateFirst, follower: str) -> Mul
         InternalError: a rank broke while loading.
         Unavailable: another node has not joined in time.
     """
+    if config.device == "auto":  # one decides for all
+        from fastdeploy_sd.worker.device_choice import choose_device  # brings in Paddle
+
+        config = replace(config, device=choose_device(config).kind)
     others = RankProcesses(config, follower)
     first: KvExecutor | None = None
     parallel = config.parallel
     try:
         group = RankGroup(
             0, parallel.tensor_parallel_size, threads_per_rank(parallel.ranks_per_node), others.communicator, others,
-            smallest=others.smallest, kv_files=others.kv_files,
+            smallest=others.smallest, exchange=others.exchange, kv_files=others.kv_files,
         )  # fmt: skip
         first = create_first(config, group)
         others.wait_ready()

@@ -1,8 +1,9 @@
 """What goes over the sockets between rank 0 and the other ranks, as msgpack frames. Knows no socket.
 
-A frame to a rank is a list of orders, each a list of its tag and its fields; a frame from a rank holds one reply. While
-the model loads: Loaded -> Measure -> Measured -> Smallest, unless the configuration says how large the KV cache is;
-then Ready. After that each attempt is answered by Done. In place of any reply Failed says that the rank ends.
+A frame to a rank is a list of orders, each a list of its tag and its fields; a frame from a rank holds one reply. Where
+ranks have a GPU each, Given -> Everybodys comes first. While the model loads: Loaded -> Measure -> Measured ->
+Smallest, unless the configuration says how large the KV cache is; then Ready. After that each attempt is answered by
+Done. In place of any reply Failed says that the rank ends.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ from fastdeploy_sd.worker.commands import (
 
 
 @dataclass(frozen=True, slots=True)
+class Everybodys:
+    """What all ranks gave, in their order."""
+
+    data: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Measure:
     """All ranks have loaded: measure now."""
 
@@ -48,6 +56,13 @@ class Stop:
 
 
 # ---- from the others ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a rank has for all others before it loads."""
+
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +100,8 @@ class Failed:
     error: WireError
 
 
-Order = Command | Measure | Smallest | Stop
-Reply = Loaded | Measured | Ready | Done | Failed
+Order = Command | Everybodys | Measure | Smallest | Stop
+Reply = Given | Loaded | Measured | Ready | Done | Failed
 
 _TYPE_OF_TAG: dict[int, Any] = dict(
     enumerate(
@@ -106,6 +121,8 @@ _TYPE_OF_TAG: dict[int, Any] = dict(
             Ready,
             Done,
             Failed,
+            Everybodys,
+            Given,
         )
     )
 )

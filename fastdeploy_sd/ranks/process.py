@@ -8,7 +8,7 @@ import importlib
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fastdeploy_sd.config import Config, from_json
@@ -26,7 +26,9 @@ from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.ranks.link import Link, LinkClosedError
 from fastdeploy_sd.ranks.messages import (
     Done,
+    Everybodys,
     Failed,
+    Given,
     Loaded,
     Measure,
     Measured,
@@ -58,7 +60,13 @@ logger = logging.getLogger(__name__)
 
 
 class Follower(Protocol):
-    """What a rank computes with; see worker.follower.ModelFollower."""
+    """What a rank computes with; see worker.follower.ModelFollower.
+
+    Attributes:
+        collectives: what is told of every attempt.
+    """
+
+    collectives: Collectives
 
     def take(self, command: TakePlan | TakeOutput | BeginDrafts | ForgetDrafts) -> None: ...
 
@@ -77,7 +85,7 @@ def main() -> int:
     rank, size = int(start["rank"]), int(start["size"])
     link = Link(socket.socket(fileno=int(start["link"])))
     communicator, exchange = open_communicator(start)
-    session = _Session(link, communicator)
+    session = _Session(link)
     try:
         configure_logging(f"rank-{rank}")
         library.set_isa(start["isa"])  # another level has other bytes
@@ -90,6 +98,7 @@ def main() -> int:
             communicator,
             agree=session.agree,
             smallest=session.smallest,
+            exchange=session.exchange,
             kv_files={rank: int(start["kv_file"])} if "kv_file" in start else {},
         )
         follower = create(from_json(start["config"]), group)
@@ -114,8 +123,8 @@ def main() -> int:
 class _Session:
     """The conversation with rank 0."""
 
-    def __init__(self, link: Link, collectives: Collectives) -> None:
-        self._link, self._collectives = link, collectives
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._orders: deque[Order] = deque()
         self._has_answered = False
 
@@ -126,6 +135,13 @@ class _Session:
         """Tell why this process ends, if anybody still listens."""
         with contextlib.suppress(LinkClosedError):
             self.answer(Failed(WireError.of(error)))
+
+    def exchange(self, data: bytes) -> Sequence[bytes]:
+        """See RankGroup.exchange."""
+        self.answer(Given(data))
+        order = self._next()
+        assert isinstance(order, Everybodys), f"expected Everybodys, got {order}"
+        return order.data
 
     def smallest(self, measure: Callable[[], int]) -> int:
         """See RankGroup.smallest."""
@@ -164,7 +180,7 @@ class _Session:
         self._has_answered = False
         failure = ""
         try:
-            self._collectives.begin(attempt.attempt)
+            follower.collectives.begin(attempt.attempt)
             follower.run(attempt)
         except LinkClosedError:
             raise
@@ -174,7 +190,7 @@ class _Session:
                     raise  # the others believe that this rank has run the attempt
             else:
                 logger.exception("attempt %d failed", attempt.attempt)
-                self._collectives.fail()
+                follower.collectives.fail()
                 failure = repr(error)
         if not self._has_answered:
             self._end_attempt(failure)

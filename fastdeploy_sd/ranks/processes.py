@@ -7,7 +7,7 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from fastdeploy_sd.config import Config
@@ -19,7 +19,9 @@ from fastdeploy_sd.ranks.exchange import ExchangeError
 from fastdeploy_sd.ranks.link import Link, LinkClosedError
 from fastdeploy_sd.ranks.messages import (
     Done,
+    Everybodys,
     Failed,
+    Given,
     Loaded,
     Measure,
     Measured,
@@ -39,7 +41,7 @@ from fastdeploy_sd.worker.lead import GroupEnded
 
 logger = logging.getLogger(__name__)
 
-ReplyT = TypeVar("ReplyT", Done, Loaded, Measured, Ready)
+ReplyT = TypeVar("ReplyT", Done, Given, Loaded, Measured, Ready)
 
 # From a closed link to the end of its process.
 _END_S = 5.0
@@ -94,6 +96,13 @@ class RankProcesses:
         return self._watch.fd
 
     # ---- while the model loads --------------------------------------------------------------------------------------
+
+    def exchange(self, data: bytes) -> Sequence[bytes]:
+        """See RankGroup.exchange."""
+        given = self._receive_all(Given)
+        everybodys = (data, *(given[rank].data for rank in sorted(given)))
+        self._send_all(frame_of([encode(Everybodys(everybodys))]))
+        return everybodys
 
     def smallest(self, measure: Callable[[], int]) -> int:
         """See RankGroup.smallest."""

@@ -28,7 +28,9 @@ from fastdeploy_sd.runtime.program import Inputs, Recording
 
 
 class CudaDevice:
-    """The first GPU. What is started runs in order, on one stream, and nothing is waited for but where that is said.
+    """One GPU of the process, the calling thread's.
+
+    What is started runs in order, on one stream, and nothing is waited for but where that is said.
 
     Attributes:
         text: the GPU's name.

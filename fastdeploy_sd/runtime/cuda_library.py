@@ -37,10 +37,11 @@ def cuda_refusal() -> str | None:
     return found if isinstance(found, str) else None
 
 
-def usable_library() -> CudaLibrary | str:
-    """Return the library of kernels that a GPU here can run, or why there is none.
+def usable_library(number: int = 0) -> CudaLibrary | str:
+    """Return the library of kernels that the GPU of this number can run, or why there is none.
 
-    A library of other kernels than these sources, or than this version where there are no sources, is refused.
+    It is the calling thread's from now on. A library of other kernels than these sources, or than this version where
+    there are no sources, is refused.
     """
     path = _library_path()
     if path is None:
@@ -54,6 +55,12 @@ def usable_library() -> CudaLibrary | str:
     if (other := _other_source(library)) is not None:
         return f"{path} is of {other}; {_BUILD} makes it anew"
     refusal: bytes | None = library.functions.fdsd_cuda_refusal()
+    if refusal is None and number > 0:
+        try:
+            library.call("use_device", ctypes.c_int32(number))
+        except ValueError as error:
+            return f"GPU {number}: {error}"
+        refusal = library.functions.fdsd_cuda_refusal()
     return library if refusal is None else refusal.decode()
 
 

@@ -9,7 +9,7 @@ fixed, so that no step wants more memory than there was at the start; what is la
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,7 @@ class CudaFetcher:
     def take(self) -> None:
         """See Fetcher."""
         self._copied.wait()
+        self._transfers.verify()
         self._piece.host[self._piece.begin : self._piece.end] = self._pinned
 
 
@@ -165,6 +166,8 @@ class CudaTransfers:
 
     Attributes:
         up: pieces that were noted and not sent yet.
+        on_wait: called when what was started has been waited for, before its results are used; raises ValueError where
+            they are of no use.
     """
 
     def __init__(self, library: CudaLibrary, memory: CudaMemory, stream: int) -> None:
@@ -175,6 +178,7 @@ class CudaTransfers:
         self._params: Any = struct_type("ScatterPiecesParams")()
         self.up: list[Piece] = []
         self._down: list[tuple[Bytes, Bytes]] = []
+        self.on_wait: Callable[[], None] | None = None
 
     def send(self) -> None:
         """Send what was noted.
@@ -232,13 +236,20 @@ class CudaTransfers:
         """Wait for the device, and put what came back in its arrays.
 
         Raises:
+            ValueError: as `on_wait`.
             DeviceLost: a kernel went wrong; nothing came back.
         """
         arrived: Sequence[tuple[Bytes, Bytes]] = self._down
         self._down = []
         self._library.call("stream_synchronize", self._stream)
+        self.verify()
         for host, pinned in arrived:
             host[:] = pinned
+
+    def verify(self) -> None:
+        """Call `on_wait`."""
+        if self.on_wait is not None:
+            self.on_wait()
 
     def _next_staging(self) -> _Staging:
         self._turn = 1 - self._turn

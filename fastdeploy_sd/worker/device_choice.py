@@ -6,14 +6,15 @@ import logging
 
 from fastdeploy_sd.config import Config, cpu_only, gpu_only
 from fastdeploy_sd.errors import ConfigError, DeviceLost
-from fastdeploy_sd.runtime.cuda_library import usable_library
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
+from fastdeploy_sd.runtime.cuda_sharing import num_devices
 from fastdeploy_sd.runtime.device import Device, choose
 
 _log = logging.getLogger(__name__)
 
 
-def choose_device(config: Config) -> Device:
-    """Choose the device for what this process loads from now on.
+def choose_device(config: Config, rank: int = 0) -> Device:
+    """Choose the device for what this process loads from now on: of GPUs the one with the rank's number.
 
     Raises:
         ConfigError: a GPU was asked for, or an option needs one, and there is none that can be used, or an option
@@ -24,10 +25,10 @@ def choose_device(config: Config) -> Device:
         if needs_gpu is not None:
             raise needs_gpu
         return choose(None)
-    library, refusal = usable_library(), next(iter(cpu_only(config)), None)
+    library, refusal = usable_library(rank), next(iter(cpu_only(config)), None)
     if isinstance(library, str):
         refusal = ConfigError(f"device: expected cpu or auto on this machine, got gpu: {library}", param="device")
-    elif refusal is None:
+    elif refusal is None and (refusal := _too_few(config, library)) is None:
         try:
             return choose(library)
         except (ValueError, MemoryError, DeviceLost) as error:  # others fill it, or the driver gave it up
@@ -40,3 +41,11 @@ def choose_device(config: Config) -> Device:
         raise ConfigError(f"{needs_gpu.message}: device auto takes the CPU: {refusal.message}", param=needs_gpu.param)
     _log.info("device auto: the CPU is used: %s", refusal.message)
     return choose(None)
+
+
+def _too_few(config: Config, library: CudaLibrary) -> ConfigError | None:
+    num_ranks, num_gpus = config.parallel.tensor_parallel_size, num_devices(library)
+    if num_ranks <= num_gpus:
+        return None
+    text = f"tensor_parallel_size: expected at most {num_gpus}, as every rank has a GPU of its own, got {num_ranks}"
+    return ConfigError(text, param="tensor_parallel_size")

@@ -22,6 +22,7 @@ from fastdeploy_sd.worker.block_copier import BlockCopier
 from fastdeploy_sd.worker.device_choice import choose_device
 from fastdeploy_sd.worker.follower import ModelFollower
 from fastdeploy_sd.worker.forced_tokens import ForcedTokens
+from fastdeploy_sd.worker.gpu_ranks import leave_gpus, with_gpus
 from fastdeploy_sd.worker.grammars import open_grammars
 from fastdeploy_sd.worker.guided_rows import GuidedRows
 from fastdeploy_sd.worker.kernel_threads import set_kernel_threads
@@ -49,6 +50,7 @@ class LocalExecutor:
         layer_signals: of the steps, on a prefill instance only.
         grammars: what compiles for the requests, if anything does.
         launcher: of steps that run while the host does something else; None = `execute` alone.
+        group: the ranks that this one is the first of.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class LocalExecutor:
         self._store = store
         self.grammars: GrammarStore | None = None
         self.launcher: StepLauncher | None = None
+        self.group = RankGroup()
         self.kv_pages, self.kv_identity, self.layer_signals = kv_pages, kv_identity, layer_signals
         self._model_info = model_info
 
@@ -90,6 +93,7 @@ class LocalExecutor:
         self._runner = None
         if self.layer_signals is not None:
             self.layer_signals.close()
+        leave_gpus(self.group)
 
 
 @loading()
@@ -116,6 +120,7 @@ def create_executor(
     group = group or RankGroup()
     set_kernel_threads(config, group)
     is_host = choose_device(config).kind == "cpu"
+    group = with_gpus(config, group)
     # Before memory fills. Ranks share the memory's bandwidth, of which one alone would measure all.
     is_measured = is_host and group.size == 1 and _log.isEnabledFor(logging.INFO)
     limits = SpeedLimits.measure(config) if is_measured else None
@@ -157,7 +162,7 @@ def create_executor(
         _log.info("%s", limits.describe(loaded.checkpoint))
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     executor = LocalExecutor(runner, info, pages, loaded.kv_identity, store, loaded.signals)
-    executor.grammars = grammars
+    executor.grammars, executor.group = grammars, group
     is_alone = lead is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result
     if not is_host and is_alone and config.scheduler.async_scheduling:
         executor.launcher = StepLauncher(runner, table)
@@ -173,13 +178,14 @@ def create_follower(config: Config, group: RankGroup) -> ModelFollower:
     """
     start = time.perf_counter()
     set_kernel_threads(config, group)
-    choose_device(config)
+    choose_device(config, group.rank)
+    group = with_gpus(config, group)
     loaded = load(config, group)
     context = loaded.proposer_context(group.agree)
     method = None if context.draft_model is None else create_layers_method(config.speculative, context)
     seconds, weight_gb = time.perf_counter() - start, loaded.weight_bytes / 1e9
     _log.info("loaded weights of %.2f GB in %.1f s, %d threads", weight_gb, seconds, library.num_threads())
-    return ModelFollower(loaded.forward, loaded.memory, loaded.table, method)
+    return ModelFollower(loaded.forward, loaded.memory, loaded.table, method, group.collectives)
 
 
 def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.spec_decode.draft_rows import slice_rows
 from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput, Proposer
 from fastdeploy_sd.step_memory import StepMemory
@@ -22,6 +23,7 @@ from fastdeploy_sd.worker.commands import (
 )
 from fastdeploy_sd.worker.draft_inputs import DraftInputs
 from fastdeploy_sd.worker.forward import Forward
+from fastdeploy_sd.worker.lead import Collectives
 from fastdeploy_sd.worker.request_table import RequestTable
 
 
@@ -31,11 +33,18 @@ class ModelFollower:
     Args:
         forward, memory, table: as a ModelRunner's.
         draft_method: runs the draft layers; None where the server has none. Other methods draft on rank 0 only.
+        collectives: what the pass exchanges values through.
     """
 
     def __init__(
-        self, forward: Forward, memory: StepMemory, table: RequestTable, draft_method: Proposer | None
+        self,
+        forward: Forward,
+        memory: StepMemory,
+        table: RequestTable,
+        draft_method: Proposer | None,
+        collectives: Collectives,
     ) -> None:
+        self.collectives = collectives
         self._forward, self._memory, self._table, self._method = forward, memory, table, draft_method
         self._batches = BatchBuilder(table, memory)
         self._draft_inputs = DraftInputs(table, memory, has_target=True)
@@ -68,6 +77,8 @@ class ModelFollower:
             self._ran = self._plan if attempt.rows is None else self._plan.take(attempt.rows.astype(np.intp))
             self._batches.build(self._ran)
             self._forward()
+            # Nobody's next attempt begins before all have done this one.
+            device().wait()
         else:
             self._draft_method.propose(self._draft_input(attempt))
 

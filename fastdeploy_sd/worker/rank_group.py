@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastdeploy_sd.parallel.communicator import Communicator
+from fastdeploy_sd.parallel.gpu_communicator import GpuCommunicator
 from fastdeploy_sd.worker.lead import Collectives, OtherRanks
 
 # What ranks that have nothing to say measure.
@@ -32,6 +33,7 @@ class RankGroup:
         others: rank 0's hold on the other ranks; None on these, and where there are none.
         agree: what other ranks than 0 call when their draft layers have run; see DraftModel.agree.
         smallest: gives every rank the smallest of what the ranks measure; all of them call it, once loaded.
+        exchange: gives bytes to all ranks and returns those of all, in order; all call it once, before they load.
         kv_files: rank -> descriptor of the memory for its KV, see worker.kv_file: on rank 0 those of all others, on
             these their own. None where KV is nobody else's business.
     """
@@ -39,10 +41,11 @@ class RankGroup:
     rank: int = 0
     size: int = 1
     num_threads: int = 0
-    communicator: Communicator | None = None
+    communicator: Communicator | GpuCommunicator | None = None
     others: OtherRanks | None = None
     agree: Callable[[], None] = lambda: None
     smallest: Callable[[Callable[[], int]], int] = lambda measure: measure()
+    exchange: Callable[[bytes], Sequence[bytes]] = lambda data: [data]
     kv_files: Mapping[int, int] = field(default_factory=dict)
 
     def of_first(self, find: Callable[[], int]) -> int:

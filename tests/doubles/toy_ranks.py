@@ -24,7 +24,7 @@ from fastdeploy_sd.worker.commands import (
     TakeOutput,
     TakePlan,
 )
-from fastdeploy_sd.worker.lead import GroupLead
+from fastdeploy_sd.worker.lead import Collectives, GroupLead
 from fastdeploy_sd.worker.rank_group import RankGroup
 from tests.doubles.toy_executor import ToyExecutor
 
@@ -74,8 +74,11 @@ class ToyFollower:
         before_step: called with each plan.
     """
 
-    def __init__(self, toy: ToyExecutor, before_step: Callable[[SchedulerOutput], None]) -> None:
+    def __init__(
+        self, toy: ToyExecutor, before_step: Callable[[SchedulerOutput], None], collectives: Collectives
+    ) -> None:
         self._toy, self._before_step = toy, before_step
+        self.collectives = collectives
         self._plan: SchedulerOutput | None = None
         self._result: StepResult | None = None
 
@@ -108,7 +111,8 @@ def create_first(config: Config, group: RankGroup) -> ToyFirst:
 def create_follower(config: Config, group: RankGroup) -> ToyFollower:
     """Another rank; rank r measures 10 - r."""
     assert group.smallest(lambda: 10 - group.rank) == 10 - (group.size - 1)
-    return ToyFollower(ToyExecutor(INFO), _fault if group.rank == 1 else lambda plan: None)
+    fault = _fault if group.rank == 1 else lambda plan: None
+    return ToyFollower(ToyExecutor(INFO), fault, group.collectives)
 
 
 def _fault(plan: SchedulerOutput) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ def all_reduce(communicator: Communicator, x: F32) -> F32:
 
 def follow(communicator: Communicator, order: str, arguments: dict[str, Any]) -> Any:
     """Do one thing and return the answer."""
+    if order == "meet":
+        return "ready"
     if order == "begin":
         communicator.begin(arguments["attempt"])
     elif order == "fail":
@@ -68,19 +71,24 @@ def follow(communicator: Communicator, order: str, arguments: dict[str, Any]) ->
     return None
 
 
-def main() -> int:
-    fd, rank, size = map(int, sys.argv[1:4])
-    library.set_num_threads(1)
-    communicator = Communicator.shared(fd, rank, size, float(sys.argv[4]))
-    print(json.dumps("ready"), flush=True)
+def serve(follow: Callable[[str, dict[str, Any]], Any]) -> None:
+    """Answer every order until there is none."""
     for line in sys.stdin:
         arguments = json.loads(line)
         order = arguments.pop("order")
         try:
-            answer = follow(communicator, order, arguments)
+            answer = follow(order, arguments)
         except ValueError as error:
             answer = f"error: {error}"
         print(json.dumps(answer), flush=True)
+
+
+def main() -> int:
+    fd, rank, size = map(int, sys.argv[1:4])
+    library.set_num_threads(1)
+    communicator = Communicator.shared(fd, rank, size, float(sys.argv[4]))
+    print(json.dumps(""), flush=True)
+    serve(lambda order, arguments: follow(communicator, order, arguments))
     return 0
 
 

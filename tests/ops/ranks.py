@@ -63,10 +63,10 @@ def on_threads(size: int, body: Callable[[int], T]) -> list[T | Exception]:
 
 
 class RankProcess:
-    """A rank in a process of its own; see rank_process.py."""
+    """A rank in a process of its own; see rank_process.py, or gpu_rank_process.py."""
 
-    def __init__(self, fd: int, rank: int, size: int, timeout_s: float) -> None:
-        command = [sys.executable, "-m", "tests.ops.rank_process", *map(str, (fd, rank, size, timeout_s))]
+    def __init__(self, fd: int, rank: int, size: int, timeout_s: float, module: str = "rank_process") -> None:
+        command = [sys.executable, "-m", f"tests.ops.{module}", *map(str, (fd, rank, size, timeout_s))]
         self.process = subprocess.Popen(command, pass_fds=[fd], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._buffer = b""
 
@@ -103,14 +103,17 @@ class RankProcess:
 
 
 @contextlib.contextmanager
-def rank_processes(size: int, timeout_s: float = PATIENCE_S) -> Iterator[list[RankProcess]]:
-    """Give the ranks of one group, each a process."""
+def rank_processes(
+    size: int, timeout_s: float = PATIENCE_S, module: str = "rank_process"
+) -> Iterator[list[RankProcess]]:
+    """Give the ranks of one group, each a process; what they first say, all of them are told."""
     fd = shared_segment()
     ranks: list[RankProcess] = []
     try:
-        ranks += [RankProcess(fd, rank, size, timeout_s) for rank in range(size)]
+        ranks += [RankProcess(fd, rank, size, timeout_s, module) for rank in range(size)]
+        said = [rank.reply() for rank in ranks]
         for rank in ranks:
-            assert rank.reply() == "ready"
+            assert rank.ask("meet", said=said) == "ready"
         yield ranks
     finally:
         os.close(fd)

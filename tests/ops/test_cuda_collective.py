@@ -1,109 +1,87 @@
-"""Sums of several GPUs: the bits of the CPU's tree on every rank, exchange after exchange. Ranks are threads here."""
+"""Sums and columns of several GPUs: the bits of the CPU's on every rank, and an end to every wait.
+
+Each rank is a process with its own memory, of which the others see what it gives them a handle of.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops.bf16 import to_bf16
+from custom_ops import cuda_build
 from fastdeploy_sd.ops.collective import ALL_REDUCE
 from fastdeploy_sd.ops.reference import collective as reference
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import CParams
 from tests.ops.cuda_device import emulated
-from tests.ops.rank_process import values
-from tests.ops.ranks import on_threads
+from tests.ops.gpu_rank_process import columns_of
+from tests.ops.rank_process import digest, values
+from tests.ops.ranks import PATIENCE_S, RankProcess, rank_processes
 
-# Five exchanges' worth of elements, the last one not whole, and less than one.
-BUFFER_BYTES = 1024
-SHAPES = [(7, 170), (3, 17), (1, 1), (0, 8)]
-
-
-def library() -> Any:
-    lib = emulated().device.library.functions
-    lib.fdsd_cuda_open_ranks.restype = lib.fdsd_cuda_all_reduce.restype = ctypes.c_char_p
-    lib.fdsd_cuda_rank_signals_bytes.restype = ctypes.c_int64
-    return lib
+# More than an exchange carries, less, one element, and none.
+SHAPES = [(75, 270), (3, 17), (1, 1), (0, 8)]
 
 
 @contextlib.contextmanager
-def rank_handles(size: int) -> Iterator[list[int]]:
-    """Open a group of emulated GPUs, which are one device's memory; gives the ranks' handles."""
-    lib, device = library(), emulated().device
-    buffers = [device.zeros((2 * BUFFER_BYTES,), np.uint8) for _ in range(size)]
-    signals = [device.zeros((lib.fdsd_cuda_rank_signals_bytes(),), np.uint8) for _ in range(size)]
-    device.wait()
-    places = [(ctypes.c_void_p * size)(*(tensor.address for tensor in tensors)) for tensors in (buffers, signals)]
-    handles = []
-    try:
-        for rank in range(size):
-            handle = ctypes.c_int32()
-            refusal = lib.fdsd_cuda_open_ranks(rank, size, ctypes.c_int64(BUFFER_BYTES), *places, ctypes.byref(handle))
-            assert refusal is None
-            handles.append(handle.value)
-        yield handles
-    finally:
-        for handle_value in handles:
-            lib.fdsd_cuda_close_ranks(handle_value)
+def gpu_ranks(size: int, timeout_s: float = PATIENCE_S) -> Iterator[list[RankProcess]]:
+    """The ranks of one group, in their first attempt."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
+        patch.setenv("FDSD_EMULATED_GPUS", str(size))
+        with rank_processes(size, timeout_s, "gpu_rank_process") as ranks:
+            ask_all(ranks, "begin", attempt=1)
+            yield ranks
 
 
-class Sum:
-    """One rank's all_reduce, its arrays on the device: what follows allocates nothing there."""
-
-    def __init__(self, handle: int, x: np.ndarray, dtype: type, *added: np.ndarray) -> None:
-        device = emulated().device
-        self.y = device.zeros(x.shape, dtype)
-        self._inputs = [device.wrap(array) for array in (x, *added)]
-        bias, shared = [tensor.address for tensor in self._inputs[1:]] or (None, None)
-        rows, columns = x.shape
-        self.params: CParams = struct_type("AllReduceParams")(
-            communicator=handle,
-            num_rows=rows,
-            num_columns=columns,
-            y_dtype=int(dtype is np.uint16),
-            x=self._inputs[0].address,
-            y=self.y.address,
-            bias=bias,
-            shared=shared,
-        )
+def ask_all(ranks: list[RankProcess], order: str, **arguments: Any) -> list[Any]:
+    for rank in ranks:
+        rank.send(order, **arguments)
+    return [rank.reply() for rank in ranks]
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_sums_are_those_of_the_tree_on_every_rank(size: int) -> None:
-    """Buffers are used again and again by ops that follow one another."""
-    rng, lib = np.random.default_rng(0), library()
-    cases: list[tuple[list[np.ndarray], type, list[np.ndarray]]] = []
-    for rows, columns in SHAPES:
-        xs = [values(1, rank, rows, columns) for rank in range(size)]
-        bias = rng.standard_normal(columns).astype(np.float32)
-        shared = rng.standard_normal((rows, columns), np.float32)
-        cases += [(xs, np.float32, []), (xs, np.uint16, [bias, to_bf16(shared)]), (xs, np.float32, [bias, shared])]
+def test_every_rank_has_the_bits_of_the_tree_and_all_columns(size: int) -> None:
+    """Ops follow one another, so buffers are used again and again."""
+    with gpu_ranks(size) as ranks:
+        for rows, columns in SHAPES:
+            for added in (None, 7):
+                xs = [values(1, rank, rows, columns) for rank in range(size)]
+                extras = () if added is None else (values(added, 0, 1, columns)[0], values(added, 1, rows, columns))
+                want = digest(reference.all_reduce(xs, np.float32, *extras))
+                assert ask_all(ranks, "reduce", seed=1, rows=rows, columns=columns, added=added) == [want] * size
+        # Borders between ranks at multiples of 32 elements, and at any; a rank without a column.
+        for rows, columns, unit, dtype in [(75, 270, 1, "float32"), (9, 1024, 32, "bfloat16"), (5, 40, 32, "float32")]:
+            given = {"seed": 2, "rows": rows, "columns": columns, "unit": unit, "dtype": dtype}
+            assert ask_all(ranks, "gather", **given) == [digest(columns_of(given))] * size
 
-    def run(sums: Sequence[Sum]) -> None:
-        for one in sums:
-            assert lib.fdsd_cuda_all_reduce(ctypes.byref(one.params), None, None) is None
 
-    with rank_handles(size) as handles:
-        sums = [
-            [Sum(handle, xs[rank], dtype, *added) for xs, dtype, added in cases] for rank, handle in enumerate(handles)
-        ]
-        emulated().device.wait()
-        for failure in on_threads(size, lambda rank: run(sums[rank])):
-            assert failure is None, failure
-        for i, (xs, dtype, added) in enumerate(cases):
-            want = reference.all_reduce(xs, dtype, *added)
-            for rank in range(size):
-                got = emulated().device.read(sums[rank][i].y)
-                np.testing.assert_array_equal(got, want, err_msg=f"case {i}, rank {rank}")
+def test_a_rank_that_fails_or_is_late_fails_the_attempt_and_no_other() -> None:
+    want = digest(reference.all_reduce([values(5, rank, 2, 8) for rank in range(2)], np.float32))
+    with gpu_ranks(2, timeout_s=1.0) as [first, other]:
+        assert first.ask("reduce", seed=5, rows=2, columns=8) == "error: rank 1 did not come in time"
+        ask_all([first, other], "begin", attempt=2)
+        first.send("reduce", seed=5, rows=2, columns=8)
+        other.ask("fail")
+        assert first.reply() == "error: rank 1 has failed"
+        # They stopped at different exchanges, and are in step again.
+        ask_all([first, other], "begin", attempt=3)
+        assert ask_all([first, other], "reduce", seed=5, rows=2, columns=8) == [want] * 2
+        other.process.send_signal(signal.SIGKILL)
+        first.send("begin", attempt=4)
+        first.send("abort")
+        first.send("reduce", seed=5, rows=2, columns=8)
+        assert [first.reply() for _ in range(3)] == [None, None, "error: the ranks' group was aborted"]
+        assert first.ask("close") is None
 
 
 def test_handles_of_nobody_and_groups_of_three_are_refused() -> None:
     with emulated().runs_ops(), pytest.raises(ValueError, match="communicator: expected 0 or an open one"):
         ALL_REDUCE(x=np.zeros((1, 1), np.float32), communicator=63, y_dtype="float32")
-    refusal = library().fdsd_cuda_open_ranks(0, 3, ctypes.c_int64(BUFFER_BYTES), None, None, None)
-    assert b"expected 2 or 4 ranks" in refusal
+    library = emulated().device.library
+    arguments = ctypes.c_int64(1024), ctypes.c_double(1.0), None, None, None, None
+    with pytest.raises(ValueError, match="expected 2 or 4 ranks"):
+        library.call("open_ranks", ctypes.c_int32(0), ctypes.c_int32(3), *arguments)

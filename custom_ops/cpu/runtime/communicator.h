@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "fdsd/communicator.h"
+#include "group_flags.h"
 
 namespace fdsd {
 
@@ -23,6 +24,9 @@ class Communicator {
   // Begin an attempt, whose number is higher than that of all before: what ranks did not finish of earlier ones is
   // forgotten. Every rank calls it before its exchanges; it waits for nobody.
   virtual Error Begin(int64_t attempt) = 0;
+
+  // What Fail and Abort set for all ranks, on a page of its own; nullptr where ranks share no memory.
+  virtual const GroupFlags* flags() const { return nullptr; }
 
   // Make this attempt's exchanges fail, everywhere and at once.
   virtual void Fail() = 0;

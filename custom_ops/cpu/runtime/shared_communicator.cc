@@ -45,7 +45,6 @@ constexpr int64_t kNapNanoseconds = 50'000'000;
 struct alignas(kLineBytes) RankLine {
   std::atomic<uint64_t> progress;       // attempt << 32 | exchanges of it
   std::atomic<uint64_t> last_progress;  // when it began the attempt
-  std::atomic<uint64_t> failed_in;      // attempt + 1, 0 = none
   std::atomic<int64_t> num_bytes[2];    // most_bytes of the exchange in this buffer
   // What the others wake it by.
   alignas(kLineBytes) std::atomic<uint32_t> wake;
@@ -53,8 +52,8 @@ struct alignas(kLineBytes) RankLine {
 };
 
 struct Header {
+  alignas(kLineBytes) GroupFlags flags;
   alignas(kLineBytes) std::atomic<int32_t> size;  // of the group, set by whoever comes first
-  alignas(kLineBytes) std::atomic<uint32_t> is_aborted;
   RankLine ranks[kMaxRanks];
 };
 static_assert(sizeof(Header) <= kHeaderBytes);
@@ -107,13 +106,15 @@ class SharedCommunicator final : public Communicator {
     return nullptr;
   }
 
+  const GroupFlags* flags() const override { return &header_->flags; }
+
   void Fail() override {
-    own().failed_in.store(static_cast<uint64_t>(attempt_) + 1);
+    std::atomic_ref(header_->flags.failed_in[rank()]).store(static_cast<uint64_t>(attempt_) + 1);
     WakeOthers();
   }
 
   void Abort() override {
-    header_->is_aborted.store(1);
+    std::atomic_ref(header_->flags.is_aborted).store(1);
     for (int32_t r = 0; r < size(); ++r) Wake(r);
   }
 
@@ -169,9 +170,10 @@ class SharedCommunicator final : public Communicator {
   // Why this attempt has failed for everybody, if it has. Who waits for one rank must hear of all: that one may not
   // come because of another.
   Error Failure() const {
-    if (header_->is_aborted.load(std::memory_order_relaxed) != 0) return "the ranks' group was aborted";
+    if (std::atomic_ref(header_->flags.is_aborted).load(std::memory_order_relaxed) != 0)
+      return "the ranks' group was aborted";
     for (int32_t r = 0; r < size(); ++r) {
-      const uint64_t failed_in = header_->ranks[r].failed_in.load(std::memory_order_relaxed);
+      const uint64_t failed_in = std::atomic_ref(header_->flags.failed_in[r]).load(std::memory_order_relaxed);
       if (failed_in == static_cast<uint64_t>(attempt_) + 1) return RankError(r, "has failed");
     }
     return nullptr;

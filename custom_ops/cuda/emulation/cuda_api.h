@@ -16,6 +16,7 @@ enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidDevice = 101,
   cudaErrorLaunchFailure = 719,
   cudaErrorStreamCaptureUnsupported = 900,
 };
@@ -38,6 +39,7 @@ constexpr unsigned cudaStreamNonBlocking = 1;
 constexpr unsigned cudaEventDefault = 0;
 constexpr unsigned cudaEventBlockingSync = 1;
 constexpr unsigned cudaEventDisableTiming = 2;
+constexpr unsigned cudaHostRegisterMapped = 2;
 
 struct cudaDeviceProp {
   char name[256];
@@ -45,13 +47,30 @@ struct cudaDeviceProp {
   int minor;
   size_t sharedMemPerBlockOptin;
 };
+// As many as $FDSD_EMULATED_GPUS says, one by default; where it ends in "-apart", none reaches another's memory. All
+// have the process's memory: which one is chosen shows nowhere.
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaDeviceCanAccessPeer(int* can_access, int device, int other);
+
+// Memory of another process of this host. As with CUDA, a process cannot open what is its own.
+struct cudaIpcMemHandle_t {
+  char reserved[64];
+};
+constexpr unsigned cudaIpcMemLazyEnablePeerAccess = 1;
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory);
+cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t handle, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void* memory);
 
 cudaError_t cudaMalloc(void** memory, size_t num_bytes);
 cudaError_t cudaFree(void* memory);
 cudaError_t cudaMallocHost(void** memory, size_t num_bytes);
 cudaError_t cudaFreeHost(void* memory);
+cudaError_t cudaHostRegister(void* memory, size_t num_bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void* memory);
+cudaError_t cudaHostGetDevicePointer(void** on_device, void* memory, unsigned flags);
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
 cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes, cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMemcpyKind kind, cudaStream_t stream);
@@ -91,6 +110,8 @@ class CallName {
 
 // Go on after an error, which CUDA does not: for tests of such an error.
 void Reset();
+// Returns the status, for which cudaGetErrorString then has the text.
+cudaError_t Failed(cudaError_t status, const char* text);
 
 // Put an operation on a stream, or into the graph that is captured from it.
 Error Submit(void* stream, Operation operation);

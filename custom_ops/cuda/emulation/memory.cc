@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "emulation/engine.h"
+#include "emulation/pages.h"
 
 namespace fdsd::emulation {
 
@@ -45,7 +46,8 @@ struct Allocation {
   mutable std::vector<bool> in_flight;  // empty until a copy begins
   mutable std::vector<bool> unfenced;   // likewise
   mutable int64_t bytes_read = 0;
-  std::vector<uint64_t> memory;  // aligned to 128 bytes within
+  std::vector<uint64_t> memory;  // of a block's; aligned to 128 bytes within
+  Pages pages{};                 // of the device's
 };
 
 namespace {
@@ -53,14 +55,21 @@ namespace {
 constexpr size_t kAlignment = 128;
 constexpr int kUnwritten = 0xcb;  // a NaN as bfloat16, a large negative number as float32 and as integers
 
-std::unique_ptr<Allocation> NewAllocation(size_t num_bytes, bool is_shared) {
+std::unique_ptr<Allocation> NewAllocation(char* begin, size_t num_bytes, bool is_shared) {
   auto made = std::make_unique<Allocation>();
-  made->memory.resize((num_bytes + 2 * kAlignment) / sizeof(uint64_t));
-  const auto address = reinterpret_cast<uintptr_t>(made->memory.data());
-  made->begin = reinterpret_cast<char*>((address + kAlignment - 1) / kAlignment * kAlignment);
+  made->begin = begin;
   made->num_bytes = num_bytes;
   made->is_shared = is_shared;
   made->shadow.resize(num_bytes);
+  return made;
+}
+
+// Of the block that runs.
+std::unique_ptr<Allocation> NewSharedAllocation(size_t num_bytes) {
+  auto made = NewAllocation(nullptr, num_bytes, true);
+  made->memory.resize((num_bytes + 2 * kAlignment) / sizeof(uint64_t));
+  const auto address = reinterpret_cast<uintptr_t>(made->memory.data());
+  made->begin = reinterpret_cast<char*>((address + kAlignment - 1) / kAlignment * kAlignment);
   std::memset(made->begin, kUnwritten, num_bytes);
   return made;
 }
@@ -209,14 +218,30 @@ const Allocation* AllocationOf(const void* address) {
   return wanted <= candidate->begin + candidate->num_bytes ? candidate : nullptr;
 }
 
-void* Allocate(size_t num_bytes) try {
-  auto made = NewAllocation(num_bytes, false);
-  char* begin = made->begin;
+void* Allocate(size_t num_bytes) {
+  Pages pages = Pages::New(num_bytes);
+  if (pages.begin() != nullptr) std::memset(pages.begin(), kUnwritten, num_bytes);
+  return AddPages(std::move(pages), num_bytes);
+}
+
+void* AddPages(Pages pages, size_t num_bytes) try {
+  char* const begin = pages.begin();
+  if (begin == nullptr) return nullptr;
+  auto made = NewAllocation(begin, num_bytes, false);
+  made->pages = std::move(pages);
   const std::lock_guard lock(mutex);
   allocations[begin] = std::move(made);
   return begin;
 } catch (const std::bad_alloc&) {
   return nullptr;
+}
+
+int FileOf(const void* address, size_t* num_bytes) {
+  const std::lock_guard lock(mutex);
+  const auto found = allocations.find(static_cast<const char*>(address));
+  if (found == allocations.end()) return -1;
+  *num_bytes = found->second->num_bytes;
+  return found->second->pages.Share();
 }
 
 bool Free(void* address) {
@@ -227,7 +252,7 @@ bool Free(void* address) {
   allocation.is_freed = true;
   // An assignment of {} would keep the vectors' memory.
   std::vector<Shadow>().swap(allocation.shadow);
-  std::vector<uint64_t>().swap(allocation.memory);
+  allocation.pages = Pages();
   std::vector<bool>().swap(allocation.in_flight);
   std::vector<bool>().swap(allocation.unfenced);
   freed.push_back(std::move(found->second));
@@ -242,7 +267,7 @@ void BeginSharedMemory(size_t dynamic_bytes) {
 
 const Allocation* SharedAllocation(const void* site, size_t num_bytes, void** address) {
   std::unique_ptr<Allocation>& found = shared[site];
-  if (found == nullptr) found = NewAllocation(num_bytes, true);
+  if (found == nullptr) found = NewSharedAllocation(num_bytes);
   *address = found->begin;
   return found.get();
 }

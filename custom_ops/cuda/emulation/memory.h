@@ -14,6 +14,7 @@
 namespace fdsd::emulation {
 
 struct Allocation;
+class Pages;
 
 enum class Access : int32_t { kRead, kWrite, kAtomic };
 
@@ -41,6 +42,10 @@ const Allocation* AllocationOf(const void* address);
 
 // As cudaMalloc and cudaFree: memory that kernels may touch. Filled with 0xcb. nullptr where there is no memory.
 void* Allocate(size_t num_bytes);
+// The same of pages that hold something already.
+void* AddPages(Pages pages, size_t num_bytes);
+// A file that holds the memory of the allocation which begins at an address from now on; -1 where there is none.
+int FileOf(const void* address, size_t* num_bytes);
 // False where no allocation begins at the address. Who touches it through an old pointer afterwards fails.
 bool Free(void* address);
 

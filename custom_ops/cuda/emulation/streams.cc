@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "emulation/architecture.h"
 #include "emulation/cuda_api.h"
 #include "emulation/engine.h"
 #include "emulation/memory.h"
@@ -47,11 +46,6 @@ std::map<const char*, size_t> pinned;
 std::string fault;
 thread_local std::string error_text;
 thread_local std::string call_name;
-
-cudaError_t Failed(cudaError_t status, const char* text) {
-  error_text = text;
-  return status;
-}
 
 void Drop(Stream* stream) {
   stream->num_done += stream->waiting.size();
@@ -116,6 +110,11 @@ Error Copy(void* to, const void* from, size_t num_bytes, bool may_be_pageable) {
 
 }  // namespace
 
+cudaError_t Failed(cudaError_t status, const char* text) {
+  error_text = text;
+  return status;
+}
+
 CallName::CallName(int64_t call, const char* op) { call_name = "call " + std::to_string(call) + " (" + op + "): "; }
 CallName::~CallName() { call_name.clear(); }
 
@@ -154,16 +153,6 @@ const char* cudaGetErrorString(cudaError_t status) {
   return status == cudaErrorMemoryAllocation ? "out of memory" : error_text.c_str();
 }
 
-cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
-}
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  const int architecture = Architecture();
-  *properties = cudaDeviceProp{"emulated GPU", architecture / 10, architecture % 10, SharedBytesOfBlock()};
-  return cudaSuccess;
-}
-
 cudaError_t cudaMalloc(void** memory, size_t num_bytes) {
   const std::lock_guard lock(mutex);
   if (const cudaError_t status = WaitForAll()) return status;
@@ -182,6 +171,17 @@ cudaError_t cudaMallocHost(void** memory, size_t num_bytes) {
   *memory = std::aligned_alloc(4096, (num_bytes + 4095) / 4096 * 4096);
   if (*memory == nullptr) return cudaErrorMemoryAllocation;
   pinned[static_cast<char*>(*memory)] = num_bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void* memory, size_t num_bytes, unsigned) {
+  const std::lock_guard lock(mutex);
+  pinned[static_cast<char*>(memory)] = num_bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* memory) {
+  const std::lock_guard lock(mutex);
+  if (const cudaError_t status = WaitForAll()) return status;
+  pinned.erase(static_cast<char*>(memory));
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) {

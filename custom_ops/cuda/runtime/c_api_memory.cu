@@ -1,5 +1,5 @@
-// C functions over the first device, its memory, streams and events. All addresses of the device are plain pointers to
-// whoever calls.
+// C functions over the device that the calling thread uses, its memory, streams and events. All addresses of the device
+// are plain pointers to whoever calls.
 #include <cstdio>
 #include <cstring>
 
@@ -23,8 +23,10 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_refusal() {
   int count = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&count)) return cudaGetErrorString(status);
   if (count == 0) return "the driver knows no GPU";
+  int device = 0;
   cudaDeviceProp properties;
-  if (const cudaError_t status = cudaGetDeviceProperties(&properties, 0)) return cudaGetErrorString(status);
+  if (const cudaError_t status = cudaGetDevice(&device)) return cudaGetErrorString(status);
+  if (const cudaError_t status = cudaGetDeviceProperties(&properties, device)) return cudaGetErrorString(status);
   // Compiled for sm_80, sm_90a and sm_100; code runs on chips of the same first number.
   if (properties.major < 8 || properties.major > 10 || (properties.major == 9 && properties.minor != 0)) {
     std::snprintf(text, sizeof(text), "the GPU is of sm_%d%d, the kernels are for sm_80, sm_90 and sm_100",
@@ -44,7 +46,9 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_refusal() {
 // The GPU's name; what it is called where there is none to use.
 FDSD_EXPORT const char* fdsd_cuda_name() {
   static thread_local cudaDeviceProp properties;
-  return cudaGetDeviceProperties(&properties, 0) == cudaSuccess ? properties.name : "no GPU";
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return "no GPU";
+  return cudaGetDeviceProperties(&properties, device) == cudaSuccess ? properties.name : "no GPU";
 }
 
 // Of the GPU, whoever has what is not free.

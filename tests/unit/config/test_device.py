@@ -12,7 +12,8 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.worker import device_choice
 
 CPU_ONLY = {
-    "-tp 2": ("tensor_parallel_size", "1", "2"),
+    "-tp 2 --swap-space 1": ("tensor_parallel_size", "1 beside swap_space or a splitwise_role", "2"),
+    "-tp 2 --ips 127.0.0.1,127.0.0.2": ("ips", "one host", "127.0.0.1,127.0.0.2"),
     "--enforce-eager": ("enforce_eager", "false", "true"),
 }
 
@@ -57,7 +58,7 @@ def test_what_a_cpu_cannot_do_is_refused_by_name(
     assert caught.value.param == option
     load_config(["--model", model, "--device", "gpu", *flags.split()])
     config = load_config(["--model", model, "--device", "auto", *flags.split()])
-    monkeypatch.setattr(device_choice, "usable_library", lambda: "none is here")
+    monkeypatch.setattr(device_choice, "usable_library", lambda _: "none is here")
     with pytest.raises(ConfigError) as caught:
         device_choice.choose_device(config)
     assert caught.value.message.startswith(f"{text}: device auto takes the CPU: device: expected cpu or auto")

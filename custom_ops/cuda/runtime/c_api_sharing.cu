@@ -1,0 +1,59 @@
+// C functions over several GPUs: which one a thread uses, and memory that processes share.
+#include <cstdint>
+#include <cstring>
+
+#include "../../bindings/c_api.h"
+#include "runtime/status.h"
+
+using fdsd::cuda::TextOf;
+
+FDSD_EXPORT fdsd::Error fdsd_cuda_num_devices(int64_t* count) {
+  int found = 0;
+  const fdsd::Error error = TextOf(cudaGetDeviceCount(&found));
+  *count = found;
+  return error;
+}
+// What the calling thread does from now on is the device's of this number.
+FDSD_EXPORT fdsd::Error fdsd_cuda_use_device(int32_t device) { return TextOf(cudaSetDevice(device)); }
+
+// Whether a device can read and write another one's memory.
+FDSD_EXPORT fdsd::Error fdsd_cuda_reaches(int32_t device, int32_t other, int64_t* can_access) {
+  int found = 0;
+  const fdsd::Error error = TextOf(cudaDeviceCanAccessPeer(&found, device, other));
+  *can_access = found;
+  return error;
+}
+
+// Bytes of a handle, and what sizes of shared memory are multiples of: CUDA shares the blocks that it has memory from
+// whole, with whatever else is in them.
+FDSD_EXPORT int64_t fdsd_cuda_share_handle_bytes() { return sizeof(cudaIpcMemHandle_t); }
+FDSD_EXPORT int64_t fdsd_cuda_share_block_bytes() {
+#if defined(FDSD_EMULATED)
+  return 1;
+#else
+  return 2 << 20;
+#endif
+}
+
+// Memory that fdsd_cuda_allocate gave, for other processes of this host. It must live for longer than they use it.
+FDSD_EXPORT fdsd::Error fdsd_cuda_share(void* memory, char* handle) {
+  cudaIpcMemHandle_t made;
+  const fdsd::Error error = TextOf(cudaIpcGetMemHandle(&made, memory));
+  std::memcpy(handle, &made, sizeof(made));
+  return error;
+}
+// The memory behind another process's handle, until it is closed.
+FDSD_EXPORT fdsd::Error fdsd_cuda_open_shared(const char* handle, void** memory) {
+  cudaIpcMemHandle_t theirs;
+  std::memcpy(&theirs, handle, sizeof(theirs));
+  return TextOf(cudaIpcOpenMemHandle(memory, theirs, cudaIpcMemLazyEnablePeerAccess));
+}
+FDSD_EXPORT fdsd::Error fdsd_cuda_close_shared(void* memory) { return TextOf(cudaIpcCloseMemHandle(memory)); }
+
+// Let the GPU read and write pages of the host's; `on_device` receives its address for them.
+FDSD_EXPORT fdsd::Error fdsd_cuda_register_host(void* memory, int64_t num_bytes, void** on_device) {
+  if (fdsd::Error error = TextOf(cudaHostRegister(memory, static_cast<size_t>(num_bytes), cudaHostRegisterMapped)))
+    return error;
+  return TextOf(cudaHostGetDevicePointer(on_device, memory, 0));
+}
+FDSD_EXPORT fdsd::Error fdsd_cuda_unregister_host(void* memory) { return TextOf(cudaHostUnregister(memory)); }

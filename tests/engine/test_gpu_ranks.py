@@ -1,0 +1,117 @@
+"""The promise over ranks with a GPU each: two give the bytes of one, and one that fails does not hold the other.
+
+The emulated GPUs are processes with memory of their own, of which each opens the other's.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+
+from fastdeploy_sd.config import Config, ParallelConfig
+from fastdeploy_sd.conformance import PLAIN, Answer, open_engine, run_alone, run_cell, standard_methods
+from fastdeploy_sd.errors import ConfigError, InternalError
+from fastdeploy_sd.ranks import executor as ranks
+from fastdeploy_sd.ranks.executor import MultiProcessExecutor
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
+from fastdeploy_sd.runtime.cuda_sharing import num_devices
+from fastdeploy_sd.types import FinishReason, RequestId
+from tests.doubles import faulty_followers
+from tests.doubles.engines import run_to_end
+from tests.engine.gpu import BATCH, TIGHT, gpu_device, short_requests, tiny_config
+from tests.engine.test_ranks import _run_for_ever
+from tests.models.mtp_models import make_model
+from tests.ops.cuda_device import EMULATED, GPU, gpu_refusal
+
+REQUESTS = short_requests()[:4]
+
+
+@pytest.fixture(autouse=True, scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == GPU and (reason := gpu_refusal()) is not None:
+        pytest.skip(f"no GPU: {reason}")
+    with gpu_device(request.param), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FDSD_EMULATED_GPUS", "2")
+        library = usable_library()
+        assert isinstance(library, CudaLibrary), library
+        if num_devices(library) < 2:
+            pytest.skip("one GPU, and ranks want two")
+        yield request.param
+
+
+def on_gpus(base: Config, timeout_s: float = 60.0) -> Config:
+    """Slow steps of a busy machine are no hang."""
+    return replace(base, parallel=ParallelConfig(tensor_parallel_size=2, rank_timeout_s=timeout_s))
+
+
+@functools.cache
+def alone(_kind: str) -> Mapping[RequestId, Answer]:
+    """What each of them gets by itself, on one GPU."""
+    return run_alone(tiny_config(), REQUESTS)
+
+
+def test_two_ranks_give_the_bytes_of_one(kind: str) -> None:
+    """With n-grams over prompts in parts, beside one another, preempted and from the prefix cache."""
+    [method] = standard_methods(["ngram"], [3])
+    cell = run_cell(on_gpus(tiny_config()), TIGHT, method, REQUESTS, alone(kind))
+    assert (cell.difference, cell.missing) == (None, None)
+    assert cell.num_drafts > 0
+
+
+def test_draft_layers_run_on_both(tmp_path: pathlib.Path) -> None:
+    config, requests = tiny_config(make_model(tmp_path, "ernie4_5-tiny", "ernie-folder").path), REQUESTS[:2]
+    [method] = standard_methods(["mtp"], [3])
+    cell = run_cell(on_gpus(config), BATCH, method, requests, run_alone(config, requests))
+    assert (cell.difference, cell.missing) == (None, None)
+    assert cell.num_drafts > 5
+
+
+@pytest.mark.usefixtures("expects_step_failures")
+def test_a_pass_that_one_rank_cannot_start_ends_on_the_other(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's GPU waits for it, is told, and runs the others' rows again."""
+    culprit = REQUESTS[1].request_id
+    monkeypatch.setattr(ranks, "DEFAULT_FOLLOWER", f"{faulty_followers.__name__}:create_failing_model")
+    monkeypatch.setenv(faulty_followers.CULPRITS, culprit)
+    with open_engine(on_gpus(tiny_config()), BATCH, PLAIN) as engine:
+        for request in REQUESTS:
+            engine.submit(request)
+        transcript = run_to_end(engine)
+    assert transcript.last[culprit].finish_reason is FinishReason.ERROR
+    for request_id, answer in alone(kind).items():
+        assert request_id == culprit or tuple(transcript.token_ids[request_id]) == answer.token_ids
+
+
+@pytest.mark.usefixtures("expects_step_failures")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_ends_or_hangs_ends_the_engine(number: signal.Signals) -> None:
+    """Rank 0's GPU waits for its part of a sum."""
+    with open_engine(on_gpus(tiny_config(), timeout_s=2.0), BATCH, PLAIN) as engine:
+        for request in REQUESTS:
+            engine.submit(request)
+        engine.step()
+        executor = engine._executor
+        assert isinstance(executor, MultiProcessExecutor)
+        threading.Timer(0.02, executor._others._children[0].signal, (number,)).start()
+        with pytest.raises(InternalError, match="rank 1 "):
+            _run_for_ever(engine, REQUESTS)
+
+
+def test_fewer_gpus_than_ranks_and_such_that_do_not_reach_each_other_are_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = on_gpus(tiny_config())
+    if kind == EMULATED:
+        monkeypatch.setenv("FDSD_EMULATED_GPUS", "1")
+        with pytest.raises(ConfigError, match=r"tensor_parallel_size: expected at most 1, .* got 2"):
+            open_engine(config, BATCH, PLAIN).__enter__()
+        monkeypatch.setenv("FDSD_EMULATED_GPUS", "2-apart")
+        with pytest.raises(ConfigError, match=r"tensor_parallel_size: .* got GPUs . and ., which cannot"):
+            open_engine(config, BATCH, PLAIN).__enter__()
+    with pytest.raises(ConfigError, match="tensor_parallel_size: expected 1 beside swap_space"):
+        open_engine(replace(config, cache=replace(config.cache, swap_space=0.1)), BATCH, PLAIN).__enter__()

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Checkpoint
-from fastdeploy_sd.ops.device_packing import pack_on_device
+from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
 from fastdeploy_sd.ops.float8_blocks import packed_as_stored
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_into, packed_bytes
+from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_into, pack_linear, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
@@ -102,14 +102,14 @@ class WeightPacker:
         slices: SliceRule,
     ) -> Tensor:
         where = device()
-        if fmt == "fp8" and (stored := _as_stored(matrices, slices)) is not None:
-            if self._store is not None:
-                self._store.add(name, stored)
-            return where.wrap(stored)
         if isinstance(where, CudaDevice):
             tensor = where.empty((num_bytes,), np.uint8)
             for i, matrix in enumerate(matrices):
-                pack_on_device(where, tensor.address + i * size, matrix.numbers(), fmt, slices)
+                stored = _as_stored(matrix, slices) if fmt == "fp8" else None
+                if stored is not None:
+                    send_packed(where, tensor.address + i * size, stored)
+                else:
+                    pack_on_device(where, tensor.address + i * size, matrix.numbers(), fmt, slices)
             if self._store is not None:
                 self._store.add(name, lambda: where.read(tensor))
             return cast("Tensor", tensor)
@@ -121,13 +121,9 @@ class WeightPacker:
         return where.wrap(data)
 
 
-def _as_stored(matrices: Sequence[WeightMatrix], slices: SliceRule) -> Bytes | None:
-    """Return matrices packed with the codes of e4m3 and the scales they have, None where one has none or cannot."""
-    packed = []
-    for matrix in matrices:
-        parts = [(part.data.view(np.uint8), part.scales) for part in matrix.parts if part.scales is not None]
-        data = packed_as_stored(parts, slices) if len(parts) == len(matrix.parts) else None
-        if data is None:
-            return None
-        packed.append(data)
-    return np.concatenate(packed)
+def _as_stored(matrix: WeightMatrix, slices: SliceRule) -> Bytes | None:
+    """Return a matrix packed with the codes of e4m3 and the scales it has, None where it is numbers."""
+    parts = [(part.data.view(np.uint8), part.scales) for part in matrix.parts if part.scales is not None]
+    if len(parts) < len(matrix.parts):
+        return None
+    return packed_as_stored(parts, slices, lambda: pack_linear(matrix.numbers(), "fp8", slices).data)

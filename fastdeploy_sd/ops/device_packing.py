@@ -13,7 +13,7 @@ from fastdeploy_sd.ops.packing import pack_params, packed_bytes, weight_rows
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.cuda_uploads import CudaUploads
+from fastdeploy_sd.runtime.cuda_uploads import Bytes, CudaUploads
 from fastdeploy_sd.runtime.layout import struct_type
 
 _OP = "pack_linear"
@@ -44,6 +44,16 @@ def pack_on_device(
         for begin in range(0, num_rows, at_once):
             piece = matrix.rows([range(begin, min(begin + at_once, num_rows))])
             _pack(device, uploads, address + begin // _PANEL * panel_bytes, piece, fmt, slices)
+
+
+def send_packed(device: CudaDevice, address: int, data: Bytes) -> None:
+    """Start copying a matrix that is packed already; it has been read at the return.
+
+    Raises:
+        MemoryError: there is no memory for a piece.
+    """
+    with device.loading(data.nbytes) as uploads:
+        uploads.send(address, data.nbytes, 1, lambda rows, out: uploads.fill(out, data[rows]))
 
 
 def _pack(

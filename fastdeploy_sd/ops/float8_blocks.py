@@ -5,12 +5,13 @@ Knows no framework and no file.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
+from fastdeploy_sd.parallel.ranges import SliceRule
 
 BLOCK = 128
 # As custom_ops/cpu/kernels/linear_layout.h packs fp8: panels of 32 outputs, in each groups of 128 inputs, and their
@@ -18,6 +19,7 @@ BLOCK = 128
 _PANEL, _WORD = 32, 4
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.intp]
 _MAGNITUDE, _NAN = 0x7F, 0x7F
 
 
@@ -50,12 +52,9 @@ class BlockScales:
         """Return those of a part that begins so much further on."""
         return replace(self, row=self.row + rows, column=self.column + columns)
 
-    def of_rows(self, begin: int, end: int, num_columns: int) -> F32:
-        """Return f32[end - begin, num_columns]: the scale of every element of some rows of the part."""
-        rows, columns = (np.arange(*ends) // BLOCK for ends in (
-            (self.row + begin, self.row + end), (self.column, self.column + num_columns),
-        ))  # fmt: skip
-        return self.scales[rows[:, None], columns]
+    def at(self, rows: Rows, columns: Rows) -> F32:
+        """Return f32[n, m]: the scale of every element at some rows and some columns of the part."""
+        return self.scales[(self.row + rows[:, None]) // BLOCK, (self.column + columns) // BLOCK]
 
 
 def dequantized(codes: U8, scales: BlockScales) -> F32:
@@ -64,18 +63,20 @@ def dequantized(codes: U8, scales: BlockScales) -> F32:
     values = np.empty(codes.shape, np.float32)
     for begin in range(0, num_rows, BLOCK):
         end = min(begin + BLOCK, num_rows)
-        np.multiply(_VALUES[codes[begin:end]], scales.of_rows(begin, end, num_columns), out=values[begin:end])
+        scale = scales.at(np.arange(begin, end), np.arange(num_columns))
+        np.multiply(_VALUES[codes[begin:end]], scale, out=values[begin:end])
     return values
 
 
-def packed_as_stored(parts: list[tuple[U8, BlockScales]], slices: SliceRule = WHOLE) -> U8 | None:
+def packed_as_stored(parts: list[tuple[U8, BlockScales]], slices: SliceRule, pack_anew: Callable[[], U8]) -> U8:
     """Return a matrix's parts packed for `linear` in fp8 with the very codes and scales they are stored with.
+
+    An output's group of 128 inputs of a slice is quantised anew where it has two blocks' inputs, or a code is NaN. It
+    is looked at by itself, so ranks that have parts of a matrix have the bytes of the whole.
 
     Args:
         parts: u8[N, K] each, one below the other.
-
-    Returns:
-        None where that is not possible: a group of 128 inputs of a slice has more than one block's, or a code is NaN.
+        pack_anew: packs the numbers that the parts stand for; called where a group is quantised anew.
     """
     num_columns = parts[0][0].shape[1]
     groups = [
@@ -83,23 +84,29 @@ def packed_as_stored(parts: list[tuple[U8, BlockScales]], slices: SliceRule = WH
         for piece in slices.ranges(num_columns)
         for begin in range(piece.start, piece.stop, BLOCK)
     ]
-    for codes, scales in parts:
-        begins, lasts = (np.array([group[i] for group in groups]) + scales.column for i in (0, -1))
-        if (begins // BLOCK != lasts // BLOCK).any() or (codes & _MAGNITUDE == _NAN).any():
-            return None
+    begins, lasts = (np.array([group[i] for group in groups]) for i in (0, -1))
     num_rows = sum(len(codes) for codes, _ in parts)
     num_panels = -(-num_rows // _PANEL)
     all_codes = np.zeros((num_panels * _PANEL, len(groups), BLOCK), np.uint8)
     all_scales = np.zeros((num_panels * _PANEL, len(groups)), np.float32)
+    is_kept = np.ones(all_scales.shape, np.bool_)
     first = 0
     for codes, scales in parts:
         rows = slice(first, first + len(codes))
-        of_rows = scales.of_rows(0, len(codes), num_columns)
+        all_scales[rows] = scales.at(np.arange(len(codes)), begins)
+        is_kept[rows] = (begins + scales.column) // BLOCK == (lasts + scales.column) // BLOCK
         for g, group in enumerate(groups):
             all_codes[rows, g, : len(group)] = codes[:, group.start : group.stop]
-            all_scales[rows, g] = of_rows[:, group.start]
         first = rows.stop
-    words = all_codes.reshape(num_panels, _PANEL, len(groups), BLOCK // _WORD, _WORD).transpose(0, 2, 3, 1, 4)
-    scale_bytes = np.ascontiguousarray(all_scales.reshape(num_panels, _PANEL, len(groups)).transpose(0, 2, 1))
+    is_kept &= ~(all_codes & _MAGNITUDE == _NAN).any(axis=2)
+    places = num_panels, _PANEL, len(groups)
+    words = all_codes.reshape(*places, BLOCK // _WORD, _WORD).transpose(0, 2, 3, 1, 4)
+    scale_words = all_scales.reshape(places).transpose(0, 2, 1)
+    if not is_kept.all():
+        mask = is_kept.reshape(places).transpose(0, 2, 1)
+        anew = pack_anew().reshape(num_panels, len(groups), -1)
+        words = np.where(mask[:, :, None, :, None], words, anew[:, :, : _PANEL * BLOCK].reshape(words.shape))
+        scale_words = np.where(mask, scale_words, np.ascontiguousarray(anew[:, :, _PANEL * BLOCK :]).view(np.float32))
     shape = num_panels, len(groups), -1
-    return np.concatenate([words.reshape(shape), scale_bytes.view(np.uint8).reshape(shape)], axis=2).reshape(-1)
+    scale_bytes = np.ascontiguousarray(scale_words).view(np.uint8)
+    return np.concatenate([words.reshape(shape), scale_bytes.reshape(shape)], axis=2).reshape(-1)

@@ -40,6 +40,17 @@ def coded(rng: np.random.Generator, rows: int, columns: int) -> tuple[Array, Arr
     return codes, scales
 
 
+def stored(matrix: WeightMatrix, slices: SliceRule = WHOLE) -> Array:
+    """The matrix packed with its own codes where that can be."""
+    parts = [(part.data.view(np.uint8), part.scales) for part in matrix.parts if part.scales is not None]
+    return packed_as_stored(parts, slices, lambda: pack_linear(matrix.numbers(), "fp8", slices).data)
+
+
+def units(packed: Array, num_panels: int = 1) -> Array:
+    """By panel and group: codes, and scales."""
+    return packed.reshape(num_panels, -1, 32 * 128 + 32 * 4)
+
+
 @pytest.mark.parametrize(
     ("shapes", "columns", "slices"),
     [([40], 256, WHOLE), ([130, 70, 3], 300, WHOLE), ([32], 512, SliceRule(4, 128)), ([20], 96, SliceRule(4, 24))],
@@ -49,13 +60,31 @@ def test_codes_and_scales_are_packed_as_they_are(shapes: list[int], columns: int
     rng = np.random.default_rng(3)
     parts = [coded(rng, rows, columns) for rows in shapes]
     matrix = WeightMatrix(tuple(WeightPart("w", codes, scales=BlockScales(scales)) for codes, scales in parts))
-    got = packed_as_stored([(codes, BlockScales(scales)) for codes, scales in parts], slices)
+    got = stored(matrix, slices)
     want = pack_linear(matrix.numbers(), "fp8", slices).data
-    assert got is not None
-    units = (-1, 32 * 128 + 128)
-    np.testing.assert_array_equal(got.reshape(units)[:, :4096], want.reshape(units)[:, :4096])
-    got_scales, want_scales = (data.reshape(units)[:, 4096:].copy().view(np.float32) for data in (got, want))
+    unit = (-1, 32 * 128 + 128)
+    np.testing.assert_array_equal(got.reshape(unit)[:, :4096], want.reshape(unit)[:, :4096])
+    got_scales, want_scales = (data.reshape(unit)[:, 4096:].copy().view(np.float32) for data in (got, want))
     np.testing.assert_allclose(got_scales, want_scales, rtol=3e-7)  # 448 * scale / 448
+
+
+def test_ranks_have_the_bytes_of_the_whole() -> None:
+    """Also of groups that lie in one block on one rank, where another's reach into two, and beside a NaN."""
+    rng, rule = np.random.default_rng(6), SliceRule(2, 448)
+    codes, scales = rng.integers(0, 256, (40, 896)).astype(np.uint8), coded(rng, 40, 896)[1]
+    codes[codes & 0x7F > 0x70] = 0x15  # no group has the greatest number, so that quantising anew finds other codes
+    codes[3, 5] = codes[33, 700] = 0x7F
+    whole = WeightMatrix((WeightPart("w", codes, scales=BlockScales(scales)),))
+    want = units(stored(whole, rule), 2)
+    got = [units(stored(whole.columns(part), rule.of_rank(2)), 2) for part in rule.ranges(896)]
+    np.testing.assert_array_equal(np.concatenate(got, axis=1), want)
+    rows = [units(stored(whole.rows([range(begin, end)]), rule)) for begin, end in ((0, 32), (32, 40))]
+    np.testing.assert_array_equal(np.concatenate(rows), want)
+    # Of the eight groups those behind the first slice's reach into two blocks; the NaNs are in the first and the sixth.
+    anew = units(pack_linear(whole.numbers(), "fp8", rule).data, 2)
+    is_anew = (want == anew)[:, :, :4096].reshape(2, 8, 32, 32, 4).all(axis=(2, 4))
+    assert [bool(is_anew[1, g, 1]) for g in range(8)] == [False] * 4 + [True] * 3 + [False]
+    np.testing.assert_array_equal(np.flatnonzero(is_anew[0, 0]), [3])
 
 
 def test_parts_of_a_matrix_keep_their_scales() -> None:
@@ -63,7 +92,6 @@ def test_parts_of_a_matrix_keep_their_scales() -> None:
     whole = WeightMatrix((WeightPart("w", codes, scales=BlockScales(scales)),))
     part = whole.rows([range(100, 290)]).columns(range(130, 250))
     np.testing.assert_array_equal(part.to_array(), whole.to_array()[100:290, 130:250])
-    assert packed_as_stored([(codes, BlockScales(scales))], SliceRule(2, 65)) is None, "a group has two blocks' inputs"
 
 
 def test_every_code_is_its_number() -> None:
@@ -117,10 +145,7 @@ def test_a_gpu_gets_the_codes(tmp_path: pathlib.Path) -> None:
     with gpu_device(EMULATED):
         choose(emulated().device.library)
         data = WeightPacker(checkpoint).linear(matrix, "fp8").data
-        parts = [(part.data.view(np.uint8), part.scales) for part in matrix.parts if part.scales is not None]
-        want = packed_as_stored(parts)
-        assert want is not None
-        np.testing.assert_array_equal(emulated().device.read(data), want)
+        np.testing.assert_array_equal(emulated().device.read(data), stored(matrix))
 
 
 @pytest.mark.parametrize(

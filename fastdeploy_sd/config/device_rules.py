@@ -8,6 +8,9 @@ from fastdeploy_sd.config.quantization import formats_of
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.errors import ConfigError
 
+# Requests of a step that find_shared_prefixes of the CUDA kernels compares.
+_MAX_NUM_SEQS = 4096
+
 
 def cpu_only(config: Config) -> Iterator[ConfigError]:
     """Yield an error for every option with a value that only the CPU can serve."""
@@ -16,6 +19,8 @@ def cpu_only(config: Config) -> Iterator[ConfigError]:
         yield _error("ips", "one host", ",".join(config.parallel.ips))
     if ranks > 1 and config.copies_kv:  # rank 0 does not reach the KV of the other GPUs
         yield _error("tensor_parallel_size", "1 beside swap_space or a splitwise_role", ranks)
+    if config.scheduler.max_num_seqs > _MAX_NUM_SEQS:
+        yield _error("max_num_seqs", f"at most {_MAX_NUM_SEQS}", config.scheduler.max_num_seqs)
     if config.model.enforce_eager:
         yield _error("enforce_eager", "false", "true")
 

@@ -59,19 +59,23 @@ def test_every_rank_has_the_bits_of_the_tree_and_all_columns(size: int) -> None:
             assert ask_all(ranks, "gather", **given) == [digest(columns_of(given))] * size
 
 
-def test_a_rank_that_fails_or_is_late_fails_the_attempt_and_no_other() -> None:
-    want = digest(reference.all_reduce([values(5, rank, 2, 8) for rank in range(2)], np.float32))
-    with gpu_ranks(2, timeout_s=1.0) as [first, other]:
+def test_a_rank_that_is_late_fails_the_attempt() -> None:
+    with gpu_ranks(2, timeout_s=0.5) as [first, _]:
         assert first.ask("reduce", seed=5, rows=2, columns=8) == "error: rank 1 did not come in time"
-        ask_all([first, other], "begin", attempt=2)
+
+
+def test_a_rank_that_fails_fails_the_attempt_and_no_other() -> None:
+    """With patience enough for a busy machine: nobody is taken for late."""
+    want = digest(reference.all_reduce([values(5, rank, 2, 8) for rank in range(2)], np.float32))
+    with gpu_ranks(2) as [first, other]:
         first.send("reduce", seed=5, rows=2, columns=8)
         other.ask("fail")
         assert first.reply() == "error: rank 1 has failed"
         # They stopped at different exchanges, and are in step again.
-        ask_all([first, other], "begin", attempt=3)
+        ask_all([first, other], "begin", attempt=2)
         assert ask_all([first, other], "reduce", seed=5, rows=2, columns=8) == [want] * 2
         other.process.send_signal(signal.SIGKILL)
-        first.send("begin", attempt=4)
+        first.send("begin", attempt=3)
         first.send("abort")
         first.send("reduce", seed=5, rows=2, columns=8)
         assert [first.reply() for _ in range(3)] == [None, None, "error: the ranks' group was aborted"]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -124,13 +123,17 @@ class DeviceLost(BaseException):
         self.error = InternalError(message)
 
 
-@contextmanager
-def device_lost_as_error() -> Iterator[None]:
+class device_lost_as_error:  # noqa: N801 (read as a verb; no generator, as each step goes through it)
     """Raise a DeviceLost of the body as its `error`: the engine, whose thread the body is in, ends."""
-    try:
-        yield
-    except DeviceLost as lost:
-        raise lost.error from lost
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, DeviceLost):
+            raise error.error from error
 
 
 class Unavailable(FdsdError):

@@ -54,7 +54,7 @@ def config_of(path: pathlib.Path, speculative: SpeculativeConfig | None = None) 
 def test_what_a_server_takes_is_no_more_than_was_told(
     drafts: bool, gpu: CudaLibrary, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights, KV and steps; and for steps more than half of what was told, but for the graphs."""
+    """Weights, KV and steps; and for steps more than a third of what was told, but for the graphs."""
     given: weakref.WeakSet[DeviceMemory] = weakref.WeakSet()
     allocate = CudaMemory._allocate
 
@@ -80,7 +80,7 @@ def test_what_a_server_takes_is_no_more_than_was_told(
     gc.collect()
     taken = sum(memory.num_bytes for memory in given) - beside_steps
     executor.shutdown()
-    assert told.steps / 2 < taken < told.steps
+    assert told.steps / 3 < taken < told.steps
 
 
 def test_blocks_take_what_is_left_of_a_gpu(gpu: CudaLibrary) -> None:

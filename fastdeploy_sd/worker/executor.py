@@ -119,8 +119,19 @@ def create_executor(
     start = time.perf_counter()
     group = group or RankGroup()
     set_kernel_threads(config, group)
-    is_host = choose_device(config).kind == "cpu"
+    choose_device(config)
     group = with_gpus(config, group)
+    try:
+        return _created(config, make_proposer, group, board or StepBoard(), start)
+    except BaseException:
+        leave_gpus(group)  # the process may go on, and load another model
+        raise
+
+
+def _created(
+    config: Config, make_proposer: MakeProposer, group: RankGroup, board: StepBoard, start: float
+) -> LocalExecutor:
+    is_host = device().kind == "cpu"
     # Before memory fills. Ranks share the memory's bandwidth, of which one alone would measure all.
     is_measured = is_host and group.size == 1 and _log.isEnabledFor(logging.INFO)
     limits = SpeedLimits.measure(config) if is_measured else None
@@ -128,7 +139,6 @@ def create_executor(
     s, table = config.speculative, loaded.table
     lead = None if group.others is None else GroupLead(group.others, group.collectives)
     agree, over_ranks = (lambda: None, lambda method: method) if lead is None else (lead.agree, lead.over_ranks)
-    board = board or StepBoard()
     grammars = open_grammars(config, loaded.vocab_size, loaded.eos_token_ids)
     guided = GuidedRows(grammars, loaded.memory, config.scheduler.max_num_seqs)
     partial_methods = (ForcedTokens(guided),)

@@ -19,8 +19,10 @@ from fastdeploy_sd.conformance import PLAIN, Answer, open_engine, run_alone, run
 from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.ranks import executor as ranks
 from fastdeploy_sd.ranks.executor import MultiProcessExecutor
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
 from fastdeploy_sd.runtime.cuda_sharing import num_devices
+from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types import FinishReason, RequestId
 from tests.doubles import faulty_followers
 from tests.doubles.engines import run_to_end
@@ -100,6 +102,17 @@ def test_a_rank_that_ends_or_hangs_ends_the_engine(number: signal.Signals) -> No
         threading.Timer(0.02, executor._others._children[0].signal, (number,)).start()
         with pytest.raises(InternalError, match="rank 1 "):
             _run_for_ever(engine, REQUESTS)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_gpus() -> None:
+    """The memory that ranks share is closed, so that the process may load another."""
+    config = on_gpus(tiny_config())
+    cache = replace(config.cache, num_blocks=None, gpu_memory_utilization=0.02)
+    with pytest.raises(ConfigError, match="gpu_memory_utilization: expected what leaves memory for a KV block"):
+        ranks.create_executor(replace(config, cache=cache))
+    found = device()
+    assert isinstance(found, CudaDevice)
+    assert found.transfers.on_wait is None
 
 
 def test_fewer_gpus_than_ranks_and_such_that_do_not_reach_each_other_are_refused(

@@ -5,9 +5,9 @@ Usage: scripts/gpu_check.sh [--out FILE] [--full] [--only STAGE ...]
 The kernels are compiled; their cases run on the GPU, then under compute-sanitizer; whole engine steps generate the
 golden checkpoints' tokens and hold the promise, which `fastdeploy-sd verify` shows too; the demo model is served with
 every method, with a second level of its prefix cache and, where there are two GPUs, on both, and must answer the same;
-kernels and steps are timed. With --full the whole equality matrix of the tests runs behind these, which takes long. A
-stage that fails or is cut at its limit, with all that it started, is said so, and the others run; the file is written
-after each. Status 0: all passed; 1: a stage failed; 2: no GPU here can be used.
+kernels and steps are timed. With --full all other tests for a GPU run behind these, the whole equality matrix among
+them, which takes long. A stage that fails or is cut at its limit, with all that it started, is said so, and the others
+run; the file is written after each. Status 0: all passed; 1: a stage failed; 2: no GPU here can be used.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def stages() -> Sequence[Stage]:
     python = sys.executable
     pytest = (python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:randomly")
     sanitizer = (python, "scripts/cuda_sanitize.py", "--tool", "memcheck", "-k", "norm or rope or batch")
+    engines = ("tests/engine", "tests/conformance", "tests/benchmarks")
     demo = ("--model", "demo", "--device", "gpu")
     small = ("--quick", "--requests", "24", "--prompt-tokens", "96", "--output-tokens", "20")
     verify = (str(pathlib.Path(python).parent / "fastdeploy-sd"), "verify", *demo, *small, "--json")
@@ -79,7 +80,7 @@ def stages() -> Sequence[Stage]:
         Stage("two GPUs", 30, run=lambda limit_s: serve_all(with_and_without(demo, "-tp", "2"), limit_s), num_gpus=2),
         Stage("kernel times", 40, (python, "-m", "benchmarks", "gpu-kernels", "--json")),
         Stage("step times", 35, (python, "-m", "benchmarks", "costs", "--device", "gpu", "--out", "{out}")),
-        Stage("matrix", 3600, (*pytest, "tests/engine/test_exactness.py"), expected=SOME_PASSED, is_full=True),
+        Stage("matrix", 3600, (*pytest, *engines), expected=SOME_PASSED, is_full=True),
     )
 
 

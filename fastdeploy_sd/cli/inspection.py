@@ -14,7 +14,7 @@ from pathlib import Path
 from fastdeploy_sd import __version__
 from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.config import explain, load_config
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.roofs import measure_roofs
@@ -133,7 +133,12 @@ def _amx_refusal(flags: set[str]) -> str | None:
 def _gpu() -> str:
     """The GPU that `--device gpu` takes, or why there is none."""
     found = usable_library()
-    return f"not used: {found}" if isinstance(found, str) else found.text
+    if isinstance(found, str):
+        return f"not used: {found}"
+    try:
+        return found.text
+    except (ValueError, DeviceLost) as error:  # others fill it: there is no room for a context
+        return f"not used: {found.device_name}: {error}"
 
 
 def _compiler() -> str:

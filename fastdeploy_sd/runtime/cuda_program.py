@@ -113,13 +113,14 @@ class CudaProgram:
         graph = self._graphs.get(key)
         if graph is None:
             workspace = self._workspace_address()
-            if not self._graphs.has_seen(key):
+            if not (self._graphs.has_room and self._graphs.has_seen(key)):
                 library.call("program_launch", self._native, workspace, stream)
                 return
             try:
                 made = library.made("program_capture", self._native, workspace, stream)
             except ValueError as error:  # the driver has no memory for one more, or an op refuses its arguments again
-                _log.warning("no graph for sizes %s, as %s", key, error)
+                self._graphs.has_room = False  # or every step would try, and say so
+                _log.warning("no graph for sizes %s, nor for others from now on, as %s", key, error)
                 library.call("program_launch", self._native, workspace, stream)
                 return
             graph = self._graphs.add(key, made, self._workspace.memory)
@@ -173,10 +174,14 @@ class CudaProgram:
 
 
 class Graphs:
-    """Captured passes by their sizes, and sizes that came up; of both, the ones that were used last are kept."""
+    """Captured passes by their sizes, and sizes that came up; of both, the ones that were used last are kept.
+
+    Attributes:
+        has_room: whether more may be made; the driver has refused none.
+    """
 
     def __init__(self, library: CudaLibrary) -> None:
-        self._library = library
+        self._library, self.has_room = library, True
         self._kept: OrderedDict[tuple[int, ...], tuple[int, DeviceMemory | None]] = OrderedDict()
         self._seen: OrderedDict[tuple[int, ...], None] = OrderedDict()
         weakref.finalize(self, _destroy_all, library, self._kept)

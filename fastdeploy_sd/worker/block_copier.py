@@ -140,7 +140,8 @@ class BlockCopier:
             except (Exception, DeviceLost) as error:  # a thread that ended would leave everybody waiting
                 statuses = [CopyStatus.FAILED] * len(batch)
                 self._report_failure(batch[0], error)
-                self._lost = error if isinstance(error, DeviceLost) else None
+                if isinstance(error, DeviceLost):
+                    self._lost = error
             seconds = (time.perf_counter() - begin) / len(batch)
             with self._changed:
                 for command, status in zip(batch, statuses, strict=True):

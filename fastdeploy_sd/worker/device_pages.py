@@ -68,19 +68,25 @@ class DevicePages:
     def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
         """See splitwise.pages.Pages: copies of the pages, which the next call overwrites.
 
+        More than a batch has room for come in several, and are copied once more.
+
         Raises:
             IndexError: there is no such layer or block.
             ValueError: the GPU failed.
         """
         for block_id in block_ids:
             self._verify(layer, block_id)
-        num_bytes = self.page_bytes(layer)
-        assert len(block_ids) <= self._max_pages(num_bytes), f"{len(block_ids)} pages at once"
+        num_bytes, found = self.page_bytes(layer), list[tuple[Bytes, ...]]()
+        most = self._max_pages(num_bytes)
         assert self._reading is not None, "pages that are read"
         [batch] = self._reading.batches
-        self._reading.start_read(batch, range(layer, layer + 1), block_ids)
-        batch.wait()
-        return [(batch.host[i * num_bytes : (i + 1) * num_bytes],) for i in range(len(block_ids))]
+        for begin in range(0, len(block_ids), most):
+            part = block_ids[begin : begin + most]
+            self._reading.start_read(batch, range(layer, layer + 1), part)
+            batch.wait()
+            pages = batch.host[: len(part) * num_bytes].reshape(len(part), num_bytes)
+            found += [(page,) for page in (pages if len(block_ids) <= most else pages.copy())]
+        return found
 
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
         """See splitwise.pages.Pages.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, cpu_only
+from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
@@ -120,7 +121,12 @@ def _device_rows(config: Config) -> tuple[dict[str, str], CudaLibrary | None]:
     elif refusal is not None:
         reason = refusal.message
     else:
-        return {}, found
+        try:
+            found.memory_bytes()
+        except (ValueError, DeviceLost) as error:  # others fill it: there is no room for a context
+            reason = f"{found.device_name}: {error}"
+        else:
+            return {}, found
     return {"forecast": f"with main memory, as of device cpu: {reason}"}, None
 
 

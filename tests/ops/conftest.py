@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 
 from fastdeploy_sd.ops.operators import declared_ops
@@ -18,6 +21,16 @@ def operators() -> None:
 def device(request: pytest.FixtureRequest) -> cuda_device.OpRunner:
     """What runs ops by CUDA kernels: emulated, and on a GPU where there is one."""
     return cuda_device.runner(request.param)
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Nothing is done but what a test asks for: memory that garbage of others gives back waits for a whole device."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    yield
+    if was_enabled:
+        gc.enable()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from fastdeploy_sd.engine.block_store import CopyStatus, LoadBlock, StoreBlock
+from fastdeploy_sd.engine.block_store import CopyStatus, EraseSlot, LoadBlock, StoreBlock
 from fastdeploy_sd.errors import DeviceLost, InternalError
 from fastdeploy_sd.runtime.cuda_blocks import BlockLane, StagedBatch
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
@@ -111,6 +111,7 @@ def test_steps_and_copies_do_not_meet(setup: DeviceSetup, case: Callable[[Device
     case(setup)
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(("case", "wait"), WAITS.items())
 def test_a_wait_that_is_left_out_shows(
     monkeypatch: pytest.MonkeyPatch, case: Callable[[DeviceSetup], None], wait: str
@@ -154,6 +155,19 @@ def test_a_lost_device_ends_the_engine(setup: DeviceSetup, monkeypatch: pytest.M
     setup.copier.submit([StoreBlock(0, 0, 0, content(0))])
     with pytest.raises(InternalError, match="the GPU has failed"):
         setup.wait([0])
+    # What fails behind it, and otherwise, is no way back.
+    erased = threading.Event()
+
+    def erase(_: SwapFile, slot: int) -> None:
+        if slot == 1:
+            raise OSError("no disk")
+        erased.set()
+
+    monkeypatch.setattr(SwapFile, "erase", erase)
+    setup.copier.submit([EraseSlot(1, 1), EraseSlot(2, 2)])
+    assert erased.wait(DEADLINE_S)
+    with pytest.raises(InternalError, match="the GPU has failed"):
+        setup.copier.take_results()
     monkeypatch.setattr(BlockLane, "follow_steps", lose)
     with pytest.raises(InternalError, match="the GPU has failed"):
-        setup.copier.submit([StoreBlock(1, 1, 1, content(1))])
+        setup.copier.submit([StoreBlock(3, 1, 1, content(1))])

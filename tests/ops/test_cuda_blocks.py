@@ -135,6 +135,7 @@ def test_copies_and_steps_keep_their_order(gpu: CudaDevice, order: Callable[[Cac
     order(Cache(gpu, 1, num_batches=1))
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(("order", "wait"), ORDERS.items())
 def test_a_wait_that_is_left_out_shows(
     monkeypatch: pytest.MonkeyPatch, order: Callable[[Cache], None], wait: str

@@ -56,6 +56,8 @@ def test_pages_are_read_and_written_in_batches(kv: Kv) -> None:
     for layer in range(2):
         [first], [second] = kv.pages.read_all(layer, [4, 1])
         assert (first.tobytes(), second.tobytes()) == (kv.page(layer, 4), kv.page(layer, 1))
+        several = kv.pages.read_all(layer, [0, 5, 2, 3, 1])
+        assert [page.tobytes() for [page] in several] == [kv.page(layer, block) for block in (0, 5, 2, 3, 1)]
     written = [(0, 5, 0), (0, 4, 1), (0, 3, 2), (1, 0, 5), (0, 0, 3)]
     for layer, to, origin in written:
         kv.pages.write(layer, to, memoryview(kv.page(layer, origin)))
@@ -85,6 +87,7 @@ def test_without_memory_for_what_is_on_its_way_the_start_ends(kv: Kv, monkeypatc
         open_mover(kv.pages)
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("wait", ["have_steps_follow", "follow_steps"])
 def test_a_wait_that_is_left_out_shows(monkeypatch: pytest.MonkeyPatch, wait: str) -> None:
     kv = Kv(CudaDevice(emulated().device.library))

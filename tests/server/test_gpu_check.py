@@ -147,6 +147,15 @@ def test_the_stages_take_less_than_ten_minutes() -> None:
     assert {"matrix"} == {stage.name for stage in gpu_check.stages()} - {stage.name for stage in wanted}
 
 
+def test_every_test_for_a_gpu_is_in_a_stage() -> None:
+    folders = [served_answers.ROOT / part for stage in gpu_check.stages() for part in stage.command if "tests/" in part]
+    marked = [
+        path for path in (served_answers.ROOT / "tests").rglob("*.py") if "pytest.mark." + "gpu" in path.read_text()
+    ]
+    assert len(marked) > 5
+    assert [path for path in marked if not any(path.is_relative_to(folder) for folder in folders)] == []
+
+
 def test_a_stage_of_tests_must_run_some() -> None:
     expected = {stage.name for stage in gpu_check.stages() if stage.expected == gpu_check.SOME_PASSED}
     assert expected == {"ops", "sanitizer", "engine", "matrix"}

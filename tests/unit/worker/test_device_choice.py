@@ -11,11 +11,13 @@ from typing import NoReturn
 import pytest
 
 from custom_ops import cuda_build
+from fastdeploy_sd.cli.inspection import environment
 from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary, cuda_refusal, load
 from fastdeploy_sd.runtime.device import choose, device
 from fastdeploy_sd.worker.device_choice import choose_device
+from fastdeploy_sd.worker.forecast import forecast
 
 GPU, AUTO = (Config(ModelConfig(model="demo"), device=name) for name in ("gpu", "auto"))
 
@@ -64,6 +66,20 @@ def test_a_gpu_without_room_for_a_context_is_refused(
     with caplog.at_level(logging.INFO):
         choose_device(AUTO)
     assert "device auto: the CPU is used: device: expected a GPU with room" in caplog.text
+
+
+@pytest.mark.parametrize("error", [DeviceLost("the GPU has failed: out of memory"), ValueError("out of memory")])
+def test_what_describes_a_gpu_says_that_it_has_no_room_for_a_context(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(library: CudaLibrary) -> NoReturn:
+        raise error
+
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
+    monkeypatch.setattr(CudaLibrary, "memory_bytes", fail)
+    assert environment()["gpu"] == f"not used: emulated GPU: {error}"
+    wanted = f"with main memory, as of device cpu: emulated GPU: {error}"
+    assert forecast(GPU)["forecast"] == wanted
 
 
 @pytest.mark.parametrize(

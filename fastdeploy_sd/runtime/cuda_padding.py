@@ -1,4 +1,4 @@
-"""Sizes of a pass on a GPU: rounded up, so that few graphs serve all, and inputs filled up to them.
+"""Inputs of a pass on a GPU, filled up to the size that it is run with; see cuda_sizes.
 
 A row's bits do not depend on the rows beside it, so those that are added change nothing. They are filled on the device,
 by the first calls of the pass: whoever writes a step's inputs need not know of them.
@@ -19,21 +19,6 @@ from fastdeploy_sd.runtime.program import Recording
 from fastdeploy_sd.runtime.recorder import Size
 
 OP = "pad_columns"
-
-# From here on rows cost more than launches do.
-_MANY, _STEP = 512, 128
-
-
-def rounded(size: int, bound: int) -> int:
-    """Return the next of 0, 1, 2, 3, 4, 6, 8, 12, ..., 384, 512, 640, 768, 896, ..., or the bound.
-
-    That is at most half as much again, and of many rows at most 127 more.
-    """
-    if size > _MANY:
-        return min(-(-size // _STEP) * _STEP, bound)
-    power = 1 << max(size - 1, 0).bit_length()
-    between = power * 3 // 4
-    return min(size if size <= 1 else between if between >= size else power, bound)
 
 
 class Columns:

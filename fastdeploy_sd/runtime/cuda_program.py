@@ -15,7 +15,8 @@ import paddle
 from fastdeploy_sd.runtime.arrays import Array, address
 from fastdeploy_sd.runtime.cuda_call import Launcher, Workspace
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
-from fastdeploy_sd.runtime.cuda_padding import OP, Columns, offset_of_num_rows, rounded
+from fastdeploy_sd.runtime.cuda_padding import OP, Columns, offset_of_num_rows
+from fastdeploy_sd.runtime.cuda_sizes import rounded, sizes_up_to
 from fastdeploy_sd.runtime.device_array import DeviceMemory
 from fastdeploy_sd.runtime.device_tensor import DeviceTensor
 from fastdeploy_sd.runtime.native_program import Patch, create_params
@@ -141,17 +142,12 @@ class CudaProgram:
 
         What an op refuses shows now, and not in a step; kernels are loaded, and the workspace is as large as it gets.
         """
-        bounds = self._recording.bounds
-        size, most = 1, max([1, *bounds.values()])
-        while True:
+        library, bounds = self._device.library, self._recording.bounds
+        most = max([1, *bounds.values()])
+        for size in sizes_up_to(most) if self._padded else sorted({1, most}):
             self._set({name: min(size, bound) for name, bound in bounds.items()})
-            graph = self._device.library.made(
-                "program_capture", self._native, self._workspace_address(), self._device.stream
-            )
-            self._device.library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
-            if size == most:
-                return
-            size = rounded(size + 1, most) if self._padded else most
+            graph = library.made("program_capture", self._native, self._workspace_address(), self._device.stream)
+            library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
 
     def _set(self, sizes: Counts) -> None:
         bounds = self._recording.bounds

@@ -16,6 +16,7 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.ops.linear_format import format_code
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
+from fastdeploy_sd.runtime.cuda_sizes import sizes_up_to
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.step_memory import StepLimits
 from fastdeploy_sd.worker.kv_sizing import KvRoom
@@ -106,16 +107,18 @@ def _pass_bytes(config: DecoderConfig, num_tokens: int, num_logits: int, item: i
 def _workspace_bytes(
     library: CudaLibrary, config: Config, decoder: DecoderConfig, num_tokens: int, num_logits: int, max_tokens: int
 ) -> int:
-    """Of the call that wants most."""
-    calls = list(_calls(config, decoder, num_tokens, num_logits, max_tokens))
-    wanted = [library.number(f"{op}_workspace_bytes", ctypes.byref(params)) for op, params in calls]
-    return max([*wanted, _expert_bytes(config, decoder, num_tokens)])
+    """Of the call that wants most, at any size of a step: some want most for few rows."""
+    wanted = [_expert_bytes(config, decoder, num_tokens)]
+    for size in sizes_up_to(num_tokens):
+        calls = _calls(config, decoder, min(size, num_tokens), min(size, num_logits), max_tokens)
+        wanted += [library.number(f"{op}_workspace_bytes", ctypes.byref(params)) for op, params in calls]
+    return max(wanted)
 
 
 def _calls(
     config: Config, decoder: DecoderConfig, num_tokens: int, num_logits: int, max_tokens: int
 ) -> Iterator[tuple[str, Any]]:
-    dtype = _DTYPE_CODES[config.model.dtype]
+    dtype, max_num_seqs = _DTYPE_CODES[config.model.dtype], config.scheduler.max_num_seqs
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
     hidden, attention = decoder.hidden_size, decoder.num_heads * decoder.head_dim
     for rows, inputs, outputs, fmt in (
@@ -132,9 +135,10 @@ def _calls(
     params = struct_type("CascadeAppendAttentionParams")()
     params.num_blocks, params.num_kv_heads, params.head_dim = 1, decoder.num_kv_heads, decoder.head_dim
     params.block_size, params.dtype, params.kv_dtype = config.cache.block_size, dtype, dtype
-    params.num_requests = params.num_table_rows = config.scheduler.max_num_seqs
+    params.num_requests, params.num_table_rows = min(num_tokens, max_num_seqs), max_num_seqs
     params.num_tokens, params.num_heads = num_tokens, decoder.num_heads
     params.max_blocks = -(-max_tokens // config.cache.block_size)
+    params.group_rows = 1  # any address: requests may share prefixes
     yield "cascade_append_attention", params
 
 

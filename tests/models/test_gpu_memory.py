@@ -16,6 +16,8 @@ from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConf
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.parallel.shard import WHOLE_MODEL
+from fastdeploy_sd.runtime import device
+from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
 from fastdeploy_sd.runtime.cuda_memory import CudaMemory
 from fastdeploy_sd.runtime.device_array import DeviceMemory
@@ -65,6 +67,7 @@ def test_what_a_server_takes_is_no_more_than_was_told(
 
     monkeypatch.setattr(CudaMemory, "_allocate", noted)
     monkeypatch.setattr(gpu_memory, "_GRAPH_BYTES", 0)
+    monkeypatch.setattr(device, "_cuda_device", CudaDevice)  # another test's has its memory already
     config = config_of(golden.ROOT / "qwen3-tiny")
     if drafts:
         mtp = SpeculativeConfig(method="mtp", num_speculative_tokens=3)
@@ -75,7 +78,6 @@ def test_what_a_server_takes_is_no_more_than_was_told(
     told = model.memory_with_weights(gpu, WHOLE_MODEL)
     layers = model.kv_layers(WHOLE_MODEL)
     beside_steps = told.total - told.free + 40 * kv_sizing.block_bytes(layers, kv_sizing.KvCacheFormat.create(config))
-    given.clear()  # what other tests' devices have
     executor = create_executor(config)
     gc.collect()
     taken = sum(memory.num_bytes for memory in given) - beside_steps

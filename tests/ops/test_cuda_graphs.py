@@ -15,7 +15,7 @@ from fastdeploy_sd.ops.norm import rms_norm
 from fastdeploy_sd.runtime import cuda_program
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
-from fastdeploy_sd.runtime.cuda_padding import rounded
+from fastdeploy_sd.runtime.cuda_sizes import rounded
 from fastdeploy_sd.runtime.program import Padding, Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
 from fastdeploy_sd.types import F32

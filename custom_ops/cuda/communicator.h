@@ -48,7 +48,8 @@ Error MeetRanks(const RankGroup& group, Stream stream);
 Error BeginAttempt(const RankGroup& group, int64_t attempt, Stream stream);
 
 // The buffer that a rank's exchange of this epoch uses. Two are enough: who has come to an exchange has read
-// everything of the one before the last; and an attempt begins when all GPUs have done the one before.
+// everything of the one before the last; and an attempt begins when all GPUs have done the one before, or a rank has
+// failed in it and uses nothing that it reads.
 __host__ __device__ constexpr int64_t BufferOffset(uint64_t epoch, int64_t buffer_bytes) {
   return static_cast<int64_t>(epoch % 2) * buffer_bytes;
 }

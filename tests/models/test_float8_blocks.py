@@ -138,14 +138,19 @@ def test_a_processor_packs_the_numbers_that_it_holds(tmp_path: pathlib.Path, fmt
 
 
 def test_a_gpu_gets_the_codes(tmp_path: pathlib.Path) -> None:
+    """Of a matrix, and of those experts that have any."""
     path = write(tmp_path)
-    checkpoint = Checkpoint(path / "coded")
-    weights = DecoderWeights(checkpoint, read_decoder_config(checkpoint.config))
-    matrix = weights.gate_up(1)[0]
+    coded_one, plain = Checkpoint(path / "coded"), Checkpoint(path / "plain")
+    matrices = [
+        DecoderWeights(checkpoint, read_decoder_config(checkpoint.config)).gate_up(1)[0]
+        for checkpoint in (coded_one, plain)
+    ]
     with gpu_device(EMULATED):
         choose(emulated().device.library)
-        data = WeightPacker(checkpoint).linear(matrix, "fp8").data
-        np.testing.assert_array_equal(emulated().device.read(data), stored(matrix))
+        read, packer = emulated().device.read, WeightPacker(coded_one)
+        np.testing.assert_array_equal(read(packer.linear(matrices[0], "fp8").data), stored(matrices[0]))
+        want = [pack_linear(matrices[1], "fp8").data, stored(matrices[0])]
+        np.testing.assert_array_equal(read(packer.experts(matrices[::-1], "fp8").data), np.concatenate(want))
 
 
 @pytest.mark.parametrize(

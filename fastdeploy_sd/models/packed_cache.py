@@ -179,7 +179,8 @@ def _save(path: Path, key: Key, found: PackedMatrices, checkpoint: Checkpoint, i
         if is_alone:
             remove_unfinished(path)
         write_packed_file(path, key, found, checkpoint.mode())
+        num_bytes = path.stat().st_size
     except OSError as error:
         _log.warning("%s: %s: not written, the next start packs again: %s", _OPTION, path, error)
         return
-    _log.info("%s: wrote %s, %.2f GB", _OPTION, path, path.stat().st_size / 1e9)
+    _log.info("%s: wrote %s, %.2f GB", _OPTION, path, num_bytes / 1e9)

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.llm import LLM
+from fastdeploy_sd.models import packed_cache
 from fastdeploy_sd.models.packed_cache import PackedMatrices, cache_key, file_name, packed_matrices
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.runtime import library
@@ -115,6 +117,20 @@ def fail_after_packing(store: PackedMatrices | None) -> None:
     assert store is not None
     store.add("a", np.zeros(3, np.uint8))
     raise KeyError
+
+
+def test_a_file_that_somebody_deletes_at_once_is_no_reason_not_to_start(
+    folder: pathlib.Path, model: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = packed_cache.write_packed_file
+
+    def write_and_delete(path: pathlib.Path, *arguments: Any) -> None:
+        write(path, *arguments)
+        path.unlink()
+
+    monkeypatch.setattr(packed_cache, "write_packed_file", write_and_delete)
+    assert load(folder, model)[1]
+    assert "the next start packs again" in warnings_of(caplog)[0]
 
 
 def test_nothing_is_kept_of_a_load_that_failed(folder: pathlib.Path, model: pathlib.Path) -> None:

@@ -105,6 +105,7 @@ def test_rows_are_written_piece_by_piece(gpu: CudaDevice) -> None:
     assert [rows.start for rows in asked] == [0, 2, 4, 6]
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_pieces_are_given_back(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[str] = []
     monkeypatch.setattr(type(gpu.library), "discard", lambda _, name, address: freed.append(name))

@@ -16,6 +16,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.llm import LLM
 from fastdeploy_sd.models import packed_cache
 from fastdeploy_sd.models.packed_cache import PackedMatrices, cache_key, file_name, packed_matrices
+from fastdeploy_sd.models.packed_file import write_packed_file
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.sampling_params import SamplingParams
@@ -122,10 +123,8 @@ def fail_after_packing(store: PackedMatrices | None) -> None:
 def test_a_file_that_somebody_deletes_at_once_is_no_reason_not_to_start(
     folder: pathlib.Path, model: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = packed_cache.write_packed_file
-
     def write_and_delete(path: pathlib.Path, *arguments: Any) -> None:
-        write(path, *arguments)
+        write_packed_file(path, *arguments)
         path.unlink()
 
     monkeypatch.setattr(packed_cache, "write_packed_file", write_and_delete)

@@ -10,6 +10,9 @@ from fastdeploy_sd.worker.rank_group import RankGroup
 class IdleFollower:
     """See ranks.process.Follower."""
 
+    def __init__(self, group: RankGroup) -> None:
+        self.collectives = group.collectives
+
     def take(self, command: TakePlan | TakeOutput | BeginDrafts | ForgetDrafts) -> None:
         """Drop it."""
 
@@ -19,4 +22,4 @@ class IdleFollower:
 
 def create_follower(config: Config, group: RankGroup) -> IdleFollower:
     """See ranks.process.FollowerFactory."""
-    return IdleFollower()
+    return IdleFollower(group)

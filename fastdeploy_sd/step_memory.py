@@ -2,9 +2,9 @@
 
 How large a step can be is known when the server starts, so nothing is allocated while one runs. Addresses never change:
 native calls and recorded passes are bound to the whole arrays, and a step writes counts and contents. This is memory,
-not a value: what is in it holds until the next step. What a step hands on are views, see `types.StepView`. Two of these
-are all it takes to prepare one step while another one runs. What a model on another device reads of a step lies in one
-piece, and what it writes in another one, so that each is one copy. Knows no request and no op.
+not a value: what is in it holds until the next step. What a step hands on are views, see `types.StepView`. What a model
+on another device reads of a step lies in one piece, and what it writes in another one, so that each is one copy. Knows
+no request and no op.
 """
 
 from __future__ import annotations

@@ -88,9 +88,11 @@ class LocalExecutor:
             self._store.close()  # it reads the blocks
         if self.grammars is not None:
             self.grammars.close()
+        if self.launcher is not None:
+            self.launcher.close()  # an engine may have it for longer
         if self._runner is not None:
             self._runner.close()
-        self._runner = None
+        self._runner = self.launcher = None
         if self.layer_signals is not None:
             self.layer_signals.close()
         leave_gpus(self.group)

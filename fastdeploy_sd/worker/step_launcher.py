@@ -57,6 +57,11 @@ class StepLauncher:
         with device_lost_as_error():
             return self._finish()
 
+    def close(self) -> None:
+        """Let go of the model; nothing is started or finished afterwards."""
+        self._under_way.clear()
+        del self._runner, self._table
+
     def _start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
         before = self._under_way[-1].rows if self._under_way else None
         refused, dropped = self._runner.take_in(plan)
@@ -70,6 +75,7 @@ class StepLauncher:
             step.launched = self._runner.launch(plan, before, is_open=is_open)
         except Exception:
             _log.exception("a step of %d requests could not be started", len(plan.request_ids))
+            self._table.send_all()  # the device may have begun to append its tokens
             return False
         step.rows = step.launched.rows
         return is_open

@@ -5,8 +5,10 @@ Its bits are not the CPU's, but the promise is the same: what a request gets dep
 
 from __future__ import annotations
 
+import gc
 import pathlib
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NoReturn
 
@@ -163,27 +165,77 @@ def test_a_step_that_fails_costs_its_culprit_only(kind: str, method: str, phase:
 
 
 @pytest.mark.usefixtures("expects_step_failures")
-def test_a_step_whose_tokens_could_not_be_taken_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the one that has begun behind it, which ran on tokens that the host does not know of."""
-    requests, steps = [r for r in short_requests() if is_plain(r)][:3], iter(range(1 << 30))
+def test_a_step_whose_tokens_the_device_alone_has_runs_again() -> None:
+    """With the one that has begun behind it, if one has: the device is sent what the host knows."""
+    requests = brief_requests()
     with open_engine(in_order(tiny_config()), BATCH, PLAIN) as engine:
-        want = run(engine, requests)
+        want = {request_id: answer.token_ids for request_id, answer in run(engine, requests).items()}
     with open_engine(tiny_config(), BATCH, PLAIN) as engine:
         batches = runner_of(engine)._batches
-        commit = batches.commit_open
+        for phase, is_done in (("open", True), ("commit_open", False)):
+            with pytest.MonkeyPatch.context() as patch:
+                failing = FailingOnce(getattr(batches, phase), is_done=is_done)
+                patch.setattr(batches, phase, failing)
+                assert {name: answer.token_ids for name, answer in run(engine, requests).items()} == want
+                assert failing.num_calls > 1
 
-        def fails_once(rows: OpenRows, result: VerifyResult) -> None:
-            if next(steps) == 3:
-                raise MemoryError("once")
+
+class FailingOnce:
+    """A call that raises when it is made for the second time, instead or when it is done."""
+
+    def __init__(self, run: Callable[..., object], *, is_done: bool) -> None:
+        self._run, self._is_done = run, is_done
+        self.num_calls = 0
+
+    def __call__(self, *arguments: object) -> object:
+        self.num_calls += 1
+        is_due = self.num_calls == 2
+        found = None if is_due and not self._is_done else self._run(*arguments)
+        if is_due:
+            raise MemoryError("once")
+        return found
+
+
+@pytest.mark.usefixtures("expects_step_failures")
+def test_a_table_row_is_given_away_while_a_step_of_its_last_owner_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name, too; also when that step has to run again, without its owner."""
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True, frequency_penalty=2.0)
+    first, second = (replace(r, request_id="a", sampling=sampling) for r in brief_requests()[:2])
+    # One token shorter: the step that runs for it would be the last of the other's prompt.
+    first = replace(first, prompt_token_ids=first.prompt_token_ids[1:].copy())
+    with open_engine(tiny_config(), replace(BATCH, max_num_seqs=1), PLAIN) as engine:
+        want = run(engine, [second])["a"].token_ids
+        batches = runner_of(engine)._batches
+        commit, owners, failures = batches.commit_open, list[int](), list[MemoryError]()
+
+        def noted(rows: OpenRows, result: VerifyResult) -> None:
+            if not rows.is_kept.all():
+                owners.append(rows.num_requests)
+                if failures:
+                    raise failures.pop()
             commit(rows, result)
 
-        monkeypatch.setattr(batches, "commit_open", fails_once)
-        for request in requests:
-            engine.submit(request)
-        transcript = run_to_end(engine)
-    assert next(steps) > 4
-    for request in requests:
-        assert tuple(transcript.token_ids[request.request_id]) == want[request.request_id].token_ids
+        monkeypatch.setattr(batches, "commit_open", noted)
+        for number in (1, 2):
+            failures += [MemoryError("once")] * (number - 1)
+            engine.submit(first)
+            while not engine.step():
+                pass
+            engine.abort(["a"])
+            engine.submit(second)
+            assert tuple(run_to_end(engine).token_ids["a"]) == want
+            assert (owners, failures) == ([1] * number, [])
+
+
+def test_the_end_of_an_executor_frees_the_model_also_while_a_step_runs() -> None:
+    """Its engine may be there for longer."""
+    with open_engine(tiny_config(), BATCH, PLAIN) as engine:
+        runner = weakref.ref(runner_of(engine))
+        engine.submit(brief_requests()[0])
+        engine.step()
+    gc.collect()
+    assert engine.has_work()
+    assert runner() is None
 
 
 def in_order(config: Config) -> Config:
@@ -207,6 +259,12 @@ def test_steps_that_begin_before_their_tokens_are_known_change_none() -> None:
         requests[i] = replace(requests[i], sampling=replace(requests[i].sampling, stop_token_ids=token_ids[4:5]))
         want[requests[i].request_id] = token_ids[: token_ids.index(token_ids[4]) + 1]
     assert answers_of(config, requests) == want
+
+
+def brief_requests() -> list[Request]:
+    """Three of these, of few steps."""
+    found = [r for r in short_requests() if is_plain(r)][:3]
+    return [replace(r, prompt_token_ids=r.prompt_token_ids[-6:].copy(), max_tokens=4) for r in found]
 
 
 def answers_of(config: Config, requests: Sequence[Request]) -> dict[str, tuple[int, ...]]:

@@ -29,15 +29,13 @@ from tests.doubles.engines import run_to_end
 from tests.engine.gpu import BATCH, TIGHT, gpu_device, short_requests, tiny_config
 from tests.engine.test_ranks import _run_for_ever
 from tests.models.mtp_models import make_model
-from tests.ops.cuda_device import EMULATED, GPU, gpu_refusal
+from tests.ops.cuda_device import EMULATED, GPU
 
 REQUESTS = short_requests()[:4]
 
 
 @pytest.fixture(autouse=True, scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
 def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == GPU and (reason := gpu_refusal()) is not None:
-        pytest.skip(f"no GPU: {reason}")
     with gpu_device(request.param), pytest.MonkeyPatch.context() as patch:
         patch.setenv("FDSD_EMULATED_GPUS", "2")
         library = usable_library()

@@ -17,7 +17,7 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.types import RequestId
 from tests.engine.gpu import block_requests, blocks_alone, gpu_device, tiny_config
 from tests.models.mtp_models import make_model
-from tests.ops.cuda_device import EMULATED, GPU, gpu_refusal
+from tests.ops.cuda_device import EMULATED, GPU
 
 DEADLINE_S = 120.0
 # Room for one request, or two that begin alike: nothing stays in the first level for long.
@@ -26,8 +26,6 @@ WAY = Way("tiny first level", 2, 48, num_blocks=6, enable_prefix_caching=True, a
 
 @pytest.fixture(autouse=True, scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
 def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == GPU and (reason := gpu_refusal()) is not None:
-        pytest.skip(f"no GPU: {reason}")
     with gpu_device(request.param):
         yield request.param
 

@@ -104,17 +104,19 @@ def test_no_more_are_compiled_for_requests_than_there_may_be(store: GrammarStore
 def test_what_nobody_waits_for_any_more_is_not_compiled(
     store: GrammarStore, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on, make = threading.Event(), vars(compiler)["LLMatcher"]
+    begun, goes_on, make = threading.Event(), threading.Event(), vars(compiler)["LLMatcher"]
 
     def wait_and_make(*args: object, **options: object) -> LLMatcher:
+        begun.set()
         assert goes_on.wait(DEADLINE_MS / 1e3)
         return make(*args, **options)
 
     monkeypatch.setattr(compiler, "LLMatcher", wait_and_make)
-    for grammar in (A, B):
-        store.prepare(grammar)
+    store.prepare(A)
+    assert begun.wait(DEADLINE_MS / 1e3)  # so the thread takes nothing else until goes_on
+    store.prepare(B)
     store.release(B)
-    store.release(A)  # may be under way
+    store.release(A)
     store.prepare(B)
     store.release(B)
     store.prepare('start: "ab"')

@@ -39,6 +39,16 @@ class Workspace:
         return self._address if num_bytes else 0
 
 
+def rehearse(library: CudaLibrary, program: int, workspace: int, stream: int) -> None:
+    """Capture a program's calls without running them or keeping the graph: what one refuses shows, kernels are loaded.
+
+    Raises:
+        ValueError: an op refuses its arguments; the text names it.
+    """
+    graph = library.made("program_capture", program, workspace, stream)
+    library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
+
+
 class Launcher(Protocol):
     """What a call needs of its device."""
 
@@ -79,12 +89,11 @@ class DeviceCall:
         self._device.library.launch(self._op, self.params, workspace, self._device.stream)
 
     def _rehearse(self) -> None:
-        """Capture the op without running it or keeping that: what it refuses shows now, and its kernels are loaded."""
+        """Have the op say now what it refuses, and load its kernels."""
         library, create = self._device.library, create_params([(self._op, self.params)], [], 0)
         program = library.made("program_create", ctypes.byref(create))
         try:
-            graph = library.made("program_capture", program, self._workspace_bytes(), self._device.stream)
-            library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
+            rehearse(library, program, self._workspace_bytes(), self._device.stream)
         finally:
             library.functions.fdsd_cuda_program_destroy(ctypes.c_void_p(program))
 

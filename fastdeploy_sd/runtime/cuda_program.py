@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from fastdeploy_sd.runtime.arrays import Array, address
-from fastdeploy_sd.runtime.cuda_call import Launcher, Workspace
+from fastdeploy_sd.runtime.cuda_call import Launcher, Workspace, rehearse
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_padding import OP, Columns, offset_of_num_rows
 from fastdeploy_sd.runtime.cuda_sizes import rounded, sizes_up_to
@@ -138,16 +138,15 @@ class CudaProgram:
         return self._names, nanoseconds[: len(self._names)]
 
     def _rehearse(self) -> None:
-        """Capture the pass at all sizes from 1 to the bounds that have a graph, without running it or keeping that.
+        """Capture the pass at all sizes from 1 to the bounds that have a graph, as `rehearse` does.
 
-        What an op refuses shows now, and not in a step; kernels are loaded, and the workspace is as large as it gets.
+        What an op refuses shows now, and not in a step, and the workspace is as large as it gets.
         """
-        library, bounds = self._device.library, self._recording.bounds
+        bounds = self._recording.bounds
         most = max([1, *bounds.values()])
         for size in sizes_up_to(most) if self._padded else sorted({1, most}):
             self._set({name: min(size, bound) for name, bound in bounds.items()})
-            graph = library.made("program_capture", self._native, self._workspace_address(), self._device.stream)
-            library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
+            rehearse(self._device.library, self._native, self._workspace_address(), self._device.stream)
 
     def _set(self, sizes: Counts) -> None:
         bounds = self._recording.bounds

@@ -80,7 +80,7 @@ class HostOutput:
 _THERE = HostOutput()
 
 
-class NoTwins:
+class HostTwins:
     """The calls are the host's own, over its arrays."""
 
     def of(self, array: npt.NDArray[Any]) -> Any:
@@ -99,7 +99,7 @@ class NoTwins:
         return _THERE
 
 
-NO_TWINS = NoTwins()
+HOST_TWINS = HostTwins()
 
 
 class RowsOnDevice:

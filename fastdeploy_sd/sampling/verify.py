@@ -16,7 +16,7 @@ from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.ops.candidates import AcceptPolicy
 from fastdeploy_sd.ops.sampling import SAMPLE, TOP_P_CANDIDATES, settings_of, token_logprobs
 from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
-from fastdeploy_sd.runtime.twins import NO_TWINS, Output, RowsOnDevice, Twins
+from fastdeploy_sd.runtime.twins import HOST_TWINS, Output, RowsOnDevice, Twins
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import F32, I32, LogprobArrays, SamplingArrays, VerifyResult
 
@@ -88,7 +88,7 @@ class Verifier:
         memory: StepMemory,
         sampling: SamplingArrays,
         logits: F32 | RowsOnDevice,
-        twins: Twins = NO_TWINS,
+        twins: Twins = HOST_TWINS,
     ) -> None:
         m = self._memory = memory
         self._num_logprobs, self._logits, self._twins = sampling.num_logprobs, logits, twins

@@ -10,7 +10,7 @@ import numpy as np
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
 from fastdeploy_sd.runtime.bound_call import Call
-from fastdeploy_sd.runtime.twins import NO_TWINS, Twins
+from fastdeploy_sd.runtime.twins import HOST_TWINS, Twins
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import I32, SchedulerOutput, VerifyResult, offsets
 from fastdeploy_sd.worker.request_table import RequestTable
@@ -76,10 +76,10 @@ class BatchBuilder:
         twins: of the table on a device, which gets the output there.
     """
 
-    def __init__(self, table: RequestTable, memory: StepMemory, twins: Twins = NO_TWINS) -> None:
+    def __init__(self, table: RequestTable, memory: StepMemory, twins: Twins = HOST_TWINS) -> None:
         m = self._memory = memory
         self._table = table
-        is_host = twins is NO_TWINS
+        is_host = twins is HOST_TWINS
         # Of a device's steps: committed, or on their way.
         self._num_tokens = table.num_tokens if is_host else np.zeros_like(table.num_tokens)
         self._prepare = PREPARE_BATCH.bind(

@@ -23,7 +23,7 @@ from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.program import Padding, Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
-from fastdeploy_sd.runtime.twins import NO_TWINS, RowsOnDevice, Twins
+from fastdeploy_sd.runtime.twins import HOST_TWINS, RowsOnDevice, Twins
 from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import F32, I32
 
@@ -125,7 +125,7 @@ class RecordedForward:
         block_tables: I32,
         on_stored: OnStored | None = None,
         on_hidden: OnHidden | None = None,
-        twins: Twins = NO_TWINS,
+        twins: Twins = HOST_TWINS,
         known: TokenTable | None = None,
     ) -> None:
         recorder, limits = Recorder(), memory.limits

@@ -17,6 +17,7 @@ class LaunchedStep:
     Attributes:
         output: its tokens, on their way.
         rows: of a step that was opened, None = it alone is in the step's memory.
+        num_tokens, num_requests, num_logits: of the step; its memory may have those of the next one.
         begin, built, computed, launched: of its preparation; when it was prepared, the model and verification started.
         wait_begin: when the host came back for its tokens.
     """
@@ -24,6 +25,9 @@ class LaunchedStep:
     plan: SchedulerOutput
     output: Output
     rows: OpenRows | None
+    num_tokens: int
+    num_requests: int
+    num_logits: int
     begin: float
     built: float
     computed: float

@@ -17,7 +17,7 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.mtp_batch import KeptRows
 from fastdeploy_sd.request_rules import producible_eos
 from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.runtime.twins import NO_TWINS, Twins
+from fastdeploy_sd.runtime.twins import HOST_TWINS, Twins
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
 from fastdeploy_sd.step_memory import StepLimits, StepMemory
@@ -112,7 +112,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
     memory = StepMemory(limits, vocab_size)
     table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
-    twins = NO_TWINS if is_host else StepTwins(device(), memory, table)
+    twins = HOST_TWINS if is_host else StepTwins(device(), memory, table)
     rotary = make_rotary(decoder_config, kv.max_tokens)
     # A GPU's pages leave when the step is over: its layers have nobody to signal to while it runs.
     sends_layers = is_host and config.splitwise.splitwise_role == "prefill" and group.rank == 0

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastdeploy_sd.bisection import run_in_parts
 from fastdeploy_sd.errors import FdsdError, InternalError
-from fastdeploy_sd.runtime.twins import NO_TWINS, Twins
+from fastdeploy_sd.runtime.twins import HOST_TWINS, Twins
 from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, Proposer
@@ -75,7 +75,7 @@ class ModelRunner:
         guided: GuidedRows,
         lead: Lead | None = None,
         signals: LayerSignals | None = None,
-        twins: Twins = NO_TWINS,
+        twins: Twins = HOST_TWINS,
     ) -> None:
         self._forward, self._table, self._proposer = forward, table, DraftGuard(proposer)
         self._logits = forward.logits
@@ -148,7 +148,9 @@ class ModelRunner:
         computed = time.perf_counter()
         output = self._verifier.start()
         rows = self._batches.open() if is_open else None
-        return LaunchedStep(plan, output, rows, begin, built, computed, time.perf_counter())
+        m = self._memory
+        sizes = m.num_tokens, m.num_requests, m.num_logits
+        return LaunchedStep(plan, output, rows, *sizes, begin, built, computed, time.perf_counter())
 
     def finish(self, step: LaunchedStep) -> StepResult:
         """Take the tokens of a step that was launched, and draft behind them. Raises as `_run`."""
@@ -171,7 +173,7 @@ class ModelRunner:
         self._lead.post(TakeOutput(result.token_ids, result.cu_num_output))
         self._board.num_prompt_tokens_ahead = plan.num_prompt_tokens_ahead
         begin = max(step.begin, self._ended)  # one that began before the step before it was over ran behind that one
-        self._tell_board(verified - begin, begin - self._ended)
+        self._tell_board(step, verified - begin, begin - self._ended)
         drafts = self._propose(plan.request_ids) if step.rows is None else self._rest(plan.request_ids)
         drafted = self._ended = time.perf_counter()
         return StepResult(
@@ -185,11 +187,12 @@ class ModelRunner:
             num_rests=self._board.num_rests,
         )
 
-    def _tell_board(self, seconds: float, host_seconds: float) -> None:
-        b, m = self._board, self._memory
-        b.num_tokens, b.num_requests, b.seconds, b.host_seconds = m.num_tokens, m.num_requests, seconds, host_seconds
+    def _tell_board(self, step: LaunchedStep, seconds: float, host_seconds: float) -> None:
+        b = self._board
+        b.num_tokens, b.num_requests = step.num_tokens, step.num_requests
+        b.seconds, b.host_seconds = seconds, host_seconds
         # Every row of logits is a request's newest token or a draft; what has none is a part of a prompt.
-        b.num_prompt_tokens = m.num_tokens - m.num_logits
+        b.num_prompt_tokens = step.num_tokens - step.num_logits
 
     def take_in(self, plan: SchedulerOutput) -> tuple[Mapping[RequestId, Exception], I32]:
         """Let the table and the drafting method know who came and went.

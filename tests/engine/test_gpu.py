@@ -8,9 +8,9 @@ from __future__ import annotations
 import gc
 import pathlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pytest
@@ -23,25 +23,22 @@ from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_memory import CudaMemory
 from fastdeploy_sd.runtime.cuda_mirror import CudaTransfers
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import FinishReason, Request, SchedulerOutput, VerifyResult
+from fastdeploy_sd.types import FinishReason, Request, SchedulerOutput, StepResult, VerifyResult
 from fastdeploy_sd.worker import loaded
 from fastdeploy_sd.worker.batch import OpenRows
-from fastdeploy_sd.worker.runner import _NOT_FINITE
+from fastdeploy_sd.worker.launched_step import LaunchedStep
+from fastdeploy_sd.worker.runner import _NOT_FINITE, ModelRunner
 from tests.doubles.engines import Transcript, run_to_end
-from tests.engine.gpu import BATCH, TIGHT, answers_alone, gpu_device, short_requests, tiny_config
+from tests.engine.gpu import BATCH, TIGHT, answers_alone, short_requests, tiny_config
 from tests.engine.models import double, double_with_draft_kv
 from tests.engine.test_failing_rows import Fault, note_requests, runner_of
 from tests.models import golden, rewrite
 from tests.models.mtp_models import make_model
-from tests.ops.cuda_device import EMULATED, GPU, loses_the_device
+from tests.ops.cuda_device import GPU, loses_the_device
+
+pytestmark = pytest.mark.usefixtures("kind")
 
 NUM_DRAFTS = 3
-
-
-@pytest.fixture(autouse=True, scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
-def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    with gpu_device(request.param):
-        yield request.param
 
 
 def known_texts(kind: str) -> dict[str, list[int]]:
@@ -269,9 +266,23 @@ def brief_requests() -> list[Request]:
 
 def answers_of(config: Config, requests: Sequence[Request]) -> dict[str, tuple[int, ...]]:
     with open_engine(config, TIGHT, PLAIN) as engine:
+        note_sizes(runner_of(engine))
         answers = run(engine, requests, 2)
         assert engine.stats().num_preemptions > 0
     return {request_id: answer.token_ids for request_id, answer in answers.items()}
+
+
+def note_sizes(runner: ModelRunner) -> None:
+    """Have its board looked at after each step: a method that chooses is told of that one, also when the next runs."""
+    complete, board = runner._complete, runner._board
+
+    def completed(step: LaunchedStep, *found: Any) -> StepResult:
+        result, plan = complete(step, *found), step.plan
+        assert (board.num_tokens, board.num_requests) == (plan.num_new_tokens.sum(), len(plan.request_ids))
+        assert board.num_prompt_tokens == plan.num_new_tokens.sum() - step.num_logits
+        return result
+
+    setattr(runner, "_complete", completed)  # noqa: B010 (mypy takes methods for constants)
 
 
 @pytest.mark.usefixtures("expects_step_failures")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,16 +21,11 @@ from fastdeploy_sd.runtime.twins import Logprobs
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode import mtp_recorded
 from fastdeploy_sd.types import I32, DraftTokens, Request, Rows, Speculation
-from tests.engine.gpu import BATCH, gpu_device, short_requests, tiny_config
+from tests.engine.gpu import BATCH, short_requests, tiny_config
 from tests.engine.test_failing_rows import runner_of
 from tests.models.mtp_models import make_model
-from tests.ops.cuda_device import EMULATED, GPU
 
-
-@pytest.fixture(autouse=True, scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
-def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    with gpu_device(request.param):
-        yield request.param
+pytestmark = pytest.mark.usefixtures("kind")
 
 
 @dataclass

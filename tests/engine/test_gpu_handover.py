@@ -20,19 +20,14 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.handover.roles import open_engine
 from fastdeploy_sd.ranks.executor import create_executor
 from fastdeploy_sd.types import KvSource
-from tests.engine.gpu import block_requests, blocks_alone, gpu_device
+from tests.engine.gpu import block_requests, blocks_alone
 from tests.engine.gpu_prefill_process import config_of
 from tests.models.mtp_models import make_model
-from tests.ops.cuda_device import EMULATED, GPU
+
+pytestmark = pytest.mark.usefixtures("kind")
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
-
-
-@pytest.fixture(autouse=True, scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
-def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    with gpu_device(request.param):
-        yield request.param
 
 
 @pytest.fixture(scope="module")

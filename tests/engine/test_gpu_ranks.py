@@ -26,23 +26,26 @@ from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types import FinishReason, RequestId
 from tests.doubles import faulty_followers
 from tests.doubles.engines import run_to_end
-from tests.engine.gpu import BATCH, TIGHT, gpu_device, short_requests, tiny_config
+from tests.engine.gpu import BATCH, TIGHT, short_requests, tiny_config
 from tests.engine.test_ranks import _run_for_ever
 from tests.models.mtp_models import make_model
-from tests.ops.cuda_device import EMULATED, GPU
+from tests.ops.cuda_device import EMULATED
 
 REQUESTS = short_requests()[:4]
 
 
-@pytest.fixture(autouse=True, scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
-def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    with gpu_device(request.param), pytest.MonkeyPatch.context() as patch:
+pytestmark = pytest.mark.usefixtures("kind")
+
+
+@pytest.fixture(scope="module")
+def kind(kind: str) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FDSD_EMULATED_GPUS", "2")
         library = usable_library()
         assert isinstance(library, CudaLibrary), library
         if num_devices(library) < 2:
             pytest.skip("one GPU, and ranks want two")
-        yield request.param
+        yield kind
 
 
 def on_gpus(base: Config, timeout_s: float = 60.0) -> Config:

@@ -15,19 +15,14 @@ from fastdeploy_sd.conformance import Answer, Way, compare, open_engine, standar
 from fastdeploy_sd.conformance.runs import run
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.types import RequestId
-from tests.engine.gpu import block_requests, blocks_alone, gpu_device, tiny_config
+from tests.engine.gpu import block_requests, blocks_alone, tiny_config
 from tests.models.mtp_models import make_model
-from tests.ops.cuda_device import EMULATED, GPU
+
+pytestmark = pytest.mark.usefixtures("kind")
 
 DEADLINE_S = 120.0
 # Room for one request, or two that begin alike: nothing stays in the first level for long.
 WAY = Way("tiny first level", 2, 48, num_blocks=6, enable_prefix_caching=True, arrivals_per_step=2)
-
-
-@pytest.fixture(autouse=True, scope="module", params=[EMULATED, pytest.param(GPU, marks=pytest.mark.gpu)])
-def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    with gpu_device(request.param):
-        yield request.param
 
 
 def _first(answers: Mapping[RequestId, Answer]) -> dict[RequestId, Answer]:

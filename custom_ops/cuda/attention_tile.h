@@ -15,7 +15,6 @@ constexpr int kUnits = 4;      // of a warp
 constexpr int kWarpKeys = kUnits * kUnitKeys;
 constexpr int kPartitionKeys = kAttentionWarps * kWarpKeys;
 static_assert(kPartitionKeys == fdsd::kPartitionKeys);
-constexpr int kMaxTreeRows = 64;
 constexpr int kPartColumns = 128;  // of values, at most, that a block has; as many sums find room in registers
 
 struct AttentionShape {

@@ -189,15 +189,14 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
         scale: of the scores, usually D ** -0.5.
         prefixes: from `find_shared_prefixes` of the same offsets, lengths and blocks, None: nothing is shared.
         tree_mask: i64[T], bit j < 64 of a request's row i: whether it sees the request's new token j, for j < i. None:
-            it sees all of them. GPUs only.
+            it sees all of them.
 
     Returns:
         The same dtype, [T, Hq * D].
 
     Raises:
         ValueError: a shape or dtype disagrees, offsets or lengths contradict each other, a block is outside the cache,
-            `prefixes` are of another call, cache.first_key is not in 0..63, or the device has no kernel for float8 or
-            trees.
+            `prefixes` are of another call, cache.first_key is not in 0..63, or the device has no kernel for float8.
     """
     y: A = CASCADE_APPEND_ATTENTION(
         **_arrays(cache),

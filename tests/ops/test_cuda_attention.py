@@ -16,6 +16,7 @@ from fastdeploy_sd.ops.reference.kv_quantize import FLOAT8_VALUES, quantize_head
 from fastdeploy_sd.ops.rope_table import rope_table
 from tests.ops.cases.attention import batch, own_blocks, select
 from tests.ops.cases.attention_int8 import blunt, quantized, store_inputs
+from tests.ops.cases.trees import as_chain, path_of, random_tree
 from tests.ops.cuda_device import OpRunner
 from tests.ops.test_ops import OPS
 
@@ -143,50 +144,6 @@ def test_float8_is_stored_rounded_to_the_nearest(device: OpRunner) -> None:
     for stored in (reference.unpack_k(cache.k), reference.unpack_v(cache.v)):
         # Turning by nothing may take the sign of a zero.
         np.testing.assert_array_equal(FLOAT8_VALUES[stored[0, :3]], FLOAT8_VALUES[wanted])
-
-
-def random_tree(rng: np.random.Generator, num_rows: int) -> np.ndarray:
-    """i64[num_rows]: what each row sees of a tree whose parents were drawn. Bits of later rows say nothing."""
-    masks: list[int] = []
-    for row in range(num_rows):
-        parent = int(rng.integers(max(0, row - 4), row)) if row > 0 else None
-        masks.append(0 if parent is None else masks[parent] | 1 << parent)
-    later = [(-1 << row) for row in range(num_rows)]
-    return np.array([(mask | extra) & (1 << 64) - 1 for mask, extra in zip(masks, later, strict=True)], np.uint64).view(
-        np.int64
-    )
-
-
-def path_of(mask: int, row: int) -> list[int]:
-    return [j for j in range(row) if mask >> j & 1] + [row]
-
-
-def as_chain(args: dict[str, Any], r: int, path: list[int]) -> dict[str, Any]:
-    """A call of request r alone whose new tokens are those of a path."""
-    starts, cache = args["query_start_loc"], args["cache"]
-    before = int(args["seq_lens"][r] - (starts[r + 1] - starts[r]))
-    alone = select(args, [r])
-    k, v = reference.unpack_k(cache.k).copy(), reference.unpack_v(cache.v).copy()
-    scales = [None if scale is None else scale.transpose(0, 2, 1).copy() for scale in (cache.k_scale, cache.v_scale)]
-    table = own_blocks(args, r)
-    for array in (k, v, *scales):
-        if array is None:
-            continue
-        source = array.copy()
-        for to, token in enumerate(path):
-            (block, offset), (other_block, other) = (
-                divmod(before + to, cache.block_size),
-                divmod(before + token, cache.block_size),
-            )
-            array[table[block], offset] = source[table[other_block], other]
-    new_scales = [None if scale is None else np.ascontiguousarray(scale.transpose(0, 2, 1)) for scale in scales]
-    return {
-        **alone,
-        "q": args["q"][starts[r] + np.array(path)],
-        "cache": KvCache(reference.pack_k(k), reference.pack_v(v), cache.first_key, *new_scales),
-        "query_start_loc": np.array([0, len(path)], np.int32),
-        "seq_lens": np.array([before + len(path)], np.int32),
-    }
 
 
 @pytest.mark.parametrize("first_key", [0, 5])

@@ -15,9 +15,10 @@ from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.program import Padding, Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
 from tests.ops.cases.attention import batch, select, share, with_prefixes
+from tests.ops.cases.trees import random_tree
 from tests.ops.cuda_device import OpRunner, emulated
 from tests.ops.cuda_layouts import LAYOUTS
-from tests.ops.test_cuda_attention import CACHES, dtype_of, over, random_tree
+from tests.ops.test_cuda_attention import CACHES, dtype_of, over
 
 # Tokens in the cache before, and new ones. Requests 0 to 4 share up to a border of a partition, 5 and 6 up to behind
 # one, 7 and 8 up to before one; 9 and 10 have more rows than may share, 11 is alone.

@@ -94,10 +94,10 @@ class Call {
   }
 
   // Kept results over one part, from the run's first head and vector `vector` on.
-  RunPartials KeptAt(int32_t index, int32_t first_head, int32_t part, int32_t vector) const {
-    const KeptPartials& kept = plan_.kept[index];
+  RunPartials KeptAt(const KeptVectors& vectors, int32_t first_head, int32_t part) const {
+    const KeptPartials& kept = plan_.kept[vectors.index];
     const int64_t row = static_cast<int64_t>(part) * plan_.num_kv_heads + first_head;
-    return {kept_ + (kept.first + row * kept.num_vectors + vector) * PartialSize(head_dim_), kept.num_vectors};
+    return {kept_ + (kept.first + row * kept.num_vectors + vectors.first) * PartialSize(head_dim_), kept.num_vectors};
   }
 
   // totals = totals and then the tile's partitions from `begin` on.
@@ -116,25 +116,26 @@ class Call {
     const Memory memory = TaskMemory();
     if (run.partition >= 0) {
       const int32_t part = run.partition - plan.first_partition;
-      tile.RunPartition(run.partition, memory.scratch, KeptAt(plan.kept, run.first_head, part, plan.kept_vector));
+      tile.RunPartition(run.partition, memory.scratch, KeptAt(plan.kept, run.first_head, part));
       return;
     }
-    const RunPartials totals = plan.kept < 0 ? RunPartials{memory.totals, tile.num_vectors()}
-                                             : KeptAt(plan.kept, run.first_head, 0, plan.kept_vector);
+    const bool is_finished = plan.kept.index < 0;
+    const RunPartials totals =
+        is_finished ? RunPartials{memory.totals, tile.num_vectors()} : KeptAt(plan.kept, run.first_head, 0);
     tile.RunPartition(plan.first_partition, memory.scratch, totals);
     ComputeOnto(tile, plan, plan.first_partition + 1, memory, totals);
-    if (plan.kept < 0) tile.Finish(totals);
+    if (is_finished) tile.Finish(totals);
   }
 
   // The steps of a task without kept results, from what has been kept on.
   void RunMerge(const AttentionRun& merge) const {
     const AttentionTile& plan = *merge.tile;
-    const Tile tile(p_, merge, prepared_, plan.kept < 0 ? amx_ : nullptr);
+    const Tile tile(p_, merge, prepared_, plan.kept.index < 0 ? amx_ : nullptr);
     RunPartials totals{nullptr, 0};
-    const auto append = [&](int32_t kept, int32_t vector, bool is_own) {
-      if (kept < 0) return;
-      for (int32_t part = 0; part < plan_.kept[kept].num_parts; ++part) {
-        const RunPartials partials = KeptAt(kept, merge.first_head, part, vector);
+    const auto append = [&](const KeptVectors& vectors, bool is_own) {
+      if (vectors.index < 0) return;
+      for (int32_t part = 0; part < plan_.kept[vectors.index].num_parts; ++part) {
+        const RunPartials partials = KeptAt(vectors, merge.first_head, part);
         if (totals.base == nullptr) {
           totals = partials;
         } else {
@@ -142,9 +143,10 @@ class Call {
         }
       }
     };
-    append(plan.before, plan.before_vector, false);
-    append(plan.kept, plan.kept_vector, true);
-    if (plan.kept < 0) ComputeOnto(tile, plan, plan.first_partition, TaskMemory(), totals);
+    append(plan.shared, false);
+    append(plan.trunk, false);
+    append(plan.kept, true);
+    if (plan.kept.index < 0) ComputeOnto(tile, plan, plan.first_partition, TaskMemory(), totals);
     tile.Finish(totals);
   }
 

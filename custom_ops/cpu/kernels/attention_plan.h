@@ -25,22 +25,31 @@ struct KeptPartials {
   int32_t num_parts;  // 1: all partitions merged; else one for each
 };
 
-// Query rows that read the same keys together. Either consecutive rows of one request, which see one key more each, or,
-// if `rows` is given, rows of requests that share a prefix, all of which see every key of the tile.
+// The results of a tile's vectors among those of AttentionPlan::kept.
+struct KeptVectors {
+  int32_t index = -1;  // -1: none
+  int32_t first = 0;   // the tile's first vector in there
+};
+
+// Query rows that read the same keys together. Either rows that the tile finishes: consecutive ones of one request,
+// which see one key more each, or one row of a tree. Or rows that all see every key of the tile, and that tiles of
+// their own finish: those of requests that share a prefix, or of a tree before its first new token.
 struct AttentionTile {
-  const int32_t* rows;  // [num_rows] in q and y, or nullptr
+  bool is_common;       // the rows see the same keys, and are finished elsewhere
+  const int32_t* rows;  // [num_rows] in q and y; nullptr: they are consecutive
   int32_t request;      // whose block table leads to the keys
   int32_t first_row;    // without `rows`
   int32_t num_rows;
   int32_t num_keys;         // that the first row sees
+  uint64_t seen;            // a row of a tree: the new tokens that it sees, itself included; else 0
+  int32_t num_before;       // a row of a tree: keys before the first new token
   int32_t first_partition;  // the tile computes these
   int32_t end_partition;
-  // Indices in AttentionPlan::kept: of the partitions before first_partition, by tiles with `rows`, and of the tile's
-  // own. -1: none; without `kept` its rows are finished at once.
-  int32_t before;
-  int32_t before_vector;  // the tile's first vector in there
-  int32_t kept;
-  int32_t kept_vector;
+  // Partitions before first_partition, by common tiles: those shared with other requests, then those of the whole tree.
+  // And the tile's own. Without the last its rows are finished at once.
+  KeptVectors shared;
+  KeptVectors trunk;
+  KeptVectors kept;
   int64_t first_unit;       // see AttentionPlan
   int64_t part_units;       // of a task, but for the last part
   int64_t last_part_units;  // of a task over the last part

@@ -1,6 +1,7 @@
 #pragma once
 // A run's query vectors and keys: which vectors there are, which keys each of them sees, and where those lie.
 #include "attention_dot.h"
+#include "attention_gather.h"
 #include "attention_plan.h"
 
 namespace fdsd {
@@ -21,7 +22,8 @@ class RunKeys {
         group_(p.num_heads / p.cache.num_kv_heads),
         num_vectors_(run.tile->num_rows * group_),
         head_dim_(p.cache.head_dim),
-        table_(BlocksOf(p, run.tile->request)) {}
+        table_(BlocksOf(p, run.tile->request)),
+        gathered_(p, run) {}
 
   int num_heads() const { return num_heads_; }
   int num_vectors() const { return num_vectors_; }  // of a head
@@ -34,8 +36,7 @@ class RunKeys {
     return row * p_.num_heads + (first_head_ + h) * group_ + i % group_;
   }
 
-  // Rows of several requests see every key of their tile.
-  int32_t NumKeys(int i) const { return tile_.num_keys + (tile_.rows == nullptr ? i / group_ : 0); }
+  int32_t NumKeys(int i) const { return tile_.num_keys + (tile_.is_common ? 0 : i / group_); }
 
   // Which of the keys from position `key` on vector i sees: its own one is never hidden from it.
   KeyRange Seen(int i, int32_t key, int num_keys) const {
@@ -43,9 +44,7 @@ class RunKeys {
   }
 
   // Vectors of a head before this one see no key from position `key` on.
-  int FirstVectorAt(int32_t key) const {
-    return tile_.rows == nullptr ? std::max(0, key + 1 - tile_.num_keys) * group_ : 0;
-  }
+  int FirstVectorAt(int32_t key) const { return tile_.is_common ? 0 : std::max(0, key + 1 - tile_.num_keys) * group_; }
 
   // The keys and values of the run's first head from position `key` on. Panels behind the last key of the tile may have
   // no block: they repeat the first one.
@@ -56,14 +55,18 @@ class RunKeys {
     const int32_t last = NumKeys(num_vectors_ - 1) - 1;
     for (int i = 0; i < kBlockPanels; ++i) {
       const int32_t position = key + i * kPanelKeys <= last ? key + i * kPanelKeys : key;
-      const int32_t id = table_[position / p_.cache.block_size];
-      const int32_t offset = position % p_.cache.block_size;
-      block.k[i] = KeyAddress<T>(p_.cache, id, first_head_, offset);
-      block.v[i] = ValueAddress<T>(p_.cache, id, first_head_, offset);
-      if (p_.cache.k_scale == nullptr) continue;
-      const int64_t scale = ScaleIndex(p_.cache, id, first_head_, offset);
-      block.k_scale[i] = p_.cache.k_scale + scale;
-      block.v_scale[i] = p_.cache.v_scale + scale;
+      const bool is_gathered = position >= gathered_.begin();
+      const KvCache& cache = is_gathered ? gathered_.cache() : p_.cache;
+      const int32_t head = is_gathered ? 0 : first_head_;
+      const int32_t from_begin = is_gathered ? position - gathered_.begin() : position;
+      const int32_t id = is_gathered ? from_begin / cache.block_size : table_[from_begin / cache.block_size];
+      const int32_t offset = from_begin % cache.block_size;
+      block.k[i] = KeyAddress<T>(cache, id, head, offset);
+      block.v[i] = ValueAddress<T>(cache, id, head, offset);
+      if (cache.k_scale == nullptr) continue;
+      const int64_t scale = ScaleIndex(cache, id, head, offset);
+      block.k_scale[i] = cache.k_scale + scale;
+      block.v_scale[i] = cache.v_scale + scale;
     }
     return block;
   }
@@ -90,6 +93,7 @@ class RunKeys {
   const int num_vectors_;
   const int head_dim_;
   const int32_t* table_;
+  const GatheredKeys<T> gathered_;
 };
 
 }  // namespace FDSD_ISA

@@ -12,6 +12,7 @@ enum class Scratch : int {
   kTask,       // of a thread, for a task
   kInner,      // of the calling thread, for what an op hands to a part shared with other ops
   kInnerTask,  // of a thread, beside kTask
+  kGathered,   // of a thread, beside both: what a task has put together of memory that lies apart
   kCount
 };
 void* ScratchBytes(Scratch use, int64_t num_bytes);

@@ -52,6 +52,9 @@ struct FindSharedPrefixesParams {
 };
 Error FindSharedPrefixes(const FindSharedPrefixesParams& p);
 
+// New tokens of a tree at most: bits of a mask.
+constexpr int32_t kMaxTreeRows = 64;
+
 // Causal attention of every query row of every request over its paged KV cache; the new tokens' KV is already stored.
 // KV is read once per group of heads for all query rows of a request, and the partitions that a group of requests
 // shares once for all of them. Scores are split at fixed absolute positions and the partial results merged in order, so
@@ -62,7 +65,8 @@ Error FindSharedPrefixes(const FindSharedPrefixesParams& p);
 //
 // A request's new tokens follow one another, or are a tree of drafts: then bits of tree_mask say which new tokens
 // before it a row sees. Its bits are those of a request whose new tokens are the ones it sees and the row itself, and
-// no others: its position counts those alone. Requests of more than 64 new tokens are no trees, whatever their bits.
+// no others: its position counts those alone. Requests of more than kMaxTreeRows new tokens are no trees, whatever
+// their bits.
 struct CascadeAppendAttentionParams {
   KvCache cache;           // read only
   int32_t num_requests;    // R
@@ -78,7 +82,7 @@ struct CascadeAppendAttentionParams {
   const int32_t* table_rows;       // [R], each request's row of block_tables
   const int32_t* block_tables;     // [num_table_rows, max_blocks], padded with -1
   SharedPrefixes prefixes;         // of these rows, as found; all nullptr: nothing is shared
-  const int64_t* tree_mask;        // [T], bit j of row i < 64: whether it sees row j < i; nullptr: all do. GPUs only
+  const int64_t* tree_mask;        // [T], bit j of row i < 64: whether it sees row j < i; nullptr: all do
   void* y;                         // [T, Hq * D]
 };
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p);

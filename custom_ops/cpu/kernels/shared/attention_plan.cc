@@ -22,6 +22,17 @@ int32_t NumRows(const CascadeAppendAttentionParams& p, int32_t request) {
   return p.query_start_loc[request + 1] - p.query_start_loc[request];
 }
 
+// Whether a row of the request does not see all of its new tokens before it.
+bool IsTree(const CascadeAppendAttentionParams& p, int32_t r) {
+  const int32_t num_rows = NumRows(p, r);
+  if (p.tree_mask == nullptr || num_rows > kMaxTreeRows) return false;
+  for (int32_t i = 1; i < num_rows; ++i) {
+    const uint64_t before = (uint64_t{1} << i) - 1;
+    if ((static_cast<uint64_t>(p.tree_mask[p.query_start_loc[r] + i]) & before) != before) return true;
+  }
+  return false;
+}
+
 Error CheckBlocks(const CascadeAppendAttentionParams& p, int32_t r) {
   if (NumRows(p, r) == 0) return nullptr;
   const int64_t num_blocks = (static_cast<int64_t>(p.seq_lens[r]) + p.cache.block_size - 1) / p.cache.block_size;
@@ -40,7 +51,7 @@ class Planner {
       : p_(p), group_(p.num_heads / p.cache.num_kv_heads), rows_per_tile_(kMaxTileVectors / group_) {
     tiles_.clear();
     kept_.clear();
-    before_.assign(static_cast<size_t>(p.num_requests), Before{});
+    shared_.assign(static_cast<size_t>(p.num_requests), Shared{});
   }
 
   AttentionPlan Plan() {
@@ -48,17 +59,22 @@ class Planner {
       for (int32_t g = 0; g < p_.num_requests; ++g) AddSharedTiles(g);
       for (int32_t r = 0; r < p_.num_requests; ++r) FindBefore(r);
     }
-    for (int32_t r = 0; r < p_.num_requests; ++r) AddOwnTiles(r);
+    for (int32_t r = 0; r < p_.num_requests; ++r) {
+      if (IsTree(p_, r)) {
+        AddTree(r);
+      } else {
+        AddOwnTiles(r);
+      }
+    }
     SplitTiles();
     return Number();
   }
 
  private:
   // Where a request finds its results over shared partitions.
-  struct Before {
+  struct Shared {
     int32_t num_partitions = 0;
-    int32_t kept = -1;
-    int32_t vector = 0;
+    KeptVectors kept;
   };
 
   // Of group g, whose results are kept at index g.
@@ -73,14 +89,13 @@ class Planner {
     kept_.push_back({0, num_rows * group_, 1});
     for (int32_t begin = 0; begin < num_rows; begin += rows_per_tile_) {
       AttentionTile tile{};
+      tile.is_common = true;
       tile.rows = prefixes.group_rows + first + begin;
       tile.request = leader;
       tile.num_rows = std::min(rows_per_tile_, num_rows - begin);
       tile.num_keys = num_partitions * kPartitionKeys;
       tile.end_partition = num_partitions;
-      tile.before = -1;
-      tile.kept = kept;
-      tile.kept_vector = begin * group_;
+      tile.kept = {kept, begin * group_};
       tiles_.push_back(tile);
     }
   }
@@ -90,12 +105,12 @@ class Planner {
     if (prefixes.shared_partitions[r] == 0) return;
     const int32_t g = GroupAt(p_, prefixes.group_places[r]);
     const int32_t num_before = prefixes.group_places[r] - prefixes.group_starts[g];
-    before_[static_cast<size_t>(r)] = {prefixes.shared_partitions[r], g, num_before * group_};
+    shared_[static_cast<size_t>(r)] = {prefixes.shared_partitions[r], {g, num_before * group_}};
   }
 
   void AddOwnTiles(int32_t r) {
     const int32_t num_rows = NumRows(p_, r);
-    const Before& before = before_[static_cast<size_t>(r)];
+    const Shared& shared = shared_[static_cast<size_t>(r)];
     for (int32_t index = (num_rows + rows_per_tile_ - 1) / rows_per_tile_ - 1; index >= 0; --index) {
       const int32_t begin = index * rows_per_tile_;
       const int32_t end = std::min(begin + rows_per_tile_, num_rows);
@@ -104,18 +119,64 @@ class Planner {
       tile.first_row = p_.query_start_loc[r] + begin;
       tile.num_rows = end - begin;
       tile.num_keys = p_.seq_lens[r] - num_rows + begin + 1;
-      tile.first_partition = before.num_partitions;
+      tile.first_partition = shared.num_partitions;
       tile.end_partition = (tile.num_keys + tile.num_rows - 2) / kPartitionKeys + 1;
-      tile.before = before.kept;
-      tile.before_vector = before.vector;
-      tile.kept = -1;
+      tile.shared = shared.kept;
+      tiles_.push_back(tile);
+    }
+  }
+
+  // The whole partitions before the first new token are read for all rows together; then each row has keys of its own.
+  void AddTree(int32_t r) {
+    const int32_t num_rows = NumRows(p_, r);
+    const int32_t first_row = p_.query_start_loc[r];
+    const int32_t num_before = p_.seq_lens[r] - num_rows;
+    const int32_t end_of_trunk = num_before / kPartitionKeys;
+    const Shared& shared = shared_[static_cast<size_t>(r)];
+    KeptVectors trunk;
+    if (end_of_trunk > shared.num_partitions) {
+      trunk.index = static_cast<int32_t>(kept_.size());
+      // They are merged one by one where others come before them: the order of sums is that of the keys.
+      kept_.push_back({0, num_rows * group_, shared.kept.index < 0 ? 1 : end_of_trunk - shared.num_partitions});
+      AddTrunkTiles(r, shared.num_partitions, end_of_trunk, trunk.index);
+    }
+    for (int32_t i = 0; i < num_rows; ++i) {
+      const uint64_t own = uint64_t{1} << i;
+      AttentionTile tile{};
+      tile.request = r;
+      tile.first_row = first_row + i;
+      tile.num_rows = 1;
+      tile.seen = (static_cast<uint64_t>(p_.tree_mask[first_row + i]) & (own - 1)) | own;
+      tile.num_before = num_before;
+      tile.num_keys = num_before + __builtin_popcountll(tile.seen);
+      tile.first_partition = end_of_trunk;
+      tile.end_partition = (tile.num_keys - 1) / kPartitionKeys + 1;
+      if (shared.kept.index >= 0) tile.shared = {shared.kept.index, shared.kept.first + i * group_};
+      if (trunk.index >= 0) tile.trunk = {trunk.index, i * group_};
+      tiles_.push_back(tile);
+    }
+  }
+
+  // Partitions [begin, end) of request r for all of its rows, whose results are kept at index `kept`.
+  void AddTrunkTiles(int32_t r, int32_t begin, int32_t end, int32_t kept) {
+    const int32_t num_rows = NumRows(p_, r);
+    for (int32_t row = 0; row < num_rows; row += rows_per_tile_) {
+      AttentionTile tile{};
+      tile.is_common = true;
+      tile.request = r;
+      tile.first_row = p_.query_start_loc[r] + row;
+      tile.num_rows = std::min(rows_per_tile_, num_rows - row);
+      tile.num_keys = end * kPartitionKeys;
+      tile.first_partition = begin;
+      tile.end_partition = end;
+      tile.kept = {kept, row * group_};
       tiles_.push_back(tile);
     }
   }
 
   // Of the tile's keys in partitions from `begin` on, before `end`.
   int64_t Cost(const AttentionTile& tile, int32_t begin, int32_t end) const {
-    const int64_t num_keys = tile.num_keys + (tile.rows == nullptr ? tile.num_rows - 1 : 0);
+    const int64_t num_keys = tile.num_keys + (tile.is_common ? 0 : tile.num_rows - 1);
     const int64_t last = std::min<int64_t>(num_keys, int64_t{end} * kPartitionKeys);
     return (last - int64_t{begin} * kPartitionKeys) * (tile.num_rows * group_ + kReadCost);
   }
@@ -134,11 +195,11 @@ class Planner {
       const int32_t num_parts = tile.end_partition - tile.first_partition;
       const int64_t task = tile.num_rows * group_ <= kMaxStreamVectors ? 4 * Cost(tile) : Cost(tile) / num_heads;
       if (threads == 1 || num_parts <= 1 || task * 2 * threads <= total) continue;
-      if (tile.kept < 0) {
-        tile.kept = static_cast<int32_t>(kept_.size());
+      if (tile.kept.index < 0) {
+        tile.kept.index = static_cast<int32_t>(kept_.size());
         kept_.push_back({0, tile.num_rows * group_, 1});
       }
-      kept_[static_cast<size_t>(tile.kept)].num_parts = num_parts;
+      kept_[static_cast<size_t>(tile.kept.index)].num_parts = num_parts;
     }
   }
 
@@ -159,9 +220,10 @@ class Planner {
       tile.first_unit = plan.num_units;
       tile.first_merge = plan.num_merges;
       plan.heads_per_run = std::min(plan.heads_per_run, kMaxRunVectors / (tile.num_rows * group_));
-      const bool is_merged = tile.rows == nullptr && (tile.before >= 0 || tile.kept >= 0);
+      const bool is_merged =
+          !tile.is_common && (tile.shared.index >= 0 || tile.trunk.index >= 0 || tile.kept.index >= 0);
       if (is_merged) plan.num_merges += plan.num_kv_heads;
-      if (is_merged && tile.kept < 0) {
+      if (is_merged && tile.kept.index < 0) {
         plan.computes_in_merges |= tile.first_partition < tile.end_partition;
         continue;
       }
@@ -177,7 +239,7 @@ class Planner {
   }
 
   void LayOut(AttentionTile* tile) const {
-    const bool is_split = tile->kept >= 0 && kept_[static_cast<size_t>(tile->kept)].num_parts > 1;
+    const bool is_split = tile->kept.index >= 0 && kept_[static_cast<size_t>(tile->kept.index)].num_parts > 1;
     const int32_t split_end = is_split ? tile->first_partition + 1 : tile->end_partition;
     tile->num_parts = is_split ? tile->end_partition - tile->first_partition : 1;
     tile->part_units = 1 + Cost(*tile, tile->first_partition, split_end) / unit_;
@@ -187,7 +249,7 @@ class Planner {
   // Kept from plan to plan for their memory.
   static thread_local std::vector<AttentionTile> tiles_;
   static thread_local std::vector<KeptPartials> kept_;
-  static thread_local std::vector<Before> before_;
+  static thread_local std::vector<Shared> shared_;
 
   const CascadeAppendAttentionParams& p_;
   const int32_t group_;
@@ -197,7 +259,7 @@ class Planner {
 
 thread_local std::vector<AttentionTile> Planner::tiles_;
 thread_local std::vector<KeptPartials> Planner::kept_;
-thread_local std::vector<Planner::Before> Planner::before_;
+thread_local std::vector<Planner::Shared> Planner::shared_;
 
 }  // namespace
 
@@ -215,7 +277,6 @@ Error CheckAttention(const CascadeAppendAttentionParams& p) {
   if (p.num_heads / p.cache.num_kv_heads > kMaxGroupSize) return "num_heads: expected at most 16 per KV head, got more";
   if (p.num_requests < 0 || p.num_tokens < 0 || p.max_blocks < 0) return "sizes: expected no negative number";
   if (p.first_key < 0 || p.first_key > kMaxFirstKey) return "first_key: expected 0..63, got a number outside";
-  if (p.tree_mask != nullptr) return "tree_mask: expected none, as CPUs have no kernel for trees; got one";
   if (p.query_start_loc[0] != 0 || p.query_start_loc[p.num_requests] != p.num_tokens)
     return "query_start_loc: expected to start at 0 and to end at the number of rows of q";
   for (int32_t r = 0; r < p.num_requests; ++r) {
@@ -232,39 +293,6 @@ Error PlanAttention(const CascadeAppendAttentionParams& p, AttentionPlan* plan) 
     return "memory: expected room for the tasks of the call, got none";
   }
   return nullptr;
-}
-
-AttentionRun RunAt(const AttentionPlan& plan, int64_t begin, int64_t end) {
-  const auto starts_after = [](int64_t unit, const AttentionTile& tile) { return unit < tile.first_unit; };
-  const AttentionTile* const tiles_end = plan.tiles + plan.num_tiles;
-  const AttentionTile* tile = std::upper_bound(plan.tiles, tiles_end, begin, starts_after) - 1;
-  const int64_t heads = plan.num_kv_heads;
-  for (; tile != tiles_end; ++tile) {
-    if (tile->num_parts == 0) continue;
-    const int64_t offset = std::max<int64_t>(begin - tile->first_unit, 0);
-    int64_t part = std::min<int64_t>(offset / (heads * tile->part_units), tile->num_parts - 1);
-    const auto units = [&] { return part == tile->num_parts - 1 ? tile->last_part_units : tile->part_units; };
-    int64_t head = (offset - part * heads * tile->part_units + units() - 1) / units();
-    if (head >= heads) {
-      head = 0;
-      if (++part >= tile->num_parts) continue;
-    }
-    const int64_t start = tile->first_unit + part * heads * tile->part_units + head * units();
-    const int64_t begun = (end - start + units() - 1) / units();
-    if (begun <= 0) break;
-    const int64_t num_heads = std::min({begun, heads - head, int64_t{plan.heads_per_run}});
-    return {tile, tile->num_parts == 1 ? -1 : tile->first_partition + static_cast<int32_t>(part),
-            static_cast<int32_t>(head), static_cast<int32_t>(num_heads), start + num_heads * units()};
-  }
-  return {nullptr, -1, 0, 0, end};
-}
-
-AttentionRun MergesAt(const AttentionPlan& plan, int64_t begin, int64_t end) {
-  const auto starts_after = [](int64_t merge, const AttentionTile& tile) { return merge < tile.first_merge; };
-  const AttentionTile* tile = std::upper_bound(plan.tiles, plan.tiles + plan.num_tiles, begin, starts_after) - 1;
-  const int64_t head = begin - tile->first_merge;
-  const int64_t num_heads = std::min({end - begin, plan.num_kv_heads - head, int64_t{plan.heads_per_run}});
-  return {tile, -1, static_cast<int32_t>(head), static_cast<int32_t>(num_heads), begin + num_heads};
 }
 
 }  // namespace fdsd

@@ -77,9 +77,20 @@ inline Tensor Empty(Shape shape, DataType dtype) {
   return paddle::experimental::empty(shape, dtype, phi::CPUPlace());
 }
 
-inline DataType DTypeOfCode(int code) { return code == 0 ? DataType::FLOAT32 : DataType::BFLOAT16; }
+inline DataType DTypeOfCode(int code) {
+  return code == 0 ? DataType::FLOAT32 : code == 1 ? DataType::BFLOAT16 : DataType::FLOAT16;
+}
 inline int64_t DTypeCode(DataType dtype) {
-  return dtype == DataType::FLOAT32 ? 0 : dtype == DataType::BFLOAT16 ? 1 : 2;
+  switch (dtype) {
+    case DataType::FLOAT32:
+      return 0;
+    case DataType::BFLOAT16:
+      return 1;
+    case DataType::FLOAT16:
+      return 4;
+    default:
+      return 2;
+  }
 }
 
 template <typename T, typename Number>

@@ -36,8 +36,7 @@ Error LaunchSwiglu(const SwigluParams& p, DevicePtr<const int32_t> num_rows, Str
 Error SwigluFirstRows(const SwigluParams& p, DevicePtr<const int32_t> num_rows, Stream stream) {
   if (p.num_rows < 0) return "num_rows: expected no negative number";
   if (p.intermediate_size <= 0) return "intermediate_size: expected a positive number";
-  return p.dtype == DType::kFloat32 ? LaunchSwiglu<float>(p, num_rows, stream)
-                                    : LaunchSwiglu<bf16>(p, num_rows, stream);
+  return WithElement(p.dtype, [&](auto element) { return LaunchSwiglu<decltype(element)>(p, num_rows, stream); });
 }
 
 Error Swiglu(const SwigluParams& p, Stream stream) { return SwigluFirstRows(p, nullptr, stream); }

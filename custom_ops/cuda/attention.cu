@@ -206,6 +206,7 @@ int64_t CascadeAppendAttentionWorkspaceBytes(const CascadeAppendAttentionParams&
 
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* workspace, Stream stream) {
   if (const Error error = CheckKvCache(p.cache); error != nullptr) return error;
+  if (p.cache.dtype == DType::kFloat16) return "dtype: expected float32 or bfloat16, got float16";
   if (p.num_heads <= 0 || p.num_heads % p.cache.num_kv_heads != 0)
     return "num_heads: expected a positive multiple of num_kv_heads";
   if (p.num_requests < 0 || p.num_tokens < 0 || p.max_blocks < 0) return "sizes: expected no negative number";
@@ -219,6 +220,8 @@ Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* worksp
       return LaunchOver<int8_t>(p, workspace, stream);
     case KvDType::kFloat8:
       return LaunchOver<float8>(p, workspace, stream);
+    case KvDType::kFloat16:
+      break;
   }
   return "kv_dtype: expected one of the types of a cache, got another";
 }

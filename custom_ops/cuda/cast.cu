@@ -20,17 +20,14 @@ Error LaunchCast(const CastParams& p, Stream stream) {
   return Launch<CastKernel<From, To>>(shape, stream, count, DevicePtr<const From>(p.x), DevicePtr<To>(p.y));
 }
 
-template <typename From>
-Error LaunchCastFrom(const CastParams& p, Stream stream) {
-  return p.y_dtype == DType::kFloat32 ? LaunchCast<From, float>(p, stream) : LaunchCast<From, bf16>(p, stream);
-}
-
 }  // namespace
 
 Error Cast(const CastParams& p, Stream stream) {
   if (p.num_rows < 0) return "num_rows: expected 0 or more, got a negative number";
   if (p.num_columns < 0) return "num_columns: expected 0 or more, got a negative number";
-  return p.x_dtype == DType::kFloat32 ? LaunchCastFrom<float>(p, stream) : LaunchCastFrom<bf16>(p, stream);
+  return WithElement(p.x_dtype, [&](auto from) {
+    return WithElement(p.y_dtype, [&](auto to) { return LaunchCast<decltype(from), decltype(to)>(p, stream); });
+  });
 }
 
 }  // namespace fdsd::cuda

@@ -132,11 +132,11 @@ template <int kRanks>
 Error AddPart(const AllReduceParams& p, const SummedPart& part, const Given<float>& x, Stream stream) {
   const LaunchShape shape{dim3(NumBlocks(part.count)), dim3(kThreads)};
   const DevicePtr<const float> bias(p.bias);
-  if (p.y_dtype == DType::kFloat32)
-    return Launch<AddRanksKernel<kRanks, float>>(shape, stream, part, x, bias, DevicePtr<const float>(p.shared),
-                                                 DevicePtr<float>(p.y));
-  return Launch<AddRanksKernel<kRanks, bf16>>(shape, stream, part, x, bias, DevicePtr<const bf16>(p.shared),
-                                              DevicePtr<bf16>(p.y));
+  return WithElement(p.y_dtype, [&](auto element) {
+    using T = decltype(element);
+    return Launch<AddRanksKernel<kRanks, T>>(shape, stream, part, x, bias, DevicePtr<const T>(p.shared),
+                                             DevicePtr<T>(p.y));
+  });
 }
 
 // Who takes part: one rank alone where the handle is 0.
@@ -178,7 +178,7 @@ Error AllGather(const AllGatherParams& p, Stream stream) {
   const RankGroup* group = nullptr;
   if (Error error = FindRanks(p.communicator, &group)) return error;
   const int32_t size = group == nullptr ? 1 : group->size;
-  const int64_t element_bytes = p.dtype == DType::kFloat32 ? 4 : 2;
+  const int64_t element_bytes = ElementBytes(p.dtype);
   int64_t borders[kMaxRanks + 1];
   // Of all columns and of each rank's: a unit of the copy divides them.
   int64_t divisor = p.num_columns * element_bytes;

@@ -97,27 +97,41 @@ struct LinearCall {
 
   template <typename X>
   Error PrepareInput() const {
-    const bool is_quantized = IsQuantized(p.format);
     const int32_t num_words = shape.slices.num_stages() * kStageWords;
     // A thread has a word of either kind.
     const auto num_parts = static_cast<unsigned>(DivideUp(num_words, kInputThreads));
     const LaunchShape launch{dim3(static_cast<unsigned>(p.num_rows), num_parts), dim3(kInputThreads)};
-    const auto x = DevicePtr<const X>(p.x);
-    if (p.format == LinearFormat::kFp8)
-      return Launch<QuantizeInputsKernel<X, true>>(launch, stream, p.in_features, shape.slices, groups, x, input);
-    return is_quantized
-               ? Launch<QuantizeInputsKernel<X, false>>(launch, stream, p.in_features, shape.slices, groups, x, input)
-               : Launch<PairInputsKernel<X>>(launch, stream, p.in_features, shape.slices, groups, x, input);
+    const auto run = [&]<auto kernel> {
+      return Launch<kernel>(launch, stream, p.in_features, shape.slices, groups, DevicePtr<const X>(p.x), input);
+    };
+    switch (p.format) {
+      case LinearFormat::kBFloat16:
+        return run.template operator()<PairInputsKernel<X, bf16>>();
+      case LinearFormat::kFloat16:
+        return run.template operator()<PairInputsKernel<X, half16>>();
+      case LinearFormat::kFp8:
+        return run.template operator()<QuantizeInputsKernel<X, true>>();
+      default:
+        return run.template operator()<QuantizeInputsKernel<X, false>>();
+    }
   }
 
   template <typename X>
   Error Run() const {
     if (p.format == LinearFormat::kFloat32) return MultiplyFloats<X>();
     if (const Error error = PrepareInput<X>(); error != nullptr) return error;
-    if (p.format == LinearFormat::kBFloat16) return MultiplyRows<Bf16Weights>();
-    if (p.format == LinearFormat::kFp8) return MultiplyRows<Fp8Weights>();
-    if (p.format == LinearFormat::kWint8) return MultiplyRows<Wint8Weights>();
-    return MultiplyRows<Wint4Weights>();
+    switch (p.format) {
+      case LinearFormat::kBFloat16:
+        return MultiplyRows<Bf16Weights>();
+      case LinearFormat::kFloat16:
+        return MultiplyRows<Half16Weights>();
+      case LinearFormat::kFp8:
+        return MultiplyRows<Fp8Weights>();
+      case LinearFormat::kWint8:
+        return MultiplyRows<Wint8Weights>();
+      default:
+        return MultiplyRows<Wint4Weights>();
+    }
   }
 };
 
@@ -150,7 +164,7 @@ Error MultiplyGroups(const LinearParams& p, const RowGroups& groups, void* works
   const LinearShape shape{p.out_features, BordersOf(SlicesOf(p.in_features, p.format, p.slices), p.format), p.y_dtype};
   const LinearOutput output{DevicePtr<const float>(p.bias), DevicePtr<uint8_t>(p.y)};
   const LinearCall call{p, groups, shape, input, output, stream};
-  return p.x_dtype == DType::kFloat32 ? call.Run<float>() : call.Run<bf16>();
+  return WithElement(p.x_dtype, [&](auto element) { return call.Run<decltype(element)>(); });
 }
 
 Error Linear(const LinearParams& p, void* workspace, Stream stream) {

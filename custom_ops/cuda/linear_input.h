@@ -1,7 +1,7 @@
 #pragma once
 // The input of a linear layer as its matrix products read it: stage by stage, in each row by row, so that what some
-// rows have of a stage is one piece of memory. A word of 4 bytes is two bfloat16, or four integers or e4m3; then a
-// group of 128 has a scale and a sum of its integers. Slices are padded with zeros to whole stages.
+// rows have of a stage is one piece of memory. A word of 4 bytes is two bfloat16 or float16, or four integers or e4m3;
+// then a group of 128 has a scale and a sum of its integers. Slices are padded with zeros to whole stages.
 #include "linear_stages.h"
 #include "reduce.h"
 #include "row_groups.h"
@@ -19,8 +19,8 @@ struct LinearInput {
 
 constexpr int kInputThreads = 128;
 
-// Block (row, part): a thread has a word.
-template <typename T>
+// Block (row, part): a thread has a word of two Words.
+template <typename T, typename Words>
 __global__ __launch_bounds__(kInputThreads) void PairInputsKernel(int32_t in_features,
                                                                   const __grid_constant__ SliceBorders slices,
                                                                   RowGroups groups, DevicePtr<const T> x,
@@ -33,9 +33,9 @@ __global__ __launch_bounds__(kInputThreads) void PairInputsKernel(int32_t in_fea
   const int32_t k = slices.inputs[s] + 2 * (word - slices.stages[s] * kStageWords);
   const DevicePtr<const T> values = x + groups.SourceOf(row) * in_features;
   const int32_t end = slices.inputs[s + 1];
-  const uint32_t first = k < end ? RoundToBf16(LoadFloat<T>(values, k)).bits : 0u;
-  const uint32_t second = k + 1 < end ? RoundToBf16(LoadFloat<T>(values, k + 1)).bits : 0u;
-  input.words[(stage * input.num_rows + row) * kStageWords + word % kStageWords] = first | second << 16;
+  const float first = k < end ? LoadFloat<T>(values, k) : 0.0f;
+  const float second = k + 1 < end ? LoadFloat<T>(values, k + 1) : 0.0f;
+  input.words[(stage * input.num_rows + row) * kStageWords + word % kStageWords] = RoundedWord<Words>(first, second);
 }
 
 // Block (row, part): a warp has a group, a lane four of its inputs. Values are x * 127 / largest magnitude, rounded to

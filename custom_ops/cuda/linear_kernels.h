@@ -22,11 +22,7 @@ struct LinearOutput {
   __device__ __forceinline__ void Store(const LinearShape& shape, int64_t row, int32_t column, float sum) const {
     const int64_t i = row * shape.out_features + column;
     if (bias != nullptr) sum = sum + bias[column];
-    if (shape.y_dtype == DType::kFloat32) {
-      ViewAs<float>(y)[i] = sum;
-    } else {
-      ViewAs<bf16>(y)[i] = RoundToBf16(sum);
-    }
+    StoreFloat(shape.y_dtype, y, i, sum);
   }
 };
 

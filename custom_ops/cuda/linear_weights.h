@@ -47,6 +47,11 @@ struct Bf16Weights {
   }
 };
 
+struct Half16Weights : Bf16Weights {
+  static constexpr LinearFormat kFormat = LinearFormat::kFloat16;
+  using ByWarpgroup = Half16Products;
+};
+
 struct Wint8Weights : Bf16Weights {
   static constexpr LinearFormat kFormat = LinearFormat::kWint8;
   static constexpr bool kIsScaled = true;
@@ -137,6 +142,8 @@ __device__ __forceinline__ void AddStage(DevicePtr<const uint8_t> lines, DeviceP
         auto& sums = products->values[first_tile + tile][n];
         if constexpr (Weights::kFormat == LinearFormat::kFp8) {
           AddFp8Product(sums, a[step][n], b[tile][step]);
+        } else if constexpr (Weights::kFormat == LinearFormat::kFloat16) {
+          AddHalf16Product(sums, a[step][n], b[tile][step]);
         } else {
           AddMatrixProduct(sums, a[step][n], b[tile][step]);
         }

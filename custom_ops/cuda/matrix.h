@@ -36,6 +36,14 @@ inline double ToDouble(uint32_t half) { return static_cast<double>(__uint_as_flo
 inline double Dot(uint32_t a, uint32_t b, double sum) {
   return sum + ToDouble(a & 0xffffu) * ToDouble(b & 0xffffu) + ToDouble(a >> 16) * ToDouble(b >> 16);
 }
+inline double DotHalf16(uint32_t a, uint32_t b, double sum) {
+  for (int i = 0; i < 32; i += 16) {
+    const half16 x{static_cast<uint16_t>(a >> i)};
+    const half16 y{static_cast<uint16_t>(b >> i)};
+    sum += double{ToFloat(x)} * double{ToFloat(y)};
+  }
+  return sum;
+}
 inline int64_t Dot(uint32_t a, uint32_t b, int64_t sum) {
   for (int i = 0; i < 32; i += 8) sum += static_cast<int64_t>(a >> i & 0xffu) * static_cast<int8_t>(b >> i);
   return sum;
@@ -69,6 +77,10 @@ inline void AddMatrixProduct(float* c, const uint32_t* a, const uint32_t* b,
 inline void AddMatrixProduct(int32_t* c, const uint32_t* a, const uint32_t* b,
                              std::source_location where = std::source_location::current()) {
   stand_in::AddProduct<int64_t, stand_in::Dot>(c, a, b, where);
+}
+inline void AddHalf16Product(float* c, const uint32_t* a, const uint32_t* b,
+                             std::source_location where = std::source_location::current()) {
+  stand_in::AddProduct<double, stand_in::DotHalf16>(c, a, b, where);
 }
 constexpr int kFp8Architecture = 89;  // the first with products of e4m3
 inline bool HasFp8Products() { return emulation::Architecture() >= kFp8Architecture; }
@@ -167,6 +179,15 @@ __device__ __forceinline__ void LoadColumns(const bf16* row, uint32_t* b) {
 __device__ __forceinline__ void AddMatrixProduct(float* c, const uint32_t* a, const uint32_t* b) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The same with words of two float16.
+__device__ __forceinline__ void AddHalf16Product(float* c, const uint32_t* a, const uint32_t* b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

@@ -50,11 +50,7 @@ __global__ __launch_bounds__(kThreads) void CombineKernel(RouterShape shape, Rou
   for (int s = 0; s < kMaxSlices; ++s) total.Add(s, sums[s]);
   float sum = total.Total(c.num_slices);
   if (shared != nullptr) sum = sum + LoadFloat<T>(shared, place);
-  if (c.y_dtype == DType::kFloat32) {
-    ViewAs<float>(c.y)[place] = sum;
-  } else {
-    ViewAs<bf16>(c.y)[place] = RoundToBf16(sum);
-  }
+  StoreFloat(c.y_dtype, c.y, place, sum);
 }
 
 // Parts of the workspace, one behind another.
@@ -78,8 +74,6 @@ class Parts {
   char* memory_;
   int64_t num_bytes_ = 0;
 };
-
-int64_t ElementBytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
 struct MoeCall {
   MoeFfnParams p;  // of one wave
@@ -207,7 +201,8 @@ Error MoeFfn(const MoeFfnParams& p, void* workspace, Stream stream) {
   if (const Error error = CheckMoe(p)) return error;
   for (int32_t first = 0; first < p.num_tokens; first += kWaveTokens) {
     const MoeCall call(WaveOf(p, first), workspace);
-    if (Error error = p.dtype == DType::kFloat32 ? call.Run<float>(stream) : call.Run<bf16>(stream)) return error;
+    const auto run = [&](auto element) { return call.Run<decltype(element)>(stream); };
+    if (Error error = WithElement(p.dtype, run)) return error;
   }
   return nullptr;
 }

@@ -72,13 +72,13 @@ Error LaunchConcatRmsNorm(const ConcatRmsNormParams& p, Stream stream) {
 Error RmsNorm(const RmsNormParams& p, Stream stream) {
   if (p.num_rows < 0) return "num_rows: expected no negative number";
   if (p.hidden_size <= 0) return "hidden_size: expected a positive number";
-  return p.dtype == DType::kFloat32 ? LaunchRmsNorm<float>(p, stream) : LaunchRmsNorm<bf16>(p, stream);
+  return WithElement(p.dtype, [&](auto element) { return LaunchRmsNorm<decltype(element)>(p, stream); });
 }
 
 Error ConcatRmsNorm(const ConcatRmsNormParams& p, Stream stream) {
   if (p.num_rows < 0) return "num_rows: expected no negative number";
   if (p.hidden_size <= 0) return "hidden_size: expected a positive number";
-  return p.dtype == DType::kFloat32 ? LaunchConcatRmsNorm<float>(p, stream) : LaunchConcatRmsNorm<bf16>(p, stream);
+  return WithElement(p.dtype, [&](auto element) { return LaunchConcatRmsNorm<decltype(element)>(p, stream); });
 }
 
 }  // namespace fdsd::cuda

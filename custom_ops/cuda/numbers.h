@@ -14,6 +14,47 @@ __device__ __forceinline__ bf16 RoundToBf16(float x) {
   return bf16{static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
+#if defined(FDSD_EMULATED)
+
+__device__ __forceinline__ float ToFloat(half16 x) {
+  constexpr unsigned kMaxExponent = 31;
+  const unsigned exponent = x.bits >> 10 & kMaxExponent;
+  const unsigned rebias = exponent == kMaxExponent ? 255 - kMaxExponent : 127 - 15;  // infinity and NaN keep all ones
+  const float subnormal = static_cast<float>(x.bits & 0x3ffu) * 0x1p-24f;
+  const unsigned normal = ((x.bits & 0x7fffu) << 13) + (rebias << 23);
+  return __uint_as_float((exponent == 0 ? __float_as_uint(subnormal) : normal) | (x.bits & 0x8000u) << 16);
+}
+
+// Round to nearest, ties to even, to infinity from 65520 on; NaN becomes the NaN that GPUs have.
+__device__ __forceinline__ half16 RoundToHalf16(float x) {
+  const unsigned magnitude = __float_as_uint(x) & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return half16{0x7fff};
+  const unsigned sign = __float_as_uint(x) >> 16 & 0x8000u;
+  const float value = __uint_as_float(magnitude);
+  unsigned bits;
+  if (value < 0x1p-14f) {
+    bits = static_cast<unsigned>(rintf(value * 0x1p24f));
+  } else {
+    bits = ((magnitude + 0xfffu + (magnitude >> 13 & 1u)) >> 13) - ((127u - 15u) << 10);
+  }
+  return half16{static_cast<uint16_t>(sign | (value >= 65520.0f ? 0x7c00u : bits))};
+}
+
+#else
+
+__device__ __forceinline__ float ToFloat(half16 x) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
+  return value;
+}
+__device__ __forceinline__ half16 RoundToHalf16(float x) {
+  half16 rounded;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(x));
+  return rounded;
+}
+
+#endif
+
 // To the 8-bit float e4m3 (a sign, 4 bits of exponent with bias 7, 3 of fraction), to nearest, ties to even; magnitudes
 // below 464.
 __device__ __forceinline__ uint32_t RoundToE4m3(float x) {
@@ -48,6 +89,41 @@ __device__ __forceinline__ float FromFloat<float>(float x) {
 template <>
 __device__ __forceinline__ bf16 FromFloat<bf16>(float x) {
   return RoundToBf16(x);
+}
+template <>
+__device__ __forceinline__ half16 FromFloat<half16>(float x) {
+  return RoundToHalf16(x);
+}
+
+// Two numbers of 16 bits, rounded, as a word.
+template <typename T>
+__device__ __forceinline__ uint32_t RoundedWord(float low, float high) {
+  return FromFloat<T>(low).bits | static_cast<uint32_t>(FromFloat<T>(high).bits) << 16;
+}
+
+// Sets element i of an array of a type that only the call knows.
+__device__ __forceinline__ void StoreFloat(DType dtype, DevicePtr<uint8_t> y, int64_t i, float x) {
+  if (dtype == DType::kFloat32) {
+    ViewAs<float>(y)[i] = x;
+  } else {
+    ViewAs<uint16_t>(y)[i] = dtype == DType::kBFloat16 ? RoundToBf16(x).bits : RoundToHalf16(x).bits;
+  }
+}
+
+constexpr int64_t ElementBytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+// call(element) with an element of the type.
+template <typename Call>
+Error WithElement(DType dtype, const Call& call) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return call(float{});
+    case DType::kBFloat16:
+      return call(bf16{});
+    case DType::kFloat16:
+      return call(half16{});
+  }
+  return "dtype: expected float32, bfloat16 or float16, got another number";
 }
 
 // Element i as a float.

@@ -15,11 +15,13 @@ static_assert(kThreads == kQuantGroup && kPanelColumns == kWarpSize, "a warp has
 
 template <LinearFormat format>
 constexpr bool kIsQuantized = IsQuantized(format);
+template <LinearFormat format>
+constexpr bool kIsPaired = format == LinearFormat::kBFloat16 || format == LinearFormat::kFloat16;
 // Inputs of a column in one unit of a panel.
 template <LinearFormat format>
-constexpr int32_t kUnitInputs = kIsQuantized<format>                ? kQuantGroup
-                                : format == LinearFormat::kBFloat16 ? 2
-                                                                    : 1;
+constexpr int32_t kUnitInputs = kIsQuantized<format> ? kQuantGroup
+                                : kIsPaired<format>  ? 2
+                                                     : 1;
 
 // Up to 128 inputs of the 32 columns of a panel, [column][input], zero where the matrix ends.
 using Tile = DevicePtr<float>;
@@ -163,15 +165,14 @@ __device__ void PackGroup(Tile tile, DevicePtr<uint8_t> out) {
 
 template <LinearFormat format>
 __device__ void PackFloats(Tile tile, int num_inputs, DevicePtr<uint8_t> out) {
-  constexpr bool kIsPaired = format == LinearFormat::kBFloat16;
-  const int num_steps = kIsPaired ? (num_inputs + 1) / 2 : num_inputs;
+  const int num_steps = kIsPaired<format> ? (num_inputs + 1) / 2 : num_inputs;
   const DevicePtr<uint32_t> words = ViewAs<uint32_t>(out);
   for (int w = threadIdx.x; w < num_steps * kPanelColumns; w += kThreads) {
     const DevicePtr<float> values = tile + w % kPanelColumns * kTileStride;
     const int step = w / kPanelColumns;
-    if constexpr (kIsPaired) {
-      words[w] = RoundToBf16(values[2 * step]).bits | static_cast<uint32_t>(RoundToBf16(values[2 * step + 1]).bits)
-                                                          << 16;
+    if constexpr (kIsPaired<format>) {
+      using Half = std::conditional_t<format == LinearFormat::kBFloat16, bf16, half16>;
+      words[w] = RoundedWord<Half>(values[2 * step], values[2 * step + 1]);
     } else {
       words[w] = __float_as_uint(values[step]);
     }
@@ -221,6 +222,8 @@ Error PackLinear(const PackLinearParams& p, Stream stream) {
       return LaunchPack<LinearFormat::kFloat32>(p, stream);
     case LinearFormat::kBFloat16:
       return LaunchPack<LinearFormat::kBFloat16>(p, stream);
+    case LinearFormat::kFloat16:
+      return LaunchPack<LinearFormat::kFloat16>(p, stream);
     case LinearFormat::kWint8:
       return LaunchPack<LinearFormat::kWint8>(p, stream);
     case LinearFormat::kWint4:

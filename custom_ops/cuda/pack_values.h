@@ -5,20 +5,6 @@
 
 namespace fdsd::cuda {
 
-// IEEE half precision, which only checkpoints have.
-struct half16 {
-  uint16_t bits;
-};
-
-__device__ __forceinline__ float ToFloat(half16 x) {
-  constexpr unsigned kMaxExponent = 31;
-  const unsigned exponent = x.bits >> 10 & kMaxExponent;
-  const unsigned rebias = exponent == kMaxExponent ? 255 - kMaxExponent : 127 - 15;  // infinity and NaN keep all ones
-  const float subnormal = static_cast<float>(x.bits & 0x3ffu) * 0x1p-24f;
-  const unsigned normal = ((x.bits & 0x7fffu) << 13) + (rebias << 23);
-  return __uint_as_float((exponent == 0 ? __float_as_uint(subnormal) : normal) | (x.bits & 0x8000u) << 16);
-}
-
 // The first value of the largest magnitude; one with an infinity or a NaN where there is one (as integers, NaNs compare
 // above everything).
 __device__ __forceinline__ float PeakOf(DevicePtr<const float> values, int count, int stride = 1) {

@@ -180,7 +180,7 @@ Error RopeStoreKv(const RopeStoreKvParams& p, Stream stream) {
   if (p.num_heads <= 0) return "num_heads: expected a positive number";
   if (p.rotary_dim <= 0 || p.rotary_dim % 2 != 0 || p.rotary_dim > p.cache.head_dim)
     return "rotary_dim: expected an even number in 2..head_dim";
-  return p.cache.dtype == DType::kFloat32 ? LaunchRopeOf<float>(p, stream) : LaunchRopeOf<bf16>(p, stream);
+  return WithElement(p.cache.dtype, [&](auto element) { return LaunchRopeOf<decltype(element)>(p, stream); });
 }
 
 }  // namespace fdsd::cuda

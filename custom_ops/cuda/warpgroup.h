@@ -49,6 +49,12 @@ struct Rules<Bf16Products> {
   static float Round(Sum sum) { return TowardsZero(sum, 23); }
 };
 template <>
+struct Rules<Half16Products> {
+  using Sum = double;
+  static Sum Add(uint32_t a, uint32_t b, Sum sum) { return DotHalf16(a, b, sum); }
+  static float Round(Sum sum) { return TowardsZero(sum, 23); }
+};
+template <>
 struct Rules<Fp8Products> {
   using Sum = double;
   static Sum Add(uint32_t a, uint32_t b, Sum sum) { return DotFp8(a, b, sum); }

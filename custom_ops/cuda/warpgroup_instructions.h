@@ -6,11 +6,14 @@
 
 namespace fdsd::cuda {
 
-// Words of four unsigned (A) and four signed (B) bytes; of two bfloat16; of four e4m3.
+// Words of four unsigned (A) and four signed (B) bytes; of two bfloat16; of two float16; of four e4m3.
 struct IntegerProducts {
   using Element = int32_t;
 };
 struct Bf16Products {
+  using Element = float;
+};
+struct Half16Products {
   using Element = float;
 };
 struct Fp8Products {
@@ -36,36 +39,41 @@ __device__ __forceinline__ void AddProductOf(IntegerProducts, std::integral_cons
       : FDSD_WORDS(a), "l"(rows));
 }
 
-__device__ __forceinline__ void AddProductOf(Bf16Products, std::integral_constant<int, 16>, float* c, const uint32_t* a,
-                                             uint64_t rows) {
-  asm volatile(FDSD_PRODUCT("m64n16k16.f32.bf16.bf16")
-      "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-      "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"
-      : FDSD_EIGHT("+f", c)
-      : FDSD_WORDS(a), "l"(rows));
-}
+// Words of two numbers of a type.
+#define FDSD_PAIR_PRODUCTS(Kind, type)                                                                              \
+  __device__ __forceinline__ void AddProductOf(Kind, std::integral_constant<int, 16>, float* c, const uint32_t* a,  \
+                                               uint64_t rows) {                                                     \
+    asm volatile(FDSD_PRODUCT("m64n16k16.f32." type "." type) \
+      "{%0, %1, %2, %3, %4, %5, %6, %7}, " \
+      "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n" \
+      : FDSD_EIGHT("+f", c) \
+      : FDSD_WORDS(a), "l"(rows));                                                     \
+  }                                                                                                                 \
+                                                                                                                    \
+  __device__ __forceinline__ void AddProductOf(Kind, std::integral_constant<int, 64>, float* c, const uint32_t* a,  \
+                                               uint64_t rows) {                                                     \
+    asm volatile(FDSD_PRODUCT("m64n64k16.f32." type "." type) \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n" \
+      : FDSD_THIRTY_TWO("+f", c) \
+      : FDSD_WORDS(a), "l"(rows));                                                     \
+  }                                                                                                                 \
+                                                                                                                    \
+  __device__ __forceinline__ void AddProductOf(Kind, std::integral_constant<int, 128>, float* c, const uint32_t* a, \
+                                               uint64_t rows) {                                                     \
+    asm volatile(FDSD_PRODUCT("m64n128k16.f32." type "." type) \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n" \
+      : FDSD_THIRTY_TWO("+f", c), FDSD_THIRTY_TWO("+f", c + 32) \
+      : FDSD_WORDS(a), "l"(rows));                                                    \
+  }
 
-__device__ __forceinline__ void AddProductOf(Bf16Products, std::integral_constant<int, 64>, float* c, const uint32_t* a,
-                                             uint64_t rows) {
-  asm volatile(FDSD_PRODUCT("m64n64k16.f32.bf16.bf16")
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
-      : FDSD_THIRTY_TWO("+f", c)
-      : FDSD_WORDS(a), "l"(rows));
-}
-
-__device__ __forceinline__ void AddProductOf(Bf16Products, std::integral_constant<int, 128>, float* c,
-                                             const uint32_t* a, uint64_t rows) {
-  asm volatile(FDSD_PRODUCT("m64n128k16.f32.bf16.bf16")
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n"
-      : FDSD_THIRTY_TWO("+f", c), FDSD_THIRTY_TWO("+f", c + 32)
-      : FDSD_WORDS(a), "l"(rows));
-}
+FDSD_PAIR_PRODUCTS(Bf16Products, "bf16")
+FDSD_PAIR_PRODUCTS(Half16Products, "f16")
 
 __device__ __forceinline__ void AddProductOf(Fp8Products, std::integral_constant<int, 16>, float* c, const uint32_t* a,
                                              uint64_t rows) {
@@ -90,6 +98,7 @@ __device__ __forceinline__ void AddProductOf(Fp8Products, std::integral_constant
 #undef FDSD_THIRTY_TWO
 #undef FDSD_WORDS
 #undef FDSD_PRODUCT
+#undef FDSD_PAIR_PRODUCTS
 
 #endif
 

@@ -8,6 +8,7 @@ from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, S
 from fastdeploy_sd.runtime.declaration import (
     ACTIVATIONS,
     BF16,
+    F16,
     F32,
     I8,
     I32,
@@ -27,7 +28,7 @@ def _cache(array: type[In]) -> dict[str, Part]:
     """The fields of fdsd::KvCache; see ops/kv_cache.py for the shapes."""
     s, scales = "4/itemsize(k)", "num_blocks, num_kv_heads, block_size"
     return {
-        "k": array((F32, BF16, I8, U8), f"num_blocks, num_kv_heads, head_dim*itemsize(k)/4, block_size, {s}"),
+        "k": array((F32, BF16, F16, I8, U8), f"num_blocks, num_kv_heads, head_dim*itemsize(k)/4, block_size, {s}"),
         "v": array("k", f"num_blocks, num_kv_heads, block_size*itemsize(k)/4, head_dim, {s}"),
         "k_scale": array(F32, scales, optional=True),
         "v_scale": array(F32, scales, optional=True),

@@ -1,4 +1,4 @@
-"""bfloat16 in NumPy, which has no such type: stored as u16 bit patterns, computed in float32."""
+"""Numbers of 16 bits in NumPy, computed in float32. It has float16 but no bfloat16, which is stored as u16 bits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ def from_bf16(bits: U16) -> F32:
 
 
 def widen(x: npt.NDArray[np.generic]) -> F32:
-    """Return float32 values of an array holding float32 or bfloat16 bits (u16)."""
+    """Return float32 values of an array holding float32, float16 or bfloat16 bits (u16)."""
     return from_bf16(x.astype(np.uint16)) if x.dtype == np.uint16 else x.astype(np.float32)
 
 
 def narrow(x: F32, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-    """Return x as float32 or, for dtype u16, as bfloat16 bits."""
-    return to_bf16(x) if np.dtype(dtype) == np.uint16 else x.astype(np.float32)
+    """Return x as float32, as float16, whose magnitudes end at 65504, or, for dtype u16, as bfloat16 bits."""
+    if np.dtype(dtype) == np.uint16:
+        return to_bf16(x)
+    with np.errstate(over="ignore"):  # rounded to infinity, as everywhere
+        return x.astype(np.dtype(dtype))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-LinearFormat = Literal["float32", "bfloat16", "wint8", "wint4", "fp8"]
+LinearFormat = Literal["float32", "bfloat16", "wint8", "wint4", "fp8", "float16"]
 _CODES: tuple[LinearFormat, ...] = get_args(LinearFormat)
 # What every device multiplies; the others are for GPUs only.
 LINEAR_FORMATS: tuple[LinearFormat, ...] = ("float32", "bfloat16", "wint8", "wint4")
-GPU_FORMATS: tuple[LinearFormat, ...] = ("fp8",)
+GPU_FORMATS: tuple[LinearFormat, ...] = ("fp8", "float16")
 
 
 def format_code(fmt: str) -> int:

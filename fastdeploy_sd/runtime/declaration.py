@@ -16,14 +16,16 @@ from fastdeploy_sd.runtime.expression import GOT, Expression, parse
 from fastdeploy_sd.runtime.layout import Layout
 
 # Element types; NumPy has no bfloat16, its arrays of bit patterns are uint16.
-F32, BF16, I8, U8, I32, I64, U64 = "float32", "bfloat16", "int8", "uint8", "int32", "int64", "uint64"
-ACTIVATIONS = (F32, BF16)
+F32, BF16, F16, I8, U8, I32, I64, U64 = (
+    "float32", "bfloat16", "float16", "int8", "uint8", "int32", "int64", "uint64",
+)  # fmt: skip
+ACTIVATIONS = (F32, BF16, F16)  # float16 on GPUs only
 # Element type -> DType, KvDType of custom_ops/include/fdsd. NumPy has no float8 either: a KV cache of bytes is one.
-DTYPE_CODES = {F32: 0, BF16: 1, I8: 2, U8: 3}
-ELEMENT_BYTES = {F32: 4, BF16: 2, I8: 1, U8: 1, I32: 4, I64: 8, U64: 8}
+DTYPE_CODES = {F32: 0, BF16: 1, I8: 2, U8: 3, F16: 4}
+ELEMENT_BYTES = {F32: 4, BF16: 2, F16: 2, I8: 1, U8: 1, I32: 4, I64: 8, U64: 8}
 ANY = tuple(ELEMENT_BYTES)
 _INTEGERS, _FLOATS = ("int32", "int64"), ("float32", "float64")
-_POINTEES = {U8: ("uint8", "void"), BF16: ("void",)}  # of others: the type itself
+_POINTEES = {U8: ("uint8", "void"), BF16: ("void",), F16: ("void",)}  # of others: the type itself
 
 
 @dataclass(frozen=True, slots=True)

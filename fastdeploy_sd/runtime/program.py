@@ -27,6 +27,7 @@ from fastdeploy_sd.types import I64
 _ARRAY_DTYPES: Mapping[paddle.dtype, np.dtype[Any]] = {
     paddle.float32: np.dtype(np.float32),
     paddle.bfloat16: np.dtype(np.uint16),  # bit patterns
+    paddle.float16: np.dtype(np.float16),
     paddle.int32: np.dtype(np.int32),
     paddle.int64: np.dtype(np.int64),
 }

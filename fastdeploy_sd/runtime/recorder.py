@@ -18,7 +18,7 @@ from paddle import Tensor
 from fastdeploy_sd.runtime.device_tensor import DeviceTensor
 from fastdeploy_sd.runtime.library import CParams
 
-ELEMENT_BYTES = {paddle.float32: 4, paddle.bfloat16: 2, paddle.int32: 4, paddle.int64: 8}
+ELEMENT_BYTES = {paddle.float32: 4, paddle.bfloat16: 2, paddle.float16: 2, paddle.int32: 4, paddle.int64: 8}
 
 
 class RecordingError(TypeError):

@@ -18,6 +18,7 @@ ALIGNMENT = 64  # bytes: one cache line, one vector register
 _DTYPES = {
     np.dtype(np.float32): paddle.float32,
     np.dtype(np.uint16): paddle.bfloat16,  # NumPy has no bfloat16: u16 bit patterns
+    np.dtype(np.float16): paddle.float16,
     np.dtype(np.int8): paddle.int8,
     np.dtype(np.uint8): paddle.uint8,
     np.dtype(np.int32): paddle.int32,
@@ -44,10 +45,12 @@ def from_numpy(array: npt.NDArray[np.generic]) -> Tensor:
     While the tensor lives, the same memory must not be wrapped again: Paddle keeps one deleter per address.
 
     Raises:
-        ValueError: not C-contiguous, or of another dtype than f32, u16, i8, u8, i32, i64.
+        ValueError: not C-contiguous, or of another dtype than f32, u16, f16, i8, u8, i32, i64.
     """
     if array.dtype not in _DTYPES or not array.flags.c_contiguous:
-        raise ValueError(f"array: expected contiguous f32, u16, i8, u8, i32 or i64, got {array.dtype}{array.shape}")
+        raise ValueError(
+            f"array: expected contiguous f32, u16, f16, i8, u8, i32 or i64, got {array.dtype}{array.shape}"
+        )
     if array.size == 0:
         return paddle.empty(array.shape, dtype=_DTYPES[array.dtype])
     flat = core.frombuffer(array.reshape(-1).view(np.uint8), dtype=_DTYPES[array.dtype])

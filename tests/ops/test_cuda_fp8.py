@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.ops.linear import linear
-from fastdeploy_sd.ops.linear_format import GPU_FORMATS
 from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.ops.reference.linear import to_e4m3
 from fastdeploy_sd.parallel.ranges import SliceRule
@@ -20,8 +19,8 @@ from tests.ops.test_ops import assert_same, bits
 
 # Of an operator's inputs, those that are cases of this format.
 OPS = {
-    "linear": (linear_cases.LINEAR, linear_cases.inputs(GPU_FORMATS)),
-    "moe_ffn": (moe_cases.MOE_FFN, {k: v for k, v in moe_cases.inputs(GPU_FORMATS).items() if v["fmt"] in GPU_FORMATS}),
+    "linear": (linear_cases.LINEAR, linear_cases.inputs(["fp8"])),
+    "moe_ffn": (moe_cases.MOE_FFN, {k: v for k, v in moe_cases.inputs(["fp8"]).items() if v["fmt"] == "fp8"}),
 }
 # Products of a chip that has them for 8-bit floats add in fewer bits than float32 has; so does the emulated Hopper.
 CHIP_TOLERANCE = 2e-3

@@ -53,7 +53,7 @@ def test_sizes_are_computed_and_solved_for() -> None:
         ({"x": None}, "x: expected an array, got None"),
         ({"x": [1.0]}, "x: expected an array, got list"),
         ({"x": X[0]}, r"x: expected shape \[num_rows, hidden_size\], got \[4\]"),
-        ({"x": X.astype(np.float64)}, "x: expected float32 or bfloat16, got float64"),
+        ({"x": X.astype(np.float64)}, "x: expected float32 or bfloat16 or float16, got float64"),
         ({"x": X[:, ::2]}, "x: expected a contiguous array, got strides"),
         ({"residual": X[:2]}, r"residual: expected shape \[3, 4\], got \[2, 4\]"),
         ({"weight": np.ones(5, np.float32)}, r"weight: expected shape \[4\], got \[5\]"),

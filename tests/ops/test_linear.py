@@ -49,7 +49,9 @@ def test_bad_arguments_are_named() -> None:
     packed = packing.pack_linear(np.zeros((3, 4), np.float32), "float32")
     with pytest.raises(ValueError, match=r"linear: x: expected shape \[num_rows, 4\], got \[1, 3\]"):
         ops.linear(x[:, :3].copy(), packed)
-    with pytest.raises(ValueError, match="format: expected one of float32, bfloat16, wint8, wint4, fp8, got 'int3'"):
+    with pytest.raises(
+        ValueError, match="format: expected one of float32, bfloat16, wint8, wint4, fp8, float16, got 'int3'"
+    ):
         packing.pack_linear(np.zeros((3, 4), np.float32), "int3")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="packed: expected an address that is a multiple of 64"):
         packing.pack_into(packed.data.ctypes.data + 4, np.zeros((1, 4), np.float32), "float32")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ops.bf16 import from_bf16
+from fastdeploy_sd.ops.bf16 import from_bf16, widen
 from fastdeploy_sd.runtime import library
 from tests.ops import cases
 from tests.ops.backends import LEVELS, isa, threads
@@ -52,6 +52,11 @@ def assert_same(got: Sequence[np.ndarray], want: Sequence[np.ndarray], op: OpCas
             rtol = op.bf16_ulps * 2.0**-7
             atol = op.atol if op.bf16_atol is None else op.bf16_atol
             np.testing.assert_allclose(from_bf16(g), from_bf16(w), rtol=rtol, atol=atol, err_msg=f"{where} output {i}")
+        elif w.dtype == np.float16:
+            rtol = op.bf16_ulps * 2.0**-10
+            atol = op.atol if op.bf16_atol is None else op.bf16_atol * 2.0**-3
+            atol += op.bf16_ulps * 2.0**-24  # a unit of subnormal numbers
+            np.testing.assert_allclose(widen(g), widen(w), rtol=rtol, atol=atol, err_msg=f"{where} output {i}")
         else:
             np.testing.assert_array_equal(g, w, err_msg=f"{where} output {i}")
 

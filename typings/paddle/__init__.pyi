@@ -19,6 +19,7 @@ class dtype:
 
 float32: dtype
 bfloat16: dtype
+float16: dtype
 int8: dtype
 uint8: dtype
 int32: dtype

@@ -19,7 +19,7 @@ void ReadRow(const T* from, int count, float* values) {
   if (i < count) Store(LoadPartial(from + i, count - i), values + i);
 }
 
-void ReadRow(const f16* from, int count, float* values) {
+void ReadRow(const half16* from, int count, float* values) {
   for (int i = 0; i < count; ++i) values[i] = ToFloat(from[i]);
 }
 
@@ -47,7 +47,7 @@ void ReadTile(const PackLinearParams& p, int64_t first_column, int64_t k, int co
     if (begin < end) {
       const auto read = part.dtype == WeightDType::kFloat32    ? ReadPart<float>
                         : part.dtype == WeightDType::kBFloat16 ? ReadPart<bf16>
-                                                               : ReadPart<f16>;
+                                                               : ReadPart<half16>;
       read(part, begin - part_begin, static_cast<int>(end - begin), k, count, tile + (begin - first_column));
     }
     part_begin += part.num_rows;
@@ -63,6 +63,14 @@ void StoreSteps(const void* columns, int num_steps, uint8_t* out) {
   for (int step = 0; step < num_steps; ++step) {
     for (int j = 0; j < kPanelColumns; ++j) to[step * kPanelColumns + j] = from[j * kSteps + step];
   }
+}
+
+void PackHalf16(const Tile tile, int count, uint8_t* out) {
+  alignas(64) half16 rounded[kPanelColumns][kQuantGroup];
+  for (int j = 0; j < kPanelColumns; ++j) {
+    for (int i = 0; i < kQuantGroup; ++i) rounded[j][i] = RoundToHalf16(tile[j][i]);
+  }
+  StoreSteps<kQuantGroup / 2>(rounded, static_cast<int>(DivideUp(count, 2)), out);
 }
 
 void PackBf16(const Tile tile, int count, uint8_t* out) {
@@ -125,6 +133,9 @@ void PackSlice(const PackLinearParams& p, int64_t first_column, int64_t begin, i
         break;
       case LinearFormat::kBFloat16:
         PackBf16(tile, count, out + k / 2 * kPanelColumns * kStepBytes);
+        break;
+      case LinearFormat::kFloat16:
+        PackHalf16(tile, count, out + k / 2 * kPanelColumns * kStepBytes);
         break;
       case LinearFormat::kWint8:
         PackWint8(tile, out + group * (kWint8Bytes + kScaleBytes));

@@ -16,7 +16,8 @@ const TileFunctions& TilesOf(LinearFormat format) {
     case LinearFormat::kWint8:
       return kWint8Tiles;
     case LinearFormat::kWint4:
-    case LinearFormat::kFp8:  // refused before
+    case LinearFormat::kFp8:  // refused before, as float16
+    case LinearFormat::kFloat16:
       break;
   }
   return kWint4Tiles;

@@ -25,6 +25,18 @@ bool Supports(Isa isa) {
   return false;
 }
 
+// Whether a processor computes in the types of a call.
+template <typename Params>
+Error CheckTypes(const Params& p) {
+  bool has_float16 = false;
+  if constexpr (requires { p.dtype; }) has_float16 |= p.dtype == DType::kFloat16;
+  if constexpr (requires { p.x_dtype; }) has_float16 |= p.x_dtype == DType::kFloat16;
+  if constexpr (requires { p.y_dtype; }) has_float16 |= p.y_dtype == DType::kFloat16;
+  if constexpr (requires { p.cache.dtype; }) has_float16 |= p.cache.dtype == DType::kFloat16;
+  return has_float16 ? "dtype: expected float32 or bfloat16 on a processor, got float16, which only GPUs compute in"
+                     : nullptr;
+}
+
 std::atomic<Tiles> assumed_tiles{Tiles::kNone};
 
 std::atomic<Isa>& Level() {
@@ -70,27 +82,28 @@ Error AssumeTiles(Tiles tiles) {
 
 Error ChipRefusal() { return assumed_tiles.load(std::memory_order_relaxed) == Tiles::kChip ? nullptr : AmxRefusal(); }
 
-#define FDSD_OP(Name, snake)          \
-  namespace scalar {                  \
-  Error Name(const Name##Params& p);  \
-  }                                   \
-  namespace avx2 {                    \
-  Error Name(const Name##Params& p);  \
-  }                                   \
-  namespace avx512 {                  \
-  Error Name(const Name##Params& p);  \
-  }                                   \
-  Error Name(const Name##Params& p) { \
-    switch (CurrentIsa()) {           \
-      case Isa::kAmx:                 \
-      case Isa::kAvx512:              \
-        return avx512::Name(p);       \
-      case Isa::kAvx2:                \
-        return avx2::Name(p);         \
-      case Isa::kScalar:              \
-        break;                        \
-    }                                 \
-    return scalar::Name(p);           \
+#define FDSD_OP(Name, snake)                             \
+  namespace scalar {                                     \
+  Error Name(const Name##Params& p);                     \
+  }                                                      \
+  namespace avx2 {                                       \
+  Error Name(const Name##Params& p);                     \
+  }                                                      \
+  namespace avx512 {                                     \
+  Error Name(const Name##Params& p);                     \
+  }                                                      \
+  Error Name(const Name##Params& p) {                    \
+    if (const Error error = CheckTypes(p)) return error; \
+    switch (CurrentIsa()) {                              \
+      case Isa::kAmx:                                    \
+      case Isa::kAvx512:                                 \
+        return avx512::Name(p);                          \
+      case Isa::kAvx2:                                   \
+        return avx2::Name(p);                            \
+      case Isa::kScalar:                                 \
+        break;                                           \
+    }                                                    \
+    return scalar::Name(p);                              \
   }
 #include "declarations.inc"
 #undef FDSD_OP

@@ -3,7 +3,7 @@
 
 namespace fdsd {
 
-// y = x in another type; bfloat16 is rounded to nearest, ties to even.
+// y = x in another type; bfloat16 and float16 are rounded to nearest, ties to even. Above 65504 float16 is infinite.
 struct CastParams {
   int32_t num_rows;     // T
   int32_t num_columns;  // N

@@ -5,8 +5,8 @@
 namespace fdsd {
 
 // Type of the elements of k and v: that of the activations, or one of a byte with a scale per token and KV head: int8,
-// or float8 of 4 bits of exponent and 3 of mantissa (e4m3), which only GPUs have.
-enum class KvDType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kFloat8 = 3 };
+// or float8 of 4 bits of exponent and 3 of mantissa (e4m3), which only GPUs have, as float16.
+enum class KvDType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kFloat8 = 3, kFloat16 = 4 };
 
 // Both are stored so that one vector load fetches the operands of 16 dot products of s elements, 4 bytes each: in K the
 // same s elements of the head dimension for 16 neighbouring tokens, each score being summed over the head dimension; in

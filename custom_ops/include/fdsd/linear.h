@@ -3,13 +3,14 @@
 
 namespace fdsd {
 
-// How a weight matrix is stored and multiplied. The last three also quantise x, per row and group of 128.
+// How a weight matrix is stored and multiplied. wint8, wint4 and fp8 also quantise x, per row and group of 128.
 enum class LinearFormat : int32_t {
   kFloat32 = 0,
   kBFloat16 = 1,
-  kWint8 = 2,  // W8A8: int8 weights, one float scale per output and group of 128 inputs
-  kWint4 = 3,  // W4A8: int4 weights, likewise
-  kFp8 = 4,    // W8A8 of e4m3, likewise, and so is x then. Only GPUs multiply it
+  kWint8 = 2,    // W8A8: int8 weights, one float scale per output and group of 128 inputs
+  kWint4 = 3,    // W4A8: int4 weights, likewise
+  kFp8 = 4,      // W8A8 of e4m3, likewise, and so is x then. Only GPUs multiply it
+  kFloat16 = 5,  // laid out as bfloat16. Only GPUs multiply it
 };
 constexpr int32_t kQuantGroup = 128;
 

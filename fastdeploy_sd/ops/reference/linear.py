@@ -137,6 +137,8 @@ def stored_weight(weight: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -
         return w
     if fmt == "bfloat16":
         return from_bf16(to_bf16(w))
+    if fmt == "float16":
+        return widen(narrow(w, np.float16))
     if fmt == "fp8":
         return _quantized(w, quantize_fp8, slices)
     return _quantized(w, quantize_int8 if fmt == "wint8" else quantize_int4, slices)
@@ -145,14 +147,16 @@ def stored_weight(weight: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -
 def read_input(x: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -> F32:
     """Return the values of x that a format multiplies, f32[M, K].
 
-    float32 takes x as it is, bfloat16 rounds it, the int formats quantise it to int8 per row and group of 128 of a
-    slice, fp8 to e4m3.
+    float32 takes x as it is, bfloat16 and float16 round it, the int formats quantise it to int8 per row and group of
+    128 of a slice, fp8 to e4m3.
     """
     values = widen(x)
     if fmt == "float32":
         return values
     if fmt == "bfloat16":
         return from_bf16(to_bf16(values))
+    if fmt == "float16":
+        return widen(narrow(values, np.float16))
     return _quantized(values, quantize_fp8 if fmt == "fp8" else quantize_int8, slices)
 
 

@@ -28,8 +28,9 @@ class OpCases:
         take: arguments and rows, of `op.declaration.per_row` -> arguments of these rows alone, in this order. What is
             changed in place is the same object. None: the arguments that the declaration has per row.
         offsets: outputs that count others of their call, and so are not a row's own.
-        rtol, atol: for float32 outputs; bfloat16 outputs may differ by bf16_ulps units in the last place.
-        bf16_atol: in place of atol for bfloat16 outputs of an op that rounds on its way; None: atol.
+        rtol, atol: for float32 outputs; bfloat16 and float16 outputs may differ by bf16_ulps units in the last place.
+        bf16_atol: in place of atol for bfloat16 outputs of an op that rounds on its way, an eighth of it for float16;
+            None: atol.
     """
 
     name: str

@@ -3,8 +3,9 @@
 namespace fdsd {
 
 Error CheckKvCache(const KvCache& cache) {
-  if (cache.dtype != DType::kFloat32 && cache.dtype != DType::kBFloat16) return "dtype: expected float32 or bfloat16";
-  const KvDType same = cache.dtype == DType::kFloat32 ? KvDType::kFloat32 : KvDType::kBFloat16;
+  if (cache.dtype != DType::kFloat32 && cache.dtype != DType::kBFloat16 && cache.dtype != DType::kFloat16)
+    return "dtype: expected float32, bfloat16 or float16";
+  const auto same = static_cast<KvDType>(cache.dtype);
   const bool is_scaled = cache.kv_dtype == KvDType::kInt8 || cache.kv_dtype == KvDType::kFloat8;
   if (cache.kv_dtype != same && !is_scaled)
     return "kv_dtype: expected int8, float8 or the type of the activations, got another";

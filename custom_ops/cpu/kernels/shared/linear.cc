@@ -10,6 +10,7 @@ int32_t UnitsOf(int32_t in_features, LinearFormat format) {
     case LinearFormat::kFloat32:
       return in_features;
     case LinearFormat::kBFloat16:
+    case LinearFormat::kFloat16:
       return static_cast<int32_t>(DivideUp(in_features, 2));
     case LinearFormat::kWint8:
     case LinearFormat::kWint4:
@@ -48,6 +49,7 @@ int64_t PanelUnitBytes(LinearFormat format) {
   switch (format) {
     case LinearFormat::kFloat32:
     case LinearFormat::kBFloat16:
+    case LinearFormat::kFloat16:
       return kPanelColumns * kStepBytes;
     case LinearFormat::kWint8:
     case LinearFormat::kFp8:
@@ -68,8 +70,9 @@ Error CheckLinear(int32_t in_features, int32_t out_features, LinearFormat format
                   const void* packed) {
   if (in_features < 0) return "in_features: expected 0 or more, got a negative number";
   if (out_features < 0) return "out_features: expected 0 or more, got a negative number";
-  if (static_cast<int32_t>(format) < 0 || format > LinearFormat::kFp8) {
-    return "format: expected float32 (0), bfloat16 (1), wint8 (2), wint4 (3) or fp8 (4), got another number";
+  if (static_cast<int32_t>(format) < 0 || format > LinearFormat::kFloat16) {
+    return "format: expected float32 (0), bfloat16 (1), wint8 (2), wint4 (3), fp8 (4) or float16 (5), got another "
+           "number";
   }
   if (slices.num_slices != 1 && slices.num_slices != 2 && slices.num_slices != 4) {
     return "num_slices: expected 1, 2 or 4, got another number";
@@ -83,8 +86,9 @@ Error CheckLinear(int32_t in_features, int32_t out_features, LinearFormat format
 }
 
 Error CheckProcessorFormat(LinearFormat format) {
-  if (format != LinearFormat::kFp8) return nullptr;
-  return "format: expected float32, bfloat16, wint8 or wint4 on a processor, got fp8, which only GPUs multiply";
+  if (format != LinearFormat::kFp8 && format != LinearFormat::kFloat16) return nullptr;
+  return "format: expected float32, bfloat16, wint8 or wint4 on a processor, got fp8 or float16, which only GPUs "
+         "multiply";
 }
 
 }  // namespace fdsd

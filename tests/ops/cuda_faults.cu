@@ -39,6 +39,25 @@ __global__ void SameElement(Ints p) { p[0] = static_cast<int32_t>(threadIdx.x); 
 // Two bytes of a word are not the same element.
 __global__ void NeighbourBytes(Ints p) { ViewAs<uint8_t>(p)[threadIdx.x] = 1; }
 
+// One thread writes a byte of a word and another the word; then the word and another of its bytes.
+__global__ void BytesOfAWord(Ints p, bool waits_for_word, bool waits_for_byte) {
+  if (threadIdx.x == 0) ViewAs<uint8_t>(p)[2] = 1;
+  if (waits_for_word) __syncthreads();
+  if (threadIdx.x == 33) p[0] = 2;
+  __syncthreads();
+  if (threadIdx.x == 0) p[0] = 3;
+  if (waits_for_byte) __syncthreads();
+  if (threadIdx.x == 33) ViewAs<uint8_t>(p)[3] = 4;
+}
+
+// A block has the shared memory that another had, but nothing that this wrote.
+__global__ void OfBlockBefore(Ints p) {
+  FDSD_SHARED(int32_t, s, kThreads);
+  if (blockIdx.x == 0) s[threadIdx.x] = 1;
+  const int32_t own = s[threadIdx.x];
+  if (blockIdx.x == 0) p[threadIdx.x] = own;
+}
+
 __global__ void BlockRace(Ints p, bool is_apart) {
   if (threadIdx.x == 0) p[is_apart ? static_cast<int>(blockIdx.x) : 0] = 1;
 }
@@ -230,6 +249,10 @@ fdsd::Error RunFault(const char* name, Ints p) {
   if (is("write after read, waited")) return Launch<WriteAfterRead>(kOneBlock, nullptr, p, true);
   if (is("same element")) return Launch<SameElement>(kOneBlock, nullptr, p);
   if (is("neighbour bytes")) return Launch<NeighbourBytes>(kOneBlock, nullptr, p);
+  if (is("byte, then its word")) return Launch<BytesOfAWord>(kOneBlock, nullptr, p, false, true);
+  if (is("word, then its byte")) return Launch<BytesOfAWord>(kOneBlock, nullptr, p, true, false);
+  if (is("bytes and their word, waited")) return Launch<BytesOfAWord>(kOneBlock, nullptr, p, true, true);
+  if (is("of the block before")) return Launch<OfBlockBefore>(kTwoBlocks, nullptr, p);
   if (is("block race")) return Launch<BlockRace>(kTwoBlocks, nullptr, p, false);
   if (is("blocks apart")) return Launch<BlockRace>(kTwoBlocks, nullptr, p, true);
   if (is("read of other block")) return Launch<ReadOfOtherBlock>(kTwoBlocks, nullptr, p);

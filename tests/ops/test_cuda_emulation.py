@@ -15,6 +15,9 @@ FAULTS = {
     "shared race": "SharedRace: block (0, 0, 0) thread 0 race: writes byte 0 of shared memory .*, which thread 63 read",
     "write after read": "race: writes byte .* of global memory [256 bytes], which thread . read with no barrier",
     "same element": "block (0, 0, 0) thread 1 race: writes byte 0 of global memory [256 bytes], which thread 0 wrote",
+    "byte, then its word": "thread 33 race: writes byte 2 of global memory .*, which thread 0 wrote with no barrier",
+    "word, then its byte": "thread 33 race: writes byte 3 of global memory .*, which thread 0 wrote with no barrier",
+    "of the block before": "block (1, 0, 0) thread 0 reads byte 0 of shared memory [256 bytes] before anything",
     "block race": "block (1, 0, 0) thread 0 race: writes byte 0 of global memory .*, which another block wrote",
     "read of other block": "race: reads byte 0 of global memory [256 bytes], which another block wrote",
     "warp race": "race: .* shared memory",
@@ -63,7 +66,15 @@ FAULTS = {
     "memory of the host": "writes 4 bytes through a pointer to no device memory",
 }
 NO_FAULTS = (
-    *("shared, waited", "write after read, waited", "neighbour bytes", "blocks apart", "warp, waited", "counter"),
+    *(
+        "shared, waited",
+        "write after read, waited",
+        "neighbour bytes",
+        "bytes and their word, waited",
+        "blocks apart",
+        "warp, waited",
+        "counter",
+    ),
     *(
         "reads the last",
         "two launches",

@@ -1,7 +1,7 @@
 #include "emulation/copies.h"
 
+#include <algorithm>
 #include <cstring>
-#include <deque>
 #include <vector>
 
 #include "emulation/engine.h"
@@ -19,12 +19,17 @@ struct Copy {
   char bytes[kMaxBytes];
 };
 
-// A thread's copies, and where its groups end among all it ever made.
+// A thread's copies on their way, and where their groups end among them.
 struct Queue {
-  std::deque<Copy> copies;
-  std::deque<size_t> group_ends;
-  size_t num_arrived = 0;
+  std::vector<Copy> copies;
+  std::vector<size_t> group_ends;
   std::vector<Copy> unfenced;
+
+  void Clear() {
+    copies.clear();
+    group_ends.clear();
+    unfenced.clear();
+  }
 };
 
 PerThread<Queue> queues;
@@ -43,24 +48,26 @@ void StartCopy(const Allocation* allocation, void* to, const void* from, size_t 
 
 void CommitCopies() {
   Queue& own = queues.Own();
-  own.group_ends.push_back(own.num_arrived + own.copies.size());
+  own.group_ends.push_back(own.copies.size());
 }
 
 void WaitForCopies(size_t num_pending) {
   Queue& own = queues.Own();
-  while (own.group_ends.size() > num_pending) {
-    for (; own.num_arrived < own.group_ends.front(); ++own.num_arrived) {
-      const Copy& copy = own.copies.front();
-      SetInFlight(copy.allocation, copy.to, copy.num_bytes, false);
-      // Now, and by this thread, it is written: others see it behind a barrier.
-      Check(copy.allocation, copy.to, copy.num_bytes, Access::kWrite);
-      std::memcpy(copy.to, copy.bytes, copy.num_bytes);
-      SetUnfenced(copy.allocation, copy.to, copy.num_bytes, true);
-      own.unfenced.push_back(copy);
-      own.copies.pop_front();
-    }
-    own.group_ends.pop_front();
+  if (own.group_ends.size() <= num_pending) return;
+  const auto last_group = own.group_ends.end() - static_cast<std::ptrdiff_t>(num_pending) - 1;
+  const size_t num_arrived = *last_group;
+  const auto end = own.copies.begin() + static_cast<std::ptrdiff_t>(num_arrived);
+  for (auto copy = own.copies.begin(); copy != end; ++copy) {
+    SetInFlight(copy->allocation, copy->to, copy->num_bytes, false);
+    // Now, and by this thread, it is written: others see it behind a barrier.
+    Check(copy->allocation, copy->to, copy->num_bytes, Access::kWrite);
+    std::memcpy(copy->to, copy->bytes, copy->num_bytes);
+    SetUnfenced(copy->allocation, copy->to, copy->num_bytes, true);
+    own.unfenced.push_back(*copy);
   }
+  for (size_t& group_end : own.group_ends) group_end -= std::min(group_end, num_arrived);
+  own.copies.erase(own.copies.begin(), end);
+  own.group_ends.erase(own.group_ends.begin(), last_group + 1);
 }
 
 void FenceCopies() {

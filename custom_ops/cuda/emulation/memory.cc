@@ -10,44 +10,23 @@
 
 #include "emulation/engine.h"
 #include "emulation/pages.h"
+#include "emulation/shadow.h"
 
 namespace fdsd::emulation {
-
-namespace {
-
-// One access: its thread, the periods it was in, and whether it was atomic. All zero: there was none, as periods count
-// from 1.
-struct Trace {
-  uint32_t period = 0;
-  uint32_t warp_period : 20 = 0;
-  uint32_t thread : 11 = 0;
-  uint32_t is_atomic : 1 = 0;
-
-  bool exists() const { return period != 0; }
-  uint32_t warp() const { return thread / 32; }
-};
-static_assert(sizeof(Trace) == 8);
-
-// What is remembered of a byte: the last write, and up to two reads since that a later write must not meet.
-struct Shadow {
-  Trace write;
-  Trace read;
-  Trace other_read;
-};
-
-}  // namespace
 
 struct Allocation {
   char* begin;
   size_t num_bytes;
   bool is_shared;
   bool is_freed = false;
-  mutable std::vector<Shadow> shadow;
-  mutable std::vector<bool> in_flight;  // empty until a copy begins
-  mutable std::vector<bool> unfenced;   // likewise
+  mutable Shadows shadows;
+  // Of a block's shared memory: words are marked with the period it began with, so a block finds no other's marks.
+  mutable Marks in_flight{};
+  mutable Marks unfenced{};
   mutable int64_t bytes_read = 0;
-  std::vector<uint64_t> memory;  // of a block's; aligned to 128 bytes within
-  Pages pages{};                 // of the device's
+  std::vector<uint64_t> memory{};  // of a block's; aligned to 128 bytes within
+  uint32_t block = 0;              // the period with which the block began whose it is
+  Pages pages{};                   // of the device's
 };
 
 namespace {
@@ -56,30 +35,28 @@ constexpr size_t kAlignment = 128;
 constexpr int kUnwritten = 0xcb;  // a NaN as bfloat16, a large negative number as float32 and as integers
 
 std::unique_ptr<Allocation> NewAllocation(char* begin, size_t num_bytes, bool is_shared) {
-  auto made = std::make_unique<Allocation>();
-  made->begin = begin;
-  made->num_bytes = num_bytes;
-  made->is_shared = is_shared;
-  made->shadow.resize(num_bytes);
-  return made;
+  return std::unique_ptr<Allocation>(new Allocation{begin, num_bytes, is_shared, false, Shadows(num_bytes)});
 }
 
-// Of the block that runs.
 std::unique_ptr<Allocation> NewSharedAllocation(size_t num_bytes) {
   auto made = NewAllocation(nullptr, num_bytes, true);
   made->memory.resize((num_bytes + 2 * kAlignment) / sizeof(uint64_t));
   const auto address = reinterpret_cast<uintptr_t>(made->memory.data());
   made->begin = reinterpret_cast<char*>((address + kAlignment - 1) / kAlignment * kAlignment);
-  std::memset(made->begin, kUnwritten, num_bytes);
   return made;
 }
 
-// Marks bytes of an allocation.
-void SetBytes(std::vector<bool>* marks, const Allocation& allocation, const void* address, size_t num_bytes,
-              bool is_marked) {
-  if (marks->empty()) marks->resize(allocation.num_bytes);
-  const auto offset = static_cast<const char*>(address) - allocation.begin;
-  std::fill_n(marks->begin() + offset, num_bytes, is_marked);
+size_t OffsetOf(const Allocation& allocation, const void* address) {
+  return static_cast<size_t>(static_cast<const char*>(address) - allocation.begin);
+}
+
+Trace TraceNow(const ThreadPlace& here, Access access) {
+  Trace now;
+  now.period = here.period;
+  now.warp_period = here.warp_period;
+  now.thread = here.linear;
+  now.is_atomic = access == Access::kAtomic;
+  return now;
 }
 
 // Launches look allocations up in threads of their own.
@@ -88,12 +65,14 @@ std::mutex mutex;
 std::map<const char*, std::unique_ptr<Allocation>> allocations;
 // What was given back, without its memory: pointers to it may still be around, in graphs above all.
 std::vector<std::unique_ptr<Allocation>> freed;
-// Of the block that runs, by the address of what declares them; nullptr is the dynamic one.
+// Shared memory by the address of what declares it; nullptr is the dynamic one. Each block has the one before it had,
+// but what was done to it then counts no more.
 std::map<const void*, std::unique_ptr<Allocation>> shared;
 size_t dynamic_bytes_of_block = 0;
 
-bool IsOrdered(const Trace& before, const Trace& now, const ThreadPlace& here) {
-  if (!before.exists() || before.period < here.launch_begin) return true;
+// `begin`: the period from which on accesses count.
+inline bool IsOrdered(const Trace& before, const Trace& now, const ThreadPlace& here, uint32_t begin) {
+  if (before.period < begin) return true;
   if (before.period < here.block_begin) return false;
   if (before.thread == now.thread || before.period < now.period) return true;
   return before.warp() == now.warp() && before.warp_period < now.warp_period;
@@ -124,24 +103,23 @@ void KeepRead(Shadow* shadow, const Trace& now, const ThreadPlace& here) {
   }
 }
 
-void CheckByte(const Allocation& allocation, size_t offset, Access access, const Trace& now, const ThreadPlace& here) {
-  Shadow& shadow = allocation.shadow[offset];
+// Looks at an access to bytes whose shadow is in common, the first of them at `offset`.
+inline void CheckBytes(const Allocation& allocation, size_t offset, Shadow* shadow, Access access, const Trace& now,
+                       const ThreadPlace& here) {
   const char* verb = access == Access::kRead ? "reads" : "writes";
-  if (access == Access::kRead && allocation.is_shared && !shadow.write.exists()) {
+  const uint32_t begin = allocation.is_shared ? here.block_begin : here.launch_begin;
+  if (access == Access::kRead && allocation.is_shared && shadow->write.period < begin) {
     Fail("reads byte %zu of shared memory [%zu bytes] before anything was written there", offset, allocation.num_bytes);
   }
-  if (!allocation.in_flight.empty() && allocation.in_flight[offset]) {
-    Fail("%s byte %zu of shared memory [%zu bytes], to which a copy is on its way", verb, offset, allocation.num_bytes);
+  const bool are_atomic = now.is_atomic && shadow->write.is_atomic;
+  if (!are_atomic && !IsOrdered(shadow->write, now, here, begin)) {
+    FailWithRace(allocation, offset, verb, "wrote", shadow->write, here);
   }
-  const bool are_atomic = now.is_atomic && shadow.write.is_atomic;
-  if (!are_atomic && !IsOrdered(shadow.write, now, here)) {
-    FailWithRace(allocation, offset, verb, "wrote", shadow.write, here);
+  if (access == Access::kRead) return KeepRead(shadow, now, here);
+  for (const Trace& read : {shadow->read, shadow->other_read}) {
+    if (!IsOrdered(read, now, here, begin)) FailWithRace(allocation, offset, verb, "read", read, here);
   }
-  if (access == Access::kRead) return KeepRead(&shadow, now, here);
-  for (const Trace& read : {shadow.read, shadow.other_read}) {
-    if (!IsOrdered(read, now, here)) FailWithRace(allocation, offset, verb, "read", read, here);
-  }
-  shadow = Shadow{now, {}, {}};
+  *shadow = Shadow{now, {}, {}};
 }
 
 }  // namespace
@@ -160,39 +138,36 @@ void Check(const Allocation* allocation, const void* address, size_t num_bytes, 
   if (reinterpret_cast<uintptr_t>(address) % num_bytes != 0) {
     Fail("misaligned: %s %zu bytes at byte %" PRId64 " of %s memory", verb, num_bytes, offset, memory);
   }
-  Trace now;
-  now.period = here.period;
-  now.warp_period = here.warp_period;
-  now.thread = here.linear;
-  now.is_atomic = access == Access::kAtomic;
   if (access != Access::kWrite) allocation->bytes_read += static_cast<int64_t>(num_bytes);
-  for (size_t i = 0; i < num_bytes; ++i) CheckByte(*allocation, static_cast<size_t>(offset) + i, access, now, here);
+  const size_t begin = static_cast<size_t>(offset);
+  const bool meets_copy = allocation->is_shared && allocation->in_flight.Has(begin, num_bytes, here.block_begin);
+  const Trace now = TraceNow(here, access);
+  allocation->shadows.ForEach(begin, begin + num_bytes, access != Access::kRead, [&](size_t i, Shadow* shadow) {
+    if (meets_copy && allocation->in_flight.Has(i, 1, here.block_begin)) {
+      Fail("%s byte %zu of shared memory [%zu bytes], to which a copy is on its way", verb, i, allocation->num_bytes);
+    }
+    CheckBytes(*allocation, i, shadow, access, now, here);
+  });
 }
 
 void SetInFlight(const Allocation* allocation, const void* address, size_t num_bytes, bool is_in_flight) {
-  SetBytes(&allocation->in_flight, *allocation, address, num_bytes, is_in_flight);
+  allocation->in_flight.Set(OffsetOf(*allocation, address), num_bytes, is_in_flight ? Here().block_begin : 0);
 }
 
 void SetArrived(const Allocation* allocation, const void* address, size_t num_bytes) {
   SetInFlight(allocation, address, num_bytes, false);
-  const ThreadPlace& here = Here();
-  Trace now;
-  now.period = here.period;
-  now.warp_period = here.warp_period;
-  now.thread = here.linear;
-  const auto first = allocation->shadow.begin() + (static_cast<const char*>(address) - allocation->begin);
-  std::fill_n(first, num_bytes, Shadow{now, {}, {}});
+  const size_t begin = OffsetOf(*allocation, address);
+  const Trace now = TraceNow(Here(), Access::kWrite);
+  allocation->shadows.ForEach(begin, begin + num_bytes, true,
+                              [&](size_t, Shadow* shadow) { *shadow = Shadow{now, {}, {}}; });
 }
 
 void SetUnfenced(const Allocation* allocation, const void* address, size_t num_bytes, bool is_unfenced) {
-  SetBytes(&allocation->unfenced, *allocation, address, num_bytes, is_unfenced);
+  allocation->unfenced.Set(OffsetOf(*allocation, address), num_bytes, is_unfenced ? Here().block_begin : 0);
 }
 
 bool IsUnfenced(const Allocation* allocation, const void* address, size_t num_bytes) {
-  if (allocation->unfenced.empty()) return false;
-  const auto first = allocation->unfenced.begin() + (static_cast<const char*>(address) - allocation->begin);
-  return std::find(first, first + static_cast<std::ptrdiff_t>(num_bytes), true) !=
-         first + static_cast<std::ptrdiff_t>(num_bytes);
+  return allocation->unfenced.Has(OffsetOf(*allocation, address), num_bytes, Here().block_begin);
 }
 
 bool IsShared(const Allocation* allocation) { return allocation != nullptr && allocation->is_shared; }
@@ -250,24 +225,25 @@ bool Free(void* address) {
   if (found == allocations.end()) return false;
   Allocation& allocation = *found->second;
   allocation.is_freed = true;
-  // An assignment of {} would keep the vectors' memory.
-  std::vector<Shadow>().swap(allocation.shadow);
+  allocation.shadows = Shadows();
   allocation.pages = Pages();
-  std::vector<bool>().swap(allocation.in_flight);
-  std::vector<bool>().swap(allocation.unfenced);
   freed.push_back(std::move(found->second));
   allocations.erase(found);
   return true;
 }
 
-void BeginSharedMemory(size_t dynamic_bytes) {
-  shared.clear();
-  dynamic_bytes_of_block = dynamic_bytes;
-}
+void BeginSharedMemory(size_t dynamic_bytes) { dynamic_bytes_of_block = dynamic_bytes; }
 
 const Allocation* SharedAllocation(const void* site, size_t num_bytes, void** address) {
   std::unique_ptr<Allocation>& found = shared[site];
-  if (found == nullptr) found = NewSharedAllocation(num_bytes);
+  if (found == nullptr || found->memory.size() * sizeof(uint64_t) < num_bytes + kAlignment) {
+    found = NewSharedAllocation(num_bytes);
+  }
+  if (found->block != Here().block_begin) {
+    found->block = Here().block_begin;
+    found->num_bytes = num_bytes;
+    std::memset(found->begin, kUnwritten, num_bytes);
+  }
   *address = found->begin;
   return found.get();
 }

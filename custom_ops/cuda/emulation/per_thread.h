@@ -1,5 +1,6 @@
 #pragma once
-// State of every thread of the block that runs, new with each block.
+// State of every thread of the block that runs, new with each block. T has Clear(), which makes it as new and keeps its
+// memory: blocks are many and short.
 #include <vector>
 
 #include "emulation/engine.h"
@@ -11,17 +12,21 @@ class PerThread {
  public:
   T& Own() {
     const ThreadPlace& here = Here();
-    if (block_ != here.block_begin) {
-      states_.clear();
-      block_ = here.block_begin;
-    }
     if (states_.size() <= here.linear) states_.resize(here.linear + 1);
-    return states_[here.linear];
+    State& own = states_[here.linear];
+    if (own.block != here.block_begin) {
+      own.state.Clear();
+      own.block = here.block_begin;
+    }
+    return own.state;
   }
 
  private:
-  std::vector<T> states_;
-  uint32_t block_ = 0;  // the period it began with
+  struct State {
+    T state;
+    uint32_t block = 0;  // the period it began with
+  };
+  std::vector<State> states_;
 };
 
 }  // namespace fdsd::emulation

@@ -1,7 +1,6 @@
 #include "emulation/warpgroup.h"
 
 #include <cstring>
-#include <deque>
 #include <vector>
 
 #include "emulation/copies.h"
@@ -28,8 +27,15 @@ struct Bytes {
 
 struct Products {
   bool has_begun = false;
-  std::deque<Started> started;
+  size_t num_started = 0;
+  std::vector<Started> started;  // and behind them what is reused
   std::vector<Bytes> read;
+
+  void Clear() {
+    has_begun = false;
+    num_started = 0;
+    read.clear();
+  }
 };
 PerThread<Products> products;
 
@@ -47,10 +53,13 @@ void ReadForProducts(const Allocation* allocation, const void* address, size_t n
 void* StartedElements(void* c, size_t count) {
   Products& own = products.Own();
   if (!own.has_begun) Fail("a product of a warpgroup before its registers are ready");
-  for (Started& started : own.started) {
-    if (started.c == c) return started.elements.data();
+  for (size_t i = 0; i < own.num_started; ++i) {
+    if (own.started[i].c == c) return own.started[i].elements.data();
   }
-  Started& started = own.started.emplace_back(Started{c, std::vector<uint32_t>(count)});
+  if (own.num_started == own.started.size()) own.started.emplace_back();
+  Started& started = own.started[own.num_started++];
+  started.c = c;
+  started.elements.resize(count);
   std::memcpy(started.elements.data(), c, started.num_bytes());
   std::memset(c, kNoElement, started.num_bytes());
   return started.elements.data();
@@ -59,8 +68,11 @@ void* StartedElements(void* c, size_t count) {
 void WaitForProducts() {
   Products& own = products.Own();
   for (const Bytes& bytes : own.read) Check(bytes.allocation, bytes.address, bytes.num_bytes, Access::kRead);
-  for (const Started& started : own.started) std::memcpy(started.c, started.elements.data(), started.num_bytes());
-  own = Products{};
+  for (size_t i = 0; i < own.num_started; ++i) {
+    const Started& started = own.started[i];
+    std::memcpy(started.c, started.elements.data(), started.num_bytes());
+  }
+  own.Clear();
 }
 
 }  // namespace fdsd::emulation

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from benchmarks import auto_served
-from benchmarks.auto_report import KIND, auto_table, save_plot
+from benchmarks.auto_report import KIND, account_table, auto_table, save_plot
 from benchmarks.checkpoint import CHECKPOINT_DIR, ensure_checkpoint
 from benchmarks.command import OUTPUT_DIR, Command
 from benchmarks.configurations import METHODS, speculative_of, without_cache_file
@@ -43,6 +43,8 @@ MODELS: Mapping[str, Sequence[str]] = {
 }
 _FIXED = ("ngram-2", "ngram-5", "suffix-3", "suffix-8", "mtp-1", "mtp-3")
 SETTINGS = (*_FIXED, *(method.name for method in draft_methods.METHODS.values() if method.chooses))
+# Plain decoding in a second engine.
+PLAIN_AGAIN = f"{NAIVE}-again"
 _SERVED = "--served"
 _SETTING = re.compile(r"(?P<method>.+?)(?:-(?P<drafts>[1-9]\d*))?")
 # Beyond prompt and output: what drafts of the last step may take.
@@ -67,14 +69,18 @@ def main(argv: Sequence[str]) -> int:
         "the engine's (--num-threads, --kv-cache-dtype, ...)",
     )
     command.some("--models", MODELS, "(default: all)", tuple(MODELS))
-    text = f"METHOD or METHOD-DRAFTS each, of the methods {', '.join(METHODS)} (default: {' '.join(SETTINGS)})"
+    text = (
+        f"METHOD or METHOD-DRAFTS each, of the methods {', '.join(METHODS)}; {NAIVE}: plain decoding once more, which "
+        f"shows the noise (default: {' '.join(SETTINGS)})"
+    )
     command.add_argument("--settings", nargs="+", default=list(SETTINGS), metavar="SETTING", help=text)
     command.number("--batch-sizes", (1, 2, 4, 8, 16, 32), "requests at once")
     command.some("--workloads", WORKLOADS, "(default: all)", WORKLOADS)
     command.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling (default: 0)")
     command.number("--output-len", 128, "tokens", least=_MIN_OUTPUT_LEN)
-    command.number("--turn-len", 16, "tokens of a request before it is another setting's turn")
     command.number("--repeats", 3)
+    text = "a second table: what each setting's steps were and where their time went"
+    command.add_argument("--explain", action="store_true", help=text)
     text = "count the processor's time and not the clock's: for machines that do other things; needs --num-threads 1"
     command.add_argument("--cpu-time", action="store_true", help=text)
     command.number("--seed", 0, "of the prompts", least=0)
@@ -86,6 +92,8 @@ def main(argv: Sequence[str]) -> int:
     progress = Progress(num_cells * args.repeats, "auto")
     records = [record for model in args.models for record in _measure(model, settings, args, progress)]
     table = auto_table(records)
+    if args.explain:
+        table += f"\n\n{account_table(records)}"
     (args.out / "auto.md").write_text(table + "\n", encoding="utf-8")
     print(table)
     try:
@@ -100,13 +108,16 @@ def read_settings(names: Sequence[str]) -> dict[str, SpeculativeConfig]:
 
     Args:
         names: METHOD or METHOD-DRAFTS each, e.g. "mtp-ngram" or "suffix-8"; without a number as many drafts as the
-            method has in the other benchmarks.
+            method has in the other benchmarks. "naive" = plain decoding once more, which shows the noise.
 
     Raises:
         ConfigError: one names no method, is there twice, or its number of drafts does not suit the method.
     """
     settings = {NAIVE: SpeculativeConfig()}
     for name in names:
+        if name == NAIVE:
+            settings[PLAIN_AGAIN] = SpeculativeConfig()
+            continue
         found = _SETTING.fullmatch(name)
         if found is None or found["method"] not in METHODS:
             known = ", ".join(METHODS)
@@ -119,7 +130,11 @@ def read_settings(names: Sequence[str]) -> dict[str, SpeculativeConfig]:
 
 def fixed_settings(settings: Mapping[str, SpeculativeConfig]) -> set[str]:
     """Return the names of those that draft by the same method in every step; the others choose between methods."""
-    return {name for name, setting in settings.items() if not draft_methods.METHODS[setting.method].chooses}
+    return {
+        name
+        for name, setting in settings.items()
+        if name != PLAIN_AGAIN and not draft_methods.METHODS[setting.method].chooses
+    }
 
 
 def _measure(
@@ -130,7 +145,7 @@ def _measure(
     encoder = PromptEncoder(load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend))
     if args.cpu_time and config.num_threads != 1:
         raise ConfigError(f"num_threads: expected 1 with --cpu-time, got {config.num_threads}", param="num_threads")
-    turns = Turns(args.temperature, args.turn_len, time.process_time if args.cpu_time else None)
+    turns = Turns(args.temperature, time.process_time if args.cpu_time else None)
     fixed = fixed_settings(settings)
     with _running_engines(config, settings) as engines:
         for name, engine in engines.items():
@@ -156,12 +171,11 @@ def _measure(
                         "batch": batch,
                         "temperature": args.temperature,
                         "output_len": args.output_len,
-                        "turn_len": args.turn_len,
                         "cpu_time": args.cpu_time,
                         "repeats": args.repeats,
                     },
-                    metrics=cell_metrics(repeats, fixed),
-                    repeats=[cell_metrics([repeat], fixed) for repeat in repeats],
+                    metrics=cell_metrics(repeats, fixed, {PLAIN_AGAIN}),
+                    repeats=[cell_metrics([repeat], fixed, {PLAIN_AGAIN}) for repeat in repeats],
                 )
                 record.save(args.out)  # at once: a run of many cells may be cut short
                 yield record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,37 @@ def auto_table(records: Sequence[Record]) -> str:
         "Same tokens": lambda r: "yes" if r.metrics["has_same_tokens"] else "NO",
     }
     return table_of(cells, columns)
+
+
+def account_table(records: Sequence[Record]) -> str:
+    """Return as Markdown what the settings' steps were and took: a row per cell and setting.
+
+    Of a step: the drafts of all its requests, and milliseconds; `Engine ms`: what is neither the model's nor drafting.
+    The phases are the clock's, so that this is not known where the processor's time was counted.
+    """
+    cells = sorted((r for r in records if r.kind == KIND), key=_order)
+    rows = [(r, name, r.metrics["settings"][name]) for r in cells for name in r.metrics["settings"]]
+    columns: dict[str, str | Callable[[Any], object]] = {
+        "Text": "{0[0].workload[workload]}",
+        "Batch": "{0[0].workload[batch]}",
+        "Setting": "{0[1]}",
+        "Over plain": "{0[2][speed_up]:.2f}x",
+        "Steps": "{0[2][num_steps]:.0f}",
+        "Drafts / step": lambda row: f"{row[2]['num_drafts'] / row[2]['num_steps']:.1f}",
+        "Right": lambda row: None if row[2]["acceptance_rate"] is None else f"{row[2]['acceptance_rate']:.0%}",
+        "Step ms": "{0[2][step_ms]:.3f}",
+        "Forward ms": "{0[2][forward_ms]:.3f}",
+        "Draft ms": "{0[2][draft_ms]:.3f}",
+        "Engine ms": _engine_ms,
+    }
+    return table_of(rows, columns)
+
+
+def _engine_ms(row: tuple[Record, str, Mapping[str, float]]) -> str | None:
+    record, _, found = row
+    if record.workload["cpu_time"]:
+        return None
+    return f"{found['step_ms'] - found['forward_ms'] - found['draft_ms']:.3f}"
 
 
 def _setting(name: str, record: Record) -> str | None:

@@ -1,8 +1,8 @@
-"""Measures several drafting settings beside plain decoding in one run: the same requests, a few tokens of each in turn.
+"""Measures several drafting settings beside plain decoding in one run: the same requests, one setting after another.
 
-A machine's speed changes from one second to the next, and all settings share what it is: every turn takes each of them
-on by the same number of tokens, so that a turn's times are comparable however many steps it took. Knows no files and no
-tables.
+All settings make the same tokens, so what counts is how long each of them takes to make them all. Up to the first end,
+or without some of the steps, they would be compared over different parts of the texts: a setting that drafts long
+chains where a text repeats itself has requests that end early, and few steps there. Knows no files and no tables.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from benchmarks.prompts import REPEATED
 from benchmarks.speculation_run import Case
 from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import Request
-
-_MIN_STEPS = 2
-# A step of a window, all of which run the same requests, takes no more times as long as the median one by itself.
-_DISTURBED = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,55 +26,31 @@ class Turns:
 
     Attributes:
         temperature: of sampling; every request has a seed of its own. 0 = greedy.
-        num_tokens: of every request and turn, >= 1.
         clock: seconds; None = time.perf_counter.
     """
 
     temperature: float
-    num_tokens: int
     clock: Callable[[], float] | None = None
 
 
 def run_in_turns(engines: Mapping[str, Engine], case: Case, turns: Turns, repeat: int) -> dict[str, Sample]:
-    """Run a case once in every engine and return what each one's decode window took.
-
-    The first step of a turn is not counted: it finds the caches full of another engine's weights.
+    """Run a case once in every engine, and return what the steps took from all first tokens to the last end.
 
     Args:
-        engines: by setting, idle; one of them NAIVE. Who is first changes from turn to turn.
+        engines: by setting, idle; one of them NAIVE. Who is first changes from repeat to repeat.
 
     Raises:
-        ConfigError: the requests are so short that no step of an engine counts.
         InternalError: a request failed.
     """
-    if case.workload == REPEATED:
-        for engine in engines.values():
-            run_requests(engine, _requests(case, turns, repeat, number=1))
-    lines = {name: Timeline(engine, _requests(case, turns, repeat), turns.clock) for name, engine in engines.items()}
-    for line in lines.values():
-        while not line.has_begun:
-            line.step()
-    aims = {name: line.num_tokens for name, line in lines.items()}
-    names, turn = list(lines), repeat
-    while any(line.is_in_window for line in lines.values()):
-        shift = turn % len(names)
-        for name in (*names[shift:], *names[:shift]):
-            aims[name] += turns.num_tokens * case.batch
-            _take_turn(lines[name], aims[name])
-        turn += 1
-    samples = {name: line.run() for name, line in lines.items()}
-    for name, sample in samples.items():
-        if not sample.window_steps_s:
-            raise ConfigError(f"output_len: expected more tokens, got {case.output_len}, two steps of {name}")
-    return samples
-
-
-def _take_turn(line: Timeline, aim: int) -> None:
-    """Run until a setting has made `aim` tokens in two steps or more, or its window has ended."""
-    num_steps = 0
-    while line.is_in_window and (line.num_tokens < aim or num_steps < _MIN_STEPS):
-        line.step(is_counted=num_steps > 0)
-        num_steps += 1
+    names = list(engines)
+    shift = repeat % len(names)
+    samples = {}
+    for name in (*names[shift:], *names[:shift]):
+        if case.workload == REPEATED:
+            run_requests(engines[name], _requests(case, turns, repeat, number=1))
+        line = Timeline(engines[name], _requests(case, turns, repeat), turns.clock, to_last_end=True)
+        samples[name] = line.run()
+    return {name: samples[name] for name in names}
 
 
 def _requests(case: Case, turns: Turns, repeat: int, number: int = 0) -> list[Request]:
@@ -87,12 +58,15 @@ def _requests(case: Case, turns: Turns, repeat: int, number: int = 0) -> list[Re
     return [replace(r, sampling=replace(r.sampling, temperature=turns.temperature)) for r in requests]
 
 
-def cell_metrics(repeats: Sequence[Mapping[str, Sample]], fixed: Collection[str]) -> dict[str, Any]:
+def cell_metrics(
+    repeats: Sequence[Mapping[str, Sample]], fixed: Collection[str], neither: Collection[str] = ()
+) -> dict[str, Any]:
     """Return what a row of the table needs.
 
     Args:
         repeats: results of `run_in_turns`, at least one.
         fixed: the settings that the others are compared with, NAIVE among them.
+        neither: settings that are not compared.
 
     Returns:
         settings: name -> its numbers; `speed_up` is the median over the repeats of its rate over plain decoding's in
@@ -101,7 +75,7 @@ def cell_metrics(repeats: Sequence[Mapping[str, Sample]], fixed: Collection[str]
     """
     settings = {name: _setting_metrics(repeats, name) for name in repeats[0]}
     best = max((name for name in settings if name in fixed), key=lambda name: settings[name]["speed_up"])
-    others = [name for name in settings if name not in fixed]
+    others = [name for name in settings if name not in fixed and name not in neither]
     return {
         "settings": settings,
         "best": best,
@@ -116,32 +90,34 @@ def _setting_metrics(repeats: Sequence[Mapping[str, Sample]], name: str) -> dict
     accepted = [acceptance(sample.window_stats) for sample in samples]
     rates = [rate for rate, _ in accepted if rate is not None]
     phases = [phase_ms(sample.window_stats) for sample in samples]
+    num_steps = mean(len(sample.window_steps_s) for sample in samples)
     return {
         "speed_up": median(speed_ups),
         "speed_up_min": min(speed_ups),
         "speed_up_max": max(speed_ups),
         "tokens_per_s": median(map(_rate, samples)),
-        "tokens_per_step": mean(s.window_tokens / len(s.window_steps_s) / len(s.token_ids) for s in samples),
+        "tokens_per_step": mean(map(_tokens_per_step, samples)),
         "acceptance_length": mean(length for _, length in accepted),
         "acceptance_rate": mean(rates) if rates else None,
-        "disturbed_share": _disturbed_share(samples),
-        "step_ms": median(t * 1e3 for sample in samples for t in sample.window_steps_s),
+        "num_steps": num_steps,
+        "num_drafts": mean(_num_drafts(sample) for sample in samples),
+        "step_ms": mean(1e3 * sum(sample.window_steps_s) for sample in samples) / num_steps,
         **{phase: mean(p[phase] for p in phases) for phase in phases[0]},
     }
 
 
 def _rate(sample: Sample) -> float:
-    """Tokens per second, where a disturbed step has taken as long as the median one."""
-    middle = median(sample.window_steps_s)
-    return sample.window_tokens / sum(middle if _is_disturbed(s, middle) else s for s in sample.window_steps_s)
+    """Tokens per second of all requests."""
+    return sample.window_tokens / sum(sample.window_steps_s)
 
 
-def _disturbed_share(samples: Sequence[Sample]) -> float:
-    """The disturbed steps among all: where there are many, something else ran on the machine."""
-    counts = [sum(_is_disturbed(s, median(x.window_steps_s)) for s in x.window_steps_s) for x in samples]
-    return sum(counts) / sum(len(x.window_steps_s) for x in samples)
+def _tokens_per_step(sample: Sample) -> float:
+    """Mean tokens of a request in a step behind that of its first one."""
+    num_tokens = sum(map(len, sample.token_ids.values())) - len(sample.token_ids)
+    return num_tokens / len(sample.gaps_s)
 
 
-def _is_disturbed(step_s: float, median_s: float) -> bool:
-    """Whether a step took longer than its drafts can explain: another process had the processor meanwhile."""
-    return step_s > _DISTURBED * median_s
+def _num_drafts(sample: Sample) -> int:
+    """Drafts that were verified."""
+    begin, end = sample.window_stats
+    return end.num_draft_tokens - begin.num_draft_tokens

@@ -55,7 +55,7 @@ class Sample:
     """What one repeat took, in seconds.
 
     The decode window is the steps in which every request of the batch was past its first token and none had ended
-    before: the steady state.
+    before: the steady state. Or all steps from there to the last end, where that was asked for.
 
     Attributes:
         ttft_s, e2e_s: per request, from the common start.
@@ -85,12 +85,21 @@ class Timeline:
     Args:
         engine: gets the requests at once; only `step` and `run` may drive it until they have ended.
         clock: seconds; None = time.perf_counter.
+        to_last_end: whether the decode window goes on until every request has ended.
     """
 
-    def __init__(self, engine: Engine, requests: Sequence[Request], clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Sequence[Request],
+        clock: Callable[[], float] | None = None,
+        *,
+        to_last_end: bool = False,
+    ) -> None:
         self._engine = engine
         self._clock = clock or time.perf_counter
         self._num_requests = len(requests)
+        self._num_ends = self._num_requests if to_last_end else 1  # that the window ends with
         self._start = self._clock()
         self._outputs: dict[RequestId, list[float]] = {}
         self._ends: dict[RequestId, float] = {}
@@ -102,26 +111,8 @@ class Timeline:
         for request in requests:
             engine.submit(request)
 
-    @property
-    def is_in_window(self) -> bool:
-        """Whether the next step belongs to the decode window."""
-        return self._window_begin is not None and self._window_end is None
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether every request has its first token."""
-        return self._window_begin is not None
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all requests so far."""
-        return sum(map(len, self._token_ids.values()))
-
-    def step(self, is_counted: bool = True) -> None:
+    def step(self) -> None:
         """Run one step.
-
-        Args:
-            is_counted: whether its time and its tokens are part of the decode window, if it is in it.
 
         Raises:
             InternalError: a request failed.
@@ -130,7 +121,7 @@ class Timeline:
         outputs = self._engine.step()
         end = self._clock()
         self._take(outputs, end - self._start)
-        self._update_window(outputs, end - begin, is_counted)
+        self._update_window(outputs, end - begin)
 
     def run(self) -> Sample:
         """Step until every request has ended; what it returns is about all steps.
@@ -166,17 +157,16 @@ class Timeline:
             if output.finish_reason is not None:
                 self._ends[output.request_id] = now
 
-    def _update_window(self, outputs: list[RequestOutput], step_s: float, is_counted: bool) -> None:
+    def _update_window(self, outputs: list[RequestOutput], step_s: float) -> None:
         if self._window_end is not None:
             return
         if self._window_begin is None:
             if len(self._outputs) == self._num_requests:
                 self._window_begin = self._engine.stats()
             return
-        if is_counted:
-            self._window_steps.append(step_s)
-            self._window_tokens += sum(len(output.token_ids) for output in outputs)
-        if self._ends:
+        self._window_steps.append(step_s)
+        self._window_tokens += sum(len(output.token_ids) for output in outputs)
+        if len(self._ends) >= self._num_ends:
             self._window_end = self._engine.stats()
 
 

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.files import describe, read_text, replacing
 
-VERSION = 3
+VERSION = 4
 _MAX_BYTES = 1 << 20
 _SAMPLES = ("steps", "drafts")
 Key = Mapping[str, str | int]

@@ -34,7 +34,11 @@ class FailedStepError(InternalError):
 
 
 class MadeUpRequests:
-    """Requests with the same prompt, of any tokens, whose leading blocks they share and whose last ones are their own.
+    """Requests with the same prompt, of any tokens, whose contexts are the same blocks, each in an order of its own.
+
+    What requests begin with alike is read once for all of them (see `find_shared_prefixes`), which those of clients
+    seldom do: in another order it costs what other contexts do, and needs no other memory and no other prompt to be
+    computed. Behind its context each has blocks of its own.
 
     Args:
         execute: of an executor that has no requests; its KV cache is overwritten.
@@ -157,7 +161,7 @@ class MadeUpRequests:
     def _new(self, i: int) -> NewRequest:
         num_tokens, size = self._context + 1, self._info.block_size
         max_tokens = self._info.max_request_tokens - num_tokens
-        shared = range(self._context // size)
+        context = _order(self._context // size, i)
         own = self.long_context // size + i * self._own_blocks
         speculation = Speculation(method=self._method) if self._method else Speculation(enabled=False)
         request = Request(
@@ -169,5 +173,13 @@ class MadeUpRequests:
             speculation=speculation,
             cache_salt=_SALT,
         )
-        blocks = (*shared, *range(own, own + self._own_blocks))
+        blocks = (*context, *range(own, own + self._own_blocks))
         return NewRequest(request, request.prompt_token_ids, num_tokens, blocks)
+
+
+def _order(count: int, i: int) -> list[int]:
+    """So many blocks in an order of its own for each i below 2 * count; for 0 as they are computed."""
+    if count == 0:
+        return []
+    order = [*range(i % count, count), *range(i % count)]
+    return order if i // count % 2 == 0 else order[::-1]

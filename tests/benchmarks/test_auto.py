@@ -11,6 +11,7 @@ import pytest
 from benchmarks import auto
 from benchmarks.auto_report import FINE, SHORT, SLOWER, auto_table, save_plot, verdict
 from benchmarks.interleaved import Turns, cell_metrics, run_in_turns
+from benchmarks.offline_run import Timeline
 from benchmarks.record import Record
 from benchmarks.speculation_run import Case
 from fastdeploy_sd.draft_methods import NAIVE
@@ -22,7 +23,7 @@ from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import ToyModel
 
 PROMPTS = [np.array([5, 6, 7], np.int32), np.array([9, 9], np.int32)]
-TURNS = Turns(temperature=0.0, num_tokens=6)
+TURNS = Turns(temperature=0.0)
 
 
 def engine(case: Case, k: int) -> Engine:
@@ -44,37 +45,32 @@ def test_all_settings_run_the_same_requests_in_turns(workload: str) -> None:
     engines = {NAIVE: engine(case, 0), "one": engine(case, 1), "two": engine(case, 2), "chooser": engine(case, 3)}
     repeats = [run_in_turns(engines, case, TURNS, repeat) for repeat in range(2)]
     assert engines["two"].stats().num_requests == 2 * len(PROMPTS) * (2 if workload == "repeated" else 1)
-    # Every step is a second long, so the speed-up is that of tokens per step; one step of every turn is not counted.
+    # Every step is a second long, so the speed-up is that of tokens per step.
     metrics = cell_metrics(repeats, {NAIVE, "one", "two"})
     assert [round(s["speed_up"], 6) for s in metrics["settings"].values()] == [1.0, 2.0, 3.0, 4.0]
     assert [s["tokens_per_step"] for s in metrics["settings"].values()] == [1.0, 2.0, 3.0, 4.0]
     assert (metrics["best"], metrics["over_best"]) == ("two", {"chooser": pytest.approx(4 / 3)})
     assert metrics["has_same_tokens"] is True
-    # 24 steps behind the first token, six of them a turn: five counted of each.
-    assert len(repeats[0][NAIVE].window_steps_s) == 20
-    assert metrics["settings"]["two"]["disturbed_share"] == 0.0
+    assert {name: len(sample.window_steps_s) for name, sample in repeats[0].items()} == {
+        NAIVE: 24, "one": 12, "two": 8, "chooser": 6,
+    }  # fmt: skip
+    assert (metrics["settings"]["two"]["num_steps"], metrics["settings"]["two"]["num_drafts"]) == (8, 2 * 2 * 8)
     other = {name: [0] for name in repeats[0]["two"].token_ids}
     changed = repeats[0] | {"two": dataclasses.replace(repeats[0]["two"], token_ids=other)}
     assert cell_metrics([changed], {NAIVE})["has_same_tokens"] is False
 
 
 @pytest.mark.usefixtures("ticking")
-def test_a_disturbed_step_counts_as_the_median_one() -> None:
+def test_all_tokens_count_however_early_some_requests_end() -> None:
     case = Case("completion", PROMPTS, output_len=25)
-    sample = run_in_turns({NAIVE: engine(case, 0)}, case, TURNS, 0)[NAIVE]
-    steps = sample.window_steps_s
-    disturbed = dataclasses.replace(sample, window_steps_s=[1000.0, *steps[1:-1], 3.0])
-    numbers = cell_metrics([{NAIVE: disturbed}], {NAIVE})["settings"][NAIVE]
-    # 20 steps of a second, of which one took a thousand, and one three, as a step with more drafts may.
-    assert numbers["tokens_per_s"] == pytest.approx(40 / 22)
-    assert numbers["disturbed_share"] == 1 / 20
-
-
-@pytest.mark.usefixtures("ticking")
-def test_requests_too_short_to_count_are_refused() -> None:
-    case = Case("completion", PROMPTS, output_len=3)
-    with pytest.raises(ConfigError, match="output_len: expected more tokens, got 3, two steps of three"):
-        run_in_turns({NAIVE: engine(case, 0), "three": engine(case, 3)}, case, TURNS, 0)
+    drafting = engine(case, 3)
+    line = Timeline(
+        drafting, [dataclasses.replace(r, max_tokens=n) for r, n in zip(case.requests(0), (5, 25), strict=True)], None
+    )
+    assert len(line.run().window_steps_s) == 1
+    requests = [dataclasses.replace(r, max_tokens=n) for r, n in zip(case.requests(1), (5, 25), strict=True)]
+    whole = Timeline(drafting, requests, None, to_last_end=True).run()
+    assert (len(whole.window_steps_s), whole.window_tokens) == (6, 4 + 24)
 
 
 def test_settings() -> None:
@@ -89,7 +85,7 @@ def test_settings() -> None:
     assert auto.fixed_settings(settings) == set(settings)
     chosen = auto.read_settings(auto.SETTINGS)
     assert set(chosen) - auto.fixed_settings(chosen) == {"auto"}
-    for wrong in ("eagle-3", "ngram-0", "ngram-", NAIVE):
+    for wrong in ("eagle-3", "ngram-0", "ngram-"):
         with pytest.raises(ConfigError, match=f"settings: expected one of ngram, .*, got '{wrong}'"):
             auto.read_settings([wrong])
     with pytest.raises(ConfigError, match="settings: expected each once, got 'mtp' twice"):
@@ -137,16 +133,18 @@ def test_one_cell_of_the_bundled_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auto, "OUTPUT_DIR", tmp_path)
-    sizes = ["--batch-sizes", "2", "--output-len", "32", "--turn-len", "4", "--repeats", "1", "--temperature", "0.8"]
+    sizes = ["--batch-sizes", "2", "--output-len", "32", "--repeats", "1", "--temperature", "0.8"]
     one_thread = ["--cpu-time", "--num-threads", "1"]
-    settings = ["--settings", "ngram-2", "mtp-1", "auto", "--workloads", "random"]
+    settings = ["--settings", "ngram-2", "mtp-1", "naive", "auto", "--workloads", "random", "--explain"]
     assert auto.main(["--models", "demo", *settings, *sizes, *one_thread, "--out", str(tmp_path / "out")]) == 0
     [found] = Record.load_all(tmp_path / "out")
-    assert list(found.metrics["settings"]) == [NAIVE, "ngram-2", "mtp-1", "auto"]
+    assert list(found.metrics["settings"]) == [NAIVE, "ngram-2", "mtp-1", auto.PLAIN_AGAIN, "auto"]
     assert list(found.metrics["over_best"]) == ["auto"]
     assert found.metrics["has_same_tokens"] is True
     assert found.metrics["settings"]["mtp-1"]["acceptance_length"] > 1
-    assert (tmp_path / "out" / "auto.md").read_text() == capsys.readouterr().out
+    text = (tmp_path / "out" / "auto.md").read_text()
+    assert text == capsys.readouterr().out
+    assert "Drafts / step" in text
     assert (tmp_path / "out" / "auto.png").is_file()
     with pytest.raises(ConfigError, match="num_threads: expected 1 with --cpu-time, got 2"):
         auto.main(["--models", "demo", "--cpu-time", "--num-threads", "2"])

@@ -24,6 +24,8 @@ CONFIG = Config(
 )
 # Enough for every kind of step on any machine; a quiet one takes a hundredth.
 AMPLE_S = 60.0
+# What several requests begin with is read once in whole parts of so many tokens.
+PARTITION = 256
 
 
 def generate(executor: LocalExecutor, config: Config) -> list[list[int]]:
@@ -42,7 +44,18 @@ def generate(executor: LocalExecutor, config: Config) -> list[list[int]]:
 def test_it_leaves_no_trace_and_every_kind_of_step_has_a_time() -> None:
     executor, fresh = create_executor(CONFIG), create_executor(CONFIG)
     try:
-        costs = measure_costs(executor.execute, executor.model_info, 8, 256, AMPLE_S)
+        companies: list[list[tuple[int, ...]]] = []
+
+        def execute(plan: SchedulerOutput) -> StepResult:
+            num_tokens = max((new.num_prompt_tokens for new in plan.new), default=0)
+            if num_tokens > PARTITION:
+                companies.append([new.block_ids[: PARTITION // executor.model_info.block_size] for new in plan.new])
+            return executor.execute(plan)
+
+        costs = measure_costs(execute, executor.model_info, 8, 256, AMPLE_S)
+        # Attention would read what they begin with alike once for all of them.
+        assert max(map(len, companies)) == 8
+        assert all(len(set(company)) == len(company) for company in companies)
         assert generate(executor, CONFIG) == generate(fresh, CONFIG)
         shapes = [(s.requests, s.context, s.rows) for s in costs.steps]
         assert shapes == sorted(shapes)

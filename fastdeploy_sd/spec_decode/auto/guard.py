@@ -1,6 +1,9 @@
 """Whether drafting pays: steps with drafts against plain ones that are put between them. Knows no drafts.
 
 By number of requests, in classes of a factor of two: what pays for one request may not pay for thirty.
+
+A machine's speed changes from one second to the next, and plain steps are rare where drafts pay: so before more is
+demanded of drafts that seem to lose, they are compared with plain steps that take turns with them.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ _MOST_PUT_OFF = 4
 # Plain steps that are remembered: the machine's speed changes.
 _PLAIN_STEPS = 17
 _FEW_PLAIN_STEPS = 4
+# So many steps back a plain one was still run on the same machine, as far as that is known.
+_RECENT_STEPS = 64
 # A step that took so many times as long as was to be expected was interrupted; it counts as this. The longer a step is,
 # the more often it is: so means are compared, of both kinds, and no median with a mean.
 _LONGEST_STEP = 2.0
@@ -40,7 +45,9 @@ class _Class:
         self.plain_s: deque[float] = deque(maxlen=_PLAIN_STEPS)  # seconds per request of plain steps
         self.longest_s = self.mean_s = 0.0  # per request: what a plain step counts as, and what one takes
         self.num_since_plain = _STEPS_PER_PLAIN
-        self.num_put_off = 0
+        self.num_put_off = self.num_wanted = 0  # num_wanted: plain steps that are to take turns with drafts
+        self.num_observed = 0
+        self.plain_at: deque[int] = deque(maxlen=_FEW_PLAIN_STEPS)  # num_observed at the latest of plain_s
         self.num_tokens = self.num_steps = 0
         self.seconds = self.gain = 0.0
         self.level = 0
@@ -52,17 +59,24 @@ class _Class:
     def note_plain(self, seconds: float) -> None:
         """A plain step took this long per request."""
         self.plain_s.append(seconds)
+        self.plain_at.append(self.num_observed)
+        self.num_wanted = max(self.num_wanted - 1, 0)
         self.longest_s = _LONGEST_STEP * median(self.plain_s)
         self.mean_s = sum([min(s, self.longest_s) for s in self.plain_s]) / len(self.plain_s)
 
+    @property
+    def is_plain_due(self) -> bool:
+        """Whether the next step is to be plain, so that there is something to compare with."""
+        return self.num_since_plain >= (1 if self.num_wanted else _STEPS_PER_PLAIN)
+
     def note_any_drafts(self) -> None:
         """A step had drafts in it. Where a plain one was due they are of requests that did not ask us."""
-        if self.num_since_plain < _STEPS_PER_PLAIN:
+        if not self.is_plain_due:
             self.num_since_plain += not self.plain_s  # else those that are compared are counted
             return
         self.num_put_off += 1
         if self.num_put_off == _MOST_PUT_OFF:
-            self.num_since_plain = self.num_put_off = 0
+            self.num_since_plain = self.num_put_off = self.num_wanted = 0
 
     def note_drafts(self, num_tokens: int, seconds: float) -> None:
         """A step with drafts brought so many tokens in so long."""
@@ -91,16 +105,26 @@ class _Class:
         """
         self.note_worth(-lost)
         self.lost, self.won = max(0.0, self.lost + lost), max(0.0, self.won - lost)
-        if self.lost > _MOST_LOSS:
-            self.level = min(self.level + 1, len(_DEMANDS) - 1)
-            if self.is_trial:
-                self.next_pause = min(2 * self.next_pause, _LONGEST_PAUSE)
-            self.pause, self.is_trial = self.next_pause, False
-            self.lost = self.won = 0.0
+        if self.num_wanted == 0 and self.lost > _MOST_LOSS:
+            self._believe_loss()
         elif self.won > _MOST_LOSS:
             self.level, self.is_trial = max(self.level - 1, 0), False
             self.pause = self.next_pause = _FIRST_PAUSE
             self.lost = self.won = 0.0
+
+    def _believe_loss(self) -> None:
+        """Demand more, if enough plain steps were run on the same machine; else see what they take now."""
+        num_recent = sum(self.num_observed - at <= _RECENT_STEPS for at in self.plain_at)
+        if num_recent == _FEW_PLAIN_STEPS:
+            self.level = min(self.level + 1, len(_DEMANDS) - 1)
+            if self.is_trial:
+                self.next_pause = min(2 * self.next_pause, _LONGEST_PAUSE)
+            self.pause, self.is_trial = self.next_pause, False
+        else:
+            self.num_wanted = _FEW_PLAIN_STEPS - num_recent
+            while len(self.plain_s) > num_recent:
+                self.plain_s.popleft()
+        self.lost = self.won = 0.0
 
     def pass_time(self, num_steps: int) -> None:
         """So many steps went by."""
@@ -149,6 +173,7 @@ class Guard:
             found = self._classes[number] = _Class()
         self._latest = found
         found.pass_time(1)
+        found.num_observed += 1
         if num_drafts == 0:
             found.num_since_plain = found.num_put_off = 0
             if num_tokens:
@@ -196,7 +221,7 @@ class Guard:
         found = self._classes.get(num_requests.bit_length())
         if found is None:
             return _DEMANDS[0]
-        return math.inf if found.num_since_plain >= _STEPS_PER_PLAIN else _DEMANDS[found.level]
+        return math.inf if found.is_plain_due else _DEMANDS[found.level]
 
     def is_off(self, num_requests: int) -> bool:
         """Whether steps of so many requests are plain because drafts did not pay."""

@@ -12,8 +12,14 @@ from fastdeploy_sd.spec_decode.auto.guard import Guard
 PLAIN_S = 1e-3
 
 
-def run(
-    guard: Guard, num_steps: int, tokens_per_step: float, step_s: float, num_requests: int = 1, expected: float = 9.0
+def run(  # noqa: PLR0917 (what steps are)
+    guard: Guard,
+    num_steps: int,
+    tokens_per_step: float,
+    step_s: float,
+    num_requests: int = 1,
+    expected: float = 9.0,
+    plain_s: float = PLAIN_S,
 ) -> int:
     """Run steps as the guard allows, all of which are expected to gain so much; returns how many had drafts.
 
@@ -24,10 +30,10 @@ def run(
         noise = source.uniform(0.9, 1.1) * (50.0 if source.random() < 0.02 else 1.0)
         if expected >= guard.least_gain(num_requests):
             num_tokens = num_requests * (int(tokens_per_step) + (source.random() < tokens_per_step % 1))
-            guard.observe(num_requests, num_tokens, 3, step_s * noise, stretch=step_s / PLAIN_S)
+            guard.observe(num_requests, num_tokens, 3, step_s * noise, stretch=step_s / plain_s)
             num_drafted += 1
         else:
-            guard.observe(num_requests, num_requests, 0, PLAIN_S * noise)
+            guard.observe(num_requests, num_requests, 0, plain_s * noise)
     return num_drafted
 
 
@@ -39,6 +45,18 @@ def test_what_pays_stays_on_and_little_is_spent_on_comparing(num_requests: int) 
     assert not guard.is_off(num_requests)
     # Plain steps of several requests take as long, and bring a token to each.
     assert guard.gain == pytest.approx(2.0 / 1.3, rel=0.15)
+
+
+@pytest.mark.parametrize("num_requests", [1, 6])
+def test_a_machine_that_becomes_slower_stops_no_drafts_that_pay(num_requests: int) -> None:
+    guard, num_drafted = Guard(), 0
+    for slow in (1.0, 1.7, 1.0, 1.7):  # beside plain steps of a fast spell drafts of a slow one lose
+        num_drafted += run(guard, 1000, 2.0, 1.4e-3 * slow, num_requests, 1.3, plain_s=PLAIN_S * slow)
+    assert num_drafted > 0.97 * 4000
+    assert not guard.is_off(num_requests)
+    # And what loses on the slow machine is found out all the same, within a hundred steps.
+    run(guard, 100, 1.2, 2.7e-3, num_requests, 1.3, plain_s=1.7 * PLAIN_S)
+    assert run(guard, 100, 1.2, 2.7e-3, num_requests, 1.3, plain_s=1.7 * PLAIN_S) == 0
 
 
 def test_what_is_not_worth_what_is_expected_of_it_loses_little() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ def one_kernel_thread() -> None:
     library.set_num_threads(1)
 
 
+# What takes a minute or more: begun last, it would leave the other processes without work.
+LONG = ("tests/ops/test_cuda_build.py", "tests/fuzz/test_soak.py", "tests/clients/", "tests/engine/test_gpu")
 # What `--fast` leaves out: tests that start processes, compile, fuzz or go over a whole matrix, ...
 SLOW = (
     "tests/benchmarks/test_auto.py",
@@ -117,7 +120,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Ops are tested fast in one way: on NumPy arrays, at this machine's best instruction-set level."""
+    """What takes long comes first; what `--fast` leaves out is left out.
+
+    Ops are tested fast in one way: on NumPy arrays, at this machine's best instruction-set level.
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))  # the order within is as it was
     if not config.getoption("fast"):
         return
     other_ways = {*library.ISA_LEVELS, "paddle"} - {library.isa()}
@@ -131,6 +138,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if is_slow(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not is_slow(item)]
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: no collection of garbage during the tests need go through it."""
+    gc.collect()
+    gc.freeze()
 
 
 class _Errors(logging.Handler):

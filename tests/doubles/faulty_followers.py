@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from typing import Any
@@ -15,6 +16,7 @@ from fastdeploy_sd.worker.rank_group import RankGroup
 
 CULPRITS = "FDSD_TEST_CULPRITS"
 _SLOW_STORE_S = 0.003
+_WAIT_S = 120.0
 
 
 def create_failing_model(config: Config, group: RankGroup) -> ModelFollower:
@@ -24,6 +26,21 @@ def create_failing_model(config: Config, group: RankGroup) -> ModelFollower:
 
     def forward() -> None:
         _verify(_running(follower))
+        real()
+
+    setattr(follower, "_forward", forward)  # noqa: B010 (it lacks the results, which are bound already)
+    return follower
+
+
+def create_late_model(config: Config, group: RankGroup) -> ModelFollower:
+    """The model's pass over a culprit begins when rank 0 has waited for it in vain, once."""
+    follower = create_follower(config, group)
+    real, culprits = follower._forward, os.environ[CULPRITS].split()
+
+    def forward() -> None:
+        if not set(culprits).isdisjoint(_running(follower)):
+            culprits.clear()
+            _wait_for_failure(follower.collectives)
         real()
 
     setattr(follower, "_forward", forward)  # noqa: B010 (it lacks the results, which are bound already)
@@ -58,6 +75,15 @@ def create_failing_drafts(config: Config, group: RankGroup) -> ModelFollower:
 
     passes.run = run
     return follower
+
+
+def _wait_for_failure(collectives: Any) -> None:
+    """Until rank 0 has told the others that this attempt failed; see group_flags.h."""
+    deadline = time.monotonic() + _WAIT_S
+    flags = (ctypes.c_uint64 * 2).from_address(collectives._flags)
+    while flags[1] != collectives._attempt + 1:
+        assert time.monotonic() < deadline, "rank 0 does not give up"
+        time.sleep(_SLOW_STORE_S)
 
 
 def _running(follower: ModelFollower) -> list[RequestId]:

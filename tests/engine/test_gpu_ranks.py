@@ -91,6 +91,22 @@ def test_a_pass_that_one_rank_cannot_start_ends_on_the_other(kind: str, monkeypa
 
 
 @pytest.mark.usefixtures("expects_step_failures")
+def test_a_gpu_that_waits_in_vain_costs_nobody_a_token(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 0's gives up a pass that the other rank begins late; that one ends too, and both run the rows again."""
+    monkeypatch.setattr(ranks, "DEFAULT_FOLLOWER", f"{faulty_followers.__name__}:create_late_model")
+    monkeypatch.setenv(faulty_followers.CULPRITS, REQUESTS[1].request_id)
+    with open_engine(on_gpus(tiny_config(), timeout_s=5.0), BATCH, PLAIN) as engine:
+        for request in REQUESTS:
+            engine.submit(request)
+        transcript = run_to_end(engine)
+    assert "rank 1 did not come in time" in caplog.text
+    for request_id, answer in alone(kind).items():
+        assert tuple(transcript.token_ids[request_id]) == answer.token_ids
+
+
+@pytest.mark.usefixtures("expects_step_failures")
 @pytest.mark.parametrize(("number", "timeout_s"), [(signal.SIGKILL, 60.0), (signal.SIGSTOP, 4.0)])
 def test_a_rank_that_ends_or_hangs_ends_the_engine(number: signal.Signals, timeout_s: float) -> None:
     """Rank 0's GPU waits for its part of a sum; a first step on a busy machine is no hang."""

@@ -1,4 +1,4 @@
-"""An executor on a real model that a test can stop between two steps, for `launch.run` to find by name."""
+"""Executors on a real model, for `launch.run` to find by name: a test stops one between two steps, or loses its GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.types import SchedulerOutput, StepResult
+from fastdeploy_sd.worker.batch import OpenRows
 from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
 
 _POLL_S = 0.005
@@ -73,4 +74,25 @@ def create_braking(config: Config) -> LocalExecutor:
     executor.__class__ = _BrakingExecutor
     assert isinstance(executor, _BrakingExecutor)
     executor.brake = Brake(Path(os.environ["XDG_STATE_HOME"]), config.splitwise.splitwise_role)
+    return executor
+
+
+def loses_gpu(folder: Path) -> Path:
+    """The file that has the GPU of a server with this folder lost in its next step."""
+    return folder / "lose-the-gpu"
+
+
+def create_losing_gpu(config: Config) -> LocalExecutor:
+    """The model as it is, until a kernel reads outside of what there is."""
+    executor = create_executor(config)
+    runner, order = executor._runner, loses_gpu(Path(os.environ["XDG_STATE_HOME"]))
+    assert runner is not None
+    build, memory = runner._batches.build, runner._memory
+
+    def build_wrongly(plan: SchedulerOutput, before: OpenRows | None = None) -> None:
+        build(plan, before)
+        if memory.num_logits and order.exists():
+            memory.logits_indices[0] = 1 << 20
+
+    setattr(runner._batches, "build", build_wrongly)  # noqa: B010 (mypy takes methods for constants)
     return executor

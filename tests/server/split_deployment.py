@@ -44,7 +44,7 @@ class ModelServer(Program):
     @property
     def url(self) -> str:
         """Where it serves; waits until it does."""
-        return self.wait_for_line(r"serving m on (http://\S+)", START_S)[1]
+        return self.wait_for_line(r"serving m\b.* on (http://\S+)", START_S)[1]
 
     @property
     def address(self) -> str:

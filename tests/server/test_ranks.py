@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.toy_process import WAIT_S, Server, Stream, complete, error_of, is_complete, serving
+from tests.server.toy_process import WAIT_S, Program, Server, Stream, complete, error_of, is_complete, serving
 
 NUM_RANKS = 4
 
 
-def ranks_of(server: Server) -> list[int]:
+def ranks_of(server: Program, num_ranks: int = NUM_RANKS) -> list[int]:
     """Process ids of all ranks but the first, which is the engine."""
     [engine] = server.children("engine_process")
     pids = [int(pid) for pid in Path(f"/proc/{engine}/task/{engine}/children").read_text().split()]
     found = [pid for pid in pids if "ranks.process" in Path(f"/proc/{pid}/cmdline").read_text()]
-    assert len(found) == NUM_RANKS - 1
+    assert len(found) == num_ranks - 1
     return found
 
 

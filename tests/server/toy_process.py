@@ -148,11 +148,14 @@ def serving(
 
 
 class Stream:
-    """A streaming completion over its own connection; constructed once its first chunk has arrived."""
+    """A streaming completion over its own connection; constructed once its first chunk has arrived.
 
-    def __init__(self, url: str, max_tokens: int) -> None:
+    `options` are fields of its body.
+    """
+
+    def __init__(self, url: str, max_tokens: int, **options: object) -> None:
         self._client = httpx.Client(timeout=WAIT_S)
-        body = {"model": "toy", "prompt": [5, 6], "max_tokens": max_tokens, "stream": True, "temperature": 0}
+        body = {"model": "toy", "prompt": [5, 6], "max_tokens": max_tokens, "stream": True, "temperature": 0, **options}
         self._response = self._client.send(
             self._client.build_request("POST", f"{url}/v1/completions", json=body), stream=True
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.quantization import formats_of
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.errors import ConfigError
@@ -37,22 +38,27 @@ def verify_device(config: Config) -> None:
     """Refuse what a GPU that was asked for cannot do yet.
 
     Raises:
-        ConfigError: naming the first such option.
+        ConfigError: naming every such option.
     """
     if config.device == "gpu":
-        for error in cpu_only(config):
-            raise error
+        _raise_all(cpu_only(config))
 
 
 def verify_processor(config: Config) -> None:
     """Refuse what a CPU that was asked for cannot do.
 
     Raises:
-        ConfigError: naming the first such option.
+        ConfigError: naming every such option.
     """
     if config.device == "cpu":
-        for error in gpu_only(config):
-            raise error
+        _raise_all(gpu_only(config))
+
+
+def _raise_all(errors: Iterator[ConfigError]) -> None:
+    faults = Faults()
+    for error in errors:
+        faults.add(error)
+    faults.raise_all()
 
 
 def _needs_gpu(option: str, expected: str) -> ConfigError:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import random
+import re
 from dataclasses import replace
 
 import pytest
 
 from fastdeploy_sd.config import from_json, load_config, to_json
+from fastdeploy_sd.config.catalogue import BY_NAME
 from fastdeploy_sd.config.device_rules import cpu_only
+from fastdeploy_sd.config.faults import SeveralFaultsError
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.worker import device_choice
 
+DEVICE_OPTIONS = (
+    "tensor_parallel_size", "ips", "splitwise_role", "swap_space", "max_num_seqs", "max_num_batched_tokens",
+    "enforce_eager", "quantization", "kv_cache_dtype", "dtype", "gpu_memory_utilization", "num_gpu_blocks_override",
+    "kv_cache_memory_gb", "block_size", "max_model_len", "async_scheduling",
+)  # fmt: skip
+VALUES = (
+    "-1", "0", "1", "2", "3", "4097", "65536", "1e9", "nan", "inf", "", "none", "true", "auto", "fp8", "int8", "wint4",
+    "prefill", "decode", "127.0.0.1,127.0.0.2", "{}", "float16", "9" * 20,
+)  # fmt: skip
 CPU_ONLY = {
     "-tp 2 --swap-space 1": ("tensor_parallel_size", "1 beside swap_space or a splitwise_role", "2"),
     "-tp 2 --ips 127.0.0.1,127.0.0.2": ("ips", "one host", "127.0.0.1,127.0.0.2"),
@@ -65,3 +78,20 @@ def test_what_a_cpu_cannot_do_is_refused_by_name(
     assert caught.value.message.startswith(f"{text}: device auto takes the CPU: device: expected cpu or auto")
     with pytest.raises(ConfigError, match="on a CPU, got fp8"):
         device_choice.choose_device(replace(config, device="cpu"))
+
+
+def test_every_wrong_combination_is_told_in_lines_that_name_an_option(model: str) -> None:
+    """All that one start can tell, and never a traceback."""
+    rng, num_refused = random.Random(17), 0
+    for _ in range(300):
+        flags = [f"{BY_NAME[name].flag}={rng.choice(VALUES)}" for name in rng.sample(DEVICE_OPTIONS, 4)]
+        try:
+            load_config(["--model", model, "--device", rng.choice(["gpu", "auto", "cpu"]), *flags])
+        except ConfigError as error:
+            num_refused += 1
+            for fault in error.faults if isinstance(error, SeveralFaultsError) else (error,):
+                assert fault.param in fault.message.split(":")[0], flags
+                assert re.fullmatch(r".*expected .*, got .*", fault.message), flags
+    assert num_refused > 100
+    with pytest.raises(SeveralFaultsError, match="2 faults"):
+        load_config(["--model", model, "--device", "gpu", "--enforce-eager", "-tp", "2", "--swap-space", "1"])

@@ -90,6 +90,7 @@ def test_every_wrong_combination_is_told_in_lines_that_name_an_option(model: str
         except ConfigError as error:
             num_refused += 1
             for fault in error.faults if isinstance(error, SeveralFaultsError) else (error,):
+                assert fault.param is not None
                 assert fault.param in fault.message.split(":")[0], flags
                 assert re.fullmatch(r".*expected .*, got .*", fault.message), flags
     assert num_refused > 100

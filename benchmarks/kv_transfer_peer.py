@@ -42,6 +42,9 @@ class MemoryPages:
         """See Pages."""
         return [tuple(np.split(self.memory[layer, block_id], _PIECES)) for block_id in block_ids]
 
+    def awaited(self, _layer: int) -> None:
+        """See Pages: nothing."""
+
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
         """See Pages."""
         self.memory[layer, block_id] = np.frombuffer(data, np.uint8)

@@ -15,11 +15,8 @@ _MAX_NUM_SEQS = 4096
 
 def cpu_only(config: Config) -> Iterator[ConfigError]:
     """Yield an error for every option with a value that only the CPU can serve."""
-    ranks = config.parallel.tensor_parallel_size
     if config.parallel.num_nodes > 1:
         yield _error("ips", "one host", ",".join(config.parallel.ips))
-    if ranks > 1 and config.copies_kv:  # rank 0 does not reach the KV of the other GPUs
-        yield _error("tensor_parallel_size", "1 beside swap_space or a splitwise_role", ranks)
     if config.scheduler.max_num_seqs > _MAX_NUM_SEQS:
         yield _error("max_num_seqs", f"at most {_MAX_NUM_SEQS}", config.scheduler.max_num_seqs)
     if config.model.enforce_eager:

@@ -1,9 +1,9 @@
 """What goes over the sockets between rank 0 and the other ranks, as msgpack frames. Knows no socket.
 
 A frame to a rank is a list of orders, each a list of its tag and its fields; a frame from a rank holds one reply. Where
-ranks have a GPU each, Given -> Everybodys comes first. While the model loads: Loaded -> Measure -> Measured ->
-Smallest, unless the configuration says how large the KV cache is; then Ready. After that each attempt is answered by
-Done. In place of any reply Failed says that the rank ends.
+ranks have a GPU each, Given -> Everybodys comes first, and again where rank 0 reaches everybody's KV. While the model
+loads: Loaded -> Measure -> Measured -> Smallest, unless the configuration says how large the KV cache is; then Ready.
+After that each attempt is answered by Done. In place of any reply Failed says that the rank ends.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a rank has for all others before it loads."""
+    """What a rank has for all others while it loads."""
 
     data: bytes
 

@@ -72,6 +72,8 @@ class Follower(Protocol):
 
     def run(self, attempt: Attempt) -> None: ...
 
+    def settle(self) -> None: ...
+
 
 FollowerFactory = Callable[[Config, RankGroup], Follower]
 
@@ -191,6 +193,7 @@ class _Session:
             else:
                 logger.exception("attempt %d failed", attempt.attempt)
                 follower.collectives.fail()
+                follower.settle()
                 failure = repr(error)
         if not self._has_answered:
             self._end_attempt(failure)

@@ -73,7 +73,8 @@ class RankProcesses:
         num_local = parallel.ranks_per_node
         with contextlib.closing(RankStarter(config, follower)) as starter:
             self._local = starter.local_communicator(0)
-            self.kv_files = {rank: create_kv_file() for rank in range(1, num_local)} if config.copies_kv else {}
+            in_files = config.copies_kv and config.device == "cpu"
+            self.kv_files = {rank: create_kv_file() for rank in range(1, num_local)} if in_files else {}
             for rank in range(1, num_local):
                 child, self._links[rank] = starter.start_linked(rank, self.kv_files.get(rank))
                 self._children.append(child)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.runtime.arrays import Array, address
 from fastdeploy_sd.runtime.cuda_call import DeviceCall, Workspace
+from fastdeploy_sd.runtime.cuda_handles import new_stream
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_mark import CudaMark
 from fastdeploy_sd.runtime.cuda_memory import CudaMemory
@@ -40,7 +41,8 @@ class CudaDevice:
 
     def __init__(self, library: CudaLibrary) -> None:
         self.library, self.text = library, library.device_name
-        self.stream = library.made("stream_create")
+        self._own_stream = new_stream(library)
+        self.stream = self._own_stream.address
         self.memory = CudaMemory(library)
         self.transfers = CudaTransfers(library, self.memory, self.stream)
         self.workspace = Workspace(self.memory)

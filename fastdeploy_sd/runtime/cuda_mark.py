@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 
+from fastdeploy_sd.runtime.cuda_handles import new_event
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.mark import Mark
 
@@ -18,8 +18,12 @@ class CudaMark:
 
     def __init__(self, library: CudaLibrary, stream: int) -> None:
         self._library, self._stream = library, stream
-        self.event = library.made("event_create")
-        weakref.finalize(self, library.functions.fdsd_cuda_event_destroy, ctypes.c_void_p(self.event))
+        self._event = new_event(library)
+
+    @property
+    def event(self) -> int:
+        """Address of the event."""
+        return self._event.address
 
     def record(self) -> None:
         """See Mark."""

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.runtime.arrays import Array, address
+from fastdeploy_sd.runtime.cuda_handles import new_event
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_mark import CudaMark
 from fastdeploy_sd.runtime.cuda_memory import CudaMemory, pinned_zeros
@@ -158,7 +159,7 @@ class _Staging:
     def __init__(self, library: CudaLibrary, memory: CudaMemory, num_bytes: int) -> None:
         self.host = pinned_zeros(library, num_bytes)
         self.memory, self.address = memory.take(num_bytes)
-        self.event = library.made("event_create")
+        self.event = new_event(library)
 
 
 class CudaTransfers:
@@ -209,7 +210,7 @@ class CudaTransfers:
         self._params.max_num_bytes = max(piece.num_bytes for piece in pieces)
         self._params.pieces = self._params.bytes = staging.address
         call("scatter_pieces", ctypes.byref(self._params), self._stream)
-        call("event_record", staging.event, self._stream)
+        call("event_record", staging.event.address, self._stream)
 
     def pinned(self, num_bytes: int) -> Bytes:
         """Return u8[num_bytes] for what comes back; raises MemoryError."""
@@ -254,5 +255,5 @@ class CudaTransfers:
     def _next_staging(self) -> _Staging:
         self._turn = 1 - self._turn
         staging = self._staging[self._turn]
-        self._library.call("event_synchronize", staging.event)
+        self._library.call("event_synchronize", staging.event.address)
         return staging

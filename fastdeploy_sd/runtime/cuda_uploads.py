@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.runtime import library as kernels
 from fastdeploy_sd.runtime.arrays import Array, address
+from fastdeploy_sd.runtime.cuda_handles import new_event
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_memory import ALIGNMENT, CudaMemory, pinned_zeros
 
@@ -31,11 +32,7 @@ class _Piece:
     def __init__(self, library: CudaLibrary, memory: CudaMemory, num_bytes: int) -> None:
         self.host = pinned_zeros(library, num_bytes)
         self.memory, self.address = memory.take(num_bytes)
-        self._library, self.event = library, library.made("event_create")
-
-    def close(self) -> None:
-        """Give the event back; the memory is given back with the last who has it."""
-        self._library.functions.fdsd_cuda_event_destroy(ctypes.c_void_p(self.event))
+        self.event = new_event(library)
 
 
 class CudaUploads:
@@ -107,23 +104,18 @@ class CudaUploads:
             self._library.call("stream_synchronize", self._stream)
         finally:
             self._threads.shutdown()
-            for piece in self._pieces:
-                if piece is not None:
-                    piece.close()
             self._pieces = [None, None]
 
     def _next(self, size: int) -> _Piece:
         """Turn to the other piece, which holds `size` bytes and is not read any more."""
         if (full := self._pieces[self._turn]) is not None:
-            self._library.call("event_record", full.event, self._stream)
+            self._library.call("event_record", full.event.address, self._stream)
             self._turn = 1 - self._turn
         piece, self._used = self._pieces[self._turn], 0
         if piece is not None:
-            self._library.call("event_synchronize", piece.event)
+            self._library.call("event_synchronize", piece.event.address)
         if piece is None or len(piece.host) < size:
-            self._pieces[self._turn] = None
-            if piece is not None:
-                piece.close()
+            self._pieces[self._turn] = piece = None
             piece = self._pieces[self._turn] = _Piece(self._library, self._memory, max(size, self.piece_bytes))
         return piece
 

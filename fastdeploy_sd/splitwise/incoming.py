@@ -97,23 +97,35 @@ class IncomingTable:
         self, transfer_id: TransferId, source: str, layer: int, block: int, data: Bytes, checksum: int
     ) -> Refusal | None:
         is_whole = data.nbytes > 0 and int(chunk_checksums(data, data.nbytes)[0]) == checksum
-        with self._lock:
-            transfer = self._transfers.get(transfer_id)
-            if transfer is None or transfer.source != source:
-                return _unknown(transfer)
-            at = block - transfer.first_block
-            if not (0 <= layer < self._pages.num_layers and 0 <= at < len(transfer.block_ids)):
-                return Refusal.OUT_OF_BOUNDS
-            has_size = data.nbytes == self._pages.page_bytes(layer)
-            if not (has_size and is_whole):
-                return Refusal.DAMAGED if has_size else Refusal.WRONG_SIZE
-            index = layer * len(transfer.block_ids) + at
-            if transfer.arrived[index]:
-                return Refusal.DUPLICATE
-            self._pages.write(layer, transfer.block_ids[at], data.data)
-            transfer.arrived[index] = 1
-            transfer.num_missing -= 1
-        return None
+        while True:
+            with self._lock:
+                refusal, wait = self._try_receive(transfer_id, source, layer, block, data, is_whole=is_whole)
+            if wait is None:
+                return refusal
+            wait()  # the engine's thread does not, as it may have the lock meanwhile
+
+    def _try_receive(
+        self, transfer_id: TransferId, source: str, layer: int, block: int, data: Bytes, *, is_whole: bool
+    ) -> tuple[Refusal | None, Callable[[], None] | None]:
+        """Write a page, or return why not: refused, or what must be waited for first."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.source != source:
+            return _unknown(transfer), None
+        at = block - transfer.first_block
+        if not (0 <= layer < self._pages.num_layers and 0 <= at < len(transfer.block_ids)):
+            return Refusal.OUT_OF_BOUNDS, None
+        has_size = data.nbytes == self._pages.page_bytes(layer)
+        if not (has_size and is_whole):
+            return (Refusal.DAMAGED if has_size else Refusal.WRONG_SIZE), None
+        index = layer * len(transfer.block_ids) + at
+        if transfer.arrived[index]:
+            return Refusal.DUPLICATE, None
+        if (wait := self._pages.awaited(layer)) is not None:
+            return None, wait
+        self._pages.write(layer, transfer.block_ids[at], data.data)
+        transfer.arrived[index] = 1
+        transfer.num_missing -= 1
+        return None, None
 
     def finish(self, transfer_id: TransferId, source: str, drafts: tuple[int, ...], way: WayStats) -> None:
         """Note that the source sent everything: it has arrived, which `way` counts, or lacks pages and fails."""

@@ -7,7 +7,7 @@ after `end_writes` find what was written before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +31,13 @@ class Pages(Protocol):
 
     def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
         """The pieces of each of some pages, u8[n] and contiguous, together page_bytes(layer); until the next call."""
+        ...
+
+    def awaited(self, layer: int) -> Callable[[], None] | None:
+        """What a write to this layer would wait for, for the writer to call where nobody waits for him; None = nothing.
+
+        Raises what the device's failing does.
+        """
         ...
 
     def write(self, layer: int, block_id: int, data: memoryview) -> None:

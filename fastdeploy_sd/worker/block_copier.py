@@ -125,6 +125,7 @@ class BlockCopier:
             timer.cancel()
             timer.join()
         self._thread.join()
+        self._mover.close()
         self._file.close()
         fd, self._fd = self._fd, -1
         if fd >= 0:

@@ -61,8 +61,13 @@ class BlockMover(Protocol):
     def release(self, block_ids: Sequence[int]) -> None:
         """Have steps that are started from here on follow what was copied from or to these blocks, and stop the rest.
 
-        Called by who starts steps. Waits for a page at most.
+        Called by who starts steps. Waits for a page at most, or for a batch where steps of other processes use
+        the blocks.
         """
+        ...
+
+    def close(self) -> None:
+        """Give back what copies are made with, once the thread has ended. Nothing else may be called then."""
         ...
 
 
@@ -129,6 +134,9 @@ class HostBlockMover:
                 self._is_released = True
                 if not self._changed.wait_for(lambda: not self._is_touched, _RELEASE_DEADLINE_S):
                     raise InternalError(f"a copy of KV block {self._block_id} does not stop")
+
+    def close(self) -> None:
+        """See BlockMover: nothing is held."""
 
     def _touch(self, copy_page: Callable[[int, int], None]) -> bool:
         with self._changed:

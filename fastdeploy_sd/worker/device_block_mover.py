@@ -30,7 +30,7 @@ class DeviceBlockMover:
     def __init__(self, blocks: CudaBlocks) -> None:
         self.block_bytes = blocks.block_bytes
         self.max_blocks = min(max(_BATCH_BYTES // self.block_bytes, 1), MAX_COPIED_BLOCKS, blocks.num_blocks)
-        self._lane = BlockLane(blocks, self.max_blocks * self.block_bytes, 2)
+        self._lanes = [BlockLane(blocks, self.max_blocks * self.block_bytes, 2)]  # one, until `close`
         self._layers = range(blocks.num_layers)
         self._lock = threading.Lock()
         self._turn = 0
@@ -72,12 +72,22 @@ class DeviceBlockMover:
         return [block_id != _NO_BLOCK for block_id in block_ids]
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """See BlockMover; waits for nothing."""
+        """See BlockMover."""
         with self._lock:
             self._released.update(block_ids)
             for batch in self._lane.batches:
                 if not batch.block_ids.isdisjoint(block_ids):
                     self._lane.have_steps_follow(batch)
+
+    def close(self) -> None:
+        """See BlockMover; streams, events and memory."""
+        while self._lanes:
+            self._lanes.pop().close()
+
+    @property
+    def _lane(self) -> BlockLane:
+        [lane] = self._lanes
+        return lane
 
     def _kept(self) -> list[int]:
         """Return the batch's blocks, without those that were released."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.runtime.cuda_blocks import MAX_COPIED_BLOCKS, BlockLane, CudaBlocks, StagedBatch
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.worker.kv_memory import RankKv
-from fastdeploy_sd.worker.kv_pages import page_error
+from fastdeploy_sd.worker.kv_pages import page_error, pieces_of_layers
 
 Bytes = npt.NDArray[np.uint8]
 # Of a batch, unless a page is larger.
@@ -20,12 +19,13 @@ _BATCH_BYTES = 4 << 20
 
 
 class DevicePages:
-    """Pages of all layers over the same blocks, of one rank.
+    """Pages of all layers over the same blocks, of all ranks: other GPUs' KV is in reach of this one.
 
     Reading waits for the GPU. What is written is put together and then on its way; `end_writes` sees to the rest. One
     thread reads; writing and `end_writes` are not for two threads at once.
 
     Args:
+        ranks: all of them.
         is_read, is_written: whether other instances get pages from here, or give some; memory is taken for that.
 
     Raises:
@@ -35,17 +35,16 @@ class DevicePages:
         num_layers: target and draft layers together. num_target_layers: the first ones.
         num_blocks: blocks of every layer.
         host_bytes: of the host's memory that they take: 0.
-        blocks: the same, layer by layer.
     """
 
     host_bytes = 0
 
-    def __init__(self, device: CudaDevice, kv: RankKv, *, is_read: bool = False, is_written: bool = False) -> None:
-        layers = [_parts(cache) for cache in kv.caches]
-        self.num_target_layers = len(layers)
-        layers += [[*_parts(cache), hidden] for cache, hidden in zip(kv.draft_caches, kv.block_hidden, strict=True)]
-        self.num_layers = len(layers)
-        self.blocks = CudaBlocks(device, layers)
+    def __init__(
+        self, device: CudaDevice, ranks: Sequence[RankKv], *, is_read: bool = False, is_written: bool = False
+    ) -> None:
+        layers: Any = pieces_of_layers(ranks)
+        self.num_target_layers, self.num_layers = len(ranks[0].caches), len(layers)
+        self._blocks: CudaBlocks | None = CudaBlocks(device, layers, are_shared=len(ranks) > 1)
         self.num_blocks = self.blocks.num_blocks
         self._batch_bytes = max([_BATCH_BYTES, *map(self.page_bytes, range(self.num_layers))])
         self._reading = BlockLane(self.blocks, self._batch_bytes, 1) if is_read else None
@@ -54,6 +53,12 @@ class DevicePages:
         self._layer = 0
         self._turn = 0
         self._last: StagedBatch | None = None  # whose writes were started and no step follows
+
+    @property
+    def blocks(self) -> CudaBlocks:
+        """The same, layer by layer; until `close`."""
+        assert self._blocks is not None, "pages that are open"
+        return self._blocks
 
     def page_bytes(self, layer: int) -> int:
         """Return the length of a page of this layer."""
@@ -88,6 +93,19 @@ class DevicePages:
             found += [(page,) for page in (pages if len(block_ids) <= most else pages.copy())]
         return found
 
+    def awaited(self, layer: int) -> Callable[[], None] | None:
+        """See splitwise.pages.Pages: the copy before the last, which had the same memory.
+
+        Raises:
+            IndexError: there is no such layer.
+        """
+        self._verify(layer, 0)
+        assert self._writing is not None, "pages that are written"
+        if self._staged and not self._is_full(layer):
+            return None
+        batch = self._writing.batches[1 - self._turn if self._staged else self._turn]
+        return batch.wait if batch.block_ids else None
+
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
         """See splitwise.pages.Pages.
 
@@ -99,12 +117,12 @@ class DevicePages:
         num_bytes = self.page_bytes(layer)
         if data.nbytes != num_bytes:
             raise ValueError(f"page of layer {layer}: expected {num_bytes} bytes, got {data.nbytes}")
-        if self._staged and (layer != self._layer or len(self._staged) == self._max_pages(num_bytes)):
+        if self._staged and self._is_full(layer):
             self._start()
         assert self._writing is not None, "pages that are written"
         batch = self._writing.batches[self._turn]
         if not self._staged:
-            batch.wait()  # the copy before the last had the same memory
+            batch.wait()  # see `awaited`
         begin = len(self._staged) * num_bytes
         batch.host[begin : begin + num_bytes] = np.frombuffer(data, np.uint8)
         self._layer = layer
@@ -117,6 +135,13 @@ class DevicePages:
             self._writing.have_steps_follow(self._last)
             self._last = None
 
+    def close(self) -> None:
+        """Give back streams, events and memory, and let go of other ranks' KV; nothing is read or written then."""
+        for lane in (self._reading, self._writing):
+            if lane is not None:
+                lane.close()
+        self._reading = self._writing = self._last = self._blocks = None
+
     def _start(self) -> None:
         """Have what was put together copied."""
         if self._writing is not None and self._staged:
@@ -125,14 +150,13 @@ class DevicePages:
             self._staged = []
             self._turn = 1 - self._turn
 
+    def _is_full(self, layer: int) -> bool:
+        """Whether a page of this layer has no room beside those that wait."""
+        return layer != self._layer or len(self._staged) == self._max_pages(self.page_bytes(layer))
+
     def _max_pages(self, num_bytes: int) -> int:
         return min(self._batch_bytes // num_bytes, MAX_COPIED_BLOCKS)
 
     def _verify(self, layer: int, block_id: int) -> None:
         if not (0 <= layer < self.num_layers and 0 <= block_id < self.num_blocks):
             raise IndexError(page_error(layer, block_id, self.num_layers, self.num_blocks))
-
-
-def _parts(cache: KvCache[Any]) -> list[Any]:
-    """A layer's arrays in the order of a page; see KvPages."""
-    return [part for part in (cache.k, cache.v, cache.k_scale, cache.v_scale) if part is not None]

@@ -95,6 +95,7 @@ class LocalExecutor:
         self._runner = self.launcher = None
         if self.layer_signals is not None:
             self.layer_signals.close()
+        self.kv_pages.close()  # before the ranks end whose KV is in it
         leave_gpus(self.group)
 
 

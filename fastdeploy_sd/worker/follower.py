@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +82,14 @@ class ModelFollower:
             device().wait()
         else:
             self._draft_method.propose(self._draft_input(attempt))
+
+    def settle(self) -> None:
+        """Wait for what was started of an attempt that failed: rank 0 may copy the blocks that it writes to.
+
+        Called when the attempt has failed for all, so that nothing of it waits for others any more.
+        """
+        with contextlib.suppress(ValueError):  # its values are of no use
+            device().wait()
 
     @property
     def _draft_method(self) -> Proposer:

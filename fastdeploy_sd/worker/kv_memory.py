@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy.typing as npt
 from paddle import Tensor
 
 from fastdeploy_sd.config import Config
@@ -17,6 +19,7 @@ from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker import gpu_memory, kv_sizing, kv_tensors
 from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.free_memory import free_memory
+from fastdeploy_sd.worker.gpu_kv import share_gpu_kv
 from fastdeploy_sd.worker.kv_file import ALIGNMENT, KvFile
 from fastdeploy_sd.worker.kv_sizing import KvCacheFormat, LayerKv
 from fastdeploy_sd.worker.kv_tensors import Zeros
@@ -81,15 +84,16 @@ def allocate_kv(
     layers = _Layers(target, draft, group.size)
     one_block = group.size * kv_sizing.block_bytes(layers.of_rank(group.rank), kv_format)
     size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: _room(config, target, draft, group))
+    zeros = _zeros_of_ranks(config, layers, size.num_blocks, kv_format, group)
     return KvMemory(
         size,
         kv_format,
         # No sequence outgrows the cache: tables by position need no more rows, whatever context the checkpoint claims.
         max_tokens=min(max_model_len, size.num_tokens + 1),
-        own=layers.allocate(group.rank, size.num_blocks, kv_format, group.kv_files.get(group.rank)),
+        own=layers.allocate(group.rank, size.num_blocks, kv_format, zeros.get(group.rank, device().zeros)),
         others=[
-            layers.allocate(rank, size.num_blocks, kv_format, fd)
-            for rank, fd in sorted(group.kv_files.items())
+            layers.allocate(rank, size.num_blocks, kv_format, zeros[rank])
+            for rank in sorted(zeros)
             if rank != group.rank
         ],
     )
@@ -123,10 +127,9 @@ class _Layers:
             return layers
         return layers + LayerKv.of_draft_layers(self._draft.config, self._draft.model.num_layers, shard)
 
-    def allocate(self, rank: int, num_blocks: int, fmt: KvCacheFormat, fd: int | None) -> RankKv:
-        """Return a rank's memory: that of a KvFile, or of this process alone; raises as `kv_tensors.allocate`."""
+    def allocate(self, rank: int, num_blocks: int, fmt: KvCacheFormat, zeros: Zeros) -> RankKv:
+        """Return a rank's memory; raises as `kv_tensors.allocate`."""
         layers, num_target, shard = self.of_rank(rank), self._target.num_layers, Shard(rank, self._num_ranks)
-        zeros = device().zeros if fd is None else _zeros_of_file(fd, layers, num_blocks, fmt)
         caches = kv_tensors.allocate(layers, num_blocks, fmt, zeros)
         return RankKv(
             DecoderShard(self._target, shard).kv_heads(),
@@ -137,8 +140,28 @@ class _Layers:
         )
 
 
-def _zeros_of_file(fd: int, layers: Sequence[LayerKv], num_blocks: int, fmt: KvCacheFormat) -> Zeros:
-    num_bytes = num_blocks * kv_sizing.block_bytes(layers, fmt) + len(layers) * kv_tensors.MAX_PARTS * ALIGNMENT
+def _zeros_of_ranks(
+    config: Config, layers: _Layers, num_blocks: int, fmt: KvCacheFormat, group: RankGroup
+) -> Mapping[int, Zeros]:
+    """Where the KV of ranks is that rank 0 reaches, on any other rank its own; none where KV is nobody else's business.
+
+    All ranks call it. Raises ConfigError where there is no memory.
+    """
+    found = device()
+    if isinstance(found, CudaDevice) and (group.size == 1 or not config.copies_kv):
+        return {}
+
+    def num_bytes(rank: int) -> int:
+        own = layers.of_rank(rank)
+        return num_blocks * kv_sizing.block_bytes(own, fmt) + len(own) * kv_tensors.MAX_PARTS * ALIGNMENT
+
     with kv_tensors.asking_for_memory():
-        file = KvFile(fd, num_bytes)
-    return lambda shape, dtype: device().wrap(file.zeros(shape, dtype))
+        if isinstance(found, CudaDevice):
+            sizes = [num_bytes(rank) for rank in range(group.size)]
+            return {rank: memory.zeros for rank, memory in share_gpu_kv(found, group, sizes).items()}
+        files = {rank: KvFile(fd, num_bytes(rank)) for rank, fd in group.kv_files.items()}
+    return {rank: partial(_wrapped_zeros, file) for rank, file in files.items()}
+
+
+def _wrapped_zeros(file: KvFile, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
+    return device().wrap(file.zeros(shape, dtype))

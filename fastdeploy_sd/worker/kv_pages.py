@@ -40,13 +40,9 @@ class KvPages:
     """
 
     def __init__(self, ranks: Sequence[RankKv]) -> None:
-        targets = [[(rank.kv_heads, cache) for cache in rank.caches] for rank in ranks]
-        drafts = [[(rank.draft_kv_heads, cache) for cache in rank.draft_caches] for rank in ranks]
-        rows = [rank.block_hidden for rank in ranks]
-        self._layers: list[list[_Piece]] = [_pieces(layer) for layer in zip(*targets, strict=True)]
-        self.num_target_layers = len(self._layers)
-        for layer, hidden in zip(zip(*drafts, strict=True), zip(*rows, strict=True), strict=True):
-            self._layers.append([*_pieces(layer), tuple(map(_by_block, hidden))])
+        layers = pieces_of_layers(ranks)
+        self._layers: list[list[_Piece]] = [[tuple(map(_by_block, copies)) for copies in layer] for layer in layers]
+        self.num_target_layers = len(ranks[0].caches) if ranks else 0
         self.num_layers = len(self._layers)
         every = [copy for layer in self._layers for piece in layer for copy in piece]
         self.num_blocks = min(map(len, every), default=0)
@@ -86,11 +82,17 @@ class KvPages:
                 copy[block_id] = source[begin:end]
             begin = end
 
+    def awaited(self, _layer: int) -> None:
+        """See splitwise.pages.Pages: memory of the host is there."""
+
     def follow_steps(self) -> None:
         """See splitwise.pages.Pages: steps are over when the engine goes on."""
 
     def end_writes(self) -> None:
         """See splitwise.pages.Pages: all is in its place."""
+
+    def close(self) -> None:
+        """See DevicePages: nothing is held."""
 
     def _verify(self, layer: int, block_id: int) -> None:
         if not (0 <= layer < self.num_layers and 0 <= block_id < self.num_blocks):
@@ -104,12 +106,23 @@ def page_error(layer: int, block_id: int, num_layers: int, num_blocks: int) -> s
     )
 
 
-def _pieces(caches: Iterable[tuple[range, KvCache[Tensor]]]) -> list[_Piece]:
+def pieces_of_layers(ranks: Sequence[RankKv]) -> list[list[tuple[Tensor, ...]]]:
+    """Return the parts of every layer in the order of a page, [num_blocks, ...] each, of every rank that has it."""
+    targets = [[(rank.kv_heads, cache) for cache in rank.caches] for rank in ranks]
+    drafts = [[(rank.draft_kv_heads, cache) for cache in rank.draft_caches] for rank in ranks]
+    rows = [rank.block_hidden for rank in ranks]
+    layers = [_pieces(layer) for layer in zip(*targets, strict=True)]
+    for layer, hidden in zip(zip(*drafts, strict=True), zip(*rows, strict=True), strict=True):
+        layers.append([*_pieces(layer), hidden])
+    return layers
+
+
+def _pieces(caches: Iterable[tuple[range, KvCache[Tensor]]]) -> list[tuple[Tensor, ...]]:
     """A layer on all ranks, each with the heads that it has, as pieces in the order of a page."""
-    by_heads: dict[int, list[list[Bytes]]] = {}
+    by_heads: dict[int, list[list[Tensor]]] = {}
     for heads, cache in caches:
         parts = [part for part in (cache.k, cache.v, cache.k_scale, cache.v_scale) if part is not None]
-        by_heads.setdefault(heads.start, []).append([_by_block(part) for part in parts])
+        by_heads.setdefault(heads.start, []).append(parts)
     # Of each of the heads, part by part with all that have it; then part by part over the heads.
     of_heads = [list(zip(*copies, strict=True)) for _, copies in sorted(by_heads.items())]
     return [piece for part in zip(*of_heads, strict=True) for piece in part]

@@ -27,7 +27,7 @@ def open_pages(config: Config, ranks: Sequence[RankKv]) -> AnyPages:
     if not isinstance(found, CudaDevice):
         return KvPages(ranks)
     with asking_for_memory("kv_cache_memory_gb, splitwise_role", "pages on their way"):
-        return DevicePages(found, ranks[0], is_read=role == "prefill", is_written=role == "decode")
+        return DevicePages(found, ranks, is_read=role == "prefill", is_written=role == "decode")
 
 
 def open_mover(pages: AnyPages) -> BlockMover:

@@ -33,9 +33,9 @@ class RankGroup:
         others: rank 0's hold on the other ranks; None on these, and where there are none.
         agree: what other ranks than 0 call when their draft layers have run; see DraftModel.agree.
         smallest: gives every rank the smallest of what the ranks measure; all of them call it, once loaded.
-        exchange: gives bytes to all ranks and returns those of all, in order; all call it once, before they load.
+        exchange: gives bytes to all ranks and returns those of all, in order; all call it, as often, while they load.
         kv_files: rank -> descriptor of the memory for its KV, see worker.kv_file: on rank 0 those of all others, on
-            these their own. None where KV is nobody else's business.
+            these their own. None where KV is nobody else's business, or on GPUs.
     """
 
     rank: int = 0

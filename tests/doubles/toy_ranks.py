@@ -98,6 +98,9 @@ class ToyFollower:
         self._before_step(self._plan)
         self._result = self._toy.execute(self._plan)
 
+    def settle(self) -> None:
+        """Nothing is under way."""
+
 
 def create_first(config: Config, group: RankGroup) -> ToyFirst:
     """Rank 0 of the toy ranks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from custom_ops import cuda_build
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from fastdeploy_sd.conformance import Answer, Way, make_requests, run_alone
 from fastdeploy_sd.conformance.guided import GRAMMARS
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
 from fastdeploy_sd.runtime.device import choose
 from fastdeploy_sd.types import Request, RequestId
 from tests.models import golden
@@ -41,6 +43,22 @@ def gpu_device(kind: str) -> Iterator[None]:
             yield
         finally:
             choose(None)
+
+
+@contextmanager
+def leaves_no_streams(kind: str) -> Iterator[None]:
+    """Verify that what the body opens has destroyed its streams and events when it ends; a real GPU does not count."""
+    found = usable_library()
+    assert isinstance(found, CudaLibrary), found
+    choose(found)  # with streams of its own
+    before = _num_handles(found, kind)
+    yield
+    assert _num_handles(found, kind) == before
+
+
+def _num_handles(library: CudaLibrary, kind: str) -> list[int]:
+    gc.collect()
+    return [library.number(f"num_{what}") for what in ("streams", "events")] if kind == EMULATED else []
 
 
 def tiny_config(path: pathlib.Path = golden.ROOT / "qwen3-tiny") -> Config:

@@ -20,7 +20,7 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.handover.roles import open_engine
 from fastdeploy_sd.ranks.executor import create_executor
 from fastdeploy_sd.types import KvSource
-from tests.engine.gpu import block_requests, blocks_alone
+from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams
 from tests.engine.gpu_prefill_process import config_of
 from tests.models.mtp_models import make_model
 
@@ -38,7 +38,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def source(model: Path, kind: str) -> Iterator[KvSource]:
     """A prefill instance on such a GPU."""
-    command = [sys.executable, "-m", "tests.engine.gpu_prefill_process", str(model)]
+    with prefilling(model) as source:
+        yield source
+
+
+@contextmanager
+def prefilling(model: Path, num_ranks: int = 1) -> Iterator[KvSource]:
+    """A prefill instance in a process of its own, with as many GPUs."""
+    command = [sys.executable, "-m", "tests.engine.gpu_prefill_process", str(model), str(num_ranks)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -50,8 +57,8 @@ def source(model: Path, kind: str) -> Iterator[KvSource]:
 
 
 @contextmanager
-def decoding(model: Path, device: Literal["cpu", "gpu"]) -> Iterator[Engine]:
-    config = replace(config_of("decode", model), device=device)
+def decoding(model: Path, device: Literal["cpu", "gpu"], num_ranks: int = 1) -> Iterator[Engine]:
+    config = replace(config_of("decode", model, num_ranks), device=device)
     executor = create_executor(config)
     try:
         with open_engine(config, executor) as engine:
@@ -60,14 +67,19 @@ def decoding(model: Path, device: Literal["cpu", "gpu"]) -> Iterator[Engine]:
         executor.shutdown()
 
 
-def test_a_prompt_goes_on_as_if_computed_here(kind: str, model: Path, source: KvSource) -> None:
-    with decoding(model, "gpu") as engine:
+def goes_on(kind: str, model: Path, source: KvSource, num_ranks: int = 1) -> None:
+    """Requests whose prompts are computed there get the tokens that they get by themselves."""
+    with leaves_no_streams(kind), decoding(model, "gpu", num_ranks) as engine:
         answers = run(engine, [replace(r, kv_source=source) for r in block_requests()[1:]], arrivals_per_step=1)
         stats = engine.stats()
     assert compare({name: blocks_alone(kind)[name] for name in answers}, answers) is None
     assert stats.num_kv_arrivals == len(answers)
     assert stats.transfers.received["tcp"].num_transfers == len(answers)
     assert stats.drafts["handed_over"].accepted[0] == len(answers)  # the first token of the same model
+
+
+def test_a_prompt_goes_on_as_if_computed_here(kind: str, model: Path, source: KvSource) -> None:
+    goes_on(kind, model, source)
 
 
 def test_a_cpu_refuses_the_kv_of_a_gpu(model: Path, source: KvSource, caplog: pytest.LogCaptureFixture) -> None:

@@ -143,5 +143,3 @@ def test_fewer_gpus_than_ranks_and_such_that_do_not_reach_each_other_are_refused
         monkeypatch.setenv("FDSD_EMULATED_GPUS", "2-apart")
         with pytest.raises(ConfigError, match=r"tensor_parallel_size: .* got GPUs . and ., which cannot"):
             open_engine(config, BATCH, PLAIN).__enter__()
-    with pytest.raises(ConfigError, match="tensor_parallel_size: expected 1 beside swap_space"):
-        open_engine(replace(config, cache=replace(config.cache, swap_space=0.1)), BATCH, PLAIN).__enter__()

@@ -15,7 +15,7 @@ from fastdeploy_sd.conformance import Answer, Way, compare, open_engine, standar
 from fastdeploy_sd.conformance.runs import run
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.types import RequestId
-from tests.engine.gpu import block_requests, blocks_alone, tiny_config
+from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams, tiny_config
 from tests.models.mtp_models import make_model
 
 pytestmark = pytest.mark.usefixtures("kind")
@@ -58,7 +58,7 @@ def again(engine: Engine, number: int, count: int = 3) -> dict[RequestId, Answer
 
 
 def test_same_tokens_with_blocks_that_went_and_came_back(kind: str) -> None:
-    with swapping() as engine:
+    with leaves_no_streams(kind), swapping() as engine:
         again(engine, 0)
         settle(engine)
         num_waiting = 0

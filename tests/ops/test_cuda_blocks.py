@@ -5,6 +5,7 @@ The emulated GPU does everything as late as is allowed, so that a wait that is m
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,7 @@ class Cache:
         self.gpu = gpu
         self.arrays = [[rng.integers(0, 2**31, (NUM_BLOCKS, *s)).astype(np.int32) for s in layer] for layer in shapes]
         self.mirrors = [[gpu.mirror(array) for array in layer] for layer in self.arrays]
-        tensors: list[list[DeviceTensor]] = [[mirror.tensor for mirror in layer] for layer in self.mirrors]
+        tensors: list[list[tuple[DeviceTensor]]] = [[(mirror.tensor,) for mirror in layer] for layer in self.mirrors]
         self.blocks = CudaBlocks(gpu, tensors)
         self.lane = BlockLane(self.blocks, 3 * self.blocks.block_bytes, num_batches)
         for _ in range(2):
@@ -78,6 +79,26 @@ def test_blocks_go_and_come_back_in_other_places(gpu: CudaDevice, width: int, la
         for part in cache.arrays[layer]:
             part[1], part[5] = part[5].copy(), part[6].copy()
     assert_same(cache.held(), cache.arrays)
+
+
+def test_every_copy_is_written_and_the_first_is_read(gpu: CudaDevice) -> None:
+    """Other processes' steps, which nothing on this device's stream orders, begin when the copy is made."""
+    rows = np.arange(12, dtype=np.int32).reshape(3, 4)
+    first, second, other = (gpu.wrap(rows + add) for add in (0, 100, 200))
+    blocks = CudaBlocks(gpu, [[(first, second)], [(other,)]], are_shared=True)
+    lane = BlockLane(blocks, blocks.block_bytes, 1)
+    [batch] = lane.batches
+    lane.start_read(batch, range(2), [1])
+    batch.wait()
+    assert batch.host.view(np.int32).tolist() == [4, 5, 6, 7, 204, 205, 206, 207]
+    lane.start_write(batch, range(2), [2])
+    lane.have_steps_follow(batch)
+    found = np.empty_like(rows)
+    for tensor, begin in ((first, 4), (second, 4), (other, 204)):
+        # In no order with what streams have under way.
+        gpu.library.call("copy", found.ctypes.data, tensor.address, ctypes.c_int64(found.nbytes))
+        assert found[2].tolist() == list(range(begin, begin + 4))
+    lane.close()
 
 
 def read_behind_a_step(cache: Cache) -> None:

@@ -34,7 +34,7 @@ class Kv:
         self.tensors = [[gpu.wrap(array) for array in layer] for layer in self.arrays]
         (k, v, ks, vs), (dk, dv, dks, dvs, hidden) = self.tensors
         kv = RankKv(range(1), [KvCache(k, v, 0, ks, vs)], range(1), [KvCache(dk, dv, 0, dks, dvs)], [hidden])
-        self.pages = DevicePages(gpu, kv, is_read=True, is_written=True)
+        self.pages = DevicePages(gpu, [kv], is_read=True, is_written=True)
 
     def page(self, layer: int, block_id: int) -> bytes:
         return b"".join(part[block_id].tobytes() for part in self.arrays[layer])
@@ -85,6 +85,22 @@ def test_without_memory_for_what_is_on_its_way_the_start_ends(kv: Kv, monkeypatc
     wanted = "kv_cache_memory_gb, swap_space: expected blocks on their way that .* has memory for, got no pinned memory"
     with pytest.raises(ConfigError, match=wanted):
         open_mover(kv.pages)
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_what_a_write_waits_for_is_waited_for_before(kv: Kv) -> None:
+    """Two batches of two pages: the third is put together when the copy of the first is made."""
+    kv.pages.follow_steps()
+    for number, is_awaited in enumerate((False, False, False, False, True, False)):
+        wait = kv.pages.awaited(0)
+        assert (wait is not None) == is_awaited
+        if wait is not None:
+            wait()
+            assert kv.pages.awaited(0) is None
+        kv.pages.write(0, number, memoryview(kv.page(0, number)))
+    assert kv.pages.awaited(1) is not None  # another layer begins another batch
+    with pytest.raises(IndexError):
+        kv.pages.awaited(2)
 
 
 @pytest.mark.usefixtures("no_collection")

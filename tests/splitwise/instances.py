@@ -51,6 +51,9 @@ class BytePages:
         pages = [self.memory[layer][block_id] for block_id in block_ids]
         return [(page[:200], page[200:]) for page in pages]
 
+    def awaited(self, _layer: int) -> None:
+        """Writing waits for nothing."""
+
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
         if self.delay_s:
             time.sleep(self.delay_s)

@@ -19,6 +19,7 @@ from fastdeploy_sd.splitwise.counters import Failure
 from fastdeploy_sd.splitwise.events import Fetched, FetchFailed, PrefillWanted, Sent
 from tests.splitwise.instances import (
     BLOCK_SIZE,
+    DEADLINE_S,
     LAYERS,
     PROTOCOLS,
     BytePages,
@@ -213,3 +214,25 @@ def test_nothing_is_left_behind(protocol: str, caplog: pytest.LogCaptureFixture)
     ours = {Path(f"/proc/self/fd/{fd}").resolve().name for fd in os.listdir("/proc/self/fd")}
     assert not [line for line in lines if line[-1].startswith("@fdsd-") and f"socket:[{line[6]}]" in ours]
     assert not caplog.records
+
+
+def test_the_engine_does_not_wait_while_a_write_waits_for_a_device() -> None:
+    with connectors() as (decode, ours, prefill, theirs):
+        engine = PrefillEngine(prefill, theirs, 8)
+        is_waiting, is_over = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            is_waiting.set()
+            assert is_over.wait(DEADLINE_S)
+
+        ours.awaited = lambda _layer: None if is_over.is_set() else wait
+        first = decode.fetch(request(5, 2), source_of(prefill.address), 0, [1, 2], DEADLINE_S)
+        engine.serve_until(is_waiting.is_set, "a page")
+        decode.cancel(first)
+        second = decode.fetch(request(6, 2), source_of(prefill.address), 0, [3, 4], DEADLINE_S)
+        assert decode.take_events() == []
+        is_over.set()
+        assert engine.serve(decode, 1) == [Fetched(second, (7, 8))]
+        assert ours.is_canary(1)
+        assert ours.is_canary(2)
+        engine.finish()

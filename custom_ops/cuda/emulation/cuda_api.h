@@ -77,6 +77,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMe
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t num_bytes, cudaStream_t stream);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 cudaError_t cudaDeviceSynchronize();
@@ -110,6 +111,9 @@ class CallName {
 
 // Go on after an error, which CUDA does not: for tests of such an error.
 void Reset();
+// Streams and events that were created and not destroyed.
+int64_t NumStreams();
+int64_t NumEvents();
 // Returns the status, for which cudaGetErrorString then has the text.
 cudaError_t Failed(cudaError_t status, const char* text);
 

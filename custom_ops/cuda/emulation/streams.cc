@@ -1,7 +1,7 @@
-#include <chrono>
+#include "emulation/streams.h"
+
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,30 +14,10 @@
 
 namespace fdsd::emulation {
 
-// Operations, numbered from 1 on; the first num_done of them are done.
-struct Stream {
-  std::deque<Operation> waiting;
-  uint64_t num_done = 0;
-  std::unique_ptr<Graph> captured;
-
-  uint64_t end() const { return num_done + waiting.size(); }
-};
-
-// Done when `stream` has done its first `end` operations; no stream = never recorded, which is done.
-struct Event {
-  Stream* stream = nullptr;
-  uint64_t end = 0;
-  std::chrono::steady_clock::time_point time;
-};
-
-struct Graph {
-  std::shared_ptr<std::vector<Operation>> operations = std::make_shared<std::vector<Operation>>();
-};
-
 namespace {
 
 std::recursive_mutex mutex;
-std::vector<std::unique_ptr<Stream>> streams;
+std::vector<std::shared_ptr<Stream>> streams;
 // What cudaMemcpy has on its way.
 Stream default_stream;
 // Begin of what cudaMallocHost gave -> its size.
@@ -61,19 +41,6 @@ Error Break(Error error) {
   Drop(&default_stream);
   return Fault();
 }
-
-Error RunTo(Stream* stream, uint64_t end) {
-  if (Error error = Fault()) return error;
-  while (stream != nullptr && stream->num_done < end) {
-    const Operation operation = std::move(stream->waiting.front());
-    stream->waiting.pop_front();
-    ++stream->num_done;
-    if (Error error = operation()) return Break(error);
-  }
-  return nullptr;
-}
-
-cudaError_t Waited(Error error) { return error == nullptr ? cudaSuccess : Failed(cudaErrorLaunchFailure, error); }
 
 cudaError_t WaitForAll() {
   if (Error error = RunTo(&default_stream, default_stream.end())) return Waited(error);
@@ -110,6 +77,21 @@ Error Copy(void* to, const void* from, size_t num_bytes, bool may_be_pageable) {
 
 }  // namespace
 
+std::recursive_mutex& StreamsMutex() { return mutex; }
+
+Error RunTo(Stream* stream, uint64_t end) {
+  if (Error error = Fault()) return error;
+  while (stream != nullptr && stream->num_done < end) {
+    const Operation operation = std::move(stream->waiting.front());
+    stream->waiting.pop_front();
+    ++stream->num_done;
+    if (Error error = operation()) return Break(error);
+  }
+  return nullptr;
+}
+
+cudaError_t Waited(Error error) { return error == nullptr ? cudaSuccess : Failed(cudaErrorLaunchFailure, error); }
+
 cudaError_t Failed(cudaError_t status, const char* text) {
   error_text = text;
   return status;
@@ -121,6 +103,11 @@ CallName::~CallName() { call_name.clear(); }
 void Reset() {
   const std::lock_guard lock(mutex);
   fault.clear();
+}
+
+int64_t NumStreams() {
+  const std::lock_guard lock(mutex);
+  return static_cast<int64_t>(streams.size());
 }
 
 Error Submit(void* stream, Operation operation) {
@@ -220,9 +207,17 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t num_bytes, cudaStrea
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   const std::lock_guard lock(mutex);
-  streams.push_back(std::make_unique<Stream>());
+  streams.push_back(std::make_shared<Stream>());
   *stream = streams.back().get();
   return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  // Events may outlive it; they have happened.
+  const std::shared_ptr<Stream> kept = stream->shared_from_this();
+  const cudaError_t status = Waited(RunTo(stream, stream->end()));
+  std::erase(streams, kept);
+  return status;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const std::lock_guard lock(mutex);
@@ -230,42 +225,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (stream->captured != nullptr) return WaitForAll();
   return Waited(RunTo(stream, stream->end()));
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  const std::lock_guard lock(mutex);
-  return Waited(Submit(stream, [recorded = event->stream, end = event->end] { return RunTo(recorded, end); }));
-}
 cudaError_t cudaDeviceSynchronize() {
   const std::lock_guard lock(mutex);
   return WaitForAll();
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = new Event;
-  return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  const std::lock_guard lock(mutex);
-  // What is under way may still write to it.
-  const cudaError_t status = event->stream == nullptr ? cudaSuccess : Waited(RunTo(event->stream, event->end));
-  delete event;
-  return status;
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  const std::lock_guard lock(mutex);
-  const cudaError_t status = Waited(Submit(stream, [event]() -> fdsd::Error {
-    event->time = std::chrono::steady_clock::now();
-    return nullptr;
-  }));
-  event->stream = stream;
-  event->end = stream == nullptr ? 0 : stream->end();
-  return status;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  const std::lock_guard lock(mutex);
-  return Waited(RunTo(event->stream, event->end));
-}
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
-  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
-  return cudaSuccess;
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {

@@ -109,6 +109,10 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_stream_create(void** stream) {
   *stream = made;
   return TextOf(status);
 }
+// What is on the stream is done first; nobody waits for that.
+FDSD_EXPORT fdsd::Error fdsd_cuda_stream_destroy(void* stream) {
+  return TextOf(cudaStreamDestroy(static_cast<cudaStream_t>(stream)));
+}
 FDSD_EXPORT fdsd::Error fdsd_cuda_stream_synchronize(void* stream) {
   return TextOf(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
@@ -127,7 +131,9 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_sleeping_event_create(void** event) {
   *event = made;
   return TextOf(status);
 }
-FDSD_EXPORT void fdsd_cuda_event_destroy(void* event) { cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
+FDSD_EXPORT fdsd::Error fdsd_cuda_event_destroy(void* event) {
+  return TextOf(cudaEventDestroy(static_cast<cudaEvent_t>(event)));
+}
 FDSD_EXPORT fdsd::Error fdsd_cuda_event_record(void* event, void* stream) {
   return TextOf(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)));
 }

@@ -28,7 +28,7 @@ from fastdeploy_sd.worker.lead import Collectives, GroupLead
 from fastdeploy_sd.worker.rank_group import RankGroup
 from tests.doubles.toy_executor import ToyExecutor
 
-COMPUTE_S = 1.5
+COMPUTE_S = 3.0
 # The vocabulary of the tokenizer of the tiny checkpoints.
 INFO = ModelInfo("toy", 4096, 4096, (1,), 64, 1024)
 _STEP_S = 0.005

@@ -27,10 +27,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.doubles.ports import free_port
 from tests.doubles.redis_server import RedisServer, running_redis
 from tests.fuzz.soak_load import Load, make_asks
 from tests.fuzz.soak_units import ProcessUnit, RedisUnit, Unit
-from tests.server.router_process import free_port
 from tests.server.split_deployment import ModelServer, SplitDeployment, family
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "qwen3-tiny"

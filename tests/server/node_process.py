@@ -6,21 +6,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from fastdeploy_sd.config import Config, ParallelConfig, to_json
+from tests.doubles.ports import free_port
 from tests.server.toy_process import Program, Server
 
 IPS = ("127.0.0.1", "127.0.0.2")
 SECRET = "what two nodes share"
-# Below the ports that a system gives to connections.
-_PORTS = range(20000, 30000, 2)
 _SCRIPT = (
     "import json, sys\n"
     "from fastdeploy_sd.config import config_from_kwargs\n"
@@ -33,16 +30,6 @@ _SCRIPT_OF_JSON = (
     "from fastdeploy_sd.ranks import node\n"
     "sys.exit(node.run(from_json(sys.argv[1])))\n"
 )
-
-
-def free_port() -> int:
-    """A port that is free on the first host, with the next one."""
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
-            for number in (port, port + 1):
-                opened.enter_context(socket.socket()).bind((IPS[0], number))
-            return port
-    raise AssertionError("no two ports are free")
 
 
 class Node(Program):

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,16 +14,10 @@ from typing import Any
 
 import httpx
 
+from tests.doubles.ports import free_port
 from tests.server.toy_process import WAIT_S, Program, Server
 
 Body = Mapping[str, Any]
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class Router(Program):

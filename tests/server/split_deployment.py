@@ -16,8 +16,9 @@ import httpx
 
 from fastdeploy_sd.entrypoints.launch import DEFAULT_EXECUTOR
 from fastdeploy_sd.ipc.channel import private_address
+from tests.doubles.ports import free_port
 from tests.doubles.redis_server import PASSWORD, RedisServer
-from tests.server.router_process import Router, free_port, wait_until
+from tests.server.router_process import Router, wait_until
 from tests.server.toy_process import START_SCRIPT, Program
 
 # A machine may load several models while other work keeps it busy.

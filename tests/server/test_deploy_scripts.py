@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.node_process import IPS, SECRET, free_port
+from tests.doubles.ports import free_port, free_ports
+from tests.server.node_process import IPS, SECRET
 
 FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "deploy"
 TIMEOUT_S = 120
@@ -101,18 +102,6 @@ def test_the_unit_starts_what_exists() -> None:
     unit = (FOLDER / "fastdeploy-sd.service").read_text()
     assert "/bin/fastdeploy-sd serve " in unit
     assert "RestartPreventExitStatus=2" in unit
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses at the moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def listens(port: int) -> bool:

@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.doubles.ports import free_port
 from tests.server.router_process import (
     Fleet,
     anonymous,
     by_choice,
-    free_port,
     kill,
     load_of,
     reading,

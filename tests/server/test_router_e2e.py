@@ -16,7 +16,8 @@ from typing import Any
 
 import httpx
 
-from tests.server.router_process import Router, free_port, kill, wait_until
+from tests.doubles.ports import free_port
+from tests.server.router_process import Router, kill, wait_until
 from tests.server.split_deployment import START_S, ModelServer
 
 TIMEOUT_S = 300.0

@@ -15,7 +15,8 @@ from fastdeploy_sd.fleet import messages as m
 from fastdeploy_sd.fleet.signing import SIGNATURE_HEADER, sign
 from fastdeploy_sd.ipc.packing import pack
 from fastdeploy_sd.splitwise.secret import derive_key
-from tests.server.router_process import Fleet, Router, free_port, kill, wait_until
+from tests.doubles.ports import free_port
+from tests.server.router_process import Fleet, Router, kill, wait_until
 from tests.server.toy_process import WAIT_S, complete
 from tests.unit.router.registrations import SAID
 

@@ -22,10 +22,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.doubles.ports import free_port
 from tests.server.abort_storm import possessions, storm
 from tests.server.answers import Answer
 from tests.server.model_executors import Brake
-from tests.server.router_process import Router, free_port, wait_until
+from tests.server.router_process import Router, wait_until
 from tests.server.split_deployment import (
     BRAKING,
     START_S,

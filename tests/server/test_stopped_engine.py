@@ -152,9 +152,9 @@ def test_a_second_signal_has_a_deadline(golden_dir: Path) -> None:
     with serving(golden_dir, "create_stuck", timeout_graceful_shutdown=1000) as server:
         threading.Thread(target=lambda: complete(server.url), daemon=True).start()
         wait_for(lambda: "engine_busy" in httpx.get(f"{server.url}/load", timeout=WAIT_S).text)
-        for _ in range(2):
-            server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_line("stopping")  # two signals that wait to be seen are one
+        server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 1
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fastdeploy_sd.ranks.exchange import ExchangeError, FirstExchange, OtherExchange
 from fastdeploy_sd.splitwise.sockets import CurveKeys
-from tests.server.node_process import free_port
+from tests.doubles.ports import free_port
 
 T = TypeVar("T")
 

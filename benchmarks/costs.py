@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.checkpoint import ensure_checkpoint
-from benchmarks.command import OUTPUT_DIR, Command, table_of
+from benchmarks.checkpoint import CHECKPOINT_DIR, ensure_checkpoint
+from benchmarks.command import OUTPUT_DIR, Command, table_of, with_default
 from benchmarks.configurations import without_cache_file
 from fastdeploy_sd.config import load_config
 from fastdeploy_sd.errors import ConfigError
@@ -24,8 +24,9 @@ def main(argv: Sequence[str]) -> int:
     path = OUTPUT_DIR / "costs.json"
     command.add_argument("--out", type=Path, default=path, metavar="FILE", help=f"the profile (default: {path})")
     args = command.read(argv)
-    ensure_checkpoint(args.others)
-    config = without_cache_file(load_config(args.others, command.prog))
+    options = with_default(args.others, "--model", CHECKPOINT_DIR / "qwen3-0.6b")
+    ensure_checkpoint(options)
+    config = without_cache_file(load_config(options, command.prog))
     from fastdeploy_sd.ranks.executor import create_executor
     from fastdeploy_sd.worker.cost_file import profile_of
     from fastdeploy_sd.worker.cost_measurement import measure_costs

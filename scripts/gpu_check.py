@@ -1,24 +1,34 @@
 """Checks everything that needs a GPU on this machine's, in less than ten minutes, and keeps a JSON file of findings.
 
-Usage: scripts/gpu_check.sh [--out FILE] [--full] [--only STAGE ...]
+Usage: [PYTHON=python3] scripts/gpu_check.sh [--out FILE] [--full] [--only STAGE ...]
 
 The kernels are compiled; their cases run on the GPU, then under compute-sanitizer; whole engine steps generate the
 golden checkpoints' tokens and hold the promise, which `fastdeploy-sd verify` shows too; the demo model is served with
 every method, with a second level of its prefix cache and, where there are two GPUs, on both, and must answer the same;
 kernels and steps are timed. With --full all other tests for a GPU run behind these, the whole equality matrix among
 them, which takes long. A stage that fails or is cut at its limit, with all that it started, is said so, and the others
-run; the file is written after each. Status 0: all passed; 1: a stage failed; 2: no GPU here can be used.
+run; the file is written after each, and has what is aimed at beside what was found (gpu_aims.py).
+
+Without $PYTHON, .venv is made where there is none. With it, nothing is fetched: packages that this Python lacks are
+named, and fail the stages that need them. Where it lacks Paddle, of which a GPU takes the names of element types alone,
+these names stand in (scripts/without_paddle).
+
+Status 0: all passed; 1: a stage failed; 2: no GPU here can be used.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
 import time
+import tomllib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +36,20 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from scripts.gpu_aims import aims
 from scripts.served_answers import GRACE_S, ROOT, child, serve_all
 
 OUT = ROOT / "build" / "gpu-check.json"
-SCHEMA_VERSION = 2  # of the file; raised when what it holds changes its meaning
+SCHEMA_VERSION = 3  # of the file; raised when what it holds changes its meaning
+_PADDLE = "paddlepaddle"
 METHODS = ("naive", "ngram", "suffix", "mtp", "auto")
 _TAIL = 4000
 _REFUSAL_S = 30
 _ASK = "from fastdeploy_sd.runtime.cuda_library import cuda_refusal; print(cuda_refusal() or '')"
+_CLI = "import sys; from fastdeploy_sd.cli import main; sys.exit(main())"
+# Neither the options of plugins that may be missing nor what other versions of packages warn of decides.
+_PYTEST_OPTIONS = ("-o", "addopts=--import-mode=importlib", "-W", "default", "-p", "no:randomly")
+_WITHOUT_PADDLE = ROOT / "scripts" / "without_paddle"
 SOME_PASSED = r"\b[1-9]\d* passed"  # what pytest says where not all cases were skipped
 
 Environment = Mapping[str, str]
@@ -63,23 +79,24 @@ class Stage:
 def stages() -> Sequence[Stage]:
     """Return the stages in order; the limits of those that always run are together less than ten minutes."""
     python = sys.executable
-    pytest = (python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:randomly")
-    sanitizer = (python, "scripts/cuda_sanitize.py", "--tool", "memcheck", "-k", "norm or rope or batch")
+    pytest = (python, "-m", "pytest", "-q", "-m", "gpu", *_PYTEST_OPTIONS)
+    chosen = ("-k", "norm or rope or batch")
+    sanitizer = (python, "scripts/cuda_sanitize.py", "--tool", "memcheck", *_PYTEST_OPTIONS, *chosen)
     engines = ("tests/engine", "tests/conformance", "tests/benchmarks")
     demo = ("--model", "demo", "--device", "gpu")
     small = ("--quick", "--requests", "24", "--prompt-tokens", "96", "--output-tokens", "20")
-    verify = (str(pathlib.Path(python).parent / "fastdeploy-sd"), "verify", *demo, *small, "--json")
+    verify = (python, "-c", _CLI, "verify", *demo, *small, "--json")
     return (
-        Stage("build", 140, (python, "custom_ops/cuda_build.py", "--nvcc")),
-        Stage("ops", 85, (*pytest, "tests/ops"), expected=SOME_PASSED),
-        Stage("sanitizer", 70, sanitizer, expected=SOME_PASSED),
+        Stage("build", 130, (python, "custom_ops/cuda_build.py", "--nvcc")),
+        Stage("ops", 80, (*pytest, "tests/ops"), expected=SOME_PASSED),
+        Stage("sanitizer", 60, sanitizer, expected=SOME_PASSED),
         Stage("engine", 70, (*pytest, "tests/engine/test_gpu.py"), expected=SOME_PASSED),
         Stage("verify", 45, (*verify, "--methods", "naive,ngram,suffix,mtp")),
         Stage("served", 55, run=lambda limit_s: serve_all([(m, (*demo, *speculation(m))) for m in METHODS], limit_s)),
         Stage("swap", 25, run=lambda limit_s: serve_all(with_and_without(demo, "--swap-space", "0.25"), limit_s)),
         Stage("two GPUs", 30, run=lambda limit_s: serve_all(with_and_without(demo, "-tp", "2"), limit_s), num_gpus=2),
         Stage("kernel times", 40, (python, "-m", "benchmarks", "gpu-kernels", "--json")),
-        Stage("step times", 35, (python, "-m", "benchmarks", "costs", "--device", "gpu", "--out", "{out}")),
+        Stage("step times", 60, (python, "-m", "benchmarks", "costs", "--device", "gpu", "--out", "{out}")),
         Stage("matrix", 3600, (*pytest, *engines), expected=SOME_PASSED, is_full=True),
     )
 
@@ -114,11 +131,18 @@ def main(argv: Sequence[str]) -> int:
     todo = [stage for stage in stages() if is_wanted(stage, args.only, is_full=args.full)]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
+    missing = missing_packages()
+    if missing:
+        print(f"gpu_check: {sys.executable} lacks {', '.join(missing)}", flush=True)
+    if _PADDLE in missing:
+        paths = [str(_WITHOUT_PADDLE), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     num_gpus = _captured(("nvidia-smi", "-L")).count("GPU ")
     findings = {
         "schema_version": SCHEMA_VERSION,
         "gpu": gpu_name(),
         "num_gpus": num_gpus,
+        "missing_packages": missing,
         "refusal": "",
         "stages": found,
     }
@@ -129,6 +153,7 @@ def main(argv: Sequence[str]) -> int:
         found[stage.name] = result_of(stage, args.out.parent)
         if stage.name == "build" and found["build"]["passed"]:
             findings["refusal"] = kernels_refusal()
+        findings["aims"] = aims(found)
         args.out.write_text(json.dumps(findings, indent=1) + "\n")
         if findings["refusal"]:
             print(f"gpu_check: {findings['refusal']}", file=sys.stderr)
@@ -141,6 +166,19 @@ def main(argv: Sequence[str]) -> int:
 def is_wanted(stage: Stage, only: Sequence[str] | None, *, is_full: bool) -> bool:
     """Whether a stage runs: one that is named does."""
     return (is_full or not stage.is_full) if only is None else stage.name in only
+
+
+def missing_packages() -> list[str]:
+    """Names of the packages that this one depends on, and that its tests do, which this Python lacks."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [re.split(r"[^\w-]", text)[0] for text in project["dependencies"]]
+    missing = [] if importlib.util.find_spec("paddle") else [_PADDLE]
+    for name in (*wanted, "pytest", "hypothesis"):
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    return missing
 
 
 def refusal() -> str | None:

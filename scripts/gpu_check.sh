@@ -1,8 +1,11 @@
 #!/bin/sh
 # Everything that needs a GPU, in one call: see gpu_check.py. Makes .venv where there is none (nvcc comes from PATH,
-# $NVCC or the package nvidia-cuda-nvcc).
+# $NVCC or the package nvidia-cuda-nvcc); $PYTHON is taken as it is, and nothing is fetched.
 set -eu
 cd "$(dirname "$0")/.."
-[ -x .venv/bin/python ] || scripts/dev setup
-scripts/dev build >/dev/null
-exec .venv/bin/python scripts/gpu_check.py "$@"
+if [ -z "${PYTHON:-}" ]; then
+    PYTHON=.venv/bin/python
+    [ -x "$PYTHON" ] || scripts/dev setup
+fi
+"$PYTHON" scripts/kernel_build.py >/dev/null
+exec "$PYTHON" scripts/gpu_check.py "$@"

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
 import re
 import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import pytest
 
+from benchmarks import costs
+from benchmarks.checkpoint import SHAPES
 from custom_ops import cuda_build
-from scripts import gpu_check, served_answers
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
+from scripts import gpu_aims, gpu_check, served_answers
 from tests.models import golden
 
 DEADLINE_S = 120
@@ -36,6 +45,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
 server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
 print(f"server: serving it at http://127.0.0.1:{server.server_port}", file=sys.stderr, flush=True)
 server.serve_forever()
+"""
+
+
+# Generates with names in place of Paddle.
+WITHOUT_PADDLE = f"""
+import sys; sys.path.insert(0, {str(served_answers.ROOT)!r})
+from tests.engine.gpu import short_requests, tiny_config
+from fastdeploy_sd.conformance import run_alone
+from dataclasses import replace
+import paddle
+assert paddle.__version__ == "none"
+[answer] = run_alone(replace(tiny_config(), device="DEVICE"), short_requests()[:1]).values()
+assert len(answer.token_ids) == 6
 """
 
 
@@ -159,3 +181,86 @@ def test_every_test_for_a_gpu_is_in_a_stage() -> None:
 def test_a_stage_of_tests_must_run_some() -> None:
     expected = {stage.name for stage in gpu_check.stages() if stage.expected == gpu_check.SOME_PASSED}
     assert expected == {"ops", "sanitizer", "engine", "matrix"}
+
+
+def test_what_is_aimed_at_is_beside_what_was_found() -> None:
+    shape = "64:8 heads"
+    times = {(64, 8, 4096): 90.0, (64, 8, 8192): 110.0, (64, 1, 8192): 100.0, (1, 8192, 8192): 9.0}
+    timed = [
+        cost("attention", f"{n} requests x {rows} rows, context {context}, {shape}", us, 0.7 + us / 1000, 0.65)
+        for (n, rows, context), us in times.items()
+    ]
+    timed[1]["others_us"] = {"FlashInfer": 121.0}
+    timed += [cost("sampling", "256 requests x 6 rows, greedy", 50.0, 0.5)]
+    timed += [cost("linear", f"wint8 4096x4096, {rows} rows", 5.0, 0.85, 0.69) for rows in (1, 64, 2048)]
+    steps = [
+        {"rows": rows, "requests": requests, "context": context, "ms": ms}
+        for rows, requests, context, ms in [(1, 1, 512, 0.6), (1, 1, 64, 0.5), (8, 1, 64, 0.55), (8, 8, 64, 0.7)]
+    ]
+    stages = {
+        "ops": {"passed": True},
+        "verify": {"passed": False},
+        "kernel times": {"figures": {"rates": {"copy_gb_per_s": 3000.0}, "costs": timed}},
+        "step times": {"figures": {"steps": steps}},
+        "served": {
+            "figures": {
+                "naive": {"tokens_per_s": 100.0, "idle_share_of_8": 0.06},
+                "auto": {"tokens_per_s": 99.0, "idle_share_of_8": 0.01},
+            }
+        },
+    }
+    found = gpu_aims.aims(stages)
+    assert [(aim["bound"], aim["value"], aim["met"]) for aim in found] == [
+        ("passed", True, True), ("passed", None, None), ("passed", None, None), ("passed", False, False),
+        ("passed", None, None), (">= 0.8", 0.79, False), (">= 1.0", 1.1, True), ("<= 1.15", 1.1, True),
+        ("<= 1.3", 2.0, False), (">= 0.6", 0.65, True), (">= 0.8", 0.85, True), (">= 0.7", 0.69, False),
+        ("<= 1.4286", 1.2507, True), ("<= 1.4286", 1.6791, False), ("<= 1.15", 1.1, True), ("<= 0.05", 0.06, False),
+        (">= 0.98", 0.99, True),
+    ]  # fmt: skip
+    assert {aim["met"] for aim in gpu_aims.aims({})} == {None}
+    assert set(gpu_aims._SHOWN) <= {stage.name for stage in gpu_check.stages()}
+
+
+def cost(kind: str, text: str, us: float, copy_share: float, matmul_share: float | None = None) -> dict[str, Any]:
+    return {"kind": kind, "text": text, "us": us, "copy_share": copy_share, "matmul_share": matmul_share}
+
+
+def test_the_aims_know_the_shape_that_steps_are_timed_with() -> None:
+    shape = read_decoder_config(SHAPES["qwen3-0.6b"], "config.json")
+    assert weight_bytes_per_step(shape, QuantScheme.create("bfloat16", None)) == gpu_aims.WEIGHT_BYTES
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "ensure_checkpoint", raises_options)
+        with pytest.raises(KeyError, match=r"--model.*qwen3-0\.6b"):
+            costs.main(["--device", "gpu"])
+
+
+def raises_options(options: Sequence[str]) -> NoReturn:
+    raise KeyError(*options)
+
+
+def test_packages_that_are_missing_are_named_and_names_stand_in_for_paddle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With these a GPU runs a model; a CPU says what it lacks."""
+    version, find_spec = importlib.metadata.version, importlib.util.find_spec
+
+    def version_of(name: str) -> str:
+        if name == "uvicorn":
+            raise importlib.metadata.PackageNotFoundError
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version_of)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "paddle" else find_spec(name))
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
+    monkeypatch.setattr(gpu_check, "refusal", lambda: None)
+    todo = [gpu_check.Stage(device, 120, python(WITHOUT_PADDLE.replace("DEVICE", device))) for device in ("gpu", "cpu")]
+    monkeypatch.setattr(gpu_check, "stages", lambda: todo)
+    assert gpu_check.main(["--out", str(tmp_path / "found.json")]) == 1
+    assert "lacks paddlepaddle, uvicorn" in capsys.readouterr().out
+    findings = json.loads((tmp_path / "found.json").read_text())
+    assert findings["missing_packages"] == ["paddlepaddle", "uvicorn"]
+    on_gpu, on_cpu = findings["stages"].values()
+    assert on_gpu["passed"], on_gpu["tail"]
+    assert not on_cpu["passed"]
+    assert "expected Paddle for memory and operators of the host" in on_cpu["tail"]

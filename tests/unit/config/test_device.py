@@ -94,4 +94,4 @@ def test_every_wrong_combination_is_told_in_lines_that_name_an_option(model: str
                 assert re.fullmatch(r".*expected .*, got .*", fault.message), flags
     assert num_refused > 100
     with pytest.raises(SeveralFaultsError, match="2 faults"):
-        load_config(["--model", model, "--device", "gpu", "--enforce-eager", "-tp", "2", "--swap-space", "1"])
+        load_config(["--model", model, "--device", "cpu", "--quantization", "fp8", "--kv-cache-dtype", "fp8"])

@@ -108,14 +108,15 @@ async def test_killed_processes_are_replaced() -> None:
     async with preparing() as preparer:
         body = padded(SMALL, SIZES[0])
         await preparer.prepare(COMPLETION, body)
-        [worker] = workers_of(preparer)
-        os.kill(worker, signal.SIGKILL)
-        while worker in workers_of(preparer):
+        [worker] = (worker for lane in preparer._lanes for worker in lane._idle)
+        os.kill(worker.pid, signal.SIGKILL)
+        while worker.is_running:  # until then a request may be given to it, and fail with it
             await asyncio.sleep(0.01)
         assert await preparer.prepare(COMPLETION, body)
         assert preparer.server_pid is not None
         os.kill(preparer.server_pid, signal.SIGKILL)
-        await asyncio.sleep(0.1)
+        while preparer.server_pid is not None:
+            await asyncio.sleep(0.01)
         assert await preparer.prepare(COMPLETION, body)
 
 
@@ -123,6 +124,9 @@ async def test_closing_ends_what_is_being_prepared() -> None:
     async with preparing() as preparer:
         await preparer.prepare(COMPLETION, padded(SMALL, SIZES[1]))
         body = json.dumps({"prompt": [[5] * 4000] * 100}).encode()
+        assert preparer.server_pid is not None
+        for pid in (preparer.server_pid, *workers_of(preparer)):  # or some might be ready before it is closed
+            os.kill(pid, signal.SIGSTOP)
         tasks = [asyncio.create_task(preparer.prepare(COMPLETION, body)) for _ in range(5)]
         await asyncio.sleep(0.02)
         preparer.close()

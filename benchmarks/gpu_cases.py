@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.gpu_peers import AttentionWork, LinearWork, SamplingWork, Work
-from fastdeploy_sd.ops.attention import CASCADE_APPEND_ATTENTION
+from fastdeploy_sd.ops.attention import CASCADE_APPEND_ATTENTION, FIND_SHARED_PREFIXES
 from fastdeploy_sd.ops.linear import LINEAR
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import pack_linear, packed_bytes
@@ -33,6 +33,7 @@ class GpuSizes:
         requests, rows: of the sampled and verified step.
         attention_requests: of the verified step whose attention is timed.
         contexts: keys of each of its requests.
+        prefixes: keys of each of its requests, and how many of them all requests share.
         chunk: tokens of the prompt's chunk.
         linear_rows: numbers of rows of the linear layers, of features [in, out].
     """
@@ -43,6 +44,7 @@ class GpuSizes:
     attention_requests: int
     attention_rows: Sequence[int]
     contexts: Sequence[int]
+    prefixes: Sequence[tuple[int, int]]
     chunk: int
     heads: int
     kv_heads: int
@@ -53,7 +55,20 @@ class GpuSizes:
 
 
 WANTED_SIZES = GpuSizes(
-    151_936, 256, 6, 64, (1, 8), (4096, 8192, 32_768), 8192, 64, 8, 128, (1, 16, 64, 2048, 8192), 4096, 4096
+    vocab_size=151_936,
+    requests=256,
+    rows=6,
+    attention_requests=64,
+    attention_rows=(1, 8),
+    contexts=(4096, 8192, 32_768),
+    prefixes=((8192, 4096), (8192, 7680)),
+    chunk=8192,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    linear_rows=(1, 16, 64, 2048, 8192),
+    in_features=4096,
+    out_features=4096,
 )
 BLOCK_SIZE = 64
 
@@ -167,38 +182,62 @@ def _sampled(
 
 
 def _attention(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
+    heads = sizes.heads, sizes.kv_heads, sizes.head_dim
     for context in sizes.contexts:
         for rows in sizes.attention_rows:
-            yield _attended(device, sizes, sizes.attention_requests, context, rows)
-    yield _attended(device, sizes, 1, sizes.chunk, sizes.chunk)
+            yield _attended(device, sizes, AttentionWork(sizes.attention_requests, rows, context, *heads))
+    yield _attended(device, sizes, AttentionWork(1, sizes.chunk, sizes.chunk, *heads))
+    for context, prefix in sizes.prefixes:
+        for rows in sizes.attention_rows:
+            yield _attended(device, sizes, AttentionWork(sizes.attention_requests, rows, context, *heads, prefix))
 
 
-def _attended(device: Any, sizes: GpuSizes, requests: int, context: int, rows: int) -> GpuCase:
-    blocks_each = -(-context // BLOCK_SIZE)
-    num_blocks, i32 = requests * blocks_each, np.int32
+def _attended(device: Any, sizes: GpuSizes, work: AttentionWork) -> GpuCase:
+    requests, rows, context, i32 = work.requests, work.rows, work.context, np.int32
+    blocks_each, num_shared = -(-context // BLOCK_SIZE), work.prefix // BLOCK_SIZE
+    num_blocks = num_shared + requests * (blocks_each - num_shared)
+    blocks = np.random.default_rng(0).permutation(num_blocks).astype(i32)
+    own = blocks[num_shared:].reshape(requests, blocks_each - num_shared)
     width = sizes.kv_heads * sizes.head_dim
     # The declared shapes are the CPU's layout; a GPU's has as many bytes.
     keys_shape = (num_blocks, sizes.kv_heads, sizes.head_dim // 2, BLOCK_SIZE, 2)
     values_shape = (num_blocks, sizes.kv_heads, BLOCK_SIZE // 2, sizes.head_dim, 2)
+    step = {
+        "table_rows": np.arange(requests, dtype=i32),
+        "block_tables": np.concatenate([np.tile(blocks[:num_shared], (requests, 1)), own], axis=1),
+        "query_start_loc": np.arange(requests + 1, dtype=i32) * rows,
+        "seq_lens": np.full(requests, context, i32),
+    }
     arguments = {
+        **step,
         "k": device.zeros(keys_shape, np.uint16),
         "v": device.zeros(values_shape, np.uint16),
         "q": device.zeros((requests * rows, sizes.heads * sizes.head_dim), np.uint16),
-        "table_rows": np.arange(requests, dtype=i32),
-        "block_tables": np.random.default_rng(0).permutation(num_blocks).astype(i32).reshape(requests, blocks_each),
-        "query_start_loc": np.arange(requests + 1, dtype=i32) * rows,
-        "seq_lens": np.full(requests, context, i32),
         "scale": sizes.head_dim**-0.5,
         "first_key": 0,
+        **(_shared_prefixes(device, sizes, step, requests) if work.prefix > 0 else {}),
     }
     outputs = {"y": ((requests * rows, sizes.heads * sizes.head_dim), np.uint16)}
     call, _ = _bound(device, CASCADE_APPEND_ATTENTION, arguments, outputs)
     # A row sees the keys up to its own.
     keys = requests * (rows * context - rows * (rows - 1) // 2)
-    moved = requests * (2 * context * width + 2 * rows * sizes.heads * sizes.head_dim) * _BF16_BYTES
+    cached = work.prefix + requests * (context - work.prefix)
+    moved = 2 * (cached * width + requests * rows * sizes.heads * sizes.head_dim) * _BF16_BYTES
     text = f"{requests} requests x {rows} rows, context {context}, {sizes.heads}:{sizes.kv_heads} heads"
-    work = AttentionWork(requests, rows, context, sizes.heads, sizes.kv_heads, sizes.head_dim)
+    text += f", {work.prefix} shared" if work.prefix > 0 else ""
     return GpuCase("attention", text, (call,), moved, 4 * keys * sizes.heads * sizes.head_dim, work)
+
+
+def _shared_prefixes(device: Any, sizes: GpuSizes, step: Mapping[str, Any], requests: int) -> dict[str, Any]:
+    """Find what the requests share, once, as a pass does for all of its layers."""
+    arguments = {**step, "block_size": BLOCK_SIZE, "group_size": sizes.heads // sizes.kv_heads}
+    outputs: dict[str, tuple[Any, Any]] = {"group_rows": ((requests, 64), np.int32)}
+    outputs |= {"group_starts": ((requests + 1,), np.int32)}
+    for name in ("group_leaders", "group_places", "shared_partitions"):
+        outputs[name] = ((requests,), np.int32)
+    find, found = _bound(device, FIND_SHARED_PREFIXES, arguments, outputs)
+    find.run()
+    return found
 
 
 def _linear(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:

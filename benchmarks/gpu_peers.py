@@ -36,7 +36,11 @@ class LinearWork:
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
-    """The last `rows` tokens of every request over its `context` keys, each over those up to its own."""
+    """The last `rows` tokens of every request over its `context` keys, each over those up to its own.
+
+    Attributes:
+        prefix: of the keys, that all requests share: whole pages, read once by kernels that know of it.
+    """
 
     requests: int
     rows: int
@@ -44,6 +48,7 @@ class AttentionWork:
     heads: int
     kv_heads: int
     head_dim: int
+    prefix: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,9 @@ class TorchPeer:
                 for count in (work.rows, work.out_features)
             )
             return lambda: torch.nn.functional.linear(x, weight)
-        return _attention(torch, work) if isinstance(work, AttentionWork) else _sampling(torch, work)
+        if isinstance(work, SamplingWork):
+            return _sampling(torch, work)
+        return _attention(torch, work) if work.prefix == 0 else None
 
 
 class FlashInferPeer(TorchPeer):
@@ -139,7 +146,8 @@ class FlashInferPeer(TorchPeer):
             return None
         flashinfer = importlib.import_module("flashinfer")
         if isinstance(work, AttentionWork):
-            return _paged_attention(torch, flashinfer, work)
+            of_work = _paged_attention if work.prefix == 0 else _cascade_attention
+            return of_work(torch, flashinfer, work)
         return _sampling_without_sort(torch, flashinfer.sampling, work)
 
 
@@ -201,21 +209,57 @@ def _logits(torch: Any, work: SamplingWork) -> Any:
 
 def _paged_attention(torch: Any, flashinfer: Any, work: AttentionWork) -> Run:
     pages = -(-work.context // _PAGE_SIZE)
+    q, k, v, workspace = _paged_inputs(torch, work, work.requests * pages)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+    starts, places, last = _pages(torch, work, 0, pages)
+    heads = (work.heads, work.kv_heads, work.head_dim, _PAGE_SIZE)
+    rows = _starts(torch, work.requests, work.rows)
+    wrapper.plan(rows, starts, places, last, *heads, causal=True, q_data_type=torch.bfloat16)
+    return lambda: wrapper.run(q, (k, v))
 
-    def starts(step: int) -> Any:
-        return torch.arange(work.requests + 1, dtype=torch.int32, device="cuda") * step
 
-    places = torch.randperm(work.requests * pages, device="cuda").to(torch.int32)
-    last = torch.full((work.requests,), work.context - (pages - 1) * _PAGE_SIZE, dtype=torch.int32, device="cuda")
-    shape = (work.requests * pages, _PAGE_SIZE, work.kv_heads, work.head_dim)
+def _cascade_attention(torch: Any, flashinfer: Any, work: AttentionWork) -> Run:
+    """Two levels: all rows over the shared pages, then each request's over its own."""
+    shared = work.prefix // _PAGE_SIZE
+    pages = -(-work.context // _PAGE_SIZE) - shared
+    q, k, v, workspace = _paged_inputs(torch, work, shared + work.requests * pages)
+    wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace, "NHD")
+    starts, places, last = _pages(torch, work, shared, pages)
+    whole_page = torch.full((1,), _PAGE_SIZE, dtype=torch.int32, device="cuda")
+    wrapper.plan(
+        [_starts(torch, 1, work.requests * work.rows), _starts(torch, work.requests, work.rows)],
+        [_starts(torch, 1, shared), starts],
+        [torch.arange(shared, dtype=torch.int32, device="cuda"), places],
+        [whole_page, last],
+        work.heads,
+        work.kv_heads,
+        work.head_dim,
+        _PAGE_SIZE,
+        causal=True,
+        q_data_type=torch.bfloat16,
+    )
+    return lambda: wrapper.run(q, (k, v))
+
+
+def _paged_inputs(torch: Any, work: AttentionWork, num_pages: int) -> tuple[Any, Any, Any, Any]:
+    """Return queries, keys and values in pages, and memory to work in."""
+    shape = (num_pages, _PAGE_SIZE, work.kv_heads, work.head_dim)
     k, v = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     q_shape = (work.requests * work.rows, work.heads, work.head_dim)
     q = torch.randn(q_shape, dtype=torch.bfloat16, device="cuda")
-    workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
-    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
-    heads = (work.heads, work.kv_heads, work.head_dim, _PAGE_SIZE)
-    wrapper.plan(starts(work.rows), starts(pages), places, last, *heads, causal=True, q_data_type=torch.bfloat16)
-    return lambda: wrapper.run(q, (k, v))
+    return q, k, v, torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+
+
+def _starts(torch: Any, count: int, step: int) -> Any:
+    return torch.arange(count + 1, dtype=torch.int32, device="cuda") * step
+
+
+def _pages(torch: Any, work: AttentionWork, first: int, pages: int) -> tuple[Any, Any, Any]:
+    """Return where each request's pages begin, which they are, from `first` on, and how full the last one is."""
+    places = first + torch.randperm(work.requests * pages, device="cuda").to(torch.int32)
+    filled = work.context - first * _PAGE_SIZE - (pages - 1) * _PAGE_SIZE
+    last = torch.full((work.requests,), filled, dtype=torch.int32, device="cuda")
+    return _starts(torch, work.requests, pages), places, last
 
 
 def _sampling_without_sort(torch: Any, sampling: Any, work: SamplingWork) -> Run | None:

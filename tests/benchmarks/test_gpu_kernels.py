@@ -20,6 +20,7 @@ SIZES = GpuSizes(
     attention_requests=2,
     attention_rows=(1, 2),
     contexts=(70,),
+    prefixes=((600, 512),),
     chunk=16,
     heads=2,
     kv_heads=1,
@@ -41,6 +42,9 @@ def test_every_case_runs_and_counts_what_it_must_move() -> None:
     two_rows = attention["2 requests x 2 rows, context 70, 2:1 heads"]
     assert two_rows.num_bytes == 2 * (2 * 70 * 32 + 2 * 2 * 64) * 2
     assert two_rows.num_operations == 4 * 2 * (70 + 69) * 64
+    shared = attention["2 requests x 2 rows, context 600, 2:1 heads, 512 shared"]
+    assert shared.num_bytes == 2 * ((512 + 2 * 88) * 32 + 2 * 2 * 64) * 2
+    assert shared.num_operations == 4 * 2 * (600 + 599) * 64
     linear = next(case for case in cases if case.text == "bfloat16 128x64, 20 rows")
     assert (linear.num_bytes, linear.num_operations) == (128 * 64 * 2 + 20 * 192 * 2, 2 * 20 * 128 * 64)
 
@@ -80,6 +84,8 @@ def test_other_kernels_get_the_same_work() -> None:
         AttentionWork(2, 1, 70, 2, 1, 32),
         AttentionWork(2, 2, 70, 2, 1, 32),
         AttentionWork(1, 16, 16, 2, 1, 32),
+        AttentionWork(2, 1, 600, 2, 1, 32, 512),
+        AttentionWork(2, 2, 600, 2, 1, 32, 512),
     ]
     assert costs["bfloat16 128x64, 20 rows"].others_us == {"other": 2.0}
     assert costs["wint8 128x64, 20 rows"].others_us == {}
@@ -101,6 +107,7 @@ def test_other_kernels_run_where_they_are(peer: GpuPeer) -> None:
         pytest.skip(f"{peer.name}: {reason}")
     logits = np.zeros((2, 300), np.float32)
     works: list[Work] = [LinearWork(3, 128, 64), AttentionWork(2, 1, 70, 2, 1, 64), AttentionWork(2, 8, 70, 2, 1, 64)]
+    works += [AttentionWork(2, 3, 300, 2, 1, 64, 128)]
     works += [SamplingWork(logits, 6, 1.0, k, p) for k, p in ((0, 1.0), (50, 1.0), (0, 0.9), (50, 0.9))]
     for work in works:
         seconds = peer.seconds(work, 1)

@@ -28,7 +28,7 @@ inline void ExpectBytes(DevicePtr<BulkBarrier> barrier, int num_bytes) {
 
 // What the thread wrote or read, and what others did before a barrier between, comes before bulk copies to the same
 // shared memory.
-inline void FenceBulkWrites() {}
+inline void FenceBulkWrites() { emulation::FenceProxies(); }
 
 // Copy num_bytes to shared memory while the thread goes on.
 inline void CopyBulk(DevicePtr<uint8_t> to, DevicePtr<const uint8_t> from, int num_bytes,

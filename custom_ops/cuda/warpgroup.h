@@ -64,7 +64,7 @@ struct Rules<Fp8Products> {
 }  // namespace stand_in
 
 // What the thread's copies brought is there for products, behind the next barrier.
-inline void FenceCopies() { emulation::FenceCopies(); }
+inline void FenceCopies() { emulation::FenceProxies(); }
 
 // Before products: registers of A and the kCount elements are written.
 template <int kCount, typename T>

@@ -181,6 +181,9 @@ struct BulkFault {
   bool meets = true;  // behind what makes the barrier
   bool waits = true;
   bool meets_readers = true;
+  // Who fences what all threads wrote to where the copy goes: none, the thread that copies, each that wrote, before it
+  // wrote, or behind it; or another than the one that copies, with no barrier behind.
+  enum { kNone, kCopier, kEarly, kWriters, kOther } fenced_by = kCopier;
 };
 
 // One thread copies all elements to shared memory, which all threads have read, and then read.
@@ -188,7 +191,9 @@ __global__ void BulkCopy(Ints p, BulkFault fault) {
   using fdsd::cuda::BulkBarrier;
   FDSD_SHARED(int32_t, s, kThreads);
   FDSD_SHARED(BulkBarrier, barrier, 1);
+  if (fault.fenced_by == BulkFault::kEarly) fdsd::cuda::FenceBulkWrites();
   s[threadIdx.x] = 0;
+  if (fault.fenced_by == BulkFault::kWriters) fdsd::cuda::FenceBulkWrites();
   if (threadIdx.x == 0) {
     if (fault.initializes) fdsd::cuda::InitBulkBarrier(barrier);
     if (fault.initializes_again) fdsd::cuda::InitBulkBarrier(barrier);
@@ -197,8 +202,9 @@ __global__ void BulkCopy(Ints p, BulkFault fault) {
   if (fault.meets) __syncthreads();
   const int32_t neighbour = fault.meets ? static_cast<int32_t>(s[(threadIdx.x + 1) % kThreads]) : 0;
   if (fault.meets && fault.meets_readers) __syncthreads();
+  if (threadIdx.x == 0 && fault.fenced_by == BulkFault::kOther) fdsd::cuda::FenceBulkWrites();
   if (threadIdx.x == kThreads - 1) {
-    fdsd::cuda::FenceBulkWrites();
+    if (fault.fenced_by == BulkFault::kCopier) fdsd::cuda::FenceBulkWrites();
     fdsd::cuda::ExpectBytes(barrier, kThreads * 4 + fault.num_more_expected);
     fdsd::cuda::CopyBulk(ViewAs<uint8_t>(s + fault.to), ViewAs<const uint8_t>(p + fault.from), fault.num_bytes,
                          barrier);
@@ -208,15 +214,22 @@ __global__ void BulkCopy(Ints p, BulkFault fault) {
   p[threadIdx.x] = s[threadIdx.x] + neighbour;
 }
 
-// A warpgroup multiplies rows that it has copied, a line for each thread: with all that it must do, or less.
+// A warpgroup multiplies rows that it has copied, or written, a line for each thread: with all that it must do, or
+// less.
 template <typename Kind>
-__global__ void WarpgroupProduct(Ints p, bool fences, bool begins, bool writes_over, bool waits) {
+__global__ void WarpgroupProduct(Ints p, bool fences, bool begins, bool writes_over, bool waits, bool copies) {
   constexpr int kLineBytes = 32;
   constexpr int kRows = 64;
   constexpr int kCount = kRows / 2;
   FDSD_SHARED(uint8_t, rows, kRows* fdsd::cuda::kWarpgroupRowBytes);
-  for (int i = 0; i < kLineBytes; i += 16)
-    fdsd::cuda::CopyAsync<16>(rows + (static_cast<int>(threadIdx.x) * kLineBytes + i), ViewAs<const uint8_t>(p));
+  for (int i = 0; i < kLineBytes; i += 16) {
+    const DevicePtr<uint8_t> piece = rows + (static_cast<int>(threadIdx.x) * kLineBytes + i);
+    if (copies) {
+      fdsd::cuda::CopyAsync<16>(piece, ViewAs<const uint8_t>(p));
+    } else {
+      ViewAs<uint4>(piece)[0] = uint4{0, 0, 0, 0};
+    }
+  }
   fdsd::cuda::CommitCopies();
   fdsd::cuda::WaitForCopies<0>();
   if (fences) fdsd::cuda::FenceCopies();
@@ -281,19 +294,21 @@ fdsd::Error RunFault(const char* name, Ints p) {
   if (is("copy over what is read")) return Launch<CopyOverRead>(kOneBlock, nullptr, p, false);
   if (is("copy over what was read")) return Launch<CopyOverRead>(kOneBlock, nullptr, p, true);
   for (const bool is_float : {false, true}) {
-    const auto run = [&](bool fences, bool begins, bool writes_over, bool waits) {
+    const auto run = [&](bool fences, bool begins, bool writes_over, bool waits, bool copies = true) {
       using namespace fdsd::cuda;
-      return is_float
-                 ? Launch<WarpgroupProduct<Bf16Products>>(kWarpgroup, nullptr, p, fences, begins, writes_over, waits)
-                 : Launch<WarpgroupProduct<IntegerProducts>>(kWarpgroup, nullptr, p, fences, begins, writes_over,
-                                                             waits);
+      return is_float ? Launch<WarpgroupProduct<Bf16Products>>(kWarpgroup, nullptr, p, fences, begins, writes_over,
+                                                               waits, copies)
+                      : Launch<WarpgroupProduct<IntegerProducts>>(kWarpgroup, nullptr, p, fences, begins, writes_over,
+                                                                  waits, copies);
     };
     const char* const kind = is_float ? "product of floats" : "product";
     const size_t length = std::strlen(kind);
     if (std::strncmp(name, kind, length) != 0) continue;
     const auto what = [&](const char* other) { return std::strcmp(name + length, other) == 0; };
     if (what("")) return run(true, true, false, true);
+    if (what(" of what is written")) return run(true, true, false, true, false);
     if (what(" of what is not fenced")) return run(false, true, false, true);
+    if (what(" of what is written and not fenced")) return run(false, true, false, true, false);
     if (what(" before its registers")) return run(true, false, false, true);
     if (what(" written over")) return run(true, true, true, true);
     if (what(" not waited for")) return run(true, true, false, false);
@@ -315,6 +330,14 @@ fdsd::Error RunFault(const char* name, Ints p) {
   if (is("a barrier not met for")) return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.meets = false});
   if (is("bulk copy over what is read"))
     return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.meets_readers = false});
+  if (is("bulk copy over what is not fenced"))
+    return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.fenced_by = BulkFault::kNone});
+  if (is("bulk copy, fenced too early"))
+    return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.fenced_by = BulkFault::kEarly});
+  if (is("bulk copy, fenced elsewhere"))
+    return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.fenced_by = BulkFault::kOther});
+  if (is("bulk copy, fenced by writers"))
+    return Launch<BulkCopy>(kOneBlock, nullptr, p, BulkFault{.fenced_by = BulkFault::kWriters});
   if (is("copy to global memory")) return Launch<CopyToGlobal>(kOneBlock, nullptr, p);
   if (is("part of a warp in a block")) return Launch<Fill>(LaunchShape{dim3(1), dim3(48)}, nullptr, p);
   if (is("too many threads")) return Launch<Fill>(LaunchShape{dim3(1), dim3(2048)}, nullptr, p);

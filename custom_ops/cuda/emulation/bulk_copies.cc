@@ -100,7 +100,7 @@ void StartBulkCopy(const Allocation* to_allocation, void* to, const Allocation* 
   if (num_bytes <= 0 || num_bytes % kPieceBytes != 0)
     Fail("misaligned: copies %" PRId64 " bytes, no multiple of 16", num_bytes);
   CheckPieces(from_allocation, from, num_bytes, Access::kRead);
-  CheckPieces(to_allocation, to, num_bytes, Access::kWrite);
+  CheckPieces(to_allocation, to, num_bytes, Access::kBulkWrite);
   const char* const bytes = static_cast<const char*>(from);
   own.copies.push_back(Copy{to_allocation, static_cast<char*>(to), std::vector<char>(bytes, bytes + num_bytes)});
   own.num_started += num_bytes;

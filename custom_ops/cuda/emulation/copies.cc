@@ -23,12 +23,10 @@ struct Copy {
 struct Queue {
   std::vector<Copy> copies;
   std::vector<size_t> group_ends;
-  std::vector<Copy> unfenced;
 
   void Clear() {
     copies.clear();
     group_ends.clear();
-    unfenced.clear();
   }
 };
 
@@ -62,18 +60,10 @@ void WaitForCopies(size_t num_pending) {
     // Now, and by this thread, it is written: others see it behind a barrier.
     Check(copy->allocation, copy->to, copy->num_bytes, Access::kWrite);
     std::memcpy(copy->to, copy->bytes, copy->num_bytes);
-    SetUnfenced(copy->allocation, copy->to, copy->num_bytes, true);
-    own.unfenced.push_back(*copy);
   }
   for (size_t& group_end : own.group_ends) group_end -= std::min(group_end, num_arrived);
   own.copies.erase(own.copies.begin(), end);
   own.group_ends.erase(own.group_ends.begin(), last_group + 1);
-}
-
-void FenceCopies() {
-  Queue& own = queues.Own();
-  for (const Copy& copy : own.unfenced) SetUnfenced(copy.allocation, copy.to, copy.num_bytes, false);
-  own.unfenced.clear();
 }
 
 }  // namespace fdsd::emulation

@@ -14,7 +14,5 @@ void StartCopy(const Allocation* allocation, void* to, const void* from, size_t 
 void CommitCopies();
 // The running thread's groups arrive, but for the last `num_pending`.
 void WaitForCopies(size_t num_pending);
-// What the running thread's copies brought may be read by products of a warpgroup.
-void FenceCopies();
 
 }  // namespace fdsd::emulation

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "emulation/engine.h"
+#include "emulation/fences.h"
 #include "emulation/pages.h"
 #include "emulation/shadow.h"
 
@@ -22,7 +23,8 @@ struct Allocation {
   mutable Shadows shadows;
   // Of a block's shared memory: words are marked with the period it began with, so a block finds no other's marks.
   mutable Marks in_flight{};
-  mutable Marks unfenced{};
+  // Likewise, of what threads wrote: 1 and how many fences there were before; 0 of what a bulk copy brought.
+  mutable Marks fences_before{};
   mutable int64_t bytes_read = 0;
   std::vector<uint64_t> memory{};  // of a block's; aligned to 128 bytes within
   uint32_t block = 0;              // the period with which the block began whose it is
@@ -70,13 +72,7 @@ std::vector<std::unique_ptr<Allocation>> freed;
 std::map<const void*, std::unique_ptr<Allocation>> shared;
 size_t dynamic_bytes_of_block = 0;
 
-// `begin`: the period from which on accesses count.
-inline bool IsOrdered(const Trace& before, const Trace& now, const ThreadPlace& here, uint32_t begin) {
-  if (before.period < begin) return true;
-  if (before.period < here.block_begin) return false;
-  if (before.thread == now.thread || before.period < now.period) return true;
-  return before.warp() == now.warp() && before.warp_period < now.warp_period;
-}
+Fences fences;
 
 [[noreturn]] void FailWithRace(const Allocation& allocation, size_t offset, const char* verb, const char* verb_before,
                                const Trace& before, const ThreadPlace& here) {
@@ -138,16 +134,24 @@ void Check(const Allocation* allocation, const void* address, size_t num_bytes, 
   if (reinterpret_cast<uintptr_t>(address) % num_bytes != 0) {
     Fail("misaligned: %s %zu bytes at byte %" PRId64 " of %s memory", verb, num_bytes, offset, memory);
   }
-  if (access != Access::kWrite) allocation->bytes_read += static_cast<int64_t>(num_bytes);
+  const bool writes = access == Access::kWrite || access == Access::kBulkWrite;
+  if (!writes) allocation->bytes_read += static_cast<int64_t>(num_bytes);
   const size_t begin = static_cast<size_t>(offset);
   const bool meets_copy = allocation->is_shared && allocation->in_flight.Has(begin, num_bytes, here.block_begin);
   const Trace now = TraceNow(here, access);
+  const bool is_fenced = access != Access::kBulkWrite || IsFenced(allocation, address, num_bytes);
   allocation->shadows.ForEach(begin, begin + num_bytes, access != Access::kRead, [&](size_t i, Shadow* shadow) {
     if (meets_copy && allocation->in_flight.Has(i, 1, here.block_begin)) {
       Fail("%s byte %zu of shared memory [%zu bytes], to which a copy is on its way", verb, i, allocation->num_bytes);
     }
     CheckBytes(*allocation, i, shadow, access, now, here);
   });
+  if (!is_fenced) {
+    Fail("copies over bytes %zu..%zu of shared memory [%zu bytes], which threads wrote, with no fence between", begin,
+         begin + num_bytes - 1, allocation->num_bytes);
+  }
+  if (allocation->is_shared && access != Access::kRead)
+    allocation->fences_before.Set(begin, num_bytes, 1 + fences.count());
 }
 
 void SetInFlight(const Allocation* allocation, const void* address, size_t num_bytes, bool is_in_flight) {
@@ -160,14 +164,22 @@ void SetArrived(const Allocation* allocation, const void* address, size_t num_by
   const Trace now = TraceNow(Here(), Access::kWrite);
   allocation->shadows.ForEach(begin, begin + num_bytes, true,
                               [&](size_t, Shadow* shadow) { *shadow = Shadow{now, {}, {}}; });
+  allocation->fences_before.Set(begin, num_bytes, 0);
 }
 
-void SetUnfenced(const Allocation* allocation, const void* address, size_t num_bytes, bool is_unfenced) {
-  allocation->unfenced.Set(OffsetOf(*allocation, address), num_bytes, is_unfenced ? Here().block_begin : 0);
-}
+void FenceProxies() { fences.Add(TraceNow(Here(), Access::kRead)); }
 
-bool IsUnfenced(const Allocation* allocation, const void* address, size_t num_bytes) {
-  return allocation->unfenced.Has(OffsetOf(*allocation, address), num_bytes, Here().block_begin);
+bool IsFenced(const Allocation* allocation, const void* address, size_t num_bytes) {
+  const ThreadPlace& here = Here();
+  const Trace now = TraceNow(here, Access::kRead);
+  const size_t begin = OffsetOf(*allocation, address);
+  bool is_fenced = true;
+  allocation->shadows.ForEach(begin, begin + num_bytes, false, [&](size_t i, const Shadow* shadow) {
+    const uint32_t fences_before = allocation->fences_before.Of(i);
+    if (fences_before == 0 || shadow->write.period < here.block_begin) return;
+    is_fenced = is_fenced && fences.HasBetween(shadow->write, fences_before - 1, now);
+  });
+  return is_fenced;
 }
 
 bool IsShared(const Allocation* allocation) { return allocation != nullptr && allocation->is_shared; }
@@ -232,7 +244,10 @@ bool Free(void* address) {
   return true;
 }
 
-void BeginSharedMemory(size_t dynamic_bytes) { dynamic_bytes_of_block = dynamic_bytes; }
+void BeginSharedMemory(size_t dynamic_bytes) {
+  dynamic_bytes_of_block = dynamic_bytes;
+  fences.Clear();
+}
 
 const Allocation* SharedAllocation(const void* site, size_t num_bytes, void** address) {
   std::unique_ptr<Allocation>& found = shared[site];

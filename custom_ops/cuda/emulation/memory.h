@@ -16,7 +16,8 @@ namespace fdsd::emulation {
 struct Allocation;
 class Pages;
 
-enum class Access : int32_t { kRead, kWrite, kAtomic };
+// The last: by a bulk copy, which needs a fence behind what a thread wrote there.
+enum class Access : int32_t { kRead, kWrite, kAtomic, kBulkWrite };
 
 // Ends the kernel with an error unless the current thread may do this now.
 void Check(const Allocation* allocation, const void* address, size_t num_bytes, Access access);
@@ -25,9 +26,12 @@ void Check(const Allocation* allocation, const void* address, size_t num_bytes, 
 void SetInFlight(const Allocation* allocation, const void* address, size_t num_bytes, bool is_in_flight);
 // What was on its way has come to these bytes: the running thread has written them, in order with whoever began it.
 void SetArrived(const Allocation* allocation, const void* address, size_t num_bytes);
-// Whether a copy wrote one of these bytes of shared memory that its thread has not fenced since.
-void SetUnfenced(const Allocation* allocation, const void* address, size_t num_bytes, bool is_unfenced);
-bool IsUnfenced(const Allocation* allocation, const void* address, size_t num_bytes);
+// The running thread's fence between its block's accesses to shared memory and those of units that read and write past
+// threads, bulk copies and products of a warpgroup (fence.proxy.async).
+void FenceProxies();
+// Whether such a unit may touch these bytes of shared memory: between what a thread wrote there and now, in the order
+// that barriers make, somebody has fenced. What a bulk copy brought needs no fence.
+bool IsFenced(const Allocation* allocation, const void* address, size_t num_bytes);
 // Whether it is a block's shared memory.
 bool IsShared(const Allocation* allocation);
 // Bytes of the allocation that begins at an address which kernels have read so far, every thread's counted; -1 where

@@ -98,13 +98,18 @@ class Shadows {
   std::vector<uint32_t> unused_;  // of splits_
 };
 
-// Marks on words of a block's shared memory, gone when the block ends.
+// Marks on words of a block's shared memory.
 class Marks {
  public:
   void Set(size_t begin, size_t num_bytes, uint32_t mark) {
     const size_t end = (begin + num_bytes + Shadows::kWordBytes - 1) / Shadows::kWordBytes;
     if (marks_.size() < end) marks_.resize(end);
     for (size_t i = begin / Shadows::kWordBytes; i < end; ++i) marks_[i] = mark;
+  }
+  // The mark of a byte's word; 0: none.
+  uint32_t Of(size_t offset) const {
+    const size_t word = offset / Shadows::kWordBytes;
+    return word < marks_.size() ? marks_[word] : 0;
   }
   // Whether one of the bytes' words has this mark; none has 0.
   bool Has(size_t begin, size_t num_bytes, uint32_t mark) const {

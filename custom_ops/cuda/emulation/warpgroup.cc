@@ -3,7 +3,6 @@
 #include <cstring>
 #include <vector>
 
-#include "emulation/copies.h"
 #include "emulation/engine.h"
 #include "emulation/per_thread.h"
 
@@ -46,7 +45,7 @@ void BeginProducts() { products.Own().has_begun = true; }
 void ReadForProducts(const Allocation* allocation, const void* address, size_t num_bytes) {
   if (!IsShared(allocation)) Fail("multiplies what is no shared memory");
   Check(allocation, address, num_bytes, Access::kRead);
-  if (IsUnfenced(allocation, address, num_bytes)) Fail("multiplies what was copied, with no fence since");
+  if (!IsFenced(allocation, address, num_bytes)) Fail("multiplies what threads wrote, with no fence between");
   products.Own().read.push_back({allocation, address, num_bytes});
 }
 

@@ -9,7 +9,8 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kMaxRequests = 4096;  // so that the second kernel's numbers find room in shared memory
+// Of so many requests the second kernel's numbers find room in shared memory, of more in the workspace.
+constexpr int32_t kMaxRequestsInShared = 4096;
 
 struct SharingShape {
   int32_t num_requests;
@@ -28,7 +29,8 @@ struct SharingArrays {
   DevicePtr<int32_t> group_leaders;
   DevicePtr<int32_t> group_places;
   DevicePtr<int32_t> shared_partitions;
-  DevicePtr<int32_t> order;  // in the workspace: [R], the requests that may share, sorted
+  DevicePtr<int32_t> order;   // in the workspace: [R], the requests that may share, sorted
+  DevicePtr<int32_t> sorted;  // likewise, see SortedNumbers; nullptr: in shared memory
 };
 
 __device__ __forceinline__ int32_t NumRows(const SharingArrays& a, int32_t r) {
@@ -96,21 +98,21 @@ __global__ __launch_bounds__(kThreads) void SortKernel(SharingShape shape, Shari
 }
 
 // What the one thread that forms groups reads, of each sorted request.
-constexpr int32_t kSortedNumbers = 4;
+constexpr int64_t kSortedNumbers = 4;
 struct SortedNumbers {
   DevicePtr<int32_t> requests;
   DevicePtr<int32_t> num_rows;
   DevicePtr<int32_t> num_partitions;
   DevicePtr<int32_t> common_with_next;
 
-  __device__ explicit SortedNumbers(int32_t num_requests)
-      : requests(DynamicShared<int32_t>()),
+  __device__ SortedNumbers(DevicePtr<int32_t> memory, int64_t num_requests)
+      : requests(memory),
         num_rows(requests + num_requests),
         num_partitions(num_rows + num_requests),
         common_with_next(num_partitions + num_requests) {}
 };
 
-// One thread: a request after the other, from shared memory. Returns the number of groups.
+// One thread: a request after the other. Returns the number of groups.
 __device__ int32_t FormGroups(const SharingArrays& a, const SortedNumbers& sorted, int32_t count, int32_t* num_rows) {
   int32_t num_groups = 0;
   int32_t place = 0;
@@ -147,7 +149,7 @@ __global__ __launch_bounds__(kThreads) void GroupKernel(SharingShape shape, Shar
   }
   int32_t count;
   BlockRunningSum<kThreads>(num_own, &count);
-  const SortedNumbers sorted(num_requests);
+  const SortedNumbers sorted(a.sorted == nullptr ? DynamicShared<int32_t>() : a.sorted, num_requests);
   for (int32_t i = thread / kWarpSize; i < count; i += kWarps) {
     Beginning one = BeginningOf(shape, a, a.order[i]);
     int32_t common = 0;
@@ -187,25 +189,32 @@ __global__ __launch_bounds__(kThreads) void GroupKernel(SharingShape shape, Shar
 }  // namespace
 
 int64_t FindSharedPrefixesWorkspaceBytes(const FindSharedPrefixesParams& p) {
-  return p.num_requests * static_cast<int64_t>(sizeof(int32_t));
+  const int64_t num_numbers = 1 + (p.num_requests > kMaxRequestsInShared ? kSortedNumbers : 0);
+  return p.num_requests * num_numbers * static_cast<int64_t>(sizeof(int32_t));
 }
 
 Error FindSharedPrefixes(const FindSharedPrefixesParams& p, void* workspace, Stream stream) {
   if (p.num_requests < 0 || p.max_blocks < 0) return "sizes: expected no negative number";
-  if (p.num_requests > kMaxRequests) return "num_requests: expected at most 4096, got more";
   if (p.block_size <= 0) return "block_size: expected a positive number";
   if (p.group_size <= 0) return "group_size: expected a positive number";
   const SharingShape shape{p.num_requests, p.max_blocks, p.block_size, p.group_size};
-  const SharingArrays arrays{
-      DevicePtr<const int32_t>(p.query_start_loc),      DevicePtr<const int32_t>(p.seq_lens),
-      DevicePtr<const int32_t>(p.table_rows),           DevicePtr<const int32_t>(p.block_tables),
-      DevicePtr<int32_t>(p.prefixes.group_rows),        DevicePtr<int32_t>(p.prefixes.group_starts),
-      DevicePtr<int32_t>(p.prefixes.group_leaders),     DevicePtr<int32_t>(p.prefixes.group_places),
-      DevicePtr<int32_t>(p.prefixes.shared_partitions), DevicePtr<int32_t>(workspace)};
+  const bool is_shared = p.num_requests <= kMaxRequestsInShared;
+  auto* const order = static_cast<int32_t*>(workspace);
+  const SharingArrays arrays{DevicePtr<const int32_t>(p.query_start_loc),
+                             DevicePtr<const int32_t>(p.seq_lens),
+                             DevicePtr<const int32_t>(p.table_rows),
+                             DevicePtr<const int32_t>(p.block_tables),
+                             DevicePtr<int32_t>(p.prefixes.group_rows),
+                             DevicePtr<int32_t>(p.prefixes.group_starts),
+                             DevicePtr<int32_t>(p.prefixes.group_leaders),
+                             DevicePtr<int32_t>(p.prefixes.group_places),
+                             DevicePtr<int32_t>(p.prefixes.shared_partitions),
+                             DevicePtr<int32_t>(order),
+                             DevicePtr<int32_t>(is_shared ? nullptr : order + p.num_requests)};
   LaunchShape launch{dim3(static_cast<unsigned>(p.num_requests)), dim3(kThreads)};
   if (Error error = Launch<SortKernel>(launch, stream, shape, arrays)) return error;
-  launch =
-      LaunchShape{dim3(1), dim3(kThreads), kSortedNumbers * p.num_requests * static_cast<int32_t>(sizeof(int32_t))};
+  const int64_t shared_bytes = is_shared ? kSortedNumbers * p.num_requests * static_cast<int64_t>(sizeof(int32_t)) : 0;
+  launch = LaunchShape{dim3(1), dim3(kThreads), static_cast<int32_t>(shared_bytes)};
   return Launch<GroupKernel>(launch, stream, shape, arrays);
 }
 

@@ -9,16 +9,11 @@ from fastdeploy_sd.config.quantization import formats_of
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.errors import ConfigError
 
-# Requests of a step that find_shared_prefixes of the CUDA kernels compares.
-_MAX_NUM_SEQS = 4096
-
 
 def cpu_only(config: Config) -> Iterator[ConfigError]:
     """Yield an error for every option with a value that only the CPU can serve."""
     if config.parallel.num_nodes > 1:
         yield _error("ips", "one host", ",".join(config.parallel.ips))
-    if config.scheduler.max_num_seqs > _MAX_NUM_SEQS:
-        yield _error("max_num_seqs", f"at most {_MAX_NUM_SEQS}", config.scheduler.max_num_seqs)
     if config.model.enforce_eager:
         yield _error("enforce_eager", "false", "true")
 

@@ -11,6 +11,7 @@ import pytest
 from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks
+from fastdeploy_sd.ops.reference import attention as reference
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.program import Padding, Recording
 from fastdeploy_sd.runtime.recorder import Recorder, Size
@@ -89,6 +90,27 @@ def test_a_prefix_is_read_once_per_tile_of_a_group(device: OpRunner, count: int,
     num_tiles = -(-count // 2)
     alone, together = (num_before + 1) * count, 512 * num_tiles + (num_before + 1 - 512) * count
     assert read == [{2 * row_bytes * alone}, {2 * row_bytes * together}]
+
+
+def test_any_number_of_requests_is_compared(device: OpRunner) -> None:
+    """Of more than find room in shared memory, five are long enough to share: two groups and one alone."""
+    count, block_size, longest = 4100, 64, 600
+    lengths, long_ones = np.ones(count, np.int32), [3, 700, 4095, 4096, 4099]
+    lengths[long_ones] = [300, longest, 300, longest, longest]
+    tables = np.zeros((count, -(-longest // block_size)), np.int32)
+    tables[[3, 4095]], tables[[700, 4099]], tables[4096] = 1, 2, 3
+    blocks: RequestBlocks[np.ndarray] = RequestBlocks(np.arange(count, dtype=np.int32), tables)
+    args: dict[str, Any] = {
+        "query_start_loc": np.arange(count + 1, dtype=np.int32),
+        "seq_lens": lengths,
+        "blocks": blocks,
+    }
+    want = reference.find_shared_prefixes(**args, block_size=block_size, group_size=8)
+    assert sorted(want.shared_partitions[long_ones].tolist()) == [0, 1, 1, 2, 2]
+    with device.runs_ops():
+        found = ops.find_shared_prefixes(**args, block_size=block_size, group_size=8)
+    for name, one, other in zip(want._fields, found, want, strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=name)
 
 
 class Layers:

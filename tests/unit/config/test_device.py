@@ -26,7 +26,6 @@ VALUES = (
 )  # fmt: skip
 CPU_ONLY = {
     "-tp 2 --ips 127.0.0.1,127.0.0.2": ("ips", "one host", "127.0.0.1,127.0.0.2"),
-    "--max-num-seqs 4097 --max-num-batched-tokens 65536": ("max_num_seqs", "at most 4096", "4097"),
     "--enforce-eager": ("enforce_eager", "false", "true"),
 }
 

@@ -27,6 +27,7 @@ struct Allocation {
   mutable Marks fences_before{};
   mutable int64_t bytes_read = 0;
   std::vector<uint64_t> memory{};  // of a block's; aligned to 128 bytes within
+  size_t capacity = 0;             // bytes that there is room for, here and in the shadows
   uint32_t block = 0;              // the period with which the block began whose it is
   Pages pages{};                   // of the device's
 };
@@ -42,6 +43,7 @@ std::unique_ptr<Allocation> NewAllocation(char* begin, size_t num_bytes, bool is
 
 std::unique_ptr<Allocation> NewSharedAllocation(size_t num_bytes) {
   auto made = NewAllocation(nullptr, num_bytes, true);
+  made->capacity = num_bytes;
   made->memory.resize((num_bytes + 2 * kAlignment) / sizeof(uint64_t));
   const auto address = reinterpret_cast<uintptr_t>(made->memory.data());
   made->begin = reinterpret_cast<char*>((address + kAlignment - 1) / kAlignment * kAlignment);
@@ -251,7 +253,7 @@ void BeginSharedMemory(size_t dynamic_bytes) {
 
 const Allocation* SharedAllocation(const void* site, size_t num_bytes, void** address) {
   std::unique_ptr<Allocation>& found = shared[site];
-  if (found == nullptr || found->memory.size() * sizeof(uint64_t) < num_bytes + kAlignment) {
+  if (found == nullptr || found->capacity < num_bytes) {
     found = NewSharedAllocation(num_bytes);
   }
   if (found->block != Here().block_begin) {

@@ -137,9 +137,6 @@ def _verify_router_secret(config: Config) -> None:
 
 
 _STEP = "max_num_batched_tokens"
-_DEVICE_OPTIONS = (
-    "device", "tensor_parallel_size", "ips", "splitwise_role", "swap_space", "max_num_seqs", "enforce_eager",
-)  # fmt: skip
 RULES = (
     Rule(_verify_step_tokens, (_STEP, "max_num_seqs")),
     Rule(_verify_drafts, (SPECULATIVE_OPTION, _STEP, "max_num_seqs")),
@@ -148,7 +145,7 @@ RULES = (
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),
     Rule(_verify_nodes, ("ips", "tensor_parallel_size", "pd_secret", "swap_space", "splitwise_role")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
-    Rule(verify_device, _DEVICE_OPTIONS),
+    Rule(verify_device, ("device", "ips", "max_num_seqs", "enforce_eager")),
     Rule(verify_processor, ("device", "quantization", "kv_cache_dtype")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

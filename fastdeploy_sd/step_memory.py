@@ -70,6 +70,8 @@ class StepMemory:
         num_failed: i32[1], requests without a valid distribution.
         num_committed, max_draft_len: i32[R]; see `spec_decode.proposer.ProposeInput`.
         num_valid, num_kv_slots: i32[R]; see `spec_decode.proposer.TargetStep`. Of steps that a method looks at.
+        made_drafts: i32[R, k], by table row: drafts of the step before that the host does not know; see
+            `types.MADE_ON_DEVICE`. Written on the device alone.
     """
 
     def __init__(self, limits: StepLimits, vocab_size: int) -> None:
@@ -83,6 +85,7 @@ class StepMemory:
         self.inputs, read = _piece(
             {
                 "table_rows": requests, "draft_token_ids": limits.num_drafts, "cu_num_draft": requests + 1,
+                "num_computed": requests, "num_new": requests,
                 "planned_drafts": requests, "query_start_loc": requests + 1, "seq_lens": requests,
                 "logits_indices": logits, "cu_num_logits": requests + 1, "batch_id_per_output": logits,
                 "output_positions": logits, "cu_mask": logits + 1, "input_ids": tokens, "positions": tokens,
@@ -94,7 +97,7 @@ class StepMemory:
             {"output_token_ids": logits, "cu_num_output": requests + 1, "num_accepted": requests, "num_failed": 1}
         )
         self.table_rows, self.planned_drafts = read["table_rows"], read["planned_drafts"]
-        self.num_computed, self.num_new = column(requests), column(requests)
+        self.num_computed, self.num_new = read["num_computed"], read["num_new"]
         self.draft_token_ids, self.cu_num_draft = read["draft_token_ids"], read["cu_num_draft"]
         self.input_ids, self.positions, self.slot_mapping = read["input_ids"], read["positions"], read["slot_mapping"]
         self.query_start_loc, self.seq_lens = read["query_start_loc"], read["seq_lens"]
@@ -108,6 +111,7 @@ class StepMemory:
         self.num_accepted, self.num_failed = written["num_accepted"], written["num_failed"]
         self.num_committed, self.max_draft_len = column(requests), column(requests)
         self.num_valid, self.num_kv_slots = column(requests), column(requests)
+        self.made_drafts = np.zeros((requests, max(limits.num_request_drafts, 1)), np.int32)
 
 
 def _piece(

@@ -102,7 +102,9 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "models",
         "spec_decode/draft_model.py",
         "spec_decode/mtp.py",
+        "spec_decode/mtp_ahead.py",
         "spec_decode/mtp_passes.py",
+        "spec_decode/mtp_plan.py",
         "spec_decode/mtp_recorded.py",
         "spec_decode/proposer.py",  # its types only
         "worker",

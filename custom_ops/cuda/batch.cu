@@ -88,27 +88,6 @@ __global__ __launch_bounds__(kThreads) void StepMapsKernel(int32_t max_tokens_pe
   }
 }
 
-struct NewestArrays {
-  DevicePtr<const int32_t> table_rows;
-  DevicePtr<const int32_t> token_table;
-  DevicePtr<const int32_t> num_tokens;
-  DevicePtr<const int32_t> query_start_loc;
-  DevicePtr<const int32_t> positions;
-  DevicePtr<int32_t> input_ids;
-};
-
-// Thread (r): the last token of request r.
-__global__ __launch_bounds__(kThreads) void NewestInputIdsKernel(int32_t num_requests, int32_t max_tokens_per_row,
-                                                                 NewestArrays a) {
-  const int r = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  if (r >= num_requests) return;
-  const int32_t last = a.query_start_loc[r + 1] - 1;
-  if (last < a.query_start_loc[r]) return;
-  const int64_t table_row = a.table_rows[r];
-  const int32_t position = a.positions[last];
-  if (position < a.num_tokens[table_row]) a.input_ids[last] = a.token_table[table_row * max_tokens_per_row + position];
-}
-
 struct AppendArrays {
   DevicePtr<const int32_t> table_rows;
   DevicePtr<const int32_t> token_ids;
@@ -195,15 +174,6 @@ Error PrepareBatch(const PrepareBatchParams& p, Stream stream) {
   if (Error error = Launch<StepOffsetsKernel>(one_block, stream, p.num_requests, arrays)) return error;
   const LaunchShape per_request{dim3(static_cast<unsigned>(p.num_requests)), dim3(kThreads)};
   return Launch<StepMapsKernel>(per_request, stream, p.max_tokens_per_row, p.max_blocks, p.block_size, arrays);
-}
-
-Error NewestInputIds(const NewestInputIdsParams& p, Stream stream) {
-  if (p.num_requests < 0) return "num_requests: expected no negative number";
-  const NewestArrays arrays{DevicePtr<const int32_t>(p.table_rows), DevicePtr<const int32_t>(p.token_table),
-                            DevicePtr<const int32_t>(p.num_tokens), DevicePtr<const int32_t>(p.query_start_loc),
-                            DevicePtr<const int32_t>(p.positions),  DevicePtr<int32_t>(p.input_ids)};
-  const LaunchShape shape{dim3(static_cast<unsigned>(DivideUp(p.num_requests, kThreads))), dim3(kThreads)};
-  return Launch<NewestInputIdsKernel>(shape, stream, p.num_requests, p.max_tokens_per_row, arrays);
 }
 
 Error AppendTokens(const AppendTokensParams& p, Stream stream) {

@@ -47,7 +47,8 @@ class Engine:
         launcher = executor.launcher if isinstance(executor, LaunchingExecutor) else None
         self._pipeline: StepPipeline | None = None
         if launcher is not None:
-            self._pipeline = StepPipeline(self._scheduler, AheadScheduler(config, self._scheduler), launcher)
+            ahead = AheadScheduler(config, self._scheduler, drafts_ahead=launcher.drafts_ahead)
+            self._pipeline = StepPipeline(self._scheduler, ahead, launcher)
 
     @property
     def model_info(self) -> ModelInfo:

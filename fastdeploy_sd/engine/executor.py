@@ -59,17 +59,24 @@ class Executor(Protocol):
 class Launcher(Protocol):
     """Runs steps while its caller does something else. They are finished in the order in which they were started."""
 
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether drafts of open steps stay where they are made; constant. The plan of a later step has
+        `MADE_ON_DEVICE` in their place, as many as the step before it planned for the row, or fewer."""
+        ...
+
     def start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
         """Start a step; see `Executor.execute`, which must not be called until it is finished.
 
         Args:
-            is_open: whether each of its rows gets one token or none, as its plan says, and nothing that a later step
-                needs of them but the token itself.
+            is_open: whether a later step needs nothing of its rows but the tokens themselves, and the drafts behind
+                them.
 
         Returns:
             Whether one more step may be started before this one is finished; never where it is not open. That one's
-            plan counts a token for each row of this one that is due; what it gives for a row that has failed, or has
-            ended with its token, is nothing.
+            plan counts all drafts of this one as right, and a token more for each row that is due: a row that gets
+            fewer runs as many positions earlier. What it gives for a row that has failed, or has ended with its tokens,
+            is nothing.
 
         Raises:
             Exception: as `Executor.execute`.

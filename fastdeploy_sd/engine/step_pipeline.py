@@ -7,19 +7,21 @@ Two orders. A step needs what the one before gave, as drafts, masks or grammars 
                              plan 2,                  plan 3,
                              start 2  outputs of 1    start 3  outputs of 2
 
-Or it needs no more than that each row got a token, whichever: then it is *ahead*, and the device always has work:
+Or it needs no more than that each row got tokens, whichever: then it is *ahead*, and the device always has work:
 
     device   [ step 1       ][ step 2       ][ step 3
     host      plan 2, start 2 commit 1,       commit 2,
                               outputs of 1,   outputs of 2,
                               plan 3, start 3 plan 4, start 4
 
-A request that ends with step 1 is in step 2 nevertheless; what that gives for it is nobody's.
+A request that ends with step 1 is in step 2 nevertheless; what that gives for it is nobody's. Where drafts of step 1
+were wrong, plan 2 has counted too many tokens: when it is committed it says what was run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,7 +30,7 @@ from fastdeploy_sd.engine.commit import commit_result
 from fastdeploy_sd.engine.executor import Launcher
 from fastdeploy_sd.engine.request_state import RequestState, RequestStatus
 from fastdeploy_sd.engine.scheduler import Scheduler
-from fastdeploy_sd.types import RequestOutput, Rows, SchedulerOutput
+from fastdeploy_sd.types import I32, RequestOutput, Rows, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +50,15 @@ class _UnderWay:
     def rows(self) -> Rows:
         """Those whose requests have not ended, intp[n]."""
         return np.array([r for r, state in enumerate(self.states) if state.status is RequestStatus.RUNNING], np.intp)
+
+    def settled(self, num_tokens: I32) -> _UnderWay:
+        """Return the step when that before it is committed: a row starts at its request's newest token at the latest.
+
+        Args:
+            num_tokens: i32[R], committed, of those that run.
+        """
+        num_computed = np.minimum(self.plan.num_computed_tokens, num_tokens - 1)
+        return replace(self, plan=replace(self.plan, num_computed_tokens=num_computed))
 
 
 class StepPipeline:
@@ -84,9 +95,18 @@ class StepPipeline:
             if ahead is not None and not len(ahead.rows):  # who waits for it waits for the memory it holds
                 self._commit(ahead)
                 self._current = None
+            elif ahead is not None:
+                self._current = ahead.settled(self._num_tokens(ahead.states))
         if self._current is None:
             self._current = self._start(self._scheduler.schedule())
         return outputs
+
+    def _num_tokens(self, states: Sequence[RequestState]) -> I32:
+        """Of each, i32[n]; those that have ended have as many as there can be."""
+        counters, most = self._pool.counters, np.iinfo(np.int32).max
+        running = RequestStatus.RUNNING
+        counts = [counters.num_tokens.item(s.counter_row) if s.status is running else most for s in states]
+        return np.array(counts, np.int32)
 
     def _start_ahead(self) -> _UnderWay | None:
         step = self._current

@@ -41,16 +41,26 @@ PREPARE_BATCH = HostOp(
     output_positions=Out(I32, "max_num_logits"),
 )
 
-# See `reference.batch.newest_input_ids_`.
-NEWEST_INPUT_IDS = Op(
-    "newest_input_ids",
+# See `reference.batch.settle_step_`.
+SETTLE_STEP = Op(
+    "settle_step",
     None,
     table_rows=In(I32, "num_requests"),
     token_table=In(I32, "num_table_rows, max_tokens_per_row"),
     num_tokens=In(I32, "num_table_rows"),
+    block_tables=In(I32, "num_table_rows, max_blocks"),
+    made_drafts=In(I32, "num_table_rows, max_made"),
     query_start_loc=In(I32, "num_requests + 1"),
-    positions=In(I32, "num_ids"),
+    cu_num_logits=In(I32, "num_requests + 1"),
+    cu_num_draft=In(I32, "num_requests + 1"),
+    block_size=Attr(int),
     input_ids=InOut(I32, "num_ids"),
+    positions=InOut(I32, "num_ids"),
+    slot_mapping=InOut(I64, "num_ids"),
+    num_computed=InOut(I32, "num_requests"),
+    seq_lens=InOut(I32, "num_requests"),
+    output_positions=InOut(I32, "num_logits"),
+    draft_token_ids=InOut(I32, "num_drafts"),
 )
 
 # See `reference.batch.append_tokens`.
@@ -86,24 +96,31 @@ TARGET_STEP = HostOp(
 )
 
 
-def newest_input_ids_(tables: Any, table_rows: A, query_start_loc: A, positions: A, input_ids: A) -> None:
-    """Take the id of every request's last token of a step from the token table, where that has the token.
+def settle_step_(tables: Any, block_size: int, table_rows: A, offsets: tuple[A, A, A], **maps: A) -> None:
+    """Move a step that was prepared before the tokens of the one before it were known to where it belongs, in place.
+
+    The meaning is `reference.batch.settle_step_`.
 
     Args:
-        tables: `tokens`, i32[S, max_tokens_per_row], and `num_tokens`, i32[S].
-        table_rows: i32[R]. query_start_loc: i32[R+1], a row may have no token. positions: i32[T].
-        input_ids: i32[T], changed.
+        tables: see `reference.batch.SettleTables`.
+        offsets: query_start_loc, cu_num_logits and cu_num_draft, i32[R+1] each.
+        maps: input_ids, positions, slot_mapping, num_computed, seq_lens, output_positions and draft_token_ids.
 
     Raises:
-        ValueError: a shape or dtype disagrees, offsets fall, or a row or position is outside its table.
+        ValueError: a shape or dtype disagrees, offsets fall, or counts, blocks and tables contradict each other.
     """
-    NEWEST_INPUT_IDS(
+    query_start_loc, cu_num_logits, cu_num_draft = offsets
+    SETTLE_STEP(
         table_rows=table_rows,
         token_table=tables.tokens,
         num_tokens=tables.num_tokens,
+        block_tables=tables.blocks,
+        made_drafts=tables.made_drafts,
         query_start_loc=query_start_loc,
-        positions=positions,
-        input_ids=input_ids,
+        cu_num_logits=cu_num_logits,
+        cu_num_draft=cu_num_draft,
+        block_size=block_size,
+        **maps,
     )
 
 

@@ -1,6 +1,6 @@
 """What runs before and after a draft layer: mtp_preprocess, mtp_postprocess_ and keep_hidden_.
 
-And before and after the passes of a step: MTP_PLAN and MTP_COLLECT, bound to the memory of the steps.
+And before and after the passes of a step: MTP_PLAN, MTP_COLLECT and MTP_HOLD, bound to the memory of the steps.
 
 Hidden rows and logits stay where they are; per-request columns and the two tables are arrays of the host, or tensors.
 """
@@ -50,6 +50,17 @@ MTP_COLLECT = HostOp(
     draft_token_ids=InOut(I32, "num_drafts"),
     draft_prob=InOut(F32, "num_drafts"),
     kept=Out(I32, "num_drafts"),
+)
+# See `reference.mtp.mtp_hold_`.
+MTP_HOLD = HostOp(
+    "mtp_hold",
+    table_rows=In(I32, "num_requests"),
+    begin=In(I32, "num_requests"),
+    end=In(I32, "num_requests"),
+    cu_num_draft=In(I32, "num_requests + 1"),
+    draft_token_ids=In(I32, "num_drafts"),
+    next_slot=InOut(I32, "num_table_rows"),
+    made_drafts=InOut(I32, "num_table_rows, max_made"),
 )
 MTP_PREPROCESS = Op(
     "mtp_preprocess",

@@ -105,6 +105,13 @@ class CudaDevice:
         self.wait()  # what was started may still read what is there
         self._copy_up(rows, array)
 
+    def copy(self, to: Any, source: Any) -> None:
+        """See Device."""
+        if to.num_bytes != source.num_bytes:
+            raise ValueError(f"source: expected as many bytes as {to} has, got {source}")
+        size = ctypes.c_int64(to.num_bytes)
+        self.library.call("start_copy", to.address, source.address, size, self.stream)
+
     def arena(self, num_bytes: int) -> Any:
         """See Device."""
         try:

@@ -1,8 +1,8 @@
 """Host arrays and their twins on a GPU: what changed on the host goes up as one copy, what kernels wrote comes back.
 
 All pieces that were noted go up together: they are gathered in pinned memory, copied, and put in their places by one
-kernel. The host goes on meanwhile, and may write the arrays again: the pinned memory has what they held. There are two
-pieces of pinned memory in turn, so the host waits only where the copy before the last has not been made. Their size is
+kernel. The host goes on meanwhile, and may write the arrays again: the pinned memory has what they held. There are some
+pieces of pinned memory in turn, so the host waits only where a copy of some steps ago has not been made. Their size is
 fixed, so that no step wants more memory than there was at the start; what is larger goes up in several copies.
 """
 
@@ -29,6 +29,8 @@ Bytes = npt.NDArray[np.uint8]
 _WORD = 4
 # More than a step of some thousand tokens has.
 STAGING_BYTES = 1 << 20
+# Of two steps, each of which sends itself and then the sizes of its drafting.
+NUM_STAGING = 4
 
 
 class CudaMirror:
@@ -173,7 +175,7 @@ class CudaTransfers:
 
     def __init__(self, library: CudaLibrary, memory: CudaMemory, stream: int) -> None:
         self._library, self._stream = library, stream
-        self._staging = [_Staging(library, memory, STAGING_BYTES) for _ in range(2)]
+        self._staging = [_Staging(library, memory, STAGING_BYTES) for _ in range(NUM_STAGING)]
         self._turn = 0
         self._piece_type: Any = struct_type("ScatterPiece")
         self._params: Any = struct_type("ScatterPiecesParams")()
@@ -253,7 +255,7 @@ class CudaTransfers:
             self.on_wait()
 
     def _next_staging(self) -> _Staging:
-        self._turn = 1 - self._turn
+        self._turn = (self._turn + 1) % NUM_STAGING
         staging = self._staging[self._turn]
         self._library.call("event_synchronize", staging.event.address)
         return staging

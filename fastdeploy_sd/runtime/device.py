@@ -97,6 +97,14 @@ class Device(Protocol):
         """
         ...
 
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """Start to copy one tensor of the device over another, behind what was started.
+
+        Raises:
+            ValueError: they have not as many bytes.
+        """
+        ...
+
     def arena(self, num_bytes: int) -> Tensor:
         """Return memory for programs that never run at the same time.
 
@@ -168,6 +176,9 @@ class CpuDevice:
         if rows.dtype != array.dtype or rows.shape != array.shape:
             raise ValueError(f"array: expected {rows.dtype}{list(rows.shape)}, got {array.dtype}{list(array.shape)}")
         rows[:] = array
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        self.write(to, self.read(source))
 
     def arena(self, num_bytes: int) -> Tensor:
         return arena.allocate_arena(num_bytes)

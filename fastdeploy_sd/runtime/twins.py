@@ -59,6 +59,10 @@ class Output(Protocol):
 
     idle_s: float
 
+    def extend(self) -> None:
+        """Say that what was started since is the step's too: only behind it has the device nothing to do."""
+        ...
+
     def take(self) -> None:
         """Wait for them, and have them in the host's arrays.
 
@@ -72,6 +76,9 @@ class HostOutput:
     """Of calls that were the host's own."""
 
     idle_s = 0.0
+
+    def extend(self) -> None:
+        """See Output."""
 
     def take(self) -> None:
         """See Output."""

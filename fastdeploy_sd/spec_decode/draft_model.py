@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ class DraftModel:
         enforce_eager: run the ops one by one instead of replaying a recording.
         agree: called when the layers have run, before what a method keeps of requests changes; raises when another rank
             could not run them.
+        step: columns of a step where a device has them, by their names in StepMemory; `num_blocks` is the request
+            table's. None where nothing is drafted before the host knows a step's tokens.
     """
 
     model: MtpModel
@@ -41,3 +43,4 @@ class DraftModel:
     block_table: Any
     enforce_eager: bool = False
     agree: Callable[[], None] = lambda: None
+    step: Mapping[str, Any] | None = None

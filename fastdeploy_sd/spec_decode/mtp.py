@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastdeploy_sd.ops.mtp import MTP_COLLECT, MTP_PLAN
 from fastdeploy_sd.ops.sampling import token_logprobs
 from fastdeploy_sd.runtime.twins import RowsOnDevice
+from fastdeploy_sd.spec_decode.mtp_ahead import MtpAhead
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 from fastdeploy_sd.spec_decode.mtp_passes import DraftPasses, EagerPasses
+from fastdeploy_sd.spec_decode.mtp_plan import StepPlan
 from fastdeploy_sd.spec_decode.mtp_recorded import RecordedPasses
 from fastdeploy_sd.spec_decode.proposer import (
     DraftRequest,
     ProposeInput,
     ProposerContext,
-    TargetStep,
 )
 from fastdeploy_sd.types import F32, I32, DraftTokens, LogprobArrays
 
@@ -52,6 +52,9 @@ class MtpProposer:
     Args:
         config: `num_model_steps` bounds the drafts per request and step.
         context: has a `draft_model`.
+
+    Attributes:
+        ahead: drafts on the device before the host knows the tokens of a step; None where that cannot be.
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
@@ -76,54 +79,32 @@ class MtpProposer:
         self._least_survival = _NOT_ASKED
         if config.draft_p_min > 0:
             self._least_survival = _LEAST if self._can_end else 0.0
-        self._bind_calls()
-
-    def _bind_calls(self) -> None:
-        m = self._memory
-        num_layers = len(m.ends)
-        drafts = {"cu_num_draft": m.cu_num_draft, "draft_token_ids": m.draft_token_ids}
-        self._plan_passes = MTP_PLAN.bind(
-            **drafts,
-            table_rows=m.table_rows,
-            num_committed=m.num_committed,
-            max_draft_len=m.max_draft_len,
-            num_computed=m.hidden_begin,
-            num_valid=m.num_valid,
-            num_kv_slots=m.num_kv_slots,
-            next_slot=self._next_slot,
-            num_begun=self._num_begun,
-            num_steps=self._num_steps,
-            max_position=0,
-            block_size=self._model.caches[0].block_size,
-            begin=m.begin,
-            ends=m.ends,
-            num_wanted=m.num_wanted,
-            draft_start_loc=m.draft_start_loc,
-            num_filling=m.counts[:1],
-            num_tokens=m.counts[1 : 1 + num_layers],
-            num_drafting=m.counts[1 + num_layers :],
-        )
-        self._collect_drafts = MTP_COLLECT.bind(
-            **drafts,
-            table_rows=m.table_rows,
-            begin=m.begin,
-            end=m.ends[0],
-            next_slot=self._next_slot,
-            draft_prob=m.draft_prob,
-            kept=m.kept,
-        )
+        columns = self._next_slot, self._num_begun
+        self._plan = StepPlan(self._memory, *columns, self._num_steps, self._model.caches[0].block_size)
+        self.ahead: MtpAhead | None = None
+        if isinstance(self._passes, RecordedPasses) and self._model.step is not None and not config.draft_p_min:
+            self._memory.min_survival[:] = self._least_survival
+            self.ahead = MtpAhead(self._model, self._model.step, self._memory, self._passes, *columns, self._num_steps)
 
     @property
     def num_lookahead_slots(self) -> int:
         return self._num_steps
 
+    def is_ahead(self, table_rows: I32) -> bool:
+        """See DraftsAhead."""
+        return self.ahead is not None
+
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
             self._next_slot[request.table_row] = request.num_draft_slots
             self._num_begun[request.table_row] = request.num_tokens
+        if self.ahead is not None:
+            self.ahead.send([request.table_row for request in requests])
 
     def forget(self, table_rows: I32) -> None:
         self._next_slot[table_rows] = _NOT_OURS
+        if self.ahead is not None:
+            self.ahead.send(table_rows.tolist())
 
     def close(self) -> None:
         """Nothing to save."""
@@ -131,7 +112,9 @@ class MtpProposer:
     def propose(self, x: ProposeInput) -> DraftTokens:
         """See Proposer.propose. Rows that already have a prefix get no drafts: it was not run through the layers."""
         assert x.target is not None, "mtp drafts from what the model ran"
-        if not self._plan(x, x.target):
+        if self.ahead is not None:
+            self.ahead.restart()
+        if not self._plan.make(x, x.target):
             return DraftTokens.none(len(x.table_rows))
         m, n = self._memory, self._memory.count
         m.min_survival[:n] = self._least_survival
@@ -149,26 +132,10 @@ class MtpProposer:
             x.probabilities.draft_prob[:num_drafts] = m.draft_prob[:num_drafts]
         return drafts
 
-    def _plan(self, x: ProposeInput, step: TargetStep) -> bool:
-        """Write into the memory what the draft layers compute; returns whether that is anything."""
-        m, n = self._memory, len(x.table_rows)
-        limits = x.max_draft_len
-        if x.prefix is not None:
-            limits = np.where(np.diff(x.prefix.cu_num_draft) == 0, limits, 0).astype(np.int32)
-        m.count = n
-        m.table_rows[:n], m.num_committed[:n], m.max_draft_len[:n] = x.table_rows, x.num_tokens, limits
-        m.hidden_begin[:n], m.cu_hidden[: n + 1] = step.num_computed_tokens, step.query_start_loc
-        m.num_valid[:n], m.num_kv_slots[:n] = step.num_valid, step.num_kv_slots
-        params = self._plan_passes.params
-        params.num_requests, params.max_position = n, x.token_table.shape[1]
-        self._plan_passes.run()
-        return m.take_counts()
-
     def _collect(self, logprobs: LogprobArrays | None) -> DraftTokens:
         """Take the drafts out of the memory, and note which slots are filled."""
         m, n = self._memory, self._memory.count
-        self._collect_drafts.params.num_requests = n
-        self._collect_drafts.run()
+        self._plan.collect()
         cu = m.cu_num_draft[: n + 1].copy()
         num_drafts = cu.item(n)
         if logprobs is not None and len(logprobs.ranks) > num_drafts:

@@ -22,7 +22,7 @@ from fastdeploy_sd.runtime.twins import RowsOnDevice
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 from fastdeploy_sd.spec_decode.mtp_passes import DraftStep, run_passes
-from fastdeploy_sd.types import F32
+from fastdeploy_sd.types import F32, I32
 
 
 class RecordedPasses:
@@ -74,6 +74,20 @@ class RecordedPasses:
         self._columns.download(m.num_read)
         self._device.wait()
         return self._logits[key]
+
+    def start(self, num_requests: int, num_tokens: Sequence[int], num_drafting: Sequence[int]) -> None:
+        """Start the passes of a step that the device's columns hold, with sizes that are bounds of its own."""
+        num_steps = len(num_drafting) - list(num_drafting).count(0)
+        key = num_steps if num_steps < len(num_tokens) else self._max_steps, False
+        self._programs[key].run(dict(zip(self._size_names, (num_requests, *num_tokens, *num_drafting), strict=True)))
+
+    def twin(self, column: I32 | F32) -> Any:
+        """Return the device's column of the memory."""
+        return self._columns.of(column)
+
+    def send(self) -> None:
+        """Send the memory's columns with what goes up next."""
+        self._columns.upload()
 
     def _record(self, num_steps: int, wants_logits: bool) -> Recording:
         recorder, m, requests = Recorder(), self._memory, Size("num_requests")

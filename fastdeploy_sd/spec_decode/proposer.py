@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.spec_decode.step_board import StepBoard
@@ -137,6 +140,73 @@ class ProposeInput(StepView):
     prefix: DraftTokens | None = None
     target: TargetStep | None = None
     probabilities: DraftProbabilities | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenStep(StepView):
+    """A step that runs on a device, whose output nobody else knows. Row r is that of the step everywhere.
+
+    Attributes:
+        table_rows: i32[R].
+        num_computed, num_new: i32[R], tokens before the step, and those that it runs; `num_computed` is the most there
+            can be where the row `follows`.
+        max_output: i32[R], output tokens at most; 0 where the prompt is unfinished.
+        max_tokens: i32[R], committed tokens afterwards at most.
+        max_draft_len, sure_draft_len: i32[R], the longest draft allowed, and what is allowed if all those tokens come.
+        num_kv_slots: i32[R], as TargetStep's.
+        follows: bool[R], whether the step before it, which is not over either, has the row too.
+    """
+
+    table_rows: I32
+    num_computed: I32
+    num_new: I32
+    max_output: I32
+    max_tokens: I32
+    max_draft_len: I32
+    sure_draft_len: I32
+    num_kv_slots: I32
+    follows: npt.NDArray[np.bool_]
+
+
+class AheadDrafter(Protocol):
+    """Drafts on the device, behind a step before its tokens are known to the host: the next one finds them there."""
+
+    def start(self, step: OpenStep) -> None:
+        """Start to draft behind the step that was started last.
+
+        Raises:
+            Exception: it could not be started.
+        """
+        ...
+
+    def finish(self, x: ProposeInput) -> DraftTokens:
+        """Note what `start` has made, now that the tokens are known; in the order of the steps.
+
+        Args:
+            x: of that step; a row that was dropped since has a `target.num_valid` of 0.
+
+        Returns:
+            The drafts, with MADE_ON_DEVICE for each id.
+        """
+        ...
+
+    def restart(self) -> None:
+        """Forget what was started: the device has to be sent what the host knows."""
+        ...
+
+
+@runtime_checkable
+class DraftsAhead(Protocol):
+    """A proposer that may draft ahead."""
+
+    @property
+    def ahead(self) -> AheadDrafter | None:
+        """What does so, for some of its steps; constant, None = nothing."""
+        ...
+
+    def is_ahead(self, table_rows: I32) -> bool:
+        """Whether a step of these rows, i32[n], can be drafted for ahead."""
+        ...
 
 
 class Proposer(Protocol):

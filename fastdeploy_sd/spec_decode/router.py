@@ -17,7 +17,14 @@ from fastdeploy_sd.spec_decode.draft_rows import select_rows
 from fastdeploy_sd.spec_decode.hybrid import HybridProposer
 from fastdeploy_sd.spec_decode.overlay import Overlay, behind, joined
 from fastdeploy_sd.spec_decode.prediction import PredictionProposer
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
+from fastdeploy_sd.spec_decode.proposer import (
+    AheadDrafter,
+    DraftRequest,
+    DraftsAhead,
+    ProposeInput,
+    Proposer,
+    ProposerContext,
+)
 from fastdeploy_sd.types import I8, I32, DraftTokens, Rows
 
 if TYPE_CHECKING:
@@ -119,6 +126,10 @@ class MethodRouter:
             # A file that cannot be read must stop the server here, not in the step of the first request.
             if METHODS[name].file_key and getattr(config, METHODS[name].file_key) is not None:
                 self._method(index)
+        self._naive = self._names.index(NAIVE) if NAIVE in self._names else self._configured
+        self._ahead: AheadDrafter | None = None
+        if isinstance(configured, DraftGuard) and isinstance(configured.method, DraftsAhead):
+            self._ahead = configured.method.ahead
         self._num_lookahead_slots = configured.num_lookahead_slots
         # The input of a step whose requests all have this method and nothing besides: the same value comes step after
         # step.
@@ -128,6 +139,17 @@ class MethodRouter:
     def num_lookahead_slots(self) -> int:
         """What the configured method writes; the others run no model and write none."""
         return self._num_lookahead_slots
+
+    @property
+    def ahead(self) -> AheadDrafter | None:
+        """See DraftsAhead: of the configured method, where it alone drafts."""
+        return self._ahead
+
+    def is_ahead(self, table_rows: I32) -> bool:
+        """See DraftsAhead: nobody drafts but the configured method."""
+        if self._ahead is None or not self._overlay.is_idle:
+            return False
+        return set(self._methods_of(table_rows)[1]) <= {self._configured, self._naive}
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Hand every request to the method it names, the configured one if it names none.

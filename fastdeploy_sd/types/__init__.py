@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I8, I32, I64, U8, U64, Rows, offsets
 from fastdeploy_sd.types.choices import ChoiceReport, Judgement
-from fastdeploy_sd.types.drafts import DraftTokens, LogprobArrays
+from fastdeploy_sd.types.drafts import MADE_ON_DEVICE, DraftTokens, LogprobArrays
 from fastdeploy_sd.types.models import ModelInfo, SpeculationInfo
 from fastdeploy_sd.types.requests import (
     DraftCounts,
@@ -39,6 +39,7 @@ __all__ = [
     "I8",
     "I32",
     "I64",
+    "MADE_ON_DEVICE",
     "U8",
     "U64",
     "ChoiceReport",

@@ -13,6 +13,9 @@ import numpy.typing as npt
 from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I8, I32, Rows, offsets
 
+# In place of a draft's id: only who made it has it, and it follows the row's newest token.
+MADE_ON_DEVICE = -1
+
 Index = npt.NDArray[np.integer[Any]]
 
 

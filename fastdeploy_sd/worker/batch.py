@@ -11,7 +11,7 @@ from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
 from fastdeploy_sd.runtime.bound_call import Call
 from fastdeploy_sd.runtime.twins import HOST_TWINS, Twins
-from fastdeploy_sd.step_memory import StepMemory
+from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import I32, SchedulerOutput, VerifyResult, offsets
 from fastdeploy_sd.worker.request_table import RequestTable
 
@@ -19,42 +19,66 @@ from fastdeploy_sd.worker.request_table import RequestTable
 class OpenRows:
     """The rows of a step that runs, of which the next one is prepared before their tokens are known.
 
-    Without drafts, a row that is due gets one token, unless it fails.
+    A row that is due gets as many tokens as its drafts are right, and one, unless it fails.
 
     Attributes:
         num_requests: R.
         table_rows: i32[R].
-        cu_num_logits: i32[R+1]; a row that is due has one.
+        cu_num_logits: i32[R+1]; a row that is due has one for each draft and one more.
+        num_computed: i32[R], the most there can be until the step before is over, and then what there is.
+        num_new, planned_drafts: i32[R], of the plan.
+        num_kv_slots: i32[R], that the row's blocks hold.
+        max_tokens: i32[R], committed tokens when it is over, at most.
         is_kept: bool[R]; False = the request was dropped since, and its table row may be another's.
+        has_drafts: whether drafts are made behind it.
+        follows: bool[R], whether the step before, which is not over, has the row too.
     """
 
-    def __init__(self, memory: StepMemory) -> None:
+    def __init__(self, memory: StepMemory, table: RequestTable, num_tokens: I32, before: OpenRows | None) -> None:
         n = self.num_requests = memory.num_requests
         self.table_rows, self.cu_num_logits = memory.table_rows[:n].copy(), memory.cu_num_logits[: n + 1].copy()
+        self.num_computed, self.num_new = memory.num_computed[:n].copy(), memory.num_new[:n].copy()
+        self.planned_drafts = memory.planned_drafts[:n].copy()
+        most = table.tokens.shape[1]
+        self.num_kv_slots: I32 = np.minimum(table.num_blocks.take(self.table_rows) * table.block_size, most)
         self.is_kept = np.ones(n, np.bool_)
+        self.max_tokens = num_tokens.take(self.table_rows) + self.max_output
+        self.has_drafts = False
+        no_rows = np.zeros(n, np.bool_)
+        self.follows = no_rows if before is None else np.isin(self.table_rows, before.table_rows[before.is_kept])
 
     def drop(self, table_rows: I32) -> None:
         """Note that the requests of some table rows were dropped."""
         self.is_kept &= ~np.isin(self.table_rows, table_rows)
 
+    def settle(self, num_tokens: I32) -> None:
+        """Note where rows began, when the step before is over.
+
+        Args:
+            num_tokens: i32[S], committed before this step.
+        """
+        np.minimum(self.num_computed, num_tokens.take(self.table_rows) - 1, out=self.num_computed)
+
     @property
-    def due_table_rows(self) -> I32:
-        """Of the rows that get a token, and are kept."""
-        due: I32 = self.table_rows[(np.diff(self.cu_num_logits) > 0) & self.is_kept]
-        return due
+    def max_output(self) -> I32:
+        """The most tokens that each row gets, i32[R]."""
+        most: I32 = np.diff(self.cu_num_logits) * self.is_kept
+        return most
 
 
 class _OpenOutput:
     """The output of open rows, as APPEND_TOKENS reads it.
 
     Args:
-        num_requests: R at most.
+        limits: R and L at most.
     """
 
-    def __init__(self, num_requests: int) -> None:
-        self.table_rows, self.token_ids, self.planned_drafts, self.num_committed, self.max_draft_len = np.zeros(
-            (5, num_requests), np.int32
+    def __init__(self, limits: StepLimits) -> None:
+        num_requests = limits.num_requests
+        self.table_rows, self.planned_drafts, self.num_committed, self.max_draft_len = np.zeros(
+            (4, num_requests), np.int32
         )
+        self.token_ids = np.zeros(limits.num_logits, np.int32)
         self.cu_num_output = np.zeros(num_requests + 1, np.int32)
 
     def take(self, rows: OpenRows, result: VerifyResult) -> int:
@@ -63,6 +87,7 @@ class _OpenOutput:
         token_ids = result.token_ids[np.repeat(rows.is_kept, counts)]
         n = int(np.count_nonzero(rows.is_kept))
         self.table_rows[:n] = rows.table_rows[rows.is_kept]
+        self.planned_drafts[:n] = rows.planned_drafts[rows.is_kept]
         self.token_ids[: len(token_ids)] = token_ids
         self.cu_num_output[: n + 1] = offsets(counts[rows.is_kept])
         return n
@@ -118,7 +143,7 @@ class BatchBuilder:
         self._append = APPEND_TOKENS.bind(**appended)
         self._append_there: Call | None = None if is_host else twins.bind(APPEND_TOKENS, **appended)
         if not is_host:
-            self._open_output = _OpenOutput(m.limits.num_requests)
+            self._open_output = _OpenOutput(m.limits)
             self._append_open = APPEND_TOKENS.bind(**appended | vars(self._open_output))
 
     def build(self, plan: SchedulerOutput, before: OpenRows | None = None) -> None:
@@ -145,7 +170,8 @@ class BatchBuilder:
         if self._num_tokens is not self._table.num_tokens:
             self._num_tokens[rows] = self._table.num_tokens.take(rows)
             if before is not None:
-                self._num_tokens[before.due_table_rows] += 1
+                kept = before.is_kept
+                self._num_tokens[before.table_rows[kept]] += before.max_output[kept]
         m.num_computed[:n] = plan.num_computed_tokens
         m.num_new[:n] = plan.num_new_tokens
         m.planned_drafts[:n] = plan.max_draft_len
@@ -158,10 +184,14 @@ class BatchBuilder:
         m.num_tokens, m.num_logits = m.query_start_loc.item(n), m.cu_num_logits.item(n)
         self._write_masks()
 
-    def open(self) -> OpenRows:
-        """Start to append the step's output where the device has the table, before the host knows it."""
+    def open(self, before: OpenRows | None = None) -> OpenRows:
+        """Start to append the step's output where the device has the table, before the host knows it.
+
+        Args:
+            before: as `build`'s.
+        """
         self._start_append()
-        return OpenRows(self._memory)
+        return OpenRows(self._memory, self._table, self._num_tokens, before)
 
     def commit(self) -> None:
         """Append every row's output tokens, and say in the memory how many it has and how many may be drafted.
@@ -177,14 +207,22 @@ class BatchBuilder:
         except Exception as error:
             raise DeviceLost(f"the GPU's table of requests is behind the host's: {error}") from error
 
-    def commit_open(self, rows: OpenRows, result: VerifyResult) -> None:
+    def commit_open(self, rows: OpenRows, result: VerifyResult) -> tuple[I32, I32]:
         """Append the output of a step that was opened, where another one may be in the memory.
+
+        Returns:
+            Committed tokens i32[R] of each row then, and how many drafts may follow i32[R]; 0 of one that was dropped.
 
         Raises:
             ValueError: as `commit`.
         """
-        self._append_open.params.num_requests = self._open_output.take(rows, result)
+        out, kept = self._open_output, rows.is_kept
+        rows.settle(self._table.num_tokens)
+        n = self._append_open.params.num_requests = out.take(rows, result)
         self._append_open.run()
+        num_committed, max_draft_len = np.zeros((2, rows.num_requests), np.int32)
+        num_committed[kept], max_draft_len[kept] = out.num_committed[:n], out.max_draft_len[:n]
+        return num_committed, max_draft_len
 
     def _start_append(self) -> None:
         if self._append_there is not None:

@@ -16,7 +16,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
-from fastdeploy_sd.ops.batch import gather_output_rows, newest_input_ids_
+from fastdeploy_sd.ops.batch import gather_output_rows, settle_step_
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
 from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.runtime.arrays import Array
@@ -31,15 +31,13 @@ OnStored = Callable[[KvCache[Tensor], AttentionInputs], None]
 OnHidden = Callable[[AttentionInputs, Tensor], None]
 
 
-class TokenTable(NamedTuple):
-    """The committed tokens of the requests.
-
-    Attributes:
-        tokens: i32[S, max_model_len]. num_tokens: i32[S].
-    """
+class KnownTokens(NamedTuple):
+    """What a device has of the requests when a step begins there; see ops.reference.batch.SettleTables."""
 
     tokens: Any
     num_tokens: Any
+    blocks: Any
+    made_drafts: Any
 
 
 class Forward(Protocol):
@@ -109,7 +107,7 @@ class RecordedForward:
     Args:
         on_stored, on_hidden: what they call is recorded.
         twins: of the memory and the tables, where the model is on a device.
-        known: what the pass first takes the requests' last tokens from, where the device has them before the host.
+        known: by what the pass first moves the step to where it belongs, where the device has tokens before the host.
 
     Raises:
         RecordingError: the model does something that cannot be recorded.
@@ -126,17 +124,19 @@ class RecordedForward:
         on_stored: OnStored | None = None,
         on_hidden: OnHidden | None = None,
         twins: Twins = HOST_TWINS,
-        known: TokenTable | None = None,
+        known: KnownTokens | None = None,
     ) -> None:
         recorder, limits = Recorder(), memory.limits
-        arrays = _inputs(memory, block_tables)
+        arrays, shapes = _inputs(memory, block_tables), _SHAPES
         if known is not None:
-            arrays |= {"token_table": known.tokens, "num_known": known.num_tokens}
+            shapes = _SHAPES | _SETTLED_SHAPES
+            arrays |= {name: getattr(memory, name) for name in (*_SETTLED_SHAPES, "draft_token_ids")}
+            arrays |= {"token_table": known.tokens, "num_known": known.num_tokens, "made_drafts": known.made_drafts}
         inputs = {
             name: recorder.add_input(
                 name,
                 paddle.int64 if name == "slot_mapping" else paddle.int32,
-                (_SHAPES[name],) if name in _SHAPES else array.shape,
+                (shapes[name],) if name in shapes else array.shape,
             )
             for name, array in arrays.items()
         }
@@ -146,12 +146,19 @@ class RecordedForward:
             "num_logits": limits.num_logits,
         }
         if known is not None:
-            of_request = (inputs[name] for name in ("table_rows", "query_start_loc", "positions", "input_ids"))
-            newest_input_ids_(TokenTable(inputs["token_table"], inputs["num_known"]), *of_request)
+            tables = (inputs[name] for name in ("token_table", "num_known", "block_tables", "made_drafts"))
+            settle_step_(
+                KnownTokens(*tables),
+                caches[0].block_size,
+                inputs["table_rows"],
+                (inputs["query_start_loc"], inputs["cu_num_logits"], inputs["cu_num_draft"]),
+                **{name: inputs[name] for name in _SETTLED},
+            )
         outputs = _run(decoder, caches, rotary, inputs, on_stored, on_hidden)
         self._memory, self._twins = memory, twins
         self.program = device().program(
-            Recording(recorder, outputs, bounds, _PADDING), {name: twins.of(array) for name, array in arrays.items()}
+            Recording(recorder, outputs, bounds, {name: value for name, value in _PADDING.items() if name in inputs}),
+            {name: twins.of(array) for name, array in arrays.items()},
         )
         self.hidden, logits = self.program.outputs
         [self.logits] = logit_rows(logits)
@@ -176,8 +183,22 @@ _SHAPES = {
     "table_rows": Size("num_requests"),
     "logits_indices": Size("num_logits"),
 }
+# What is moved besides where a step begins before the host knows the tokens of the one before it.
+_SETTLED_SHAPES = {
+    "num_computed": Size("num_requests"),
+    "output_positions": Size("num_logits"),
+    "cu_num_logits": Size("num_requests") + 1,
+    "cu_num_draft": Size("num_requests") + 1,
+}
+_SETTLED = (
+    "input_ids", "positions", "slot_mapping", "num_computed", "seq_lens", "output_positions", "draft_token_ids",
+)  # fmt: skip
 # What fills rows behind a step's own, where a device rounds sizes up: they are nobody's, and write nothing.
-_PADDING: Padding = dict.fromkeys(_SHAPES, 0) | {"slot_mapping": -1, "query_start_loc": "last"}
+_PADDING: Padding = {
+    **dict.fromkeys(_SHAPES | _SETTLED_SHAPES, 0),
+    **dict.fromkeys(("query_start_loc", "cu_num_logits", "cu_num_draft"), "last"),
+    "slot_mapping": -1,
+}
 
 
 def _inputs(memory: StepMemory, block_tables: I32) -> dict[str, Array]:

@@ -26,7 +26,7 @@ _GIB = 1 << 30
 _GRAPH_BYTES = 256 << 20
 _GRAPH_SHARE = 1 / 64
 # What steps send goes through pieces of this size in all; so do blocks of KV that go to the host or come from there.
-_STAGING_BYTES = 2 << 20
+_STAGING_BYTES = 4 << 20
 _COPY_BYTES = 48 << 20
 # fdsd::KvDType of bfloat16 and float32, which are the types of activations too.
 _DTYPE_CODES = {"float32": 0, "bfloat16": 1}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that imports Paddle)
 from fastdeploy_sd.checkpoint import Checkpoint
@@ -26,7 +26,7 @@ from fastdeploy_sd.worker.draft_formats import draft_scheme
 from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.eager_operators import load_operators
-from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward, TokenTable
+from fastdeploy_sd.worker.forward import EagerForward, Forward, KnownTokens, RecordedForward
 from fastdeploy_sd.worker.kept_hidden import allocate_kept_hidden, keeping
 from fastdeploy_sd.worker.kept_measurements import machine_key, measurements_folder
 from fastdeploy_sd.worker.kv_identity import KvIdentity
@@ -44,10 +44,19 @@ from fastdeploy_sd.worker.step_twins import StepTwins
 if TYPE_CHECKING:
     from paddle import Tensor
 
+_STEP_COLUMNS = (
+    "table_rows", "query_start_loc", "num_computed", "num_new", "cu_num_logits", "cu_num_output", "num_committed",
+    "max_draft_len", "made_drafts",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """What every rank has, whatever it does with it."""
+    """What every rank has, whatever it does with it.
+
+    Attributes:
+        is_ahead: whether steps may begin before the host knows the tokens of those before them.
+    """
 
     checkpoint: Checkpoint
     draft_weights: MtpWeights | None
@@ -65,6 +74,7 @@ class Loaded:
     enforce_eager: bool
     signals: LayerSignals | None
     twins: Twins
+    is_ahead: bool
 
     def proposer_context(
         self, agree: Callable[[], None], over_ranks: Callable[[Proposer], Proposer] = lambda method: method
@@ -82,9 +92,17 @@ class Loaded:
                 self.twins.of(self.table.blocks),
                 self.enforce_eager,
                 agree,
+                self._step_columns(),
             )
         num_rows = self.memory.limits.num_requests
         return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, draft_model, over_ranks=over_ranks)
+
+    def _step_columns(self) -> Mapping[str, Any] | None:
+        """See DraftModel.step."""
+        if not self.is_ahead:
+            return None
+        arrays = {name: getattr(self.memory, name) for name in _STEP_COLUMNS}
+        return {name: self.twins.of(array) for name, array in (arrays | {"num_blocks": self.table.num_blocks}).items()}
 
 
 def load(config: Config, group: RankGroup) -> Loaded:
@@ -122,7 +140,9 @@ def load(config: Config, group: RankGroup) -> Loaded:
     kept_hidden = allocate_kept_hidden(kv.own.block_hidden, block_size, max_num_seqs, num_drafts)
     on_hidden = keeping(kept_hidden[0]) if kept_hidden else None
     over = model.decoder, kv.own.caches, rotary, memory, table.blocks, on_stored, on_hidden
-    known = None if is_host else TokenTable(table.tokens, table.num_tokens)
+    known = None
+    if not is_host and group.size == 1:  # other ranks follow, and have no tokens that the first does not know
+        known = KnownTokens(table.tokens, table.num_tokens, table.blocks, memory.made_drafts)
     forward = EagerForward(*over) if config.model.enforce_eager else RecordedForward(*over, twins, known)
     draft_source = None if draft_weights is None else draft_weights.checkpoint
     kernels = None if is_host else f"CUDA, {device().text}"
@@ -130,6 +150,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
     return Loaded(
         checkpoint, draft_weights, kv, identity, model.draft, kept_hidden, forward, memory, table, vocab_size,
         max_model_len, eos_token_ids, model.weight_bytes, config.model.enforce_eager, signals, twins,
+        known is not None,
     )  # fmt: skip
 
 

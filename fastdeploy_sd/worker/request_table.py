@@ -107,6 +107,11 @@ class RequestTable:
         """Return i32[R], the table row of each request."""
         return np.fromiter([self._table_row_of[i] for i in request_ids], np.int32, len(request_ids))
 
+    def num_tokens_of(self, request_id: RequestId) -> int:
+        """Return a request's committed tokens; 1 of one that is not known."""
+        row = self._table_row_of.get(request_id)
+        return 1 if row is None else self.num_tokens.item(row)
+
     def sampling(self, memory: StepMemory) -> SamplingArrays:
         """Return the columns, with the rows and masks of the steps in `memory`: all whole, for calls to be bound to."""
         return SamplingArrays(

@@ -30,6 +30,7 @@ from fastdeploy_sd.types import (
     VerifyResult,
     offsets,
 )
+from fastdeploy_sd.worker.ahead_drafting import AheadDrafting
 from fastdeploy_sd.worker.batch import BatchBuilder, OpenRows
 from fastdeploy_sd.worker.commands import RunRows, TakeOutput
 from fastdeploy_sd.worker.draft_inputs import DraftInputs
@@ -84,6 +85,7 @@ class ModelRunner:
         self._ended = time.perf_counter()
         self._batches = BatchBuilder(table, memory, twins)
         self._verifier = Verifier(rule, memory, table.sampling(memory), forward.logits, twins)
+        self._ahead = AheadDrafting(proposer, self._proposer, table, is_lossy=rule.is_lossy)
         self._draft_inputs = DraftInputs(table, memory, has_target=proposer.num_lookahead_slots > 0)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
@@ -147,10 +149,33 @@ class ModelRunner:
             self._forward()
         computed = time.perf_counter()
         output = self._verifier.start()
-        rows = self._batches.open() if is_open else None
+        rows = self._batches.open(before) if is_open else None
+        if rows is not None and self._drafts:
+            self._ahead.start(rows)
+            rows.has_drafts = True
+            output.extend()
         m = self._memory
         sizes = m.num_tokens, m.num_requests, m.num_logits
         return LaunchedStep(plan, output, rows, *sizes, begin, built, computed, time.perf_counter())
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """See engine.executor.Launcher."""
+        return self._ahead.is_available
+
+    def may_open(self, plan: SchedulerOutput) -> bool:
+        """Whether a step can be open; its requests were taken in."""
+        return not self._drafts or self._ahead.serves(plan.request_ids)
+
+    @property
+    def _drafts(self) -> bool:
+        """Whether drafts are made behind a step."""
+        return self._speculation.max_draft_tokens > 0 and self._board.num_rests == 0
+
+    def restart(self) -> None:
+        """Have the device know what the host does: what was launched has run on other tokens, or not at all."""
+        self._table.send_all()
+        self._ahead.restart()
 
     def finish(self, step: LaunchedStep) -> StepResult:
         """Take the tokens of a step that was launched, and draft behind them. Raises as `_run`."""
@@ -165,16 +190,22 @@ class ModelRunner:
     def _complete(self, step: LaunchedStep, result: VerifyResult, failed_rows: tuple[int, ...]) -> StepResult:
         plan, verified = step.plan, time.perf_counter()
         failures = {r: self._guided.failure(r, self._logits) or _NOT_FINITE for r in failed_rows}
+        committed = None
         if step.rows is None:
             self._batches.commit()
         else:
-            self._batches.commit_open(step.rows, result)
+            committed = self._batches.commit_open(step.rows, result)
         self._guided.advance(result)
         self._lead.post(TakeOutput(result.token_ids, result.cu_num_output))
         self._board.num_prompt_tokens_ahead = plan.num_prompt_tokens_ahead
         begin = max(step.begin, self._ended)  # one that began before the step before it was over ran behind that one
         self._tell_board(step, verified - begin, begin - self._ended)
-        drafts = self._propose(plan.request_ids) if step.rows is None else self._rest(plan.request_ids)
+        if step.rows is None or committed is None:
+            drafts = self._propose(plan.request_ids)
+        elif step.rows.has_drafts:
+            drafts = self._ahead.finish(plan.request_ids, step.rows, result, committed)
+        else:
+            drafts = self._rest(plan.request_ids)
         drafted = self._ended = time.perf_counter()
         return StepResult(
             step_id=plan.step_id,

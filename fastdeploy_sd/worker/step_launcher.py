@@ -1,14 +1,14 @@
 """Steps that a device runs while the host does something else: started one by one, finished in the same order.
 
-A step may be started behind one whose tokens are not known where that one is open: each of its rows without drafts that
-is due gets one token, the device has it, and the host prepares all but the token itself. Knows no scheduling.
+A step may be started behind one whose tokens are not known where that one is open: the device has them, and the drafts
+behind them, and the host prepares the step as if all drafts of the one before were right. Knows no scheduling.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,10 @@ class StepLauncher:
         self._runner, self._table = runner, table
         self._under_way: list[_Started] = []
 
+    @property
+    def drafts_ahead(self) -> bool:
+        return self._runner.drafts_ahead
+
     def start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
         with device_lost_as_error():
             return self._start(plan, is_open=is_open)
@@ -72,10 +76,11 @@ class StepLauncher:
         if refused or is_behind:
             return False
         try:
+            is_open = is_open and self._runner.may_open(plan)
             step.launched = self._runner.launch(plan, before, is_open=is_open)
         except Exception:
             _log.exception("a step of %d requests could not be started", len(plan.request_ids))
-            self._table.send_all()  # the device may have begun to append its tokens
+            self._runner.restart()  # the device may have begun to append its tokens
             return False
         step.rows = step.launched.rows
         return is_open
@@ -88,13 +93,18 @@ class StepLauncher:
             except Exception:
                 _log.exception("a step of %d requests failed; trying them apart", len(step.plan.request_ids))
                 self._start_again()
-        return self._runner.run_apart(step.plan, {**step.refused, **_dropped(step)})
+        return self._runner.run_apart(self._settled(step.plan), {**step.refused, **_dropped(step)})
 
     def _start_again(self) -> None:
-        """Have the device know what the host does: what was launched has run on other tokens, or not at all."""
+        """Have the device know what the host does, and run what was launched since when it is finished."""
         for step in self._under_way:
             step.launched = None
-        self._table.send_all()
+        self._runner.restart()
+
+    def _settled(self, plan: SchedulerOutput) -> SchedulerOutput:
+        """Return a plan that counts the tokens that there are; see `Launcher.start`."""
+        last = np.array([self._table.num_tokens_of(request_id) - 1 for request_id in plan.request_ids], np.int32)
+        return replace(plan, num_computed_tokens=np.minimum(plan.num_computed_tokens, last))
 
 
 def _dropped(step: _Started) -> Mapping[RequestId, Exception]:

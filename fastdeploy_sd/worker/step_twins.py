@@ -33,6 +33,8 @@ class _StepEnd:
         self.idle_s = 0.0
         self.is_over = False
         self._begun, self._ended, self._fetcher = device.mark(), device.mark(), output.fetcher()
+        self._drafted = device.mark()
+        self._last = self._ended
         self._before: _StepEnd | None = None
 
     def begin(self) -> None:
@@ -44,14 +46,18 @@ class _StepEnd:
         """Start the copy, behind the step that began last; `before` is that of the step before it."""
         self._fetcher.start()
         self._ended.record()
-        self._before = before
+        self._before, self._last = before, self._ended
+
+    def extend(self) -> None:
+        self._drafted.record()
+        self._last = self._drafted
 
     def take(self) -> None:
         self._fetcher.take()
         self._ended.wait()
         before, self._before, self.is_over = self._before, None, True
         is_known = before is not None and before.is_over
-        self.idle_s = max(self._begun.seconds_since(before._ended), 0.0) if is_known and before is not None else 0.0
+        self.idle_s = max(self._begun.seconds_since(before._last), 0.0) if is_known and before is not None else 0.0
 
 
 class StepTwins:
@@ -67,6 +73,7 @@ class StepTwins:
     def __init__(self, device: Device, memory: StepMemory, table: RequestTable) -> None:
         self._device, self._memory, self._table = device, memory, table
         self._plan, self._output = device.mirror(memory.inputs), device.mirror(memory.outputs)
+        self._num_blocks = device.mirror(table.num_blocks)
         self._blocks, self._counts = device.mirror(table.blocks), device.mirror(table.counts.table)
         self._columns = [device.mirror(getattr(table, name)) for name in _COLUMNS]
         self._forbidden = device.mirror(memory.mask_token_ids)
@@ -76,7 +83,14 @@ class StepTwins:
         self._num_allowed = 0  # rows of allowed_rows that a step has sent and may not be -1
         self._whole = {
             id(mirror.array): mirror
-            for mirror in (self._blocks, self._counts, *self._columns, self._forbidden, *self._allowed)
+            for mirror in (
+                self._blocks,
+                self._num_blocks,
+                self._counts,
+                *self._columns,
+                self._forbidden,
+                *self._allowed,
+            )
         }
 
     def of(self, array: npt.NDArray[Any]) -> Any:
@@ -104,6 +118,7 @@ class StepTwins:
                 self._counts.upload(count_row, count_row + 1)
         for row in table.rows_with_blocks:
             self._blocks.upload(row, row + 1)
+            self._num_blocks.upload(row, row + 1)
         table.new_rows.clear()
         table.rows_with_blocks.clear()
         self._plan.upload()

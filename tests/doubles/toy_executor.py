@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +13,7 @@ from fastdeploy_sd.engine.executor import Launcher
 from fastdeploy_sd.engine.grammars import Grammars
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import (
+    MADE_ON_DEVICE,
     DraftSource,
     DraftTokens,
     LogprobArrays,
@@ -135,6 +136,28 @@ class ToyExecutor:
     def expect_drafts(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
         """Have a request's first step bring drafts that came with its KV."""
         self._arrived_drafts[request_id] = [(token_id, int(DraftSource.HANDED_OVER)) for token_id in token_ids]
+
+    def settled(self, plan: SchedulerOutput) -> SchedulerOutput:
+        """The plan as it runs, once the step before it has: what that gave less moves a row up, and drafts are its own.
+
+        Drafts that were not made are any tokens.
+        """
+        num_computed, token_ids = plan.num_computed_tokens.copy(), plan.draft.token_ids.copy()
+        begun = {new.request.request_id for new in plan.new}
+        sources = plan.draft.sources
+        for r, request_id in enumerate(plan.request_ids):
+            if request_id in begun:
+                continue
+            row = self._rows[request_id]
+            num_computed[r] = min(num_computed[r], len(row.token_ids) - 1)
+            begin, end = plan.draft.cu_num_draft[r : r + 2].tolist()
+            if MADE_ON_DEVICE not in token_ids[begin:end] or sources is None:
+                continue
+            assert (token_ids[begin:end] == MADE_ON_DEVICE).all(), "drafts of which some are known"
+            made = [token_id for token_id, _ in row.drafted][: end - begin]
+            token_ids[begin:end] = made + [0] * (end - begin - len(made))
+            row.drafted = list(zip(token_ids[begin:end].tolist(), sources[begin:end].tolist(), strict=True))
+        return replace(plan, num_computed_tokens=num_computed, draft=replace(plan.draft, token_ids=token_ids))
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Run a plan; see `Executor.execute`.

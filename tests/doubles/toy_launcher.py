@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
-from fastdeploy_sd.types import SchedulerOutput, StepResult
+import numpy as np
+
+from fastdeploy_sd.types import MADE_ON_DEVICE, DraftTokens, SchedulerOutput, StepResult
 from tests.doubles.toy_executor import ToyExecutor
 
 
@@ -14,28 +17,38 @@ class ToyLauncher:
     Args:
         late_rate: of the steps that run only when somebody waits for them.
         open_rate: of the open ones behind which another one may be started.
+        drafts_ahead: whether nobody but the executor gets to know the drafts of open steps.
 
     Attributes:
-        finished: plans, as they were. num_ahead: steps that were started before the one before them was finished.
+        finished: plans, as they were run. num_ahead: steps that were started before the one before them was finished.
     """
 
-    def __init__(self, executor: ToyExecutor, seed: int, late_rate: float = 0.7, open_rate: float = 0.9) -> None:
+    def __init__(
+        self,
+        executor: ToyExecutor,
+        seed: int,
+        late_rate: float = 0.7,
+        open_rate: float = 0.9,
+        *,
+        drafts_ahead: bool = False,
+    ) -> None:
         self._executor, self._rng = executor, random.Random(seed)
         self._late_rate, self._open_rate = late_rate, open_rate
-        self._waiting: list[SchedulerOutput] = []
+        self._waiting: list[tuple[SchedulerOutput, bool]] = []
         self._run: list[tuple[SchedulerOutput, StepResult]] = []
         self._may_follow = True
         self.finished: list[SchedulerOutput] = []
+        self.drafts_ahead = drafts_ahead
         self.num_ahead = 0
 
     def start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
         assert self._may_follow, "behind a step that nothing may follow"
         self.num_ahead += bool(self._waiting or self._run)
         assert len(self._waiting) + len(self._run) < 2, "more than two steps under way"
-        self._waiting.append(plan)
+        self._may_follow = is_open and self._rng.random() < self._open_rate
+        self._waiting.append((plan, self._may_follow))
         if self._rng.random() >= self._late_rate:
             self._run_all()
-        self._may_follow = is_open and self._rng.random() < self._open_rate
         return self._may_follow
 
     def finish(self) -> StepResult:
@@ -51,5 +64,14 @@ class ToyLauncher:
             self._run_first()
 
     def _run_first(self) -> None:
-        plan = self._waiting.pop(0)
-        self._run.append((plan, self._executor.execute(plan)))
+        plan, is_open = self._waiting.pop(0)
+        if self.drafts_ahead:
+            plan = self._executor.settled(plan)
+        result = self._executor.execute(plan)
+        if self.drafts_ahead and is_open:
+            result = replace(result, drafts=_hidden(result.drafts))
+        self._run.append((plan, result))
+
+
+def _hidden(drafts: DraftTokens) -> DraftTokens:
+    return replace(drafts, token_ids=np.full_like(drafts.token_ids, MADE_ON_DEVICE))

@@ -51,7 +51,7 @@ def addresses(runner: ModelRunner, mtp: MtpProposer | None) -> list[int]:
     for call in (batches._prepare, batches._append, verifier._draw, verifier._accept, forward.program._native._run):
         found += pointers_of(call)
     if mtp is not None:
-        found += [*pointers_of(mtp._plan_passes), *pointers_of(mtp._collect_drafts)]
+        found += [*pointers_of(mtp._plan._plan), *pointers_of(mtp._plan._collect)]
         found += [output.data_ptr() for p in mtp._passes._programs.values() for output in p.outputs]  # type: ignore[attr-defined]
     return found
 

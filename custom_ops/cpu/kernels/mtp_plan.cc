@@ -99,5 +99,22 @@ Error MtpCollect(const MtpCollectParams& p) {
   return nullptr;
 }
 
+Error MtpHold(const MtpHoldParams& p) {
+  if (!AreOffsets(p.cu_num_draft, p.num_requests)) return "cu_num_draft: expected 0 and rising offsets, got a decrease";
+  if (p.cu_num_draft[p.num_requests] > p.num_drafts) return "cu_num_draft: expected at most num_drafts last, got more";
+  if (Error error = CheckTableRows(p.table_rows, p.num_requests, p.num_table_rows)) return error;
+  for (int32_t r = 0; r < p.num_requests; ++r)
+    if (p.cu_num_draft[r + 1] - p.cu_num_draft[r] > p.max_made)
+      return "made_drafts: expected a column for every draft of a request, got too few";
+  for (int32_t r = 0; r < p.num_requests; ++r) {
+    if (p.end[r] > p.begin[r]) p.next_slot[p.table_rows[r]] = p.end[r];
+    int32_t* made = p.made_drafts + static_cast<int64_t>(p.table_rows[r]) * p.max_made;
+    const int32_t first = p.cu_num_draft[r];
+    const int32_t num_drafts = p.cu_num_draft[r + 1] - first;
+    for (int32_t i = 0; i < p.max_made; ++i) made[i] = i < num_drafts ? std::max(p.draft_token_ids[first + i], 0) : 0;
+  }
+  return nullptr;
+}
+
 }  // namespace FDSD_ISA
 }  // namespace fdsd

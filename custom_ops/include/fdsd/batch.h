@@ -39,21 +39,41 @@ struct PrepareBatchParams {
 };
 Error PrepareBatch(const PrepareBatchParams& p);
 
-// Take the id of every request's last token of the step from the token table, where that has the token: a step that was
-// prepared before its tokens were known has another id there. Requests without tokens and drafts are left as they are.
-struct NewestInputIdsParams {
-  int32_t num_requests;            // R
-  int32_t num_ids;                 // T
-  int32_t num_table_rows;          // S
-  int32_t max_tokens_per_row;      // columns of token_table
-  const int32_t* table_rows;       // [R]
-  const int32_t* token_table;      // [S, max_tokens_per_row] committed tokens
-  const int32_t* num_tokens;       // [S] how many of a row are committed
-  const int32_t* query_start_loc;  // [R + 1]
-  const int32_t* positions;        // [T]
-  int32_t* input_ids;              // [T]
+// Move a step that was prepared before the tokens of the one before it were known to where it belongs. Its maps count
+// as many tokens as there can be; a request that has fewer runs its newest one and its drafts as much earlier, in its
+// own blocks. Ids of known tokens come from the token table; a draft that is -1 was made on the device and is in
+// made_drafts. A step whose tokens were known stays what it is. Nothing is written on an error.
+struct SettleStepParams {
+  int32_t num_requests;        // R
+  int32_t num_ids;             // T
+  int32_t num_logits;          // L
+  int32_t num_drafts;          // room in draft_token_ids
+  int32_t num_table_rows;      // S
+  int32_t max_tokens_per_row;  // columns of token_table
+  int32_t max_blocks;          // columns of block_tables
+  int32_t max_made;            // columns of made_drafts
+  int32_t block_size;
+  const int32_t* table_rows;    // [R]
+  const int32_t* token_table;   // [S, max_tokens_per_row] committed tokens
+  const int32_t* num_tokens;    // [S] how many of a row are committed
+  const int32_t* block_tables;  // [S, max_blocks] padded with -1
+  const int32_t* made_drafts;   // [S, max_made] what follows them
+  struct Rows {
+    const int32_t* query_start_loc;  // [R + 1]
+    const int32_t* cu_num_logits;    // [R + 1]
+    const int32_t* cu_num_draft;     // [R + 1]
+  } rows;
+  struct Maps {
+    int32_t* input_ids;         // [T]
+    int32_t* positions;         // [T]
+    int64_t* slot_mapping;      // [T]
+    int32_t* num_computed;      // [R] becomes less by as much as the request has moved, as do the others
+    int32_t* seq_lens;          // [R]
+    int32_t* output_positions;  // [L]
+    int32_t* draft_token_ids;   // [num_drafts]
+  } maps;
 };
-Error NewestInputIds(const NewestInputIdsParams& p);
+Error SettleStep(const SettleStepParams& p);
 
 // Put every request's output behind its committed tokens, and count it where a penalty wants that. Then say what may be
 // drafted: as many as were planned, but so few that max_total leaves room for one token behind them; none without

@@ -63,6 +63,24 @@ struct MtpCollectParams {
 };
 Error MtpCollect(const MtpCollectParams& p);
 
+// Keep what the passes of a step have made by the request's row of the table, where the next step finds it: note which
+// slots are filled, and take the drafts. One that was not made becomes token 0, as does every draft that there is none
+// for: a guess may be any token.
+struct MtpHoldParams {
+  int32_t num_requests;            // R
+  int32_t num_drafts;              // room for drafts, at least cu_num_draft[R]
+  int32_t num_table_rows;          // S
+  int32_t max_made;                // columns of made_drafts, at least the drafts of a request
+  const int32_t* table_rows;       // [R]
+  const int32_t* begin;            // [R]
+  const int32_t* end;              // [R]
+  const int32_t* cu_num_draft;     // [R + 1]
+  const int32_t* draft_token_ids;  // [cu_num_draft[R]]
+  int32_t* next_slot;              // [S] becomes `end` where that is behind `begin`
+  int32_t* made_drafts;            // [S, max_made]
+};
+Error MtpHold(const MtpHoldParams& p);
+
 // Prepare one pass of draft layer source + 1, in which request r computes the slots [begin[r], end[r]): the tokens, the
 // maps for attention, and the hidden rows they are combined with. The hidden row of position p is
 //   zeros                                             where p < source: that layer has no output there,

@@ -1,8 +1,8 @@
-"""Meaning of prepare_batch, newest_input_ids_, append_tokens, target_step and gather_output_rows."""
+"""Meaning of prepare_batch, settle_step_, append_tokens, target_step and gather_output_rows."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -95,18 +95,52 @@ def prepare_batch(
     )
 
 
-def newest_input_ids_(tables: Tables, table_rows: I32, query_start_loc: I32, positions: I32, input_ids: I32) -> None:
-    """Take the id of every request's last token of the step from the token table, where that has the token.
+class SettleTables(NamedTuple):
+    """What a device has of every request when a step begins.
 
-    A step that was prepared before its tokens were known has another id there; a draft stays what it is.
+    Attributes:
+        tokens, num_tokens, blocks: see Tables.
+        made_drafts: i32[S, max_made], what was guessed to follow the tokens.
+    """
+
+    tokens: I32
+    num_tokens: I32
+    blocks: I32
+    made_drafts: I32
+
+
+def settle_step_(
+    tables: SettleTables, block_size: int, table_rows: I32, offsets: tuple[I32, I32, I32], **maps: Any
+) -> None:
+    """Move a step that was prepared before the tokens of the one before it were known to where it belongs, in place.
+
+    Whoever prepared it counted as many tokens as there can be. A request that has fewer runs its newest token and its
+    drafts as many positions earlier: num_computed is then what it says or all tokens but the newest, whichever is less.
+    Ids of known tokens come from the table. A draft of -1 is the one that the device has made for that place.
 
     Args:
-        table_rows: i32[R]. query_start_loc: i32[R+1], a row may have no token. positions: i32[T].
-        input_ids: i32[T], changed.
+        table_rows: i32[R]. offsets: query_start_loc, cu_num_logits and cu_num_draft, i32[R+1]; a row may have no token.
+        maps: i32 input_ids[T], positions[T], num_computed[R], seq_lens[R], output_positions[L] and draft_token_ids[D],
+            and i64 slot_mapping[T]; see BatchMaps.
     """
-    for table_row, begin, end in zip(table_rows, query_start_loc[:-1], query_start_loc[1:], strict=True):
-        if begin < end and positions[end - 1] < tables.num_tokens[table_row]:
-            input_ids[end - 1] = tables.tokens[table_row, positions[end - 1]]
+    query_start_loc, cu_num_logits, cu_num_draft = offsets
+    for r, table_row in enumerate(table_rows):
+        begin, end = query_start_loc[r : r + 2]
+        if begin == end:
+            continue
+        drafts = maps["draft_token_ids"][cu_num_draft[r] : cu_num_draft[r + 1]]
+        drafts[:] = np.where(drafts < 0, tables.made_drafts[table_row, : len(drafts)], drafts)
+        num_tokens = tables.num_tokens[table_row]
+        shift = max(maps["num_computed"][r] - (num_tokens - 1), 0)
+        maps["num_computed"][r] -= shift
+        maps["seq_lens"][r] -= shift
+        maps["output_positions"][cu_num_logits[r] : cu_num_logits[r + 1]] -= shift
+        positions = maps["num_computed"][r] + np.arange(end - begin)
+        maps["positions"][begin:end] = positions
+        blocks = tables.blocks[table_row, positions // block_size].astype(np.int64)
+        maps["slot_mapping"][begin:end] = blocks * block_size + positions % block_size
+        known = np.concatenate([tables.tokens[table_row, :num_tokens], drafts])
+        maps["input_ids"][begin:end] = known[positions]
 
 
 class OutputTables(NamedTuple):

@@ -1,4 +1,4 @@
-"""Meaning of mtp_plan, mtp_collect_, mtp_preprocess, mtp_postprocess_ and keep_hidden_."""
+"""Meaning of mtp_plan, mtp_collect_, mtp_hold_, mtp_preprocess, mtp_postprocess_ and keep_hidden_."""
 
 from __future__ import annotations
 
@@ -115,6 +115,31 @@ def mtp_collect_(  # noqa: PLR0913, PLR0917 (columns)
     for column in (draft_token_ids, draft_prob):
         column[: len(kept)] = column[kept]
     return np.asarray(kept, np.int32)
+
+
+def mtp_hold_(  # noqa: PLR0913, PLR0917 (columns)
+    table_rows: I32,
+    begin: I32,
+    end: I32,
+    cu_num_draft: I32,
+    draft_token_ids: I32,
+    next_slot: I32,
+    made_drafts: I32,
+) -> None:
+    """Keep what the passes of a step have made by table row, where the next step finds it.
+
+    Args:
+        table_rows: i32[R].
+        begin, end: i32[R], the slots that layer 0 has filled.
+        cu_num_draft: i32[R+1]; draft_token_ids: i32[D], -1 = not made.
+        next_slot: i32[S], written. made_drafts: i32[S, max_made], written: 0 where there is no draft.
+    """
+    for r, table_row in enumerate(table_rows):
+        if end[r] > begin[r]:
+            next_slot[table_row] = end[r]
+        drafts = draft_token_ids[cu_num_draft[r] : cu_num_draft[r + 1]]
+        made_drafts[table_row] = 0
+        made_drafts[table_row, : len(drafts)] = drafts.clip(0)
 
 
 def _slot_mapping(batch: DraftBatch, r: int, positions: I32) -> I64:

@@ -1,4 +1,4 @@
-"""Cases of prepare_batch, newest_input_ids_, append_tokens, target_step and gather_output_rows."""
+"""Cases of prepare_batch, settle_step_, append_tokens, target_step and gather_output_rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastdeploy_sd.ops.batch import APPEND_TOKENS as APPEND
 from fastdeploy_sd.ops.batch import PREPARE_BATCH as PREPARE
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.reference import batch as reference
-from fastdeploy_sd.ops.reference.batch import BatchMaps, OutputTables, Tables
+from fastdeploy_sd.ops.reference.batch import BatchMaps, OutputTables, SettleTables, Tables
 from fastdeploy_sd.types import I32, DraftTokens
 from tests.ops.cases.case import OpCases
 
@@ -93,18 +93,39 @@ def appends() -> dict[str, dict[str, Any]]:
     return found
 
 
-def newest() -> dict[str, dict[str, Any]]:
-    """Tokens that the table has, and does not; drafts and chunks; a row without tokens; no request."""
-    found = {}
+def settled() -> dict[str, dict[str, Any]]:
+    """Steps whose tokens were known, and steps that counted on drafts that were wrong; drafts that the device has made;
+    a row without tokens; no request."""
+    found, rng = {}, np.random.default_rng(5)
     for name, case in steps().items():
-        maps = reference.prepare_batch(**case)
-        input_ids = np.where(np.arange(len(maps.input_ids)) % 2, -7, maps.input_ids).astype(np.int32)
-        query_start_loc, table_rows = maps.query_start_loc, case["table_rows"]
+        maps, tables, drafts = reference.prepare_batch(**case), case["tables"], case["draft"]
+        table_rows, num_tokens = case["table_rows"], tables.num_tokens.copy()
+        num_drafts = np.diff(drafts.cu_num_draft)
+        for r, table_row in enumerate(table_rows):
+            if case["num_computed"][r] == num_tokens[table_row] - 1:  # it runs its newest token, of as many as may be
+                num_tokens[table_row] -= rng.integers(0, min(num_tokens[table_row], 5))
+        made = rng.integers(0, 500, (len(num_tokens), num_drafts.max(initial=0) + 1)).astype(np.int32)
+        draft_token_ids = np.append(drafts.token_ids, np.array([-7, -7], np.int32))
+        offsets = [maps.query_start_loc, maps.cu_num_logits, drafts.cu_num_draft]
         if name == "mixed-16":
-            query_start_loc = np.append(query_start_loc, query_start_loc[-1:])
+            offsets = [np.append(cu, cu[-1:]) for cu in offsets]
             table_rows = np.append(table_rows, table_rows[:1])
-        columns = {"query_start_loc": query_start_loc, "positions": maps.positions, "input_ids": input_ids}
-        found[name] = {"tables": case["tables"], "table_rows": table_rows, **columns}
+        for r in range(0, len(num_drafts), 2):
+            draft_token_ids[drafts.cu_num_draft[r] : drafts.cu_num_draft[r + 1]] = -1
+        room = len(table_rows) - len(case["num_computed"])
+        found[name] = {
+            "tables": SettleTables(tables.tokens, num_tokens, tables.blocks, made),
+            "block_size": case["block_size"],
+            "table_rows": table_rows,
+            "offsets": tuple(offsets),
+            "input_ids": np.append(maps.input_ids, np.full(2, -7, np.int32)),
+            "positions": np.append(maps.positions, np.full(2, -7, np.int32)),
+            "slot_mapping": np.append(maps.slot_mapping, np.full(2, -7, np.int64)),
+            "num_computed": np.append(case["num_computed"], np.zeros(room, np.int32)),
+            "seq_lens": np.append(maps.seq_lens, np.zeros(room, np.int32)),
+            "output_positions": np.append(maps.output_positions, np.full(2, -7, np.int32)),
+            "draft_token_ids": draft_token_ids,
+        }
     return found
 
 
@@ -188,9 +209,7 @@ def gathers() -> dict[str, dict[str, Any]]:
 
 
 PREPARE_BATCH = OpCases("prepare_batch", prepare_natively, reference.prepare_batch, steps())
-NEWEST_INPUT_IDS = OpCases(
-    "newest_input_ids", batch.newest_input_ids_, reference.newest_input_ids_, newest(), batch.NEWEST_INPUT_IDS
-)
+SETTLE_STEP = OpCases("settle_step", batch.settle_step_, reference.settle_step_, settled(), batch.SETTLE_STEP)
 APPEND_TOKENS = OpCases("append_tokens", append_natively, reference.append_tokens, appends())
 TARGET_STEP = OpCases("target_step", batch.TARGET_STEP, reference.target_step, target_steps())
 GATHER_OUTPUT_ROWS = OpCases(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.ops.mtp import MTP_COLLECT as COLLECT
+from fastdeploy_sd.ops.mtp import MTP_HOLD as HOLD
 from fastdeploy_sd.ops.mtp import MTP_PLAN as PLAN
 from fastdeploy_sd.ops.reference import mtp as reference
 from fastdeploy_sd.ops.reference.mtp import MtpPlan
@@ -114,5 +115,16 @@ def collect_natively(**kwargs: I32) -> I32:
     return kept[: kwargs["cu_num_draft"][-1]]
 
 
+def hold_cases() -> dict[str, dict[str, Any]]:
+    """As those of mtp_collect; requests with fewer drafts than there is room for."""
+    rng = np.random.default_rng(23)
+    found = {}
+    for name, case in collect_cases().items():
+        kept = {key: value for key, value in case.items() if key != "draft_prob"}
+        found[name] = {**kept, "made_drafts": rng.integers(0, 99, (len(case["next_slot"]), 4)).astype(np.int32)}
+    return found
+
+
+MTP_HOLD = OpCases("mtp_hold", HOLD, reference.mtp_hold_, hold_cases())
 MTP_PLAN = OpCases("mtp_plan", plan_natively, reference.mtp_plan, plan_cases())
 MTP_COLLECT = OpCases("mtp_collect", collect_natively, reference.mtp_collect_, collect_cases(), rtol=0.0, atol=0.0)

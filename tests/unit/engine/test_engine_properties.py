@@ -56,7 +56,13 @@ class Scenario:
 
 
 def build_scenario(
-    seed: int, proposer_name: str, supply_rate: float = 0.0, *, has_store: bool = False, launches: bool = False
+    seed: int,
+    proposer_name: str,
+    supply_rate: float = 0.0,
+    *,
+    has_store: bool = False,
+    launches: bool = False,
+    drafts_ahead: bool = False,
 ) -> Scenario:
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
@@ -67,7 +73,7 @@ def build_scenario(
     max_num_seqs = rng.randint(1, 6)
     max_draft_tokens = min(rng.choice([1, 3, 7]), max(budget // max_num_seqs, budget // 2, 1) - 1)
     num_lookahead_slots = rng.choice([0, 1, max_draft_tokens]) if max_draft_tokens else 0
-    if launches and seed % 4 > 1:
+    if launches and not drafts_ahead and seed % 4 > 1:
         max_draft_tokens = num_lookahead_slots = 0
     requests = _requests(rng, min(40, num_blocks * block_size), max_draft_tokens)
     if launches and seed % 4:
@@ -95,10 +101,10 @@ def build_scenario(
         model=model,
         failures=failing,
         before_step=before_step,
-        rests=(lambda: rng.choice([0, 0, 1, 5])) if launches else None,
+        rests=(lambda: rng.choice([0, 0, 1, 5])) if launches and not drafts_ahead else None,
     )
     if launches:
-        executor.launcher = ToyLauncher(executor, seed)
+        executor.launcher = ToyLauncher(executor, seed, drafts_ahead=drafts_ahead)
     config = toy_config(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,

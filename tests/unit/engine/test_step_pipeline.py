@@ -45,6 +45,30 @@ def test_any_schedule_gives_the_plain_tokens(supply_rate: float) -> None:
     assert min(seen.values()) >= 5, seen
 
 
+@pytest.mark.parametrize("proposer", ["oracle", "random"])
+def test_any_number_of_right_drafts_gives_the_plain_tokens(proposer: str) -> None:
+    """How many there are is known when the next step is under way."""
+    seen = Counter[str]()
+    for seed in range(60):
+        scenario = build_scenario(seed, proposer, has_store=seed % 3 == 0, launches=True, drafts_ahead=True)
+        rng = random.Random(seed + 1)
+        transcript, aborted = drive(scenario, rng, abort_rate=rng.choice([0.0, 0.2]))
+        check_outcome(scenario, transcript, aborted)
+        launcher, stats = scenario.executor.launcher, scenario.engine.stats()
+        assert isinstance(launcher, ToyLauncher)
+        ahead = bool(launcher.num_ahead)
+        seen += Counter(
+            ahead=launcher.num_ahead, others=len(scenario.plans) - launcher.num_ahead,
+            preempted=stats.num_preemptions, hits=stats.num_prefix_hits,
+            accepted=stats.num_accepted_tokens * ahead,
+            rejected=(stats.num_draft_tokens - stats.num_accepted_tokens) * ahead,
+            aborted=len(aborted) * ahead, stopped=stats.num_finished["stop"] * ahead,
+            full=stats.num_finished["length"] * ahead, failed=stats.num_finished["error"] * ahead,
+        )  # fmt: skip
+    assert len(seen) == 9 + (proposer == "random")  # the others are all right
+    assert min(seen.values()) >= 5, seen
+
+
 def launching_engine(num_blocks: int = 16) -> tuple[Engine, ToyLauncher]:
     """Every step runs when somebody waits for it."""
     executor = ToyExecutor(toy_info(num_blocks=num_blocks))

@@ -1,0 +1,132 @@
+#include "fdsd/batch.h"
+#include "numbers.h"
+#include "ops.h"
+
+namespace fdsd::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+struct SettleArrays {
+  DevicePtr<const int32_t> table_rows;
+  DevicePtr<const int32_t> token_table;
+  DevicePtr<const int32_t> num_tokens;
+  DevicePtr<const int32_t> block_tables;
+  DevicePtr<const int32_t> made_drafts;
+  DevicePtr<const int32_t> query_start_loc;
+  DevicePtr<const int32_t> cu_num_logits;
+  DevicePtr<const int32_t> cu_num_draft;
+  DevicePtr<int32_t> input_ids;
+  DevicePtr<int32_t> positions;
+  DevicePtr<int64_t> slot_mapping;
+  DevicePtr<int32_t> num_computed;
+  DevicePtr<int32_t> seq_lens;
+  DevicePtr<int32_t> output_positions;
+  DevicePtr<int32_t> draft_token_ids;
+};
+
+struct SettleShape {
+  int32_t max_tokens_per_row;
+  int32_t max_blocks;
+  int32_t max_made;
+  int32_t block_size;
+};
+
+// Block (r): the tokens, drafts and rows of logits of request r.
+__global__ __launch_bounds__(kThreads) void SettleStepKernel(SettleShape shape, SettleArrays a) {
+  const int r = static_cast<int>(blockIdx.x);
+  const int32_t first = a.query_start_loc[r];
+  const int32_t num_new = a.query_start_loc[r + 1] - first;
+  if (num_new == 0) return;
+  const int64_t table_row = a.table_rows[r];
+  const int32_t num_tokens = a.num_tokens[table_row];
+  const int32_t num_assumed = a.num_computed[r];
+  const int32_t shift = max(num_assumed - (num_tokens - 1), 0);
+  const int32_t num_computed = num_assumed - shift;
+  const int32_t first_draft = a.cu_num_draft[r];
+  const int32_t num_drafts = a.cu_num_draft[r + 1] - first_draft;
+  for (int i = threadIdx.x; i < num_drafts; i += kThreads)
+    if (a.draft_token_ids[first_draft + i] < 0)
+      a.draft_token_ids[first_draft + i] = a.made_drafts[table_row * shape.max_made + i];
+  __syncthreads();  // the drafts are there, and all threads have read num_computed
+  for (int i = threadIdx.x; i < num_new; i += kThreads) {
+    const int32_t position = num_computed + i;
+    const int64_t block = a.block_tables[table_row * shape.max_blocks + position / shape.block_size];
+    a.positions[first + i] = position;
+    a.slot_mapping[first + i] = block * shape.block_size + position % shape.block_size;
+    a.input_ids[first + i] = position < num_tokens
+                                 ? static_cast<int32_t>(a.token_table[table_row * shape.max_tokens_per_row + position])
+                                 : static_cast<int32_t>(a.draft_token_ids[first_draft + position - num_tokens]);
+  }
+  const int32_t last_row = a.cu_num_logits[r + 1];
+  for (int32_t l = a.cu_num_logits[r] + static_cast<int32_t>(threadIdx.x); l < last_row; l += kThreads)
+    a.output_positions[l] = a.output_positions[l] - shift;
+  if (threadIdx.x != 0) return;
+  a.num_computed[r] = num_computed;
+  a.seq_lens[r] = a.seq_lens[r] - shift;
+}
+
+struct TargetArrays {
+  DevicePtr<const int32_t> table_rows;
+  DevicePtr<const int32_t> num_computed;
+  DevicePtr<const int32_t> num_new;
+  DevicePtr<const int32_t> cu_num_logits;
+  DevicePtr<const int32_t> cu_num_output;
+  DevicePtr<const int32_t> num_committed;
+  DevicePtr<const int32_t> num_blocks;
+  DevicePtr<int32_t> num_valid;
+  DevicePtr<int32_t> num_kv_slots;
+};
+
+// Thread (r): what was run of request r.
+__global__ __launch_bounds__(kThreads) void TargetStepKernel(int32_t num_requests, int32_t block_size,
+                                                             int32_t max_tokens_per_row, TargetArrays a) {
+  const int r = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (r >= num_requests) return;
+  const bool has_output = a.cu_num_output[r + 1] > a.cu_num_output[r];
+  const bool is_unfinished = a.cu_num_logits[r + 1] == a.cu_num_logits[r];
+  // A row whose tokens were all run and that has no output nevertheless has failed.
+  const int32_t num_run = a.num_computed[r] + (is_unfinished ? static_cast<int32_t>(a.num_new[r]) : 0);
+  const int64_t num_slots = static_cast<int64_t>(a.num_blocks[a.table_rows[r]]) * block_size;
+  a.num_valid[r] = has_output ? a.num_committed[r] - 1 : num_run;
+  a.num_kv_slots[r] = static_cast<int32_t>(num_slots < max_tokens_per_row ? num_slots : max_tokens_per_row);
+}
+
+}  // namespace
+
+Error SettleStep(const SettleStepParams& p, Stream stream) {
+  if (p.num_requests < 0) return "num_requests: expected no negative number";
+  if (p.block_size <= 0) return "block_size: expected a positive number, got less";
+  const SettleArrays arrays{DevicePtr<const int32_t>(p.table_rows),
+                            DevicePtr<const int32_t>(p.token_table),
+                            DevicePtr<const int32_t>(p.num_tokens),
+                            DevicePtr<const int32_t>(p.block_tables),
+                            DevicePtr<const int32_t>(p.made_drafts),
+                            DevicePtr<const int32_t>(p.rows.query_start_loc),
+                            DevicePtr<const int32_t>(p.rows.cu_num_logits),
+                            DevicePtr<const int32_t>(p.rows.cu_num_draft),
+                            DevicePtr<int32_t>(p.maps.input_ids),
+                            DevicePtr<int32_t>(p.maps.positions),
+                            DevicePtr<int64_t>(p.maps.slot_mapping),
+                            DevicePtr<int32_t>(p.maps.num_computed),
+                            DevicePtr<int32_t>(p.maps.seq_lens),
+                            DevicePtr<int32_t>(p.maps.output_positions),
+                            DevicePtr<int32_t>(p.maps.draft_token_ids)};
+  const SettleShape shape{p.max_tokens_per_row, p.max_blocks, p.max_made, p.block_size};
+  const LaunchShape per_request{dim3(static_cast<unsigned>(p.num_requests)), dim3(kThreads)};
+  return Launch<SettleStepKernel>(per_request, stream, shape, arrays);
+}
+
+Error TargetStep(const TargetStepParams& p, Stream stream) {
+  if (p.num_requests < 0) return "num_requests: expected no negative number";
+  if (p.block_size <= 0) return "block_size: expected a positive number, got less";
+  const TargetArrays arrays{DevicePtr<const int32_t>(p.table_rows),    DevicePtr<const int32_t>(p.num_computed),
+                            DevicePtr<const int32_t>(p.num_new),       DevicePtr<const int32_t>(p.cu_num_logits),
+                            DevicePtr<const int32_t>(p.cu_num_output), DevicePtr<const int32_t>(p.num_committed),
+                            DevicePtr<const int32_t>(p.num_blocks),    DevicePtr<int32_t>(p.num_valid),
+                            DevicePtr<int32_t>(p.num_kv_slots)};
+  const LaunchShape shape{dim3(static_cast<unsigned>(DivideUp(p.num_requests, kThreads))), dim3(kThreads)};
+  return Launch<TargetStepKernel>(shape, stream, p.num_requests, p.block_size, p.max_tokens_per_row, arrays);
+}
+
+}  // namespace fdsd::cuda

@@ -34,6 +34,10 @@ class MemoryPages:
         self.num_layers = num_layers
         self.memory = np.full((num_layers, num_blocks, page_bytes), fill, np.uint8)
 
+    @property
+    def port(self) -> None:
+        """See Pages: they are in the host's memory."""
+
     def page_bytes(self, layer: int) -> int:
         """See Pages."""
         return int(self.memory.shape[2])

@@ -88,14 +88,15 @@ def stages() -> Sequence[Stage]:
     verify = (python, "-c", _CLI, "verify", *demo, *small, "--json")
     return (
         Stage("build", 130, (python, "custom_ops/cuda_build.py", "--nvcc")),
-        Stage("ops", 80, (*pytest, "tests/ops"), expected=SOME_PASSED),
+        Stage("ops", 75, (*pytest, "tests/ops"), expected=SOME_PASSED),
         Stage("sanitizer", 60, sanitizer, expected=SOME_PASSED),
-        Stage("engine", 70, (*pytest, "tests/engine/test_gpu.py"), expected=SOME_PASSED),
+        Stage("engine", 65, (*pytest, "tests/engine/test_gpu.py"), expected=SOME_PASSED),
         Stage("verify", 45, (*verify, "--methods", "naive,ngram,suffix,mtp")),
-        Stage("served", 55, run=lambda limit_s: serve_all([(m, (*demo, *speculation(m))) for m in METHODS], limit_s)),
+        Stage("served", 45, run=lambda limit_s: serve_all([(m, (*demo, *speculation(m))) for m in METHODS], limit_s)),
         Stage("swap", 25, run=lambda limit_s: serve_all(with_and_without(demo, "--swap-space", "0.25"), limit_s)),
-        Stage("two GPUs", 30, run=lambda limit_s: serve_all(with_and_without(demo, "-tp", "2"), limit_s), num_gpus=2),
-        Stage("kernel times", 40, (python, "-m", "benchmarks", "gpu-kernels", "--json")),
+        Stage("splitwise", 20, (*pytest, "tests/engine/test_gpu_handover.py"), expected=SOME_PASSED),
+        Stage("two GPUs", 25, run=lambda limit_s: serve_all(with_and_without(demo, "-tp", "2"), limit_s), num_gpus=2),
+        Stage("kernel times", 35, (python, "-m", "benchmarks", "gpu-kernels", "--json")),
         Stage("step times", 60, (python, "-m", "benchmarks", "costs", "--device", "gpu", "--out", "{out}")),
         Stage("matrix", 3600, (*pytest, *engines), expected=SOME_PASSED, is_full=True),
     )

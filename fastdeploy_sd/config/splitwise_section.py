@@ -35,9 +35,9 @@ class SplitwiseConfig:
     cache_transfer_protocol: tuple[str, ...] = option(
         ("ipc", "tcp"),
         Spec(
-            "How KV may travel, with commas: ipc (shared memory of one machine), tcp (encrypted), rdma (Mooncake's"
-            " Transfer Engine, which authenticates nobody; needs the extra of that name). Two instances take ipc where"
-            " they can, else the first that the other has too.",
+            "How KV may travel, with commas: ipc (shared memory of one machine, of GPUs where both have one that"
+            " allows it), tcp (encrypted), rdma (Mooncake's Transfer Engine, which authenticates nobody; needs the extra"
+            " of that name). Two instances take ipc where they can, else the first that the other has too.",
             choices=PROTOCOLS,
             comma_separated=True,
             default_text="`ipc,tcp`",

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from fastdeploy_sd.runtime.arrays import address
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.cuda_handles import new_event, new_stream
+from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_memory import pinned_zeros
 from fastdeploy_sd.runtime.device_tensor import DeviceTensor
 from fastdeploy_sd.runtime.layout import struct_type
@@ -133,24 +134,35 @@ class _PieceTable:
         return address
 
 
-class StagedBatch:
-    """Pinned memory of the host that blocks go through, and the device's of the same size. Serves a batch at a time.
+class CopyBatch:
+    """Copies that are made together.
 
     Attributes:
-        host: u8[n].
-        block_ids: that the last copy from or to it touches, until `wait` has seen that it is made.
+        event: behind the last of them.
+        block_ids: that it touches, until `wait` has seen that it is made.
     """
 
-    def __init__(self, device: CudaDevice, num_bytes: int) -> None:
-        self.host = pinned_zeros(device.library, num_bytes)
-        self._memory, self.address = device.memory.take(num_bytes)
-        self._library, self.event = device.library, new_event(device.library, sleeps=True)
+    def __init__(self, library: CudaLibrary) -> None:
+        self._library, self.event = library, new_event(library, sleeps=True)
         self.block_ids: frozenset[int] = frozenset()
 
     def wait(self) -> None:
         """Return when its last copy is made; raises ValueError where the device failed."""
         self._library.call("event_synchronize", self.event.address)
         self.block_ids = frozenset()
+
+
+class StagedBatch(CopyBatch):
+    """Pinned memory of the host that blocks go through, and the device's of the same size. Serves a batch at a time.
+
+    Attributes:
+        host: u8[n].
+    """
+
+    def __init__(self, device: CudaDevice, num_bytes: int) -> None:
+        super().__init__(device.library)
+        self.host = pinned_zeros(device.library, num_bytes)
+        self._memory, self.address = device.memory.take(num_bytes)
 
 
 class BlockLane:
@@ -189,7 +201,16 @@ class BlockLane:
         self._blocks.copy(layers, block_ids, batch.address, self._stream, is_unpacking=True)
         self._note(batch, block_ids)
 
-    def have_steps_follow(self, batch: StagedBatch) -> None:
+    def start_direct(
+        self, batch: CopyBatch, layer: int, block_ids: Sequence[int], places: Sequence[int], *, is_unpacking: bool
+    ) -> None:
+        """Start to copy a layer of blocks to addresses that the device reaches, or from there, until `batch.wait`."""
+        self._call("stream_wait", self._stream, self._started.address)
+        for block_id, place in zip(block_ids, places, strict=True):
+            self._blocks.copy(range(layer, layer + 1), [block_id], place, self._stream, is_unpacking=is_unpacking)
+        self._note(batch, block_ids)
+
+    def have_steps_follow(self, batch: CopyBatch) -> None:
         """Have steps that are started from here on follow the batch's last copy.
 
         Waits for it only where other processes' steps use the blocks: those begin when this thread says so.
@@ -207,6 +228,6 @@ class BlockLane:
         num_bytes = len(block_ids) * (self._blocks.begins[layers.stop] - self._blocks.begins[layers.start])
         self._call("start_copy", to, source, ctypes.c_int64(num_bytes), self._stream)
 
-    def _note(self, batch: StagedBatch, block_ids: Sequence[int]) -> None:
+    def _note(self, batch: CopyBatch, block_ids: Sequence[int]) -> None:
         self._call("event_record", batch.event.address, self._stream)
         batch.block_ids = frozenset(block_ids) - {-1}

@@ -70,3 +70,16 @@ def open_shared(library: CudaLibrary, handle: bytes, num_bytes: int) -> DeviceMe
         raise ValueError(f"handle: expected {library.number('share_handle_bytes')} bytes, got {len(handle)}")
     address = library.made("open_shared", handle)
     return DeviceMemory(address, num_bytes, functools.partial(library.discard, "close_shared"))
+
+
+def open_verified(library: CudaLibrary, handle: bytes, num_bytes: int) -> DeviceMemory:
+    """As `open_shared`, of a process that may say less than the truth.
+
+    Raises:
+        ValueError: as `open_shared`; or there are fewer bytes, or the driver does not say how many.
+    """
+    memory, found = open_shared(library, handle, num_bytes), ctypes.c_int64()
+    library.call("allocation_bytes", memory.address, ctypes.byref(found))
+    if found.value < num_bytes:
+        raise ValueError(f"handle: expected one of {num_bytes} bytes, got one of {found.value}")
+    return memory

@@ -22,6 +22,7 @@ from fastdeploy_sd.splitwise.instance import Instance
 from fastdeploy_sd.splitwise.pages import Bytes
 from fastdeploy_sd.splitwise.sockets import Hub, Link, is_loopback
 from fastdeploy_sd.splitwise.transport import ReceiverEnd, TransportError, window_slots
+from fastdeploy_sd.splitwise.transport_cuda import CudaReceiver
 from fastdeploy_sd.splitwise.transport_ipc import IpcReceiver
 from fastdeploy_sd.splitwise.transport_rdma import RdmaReceiver
 from fastdeploy_sd.splitwise.transport_tcp import TcpReceiver
@@ -178,7 +179,7 @@ class DecodeSide:
             return
         ours = self._instance.protocols
         common = [p for p in ours if p in message.protocols]
-        source.choices = sorted(common, key=lambda p: p != "ipc")  # memory is faster than any network
+        source.choices = sorted(common, key=lambda p: (p != "cuda", p != "ipc"))  # memory is faster than any network
         source.ipc_name = message.ipc_name
         self._offer(source, f"expected one of {', '.join(ours)}, got {', '.join(message.protocols)}")
 
@@ -196,8 +197,9 @@ class DecodeSide:
         self._lose(source, f"cache_transfer_protocol: no way in common: {why}", Failure.REFUSED)
 
     def _make_receiver(self, protocol: str, source: _Source) -> ReceiverEnd:
-        if protocol == "ipc":
-            receiver = IpcReceiver(self._num_slots, self._slot_bytes)
+        if protocol in ("cuda", "ipc"):
+            sizes, port = (self._num_slots, self._slot_bytes), self._instance.pages.port
+            receiver = CudaReceiver(*sizes, port) if protocol == "cuda" and port is not None else IpcReceiver(*sizes)
             try:
                 receiver.hand_over(source.ipc_name)
             except TransportError:
@@ -251,6 +253,7 @@ class DecodeSide:
             elif not self._table.receive(chunks.transfer_id, source.address, chunks.layer, block, page, checksum):
                 way.num_pages += 1
                 way.num_bytes += page.nbytes
+        source.receiver.settle()
         self._say(source, m.Credit(0, chunks.slots))
 
     # ---- connections ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fastdeploy_sd.engine.transfer_stats import WayStats
 from fastdeploy_sd.runtime.checksum import chunk_checksums
 from fastdeploy_sd.splitwise.counters import Counters, Failure, Refusal
 from fastdeploy_sd.splitwise.events import Event, EventQueue, Fetched, FetchFailed, TransferId
-from fastdeploy_sd.splitwise.pages import Bytes, Pages
+from fastdeploy_sd.splitwise.pages import Bytes, DevicePage, Pages
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class IncomingTable:
         return events
 
     def receive(
-        self, transfer_id: TransferId, source: str, layer: int, block: int, data: Bytes, checksum: int
+        self, transfer_id: TransferId, source: str, layer: int, block: int, data: Bytes | DevicePage, checksum: int
     ) -> Refusal | None:
         """Write a page that arrived; or return why not, which is counted. Damage ends the transfer."""
         refusal = self._receive(transfer_id, source, layer, block, data, checksum)
@@ -94,9 +94,12 @@ class IncomingTable:
         return refusal
 
     def _receive(
-        self, transfer_id: TransferId, source: str, layer: int, block: int, data: Bytes, checksum: int
+        self, transfer_id: TransferId, source: str, layer: int, block: int, data: Bytes | DevicePage, checksum: int
     ) -> Refusal | None:
-        is_whole = data.nbytes > 0 and int(chunk_checksums(data, data.nbytes)[0]) == checksum
+        # What never left the devices' memory has no checksum.
+        is_whole = isinstance(data, DevicePage) or (
+            data.nbytes > 0 and int(chunk_checksums(data, data.nbytes)[0]) == checksum
+        )
         while True:
             with self._lock:
                 refusal, wait = self._try_receive(transfer_id, source, layer, block, data, is_whole=is_whole)
@@ -105,7 +108,7 @@ class IncomingTable:
             wait()  # the engine's thread does not, as it may have the lock meanwhile
 
     def _try_receive(
-        self, transfer_id: TransferId, source: str, layer: int, block: int, data: Bytes, *, is_whole: bool
+        self, transfer_id: TransferId, source: str, layer: int, block: int, data: Bytes | DevicePage, *, is_whole: bool
     ) -> tuple[Refusal | None, Callable[[], None] | None]:
         """Write a page, or return why not: refused, or what must be waited for first."""
         transfer = self._transfers.get(transfer_id)
@@ -120,9 +123,13 @@ class IncomingTable:
         index = layer * len(transfer.block_ids) + at
         if transfer.arrived[index]:
             return Refusal.DUPLICATE, None
-        if (wait := self._pages.awaited(layer)) is not None:
+        if isinstance(data, DevicePage):
+            assert self._pages.port is not None, "pages of a device"
+            self._pages.port.write_from(layer, transfer.block_ids[at], data.address)
+        elif (wait := self._pages.awaited(layer)) is not None:
             return None, wait
-        self._pages.write(layer, transfer.block_ids[at], data.data)
+        else:
+            self._pages.write(layer, transfer.block_ids[at], data.data)
         transfer.arrived[index] = 1
         transfer.num_missing -= 1
         return None, None

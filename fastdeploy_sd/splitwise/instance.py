@@ -29,5 +29,6 @@ class Instance:
 
     @property
     def protocols(self) -> tuple[str, ...]:
-        """Those that work here, the preferred first."""
-        return tuple(p for p in self.settings.protocols if p != "rdma" or self.rdma is not None)
+        """Those that work here, the preferred first. Where KV is in a GPU's memory, ipc is cuda if it can be."""
+        found = tuple(p for p in self.settings.protocols if p != "rdma" or self.rdma is not None)
+        return ("cuda", *found) if "ipc" in found and self.pages.port is not None else found

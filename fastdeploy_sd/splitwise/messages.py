@@ -9,8 +9,8 @@ A frame is a version byte, a tag byte and the fields. Decoding raises nothing bu
     Cancel, Credit, Renew ->        Alive answers Renew
 
 A decode instance orders and owns its pages; a prefill instance never learns their ids. A chunk is one page: a block in
-a layer, which lies in a slot of the receiver's window (in shared memory, in memory that rdma writes to, or as a frame
-behind the message); the sender may use a slot again when a Credit returned it, so a window bounds what is on its way.
+a layer, which lies in a slot of the receiver's window (in shared memory, a GPU's memory, memory that rdma writes to, or
+as a frame behind the message); the sender may use a slot again when a Credit returned it, so a window bounds what is on its way.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Receiver:
 
     Attributes:
         num_slots, slot_bytes: its window.
-        token: under which its shared memory was handed over, "" without ipc.
+        token: under which its shared memory was handed over, "" where there is none.
         session, base: its rdma engine "host:port" and the window's address there; "" and 0 without rdma.
     """
 
@@ -160,7 +160,7 @@ class Chunks:
         receiver: the rank's place in Open.
         blocks: places in the prompt, block 0 holds its first tokens.
         slots: where the bytes of each page lie.
-        checksums: XXH64 of each page.
+        checksums: XXH64 of each page; 0 of one that is in GPUs' memory only.
     """
 
     transfer_id: str

@@ -113,7 +113,7 @@ class Peer:
         if transfer.pages:
             self._turns.append(transfer)
         batch = Batch(transfer, layer, blocks, slots)
-        self.sender.start(batch, pages.read_all(layer, block_ids))
+        self.sender.start(batch, pages, block_ids)
         return True
 
     def placed(self) -> Iterator[Batch]:

@@ -8,12 +8,66 @@ after `end_writes` find what was written before.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePage:
+    """A page in memory of the device: its address and length."""
+
+    address: int
+    nbytes: int
+
+
+class Window(Protocol):
+    """Memory of a device, until nothing refers to this."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+        ...
+
+
+class DevicePort(Protocol):
+    """Pages in a device's memory that go to, and come from, memory that devices of other processes reach.
+
+    One thread calls it. Pages are read and written behind the steps that were started at the last `follow_steps`, as by
+    Pages.
+    """
+
+    def make_window(self, num_bytes: int) -> tuple[Window, bytes]:
+        """Return memory of the device, and what `open_window` in another process takes for it.
+
+        Raises:
+            ValueError: there is none that can be shared.
+        """
+        ...
+
+    def open_window(self, handle: bytes, num_bytes: int) -> Window:
+        """Return another process's memory, of at least so many bytes.
+
+        Raises:
+            ValueError: there is none behind the handle that is as long and in reach.
+        """
+        ...
+
+    def send(self, layer: int, block_ids: Sequence[int], places: Sequence[int]) -> None:
+        """Copy pages to addresses, one for each; returns when they are there."""
+        ...
+
+    def write_from(self, layer: int, block_id: int, place: int) -> None:
+        """Start to overwrite a page with what is at an address until `finish`."""
+        ...
+
+    def finish(self) -> None:
+        """Return when all that was started is done."""
+        ...
 
 
 class Pages(Protocol):
@@ -24,6 +78,11 @@ class Pages(Protocol):
     """
 
     num_layers: int
+
+    @property
+    def port(self) -> DevicePort | None:
+        """How pages go from one device's memory to another's; None = they are in the host's, or do not."""
+        ...
 
     def page_bytes(self, layer: int) -> int:
         """Bytes of one block in this layer."""

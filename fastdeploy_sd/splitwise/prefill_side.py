@@ -19,6 +19,7 @@ from fastdeploy_sd.splitwise.instance import Instance
 from fastdeploy_sd.splitwise.outgoing import Outgoing, Peer
 from fastdeploy_sd.splitwise.sockets import Delivery, Hub, Listener
 from fastdeploy_sd.splitwise.transport import Sender, TransportError
+from fastdeploy_sd.splitwise.transport_cuda import CudaSender
 from fastdeploy_sd.splitwise.transport_ipc import DescriptorInbox, IpcSender
 from fastdeploy_sd.splitwise.transport_rdma import RdmaSender
 from fastdeploy_sd.splitwise.transport_tcp import TcpSender
@@ -164,6 +165,9 @@ class PrefillSide:
     def _make_sender(self, protocol: str, offer: m.Receiver) -> Sender:
         if protocol not in self._instance.protocols:
             raise TransportError(f"expected one of {', '.join(self._instance.protocols)}, got {protocol!r}")
+        port = self._instance.pages.port
+        if self._inbox is not None and port is not None and protocol == "cuda":
+            return CudaSender(self._inbox.take(offer.token), offer, port)
         if self._inbox is not None and protocol == "ipc":
             return IpcSender(self._inbox.take(offer.token), offer)
         if self._instance.rdma is not None and protocol == "rdma":

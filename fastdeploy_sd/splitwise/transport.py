@@ -1,4 +1,4 @@
-"""How pages get from one process to another: one interface, of which ipc, tcp and rdma are three files.
+"""How pages get from one process to another: one interface, of which each way is a file.
 
 The receiver owns a window of slots and reads them; the sender fills slots it has credit for. A page takes one slot.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from fastdeploy_sd.runtime.checksum import chunk_checksums
 from fastdeploy_sd.splitwise.messages import Receiver
-from fastdeploy_sd.splitwise.pages import Bytes
+from fastdeploy_sd.splitwise.pages import Bytes, DevicePage, Pages
 
 _MAX_SLOTS = 1024
 
@@ -51,8 +51,8 @@ class Sender(Protocol):
 
     fd: int | None
 
-    def start(self, batch: Batch, pages: Sequence[tuple[Bytes, ...]]) -> None:
-        """Copy the pages and send them on; they are read no more when this returns."""
+    def start(self, batch: Batch, pages: Pages, block_ids: Sequence[int]) -> None:
+        """Copy the pages of these blocks and send them on; they are read no more when this returns."""
         ...
 
     def finished(self) -> list[Batch]:
@@ -73,8 +73,12 @@ class ReceiverEnd(Protocol):
 
     offer: Receiver
 
-    def page(self, slot: int, num_bytes: int, payload: Bytes | None) -> Bytes | None:
+    def page(self, slot: int, num_bytes: int, payload: Bytes | None) -> Bytes | DevicePage | None:
         """Return a slot's bytes as nobody else can change them, valid until the next call; None = there is no such."""
+        ...
+
+    def settle(self) -> None:
+        """Return when pages that were taken are read, so that their slots may be used again."""
         ...
 
     def close(self) -> None:

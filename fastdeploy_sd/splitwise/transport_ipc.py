@@ -21,10 +21,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastdeploy_sd.splitwise.messages import Receiver
-from fastdeploy_sd.splitwise.pages import Bytes
+from fastdeploy_sd.splitwise.pages import Bytes, Pages
 from fastdeploy_sd.splitwise.transport import Batch, TransportError, gather
 
-_TOKEN_BYTES = 32
+TOKEN_BYTES = 32
 _DESCRIPTOR = struct.Struct("i")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _MAX_WAITING = 64  # descriptors that nobody asked for yet
@@ -74,7 +74,7 @@ class DescriptorInbox:
 
     def _accept_one(self) -> None:
         space = socket.CMSG_SPACE(_DESCRIPTOR.size) + socket.CMSG_SPACE(_CREDENTIALS.size)
-        token, parts, _, _ = self._socket.recvmsg(_TOKEN_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+        token, parts, _, _ = self._socket.recvmsg(TOKEN_BYTES, space, socket.MSG_CMSG_CLOEXEC)
         fds = [fd for _, kind, data in parts if kind == socket.SCM_RIGHTS for (fd,) in _DESCRIPTOR.iter_unpack(data)]
         users = [_CREDENTIALS.unpack(data)[1] for _, kind, data in parts if kind == socket.SCM_CREDENTIALS]
         key = token.decode("ascii", "replace")
@@ -109,13 +109,14 @@ class IpcSender:
             os.close(fd)
         self._window: Bytes | None = np.frombuffer(self._memory, np.uint8)
 
-    def start(self, batch: Batch, pages: Sequence[tuple[Bytes, ...]]) -> None:
+    def start(self, batch: Batch, pages: Pages, block_ids: Sequence[int]) -> None:
         """See Sender."""
         window = self._window
         assert window is not None, "the sender is open"
         starts = [slot * self._slot_bytes for slot in batch.slots]
         batch.checksums = tuple(
-            gather(pieces, window[at : at + self._slot_bytes])[1] for at, pieces in zip(starts, pages, strict=True)
+            gather(pieces, window[at : at + self._slot_bytes])[1]
+            for at, pieces in zip(starts, pages.read_all(batch.layer, block_ids), strict=True)
         )
         self._finished.append(batch)
 
@@ -134,7 +135,7 @@ class IpcReceiver:
     """Makes the window, and copies pages out of it before anybody looks at them."""
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
-        self.offer = Receiver(num_slots, slot_bytes, token=secrets.token_hex(_TOKEN_BYTES // 2))
+        self.offer = Receiver(num_slots, slot_bytes, token=secrets.token_hex(TOKEN_BYTES // 2))
         self._fd = os.memfd_create("fdsd-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, num_slots * slot_bytes)
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -148,13 +149,7 @@ class IpcReceiver:
         Raises:
             TransportError: there is no such socket here, so the instances share no machine; or it is full.
         """
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as connection:
-            try:
-                connection.connect(f"\0{name}")
-                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._fd]))
-                connection.sendmsg([self.offer.token.encode("ascii")], [rights])
-            except OSError as error:
-                raise TransportError(f"ipc: the other instance's socket cannot be reached: {error}") from None
+        hand_over(name, self.offer.token, self._fd)
 
     def page(self, slot: int, num_bytes: int, payload: Bytes | None) -> Bytes | None:
         """See ReceiverEnd."""
@@ -166,8 +161,26 @@ class IpcReceiver:
         np.copyto(page, window[slot * size : slot * size + num_bytes])
         return page
 
+    def settle(self) -> None:
+        """See ReceiverEnd: they are copied."""
+
     def close(self) -> None:
         """Unmap and close the window."""
         self._window = None
         self._memory.close()
         os.close(self._fd)
+
+
+def hand_over(name: str, token: str, fd: int) -> None:
+    """Send a descriptor to an abstract socket under a token, without waiting.
+
+    Raises:
+        TransportError: there is no such socket here, so the instances share no machine; or it is full.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as connection:
+        try:
+            connection.connect(f"\0{name}")
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
+            connection.sendmsg([token.encode("ascii")], [rights])
+        except OSError as error:
+            raise TransportError(f"ipc: the other instance's socket cannot be reached: {error}") from None

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.splitwise.messages import Receiver
-from fastdeploy_sd.splitwise.pages import Bytes
+from fastdeploy_sd.splitwise.pages import Bytes, Pages
 from fastdeploy_sd.splitwise.transport import Batch, TransportError, gather
 
 _RDMA_DEVICES = "/sys/class/infiniband"
@@ -119,12 +119,12 @@ class RdmaSender:
         self._thread = threading.Thread(target=self._write_all, name="fdsd-kv-rdma", daemon=True)
         self._thread.start()
 
-    def start(self, batch: Batch, pages: Sequence[tuple[Bytes, ...]]) -> None:
+    def start(self, batch: Batch, pages: Pages, block_ids: Sequence[int]) -> None:
         """See Sender."""
         size = self._offer.slot_bytes
         placed = [
             gather(pieces, self._memory[slot * size : (slot + 1) * size])
-            for slot, pieces in zip(batch.slots, pages, strict=True)
+            for slot, pieces in zip(batch.slots, pages.read_all(batch.layer, block_ids), strict=True)
         ]
         batch.checksums = tuple(checksum for _, checksum in placed)
         self._work.put((batch, [page.nbytes for page, _ in placed]))
@@ -181,6 +181,9 @@ class RdmaReceiver:
         page = self._page[:num_bytes]
         np.copyto(page, self._window[slot * size : slot * size + num_bytes])
         return page
+
+    def settle(self) -> None:
+        """See ReceiverEnd: they are copied."""
 
     def close(self) -> None:
         """Give the window back. What a lost peer still writes there has another checksum than what is read next."""

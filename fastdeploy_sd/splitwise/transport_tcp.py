@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastdeploy_sd.splitwise.messages import Receiver
-from fastdeploy_sd.splitwise.pages import Bytes
+from fastdeploy_sd.splitwise.pages import Bytes, Pages
 from fastdeploy_sd.splitwise.transport import Batch, gather
 
 
@@ -18,10 +18,10 @@ class TcpSender:
         self.fd: int | None = None
         self._finished: list[Batch] = []
 
-    def start(self, batch: Batch, pages: Sequence[tuple[Bytes, ...]]) -> None:
+    def start(self, batch: Batch, pages: Pages, block_ids: Sequence[int]) -> None:
         """See Sender."""
         checksums = []
-        for pieces in pages:
+        for pieces in pages.read_all(batch.layer, block_ids):
             frame = bytearray(sum(piece.nbytes for piece in pieces))
             checksums.append(gather(pieces, np.frombuffer(frame, np.uint8))[1])
             batch.payloads.append(frame)
@@ -46,6 +46,9 @@ class TcpReceiver:
     def page(self, slot: int, num_bytes: int, payload: Bytes | None) -> Bytes | None:
         """See ReceiverEnd; `num_bytes` is what the page should have."""
         return payload if 0 <= slot < self.offer.num_slots else None
+
+    def settle(self) -> None:
+        """See ReceiverEnd: they are copied."""
 
     def close(self) -> None:
         """Nothing is held."""

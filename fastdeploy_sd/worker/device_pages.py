@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.runtime.cuda_blocks import MAX_COPIED_BLOCKS, BlockLane, CudaBlocks, StagedBatch
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.worker.device_port import CudaPort
 from fastdeploy_sd.worker.kv_memory import RankKv
 from fastdeploy_sd.worker.kv_pages import page_error, pieces_of_layers
 
@@ -49,6 +50,8 @@ class DevicePages:
         self._batch_bytes = max([_BATCH_BYTES, *map(self.page_bytes, range(self.num_layers))])
         self._reading = BlockLane(self.blocks, self._batch_bytes, 1) if is_read else None
         self._writing = BlockLane(self.blocks, self._batch_bytes, 2) if is_written else None
+        lane = self._reading or self._writing
+        self._port = None if lane is None else CudaPort(self.blocks, lane, self._verify)
         self._staged: list[int] = []  # blocks whose pages wait in the batch, all of one layer
         self._layer = 0
         self._turn = 0
@@ -59,6 +62,11 @@ class DevicePages:
         """The same, layer by layer; until `close`."""
         assert self._blocks is not None, "pages that are open"
         return self._blocks
+
+    @property
+    def port(self) -> CudaPort | None:
+        """See splitwise.pages.Pages; until `close`."""
+        return self._port
 
     def page_bytes(self, layer: int) -> int:
         """Return the length of a page of this layer."""
@@ -134,13 +142,15 @@ class DevicePages:
         if self._writing is not None and self._last is not None:
             self._writing.have_steps_follow(self._last)
             self._last = None
+        if self._port is not None:
+            self._port.end_writes()
 
     def close(self) -> None:
         """Give back streams, events and memory, and let go of other ranks' KV; nothing is read or written then."""
         for lane in (self._reading, self._writing):
             if lane is not None:
                 lane.close()
-        self._reading = self._writing = self._last = self._blocks = None
+        self._reading = self._writing = self._last = self._blocks = self._port = None
 
     def _start(self) -> None:
         """Have what was put together copied."""

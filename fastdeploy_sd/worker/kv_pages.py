@@ -48,6 +48,10 @@ class KvPages:
         self.num_blocks = min(map(len, every), default=0)
         self.host_bytes = sum(copy.nbytes for copy in every)
 
+    @property
+    def port(self) -> None:
+        """See splitwise.pages.Pages: they are in the host's memory."""
+
     def page_bytes(self, layer: int) -> int:
         """Return the length of a page of this layer."""
         return sum(piece[0].shape[1] for piece in self._layers[layer])

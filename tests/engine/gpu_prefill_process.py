@@ -32,11 +32,16 @@ WAY = Way("splitwise", 3, 48, num_blocks=12, arrivals_per_step=2)
 DEADLINE_S = 120.0
 
 
-def config_of(role: Literal["prefill", "decode"], model: Path, num_ranks: int = 1) -> Config:
-    """An instance with draft layers that is reached over tcp alone."""
+def config_of(
+    role: Literal["prefill", "decode"],
+    model: Path,
+    num_ranks: int = 1,
+    protocols: tuple[Literal["ipc", "tcp"], ...] = ("ipc", "tcp"),
+) -> Config:
+    """An instance with draft layers."""
     [mtp] = standard_methods(["mtp"], [2])
     splitwise = SplitwiseConfig(
-        splitwise_role=role, cache_transfer_protocol=("tcp",), pd_host="127.0.0.1", pd_secret="a secret of tests"
+        splitwise_role=role, cache_transfer_protocol=protocols, pd_host="127.0.0.1", pd_secret="a secret of tests"
     )
     config = replace(engine_config(tiny_config(model), WAY, mtp), splitwise=splitwise)
     return replace(config, parallel=ParallelConfig(tensor_parallel_size=num_ranks, rank_timeout_s=DEADLINE_S))

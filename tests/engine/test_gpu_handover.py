@@ -57,8 +57,10 @@ def prefilling(model: Path, num_ranks: int = 1) -> Iterator[KvSource]:
 
 
 @contextmanager
-def decoding(model: Path, device: Literal["cpu", "gpu"], num_ranks: int = 1) -> Iterator[Engine]:
-    config = replace(config_of("decode", model, num_ranks), device=device)
+def decoding(
+    model: Path, device: Literal["cpu", "gpu"], num_ranks: int = 1, protocol: Literal["ipc", "tcp"] = "ipc"
+) -> Iterator[Engine]:
+    config = replace(config_of("decode", model, num_ranks, (protocol,)), device=device)
     executor = create_executor(config)
     try:
         with open_engine(config, executor) as engine:
@@ -67,14 +69,16 @@ def decoding(model: Path, device: Literal["cpu", "gpu"], num_ranks: int = 1) -> 
         executor.shutdown()
 
 
-def goes_on(kind: str, model: Path, source: KvSource, num_ranks: int = 1) -> None:
+def goes_on(
+    kind: str, model: Path, source: KvSource, num_ranks: int = 1, protocol: Literal["ipc", "tcp"] = "ipc"
+) -> None:
     """Requests whose prompts are computed there get the tokens that they get by themselves."""
-    with leaves_no_streams(kind), decoding(model, "gpu", num_ranks) as engine:
+    with leaves_no_streams(kind), decoding(model, "gpu", num_ranks, protocol) as engine:
         answers = run(engine, [replace(r, kv_source=source) for r in block_requests()[1:]], arrivals_per_step=1)
         stats = engine.stats()
     assert compare({name: blocks_alone(kind)[name] for name in answers}, answers) is None
     assert stats.num_kv_arrivals == len(answers)
-    assert stats.transfers.received["tcp"].num_transfers == len(answers)
+    assert stats.transfers.received["cuda" if protocol == "ipc" else protocol].num_transfers == len(answers)
     assert stats.drafts["handed_over"].accepted[0] == len(answers)  # the first token of the same model
 
 
@@ -85,6 +89,6 @@ def test_a_prompt_goes_on_as_if_computed_here(kind: str, model: Path, source: Kv
 def test_a_cpu_refuses_the_kv_of_a_gpu(model: Path, source: KvSource, caplog: pytest.LogCaptureFixture) -> None:
     with decoding(model, "cpu") as engine, caplog.at_level(logging.WARNING):
         run(engine, [replace(block_requests()[0], kv_source=source)])
-        assert engine.stats().transfers.received["tcp"].num_transfers == 0
+        assert not any(way.num_transfers for way in engine.stats().transfers.received.values())
     text = r"device: expected CPU, \w+ as on the decode instance, got CUDA, .+ on the prefill instance"
     assert any(re.search(text, message) for message in caplog.messages)

@@ -66,5 +66,6 @@ def test_ranks_share_a_second_level_with_one_gpu(kind: str, model: Path, tmp_pat
 
 
 def test_pages_go_from_two_gpus_to_two_others(kind: str, model: Path) -> None:
+    """Through the host; test_gpu_handover has them go directly."""
     with prefilling(model, 2) as source:
-        goes_on(kind, model, source, 2)
+        goes_on(kind, model, source, 2, "tcp")

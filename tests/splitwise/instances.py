@@ -17,7 +17,7 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.splitwise.connector import KvConnector
 from fastdeploy_sd.splitwise.description import KvDescription
 from fastdeploy_sd.splitwise.events import Event, PrefillCancelled, PrefillWanted, Sent
-from fastdeploy_sd.splitwise.pages import Bytes
+from fastdeploy_sd.splitwise.pages import Bytes, DevicePort
 from fastdeploy_sd.splitwise.settings import ConnectorSettings
 from fastdeploy_sd.types import KvSource, Request
 
@@ -43,6 +43,7 @@ class BytePages:
         self.num_layers = len(layers)
         self.memory = [np.full((num_blocks, size), CANARY, np.uint8) for size in layers]
         self.delay_s = 0.0
+        self.port: DevicePort | None = None
 
     def page_bytes(self, layer: int) -> int:
         return int(self.memory[layer].shape[1])

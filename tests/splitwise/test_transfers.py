@@ -33,7 +33,7 @@ from tests.splitwise.instances import (
     source_of,
 )
 
-WAYS = {protocol: WayStats() for protocol in ("ipc", "tcp", "rdma")}
+WAYS = {protocol: WayStats() for protocol in ("ipc", "tcp", "rdma", "cuda")}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -111,6 +111,8 @@ class CallName {
 
 // Go on after an error, which CUDA does not: for tests of such an error.
 void Reset();
+// Of the device's memory that begins there, -1 where none does.
+int64_t AllocationBytes(const void* memory);
 // Streams and events that were created and not destroyed.
 int64_t NumStreams();
 int64_t NumEvents();

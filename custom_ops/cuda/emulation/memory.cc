@@ -233,6 +233,12 @@ int FileOf(const void* address, size_t* num_bytes) {
   return found->second->pages.Share();
 }
 
+int64_t AllocationBytes(const void* memory) {
+  const std::lock_guard lock(mutex);
+  const auto found = allocations.find(static_cast<const char*>(memory));
+  return found == allocations.end() ? -1 : static_cast<int64_t>(found->second->num_bytes);
+}
+
 bool Free(void* address) {
   const std::lock_guard lock(mutex);
   const auto found = allocations.find(static_cast<const char*>(address));

@@ -1,4 +1,6 @@
 // C functions over several GPUs: which one a thread uses, and memory that processes share.
+#include <dlfcn.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -47,6 +49,27 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_open_shared(const char* handle, void** memory)
   cudaIpcMemHandle_t theirs;
   std::memcpy(&theirs, handle, sizeof(theirs));
   return TextOf(cudaIpcOpenMemHandle(memory, theirs, cudaIpcMemLazyEnablePeerAccess));
+}
+// Bytes of the allocation that begins there, another process's too; CUDA's runtime does not say, its driver does.
+FDSD_EXPORT fdsd::Error fdsd_cuda_allocation_bytes(void* memory, int64_t* num_bytes) {
+#if defined(FDSD_EMULATED)
+  *num_bytes = fdsd::emulation::AllocationBytes(memory);
+  return *num_bytes < 0 ? "memory: expected the begin of an allocation" : nullptr;
+#else
+  using AddressRange = int (*)(unsigned long long*, size_t*, unsigned long long);
+  static const auto range = [] {
+    void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
+    return driver == nullptr ? nullptr : reinterpret_cast<AddressRange>(dlsym(driver, "cuMemGetAddressRange_v2"));
+  }();
+  unsigned long long begin = 0;
+  size_t size = 0;
+  const auto wanted = reinterpret_cast<unsigned long long>(memory);
+  if (range == nullptr || range(&begin, &size, wanted) != 0 || begin != wanted) {
+    return "memory: the driver does not say how long it is";
+  }
+  *num_bytes = static_cast<int64_t>(size);
+  return nullptr;
+#endif
 }
 FDSD_EXPORT fdsd::Error fdsd_cuda_close_shared(void* memory) { return TextOf(cudaIpcCloseMemHandle(memory)); }
 

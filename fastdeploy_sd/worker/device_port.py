@@ -1,0 +1,55 @@
+"""DevicePort of a GPU: pages go to and come from memory that another process of this machine shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fastdeploy_sd.runtime.cuda_blocks import BlockLane, CopyBatch, CudaBlocks
+from fastdeploy_sd.runtime.cuda_sharing import handle_of, open_verified, take_shareable
+from fastdeploy_sd.runtime.device_array import DeviceMemory
+
+
+class CudaPort:
+    """See splitwise.pages.DevicePort.
+
+    Args:
+        blocks: of all layers. lane: on which they are copied.
+        verify: raises IndexError where there is no such layer or block.
+    """
+
+    def __init__(self, blocks: CudaBlocks, lane: BlockLane, verify: Callable[[int, int], None]) -> None:
+        self._blocks, self._lane, self._verify = blocks, lane, verify
+        self._library = blocks.device.library
+        self._batch = CopyBatch(self._library)
+
+    def make_window(self, num_bytes: int) -> tuple[DeviceMemory, bytes]:
+        """See DevicePort."""
+        memory = take_shareable(self._library, num_bytes)
+        return memory, handle_of(self._library, memory)
+
+    def open_window(self, handle: bytes, num_bytes: int) -> DeviceMemory:
+        """See DevicePort."""
+        return open_verified(self._library, handle, num_bytes)
+
+    def send(self, layer: int, block_ids: Sequence[int], places: Sequence[int]) -> None:
+        """See DevicePort."""
+        self._start(layer, block_ids, places, is_unpacking=False)
+        self._batch.wait()
+
+    def write_from(self, layer: int, block_id: int, place: int) -> None:
+        """See DevicePort."""
+        self._start(layer, [block_id], [place], is_unpacking=True)
+
+    def finish(self) -> None:
+        """See DevicePort."""
+        self._batch.wait()
+
+    def end_writes(self) -> None:
+        """Have steps that are started from here on follow what was written."""
+        if self._batch.block_ids:
+            self._lane.have_steps_follow(self._batch)
+
+    def _start(self, layer: int, block_ids: Sequence[int], places: Sequence[int], *, is_unpacking: bool) -> None:
+        for block_id in block_ids:
+            self._verify(layer, block_id)
+        self._lane.start_direct(self._batch, layer, block_ids, places, is_unpacking=is_unpacking)

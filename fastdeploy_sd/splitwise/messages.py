@@ -10,7 +10,8 @@ A frame is a version byte, a tag byte and the fields. Decoding raises nothing bu
 
 A decode instance orders and owns its pages; a prefill instance never learns their ids. A chunk is one page: a block in
 a layer, which lies in a slot of the receiver's window (in shared memory, a GPU's memory, memory that rdma writes to, or
-as a frame behind the message); the sender may use a slot again when a Credit returned it, so a window bounds what is on its way.
+as a frame behind the message); the sender may use a slot again when a Credit returned it, so a window bounds what
+is on its way.
 """
 
 from __future__ import annotations

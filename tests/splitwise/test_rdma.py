@@ -12,7 +12,7 @@ from fastdeploy_sd.splitwise.connector import KvConnector
 from fastdeploy_sd.splitwise.events import Fetched
 from fastdeploy_sd.splitwise.messages import Done
 from fastdeploy_sd.splitwise.outgoing import Outgoing, Peer
-from fastdeploy_sd.splitwise.pages import Bytes
+from fastdeploy_sd.splitwise.pages import Pages
 from fastdeploy_sd.splitwise.transport import Batch
 from tests.splitwise.instances import (
     BytePages,
@@ -62,7 +62,7 @@ class LateSender:
     def __init__(self) -> None:
         self.started: list[Batch] = []
 
-    def start(self, batch: Batch, pages: Sequence[tuple[Bytes, ...]]) -> None:
+    def start(self, batch: Batch, pages: Pages, block_ids: Sequence[int]) -> None:
         self.started.append(batch)
 
     def finished(self) -> list[Batch]:

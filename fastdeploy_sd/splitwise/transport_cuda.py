@@ -74,18 +74,26 @@ class CudaSender:
 
 @dataclass(slots=True)
 class _Lent:
-    """A window that another process may have open, until its end of the pair of sockets is closed."""
+    """A window that another process may have open, until its end of the pair of sockets is closed.
+
+    Attributes:
+        fd: our end; the process's end closes it too.
+    """
 
     window: Window
-    lifeline: socket.socket
+    fd: int
 
     def is_over(self) -> bool:
+        """Whether nobody can have it open; call it no more then."""
         try:
-            return not self.lifeline.recv(1)
+            is_over = not os.read(self.fd, 1)
         except BlockingIOError:
             return False
         except OSError:
-            return True
+            is_over = True
+        if is_over:
+            os.close(self.fd)
+        return is_over
 
 
 # Of receivers that were closed before the other process closed its side; what is left at the end goes with the process.
@@ -112,7 +120,7 @@ class CudaReceiver:
         ours, self._theirs = socket.socketpair()
         ours.setblocking(False)
         ours.send(handle)
-        self._lent = _Lent(window, ours)
+        self._lent = _Lent(window, ours.detach())
 
     def hand_over(self, name: str) -> None:
         """Send the handle to the abstract socket of this name, without waiting.
@@ -143,6 +151,4 @@ class CudaReceiver:
 
 def forget_windows() -> None:
     """Free the windows of closed receivers that nobody has open any more."""
-    for lent in [lent for lent in _lent if lent.is_over()]:
-        _lent.remove(lent)
-        lent.lifeline.close()
+    _lent[:] = [lent for lent in _lent if not lent.is_over()]

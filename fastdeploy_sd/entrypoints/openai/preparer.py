@@ -223,17 +223,27 @@ class _Lane:
         finally:
             self._num_waiting -= 1
         try:
-            return await self._call(await self._worker(), task, content)
+            return await self._run(task, content)
         finally:
             self._free.release()
 
-    async def _worker(self) -> Worker:
+    async def _run(self, task: str, content: bytes) -> bytes:
+        if worker := self._take_idle():
+            try:
+                return await self._call(worker, task, content)
+            except WorkerEndedError as error:
+                if error.status in _EXCESS:
+                    raise
+                # It was killed from outside, perhaps before it saw the body.
+        return await self._call(await self._fork(self._rules.limits), task, content)
+
+    def _take_idle(self) -> Worker | None:
         while self._idle:
             worker = self._idle.pop()
             if worker.is_running:
                 return worker
             worker.close()
-        return await self._fork(self._rules.limits)
+        return None
 
     async def _call(self, worker: Worker, task: str, content: bytes) -> bytes:
         is_kept = False

@@ -180,9 +180,8 @@ def test_a_step_whose_drafts_the_device_alone_has_runs_again(
     with open_engine(tiny_config(model_with_layers(tmp_path, 1)), BATCH, MTP) as engine:
         Guesses(engine, texts_of(requests, want), monkeypatch)
         runner = runner_of(engine)
-        for owner, phase, is_done in (
-            (runner._batches, "open", True), (runner._batches, "commit_open", False), (runner._ahead, "start", True),
-        ):  # fmt: skip
+        phases = ((runner._batches, "commit_open", False), (runner._ahead, "start", True))
+        for owner, phase, is_done in phases:
             with pytest.MonkeyPatch.context() as patch:
                 failing = FailingOnce(getattr(owner, phase), is_done=is_done)
                 patch.setattr(owner, phase, failing)

@@ -23,6 +23,7 @@ from fastdeploy_sd.spec_decode import mtp_recorded
 from fastdeploy_sd.types import I32, DraftTokens, Request, Rows, Speculation
 from tests.engine.gpu import BATCH, short_requests, tiny_config
 from tests.engine.test_failing_rows import runner_of
+from tests.engine.test_gpu import in_order
 from tests.models.mtp_models import make_model
 
 pytestmark = pytest.mark.usefixtures("kind")
@@ -58,7 +59,7 @@ def drafts_of(path: pathlib.Path, method: Method, requests: Sequence[Request], p
         found.num_logprobs += len(rows)
         return got
 
-    with patch.context() as context, open_engine(tiny_config(path), BATCH, method) as engine:
+    with patch.context() as context, open_engine(in_order(tiny_config(path)), BATCH, method) as engine:
         context.setattr(CudaLibrary, "call", noted)
         context.setattr(LogprobRows, "__call__", verified)
         runner = runner_of(engine)

@@ -182,16 +182,23 @@ Error LaunchAttention(const CascadeAppendAttentionParams& p, void* workspace, St
                                                         DevicePtr<const float>(shared));
 }
 
+template <typename T, typename Cached>
+Error LaunchHeads(const CascadeAppendAttentionParams& p, void* workspace, Stream stream) {
+  if (p.cache.head_dim <= 64) return LaunchAttention<T, Cached, 8>(p, workspace, stream);
+  return LaunchAttention<T, Cached, 16>(p, workspace, stream);
+}
+
 template <typename Cached>
 Error LaunchOver(const CascadeAppendAttentionParams& p, void* workspace, Stream stream) {
   // Activations of float32 are not for speed: nobody serves them on a GPU.
   if constexpr (sizeof(Cached) != 2) {
     if (p.cache.dtype == DType::kFloat32) return LaunchAttention<float, Cached, 16>(p, workspace, stream);
   }
-  if constexpr (sizeof(Cached) != 4) {
-    if (p.cache.head_dim <= 64) return LaunchAttention<bf16, Cached, 8>(p, workspace, stream);
-    return LaunchAttention<bf16, Cached, 16>(p, workspace, stream);
+  if constexpr (kIsScaled<Cached>) {
+    if (p.cache.dtype == DType::kFloat16) return LaunchHeads<half16, ForHalf16<Cached>>(p, workspace, stream);
   }
+  if constexpr (kIsHalf16<Cached>) return LaunchHeads<half16, Cached>(p, workspace, stream);
+  if constexpr (sizeof(Cached) != 4 && !kIsHalf16<Cached>) return LaunchHeads<bf16, Cached>(p, workspace, stream);
   return nullptr;
 }
 
@@ -206,7 +213,6 @@ int64_t CascadeAppendAttentionWorkspaceBytes(const CascadeAppendAttentionParams&
 
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* workspace, Stream stream) {
   if (const Error error = CheckKvCache(p.cache); error != nullptr) return error;
-  if (p.cache.dtype == DType::kFloat16) return "dtype: expected float32 or bfloat16, got float16";
   if (p.num_heads <= 0 || p.num_heads % p.cache.num_kv_heads != 0)
     return "num_heads: expected a positive multiple of num_kv_heads";
   if (p.num_requests < 0 || p.num_tokens < 0 || p.max_blocks < 0) return "sizes: expected no negative number";
@@ -221,7 +227,7 @@ Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* worksp
     case KvDType::kFloat8:
       return LaunchOver<float8>(p, workspace, stream);
     case KvDType::kFloat16:
-      break;
+      return LaunchOver<half16>(p, workspace, stream);
   }
   return "kv_dtype: expected one of the types of a cache, got another";
 }

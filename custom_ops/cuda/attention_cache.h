@@ -1,6 +1,9 @@
 #pragma once
-// Elements of a KV cache on their way into products: bfloat16 as they are, those of a byte as the bfloat16 of the same
-// value, which has it exactly; float32 is not multiplied by matrix instructions.
+// Elements of a KV cache on their way into products: bfloat16 and float16 as they are, those of a byte as the bfloat16
+// of the same value, or beside activations of float16 as the float16, which have it exactly; float32 is not multiplied
+// by matrix instructions.
+#include <type_traits>
+
 #include "kv_layout.h"
 #include "matrix.h"
 #include "numbers.h"
@@ -10,18 +13,53 @@ namespace fdsd::cuda {
 template <typename Cached>
 constexpr bool kIsScaled = sizeof(Cached) == 1;  // an element times its token's scale is its value
 
+// An element of a byte beside activations of float16.
+template <typename Stored>
+struct ForHalf16 {
+  Stored element;
+};
+
+// Whether a cache's elements are multiplied as float16.
+template <typename Cached>
+constexpr bool kIsHalf16 = std::is_same_v<Cached, half16>;
+template <typename Stored>
+constexpr bool kIsHalf16<ForHalf16<Stored>> = true;
+
+// What words of products have two of.
+template <typename Cached>
+using WordOf = std::conditional_t<kIsHalf16<Cached>, half16, bf16>;
+
 __device__ __forceinline__ float FloatOf(int8_t, uint32_t byte) {
   // 2^23 + 128 + the value, as a float: its last bits are the integer's.
   return __uint_as_float(0x4b000000u | (byte ^ 0x80u)) - 8388736.0f;
 }
 __device__ __forceinline__ float FloatOf(float8, uint32_t byte) { return ToFloat(float8{static_cast<uint8_t>(byte)}); }
 
-// Two floats that bfloat16 has exactly, as a word.
+template <typename Stored>
+__device__ __forceinline__ float FloatOf(ForHalf16<Stored>, uint32_t byte) {
+  return FloatOf(Stored{}, byte);
+}
+
+// Two floats as a word, rounded.
+template <typename Cached>
+__device__ __forceinline__ uint32_t RoundedPair(float low, float high) {
+  return RoundedWord<WordOf<Cached>>(low, high);
+}
+// Two floats that the word has exactly.
+template <typename Cached>
 __device__ __forceinline__ uint32_t ExactPair(float low, float high) {
+  if constexpr (kIsHalf16<Cached>) return RoundedPair<Cached>(low, high);
   return __float_as_uint(low) >> 16 | (__float_as_uint(high) & 0xffff0000u);
 }
-__device__ __forceinline__ uint32_t RoundedPair(float low, float high) {
-  return RoundToBf16(low).bits | static_cast<uint32_t>(RoundToBf16(high).bits) << 16;
+
+// c += A . B with such words. All lanes of a warp.
+template <typename Cached>
+__device__ __forceinline__ void AddPairProduct(float* c, const uint32_t* a, const uint32_t* b) {
+  if constexpr (kIsHalf16<Cached>) {
+    AddHalf16Product(c, a, b);
+  } else {
+    AddMatrixProduct(c, a, b);
+  }
 }
 
 // Four elements of a byte as two words.
@@ -30,7 +68,7 @@ __device__ __forceinline__ void ExactWords(uint32_t bytes, uint32_t* words) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const uint32_t pair = bytes >> (16 * i);
-    words[i] = ExactPair(FloatOf(Cached{}, pair & 0xffu), FloatOf(Cached{}, pair >> 8 & 0xffu));
+    words[i] = ExactPair<Cached>(FloatOf(Cached{}, pair & 0xffu), FloatOf(Cached{}, pair >> 8 & 0xffu));
   }
 }
 // The same times `scale`, rounded.
@@ -39,7 +77,8 @@ __device__ __forceinline__ void ScaledWords(uint32_t bytes, float scale, uint32_
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const uint32_t pair = bytes >> (16 * i);
-    words[i] = RoundedPair(FloatOf(Cached{}, pair & 0xffu) * scale, FloatOf(Cached{}, pair >> 8 & 0xffu) * scale);
+    words[i] =
+        RoundedPair<Cached>(FloatOf(Cached{}, pair & 0xffu) * scale, FloatOf(Cached{}, pair >> 8 & 0xffu) * scale);
   }
 }
 
@@ -51,11 +90,12 @@ __device__ __forceinline__ int QueryWord(int word) {
   return word / kMatrixWords * kMatrixWords + word % 2 * 4 + word % kMatrixWords / 2;
 }
 
-// Whether a word holds a bfloat16, or is a float, that is infinite or NaN.
+// Whether a word holds a number of two bytes, or is a float, that is infinite or NaN.
 template <typename Cached>
 __device__ __forceinline__ bool IsBad(uint32_t word) {
   if constexpr (sizeof(Cached) == 4) return (word & 0x7f800000u) == 0x7f800000u;
-  return (word & 0x7f800000u) == 0x7f800000u || (word & 0x7f80u) == 0x7f80u;
+  constexpr uint32_t kExponent = kIsHalf16<Cached> ? 0x7c00u : 0x7f80u;
+  return (word & kExponent << 16) == kExponent << 16 || (word & kExponent) == kExponent;
 }
 
 }  // namespace fdsd::cuda

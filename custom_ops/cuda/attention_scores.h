@@ -9,7 +9,7 @@ constexpr int kKeyTiles = kUnits * kUnitTiles;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kMasked = -INFINITY;
 
-// The rows of a tile in shared memory: words of two bfloat16, or floats.
+// The rows of a tile in shared memory: words of two numbers, or floats.
 template <typename Cached>
 __device__ __host__ __forceinline__ int32_t QueryRowBytes(int32_t head_dim) {
   return head_dim * (sizeof(Cached) == 4 ? 4 : 2) + kPadding;
@@ -33,7 +33,7 @@ __device__ void LoadQueries(const AttentionShape& shape, const AttentionArrays& 
       ViewAs<float>(to)[2 * word] = low;
       ViewAs<float>(to)[2 * word + 1] = high;
     } else {
-      ViewAs<uint32_t>(to)[QueryWord<Cached>(word)] = RoundedPair(low, high);
+      ViewAs<uint32_t>(to)[QueryWord<Cached>(word)] = RoundedPair<Cached>(low, high);
     }
   }
 }
@@ -73,7 +73,7 @@ __device__ __forceinline__ void ScoreUnit(int head_dim, DevicePtr<const uint8_t>
         LoadRowWords(keys + ((lane % 8 + lane / 16 * 8) * key_bytes + 2 * d + lane / 8 % 2 * 16), columns[0]);
       }
 #pragma unroll
-      for (int n = 0; n < kUnitTiles; ++n) AddMatrixProduct(scores[n], rows, columns[n]);
+      for (int n = 0; n < kUnitTiles; ++n) AddPairProduct<Cached>(scores[n], rows, columns[n]);
     }
   }
 }
@@ -156,7 +156,7 @@ __device__ __forceinline__ void WeighKeys(const AttentionShape& shape, const Att
     for (int i = 0; i < 2; ++i) {
       float& score = scores[n][2 * half + i];
       score = score == kMasked ? 0.0f : exp2f(score - largest);
-      if constexpr (sizeof(Cached) != 4) score = ToFloat(RoundToBf16(score));
+      if constexpr (sizeof(Cached) != 4) score = ToFloat(FromFloat<WordOf<Cached>>(score));
       total += score;
     }
   }

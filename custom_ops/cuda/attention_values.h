@@ -73,7 +73,7 @@ struct Weights {
 #pragma unroll
     for (int i = 0; i < 4 * kUnits; ++i) {
       const float* pair = weights[i / 4 * kUnitTiles + i % 4 / 2] + i % 2 * 2;
-      words[i / 4][i % 4] = ExactPair(pair[0], pair[1]);
+      words[i / 4][i % 4] = ExactPair<Cached>(pair[0], pair[1]);
       if constexpr (sizeof(Cached) == 4) {
         const int key = (i / 4 * kUnitTiles + i % 4 / 2) * kMatrixColumns + lane % 4 * 2;
         floats[key * kTileRows + lane / 4 + i % 2 * 8] = pair[0];
@@ -124,7 +124,7 @@ __device__ __forceinline__ void AddUnit(int num_columns, int row_bytes, const We
       uint32_t columns[2];
       LoadColumns(own + n * kMatrixColumns, columns);
       float new_sums[4] = {sums[n][0], sums[n][1], sums[n][2], sums[n][3]};
-      AddMatrixProduct(new_sums, rows, columns);
+      AddPairProduct<Cached>(new_sums, rows, columns);
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[n][i] = is_row_of[i / 2] ? new_sums[i] : sums[n][i];
     }

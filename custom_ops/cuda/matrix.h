@@ -89,8 +89,8 @@ inline void AddNativeFp8Product(float* c, const uint32_t* a, const uint32_t* b,
   stand_in::AddProduct<double, stand_in::DotFp8>(c, a, b, where);
 }
 
-// The fragment b[0..1] of 16 rows of 8 bfloat16 in shared memory, whose columns are to be multiplied: lane i gives
-// where row i % 16 begins, aligned to 16 bytes.
+// The fragment b[0..1] of 16 rows of 8 bfloat16 or float16 in shared memory, whose columns are to be multiplied: lane i
+// gives where row i % 16 begins, aligned to 16 bytes.
 inline void LoadColumns(DevicePtr<const bf16> row, uint32_t* b,
                         std::source_location where = std::source_location::current()) {
   emulation::Check(row.allocation(), row.address(), kMatrixColumns * sizeof(bf16), emulation::Access::kRead);

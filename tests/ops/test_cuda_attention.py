@@ -21,18 +21,19 @@ from tests.ops.cuda_device import OpRunner
 from tests.ops.test_ops import OPS
 
 # Type of activations and of the cache.
-CACHES = ["bf16", "float32", "int8", "float8"]
+CACHES = ["bf16", "float32", "float16", "int8", "float8", "int8 beside float16"]
 
 
 def over(cache: str, args: dict[str, Any]) -> dict[str, Any]:
     """The call, whose activations are bfloat16 unless it says otherwise, over a cache of this type."""
+    cache = cache.split(maxsplit=1)[0]
     if cache == "int8":
         return quantized(args, args["cache"].first_key)
     return quantized(args, args["cache"].first_key, quantize_heads_float8) if cache == "float8" else args
 
 
 def dtype_of(cache: str) -> Any:
-    return np.float32 if cache == "float32" else np.uint16
+    return {"float32": np.float32, "float16": np.float16}.get(cache.rsplit(maxsplit=1)[-1], np.uint16)
 
 
 def arrays_of(cache: KvCache[np.ndarray]) -> dict[str, Any]:

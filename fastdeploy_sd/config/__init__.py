@@ -19,7 +19,7 @@ from fastdeploy_sd.config.build import (
 from fastdeploy_sd.config.device_rules import cpu_only, gpu_only
 from fastdeploy_sd.config.model_names import hub_name
 from fastdeploy_sd.config.parallel_section import ParallelConfig
-from fastdeploy_sd.config.quantization import Quantization, QuantizationFormats, formats_of
+from fastdeploy_sd.config.quantization import Activations, Quantization, QuantizationFormats, formats_of
 from fastdeploy_sd.config.redis_section import RedisConfig
 from fastdeploy_sd.config.rules import verify_rules
 from fastdeploy_sd.config.sections import (
@@ -36,6 +36,7 @@ from fastdeploy_sd.config.splitwise_section import PROTOCOLS, SplitwiseConfig
 __all__ = [
     "DEMO_MODEL",
     "PROTOCOLS",
+    "Activations",
     "CacheConfig",
     "Config",
     "Effective",

@@ -24,6 +24,8 @@ def gpu_only(config: Config) -> Iterator[ConfigError]:
         yield _needs_gpu("quantization", "wint8, wint4 or none")
     if config.cache.kv_cache_dtype == "fp8":
         yield _needs_gpu("kv_cache_dtype", "auto or int8")
+    if config.model.dtype == "float16":
+        yield _needs_gpu("dtype", "bfloat16 or float32", "float16")
 
 
 def verify_device(config: Config) -> None:
@@ -53,8 +55,8 @@ def _raise_all(errors: Iterator[ConfigError]) -> None:
     faults.raise_all()
 
 
-def _needs_gpu(option: str, expected: str) -> ConfigError:
-    return ConfigError(f"{option}: expected {expected} on a CPU, got fp8, which needs device gpu", param=option)
+def _needs_gpu(option: str, expected: str, got: str = "fp8") -> ConfigError:
+    return ConfigError(f"{option}: expected {expected} on a CPU, got {got}, which needs device gpu", param=option)
 
 
 def _error(option: str, expected: str, got: object) -> ConfigError:

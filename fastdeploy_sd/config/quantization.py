@@ -20,6 +20,8 @@ _MIX = "mix_quant"
 _TYPES = {"dense_quant_type": "dense", "moe_quant_type": "moe", "lm_head_quant_type": "lm_head"}
 _FORMATS = ("none", "wint8", "wint4", "fp8")
 
+# What `dtype` says.
+Activations = Literal["float32", "bfloat16", "float16"]
 QuantizationName = Literal["wint8", "wint4", "fp8"]
 WeightFormat = Literal["none", "wint8", "wint4", "fp8"]
 

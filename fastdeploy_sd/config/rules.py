@@ -146,6 +146,6 @@ RULES = (
     Rule(_verify_nodes, ("ips", "tensor_parallel_size", "pd_secret", "swap_space", "splitwise_role")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
     Rule(verify_device, ("device", "ips", "enforce_eager")),
-    Rule(verify_processor, ("device", "quantization", "kv_cache_dtype")),
+    Rule(verify_processor, ("device", "quantization", "kv_cache_dtype", "dtype")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

@@ -13,7 +13,7 @@ from typing import Literal
 
 from fastdeploy_sd.config.option import Spec, option, verify_fields
 from fastdeploy_sd.config.parallel_section import ParallelConfig
-from fastdeploy_sd.config.quantization import QuantizationFormats, read_quantization
+from fastdeploy_sd.config.quantization import Activations, QuantizationFormats, read_quantization
 from fastdeploy_sd.config.redis_section import RedisConfig
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SpeculativeConfig
@@ -83,9 +83,9 @@ class ModelConfig:
             " template does, and `hermes` where it does not say; none: requests may offer no functions."
         ),
     )
-    dtype: Literal["float32", "bfloat16"] = option(
+    dtype: Activations = option(  # noqa: RUF009 (makes a field)
         "bfloat16",
-        Spec("Type of weights, activations between layers and, unless `kv_cache_dtype` says otherwise, KV cache."),
+        Spec("Type of weights, activations and, unless `kv_cache_dtype` says otherwise, KV cache. float16: GPUs only."),
     )
     quantization: Literal["wint8", "wint4", "fp8"] | QuantizationFormats | None = option(  # noqa: RUF009 (makes a field)
         None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import paddle
 from paddle import Tensor
 
@@ -18,7 +17,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.bf16 import narrow, widen
+from fastdeploy_sd.ops.bf16 import narrow, storage, widen
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types import I32
@@ -28,7 +27,7 @@ class Embedding:
     """Token ids to rows of a table, in the model's dtype."""
 
     def __init__(self, table: Weights, scheme: QuantScheme) -> None:
-        dtype = np.dtype(np.float32 if scheme.dtype == "float32" else np.uint16)
+        dtype = storage(scheme.dtype)
         if table.dtype == dtype:
             # On a CPU it stays in the mapped file: a step touches a few rows of it.
             self._table = device().wrap(table)
@@ -49,7 +48,7 @@ class Decoder:
 
     Attributes:
         config: the architecture, whatever this rank has of it.
-        dtype: "float32" or "bfloat16", of the activations.
+        dtype: "float32", "bfloat16" or "float16", of the activations.
         final_norm: before the head; draft layers may share it.
         lm_head_format: what the head is stored as.
     """

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from fastdeploy_sd.config import Quantization, formats_of
+from fastdeploy_sd.config import Activations, Quantization, formats_of
 from fastdeploy_sd.config.quantization import WeightFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat
 
@@ -24,13 +23,13 @@ class QuantScheme:
         lm_head: format of the output head.
     """
 
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Activations
     linear: LinearFormat
     experts: LinearFormat
     lm_head: LinearFormat
 
     @classmethod
-    def create(cls, dtype: Literal["float32", "bfloat16"], quantization: Quantization | None) -> QuantScheme:
+    def create(cls, dtype: Activations, quantization: Quantization | None) -> QuantScheme:
         """Return the scheme of `--dtype` and `--quantization`."""
 
         def stored(fmt: WeightFormat) -> LinearFormat:

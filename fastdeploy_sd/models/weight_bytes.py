@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slices, feed_forward_slices
+from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import packed_bytes
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
@@ -33,7 +34,7 @@ def resident_bytes(config: DecoderConfig, scheme: QuantScheme, shard: Shard = WH
     """
     layers = sum(layer_bytes(config, scheme, i, shard) for i in range(config.num_layers))
     head = packed_bytes(config.hidden_size, len(DecoderShard(config, shard).vocabulary()), scheme.lm_head)
-    embedding = config.vocab_size * config.hidden_size * (4 if scheme.dtype == "float32" else 2)
+    embedding = config.vocab_size * config.hidden_size * storage(scheme.dtype).itemsize
     return layers + head + embedding
 
 

@@ -22,6 +22,11 @@ def from_bf16(bits: U16) -> F32:
     return (np.ascontiguousarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def storage(dtype: str) -> np.dtype[np.generic]:
+    """Return NumPy's type of float32, float16 or bfloat16, which is stored as its bits."""
+    return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+
+
 def widen(x: npt.NDArray[np.generic]) -> F32:
     """Return float32 values of an array holding float32, float16 or bfloat16 bits (u16)."""
     return from_bf16(x.astype(np.uint16)) if x.dtype == np.uint16 else x.astype(np.float32)

@@ -37,7 +37,7 @@ class KvDescription:
             raise ValueError(f"page_bytes: expected positive numbers, got {min(self.page_bytes)}")
 
 
-_ALIKE = ("device", "model_fingerprint", "block_size", "kv_format", "num_layers", "num_kv_heads", "head_dim")
+_ALIKE = ("device", "kv_format", "model_fingerprint", "block_size", "num_layers", "num_kv_heads", "head_dim")
 
 
 def mismatch(decode: KvDescription, prefill: KvDescription) -> str | None:

@@ -17,6 +17,7 @@ from paddle import Tensor
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.ops.batch import gather_output_rows, settle_step_
+from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
 from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.runtime.arrays import Array
@@ -84,8 +85,7 @@ class EagerForward:
         self._memory, self._block_tables = memory, block_tables
         self._on_stored, self._on_hidden = on_stored, on_hidden
         config, limits = decoder.config, memory.limits
-        dtype = np.float32 if decoder.dtype == "float32" else np.uint16
-        self.hidden = device().zeros((limits.num_tokens, config.hidden_size), dtype)
+        self.hidden = device().zeros((limits.num_tokens, config.hidden_size), storage(decoder.dtype))
         self._rows = device().read(self.hidden)
         self.logits: F32 = np.zeros((limits.num_logits, config.vocab_size), np.float32)
 

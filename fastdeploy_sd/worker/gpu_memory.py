@@ -14,9 +14,11 @@ from typing import Any
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.linear_format import format_code
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_sizes import sizes_up_to
+from fastdeploy_sd.runtime.declaration import DTYPE_CODES
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.step_memory import StepLimits
 from fastdeploy_sd.worker.kv_sizing import KvRoom
@@ -28,8 +30,6 @@ _GRAPH_SHARE = 1 / 64
 # What steps send goes through pieces of this size in all; so do blocks of KV that go to the host or come from there.
 _STAGING_BYTES = 4 << 20
 _COPY_BYTES = 48 << 20
-# fdsd::KvDType of bfloat16 and float32, which are the types of activations too.
-_DTYPE_CODES = {"float32": 0, "bfloat16": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def step_bytes(
     """
     s, max_num_seqs = config.speculative, config.scheduler.max_num_seqs
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
-    item = 4 if config.model.dtype == "float32" else 2
+    item = storage(config.model.dtype).itemsize
     num_tokens, num_logits = limits.num_tokens, limits.num_logits
     total = _pass_bytes(decoder, num_tokens, num_logits, item) + _workspace_bytes(
         library, config, decoder, num_tokens, num_logits, max_tokens
@@ -118,7 +118,7 @@ def _workspace_bytes(
 def _calls(
     config: Config, decoder: DecoderConfig, num_tokens: int, num_logits: int, max_tokens: int
 ) -> Iterator[tuple[str, Any]]:
-    dtype, max_num_seqs = _DTYPE_CODES[config.model.dtype], config.scheduler.max_num_seqs
+    dtype, max_num_seqs = DTYPE_CODES[config.model.dtype], config.scheduler.max_num_seqs
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
     hidden, attention = decoder.hidden_size, decoder.num_heads * decoder.head_dim
     for rows, inputs, outputs, fmt in (
@@ -146,6 +146,6 @@ def _expert_bytes(config: Config, decoder: DecoderConfig, num_tokens: int) -> in
     """Of the pairs of tokens and experts that go through experts together."""
     if decoder.moe is None:
         return 0
-    item = 4 if config.model.dtype == "float32" else 2
+    item = storage(config.model.dtype).itemsize
     row = 3 * decoder.moe.intermediate_size * item + decoder.hidden_size * (4 + 2 * item)
     return min(num_tokens, 2048) * decoder.moe.top_k * row

@@ -15,7 +15,11 @@ from fastdeploy_sd.ops.mtp_batch import KeptRows
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker.forward import OnHidden
 
-_ROW_DTYPES: dict[paddle.dtype, npt.DTypeLike] = {paddle.float32: np.float32, paddle.bfloat16: np.uint16}
+_ROW_DTYPES: dict[paddle.dtype, npt.DTypeLike] = {
+    paddle.float32: np.float32,
+    paddle.bfloat16: np.uint16,
+    paddle.float16: np.float16,
+}
 
 
 def allocate_kept_hidden(

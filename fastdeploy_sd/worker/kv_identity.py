@@ -25,7 +25,7 @@ class KvIdentity:
         fingerprint: the same for the same weights, formats, kernels (of a CPU those of one instruction-set level) and
             version, so that KV and logits have the same bits.
         draft_fingerprint: the same for the same draft layers besides; "" = there are none.
-        kv_format: "float32", "bfloat16", "int8" or "fp8".
+        kv_format: "float32", "bfloat16", "float16", "int8" or "fp8".
         block_size: tokens per block.
         num_layers: of the target. num_kv_heads, head_dim: of each, in all ranks together.
     """

@@ -17,6 +17,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.sharding import DecoderShard
+from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.parallel.shard import WHOLE_MODEL, Shard
 
 _SCALE_BYTES = 4
@@ -31,7 +32,7 @@ class KvCacheFormat:
 
     Attributes:
         block_size: tokens per block.
-        dtype: "float32" or "bfloat16", of the activations and of the hidden rows that draft layers keep.
+        dtype: "float32", "bfloat16" or "float16", of the activations and of the hidden rows that draft layers keep.
         kv: "int8" or "fp8": keys and values are such bytes, with a float32 scale per token and KV head each; "auto":
             they have `dtype`.
     """
@@ -52,13 +53,13 @@ class KvCacheFormat:
 
     @property
     def kv_dtype(self) -> str:
-        """Type of keys and values: "float32", "bfloat16", "int8" or "fp8"."""
+        """Type of keys and values: `dtype`, "int8" or "fp8"."""
         return self.kv if self.has_scales else self.dtype
 
     @property
     def row_storage(self) -> npt.DTypeLike:
         """NumPy type that holds elements of `dtype`; bfloat16 as its bits."""
-        return np.float32 if self.dtype == "float32" else np.uint16
+        return storage(self.dtype)
 
     @property
     def kv_storage(self) -> npt.DTypeLike:

@@ -88,14 +88,33 @@ def test_draft_layers_beside_right_drafts_change_no_answer(kind: str, tmp_path: 
     assert cell.num_accepted > 0
 
 
-@pytest.mark.parametrize("name", golden.NAMES)
-def test_golden_checkpoints_generate_the_references_tokens(name: str) -> None:
-    """The reference computes in float32; so does the model here."""
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, "float32") for name in golden.NAMES), ("qwen3-tiny", "float16"), ("ernie4_5_moe-tiny", "float16")],
+)
+def test_golden_checkpoints_generate_the_references_tokens(name: str, dtype: Literal["float32", "float16"]) -> None:
+    """The reference computes in float32."""
     sampling, case = SamplingParams(temperature=0.0, ignore_eos=True), golden.cases(name)[1]
     config = tiny_config(golden.ROOT / name)
-    with open_engine(replace(config, model=replace(config.model, dtype="float32")), BATCH, PLAIN) as engine:
+    with open_engine(replace(config, model=replace(config.model, dtype=dtype)), BATCH, PLAIN) as engine:
         [answer] = run(engine, [Request("a", case.prompt, sampling, max_tokens=6, seed=0)]).values()
     assert answer.token_ids == tuple(case.greedy[:6].tolist())
+
+
+@pytest.mark.parametrize("kv", ["auto", "int8"])
+def test_float16_changes_no_answer_with_the_way(kv: Literal["auto", "int8"], tmp_path: pathlib.Path) -> None:
+    """Plain decoding, n-grams and draft layers; answers of bfloat16 are others."""
+    config, requests = tiny_config(make_model(tmp_path, "qwen3-tiny", "numbered", 1).path), short_requests()[:4]
+    config = replace(
+        config,
+        cache=replace(config.cache, kv_cache_dtype=kv),
+        model=replace(config.model, dtype="float16"),
+    )
+    alone = run_alone(config, requests)
+    for method in ("naive", "ngram", "mtp"):
+        cell = run_cell(config, TIGHT, method_named(method, ""), requests, alone)
+        assert (cell.difference, cell.missing) == (None, None), method
+    assert cell.num_drafts > 0
 
 
 @pytest.mark.parametrize(("kv", "weights"), [("int8", None), ("fp8", "fp8")])

@@ -31,9 +31,10 @@ CPU_ONLY = {
 
 
 GPU_ONLY = {
-    "--quantization fp8": ("quantization", "wint8, wint4 or none"),
-    '--quantization {"moe_quant_type":"fp8"}': ("quantization", "wint8, wint4 or none"),
-    "--kv-cache-dtype fp8": ("kv_cache_dtype", "auto or int8"),
+    "--quantization fp8": ("quantization", "wint8, wint4 or none", "fp8"),
+    '--quantization {"moe_quant_type":"fp8"}': ("quantization", "wint8, wint4 or none", "fp8"),
+    "--kv-cache-dtype fp8": ("kv_cache_dtype", "auto or int8", "fp8"),
+    "--dtype float16": ("dtype", "bfloat16 or float32", "float16"),
 }
 
 
@@ -60,10 +61,10 @@ def test_what_a_gpu_cannot_do_is_refused_by_name(model: str, flags: str, refusal
 
 @pytest.mark.parametrize(("flags", "refusal"), GPU_ONLY.items())
 def test_what_a_cpu_cannot_do_is_refused_by_name(
-    model: str, flags: str, refusal: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    model: str, flags: str, refusal: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    option, expected = refusal
-    text = f"{option}: expected {expected} on a CPU, got fp8, which needs device gpu"
+    option, expected, got = refusal
+    text = f"{option}: expected {expected} on a CPU, got {got}, which needs device gpu"
     with pytest.raises(ConfigError) as caught:
         load_config(["--model", model, *flags.split()])
     assert caught.value.message.startswith(text)
@@ -74,7 +75,7 @@ def test_what_a_cpu_cannot_do_is_refused_by_name(
     with pytest.raises(ConfigError) as caught:
         device_choice.choose_device(config)
     assert caught.value.message.startswith(f"{text}: device auto takes the CPU: device: expected cpu or auto")
-    with pytest.raises(ConfigError, match="on a CPU, got fp8"):
+    with pytest.raises(ConfigError, match=f"on a CPU, got {got}"):
         device_choice.choose_device(replace(config, device="cpu"))
 
 

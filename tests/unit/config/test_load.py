@@ -96,7 +96,7 @@ def test_keyword_arguments(model: str) -> None:
         ("--max-num-seqs 0", "max_num_seqs: expected an integer of at least 1, got '0' (command line)"),
         ("--max-num-seqs 4.0", "max_num_seqs: expected an integer of at least 1, got '4.0' (command line)"),
         ("--port 65536", "port: expected an integer in 0..65535, got '65536' (command line)"),
-        ("--dtype fp8", "dtype: expected one of float32, bfloat16, got 'fp8' (command line)"),
+        ("--dtype fp8", "dtype: expected one of float32, bfloat16, float16, got 'fp8' (command line)"),
         (
             "--quantization int8",
             "quantization: expected one of wint8, wint4, fp8, a map, or none, got 'int8' (did you mean 'wint8'?) ",

@@ -64,8 +64,8 @@ class Guesses:
         texts: prompt and answer of every request; empty = nothing is replaced.
 
     Attributes:
-        made: by request and committed tokens, the drafts there was room for. num_ahead: steps that were started behind
-            one that was not over.
+        made: by request and committed tokens, the drafts there was room for. num_ahead: steps that were
+            launched behind one that was not over.
     """
 
     def __init__(self, engine: Engine, texts: Mapping[RequestId, Sequence[int]], patch: pytest.MonkeyPatch) -> None:
@@ -81,8 +81,10 @@ class Guesses:
         start = StepLauncher._start
 
         def counted(launcher: StepLauncher, plan: SchedulerOutput, *, is_open: bool) -> bool:
-            self.num_ahead += len(launcher._under_way)
-            return start(launcher, plan, is_open=is_open)
+            is_behind = bool(launcher._under_way)
+            may_follow = start(launcher, plan, is_open=is_open)
+            self.num_ahead += is_behind and launcher._under_way[-1].launched is not None
+            return may_follow
 
         patch.setattr(StepLauncher, "_start", counted)
 

@@ -13,11 +13,11 @@
 // In a tree of drafts the keys of each new token are put together as if they followed one another, so
 // its rows have the bits of a chain.
 //
+// On Hopper tiles are of 64 or 128 rows for most models: attention_wide_kernels.h.
+//
 // Source: arXiv:2307.08691 (online softmax in tiles); the packing of heads and drafts and the fixed split are ours.
-#include <algorithm>
-
-#include "attention_partition.h"
-#include "fdsd/attention.h"
+#include "attention_grid.h"
+#include "attention_wide_kernels.h"
 #include "ops.h"
 
 namespace fdsd::cuda {
@@ -60,7 +60,7 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void AttentionKernel(Attentio
   if (is_split) {
     __syncthreads();
     ComputePartition<Cached, kColumnTiles>(shape, a, tile, own, &arrivals, &merged);
-    merged.Store(partials + tile.PartialOffset(shape, own), tile.num_columns);
+    merged.StoreOwn(shape, tile, own, partials);
     return;
   }
   merged.LoadShared(shape, tile, shared);
@@ -81,62 +81,10 @@ __global__ __launch_bounds__(kAttentionThreads) void MergePartitionsKernel(Atten
   merged.LoadShared(shape, tile, shared);
   for (int partition = tile.first_partition; partition < tile.NumPartitions(); ++partition) {
     Partial<kColumnTiles> next;
-    next.Load(partials + tile.PartialOffset(shape, partition), tile.num_columns);
+    next.LoadOwn(shape, tile, partition, partials);
     merged.Merge(next);
   }
   merged.Write(shape, tile, ViewAs<T>(a.y));
-}
-
-// How a call is cut, from its sizes alone.
-struct AttentionGrid {
-  unsigned num_tiles;
-  unsigned num_parts;       // of all KV heads
-  unsigned num_partitions;  // 1 = blocks go through all of theirs
-  int64_t num_shared_rows;  // that may be in groups, packed; 0 = nothing is shared
-  int32_t num_slots;        // see AttentionShape
-};
-
-AttentionGrid GridOf(const CascadeAppendAttentionParams& p) {
-  constexpr int64_t kEnoughBlocks = 512;     // fill a GPU
-  constexpr int64_t kMaxPartials = 1 << 14;  // what a workspace has room for
-  const int64_t group = p.num_heads / p.cache.num_kv_heads;
-  const int64_t num_tiles = p.num_tokens * group / kTileRows + p.num_requests;
-  const int64_t num_parts = p.cache.num_kv_heads * DivideUp(p.cache.head_dim, kPartColumns);
-  const int64_t num_blocks = num_tiles * num_parts;
-  const int64_t num_partitions = DivideUp(static_cast<int64_t>(p.max_blocks) * p.cache.block_size, kPartitionKeys);
-  const bool is_split = num_blocks < kEnoughBlocks && num_blocks * num_partitions <= kMaxPartials;
-  AttentionGrid grid{static_cast<unsigned>(num_tiles), static_cast<unsigned>(num_parts),
-                     is_split && num_partitions > 1 ? static_cast<unsigned>(num_partitions) : 1u, 0, 1};
-  if (p.prefixes.group_rows == nullptr || p.num_requests < 2 || num_partitions < 2) return grid;
-  grid.num_shared_rows = std::min<int64_t>(p.num_tokens * group, int64_t{kMaxSharedVectors} * p.num_requests);
-  const int64_t num_partials = DivideUp(grid.num_shared_rows, kTileRows) * num_parts * num_partitions;
-  if (num_partials <= kMaxPartials) grid.num_slots = static_cast<int32_t>(num_partitions);
-  return grid;
-}
-
-// Blocks for tasks of shared partitions: as many as fill a GPU, where there can be so many.
-unsigned NumSharedBlocks(const CascadeAppendAttentionParams& p, const AttentionGrid& grid) {
-  constexpr int64_t kEnoughBlocks = 528;
-  const int64_t num_tiles = grid.num_shared_rows / kTileRows + p.num_requests / 2;
-  return static_cast<unsigned>(std::min<int64_t>(num_tiles * grid.num_parts * grid.num_slots, kEnoughBlocks));
-}
-
-AttentionShape ShapeOf(const CascadeAppendAttentionParams& p, const AttentionGrid& grid) {
-  return AttentionShape{cuda::ShapeOf(p.cache),
-                        p.num_requests,
-                        p.num_heads,
-                        p.max_blocks,
-                        p.scale,
-                        p.first_key,
-                        static_cast<int32_t>(grid.num_partitions),
-                        grid.num_slots};
-}
-
-// Bytes of the blocks' own results, which those over shared partitions follow.
-int64_t OwnBytes(const AttentionGrid& grid, const AttentionShape& shape) {
-  if (grid.num_partitions == 1) return 0;
-  const int64_t num_partials = static_cast<int64_t>(grid.num_tiles) * grid.num_parts * grid.num_partitions;
-  return num_partials * kTileRows * shape.PartialSize() * static_cast<int64_t>(sizeof(float));
 }
 
 PrefixArrays ArraysOf(const SharedPrefixes& prefixes, const AttentionGrid& grid) {
@@ -146,59 +94,117 @@ PrefixArrays ArraysOf(const SharedPrefixes& prefixes, const AttentionGrid& grid)
                       DevicePtr<const int32_t>(prefixes.shared_partitions)};
 }
 
-template <typename T, typename Cached, int kColumnTiles>
-Error LaunchAttention(const CascadeAppendAttentionParams& p, void* workspace, Stream stream) {
-  const AttentionGrid grid = GridOf(p);
-  const AttentionShape shape = ShapeOf(p, grid);
-  const AttentionArrays arrays{DevicePtr<const uint8_t>(p.q),
-                               DevicePtr<const uint8_t>(p.cache.k),
-                               DevicePtr<const uint8_t>(p.cache.v),
-                               DevicePtr<const float>(p.cache.k_scale),
-                               DevicePtr<const float>(p.cache.v_scale),
-                               DevicePtr<const int32_t>(p.query_start_loc),
-                               DevicePtr<const int32_t>(p.seq_lens),
-                               DevicePtr<const int32_t>(p.table_rows),
-                               DevicePtr<const int32_t>(p.block_tables),
-                               ArraysOf(p.prefixes, grid),
-                               DevicePtr<const int64_t>(p.tree_mask),
-                               DevicePtr<uint8_t>(p.y)};
-  const dim3 block(kAttentionThreads);
-  const int32_t dynamic_bytes = PartsOf<Cached>(shape).num_bytes;
-  const auto partials = DevicePtr<float>(workspace);
-  auto shared = DevicePtr<float>(nullptr);
-  if (grid.num_shared_rows > 0) {
-    shared = DevicePtr<float>(static_cast<char*>(workspace) + OwnBytes(grid, shape));
-    const LaunchShape launch{dim3(NumSharedBlocks(p, grid)), block, dynamic_bytes};
-    if (Error error = Launch<SharedPartitionsKernel<T, Cached, kColumnTiles>>(launch, stream, shape, arrays, shared))
-      return error;
+// A call of the op: what its launches have in common.
+struct AttentionCall {
+  const CascadeAppendAttentionParams& p;
+  Stream stream;
+  AttentionGrid grid;
+  AttentionShape shape;
+  AttentionArrays arrays;
+  DevicePtr<float> partials;
+  DevicePtr<float> shared;
+
+  AttentionCall(const CascadeAppendAttentionParams& p, void* workspace, Stream stream)
+      : p(p),
+        stream(stream),
+        grid(GridOf(p)),
+        shape(ShapeOf(p, grid)),
+        arrays{DevicePtr<const uint8_t>(p.q),
+               DevicePtr<const uint8_t>(p.cache.k),
+               DevicePtr<const uint8_t>(p.cache.v),
+               DevicePtr<const float>(p.cache.k_scale),
+               DevicePtr<const float>(p.cache.v_scale),
+               DevicePtr<const int32_t>(p.query_start_loc),
+               DevicePtr<const int32_t>(p.seq_lens),
+               DevicePtr<const int32_t>(p.table_rows),
+               DevicePtr<const int32_t>(p.block_tables),
+               ArraysOf(p.prefixes, grid),
+               DevicePtr<const int64_t>(p.tree_mask),
+               DevicePtr<uint8_t>(p.y)},
+        partials(static_cast<float*>(workspace)),
+        shared(nullptr) {
+    if (grid.num_shared_rows > 0) shared = DevicePtr<float>(static_cast<char*>(workspace) + OwnBytes(grid, shape));
   }
-  LaunchShape launch{dim3(grid.num_tiles, grid.num_parts, grid.num_partitions), block, dynamic_bytes};
-  if (Error error = Launch<AttentionKernel<T, Cached, kColumnTiles>>(launch, stream, shape, arrays, partials,
-                                                                     DevicePtr<const float>(shared)))
-    return error;
-  if (grid.num_partitions == 1) return nullptr;
-  launch = LaunchShape{dim3(grid.num_tiles, grid.num_parts), block};
-  return Launch<MergePartitionsKernel<T, kColumnTiles>>(launch, stream, shape, arrays, DevicePtr<const float>(partials),
-                                                        DevicePtr<const float>(shared));
+
+  // The tiles' own partitions, by blocks of so many threads.
+  template <auto kernel>
+  Error LaunchTiles(int num_threads, int32_t dynamic_bytes) const {
+    const LaunchShape launch{dim3(grid.num_tiles, grid.num_parts, grid.num_partitions),
+                             dim3(static_cast<unsigned>(num_threads)), dynamic_bytes};
+    return Launch<kernel>(launch, stream, shape, arrays, partials, DevicePtr<const float>(shared));
+  }
+
+  // What requests share, if there can be anything.
+  template <auto kernel>
+  Error LaunchShared(int num_threads, int32_t dynamic_bytes) const {
+    if (grid.num_shared_rows == 0) return nullptr;
+    AttentionShape own = shape;
+    own.tile_rows = SharedTileRows(grid);
+    const LaunchShape launch{dim3(NumSharedBlocks(p, grid)), dim3(static_cast<unsigned>(num_threads)), dynamic_bytes};
+    return Launch<kernel>(launch, stream, own, arrays, shared);
+  }
+
+  // What blocks of partitions have left.
+  template <typename T, int kColumnTiles>
+  Error LaunchMerge() const {
+    if (grid.num_partitions == 1) return nullptr;
+    AttentionShape own = shape;
+    own.tile_rows = kTileRows;
+    const LaunchShape launch{dim3(NumTiles(p, grid.num_rows, kTileRows), grid.num_parts), dim3(kAttentionThreads)};
+    return Launch<MergePartitionsKernel<T, kColumnTiles>>(launch, stream, own, arrays, DevicePtr<const float>(partials),
+                                                          DevicePtr<const float>(shared));
+  }
+};
+
+template <typename T, typename Cached, int kColumnTiles>
+Error LaunchAttention(const AttentionCall& call) {
+  const int32_t bytes = PartsOf<Cached>(call.shape).num_bytes;
+  Error error = call.LaunchShared<SharedPartitionsKernel<T, Cached, kColumnTiles>>(kAttentionThreads, bytes);
+  if (error == nullptr) error = call.LaunchTiles<AttentionKernel<T, Cached, kColumnTiles>>(kAttentionThreads, bytes);
+  return error == nullptr ? call.LaunchMerge<T, kColumnTiles>() : error;
+}
+
+template <typename Cached, int kHead>
+Error LaunchWide(const AttentionCall& call) {
+  using One = WideBlock<Cached, kHead, 1>;
+  const int32_t shared_bytes = call.grid.num_slots > 1 ? One::kBytesOfOne : One::kBytes;
+  Error error = call.LaunchShared<WideSharedPartitionsKernel<One>>(One::kThreads, shared_bytes);
+  if (error != nullptr) return error;
+  if (call.grid.tile_rows == One::kRows) {
+    const bool has_one = call.grid.num_partitions > 1;
+    error = call.LaunchTiles<WideAttentionKernel<One>>(One::kThreads, has_one ? One::kBytesOfOne : One::kBytes);
+  } else {
+    using Two = WideBlock<Cached, kHead, 2>;
+    error = call.LaunchTiles<WideAttentionKernel<Two>>(Two::kThreads, Two::kBytes);
+  }
+  if (error != nullptr) return error;
+  constexpr int kColumnTiles = One::kColumnTiles;
+  return call.shape.is_float32 ? call.LaunchMerge<float, kColumnTiles>() : call.LaunchMerge<bf16, kColumnTiles>();
 }
 
 template <typename T, typename Cached>
-Error LaunchHeads(const CascadeAppendAttentionParams& p, void* workspace, Stream stream) {
-  if (p.cache.head_dim <= 64) return LaunchAttention<T, Cached, 8>(p, workspace, stream);
-  return LaunchAttention<T, Cached, 16>(p, workspace, stream);
+Error LaunchHeads(const AttentionCall& call) {
+  if (call.p.cache.head_dim <= 64) return LaunchAttention<T, Cached, 8>(call);
+  return LaunchAttention<T, Cached, 16>(call);
 }
 
 template <typename Cached>
 Error LaunchOver(const CascadeAppendAttentionParams& p, void* workspace, Stream stream) {
+  const AttentionCall call(p, workspace, stream);
+  if constexpr (sizeof(Cached) != 4 && !kIsHalf16<Cached>) {
+    if (call.grid.tile_rows != kTileRows) {
+      return p.cache.head_dim <= 64 ? LaunchWide<Cached, 64>(call) : LaunchWide<Cached, kPartColumns>(call);
+    }
+  }
   // Activations of float32 are not for speed: nobody serves them on a GPU.
   if constexpr (sizeof(Cached) != 2) {
-    if (p.cache.dtype == DType::kFloat32) return LaunchAttention<float, Cached, 16>(p, workspace, stream);
+    if (p.cache.dtype == DType::kFloat32) return LaunchAttention<float, Cached, 16>(call);
   }
   if constexpr (kIsScaled<Cached>) {
-    if (p.cache.dtype == DType::kFloat16) return LaunchHeads<half16, ForHalf16<Cached>>(p, workspace, stream);
+    if (p.cache.dtype == DType::kFloat16) return LaunchHeads<half16, ForHalf16<Cached>>(call);
   }
-  if constexpr (kIsHalf16<Cached>) return LaunchHeads<half16, Cached>(p, workspace, stream);
-  if constexpr (sizeof(Cached) != 4 && !kIsHalf16<Cached>) return LaunchHeads<bf16, Cached>(p, workspace, stream);
+  if constexpr (kIsHalf16<Cached>) return LaunchHeads<half16, Cached>(call);
+  if constexpr (sizeof(Cached) != 4 && !kIsHalf16<Cached>) return LaunchHeads<bf16, Cached>(call);
   return nullptr;
 }
 

@@ -43,6 +43,13 @@ __device__ __forceinline__ float FloatOf(ForHalf16<Stored>, uint32_t byte) {
 // Two floats as a word, rounded.
 template <typename Cached>
 __device__ __forceinline__ uint32_t RoundedPair(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (!kIsHalf16<Cached>) {
+    uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+  }
+#endif
   return RoundedWord<WordOf<Cached>>(low, high);
 }
 // Two floats that the word has exactly.
@@ -80,6 +87,23 @@ __device__ __forceinline__ void ScaledWords(uint32_t bytes, float scale, uint32_
     words[i] =
         RoundedPair<Cached>(FloatOf(Cached{}, pair & 0xffu) * scale, FloatOf(Cached{}, pair >> 8 & 0xffu) * scale);
   }
+}
+
+// A chunk of 16 elements of a byte as two of 8, exactly, or times `scale` and rounded.
+template <typename Cached, bool kScale>
+__device__ __forceinline__ void WordsOf(const uint4& bytes, float scale, uint4* words) {
+  const uint32_t from[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+  uint32_t to[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kScale) {
+      ScaledWords<Cached>(from[i], scale, to + 2 * i);
+    } else {
+      ExactWords<Cached>(from[i], to + 2 * i);
+    }
+  }
+  words[0] = uint4{to[0], to[1], to[2], to[3]};
+  words[1] = uint4{to[4], to[5], to[6], to[7]};
 }
 
 // Place of a word of 8 of a query, so that what lane t of a product takes belongs to what it takes of a key: of a key

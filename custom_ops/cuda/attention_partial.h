@@ -4,6 +4,23 @@
 
 namespace fdsd::cuda {
 
+// How the sums and the totals of two results of a row become one. Keys that a row does not see change nothing: the
+// other factor is then 1.
+struct MergeFactors {
+  float max;
+  float factor;
+  float other_factor;
+
+  __device__ __forceinline__ MergeFactors(float one, float other)
+      : max(fmaxf(one, other)),
+        factor(one == -INFINITY ? 0.0f : exp2f(one - max)),
+        other_factor(other == -INFINITY ? 0.0f : exp2f(other - max)) {}
+  __device__ __forceinline__ float Merge(float one, float other) const { return one * factor + other * other_factor; }
+};
+
+// An element of y. Adding 0 makes a zero that came of no key or of a tiny negative weight +0, whichever merges it met.
+__device__ __forceinline__ float Finished(float sum, float total) { return (sum + 0.0f) / total; }
+
 // The result of a tile's rows over some keys, spread over the block: a thread has every eighth element of a row. `sums`
 // are of values times exp2(score - max), `total` is of the weights.
 template <int kColumnTiles>
@@ -28,15 +45,12 @@ struct Partial {
     total = 0.0f;
   }
 
-  // Keys that a row does not see change nothing: the other factor is then 1.
   __device__ void Merge(const Partial& other) {
-    const float largest = fmaxf(max, other.max);
-    const float factor = max == -INFINITY ? 0.0f : exp2f(max - largest);
-    const float other_factor = other.max == -INFINITY ? 0.0f : exp2f(other.max - largest);
+    const MergeFactors factors(max, other.max);
 #pragma unroll
-    for (int n = 0; n < kColumnTiles; ++n) sums[n] = sums[n] * factor + other.sums[n] * other_factor;
-    total = total * factor + other.total * other_factor;
-    max = largest;
+    for (int n = 0; n < kColumnTiles; ++n) sums[n] = factors.Merge(sums[n], other.sums[n]);
+    total = factors.Merge(total, other.total);
+    max = factors.max;
   }
 
   __device__ void Load(DevicePtr<const float> tile, int num_columns) {
@@ -61,6 +75,17 @@ struct Partial {
     if (threadIdx.x % kThreadsPerRow != 0) return;
     row[num_columns] = max;
     row[num_columns + 1] = total;
+  }
+
+  // The result of a row that there is over one of its tile's partitions; of others over no key.
+  __device__ void LoadOwn(const AttentionShape& shape, const TilePlace& tile, int partition,
+                          DevicePtr<const float> partials) {
+    Clear();
+    if (tile.HeadRow(shape, Row()) >= 0) Load(partials + tile.PartialOffset(shape, partition), tile.num_columns);
+  }
+  __device__ void StoreOwn(const AttentionShape& shape, const TilePlace& tile, int partition,
+                           DevicePtr<float> partials) const {
+    if (tile.HeadRow(shape, Row()) >= 0) Store(partials + tile.PartialOffset(shape, partition), tile.num_columns);
   }
 
   // The merged partitions that a tile of the request's group has computed, in order; without any, over no key.
@@ -92,7 +117,7 @@ struct Partial {
     const DevicePtr<T> to = y + (row * shape.cache.head_dim + tile.first_column);
 #pragma unroll
     for (int n = 0; n < kColumnTiles; ++n) {
-      if (Column(n) < tile.num_columns) to[Column(n)] = FromFloat<T>(sums[n] / total);
+      if (Column(n) < tile.num_columns) to[Column(n)] = FromFloat<T>(Finished(sums[n], total));
     }
   }
 };

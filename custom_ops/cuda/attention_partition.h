@@ -119,7 +119,7 @@ struct SharedTask {
     for (int32_t group = 0; group < shape.num_requests; ++group) {
       const int32_t num_tokens = a.prefixes.group_starts[group + 1] - a.prefixes.group_starts[group];
       if (num_tokens == 0) return false;
-      const auto num_tiles = static_cast<int32_t>(DivideUp(int64_t{num_tokens} * shape.GroupSize(), kTileRows));
+      const auto num_tiles = static_cast<int32_t>(DivideUp(int64_t{num_tokens} * shape.GroupSize(), shape.tile_rows));
       const int32_t num_partitions = a.prefixes.shared_partitions[a.prefixes.group_leaders[group]];
       const bool is_split = shape.num_slots > 1;
       const int64_t num_tasks = int64_t{num_tiles} * num_parts * (is_split ? num_partitions : 1);

@@ -26,6 +26,9 @@ struct AttentionShape {
   int32_t first_key;
   int32_t num_partitions;  // of the grid
   int32_t num_slots;       // for results over shared partitions: one for each of them, or 1 for all merged
+  int32_t tile_rows;       // kTileRows, or so many times that
+  int64_t num_rows;        // packed, of a KV head; there is room for so many results over a partition
+  bool is_float32;         // activations; else bfloat16
 
   __device__ __forceinline__ int32_t GroupSize() const { return num_heads / cache.num_kv_heads; }
 
@@ -67,7 +70,7 @@ __device__ __forceinline__ int NumBits(uint64_t bits) {
   return __popc(static_cast<uint32_t>(bits)) + __popc(static_cast<uint32_t>(bits >> 32));
 }
 
-// Which rows a block has: 16 of those of a request and a KV head, which are numbered by new token, then by head; and
+// Which rows a block has: some of those of a request and a KV head, which are numbered by new token, then by head; and
 // which part of their values. Or rows of all requests of a group, which all see every key of what they share.
 //
 // Keys are numbered as a row sees them: the new tokens that it sees follow one another, behind the `num_before` tokens
@@ -79,6 +82,7 @@ struct TilePlace {
   int32_t first_column;
   int32_t num_columns;
   int32_t first_row;    // of the request's packed rows
+  int32_t height;       // rows, there or not
   int32_t num_rows;     // of the request, packed
   int32_t first_token;  // of the request among those of the call
   int32_t num_new;
@@ -89,7 +93,7 @@ struct TilePlace {
   bool is_tree;
 
   // The tile of block (x, y). False where there are no rows: the grid has room for as many tiles as any requests with
-  // these sizes have. Those of request r begin at floor(first token of r * group size / 16) + r.
+  // these sizes have. Those of request r begin at floor(first token of r * group size / height) + r.
   __device__ bool Find(const AttentionShape& shape, const AttentionArrays& a) {
     const int64_t group = shape.GroupSize();
     const int64_t slot = blockIdx.x;
@@ -97,7 +101,7 @@ struct TilePlace {
     int32_t high = shape.num_requests;
     while (high - low > 1) {
       const int32_t middle = (low + high) / 2;
-      const bool is_behind = a.query_start_loc[middle] * group / kTileRows + middle > slot;
+      const bool is_behind = a.query_start_loc[middle] * group / shape.tile_rows + middle > slot;
       (is_behind ? high : low) = middle;
     }
     rows = nullptr;
@@ -106,7 +110,8 @@ struct TilePlace {
     first_token = a.query_start_loc[request];
     num_new = a.query_start_loc[request + 1] - first_token;
     num_rows = static_cast<int32_t>(num_new * group);
-    first_row = static_cast<int32_t>(slot - (first_token * group / kTileRows + request)) * kTileRows;
+    height = shape.tile_rows;
+    first_row = static_cast<int32_t>(slot - (first_token * group / height + request)) * height;
     if (first_row >= num_rows) return false;
     num_before = a.seq_lens[request] - num_new;
     is_tree = !(a.tree_mask == nullptr) && num_new <= kMaxTreeRows;
@@ -131,7 +136,8 @@ struct TilePlace {
     first_token = 0;
     num_new = a.prefixes.group_starts[group + 1] - place;
     num_rows = num_new * shape.GroupSize();
-    first_row = tile * kTileRows;
+    height = shape.tile_rows;
+    first_row = tile * height;
     end_key = a.prefixes.shared_partitions[request] * kPartitionKeys;
     num_before = end_key;
     first_partition = 0;
@@ -149,7 +155,7 @@ struct TilePlace {
   // New tokens of the request that the tile has rows of.
   __device__ __forceinline__ int FirstToken(const AttentionShape& shape) const { return first_row / shape.GroupSize(); }
   __device__ __forceinline__ int LastToken(const AttentionShape& shape) const {
-    return (min(first_row + kTileRows, num_rows) - 1) / shape.GroupSize();
+    return (min(first_row + height, num_rows) - 1) / shape.GroupSize();
   }
   __device__ __forceinline__ int TokenOf(const AttentionShape& shape, int row) const {
     return (first_row + row) / shape.GroupSize();
@@ -179,10 +185,19 @@ struct TilePlace {
     return num_before + NumBits((seen & (~seen + 1)) - 1);
   }
 
-  // Where the result over one of the tile's partitions lies.
+  // Where the results of the tile's rows over one of its own partitions begin, a row's behind those of all before.
   __device__ __forceinline__ int64_t PartialOffset(const AttentionShape& shape, int64_t partition) const {
-    const int64_t block = static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y;
-    return (block * shape.num_partitions + partition) * kTileRows * shape.PartialSize();
+    const int64_t slot = int64_t{blockIdx.y} * shape.num_partitions + partition;
+    const int64_t row = int64_t{first_token} * shape.GroupSize() + first_row;
+    return slot * shape.num_rows * shape.PartialSize() + row * (num_columns + 2);
+  }
+
+  // The 16 rows of a warp, where a block has more: the tile's from `row` on.
+  __device__ __forceinline__ TilePlace RowsOfWarp(int row) const {
+    TilePlace own = *this;
+    own.first_row += row;
+    own.height = kTileRows;
+    return own;
   }
 
   // Where the results over shared partitions of a row that there is begin.

@@ -17,6 +17,7 @@ constexpr int kWarpgroupAlignment = 512;
 #if defined(FDSD_EMULATED)
 
 inline bool HasWarpgroupProducts() { return emulation::Architecture() == 90; }
+inline bool DeviceHasWarpgroupProducts() { return HasWarpgroupProducts(); }
 
 namespace stand_in {
 
@@ -72,6 +73,10 @@ void BeginWarpgroupProducts(T*) {
   emulation::BeginProducts();
 }
 
+// Words of A are computed before what follows, which makes registers ready for products.
+template <int kCount>
+void HoldWords(uint32_t*) {}
+
 // c += A . B: warp w of the warpgroup has rows 16 w .. 16 w + 15 of A, in fragments as of a warp's product. `rows` are
 // kRows rows of B, of which bytes [32 * step, 32 * step + 32) are multiplied. c[4 * j ..] are the elements of rows 8 j
 // .. 8 j + 7 of B, as of a warp's product. After the wait.
@@ -119,6 +124,17 @@ void WaitForWarpgroupProducts(T*) {
 
 #else
 
+// For launchers: whether HasWarpgroupProducts in what the current device runs.
+inline bool DeviceHasWarpgroupProducts() {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 &&
+         minor == 0;
+}
+
 __device__ __forceinline__ constexpr bool HasWarpgroupProducts() {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   return true;
@@ -134,6 +150,12 @@ __device__ __forceinline__ void FenceCopies() { asm volatile("fence.proxy.async.
 // The compiler moves no use of the elements across.
 __device__ __forceinline__ void HoldElement(int32_t* c) { asm volatile("" : "+r"(*c)::"memory"); }
 __device__ __forceinline__ void HoldElement(float* c) { asm volatile("" : "+f"(*c)::"memory"); }
+
+template <int kCount>
+__device__ __forceinline__ void HoldWords(uint32_t* words) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(words[i])::"memory");
+}
 
 template <int kCount, typename T>
 __device__ __forceinline__ void BeginWarpgroupProducts(T* c) {
@@ -161,6 +183,8 @@ __device__ __forceinline__ void WaitForWarpgroupProducts(T* c) {
 #else  // never called
 
 __device__ __forceinline__ void FenceCopies() {}
+template <int kCount>
+__device__ __forceinline__ void HoldWords(uint32_t*) {}
 template <int kCount, typename T>
 __device__ __forceinline__ void BeginWarpgroupProducts(T*) {}
 template <typename Kind, int kRows>

@@ -17,7 +17,7 @@ from fastdeploy_sd.ops.rope_table import rope_table
 from tests.ops.cases.attention import batch, own_blocks, select
 from tests.ops.cases.attention_int8 import blunt, quantized, store_inputs
 from tests.ops.cases.trees import as_chain, path_of, random_tree
-from tests.ops.cuda_device import OpRunner
+from tests.ops.cuda_device import OpRunner, emulated
 from tests.ops.test_ops import OPS
 
 # Type of activations and of the cache.
@@ -43,11 +43,11 @@ def arrays_of(cache: KvCache[np.ndarray]) -> dict[str, Any]:
 @pytest.mark.parametrize("cache", ["bf16", "float8"])
 def test_attention_has_the_same_bits_however_partitions_are_computed(device: OpRunner, cache: str) -> None:
     """By blocks of their own, or by one for a row where there are enough rows to fill a GPU."""
-    few = over(cache, batch([(300, 1), (512, 2), (40, 1), (600, 1)], 2, 1, 16, 16, dtype_of(cache)))
-    many = select(few, [0, 1, 2, 3] * 130)
+    few = over(cache, batch([(300, 1), (512, 2), (600, 1), (40, 1)], 2, 1, 16, 16, dtype_of(cache)))
+    many = select(few, [0, 1, 2] + [3] * 510)
     with device.runs_ops():
         want, got = (OPS["cascade_append_attention"].function(**args) for args in (few, many))
-    np.testing.assert_array_equal(got, np.tile(want, (130, 1)))
+    np.testing.assert_array_equal(got, np.concatenate([want, np.tile(want[-1:], (509, 1))]))
 
 
 def test_rows_and_requests_that_fill_up_a_bucket_change_nothing(device: OpRunner) -> None:
@@ -145,6 +145,19 @@ def test_float8_is_stored_rounded_to_the_nearest(device: OpRunner) -> None:
     for stored in (reference.unpack_k(cache.k), reference.unpack_v(cache.v)):
         # Turning by nothing may take the sign of a zero.
         np.testing.assert_array_equal(FLOAT8_VALUES[stored[0, :3]], FLOAT8_VALUES[wanted])
+
+
+@pytest.mark.parametrize("architecture", [90, 100])
+@pytest.mark.parametrize("cache", CACHES)
+def test_an_emulated_chip_has_one_sort_of_product(cache: str, architecture: int) -> None:
+    """Hopper's tiles of 64 or 128 rows and others' of 16: a row has its bits in each, over a border of partitions."""
+    args = over(cache, batch([(210, 80), (500, 1)], 4, 2, 64, 16, dtype_of(cache)))
+    few = {**args, "q": args["q"][[79, 80]], "query_start_loc": np.array([0, 1, 2], np.int32)}
+    with emulated().emulates(architecture), emulated().runs_ops():
+        together, alone = (ops.cascade_append_attention(**way) for way in (args, few))
+    np.testing.assert_array_equal(together[[79, 80]], alone)
+    want = widen(reference.cascade_append_attention(**args))
+    np.testing.assert_allclose(widen(together), want, rtol=0, atol=0.03)
 
 
 @pytest.mark.parametrize("first_key", [0, 5])

@@ -155,7 +155,13 @@ def test_an_emulated_chip_has_one_sort_of_product(cache: str, architecture: int)
     few = {**args, "q": args["q"][[79, 80]], "query_start_loc": np.array([0, 1, 2], np.int32)}
     with emulated().emulates(architecture), emulated().runs_ops():
         together, alone = (ops.cascade_append_attention(**way) for way in (args, few))
+        tables = args["blocks"].block_tables
+        more = np.full((len(tables), (1 << 18) - tables.shape[1]), -1, np.int32)
+        merged = ops.cascade_append_attention(
+            **{**args, "blocks": args["blocks"]._replace(block_tables=np.concatenate([tables, more], axis=1))}
+        )
     np.testing.assert_array_equal(together[[79, 80]], alone)
+    np.testing.assert_array_equal(merged, together, err_msg="a block goes through all partitions")
     want = widen(reference.cascade_append_attention(**args))
     np.testing.assert_allclose(widen(together), want, rtol=0, atol=0.03)
 

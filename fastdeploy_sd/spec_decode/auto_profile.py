@@ -4,7 +4,7 @@ Knows no measurement and no arithmetic: a cost model is made from a profile, and
 
 The file is a JSON object:
 
-    {"version": 3, "machine": {"cpu": "..", ..}, "model": {"fingerprint": "..", ..},
+    {"version": 4, "machine": {"cpu": "..", ..}, "model": {"fingerprint": "..", ..},
      "steps":  [{"rows": 1, "requests": 1, "context": 64, "ms": 0.28}, ..],
      "drafts": [{"method": "mtp", "requests": 1, "drafts": 3, "context": 64, "ms": 0.36}, ..]}
 """

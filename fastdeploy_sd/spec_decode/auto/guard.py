@@ -20,7 +20,8 @@ _MOST_PUT_OFF = 4
 # Plain steps that are remembered: the machine's speed changes.
 _PLAIN_STEPS = 17
 _FEW_PLAIN_STEPS = 4
-# So many steps back a plain one was still run on the same machine, as far as that is known.
+# So many comparable steps back a plain one was still run on the same machine, as far as that is known. Counted in
+# others too, four would never be found under a load where requests come or go in most steps.
 _RECENT_STEPS = 64
 # A step that took so many times as long as was to be expected was interrupted; it counts as this. The longer a step is,
 # the more often it is: so means are compared, of both kinds, and no median with a mean.
@@ -46,8 +47,8 @@ class _Class:
         self.longest_s = self.mean_s = 0.0  # per request: what a plain step counts as, and what one takes
         self.num_since_plain = _STEPS_PER_PLAIN
         self.num_put_off = self.num_wanted = 0  # num_wanted: plain steps that are to take turns with drafts
-        self.num_observed = 0
-        self.plain_at: deque[int] = deque(maxlen=_FEW_PLAIN_STEPS)  # num_observed at the latest of plain_s
+        self.num_compared = 0
+        self.plain_at: deque[int] = deque(maxlen=_FEW_PLAIN_STEPS)  # num_compared at the latest of plain_s
         self.num_tokens = self.num_steps = 0
         self.seconds = self.gain = 0.0
         self.level = 0
@@ -59,7 +60,7 @@ class _Class:
     def note_plain(self, seconds: float) -> None:
         """A plain step took this long per request."""
         self.plain_s.append(seconds)
-        self.plain_at.append(self.num_observed)
+        self.plain_at.append(self.num_compared)
         self.num_wanted = max(self.num_wanted - 1, 0)
         self.longest_s = _LONGEST_STEP * median(self.plain_s)
         self.mean_s = sum([min(s, self.longest_s) for s in self.plain_s]) / len(self.plain_s)
@@ -114,7 +115,7 @@ class _Class:
 
     def _believe_loss(self) -> None:
         """Demand more, if enough plain steps were run on the same machine; else see what they take now."""
-        num_recent = sum(self.num_observed - at <= _RECENT_STEPS for at in self.plain_at)
+        num_recent = sum(self.num_compared - at <= _RECENT_STEPS for at in self.plain_at)
         if num_recent == _FEW_PLAIN_STEPS:
             self.level = min(self.level + 1, len(_DEMANDS) - 1)
             if self.is_trial:
@@ -173,7 +174,7 @@ class Guard:
             found = self._classes[number] = _Class()
         self._latest = found
         found.pass_time(1)
-        found.num_observed += 1
+        found.num_compared += num_tokens > 0
         if num_drafts == 0:
             found.num_since_plain = found.num_put_off = 0
             if num_tokens:

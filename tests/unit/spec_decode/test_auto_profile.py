@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.spec_decode import auto_profile
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, DraftSample, StepSample, profile_name
 
 PROFILE = CostProfile(
@@ -34,6 +35,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["drafts"] == [
         {"method": "mtp", "requests": 1, "drafts": 3, "context": 64, "ms": 0.36}
     ]
+    assert f'"version": {json.loads(path.read_text())["version"]},' in str(auto_profile.__doc__)
     with pytest.raises(FileNotFoundError):
         CostProfile.load(tmp_path / "other.json")
 

@@ -89,6 +89,17 @@ def test_a_long_step_that_was_to_be_expected_is_no_interruption() -> None:
     assert guard.is_off(1)
 
 
+def test_what_loses_is_found_out_also_where_requests_come_or_go_in_most_steps() -> None:
+    """One step of sixteen can be compared."""
+    guard, source, num_drafted = Guard(), random.Random(5), 0
+    for step in range(8000):
+        has_drafts, is_comparable = math.isfinite(guard.least_gain(6)), source.random() < 1 / 16
+        num_tokens = 6 if is_comparable else 0
+        guard.observe(6, num_tokens, 3 * has_drafts, (1.4 if has_drafts else 1.0) * PLAIN_S, stretch=1.4)
+        num_drafted += has_drafts and step >= 4000
+    assert num_drafted < 400
+
+
 def test_what_pays_again_is_found_out() -> None:
     guard = Guard()
     run(guard, 600, 1.0, 1.4e-3)

@@ -228,14 +228,18 @@ class _Lane:
             self._free.release()
 
     async def _run(self, task: str, content: bytes) -> bytes:
-        if worker := self._take_idle():
+        ended = ""
+        if idle := self._take_idle():
             try:
-                return await self._call(worker, task, content)
+                return await self._call(idle, task, content)
             except WorkerEndedError as error:
                 if error.status in _EXCESS:
                     raise
-                # It was killed from outside, perhaps before it saw the body.
-        return await self._call(await self._fork(self._rules.limits), task, content)
+                ended = describe_exit(error.status)  # killed from outside, perhaps before it saw the body
+        worker = await self._fork(self._rules.limits)
+        if ended:
+            logger.warning("a worker ended (%s): its body goes to another one", ended)
+        return await self._call(worker, task, content)
 
     def _take_idle(self) -> Worker | None:
         while self._idle:

@@ -18,6 +18,7 @@ from fastdeploy_sd.entrypoints.openai.body_shape import MAX_PARTS, verify_shape
 from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION
 from fastdeploy_sd.entrypoints.openai.preparer import LANES, Preparer
 from fastdeploy_sd.errors import BadRequest, FdsdError, Unavailable
+from fastdeploy_sd.ipc.forked import Worker
 from fastdeploy_sd.types import ModelInfo
 from tests.unit.entrypoints.vocabularies import GOLDEN
 
@@ -104,7 +105,7 @@ async def test_a_body_whose_client_leaves_is_dropped_with_its_worker(size: int) 
             await asyncio.sleep(0.01)
 
 
-async def test_killed_processes_are_replaced_and_no_body_fails_with_them() -> None:
+async def test_killed_processes_are_replaced_and_no_body_fails_with_them(caplog: pytest.LogCaptureFixture) -> None:
     async with preparing() as preparer:
         body = padded(SMALL, SIZES[0])
         await preparer.prepare(COMPLETION, body)
@@ -112,20 +113,27 @@ async def test_killed_processes_are_replaced_and_no_body_fails_with_them() -> No
         os.kill(worker.pid, signal.SIGKILL)
         assert worker.is_running  # as far as anybody has been told: it is given the next body
         assert await preparer.prepare(COMPLETION, body)
+        assert "a worker ended (killed by SIGKILL): its body goes to another one" in caplog.messages
         assert preparer.server_pid is not None
         os.kill(preparer.server_pid, signal.SIGKILL)
         assert await preparer.prepare(COMPLETION, body)
 
 
-async def test_closing_ends_what_is_being_prepared() -> None:
+async def test_closing_ends_what_is_being_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, num_stopped = Worker.call, 0
+
+    async def call_stopped(worker: Worker, name: str, payload: bytes) -> bytes:
+        nonlocal num_stopped
+        os.kill(worker.pid, signal.SIGSTOP)  # or it might be ready before it is closed
+        num_stopped += 1
+        return await call(worker, name, payload)
+
+    monkeypatch.setattr(Worker, "call", call_stopped)
     async with preparing() as preparer:
-        await preparer.prepare(COMPLETION, padded(SMALL, SIZES[1]))
         body = json.dumps({"prompt": [[5] * 4000] * 100}).encode()
-        assert preparer.server_pid is not None
-        for pid in (preparer.server_pid, *workers_of(preparer)):  # or some might be ready before it is closed
-            os.kill(pid, signal.SIGSTOP)
         tasks = [asyncio.create_task(preparer.prepare(COMPLETION, body)) for _ in range(5)]
-        await asyncio.sleep(0.02)
+        while num_stopped < LANES[-1].max_workers:  # the others wait for these
+            await asyncio.sleep(0.01)
         preparer.close()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, Unavailable)

@@ -1,7 +1,7 @@
 """FastDeploy's options that could not change anything here: any valid value is accepted, and the log says so.
 
-Each describes a device, a process or a buffer that this server does not have, or belongs to a feature that is refused
-by its own name as soon as it is switched on (unsupported.py). No token and no address depends on one of them.
+Each describes a device, a process, a buffer or a choice that this server does not have, or belongs to a feature that is
+refused by its own name as soon as it is switched on (unsupported.py). No token and no address depends on one of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BLOCKS = "a request gets KV blocks as it needs them"
 _PORTS = "this server's processes talk over sockets in a private folder"
 _GLOBAL = "it belongs to the scheduler_name global, which is not here"
 _ONE_CONNECTION = "one connection reads and one writes, everything that is there at once"
-_PARALLEL = "it belongs to several devices"
+_PARALLEL = "ranks exchange values in one way, as sums have one order"
 _IMAGES = "there are no images"
 _GRAPH = "it is about CUDA graphs; the forward pass is recorded and replayed unless enforce_eager is set"
 
@@ -48,7 +48,11 @@ NO_EFFECT: Mapping[str, Option] = {
             "max_num_partial_prefills",
             "max_long_partial_prefills",
         ),
-        *_options(bool, "steps run one after the other", "enable_overlap_schedule"),
+        *_options(
+            bool,
+            "async_scheduling has the host work beside a GPU; on a CPU steps run one after the other",
+            "enable_overlap_schedule",
+        ),
         *_options(float, _IMAGES, "max_encoder_cache", "max_processor_cache"),
         *_options(bool, _IMAGES, "disable_chunked_mm_input"),
         *_options(int, "it belongs to enable_chunked_moe", "chunked_moe_size"),

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -181,6 +182,15 @@ def test_every_test_for_a_gpu_is_in_a_stage() -> None:
 def test_a_stage_of_tests_must_run_some() -> None:
     expected = {stage.name for stage in gpu_check.stages() if stage.expected == gpu_check.SOME_PASSED}
     assert expected == {"ops", "sanitizer", "engine", "splitwise", "matrix"}
+
+
+def test_what_goes_from_gpu_to_gpu_is_checked_without_a_model_on_the_cpu() -> None:
+    """Which Paddle would be needed for."""
+    [command] = [stage.command for stage in gpu_check.stages() if stage.name == "splitwise"]
+    said = subprocess.check_output([*command, "--collect-only"], cwd=served_answers.ROOT, text=True)
+    found = re.findall(r"^tests/\S+::(\S+)", said, re.MULTILINE)
+    assert found, said
+    assert [name for name in found if "cpu" in name] == []
 
 
 def test_what_is_aimed_at_is_beside_what_was_found() -> None:

@@ -146,10 +146,10 @@ class MethodRouter:
         return self._ahead
 
     def is_ahead(self, table_rows: I32) -> bool:
-        """See DraftsAhead: nobody drafts but the configured method."""
+        """See DraftsAhead: nobody drafts but the configured method; for rows that were given up nobody does."""
         if self._ahead is None or not self._overlay.is_idle:
             return False
-        return set(self._methods_of(table_rows)[1]) <= {self._configured, self._naive}
+        return set(self._method_of_row.take(table_rows).tolist()) <= {self._configured, self._naive, _NO_METHOD}
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Hand every request to the method it names, the configured one if it names none.

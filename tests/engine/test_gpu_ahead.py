@@ -174,13 +174,13 @@ def test_drafts_are_those_that_the_host_would_have_had_made(
 
 @pytest.mark.usefixtures("expects_step_failures")
 def test_a_step_whose_drafts_the_device_alone_has_runs_again(
-    kind: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the one behind it, which counted on tokens that did not come."""
+    """With the one behind it, which counted on tokens that did not come. Where only drafts are lost, none does."""
     requests = plain_requests(2)
     want = {r.request_id: plain_answers(kind)[r.request_id] for r in requests}
     with open_engine(tiny_config(model_with_layers(tmp_path, 1)), BATCH, MTP) as engine:
-        Guesses(engine, texts_of(requests, want), monkeypatch)
+        guesses = Guesses(engine, texts_of(requests, want), monkeypatch)
         runner = runner_of(engine)
         phases = ((runner._batches, "commit_open", False), (runner._ahead, "start", True))
         for owner, phase, is_done in phases:
@@ -189,3 +189,12 @@ def test_a_step_whose_drafts_the_device_alone_has_runs_again(
                 patch.setattr(owner, phase, failing)
                 assert {name: answer.token_ids for name, answer in run(engine, requests).items()} == want
                 assert failing.num_calls > 1
+        caplog.clear()
+        num_ahead, drafter = guesses.num_ahead, runner._ahead._drafter
+        assert drafter is not None
+        failing = FailingOnce(drafter.finish, is_done=False)
+        monkeypatch.setattr(drafter, "finish", failing)
+        assert {name: answer.token_ids for name, answer in run(engine, requests).items()} == want
+        assert guesses.num_ahead - num_ahead >= failing.num_calls - 2 >= 3
+        assert "goes on without drafts" in caplog.text
+        assert "could not be started" not in caplog.text

@@ -48,6 +48,7 @@ class CudaBlocks:
     Attributes:
         num_blocks: rows of every array.
         begins: where a layer begins in a packed block, per layer, and the length of that.
+        unit_bytes: all that is copied is a multiple of it long, and at a multiple of it.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class CudaBlocks:
         self.begins = [0, *itertools.accumulate(sum(copies[0].row_bytes for copies in layer) for layer in layers)]
         self._most = [max((copies[0].row_bytes for copies in layer), default=0) for layer in layers]
         sizes = [copy.row_bytes for copy in every]
-        self._unit = next((unit for unit in _UNITS if all(size % unit == 0 for size in sizes)), 0)
-        assert self._unit, f"rows of {sizes} bytes, not all of whole words"
+        self.unit_bytes = next((unit for unit in _UNITS if all(size % unit == 0 for size in sizes)), 0)
+        assert self.unit_bytes, f"rows of {sizes} bytes, not all of whole words"
         # One copy is read, all are written.
         self._sources = _PieceTable(device, [[copies[:1] for copies in layer] for layer in layers])
         self._targets = self._sources if len(every) == self._sources.num_pieces else _PieceTable(device, layers)
@@ -92,7 +93,7 @@ class CudaBlocks:
             num_pieces=end - first,
             num_blocks=len(block_ids),
             is_unpacking=is_unpacking,
-            unit_bytes=self._unit,
+            unit_bytes=self.unit_bytes,
             max_num_bytes=max(self._most[layers.start : layers.stop], default=0),
             packed_bytes=self.begins[layers.stop] - self.begins[layers.start],
             begin=self.begins[layers.start],

@@ -39,7 +39,12 @@ class DevicePort(Protocol):
 
     One thread calls it. Pages are read and written behind the steps that were started at the last `follow_steps`, as by
     Pages.
+
+    Attributes:
+        unit_bytes: places are multiples of it behind the begin of a window.
     """
+
+    unit_bytes: int
 
     def make_window(self, num_bytes: int) -> tuple[Window, bytes]:
         """Return memory of the device, and what `open_window` in another process takes for it.

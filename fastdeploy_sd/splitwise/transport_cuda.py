@@ -9,6 +9,7 @@ see pages.DevicePort.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -16,6 +17,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.splitwise.messages import Receiver
 from fastdeploy_sd.splitwise.pages import Bytes, DevicePage, DevicePort, Pages, Window
 from fastdeploy_sd.splitwise.transport import Batch, TransportError
@@ -33,7 +35,8 @@ class CudaSender:
         fd: what was handed over; closed with this object, or where that cannot be made.
 
     Raises:
-        TransportError: no window of that size comes with the descriptor, or the device does not reach it.
+        TransportError: no window of that size comes with the descriptor, or the device does not reach it; or slots are
+            where the device does not write.
     """
 
     def __init__(self, fd: int, offer: Receiver, port: DevicePort) -> None:
@@ -43,6 +46,10 @@ class CudaSender:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             os.close(fd)
             raise TransportError("cuda: expected a socket with a handle, got another descriptor")
+        if offer.slot_bytes % port.unit_bytes:  # a device that writes there nevertheless is lost
+            os.close(fd)
+            text = f"cuda: expected slots of a multiple of {port.unit_bytes} bytes, got {offer.slot_bytes}"
+            raise TransportError(text)
         self._lifeline = socket.socket(fileno=fd)
         try:
             self._lifeline.setblocking(False)
@@ -143,7 +150,8 @@ class CudaReceiver:
 
     def close(self) -> None:
         """Give the window back as soon as nobody has it open."""
-        self._port.finish()
+        with contextlib.suppress(ValueError, DeviceLost):  # which steps meet too; nothing writes any more then
+            self._port.finish()
         self._theirs.close()
         _lent.append(self._lent)
         forget_windows()

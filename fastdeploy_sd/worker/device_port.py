@@ -21,6 +21,7 @@ class CudaPort:
         self._blocks, self._lane, self._verify = blocks, lane, verify
         self._library = blocks.device.library
         self._batch = CopyBatch(self._library)
+        self.unit_bytes = blocks.unit_bytes
 
     def make_window(self, num_bytes: int) -> tuple[DeviceMemory, bytes]:
         """See DevicePort."""

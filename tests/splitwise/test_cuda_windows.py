@@ -6,10 +6,11 @@ import gc
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
+from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.splitwise import transport_cuda
 from fastdeploy_sd.splitwise.events import Fetched
 from fastdeploy_sd.splitwise.messages import Receiver
@@ -28,7 +29,9 @@ class FakeWindow:
 
 
 class FakePort:
-    """Windows that nothing is behind; with `refuses`, not even those."""
+    """Windows that nothing is behind; with `refuses`, not even those, or no end of what is under way."""
+
+    unit_bytes = 16
 
     def __init__(self, refuses: str = "") -> None:
         self.refuses = refuses
@@ -53,7 +56,8 @@ class FakePort:
         raise AssertionError("pages of no device")
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        if self.refuses == "finish":
+            raise DeviceLost("the GPU has failed")
 
 
 @pytest.fixture
@@ -112,6 +116,19 @@ def test_what_is_no_window_is_refused(inbox: DescriptorInbox) -> None:
     with pytest.raises(TransportError, match="cannot be opened: b'handle', which is not ours"):
         CudaSender(inbox.take(receiver.offer.token), receiver.offer, FakePort("open"))
     receiver.close()
+    receiver = CudaReceiver(NUM_SLOTS, SLOT_BYTES, FakePort())
+    receiver.hand_over(inbox.name)
+    with pytest.raises(TransportError, match="expected slots of a multiple of 16 bytes, got 60"):
+        CudaSender(inbox.take(receiver.offer.token), replace(receiver.offer, slot_bytes=60), FakePort())
+    receiver.close()
+
+
+def test_a_lost_device_keeps_no_window(inbox: DescriptorInbox) -> None:
+    port = FakePort("finish")
+    receiver = CudaReceiver(NUM_SLOTS, SLOT_BYTES, port)
+    receiver.close()
+    del receiver
+    assert not is_there(port)
 
 
 @pytest.mark.parametrize("refuses", ["make", "open"])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from custom_ops import cuda_build
+from tests.ops.cuda_device import emulated
 
+MAP_FIXED_NOREPLACE = 0x100000  # of mmap: Python has no name for it
 RunFault = Callable[[str], str | None]
 FAULTS = {
     "shared race": "SharedRace: block (0, 0, 0) thread 0 race: writes byte 0 of shared memory .*, which thread 63 read",
@@ -119,3 +123,26 @@ def test_a_planted_fault_is_found(name: str, run_fault: RunFault) -> None:
 @pytest.mark.parametrize("name", NO_FAULTS)
 def test_no_fault_is_found_where_there_is_none(name: str, run_fault: RunFault) -> None:
     assert run_fault(name) is None
+
+
+def test_memory_of_the_host_may_begin_where_the_devices_ends() -> None:
+    """As the system lays out pages, packed weights do so now and then."""
+    device, size = emulated().device, mmap.PAGESIZE
+    system = ctypes.CDLL(None)
+    system.mmap.restype, system.munmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t]
+    system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+    pieces = {piece.address: piece for piece in [device.empty((size,), np.uint8) for _ in range(64)]}
+    for end in [address + size for address in pieces]:
+        if end - size not in pieces or pieces.pop(end, None) is None:
+            continue
+        got = system.mmap(end, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if got == end:
+            break
+    else:
+        pytest.skip("the system lays no two pieces of memory side by side")
+    host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(end))
+    host[:] = np.arange(size) % 251
+    copied = device.read(device.wrap(host))
+    np.testing.assert_array_equal(copied, host)
+    system.munmap(end, size)

@@ -35,7 +35,7 @@ struct Allocation {
 namespace {
 
 constexpr size_t kAlignment = 128;
-constexpr int kUnwritten = 0xcb;  // a NaN as bfloat16, a large negative number as float32 and as integers
+constexpr int kUnwritten = 0xcb;  // a large negative number as bfloat16, as float32 and as integers
 
 std::unique_ptr<Allocation> NewAllocation(char* begin, size_t num_bytes, bool is_shared) {
   return std::unique_ptr<Allocation>(new Allocation{begin, num_bytes, is_shared, false, Shadows(num_bytes)});
@@ -204,7 +204,8 @@ const Allocation* AllocationOf(const void* address) {
   auto found = allocations.upper_bound(wanted);
   if (found == allocations.begin()) return nullptr;
   const Allocation* candidate = std::prev(found)->second.get();
-  return wanted <= candidate->begin + candidate->num_bytes ? candidate : nullptr;
+  // Behind its end memory of the host may begin.
+  return wanted == candidate->begin || wanted < candidate->begin + candidate->num_bytes ? candidate : nullptr;
 }
 
 void* Allocate(size_t num_bytes) {

@@ -63,6 +63,7 @@ bool IsPinned(const void* address, size_t num_bytes) {
 
 // nullptr, or what is wrong with a copy's one side.
 Error CheckSide(const void* address, size_t num_bytes, bool may_be_pageable) {
+  if (num_bytes == 0) return nullptr;
   if (const Allocation* allocation = AllocationOf(address)) return CheckRange(allocation, address, num_bytes);
   if (may_be_pageable || IsPinned(address, num_bytes)) return nullptr;
   return "copy: expected memory of the device or pinned memory of the host, got other";

@@ -49,6 +49,7 @@ __global__ __launch_bounds__(kThreads) void SettleStepKernel(SettleShape shape, 
     if (a.draft_token_ids[first_draft + i] < 0)
       a.draft_token_ids[first_draft + i] = a.made_drafts[table_row * shape.max_made + i];
   __syncthreads();  // the drafts are there, and all threads have read num_computed
+#pragma unroll 1    // few tokens; several at a time spill registers on sm_100
   for (int i = threadIdx.x; i < num_new; i += kThreads) {
     const int32_t position = num_computed + i;
     const int64_t block = a.block_tables[table_row * shape.max_blocks + position / shape.block_size];

@@ -44,6 +44,10 @@ class Twins(Protocol):
         """Copy the masks of grammars, if any row of the step has one or had in the step before."""
         ...
 
+    def send_output(self) -> None:
+        """Copy the output tokens of a step that were chosen elsewhere, and what says whose they are."""
+        ...
+
     def start_fetch(self) -> Output:
         """End a step: start to copy its output tokens back. One more step may begin before these are taken."""
         ...
@@ -100,6 +104,9 @@ class HostTwins:
         pass
 
     def send_masks(self) -> None:
+        pass
+
+    def send_output(self) -> None:
         pass
 
     def start_fetch(self) -> HostOutput:

@@ -198,7 +198,7 @@ def create_follower(config: Config, group: RankGroup) -> ModelFollower:
     method = None if context.draft_model is None else create_layers_method(config.speculative, context)
     seconds, weight_gb = time.perf_counter() - start, loaded.weight_bytes / 1e9
     _log.info("loaded weights of %.2f GB in %.1f s, %d threads", weight_gb, seconds, library.num_threads())
-    return ModelFollower(loaded.forward, loaded.memory, loaded.table, method, group.collectives)
+    return ModelFollower(loaded.forward, loaded.memory, loaded.table, method, group.collectives, loaded.twins)
 
 
 def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fastdeploy_sd.runtime.device import device
+from fastdeploy_sd.runtime.twins import HOST_TWINS, Twins
 from fastdeploy_sd.spec_decode.draft_rows import slice_rows
 from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput, Proposer
 from fastdeploy_sd.step_memory import StepMemory
@@ -35,6 +36,7 @@ class ModelFollower:
         forward, memory, table: as a ModelRunner's.
         draft_method: runs the draft layers; None where the server has none. Other methods draft on rank 0 only.
         collectives: what the pass exchanges values through.
+        twins: of the memory and the table, where the model is on a device.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class ModelFollower:
         table: RequestTable,
         draft_method: Proposer | None,
         collectives: Collectives,
+        twins: Twins = HOST_TWINS,
     ) -> None:
         self.collectives = collectives
         self._forward, self._memory, self._table, self._method = forward, memory, table, draft_method
-        self._batches = BatchBuilder(table, memory)
+        self._batches, self._twins = BatchBuilder(table, memory, twins), twins
         self._draft_inputs = DraftInputs(table, memory, has_target=True)
         self._plan: SchedulerOutput | None = None
         self._ran: SchedulerOutput | None = None
@@ -65,6 +68,7 @@ class ModelFollower:
                 m, num_rows = self._memory, len(command.cu_num_output)
                 m.output_token_ids[: len(command.token_ids)] = command.token_ids
                 m.cu_num_output[:num_rows] = command.cu_num_output
+                self._twins.send_output()  # draft layers read the tokens where the model runs
                 self._batches.commit()
             case BeginDrafts(requests):
                 self._draft_method.begin(requests)

@@ -132,6 +132,9 @@ class StepTwins:
             bits.upload(0, self._memory.num_allowed)
         self._num_allowed = self._memory.num_allowed
 
+    def send_output(self) -> None:
+        self._output.upload()
+
     def start_fetch(self) -> _StepEnd:
         end = self._ends[self._turn]
         end.start(self._ends[self._turn - 1])

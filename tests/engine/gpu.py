@@ -18,7 +18,8 @@ from fastdeploy_sd.conformance import Answer, Way, make_requests, run_alone
 from fastdeploy_sd.conformance.guided import GRAMMARS
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
 from fastdeploy_sd.runtime.device import choose
-from fastdeploy_sd.types import Request, RequestId
+from fastdeploy_sd.types import DraftTokens, Request, RequestId
+from fastdeploy_sd.worker.runner import ModelRunner
 from tests.models import golden
 from tests.ops.cuda_device import EMULATED, require
 
@@ -119,3 +120,18 @@ def blocks_alone(kind: str) -> Mapping[RequestId, Answer]:
     """What each of them gets by itself with plain decoding on such a GPU."""
     with gpu_device(kind):
         return run_alone(tiny_config(), block_requests())
+
+
+def note_drafts(runner: ModelRunner, patch: pytest.MonkeyPatch) -> Mapping[tuple[RequestId, int], Sequence[int]]:
+    """Return what its steps in order draft from here on, by request and committed tokens."""
+    noted: dict[tuple[RequestId, int], Sequence[int]] = {}
+    propose = runner._propose
+
+    def note(request_ids: tuple[RequestId, ...]) -> DraftTokens:
+        drafts = propose(request_ids)
+        for r, name in enumerate(request_ids):
+            noted[name, runner._memory.num_committed.item(r)] = drafts.row(r).tolist()
+        return drafts
+
+    patch.setattr(runner, "_propose", note)
+    return noted

@@ -24,7 +24,7 @@ from fastdeploy_sd.types import FinishReason, Request, RequestId, SchedulerOutpu
 from fastdeploy_sd.worker.batch import OpenRows
 from fastdeploy_sd.worker.step_launcher import StepLauncher
 from tests.doubles.engines import Transcript, run_to_end
-from tests.engine.gpu import BATCH, TIGHT, gpu_device, short_requests, tiny_config
+from tests.engine.gpu import BATCH, TIGHT, gpu_device, note_drafts, short_requests, tiny_config
 from tests.engine.test_failing_rows import runner_of
 from tests.engine.test_gpu import FailingOnce, in_order, is_plain
 from tests.models.mtp_models import make_model
@@ -149,18 +149,8 @@ def test_drafts_are_those_that_the_host_would_have_had_made(
     path = model_with_layers(tmp_path, num_layers)
     requests = plain_requests(2)
     requests = [replace(r, sampling=SamplingParams(temperature=0.0, ignore_eos=True)) for r in requests]
-    in_turn: dict[tuple[RequestId, int], list[int]] = {}
     with open_engine(in_order(tiny_config(path)), BATCH, MTP) as engine:
-        runner = runner_of(engine)
-        propose = runner._propose
-
-        def noted(request_ids: tuple[RequestId, ...]) -> Any:
-            drafts = propose(request_ids)
-            for r, name in enumerate(request_ids):
-                in_turn[name, runner._memory.num_committed.item(r)] = drafts.row(r).tolist()
-            return drafts
-
-        monkeypatch.setattr(runner, "_propose", noted)
+        in_turn = note_drafts(runner_of(engine), monkeypatch)
         want = {name: answer.token_ids for name, answer in run(engine, requests).items()}
     with open_engine(tiny_config(path), BATCH, MTP) as engine:
         guesses = Guesses(engine, texts_of(requests, want), monkeypatch)

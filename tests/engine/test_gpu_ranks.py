@@ -16,6 +16,7 @@ import pytest
 
 from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.conformance import PLAIN, Answer, open_engine, run_alone, run_cell, standard_methods
+from fastdeploy_sd.conformance.runs import run
 from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.ranks import executor as ranks
 from fastdeploy_sd.ranks.executor import MultiProcessExecutor
@@ -24,9 +25,11 @@ from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
 from fastdeploy_sd.runtime.cuda_sharing import num_devices
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types import FinishReason, RequestId
+from fastdeploy_sd.worker.executor import LocalExecutor
 from tests.doubles import faulty_followers
 from tests.doubles.engines import run_to_end
-from tests.engine.gpu import BATCH, TIGHT, short_requests, tiny_config
+from tests.engine.gpu import BATCH, TIGHT, note_drafts, short_requests, tiny_config
+from tests.engine.test_gpu import in_order
 from tests.engine.test_ranks import _run_for_ever
 from tests.models.mtp_models import make_model
 from tests.ops.cuda_device import EMULATED
@@ -67,12 +70,22 @@ def test_two_ranks_give_the_bytes_of_one(kind: str) -> None:
     assert cell.num_drafts > 0
 
 
-def test_draft_layers_run_on_both(tmp_path: pathlib.Path) -> None:
+def test_draft_layers_run_on_both(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And draft what one GPU drafts: the layers' KV behind every token is the same."""
     config, requests = tiny_config(make_model(tmp_path, "ernie4_5-tiny", "ernie-folder").path), REQUESTS[:2]
     [method] = standard_methods(["mtp"], [3])
-    cell = run_cell(on_gpus(config), BATCH, method, requests, run_alone(config, requests))
-    assert (cell.difference, cell.missing) == (None, None)
-    assert cell.num_drafts > 5
+    answers, drafts = [], []
+    for ranks_config in (in_order(config), on_gpus(config)):
+        with open_engine(ranks_config, BATCH, method) as engine:
+            executor = engine._executor
+            first = executor._first if isinstance(executor, MultiProcessExecutor) else executor
+            assert isinstance(first, LocalExecutor)
+            assert first._runner is not None
+            drafts.append(note_drafts(first._runner, monkeypatch))
+            answers.append(run(engine, requests))
+    assert answers[0] == answers[1] == run_alone(config, requests)
+    assert drafts[0] == drafts[1]
+    assert sum(map(len, drafts[0].values())) > 5
 
 
 @pytest.mark.usefixtures("expects_step_failures")

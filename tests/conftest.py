@@ -113,7 +113,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A process per usable core and one more for all tests, as a third of the time of many is spent waiting for servers.
+    """A process per usable core and one more for all tests, as many wait for servers a third of their time.
 
     None for chosen files, which are done before processes have started.
     """

@@ -17,6 +17,7 @@ from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConf
 from fastdeploy_sd.conformance import Answer, Way, make_requests, run_alone
 from fastdeploy_sd.conformance.guided import GRAMMARS
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
+from fastdeploy_sd.runtime.cuda_sharing import num_devices
 from fastdeploy_sd.runtime.device import choose
 from fastdeploy_sd.types import DraftTokens, Request, RequestId
 from fastdeploy_sd.worker.runner import ModelRunner
@@ -31,6 +32,18 @@ TIGHT = replace(
     BATCH, name="preemption, prefix cache", num_blocks=6, arrivals_per_step=_NUM_REQUESTS, num_requests=4,
     enable_prefix_caching=True, must_preempt=True, must_hit=True,
 )  # fmt: skip
+
+
+@contextmanager
+def two_gpus() -> Iterator[None]:
+    """Have two in the body, in the test's process and in those it starts; skips where there is one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FDSD_EMULATED_GPUS", "2")
+        library = usable_library()
+        assert isinstance(library, CudaLibrary), library
+        if num_devices(library) < 2:
+            pytest.skip("one GPU, and ranks want two")
+        yield
 
 
 @contextmanager

@@ -11,9 +11,7 @@ import pytest
 
 from fastdeploy_sd.conformance import compare, open_engine, standard_methods
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
-from fastdeploy_sd.runtime.cuda_sharing import num_devices
-from tests.engine.gpu import blocks_alone, tiny_config
+from tests.engine.gpu import blocks_alone, tiny_config, two_gpus
 from tests.engine.test_gpu_handover import goes_on, prefilling
 from tests.engine.test_gpu_ranks import on_gpus
 from tests.engine.test_gpu_swap import WAY, again, settle
@@ -24,12 +22,7 @@ pytestmark = pytest.mark.usefixtures("kind")
 
 @pytest.fixture(scope="module")
 def kind(kind: str) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FDSD_EMULATED_GPUS", "2")
-        library = usable_library()
-        assert isinstance(library, CudaLibrary), library
-        if num_devices(library) < 2:
-            pytest.skip("one GPU, and ranks want two")
+    with two_gpus():
         blocks_alone(kind)  # by an engine that lets go of the device
         yield kind
 

@@ -21,14 +21,12 @@ from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.ranks import executor as ranks
 from fastdeploy_sd.ranks.executor import MultiProcessExecutor
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
-from fastdeploy_sd.runtime.cuda_sharing import num_devices
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types import FinishReason, RequestId
 from fastdeploy_sd.worker.executor import LocalExecutor
 from tests.doubles import faulty_followers
 from tests.doubles.engines import run_to_end
-from tests.engine.gpu import BATCH, TIGHT, note_drafts, short_requests, tiny_config
+from tests.engine.gpu import BATCH, TIGHT, note_drafts, short_requests, tiny_config, two_gpus
 from tests.engine.test_gpu import in_order
 from tests.engine.test_ranks import _run_for_ever
 from tests.models.mtp_models import make_model
@@ -42,12 +40,7 @@ pytestmark = pytest.mark.usefixtures("kind")
 
 @pytest.fixture(scope="module")
 def kind(kind: str) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FDSD_EMULATED_GPUS", "2")
-        library = usable_library()
-        assert isinstance(library, CudaLibrary), library
-        if num_devices(library) < 2:
-            pytest.skip("one GPU, and ranks want two")
+    with two_gpus():
         yield kind
 
 

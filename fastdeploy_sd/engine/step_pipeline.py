@@ -51,15 +51,6 @@ class _UnderWay:
         """Those whose requests have not ended, intp[n]."""
         return np.array([r for r, state in enumerate(self.states) if state.status is RequestStatus.RUNNING], np.intp)
 
-    def settled(self, num_tokens: I32) -> _UnderWay:
-        """Return the step when that before it is committed: a row starts at its request's newest token at the latest.
-
-        Args:
-            num_tokens: i32[R], committed, of those that run.
-        """
-        num_computed = np.minimum(self.plan.num_computed_tokens, num_tokens - 1)
-        return replace(self, plan=replace(self.plan, num_computed_tokens=num_computed))
-
 
 class StepPipeline:
     """See the module. Between two calls of `advance` at most one step is under way.
@@ -96,7 +87,7 @@ class StepPipeline:
                 self._commit(ahead)
                 self._current = None
             elif ahead is not None:
-                self._current = ahead.settled(self._num_tokens(ahead.states))
+                self._current = replace(ahead, plan=ahead.plan.settled(self._num_tokens(ahead.states)))
         if self._current is None:
             self._current = self._start(self._scheduler.schedule())
         return outputs

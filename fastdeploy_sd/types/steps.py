@@ -82,6 +82,14 @@ class SchedulerOutput:
             preempted_ids=(),
         )
 
+    def settled(self, num_tokens: I32) -> SchedulerOutput:
+        """Return the plan over the tokens that there are: a row starts at its request's newest one at the latest.
+
+        Args:
+            num_tokens: i32[R], committed; of a row that is nobody's any more, any number from 1 on.
+        """
+        return replace(self, num_computed_tokens=np.minimum(self.num_computed_tokens, num_tokens - 1))
+
 
 class StepView:
     """A value over memory that the next step writes again: it holds until that step begins. `kept` returns one to keep.

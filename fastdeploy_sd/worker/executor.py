@@ -13,6 +13,7 @@ from fastdeploy_sd.guidance.compiler import GrammarStore
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.device import device
+from fastdeploy_sd.runtime.twins import HOST_TWINS
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.proposer import MakeProposer
 from fastdeploy_sd.spec_decode.router import available_methods, create_layers_method, create_proposer
@@ -198,7 +199,8 @@ def create_follower(config: Config, group: RankGroup) -> ModelFollower:
     method = None if context.draft_model is None else create_layers_method(config.speculative, context)
     seconds, weight_gb = time.perf_counter() - start, loaded.weight_bytes / 1e9
     _log.info("loaded weights of %.2f GB in %.1f s, %d threads", weight_gb, seconds, library.num_threads())
-    return ModelFollower(loaded.forward, loaded.memory, loaded.table, method, group.collectives, loaded.twins)
+    twins = HOST_TWINS if method is None else loaded.twins  # only draft layers read tokens where the model runs
+    return ModelFollower(loaded.forward, loaded.memory, loaded.table, method, group.collectives, twins)
 
 
 def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float) -> None:

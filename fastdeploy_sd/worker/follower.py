@@ -36,7 +36,7 @@ class ModelFollower:
         forward, memory, table: as a ModelRunner's.
         draft_method: runs the draft layers; None where the server has none. Other methods draft on rank 0 only.
         collectives: what the pass exchanges values through.
-        twins: of the memory and the table, where the model is on a device.
+        twins: of the memory and the table, where draft layers are on a device.
     """
 
     def __init__(

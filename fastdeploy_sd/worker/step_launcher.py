@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -103,8 +103,7 @@ class StepLauncher:
 
     def _settled(self, plan: SchedulerOutput) -> SchedulerOutput:
         """Return a plan that counts the tokens that there are; see `Launcher.start`."""
-        last = np.array([self._table.num_tokens_of(request_id) - 1 for request_id in plan.request_ids], np.int32)
-        return replace(plan, num_computed_tokens=np.minimum(plan.num_computed_tokens, last))
+        return plan.settled(np.array([self._table.num_tokens_of(name) for name in plan.request_ids], np.int32))
 
 
 def _dropped(step: _Started) -> Mapping[RequestId, Exception]:

@@ -64,6 +64,19 @@ class Sender(Protocol):
         ...
 
 
+class PlacedAtOnce:
+    """What senders share whose batches are placed when `start` returns; see Sender."""
+
+    def __init__(self) -> None:
+        self.fd: int | None = None
+        self._finished: list[Batch] = []
+
+    def finished(self) -> list[Batch]:
+        """See Sender."""
+        finished, self._finished = self._finished, []
+        return finished
+
+
 class ReceiverEnd(Protocol):
     """The decode instance's end, for one prefill instance. Used by one thread.
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.splitwise.messages import Receiver
 from fastdeploy_sd.splitwise.pages import Bytes, DevicePage, DevicePort, Pages, Window
-from fastdeploy_sd.splitwise.transport import Batch, TransportError
+from fastdeploy_sd.splitwise.transport import Batch, PlacedAtOnce, TransportError
 from fastdeploy_sd.splitwise.transport_ipc import TOKEN_BYTES, hand_over
 
 _MAX_HANDLE_BYTES = 256
@@ -28,7 +28,7 @@ _MAX_HANDLE_BYTES = 256
 _MAX_LENT = 4
 
 
-class CudaSender:
+class CudaSender(PlacedAtOnce):
     """Has the device copy pages into the window.
 
     Args:
@@ -40,9 +40,8 @@ class CudaSender:
     """
 
     def __init__(self, fd: int, offer: Receiver, port: DevicePort) -> None:
-        self.fd: int | None = None
+        super().__init__()
         self._port, self._slot_bytes = port, offer.slot_bytes
-        self._finished: list[Batch] = []
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             os.close(fd)
             raise TransportError("cuda: expected a socket with a handle, got another descriptor")
@@ -67,11 +66,6 @@ class CudaSender:
         self._port.send(batch.layer, block_ids, places)
         batch.checksums = (0,) * len(batch.slots)
         self._finished.append(batch)
-
-    def finished(self) -> list[Batch]:
-        """See Sender."""
-        finished, self._finished = self._finished, []
-        return finished
 
     def close(self) -> None:
         """Close the window, and say so."""

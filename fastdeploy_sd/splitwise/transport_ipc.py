@@ -22,7 +22,7 @@ import numpy as np
 
 from fastdeploy_sd.splitwise.messages import Receiver
 from fastdeploy_sd.splitwise.pages import Bytes, Pages
-from fastdeploy_sd.splitwise.transport import Batch, TransportError, gather
+from fastdeploy_sd.splitwise.transport import Batch, PlacedAtOnce, TransportError, gather
 
 TOKEN_BYTES = 32
 _DESCRIPTOR = struct.Struct("i")
@@ -86,7 +86,7 @@ class DescriptorInbox:
             os.close(fd)
 
 
-class IpcSender:
+class IpcSender(PlacedAtOnce):
     """Copies pages into the window.
 
     Raises:
@@ -94,8 +94,7 @@ class IpcSender:
     """
 
     def __init__(self, fd: int, offer: Receiver) -> None:
-        self.fd: int | None = None
-        self._finished: list[Batch] = []
+        super().__init__()
         self._slot_bytes = offer.slot_bytes
         try:
             num_bytes = offer.num_slots * offer.slot_bytes
@@ -119,11 +118,6 @@ class IpcSender:
             for at, pieces in zip(starts, pages.read_all(batch.layer, block_ids), strict=True)
         )
         self._finished.append(batch)
-
-    def finished(self) -> list[Batch]:
-        """See Sender."""
-        finished, self._finished = self._finished, []
-        return finished
 
     def close(self) -> None:
         """Unmap the window."""

@@ -8,15 +8,11 @@ import numpy as np
 
 from fastdeploy_sd.splitwise.messages import Receiver
 from fastdeploy_sd.splitwise.pages import Bytes, Pages
-from fastdeploy_sd.splitwise.transport import Batch, gather
+from fastdeploy_sd.splitwise.transport import Batch, PlacedAtOnce, gather
 
 
-class TcpSender:
+class TcpSender(PlacedAtOnce):
     """Copies each page into a frame of its own."""
-
-    def __init__(self) -> None:
-        self.fd: int | None = None
-        self._finished: list[Batch] = []
 
     def start(self, batch: Batch, pages: Pages, block_ids: Sequence[int]) -> None:
         """See Sender."""
@@ -27,11 +23,6 @@ class TcpSender:
             batch.payloads.append(frame)
         batch.checksums = tuple(checksums)
         self._finished.append(batch)
-
-    def finished(self) -> list[Batch]:
-        """See Sender."""
-        finished, self._finished = self._finished, []
-        return finished
 
     def close(self) -> None:
         """Nothing is held."""

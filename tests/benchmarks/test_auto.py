@@ -61,6 +61,21 @@ def test_all_settings_run_the_same_requests_in_turns(workload: str) -> None:
 
 
 @pytest.mark.usefixtures("ticking")
+def test_luck_in_one_repeat_makes_no_setting_the_best_there() -> None:
+    case = Case("completion", PROMPTS, output_len=25)
+    engines = {NAIVE: engine(case, 0), "one": engine(case, 1), "lucky": engine(case, 1), "chooser": engine(case, 1)}
+    repeats = [run_in_turns(engines, case, TURNS, repeat) for repeat in range(3)]
+    rates = [("lucky", 0.5), ("lucky", 0.5), ("one", 0.25)]  # who took so much of its time in which repeat
+    for samples, (name, part) in zip(repeats, rates, strict=True):
+        samples[name] = dataclasses.replace(
+            samples[name], window_steps_s=[part * s for s in samples[name].window_steps_s]
+        )
+    # Chosen where it is compared as well, the best would be twice as fast in two of three repeats.
+    assert cell_metrics(repeats, {NAIVE, "one", "lucky"})["over_best"] == {"chooser": pytest.approx(1.0)}
+    assert cell_metrics(repeats[:1], {NAIVE, "one", "lucky"})["over_best"] == {"chooser": pytest.approx(0.5)}
+
+
+@pytest.mark.usefixtures("ticking")
 def test_all_tokens_count_however_early_some_requests_end() -> None:
     case = Case("completion", PROMPTS, output_len=25)
     drafting = engine(case, 3)

@@ -5,14 +5,15 @@ Usage: python custom_ops/build.py [--sanitize] [--out DIR]
 Files in cpu/kernels/ are compiled once per instruction-set level, those in cpu/kernels/amx/ for avx512 alone, once with
 the chip's tiles and once with their twin in plain C++; the rest (cpu/kernels/shared/, cpu/drafters/,
 cpu/runtime/, the C functions of bindings/) once with baseline flags; objects are kept in build/ and rebuilt when a
-source or header they include is newer. One file is generated: the ops and the fields of the structs that the
-headers in include/fdsd/ declare.
+source or header they include is newer. Two files are generated: the ops and the fields of the structs that the
+headers in include/fdsd/ declare, and what the library's C functions and structs are declared in.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
 import os
 import pathlib
 import platform
@@ -141,6 +142,28 @@ def declarations_source(headers: list[pathlib.Path]) -> str:
     return "\n".join([*lines, "#endif", ""])
 
 
+def interface_sources() -> list[pathlib.Path]:
+    """Return what declares all that callers of the library rely on: the structs, the ops and the C functions."""
+    return [*sorted((ROOT / "include" / "fdsd").glob("*.h")), *sorted((ROOT / "bindings").glob("c_api*"))]
+
+
+def sources_text(sources: list[pathlib.Path]) -> str:
+    """Return the package's version and a digest of every source, a line each, as a C++ string."""
+    package = (ROOT.parent / "fastdeploy_sd" / "__init__.py").read_text()
+    lines = re.findall(r'^__version__ = "(.*)"$', package, re.MULTILINE)
+    for path in sources:
+        lines.append(f"{path.relative_to(ROOT).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}")
+    return "".join(f'"{line}\\n"\n' for line in lines)
+
+
+def write_generated(folder: pathlib.Path, texts: dict[str, str]) -> None:
+    """Write files by name; one that is there with this text stays as it is, and so what depends on it."""
+    for name, text in texts.items():
+        path = folder / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
 def is_current(unit: Unit) -> bool:
     """Whether the object is newer than its source and every header it included; not while it is being compiled."""
     try:
@@ -183,10 +206,8 @@ def build_library(out: pathlib.Path, build: pathlib.Path, extra: list[str]) -> p
 
 
 def _build(compiler: str, out: pathlib.Path, build: pathlib.Path, extra: list[str]) -> pathlib.Path:
-    generated = build / "declarations.inc"
-    source = declarations_source(sorted((ROOT / "include" / "fdsd").glob("*.h")))
-    if not generated.exists() or generated.read_text() != source:
-        generated.write_text(source)
+    declarations = declarations_source(sorted((ROOT / "include" / "fdsd").glob("*.h")))
+    write_generated(build, {"declarations.inc": declarations, "sources.inc": sources_text(interface_sources())})
     includes = [f"-I{ROOT / folder}" for folder in ("include", "cpu/kernels", "cpu/drafters", "cpu/runtime")]
     includes.append(f"-I{build}")
     flags = repr((compiler, COMMON_FLAGS, ISA_FLAGS, extra))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import hashlib
 import os
 import pathlib
 import re
@@ -95,26 +94,15 @@ def compiled_sources() -> list[pathlib.Path]:
     return sorted([*own, *(build.ROOT / "include").rglob("*.h"), *_SHARED_SOURCES, *_SHARED_HEADERS])
 
 
-def _sources_text() -> str:
-    """What `fdsd_cuda_sources` returns, as a C++ string."""
-    package = (build.ROOT.parent / "fastdeploy_sd" / "__init__.py").read_text()
-    lines = re.findall(r'^__version__ = "(.*)"$', package, re.MULTILINE)
-    for path in compiled_sources():
-        lines.append(f"{path.relative_to(build.ROOT).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}")
-    return "".join(f'"{line}\\n"\n' for line in lines)
-
-
 def _write_generated(folder: pathlib.Path) -> None:
     lines = []
     for op, has_workspace in op_names().items():
         snake_name = re.sub(r"(?<!^)([A-Z])", r"_\1", op).lower()
         lines.append(f"FDSD_CUDA_{'WORKSPACE_' if has_workspace else ''}OP({op}, {snake_name})\n")
     declarations = build.declarations_source(sorted((build.ROOT / "include" / "fdsd").glob("*.h")))
-    generated = {"cuda_ops.inc": "".join(lines), "declarations.inc": declarations, "cuda_sources.inc": _sources_text()}
-    for name, text in generated.items():
-        path = folder / name
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
+    sources = build.sources_text(compiled_sources())
+    generated = {"cuda_ops.inc": "".join(lines), "declarations.inc": declarations, "cuda_sources.inc": sources}
+    build.write_generated(folder, generated)
 
 
 def emulated_units(folder: pathlib.Path, sources: Sequence[pathlib.Path] = ()) -> list[build.Unit]:

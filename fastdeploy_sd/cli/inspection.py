@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 
 from fastdeploy_sd import __version__
 from fastdeploy_sd.cli.arguments import Parser
@@ -19,7 +18,7 @@ from fastdeploy_sd.hub import located
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.roofs import measure_roofs
 from fastdeploy_sd.runtime.cuda_library import usable_library
-from fastdeploy_sd.runtime.library import amx_refusal, isa, num_threads
+from fastdeploy_sd.runtime.library import LIBRARY_PATH, amx_refusal, isa, load, num_threads
 from fastdeploy_sd.runtime.processors import first_processor, own_processors
 from fastdeploy_sd.worker.forecast import forecast
 
@@ -42,7 +41,6 @@ _FORMATS: tuple[LinearFormat, ...] = ("bfloat16", "wint8", "wint4")
 # What machine_speed reads: larger than any cache two threads share.
 STREAM_BYTES = 512 << 20
 NUM_PASSES = 4
-_LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "libfdsd.so"
 
 
 def explain_config(argv: Sequence[str]) -> int:
@@ -91,7 +89,7 @@ def environment() -> dict[str, str]:
         "isa": isa_level(flags if refusal is None else flags - _AMX),
         "amx": "usable" if refusal is None else f"not used: {refusal}",
         "isa override": os.environ.get("FDSD_ISA", "none"),
-        "kernel library": str(_LIBRARY) if _LIBRARY.exists() else f"not built ({_LIBRARY})",
+        "kernel library": _kernel_library(),
         "compiler": _compiler(),
         "gpu": _gpu(),
     }
@@ -125,9 +123,19 @@ def _amx_refusal(flags: set[str]) -> str | None:
     """Return why level amx is not used, None where it is; the system is asked only where the processor has AMX."""
     if isa_level(flags) != "amx":
         return "not in this processor"
-    if not _LIBRARY.exists():
-        return "the kernel library that would ask the system for it is not built"
-    return amx_refusal()
+    try:
+        return amx_refusal()
+    except ConfigError as error:
+        return f"nothing can ask the system for it: {error.message}"
+
+
+def _kernel_library() -> str:
+    """The library's file, or why it cannot be taken."""
+    try:
+        load(LIBRARY_PATH)
+    except ConfigError as error:
+        return f"not used: {error.message}"
+    return str(LIBRARY_PATH)
 
 
 def _gpu() -> str:

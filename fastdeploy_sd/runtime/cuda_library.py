@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import pathlib
 from typing import Any
 
-from fastdeploy_sd import __version__
 from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.runtime.layout import layout, read_layout
 from fastdeploy_sd.runtime.library import LIBRARY_PATH, CParams
+from fastdeploy_sd.runtime.library_sources import other_source
 
 _NAME = "libfdsd_cuda.so"
 _PLACES = (LIBRARY_PATH.parent / _NAME, LIBRARY_PATH.parents[2] / "build" / "cuda" / _NAME)
-_SOURCES = LIBRARY_PATH.parents[2] / "custom_ops"
 _BUILD = "`python custom_ops/cuda_build.py --nvcc`"
 
 
@@ -68,14 +66,7 @@ def _other_source(library: CudaLibrary) -> str | None:
     """What the library was compiled from that is not what is here: the first source, or without sources the version."""
     if not hasattr(library.functions, "fdsd_cuda_sources"):
         return "an older version"
-    version, *sources = library.functions.fdsd_cuda_sources().decode().splitlines()
-    if not (_SOURCES / "cuda").is_dir():
-        return None if version == __version__ else f"fastdeploy_sd {version}, not {__version__}"
-    for name, digest in map(str.split, sources):
-        path = _SOURCES / name
-        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            return f"another {path}"
-    return None
+    return other_source(library.functions.fdsd_cuda_sources().decode())
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Loads the kernel library (libfdsd.so) and its process-wide settings. Knows no tensors and no framework.
 
 The instruction-set level is the processor's best, unless FDSD_ISA names a lower one (scalar, avx2, avx512, amx).
+A library of other C functions or structs than these sources declare is refused: every caller here relies on them.
 Threads are as many as the processors of this process are worth, until another number is set.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.runtime.library_sources import other_source
 from fastdeploy_sd.runtime.processors import own_processors
 
 ISA_LEVELS = ("scalar", "avx2", "avx512", "amx")
@@ -30,17 +32,37 @@ def library() -> ctypes.CDLL:
     """Return the loaded kernel library.
 
     Raises:
-        ConfigError: the library was not built, or FDSD_ISA names an unknown or unsupported level.
+        ConfigError: the library was not built, or from other sources than these, or FDSD_ISA names an unknown or
+            unsupported level.
     """
-    if not LIBRARY_PATH.exists():
-        raise ConfigError(f"kernel library: expected {LIBRARY_PATH}, got no such file; run `scripts/dev build`")
-    lib = ctypes.CDLL(str(LIBRARY_PATH))
+    lib = load(LIBRARY_PATH)
     for name in ("fdsd_set_isa", "fdsd_set_num_threads", "fdsd_amx_refusal", "fdsd_assume_tiles"):
         getattr(lib, name).restype = ctypes.c_char_p
     lib.fdsd_set_num_threads(own_processors().num_threads, own_processors().at_once)
     wanted = os.environ.get("FDSD_ISA")
     if wanted is not None:
         _set_isa(lib, wanted)
+    return lib
+
+
+def load(path: pathlib.Path) -> ctypes.CDLL:
+    """Return the kernel library in a file, without any setting.
+
+    Raises:
+        ConfigError: there is none, or it was built from other declarations than these.
+    """
+    if not path.exists():
+        raise ConfigError(f"kernel library: expected {path}, got no such file; run `scripts/dev build`")
+    lib = ctypes.CDLL(str(path))
+    other: str | None = "an older version"
+    if hasattr(lib, "fdsd_sources"):
+        lib.fdsd_sources.restype = ctypes.c_char_p
+        other = other_source(lib.fdsd_sources().decode())
+    if other is not None:
+        raise ConfigError(
+            f"kernel library: expected {path} to be of these sources, got one of {other}; run `scripts/dev build`, "
+            "without a checkout install the package anew"
+        )
     return lib
 
 

@@ -81,13 +81,14 @@ class AutoMethod(Proposer):
         self._stretch = 1.0  # how much longer than a plain one the next step is expected to be
         self._is_certain = False  # whether all drafts of the next step are
         self._latest: ProposeInput | None = None
-        self._rows = b""
+        self._rows: bytes | None = None  # of the latest step; None = requests of the next one began since
         self._num_tokens = 0
         self._next_log = time.monotonic() + _SECONDS_PER_LOG_LINE
         self._board.report = ChoiceReport()
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Begin the requests in every method and in the policy; those that chose the draft layers there only."""
+        self._latest = self._rows = None  # another request in the same table row is not the one before it
         if self._dear is not None:
             requests = self._dear.begin(requests)
         self._auto.begin(requests)

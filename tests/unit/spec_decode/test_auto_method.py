@@ -138,6 +138,25 @@ def test_what_the_engine_takes_between_steps_makes_dear_drafts_worth_it() -> Non
     assert server.board.report.measured_s == pytest.approx(server.board.report.predicted_s, rel=0.25)
 
 
+def test_what_lies_between_two_requests_in_a_table_row_is_no_part_of_a_step() -> None:
+    """Prompts that need no step of their own, as those that are cached: one draft brings a token for four plain steps.
+
+    An idle second taken for the engine's part would make it worth that.
+    """
+    text = repeated()
+    server = Server([text], num_prompt=200)
+    steps = [StepSample(rows, 1, 8, 1.0 + 4.0 * (rows - 1)) for rows in (1, 2, 8)]
+    server.board.profile = CostProfile({}, {}, tuple(steps))
+    for i in range(20):
+        begin = 24 + 100 * (i % 2)
+        server.router.forget(np.zeros(1, np.int32))
+        server.num_tokens, server.drafts = [begin], [0]
+        server.router.begin([DraftRequest(f"r{i}", 0, begin, begin)])
+        server.step(1, row_s=4e-3, host_s=1.0)
+    server.step(4, row_s=4e-3)
+    assert server.num_tokens == [begin + 5]
+
+
 def test_the_predicted_time_is_what_steps_take() -> None:
     server = Server([repeated(), repeated()])
     steps = [StepSample(rows, 1, 8, 1.0 + 0.1 * (rows - 1)) for rows in (1, 2, 8, 40)]

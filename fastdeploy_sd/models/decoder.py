@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import paddle
 from paddle import Tensor
 
@@ -12,6 +13,7 @@ from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.layers.norm import RmsNorm
 from fastdeploy_sd.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.float16_range import verify_float16
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weight_packer import WeightPacker
@@ -19,15 +21,22 @@ from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, storage, widen
 from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.ops.weight_matrix import WeightPart
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types import I32
 
 
 class Embedding:
-    """Token ids to rows of a table, in the model's dtype."""
+    """Token ids to rows of a table [V, H], in the model's dtype.
 
-    def __init__(self, table: Weights, scheme: QuantScheme) -> None:
-        dtype = storage(scheme.dtype)
+    Raises:
+        CheckpointError: that is float16, which cannot hold the table's numbers.
+    """
+
+    def __init__(self, part: WeightPart, scheme: QuantScheme) -> None:
+        dtype, table = storage(scheme.dtype), part.data
+        if dtype == np.float16:
+            verify_float16(part)
         if table.dtype == dtype:
             # On a CPU it stays in the mapped file: a step touches a few rows of it.
             self._table = device().wrap(table)
@@ -61,7 +70,11 @@ class Decoder:
         packer: WeightPacker | None = None,
         group: TpGroup = ALONE,
     ) -> None:
-        """Load this rank's part; `packer` is the checkpoint's, None = one that packs everything."""
+        """Load this rank's part; `packer` is the checkpoint's, None = one that packs everything.
+
+        Raises:
+            CheckpointError: a tensor is missing, has another shape, would not be used, or is not for float16.
+        """
         self.config, self.dtype = config, scheme.dtype
         weights = DecoderWeights(checkpoint, config)
         weights.verify()

@@ -31,7 +31,7 @@ from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.cast import cast
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
 from fastdeploy_sd.types import I32
 
 
@@ -183,8 +183,8 @@ class _MtpBuilder:
             head=self._head(w.head(j)),
         )
 
-    def _embed(self, own: Weights | None) -> Embed:
-        if own is None or _is_same(own, self._target.weights.embedding()):
+    def _embed(self, own: WeightPart | None) -> Embed:
+        if own is None or _is_same(own.data, self._target.weights.embedding().data):
             return self._target.decoder.embed
         return Embedding(own, self._scheme)
 

@@ -142,12 +142,12 @@ class MtpWeights(LayerWeights):
             return None
         return self._vector(f"{self._name(self._names.output_norm, j)}.weight", self.config.hidden_size)
 
-    def embedding(self, j: int) -> Weights | None:
+    def embedding(self, j: int) -> WeightPart | None:
         """Return [V, H], or None for the target's table."""
         name = None if self._names.embedding is None else f"{self._name(self._names.embedding, j)}.weight"
         if name is None or name not in self._checkpoint:
             return None
-        return self._checkpoint.tensor(name, (self.config.vocab_size, self.config.hidden_size))
+        return WeightPart(name, self._checkpoint.tensor(name, (self.config.vocab_size, self.config.hidden_size)))
 
     def head(self, j: int) -> WeightMatrix | None:
         """Return [V, H], or None for the target's head."""

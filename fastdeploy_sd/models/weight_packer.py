@@ -13,6 +13,7 @@ import numpy.typing as npt
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.models.float16_range import verify_float16
 from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
 from fastdeploy_sd.ops.float8_blocks import packed_as_stored
 from fastdeploy_sd.ops.linear_format import LinearFormat
@@ -60,7 +61,11 @@ class WeightPacker:
         self._on_packed = on_packed
 
     def linear(self, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> PackedLinear[Tensor]:
-        """Return one packed matrix; `slices` says how the sum over its inputs is cut."""
+        """Return one packed matrix; `slices` says how the sum over its inputs is cut.
+
+        Raises:
+            CheckpointError: `fmt` is float16, which cannot hold the matrix's numbers.
+        """
         out_features, in_features = matrix.shape
         name = f"{fmt}: {matrix.name}"
         if slices.count > 1:
@@ -73,6 +78,7 @@ class WeightPacker:
 
         Raises:
             ValueError: no expert, or shapes that differ.
+            CheckpointError: as `linear`.
         """
         out_features, in_features = experts_shape(matrices)
         data = self._packed(f"{fmt}: {len(matrices)} experts from {matrices[0].name}", matrices, fmt, WHOLE)
@@ -109,16 +115,25 @@ class WeightPacker:
                 if stored is not None:
                     send_packed(where, tensor.address + i * size, stored)
                 else:
-                    pack_on_device(where, tensor.address + i * size, matrix.numbers(), fmt, slices)
+                    pack_on_device(where, tensor.address + i * size, _numbers(matrix, fmt), fmt, slices)
             if self._store is not None:
                 self._store.add(name, lambda: where.read(tensor))
             return cast("Tensor", tensor)
         data = self._memory.take(num_bytes)
         for i, matrix in enumerate(matrices):
-            pack_into(data.ctypes.data + i * size, matrix.numbers(), fmt, slices)
+            pack_into(data.ctypes.data + i * size, _numbers(matrix, fmt), fmt, slices)
         if self._store is not None:
             self._store.add(name, data)
         return where.wrap(data)
+
+
+def _numbers(matrix: WeightMatrix, fmt: LinearFormat) -> WeightMatrix:
+    """Return a matrix as numbers, which the format can hold."""
+    numbers = matrix.numbers()
+    if fmt == "float16":
+        for part in numbers.parts:
+            verify_float16(part)
+    return numbers
 
 
 def _as_stored(matrix: WeightMatrix, slices: SliceRule) -> Bytes | None:

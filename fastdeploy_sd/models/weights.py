@@ -163,15 +163,15 @@ class DecoderWeights(LayerWeights):
         self._root = roots[0]
         self._embedding_name = f"{self._root}.embed_tokens.weight"
 
-    def embedding(self) -> Weights:
+    def embedding(self) -> WeightPart:
         """Return [V, H]."""
         shape = (self._config.vocab_size, self._config.hidden_size)
-        return self._checkpoint.tensor(self._embedding_name, shape)
+        return WeightPart(self._embedding_name, self._checkpoint.tensor(self._embedding_name, shape))
 
     def lm_head(self) -> WeightMatrix:
         """Return [V, H]; the embedding when the model ties them."""
         if self._config.tie_word_embeddings:
-            return WeightMatrix.whole(self.embedding(), self._embedding_name)
+            return WeightMatrix((self.embedding(),))
         return self._matrix("lm_head", self._config.vocab_size, self._config.hidden_size)
 
     def final_norm(self) -> Weights:

@@ -161,7 +161,7 @@ class MtpReference:
         self._blocks = NumpyDecoder(blocks, "float32", "float32")
         self._eps = float(str(config["rms_norm_eps"]))
         weights = self._target.weights
-        self._embedding, self._head = widen(weights.embedding()), widen(weights.lm_head().to_array())
+        self._embedding, self._head = widen(weights.embedding().data), widen(weights.lm_head().to_array())
         self._final_norm = widen(weights.final_norm())
         self.stored_head = functools.cache(self._store_head)
 

@@ -68,7 +68,7 @@ class NumpyDecoder:
     def hidden(self, token_ids: I32) -> F32:
         """Return f32[T, H], the rows after the final norm."""
         c, w = self._config, self.weights
-        x = widen(w.embedding())[token_ids]
+        x = widen(w.embedding().data)[token_ids]
         for i in range(c.num_layers):
             x = self.layer(x, i)
         return normalize(x, w.final_norm(), c.norm_eps)

@@ -13,6 +13,7 @@ import pytest
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
+from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models import packed_cache, weight_packer
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
@@ -24,6 +25,7 @@ from fastdeploy_sd.worker.draft_formats import draft_head_format, own_scheme
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.model_loading import LoadedModel, load_model
 from tests.engine.gpu import gpu_device
+from tests.models import rewrite
 from tests.models.mtp_models import make_model
 from tests.ops.cuda_device import EMULATED
 
@@ -102,6 +104,20 @@ def test_bytes_of_weights_are_told_before_they_are_loaded(
         for c, count in ((decoder, decoder.num_layers), (drafts.config, 1)) if c.moe is not None
     )  # fmt: skip
     assert load_model(config, checkpoint, decoder, drafts).weight_bytes == told - routers
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_weight_that_float16_cannot_hold_is_named(name: str, tmp_path: pathlib.Path) -> None:
+    tensors = rewrite.read("llama-tiny")
+    tensors[name][7, 3] = 0xC789  # -70144 in bfloat16
+    path = rewrite.write_folder(tmp_path / "model", "llama-tiny")
+    rewrite.write_file(path / "model.safetensors", tensors)
+    config = Config(ModelConfig(str(path), dtype="float16"), device="gpu")
+    with (
+        gpu_device(EMULATED),
+        pytest.raises(CheckpointError, match=rf"^tensor '{name}': .*, up to 65504, got .* 70144; start .* bfloat16$"),
+    ):
+        loaded(config)
 
 
 def test_a_table_of_embeddings_is_converted_piece_by_piece(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint, Weights
+from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.models import mtp
 from fastdeploy_sd.models.decoder import Decoder, Embedding
@@ -21,6 +21,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.ops.weight_matrix import WeightPart
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.kv_sizing import LayerKv
 from tests.models import golden, rewrite
@@ -156,9 +157,9 @@ def test_several_layers_make_one_step_each_and_one_makes_all(tmp_path: pathlib.P
 def test_only_what_differs_from_the_target_is_kept_twice(
     layout: str, num_copies: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables: list[Weights] = []
+    tables: list[WeightPart] = []
 
-    def noted(table: Weights, scheme: QuantScheme) -> Embedding:
+    def noted(table: WeightPart, scheme: QuantScheme) -> Embedding:
         tables.append(table)
         return Embedding(table, scheme)
 

@@ -62,7 +62,7 @@ class MaskCost:
         places: how many of the answer's tokens are there.
         mask_us: the median over them of computing the bits; mask_most_us: the most.
         forced_us: of asking which tokens must follow, which drafting does once per step.
-        draw_us: of drawing the token from a row with these bits; a free row's is in `FreeCost`.
+        draw_us: of drawing the token from a row with these bits; a free row's is `GuidedCost.free_draw_us`.
     """
 
     place: str

@@ -20,7 +20,6 @@ FDSD_EXPORT fdsd::Error fdsd_set_isa(int32_t isa) {
   return fdsd::SetIsa(static_cast<fdsd::Isa>(isa));
 }
 FDSD_EXPORT fdsd::Error fdsd_amx_refusal() { return fdsd::AmxRefusal(); }
-FDSD_EXPORT int32_t fdsd_tiles_in_use() { return static_cast<int32_t>(fdsd::TilesInUse()); }
 FDSD_EXPORT fdsd::Error fdsd_assume_tiles(int32_t tiles) {
   if (tiles < 0 || tiles > 2) return "tiles: expected 0 (none), 1 (chip) or 2 (twin)";
   return fdsd::AssumeTiles(static_cast<fdsd::Tiles>(tiles));

@@ -9,7 +9,6 @@
 namespace fdsd::cuda {
 
 using BulkBarrier = uint64_t;
-constexpr int kBulkBytes = 16;  // addresses and sizes are multiples of it
 
 #if defined(FDSD_EMULATED)
 
@@ -30,7 +29,7 @@ inline void ExpectBytes(DevicePtr<BulkBarrier> barrier, int num_bytes) {
 // shared memory.
 inline void FenceBulkWrites() { emulation::FenceProxies(); }
 
-// Copy num_bytes to shared memory while the thread goes on.
+// Copy num_bytes to shared memory while the thread goes on. Both addresses and num_bytes are multiples of 16.
 inline void CopyBulk(DevicePtr<uint8_t> to, DevicePtr<const uint8_t> from, int num_bytes,
                      DevicePtr<BulkBarrier> barrier) {
   emulation::StartBulkCopy(to.allocation(), to.address(), from.allocation(), from.address(), num_bytes,

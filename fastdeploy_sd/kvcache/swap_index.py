@@ -53,11 +53,6 @@ class SwapIndex:
         self._clock = 0
 
     @property
-    def num_ready(self) -> int:
-        """Slots whose content can be found. O(slots)."""
-        return sum(entry.is_ready for entry in self._by_hash.values())
-
-    @property
     def num_used_slots(self) -> int:
         """Slots that are not free."""
         return self.num_slots - len(self._free)

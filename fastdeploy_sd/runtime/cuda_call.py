@@ -49,7 +49,7 @@ def rehearse(library: CudaLibrary, program: int, workspace: int, stream: int) ->
     library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
 
 
-class Launcher(Protocol):
+class CallDevice(Protocol):
     """What a call needs of its device."""
 
     library: CudaLibrary
@@ -73,7 +73,7 @@ class DeviceCall:
         MemoryError: the GPU has none for its workspace.
     """
 
-    def __init__(self, device: Launcher, op: str, params: CParams, arrays: Mapping[str, Any]) -> None:
+    def __init__(self, device: CallDevice, op: str, params: CParams, arrays: Mapping[str, Any]) -> None:
         self._device, self._op, self._arrays = device, op, arrays
         self.params: Any = params
         self._rehearse()

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.runtime.arrays import Array, address
-from fastdeploy_sd.runtime.cuda_handles import new_event
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_mark import CudaMark
 from fastdeploy_sd.runtime.cuda_memory import CudaMemory, pinned_zeros
+from fastdeploy_sd.runtime.cuda_staging import StagingMemory
 from fastdeploy_sd.runtime.device_tensor import DeviceTensor, element_of
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.runtime.mirror import offset_in
@@ -155,15 +155,6 @@ def _parts(pieces: list[Piece], num_bytes: int, row_bytes: int) -> Iterator[list
         yield part
 
 
-class _Staging:
-    """Pinned memory and the device's of the same size, and what says when the last copy of it was made."""
-
-    def __init__(self, library: CudaLibrary, memory: CudaMemory, num_bytes: int) -> None:
-        self.host = pinned_zeros(library, num_bytes)
-        self.memory, self.address = memory.take(num_bytes)
-        self.event = new_event(library)
-
-
 class CudaTransfers:
     """What goes up and comes back, in order with everything else on the device's stream.
 
@@ -175,7 +166,7 @@ class CudaTransfers:
 
     def __init__(self, library: CudaLibrary, memory: CudaMemory, stream: int) -> None:
         self._library, self._stream = library, stream
-        self._staging = [_Staging(library, memory, STAGING_BYTES) for _ in range(NUM_STAGING)]
+        self._staging = [StagingMemory(library, memory, STAGING_BYTES) for _ in range(NUM_STAGING)]
         self._turn = 0
         self._piece_type: Any = struct_type("ScatterPiece")
         self._params: Any = struct_type("ScatterPiecesParams")()
@@ -254,7 +245,7 @@ class CudaTransfers:
         if self.on_wait is not None:
             self.on_wait()
 
-    def _next_staging(self) -> _Staging:
+    def _next_staging(self) -> StagingMemory:
         self._turn = (self._turn + 1) % NUM_STAGING
         staging = self._staging[self._turn]
         self._library.call("event_synchronize", staging.event.address)

@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from fastdeploy_sd.runtime.arrays import Array, address
-from fastdeploy_sd.runtime.cuda_call import Launcher, Workspace, rehearse
+from fastdeploy_sd.runtime.cuda_call import CallDevice, Workspace, rehearse
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_padding import OP, Columns, offset_of_num_rows
 from fastdeploy_sd.runtime.cuda_sizes import rounded, sizes_up_to
@@ -52,7 +52,7 @@ class CudaProgram:
     """
 
     def __init__(self, device: Any, recording: Recording, inputs: Inputs, arena: DeviceTensor) -> None:
-        self._device: Launcher = device
+        self._device: CallDevice = device
         self._recording, self._inputs, self._arena = recording, inputs, arena
         library, recorder = device.library, recording.recorder
         for constant in recorder.constants:

@@ -15,24 +15,15 @@ import numpy.typing as npt
 
 from fastdeploy_sd.runtime import library as kernels
 from fastdeploy_sd.runtime.arrays import Array, address
-from fastdeploy_sd.runtime.cuda_handles import new_event
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
-from fastdeploy_sd.runtime.cuda_memory import ALIGNMENT, CudaMemory, pinned_zeros
+from fastdeploy_sd.runtime.cuda_memory import ALIGNMENT, CudaMemory
+from fastdeploy_sd.runtime.cuda_staging import StagingMemory
 
 Bytes = npt.NDArray[np.uint8]
 
 PIECE_BYTES = 64 << 20
 # What one thread copies at a time: fewer bytes are copied sooner than a thread is woken.
 _SHARE_BYTES = 4 << 20
-
-
-class _Piece:
-    """Pinned memory, the GPU's of the same size, and an event behind what was last done with either."""
-
-    def __init__(self, library: CudaLibrary, memory: CudaMemory, num_bytes: int) -> None:
-        self.host = pinned_zeros(library, num_bytes)
-        self.memory, self.address = memory.take(num_bytes)
-        self.event = new_event(library)
 
 
 class CudaUploads:
@@ -48,7 +39,7 @@ class CudaUploads:
     def __init__(self, library: CudaLibrary, memory: CudaMemory, stream: int, num_bytes: int) -> None:
         self._library, self._memory, self._stream = library, memory, stream
         self.piece_bytes = max(min(PIECE_BYTES, -(-num_bytes // ALIGNMENT) * ALIGNMENT), ALIGNMENT)
-        self._pieces: list[_Piece | None] = [None, None]
+        self._pieces: list[StagingMemory | None] = [None, None]
         self._turn, self._used = 0, 0
         self._threads = ThreadPoolExecutor(kernels.num_threads(), thread_name_prefix="uploads")
 
@@ -106,7 +97,7 @@ class CudaUploads:
             self._threads.shutdown()
             self._pieces = [None, None]
 
-    def _next(self, size: int) -> _Piece:
+    def _next(self, size: int) -> StagingMemory:
         """Turn to the other piece, which holds `size` bytes and is not read any more."""
         if (full := self._pieces[self._turn]) is not None:
             self._library.call("event_record", full.event.address, self._stream)
@@ -116,7 +107,7 @@ class CudaUploads:
             self._library.call("event_synchronize", piece.event.address)
         if piece is None or len(piece.host) < size:
             self._pieces[self._turn] = piece = None
-            piece = self._pieces[self._turn] = _Piece(self._library, self._memory, max(size, self.piece_bytes))
+            piece = self._pieces[self._turn] = StagingMemory(self._library, self._memory, max(size, self.piece_bytes))
         return piece
 
 

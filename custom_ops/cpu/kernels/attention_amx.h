@@ -23,9 +23,7 @@ constexpr int kAmxPacks = 16;    // packs that one product sums over: of the hea
 // Elements of a query vector, or keys, that one product sums over.
 template <typename T>
 constexpr int kAmxElements = kAmxPacks * kPackSize<T>;
-template <typename T>
-constexpr int kAmxSteps = kPartitionKeys / kAmxElements<T>;  // products along a partition's keys
-constexpr int kMaxAmxSteps = 8;
+constexpr int kMaxAmxSteps = 8;  // products along a partition's keys: 8 of bfloat16, 4 of int8
 
 // Vectors come in whole tiles: rows of q, scores and weights behind the last one exist up to a multiple of 16 rows, and
 // may hold anything.

@@ -48,7 +48,7 @@ constexpr int kBf16StepBytes = 8;
 // Bytes of one row of x for one group of an int format: 128 int8, their scale and the accumulators' start values.
 constexpr int kRowGroupBytes = kQuantGroup + 4 + 4 * kPanelVectors;
 
-// Bytes of one row of x per unit (see NumUnits).
+// Bytes of one row of x per unit (see Slices::units).
 FDSD_INLINE constexpr int RowUnitBytes(LinearFormat format) {
   return IsQuantized(format) ? kRowGroupBytes : format == LinearFormat::kBFloat16 ? kBf16StepBytes : kStepBytes;
 }

@@ -1,4 +1,4 @@
-"""Cases of signal_; who is woken is in tests/unit/worker/test_layer_signals.py."""
+"""Cases of signal_; what a signal sets going is in tests/engine/test_layer_sends.py."""
 
 from __future__ import annotations
 

@@ -178,19 +178,29 @@ class MethodRouter:
         owners, present = self._methods_of(x.table_rows)
         if not present:
             return DraftTokens.none(0)
-        if len(present) == 1 and self._overlay.is_idle:
+        if self._chooses[self._configured]:
+            present = self._with_chooser(owners, present)
+        is_whole = len(present) == 1 and bool((owners == present[0]).all())
+        if is_whole and self._overlay.is_idle:
             self._only = x, self._made[present[0]]
         head = self._overlay.propose(x)
-        tail = self._propose_by_method(behind(x, head), owners, present)
+        rest = behind(x, head)
+        if is_whole:
+            tail = self._made[present[0]].propose(rest)
+        else:
+            tail = DraftTokens.merge(len(owners), [self._propose_for(m, rest, owners == m) for m in present])
         if head is None:
             return tail
         self._board.num_rests = 0  # what a method would miss in it is not its own
         return joined(len(owners), head, ~self._chooses[owners], tail)
 
-    def _propose_by_method(self, x: ProposeInput, owners: I8, present: list[int]) -> DraftTokens:
-        if len(present) == 1:
-            return self._made[present[0]].propose(x)
-        return DraftTokens.merge(len(owners), [self._propose_for(method, x, owners == method) for method in present])
+    def _with_chooser(self, owners: I8, present: list[int]) -> list[int]:
+        """The methods that draft: for requests that forbid it, that is known to the one that chooses, and nobody does.
+
+        It is asked where it has no rows as well, as it knows how long nobody need be asked.
+        """
+        self._board.num_forbidden = int((owners == self._naive).sum())
+        return sorted({self._configured if method == self._naive else method for method in present})
 
     def forget(self, table_rows: I32) -> None:
         """Forget every table row in the method of its request."""

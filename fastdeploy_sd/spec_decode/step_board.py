@@ -15,6 +15,7 @@ class StepBoard:
     Attributes:
         num_tokens, num_requests: that the model ran in the step just verified, drafts and parts of prompts included.
         num_prompt_tokens: of them in parts of prompts.
+        num_forbidden: of the requests those that allow no drafts: nobody drafts for them, a step brings each one token.
         num_prompt_tokens_ahead: in parts of prompts of the next step, as far as the scheduler knows.
         seconds: what the step took, drafting left out.
         host_seconds: between the end of the step before, its drafting included, and the beginning of this one.
@@ -27,6 +28,7 @@ class StepBoard:
     num_tokens: int = 0
     num_requests: int = 0
     num_prompt_tokens: int = 0
+    num_forbidden: int = 0
     num_prompt_tokens_ahead: int = 0
     seconds: float = 0.0
     host_seconds: float = 0.0

@@ -95,7 +95,7 @@ class DearSource:
         return found if x.prefix is None else np.where(np.diff(x.prefix.cu_num_draft) == 0, found, 0).astype(np.int32)
 
     def wanted(
-        self, x: ProposeInput, policy: AutoPolicy, source: int, times: DraftTimes, speed: float
+        self, x: ProposeInput, policy: AutoPolicy, source: int, times: DraftTimes, speed: float, num_outputs: int
     ) -> tuple[I32, float]:
         """Return how many drafts of each row are worth asking for, and below which survival a row's drafts end.
 
@@ -103,6 +103,7 @@ class DearSource:
             x: the rows that the policy has offers for.
             source: the plane of this source.
             times: of the next step, in ms of a machine that takes `speed` times as long now.
+            num_outputs: see AutoPolicy.decide.
 
         Raises:
             ValueError: a shape or dtype disagrees, or the rows are not those of the latest offers.
@@ -110,7 +111,7 @@ class DearSource:
         num_steps, self._num_rested = max(self._num_rested, 1), 0
         limits = self.limits(x)
         belief = _FIRST_BELIEF if self._num_drafts < _FIRST_DRAFTS else 0.0
-        how = (speed, belief, self._max_draft_len)
+        how = (speed, belief, self._max_draft_len, num_outputs)
         found, gain, least, num_others = self._worth(x, policy, source, times, how, limits)
         if gain > 1:
             self._rest = 0
@@ -119,7 +120,7 @@ class DearSource:
         self._rest = 0 if num_others else min(2 * self._rest + 1, _LONGEST_REST)
         if self._trials.is_due(num_steps):
             self._rest = 0
-            trial = (speed, _TRIAL_BELIEF, min(_TRIAL_DRAFTS, self._max_draft_len))
+            trial = (speed, _TRIAL_BELIEF, min(_TRIAL_DRAFTS, self._max_draft_len), num_outputs)
             found, _, _, _ = self._worth(x, policy, source, times, trial, limits)
         return found, 0.0
 
@@ -129,15 +130,15 @@ class DearSource:
         policy: AutoPolicy,
         source: int,
         times: DraftTimes,
-        how: tuple[float, float, int],
+        how: tuple[float, float, int, int],
         limits: I32,
     ) -> tuple[I32, float, float, int]:
         """How many drafts per row, the expected gain, the least survival, how many drafts others offer.
 
         Args:
-            how: speed, least belief, most drafts.
+            how: speed, least belief, most drafts, outputs of the step without drafts.
         """
-        speed, least_belief, max_drafts = how
+        speed, least_belief, max_drafts, num_outputs = how
         if self._wants is None:
             params = struct_type("PolicyWantsParams")(
                 policy=policy.handle, source=source, max_num_chosen=MAX_STEP_DRAFTS, outcome=address(self._outcome)
@@ -147,7 +148,7 @@ class DearSource:
         found, num_rows = np.zeros(len(x.table_rows), np.int32), len(x.table_rows)
         catch_up = self._num_behind(x) * call.row
         p = self._wants.params
-        p.num_rows, p.num_outputs, p.max_drafts, p.least_belief = num_rows, num_rows, max_drafts, least_belief
+        p.num_rows, p.num_outputs, p.max_drafts, p.least_belief = num_rows, num_outputs, max_drafts, least_belief
         p.table_rows = pointer("table_rows", x.table_rows, (num_rows,), np.int32)
         p.max_draft_len = pointer("max_draft_len", limits, (num_rows,), np.int32)
         p.catch_up = pointer("catch_up", catch_up, (num_rows,), np.float64)

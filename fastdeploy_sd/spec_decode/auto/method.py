@@ -150,8 +150,9 @@ class AutoMethod(Proposer):
         return min(int(self._asking_s / (_ASKING_SHARE * step_s)), _LONGEST_REST)
 
     def _is_alone(self, x: ProposeInput) -> bool:
-        """Whether the step had these rows only, and no parts of prompts."""
-        return self._board.num_requests == len(x.table_rows) and self._board.num_prompt_tokens == 0
+        """Whether the step had these rows only, those of requests that forbid drafts, and no parts of prompts."""
+        b = self._board
+        return b.num_requests == len(x.table_rows) + b.num_forbidden and b.num_prompt_tokens == 0
 
     def _choose(self, x: ProposeInput, num_kv_tokens: int) -> tuple[DraftTokens, str]:
         num_requests, num_certain = self._board.num_requests, 0 if x.prefix is None else len(x.prefix.token_ids)
@@ -166,7 +167,9 @@ class AutoMethod(Proposer):
                 return DraftTokens.none(len(x.table_rows)), reason
             # Guesses are not worth it. What is certain is no guess.
             nothing_more = np.zeros(len(x.table_rows), np.int32)
-            decision = self._auto.decide(replace(x, max_draft_len=nothing_more), num_kv_tokens)
+            decision = self._auto.decide(
+                replace(x, max_draft_len=nothing_more), num_kv_tokens, num_others=self._num_others(x)
+            )
         else:
             decision = self._decide(x, num_kv_tokens, least_gain)
         num_drafts = len(decision.drafts.token_ids)
@@ -189,12 +192,17 @@ class AutoMethod(Proposer):
             self._predicted_s = (decision.time * self._times.model.speed - around_ms) / 1e3
 
     def _decide(self, x: ProposeInput, num_kv_tokens: int, least_gain: float) -> Decision:
+        num_others = self._num_others(x)
         if self._dear is None or self._dear.source.rests():
-            return self._auto.decide(x, num_kv_tokens, least_gain)
+            return self._auto.decide(x, num_kv_tokens, least_gain, num_others)
         speed = 1.0 if self._times.model is None else self._times.model.speed
-        wanted, least = self._auto.ask(x, num_kv_tokens, self._dear.source, speed)
+        wanted, least = self._auto.ask(x, num_kv_tokens, self._dear.source, speed, num_others)
         drafts, draft_prob = self._dear.draft(wanted, least)
-        return self._auto.choose(x, num_kv_tokens, drafts, draft_prob, least_gain)
+        return self._auto.choose(x, num_kv_tokens, drafts, draft_prob, least_gain, num_others)
+
+    def _num_others(self, x: ProposeInput) -> int:
+        """Requests of the step that draft otherwise or not at all, and get a token in any case."""
+        return max(self._board.num_requests - len(x.table_rows), 0)
 
     @property
     def _dear_s(self) -> float:
@@ -245,7 +253,7 @@ class AutoMethod(Proposer):
             if num_rested:
                 num_new = b.num_requests  # only the last of these steps is known
             elif goes_on and not self._is_certain:  # what is certain says nothing of guesses
-                num_new = num_tokens - self._num_tokens
+                num_new = num_tokens - self._num_tokens + b.num_forbidden
         self._guard.observe(
             b.num_requests,
             num_new,

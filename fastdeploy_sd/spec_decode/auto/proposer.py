@@ -68,12 +68,13 @@ class AutoProposer(Proposer):
         """
         return self.decide(x, sum(x.num_tokens.tolist())).drafts
 
-    def decide(self, x: ProposeInput, num_kv_tokens: int, least_gain: float = 1.0) -> Decision:
+    def decide(self, x: ProposeInput, num_kv_tokens: int, least_gain: float = 1.0, num_others: int = 0) -> Decision:
         """Return what `propose` does, with what is expected of it.
 
         Args:
             num_kv_tokens: the sum of x.num_tokens.
             least_gain: see AutoPolicy.decide.
+            num_others: requests that get a token in the next step besides: drafts keep them waiting, too.
 
         Raises:
             ValueError: as `propose`.
@@ -83,9 +84,11 @@ class AutoProposer(Proposer):
             self._offers.clear(self._dear)
             self._has_dear_offer = False
         times = self._cost.times(num_rows, num_rows, num_kv_tokens)
-        return self.policy.decide(x, self._offers, times, num_rows, least_gain)
+        return self.policy.decide(x, self._offers, times, num_rows + num_others, least_gain)
 
-    def ask(self, x: ProposeInput, num_kv_tokens: int, dear: DearSource, speed: float) -> tuple[I32, float]:
+    def ask(
+        self, x: ProposeInput, num_kv_tokens: int, dear: DearSource, speed: float, num_others: int = 0
+    ) -> tuple[I32, float]:
         """Ask the methods, and return what is wanted of the dear source; see DearSource.wanted. `choose` follows.
 
         Raises:
@@ -95,10 +98,17 @@ class AutoProposer(Proposer):
         if self._has_dear_offer:
             self._offers.clear(self._dear)
         self.policy.offer(x, self._offers)
-        return dear.wanted(x, self.policy, self._dear, self._cost.times(num_rows, num_rows, num_kv_tokens), speed)
+        times = self._cost.times(num_rows, num_rows, num_kv_tokens)
+        return dear.wanted(x, self.policy, self._dear, times, speed, num_rows + num_others)
 
     def choose(
-        self, x: ProposeInput, num_kv_tokens: int, drafts: DraftTokens, draft_prob: F32, least_gain: float = 1.0
+        self,
+        x: ProposeInput,
+        num_kv_tokens: int,
+        drafts: DraftTokens,
+        draft_prob: F32,
+        least_gain: float = 1.0,
+        num_others: int = 0,
     ) -> Decision:
         """Choose from what was offered and the dear source's drafts of the same rows, which have these probabilities.
 
@@ -111,7 +121,7 @@ class AutoProposer(Proposer):
         plane.cu_num_draft[:] = drafts.cu_num_draft  # evidence stays 0: it has matched nothing
         self._has_dear_offer = True
         times = self._cost.times(num_rows, num_rows, num_kv_tokens)
-        return self.policy.choose(x, self._offers, times, num_rows, least_gain)
+        return self.policy.choose(x, self._offers, times, num_rows + num_others, least_gain)
 
     def forget(self, table_rows: I32) -> None:
         """Forget the table rows in every method and in the policy."""

@@ -9,6 +9,7 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.draft_methods import METHODS
+from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto.guard import Guard
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
 from fastdeploy_sd.spec_decode.overlay import PartialMethod
@@ -38,7 +39,7 @@ class Server:
         self.num_tokens = [num_prompt] * len(texts)
         self.drafts = [0] * len(texts)
         self.asked = 0
-        names = methods or [""] * len(texts)
+        self.methods = names = methods or [""] * len(texts)
         for row, text in enumerate(texts):
             self.table[row, :num_prompt] = text[:num_prompt]
         self.router.begin([DraftRequest(f"r{i}", i, num_prompt, num_prompt, method=m) for i, m in enumerate(names)])
@@ -67,7 +68,7 @@ class Server:
     def _input(self, limit: int) -> ProposeInput:
         rows = np.arange(len(self.texts), dtype=np.int32)
         num_tokens = np.array(self.num_tokens, np.int32)
-        limits = np.full(len(self.texts), limit, np.int32)
+        limits = np.array([0 if method == "naive" else limit for method in self.methods], np.int32)
         return ProposeInput(tuple(f"r{r}" for r in rows), rows, self.table, num_tokens, limits)
 
 
@@ -184,6 +185,50 @@ def test_a_request_that_names_a_method_gets_it_whatever_is_worth_its_time() -> N
     server.step(60, row_s=5e-3)
     assert server.num_tokens[0] > 24 + 60 * 4
     assert server.num_tokens[1] == 24 + 60
+
+
+def test_a_draft_must_be_worth_the_time_of_requests_that_forbid_drafts_too() -> None:
+    """It brings one token: to one request for 1.6 plain steps instead of two, to four for the same."""
+    for others, num_tokens in (([], 24 + 2 * 40), (["naive"] * 3, 24 + 40)):
+        server = Server([repeated(), *[random_text()] * len(others)], methods=["", *others])
+        steps = [StepSample(n + d, n, 8, 1.0 + 0.6 * d) for n in (1, 4) for d in (0, 1, 4)]
+        server.board.profile = CostProfile({}, {}, tuple(steps))
+        server.step(40, limit=1, row_s=0.6e-3)
+        assert server.num_tokens[0] == pytest.approx(num_tokens, abs=3)
+
+
+@pytest.mark.parametrize("methods", [["", "naive"], ["naive", "naive"]])
+def test_requests_that_forbid_drafts_keep_no_step_from_rest(
+    methods: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def a_little_later() -> float:
+        nonlocal now
+        now += 5e-5
+        return now
+
+    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", a_little_later)
+    server = Server([random_text(), repeated()], methods=methods)
+    server.step(240)
+    assert server.num_tokens == [24 + 240] * 2
+    assert server.asked < 50
+    assert server.board.report is not None
+    assert server.board.report.reason == ("no_drafter" if "" in methods else "request")
+
+
+def test_drafts_that_lose_are_found_out_beside_requests_that_forbid_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts take five times what the profile says: the guard compares all tokens of a step, whosever they are."""
+    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: 0.0)
+    monkeypatch.setattr(CostModel, "observe", lambda *_: None)
+    text = [t for i in range(200) for t in (*PHRASE[:2], 100 + i)]  # two of three tokens repeat themselves
+    server = Server([text, random_text()], methods=["", "naive"])
+    steps = [StepSample(rows, 1, 8, 1.0 + 0.1 * (rows - 1)) for rows in (1, 2, 8)]
+    server.board.profile = CostProfile({}, {}, tuple(steps))
+    server.step(180, row_s=2e-3)
+    report = server.board.report
+    assert report is not None
+    assert report.num_steps["low_gain"] > 40
 
 
 def test_auto_is_there_only_where_it_is_configured() -> None:

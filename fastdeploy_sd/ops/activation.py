@@ -1,4 +1,4 @@
-"""swiglu."""
+"""swiglu: the gate of a feed-forward network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def swiglu(gate_up: A) -> A:
     """Gate a feed-forward network: y = silu(gate) * up, where a row is [gate | up]. Computed in float32.
 
     Args:
-        gate_up: f32 or bf16 [T, 2 * I].
+        gate_up: f32, bf16 or f16 [T, 2 * I].
 
     Returns:
         The same dtype, [T, I].

@@ -102,7 +102,7 @@ def rope_store_kv_(
     The optional norm comes before the rotary embedding; both are computed in float32 and rounded once.
 
     Args:
-        qkv: f32 or bf16 [T, (Hq + 2 * Hkv) * D], a row is [q heads | k heads | v heads].
+        qkv: f32, bf16 or f16 [T, (Hq + 2 * Hkv) * D], a row is [q heads | k heads | v heads].
         cache: of the same dtype, or int8 or, on a GPU, float8 with its scales; written.
         positions: i32[T], absolute.
         slot_mapping: i64[T], block * block_size + offset; -1 = do not write. No slot may come twice.
@@ -182,7 +182,7 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     tokens. Requests with more than 64 new tokens are no trees, whatever their bits.
 
     Args:
-        q: f32 or bf16 [T, Hq * D], from `rope_store_kv_`.
+        q: f32, bf16 or f16 [T, Hq * D], from `rope_store_kv_`.
         cache: of the same dtype, or int8 or, on a GPU, float8 with its scales, the new tokens' k and v included.
         query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
         seq_lens: i32[R], lengths including the new tokens.

@@ -1,4 +1,4 @@
-"""cast."""
+"""cast: activations in another element type."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CAST = Op(
 
 
 def cast(x: Any, dtype: Any) -> Any:
-    """Return x in another dtype; bfloat16 is rounded to nearest, ties to even.
+    """Return x in another dtype; bfloat16 and float16 are rounded to nearest, ties to even.
 
     Args:
-        x: f32 or bf16 [T, N].
-        dtype: float32 or bfloat16, of the library that x is an array of.
+        x: f32, bf16 or f16 [T, N].
+        dtype: float32, bfloat16 or float16, of the library that x is an array of.
 
     Returns:
         [T, N]; x itself when it has the dtype already.

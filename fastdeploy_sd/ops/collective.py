@@ -44,7 +44,7 @@ def all_reduce(
     Args:
         x: f32[T, H].
         communicator: None = one rank alone.
-        out_dtype: float32 or bfloat16, of the library that x is an array of.
+        out_dtype: float32, bfloat16 or float16, of the library that x is an array of.
         bias: f32[H], the same on every rank.
         shared: [T, H] in out_dtype, the same on every rank.
 
@@ -62,7 +62,8 @@ def all_gather(x: A, communicator: AnyCommunicator | None, num_columns: int, uni
     """Put the ranks' columns side by side.
 
     Args:
-        x: f32 or bf16 [T, n]: the rank's range of 0..num_columns as `parallel.ranges.halved` cuts it for the group.
+        x: f32, bf16 or f16 [T, n], the rank's range of 0..num_columns as `parallel.ranges.halved` cuts it for the
+            group.
         communicator: None = one rank alone.
 
     Returns:

@@ -69,7 +69,7 @@ class KvCache(Generic[A]):
     """One layer's paged cache; slot `block * block_size + offset` holds one token.
 
     Attributes:
-        k: f32, bf16, i8 or float8 (bits of e4m3 in u8) [num_blocks, Hkv, D / s, block_size, s].
+        k: f32, bf16, f16, i8 or float8 (bits of e4m3 in u8) [num_blocks, Hkv, D / s, block_size, s].
         v: same dtype [num_blocks, Hkv, block_size / s, D, s].
         first_key: 0..63: no request's tokens before this position have content here, and only they themselves see them.
             0 but for draft layers, which start behind the target's.

@@ -1,4 +1,4 @@
-"""linear."""
+"""linear: products with a packed weight matrix."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ LINEAR = Op(
 def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any = None) -> A:
     """y = x . weight^T (+ bias). A row of y depends on its row of x alone, bit for bit.
 
-    The float32 format multiplies x as it is, bfloat16 rounds x to bfloat16, and the int formats quantise x to int8 per
-    row and group of 128, fp8, which only GPUs multiply, to e4m3. Sums are float32 (exact integers within a group of the
-    int formats); those of packed.slices are added in a tree.
+    The float32 format multiplies x as it is; bfloat16 and float16 round x to their own type. The int formats quantise x
+    to int8, and fp8 to e4m3, per row and group of 128. Only GPUs multiply float16 and fp8. Sums are float32 (exact
+    integers within a group of the int formats); those of packed.slices are added in a tree.
 
     Args:
-        x: f32 or bf16 [M, K].
+        x: f32, bf16 or f16 [M, K].
         bias: f32[N].
-        out_dtype: float32 or bfloat16, of the library that x is an array of; None is x's dtype.
+        out_dtype: float32, bfloat16 or float16, of the library that x is an array of; None is x's dtype.
 
     Returns:
         y [M, N].

@@ -1,4 +1,4 @@
-"""moe_ffn."""
+"""moe_ffn: a mixture of experts over packed weight matrices."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def moe_ffn(  # noqa: PLR0913
     parts in float32 make what one rank computes, bit for bit.
 
     Args:
-        x: f32 or bf16 [T, H].
+        x: f32, bf16 or f16 [T, H].
         router_weight: f32[E, H].
         gate_up: L matrices [2 * I, H].
         down: L matrices [H, I], in the same format.
@@ -67,7 +67,7 @@ def moe_ffn(  # noqa: PLR0913
         shared: [T, H] in x's dtype, the output of shared experts; added to the float32 sum.
         first_expert: the id of the first of the L experts; tokens count for those that they choose.
         num_slices: 1, 2 or 4.
-        out_dtype: float32 or bfloat16, of the library that x is an array of; None is x's dtype.
+        out_dtype: float32, bfloat16 or float16, of the library that x is an array of; None is x's dtype.
 
     Returns:
         y [T, H].

@@ -66,7 +66,7 @@ class MtpPass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptRows(Generic[A]):
-    """Hidden rows of one source layer, the target or a draft layer, that outlive their step. f32 or bf16.
+    """Hidden rows of one source layer, the target or a draft layer, that outlive their step. f32, bf16 or f16.
 
     Attributes:
         blocks: [num_blocks, H], the row of the last token of every full block.

@@ -1,4 +1,4 @@
-"""rms_norm and concat_rms_norm."""
+"""rms_norm and concat_rms_norm: normalisation by the root of the mean square."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rms_norm(x: A, weight: A, eps: float, residual: A | None = None) -> tuple[A,
     """Add the residual stream and normalise: h = x (+ residual), y = h / rms(h) * weight.
 
     Args:
-        x: f32 or bf16 [T, H].
+        x: f32, bf16 or f16 [T, H].
         weight: f32[H].
         residual: f32[T, H].
 
@@ -51,7 +51,7 @@ def concat_rms_norm(first: A, second: A, first_weight: A, second_weight: A, eps:
     """Normalise two matrices apart and put them side by side: the input of a draft layer's projection.
 
     Args:
-        first, second: f32 or bf16 [T, H].
+        first, second: f32, bf16 or f16 [T, H].
         first_weight, second_weight: f32[H].
 
     Returns:

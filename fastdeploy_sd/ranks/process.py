@@ -165,7 +165,12 @@ class _Session:
             raise RankError("another rank could not run the draft layers")
 
     def serve(self, follower: Follower) -> None:
-        """Do what rank 0 says until it says stop."""
+        """Do what rank 0 says until it says stop.
+
+        Raises:
+            ProtocolError: what came is no order that may come between two attempts.
+            LinkClosedError: rank 0 is gone.
+        """
         while True:
             order = self._next()
             match order:

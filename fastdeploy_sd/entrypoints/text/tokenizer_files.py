@@ -105,7 +105,11 @@ class _Reader:
         return special
 
     def added_tokens(self, named: Sequence[AddedToken]) -> Iterator[AddedToken]:
-        """Yield tokens with an id, then those of `named` without."""
+        """Yield tokens with an id, then those of `named` without.
+
+        Raises:
+            CheckpointError: two ids of one text, or two texts of one id.
+        """
         special_texts = {token.content for token in named}
         ids: dict[str, int] = {}
         listed = list(self._decoder() if "added_tokens_decoder" in self.config else self._listed())
@@ -126,7 +130,11 @@ class _Reader:
         return sources[::-1] if "added_tokens_decoder" in self.config else sources
 
     def additional_tokens(self) -> Iterator[AddedToken]:
-        """Yield special tokens without a role."""
+        """Yield special tokens without a role.
+
+        Raises:
+            CheckpointError: they are no list of tokens.
+        """
         for path, source in self._sources():
             values = source.get("additional_special_tokens")
             if values is not None and not isinstance(values, list):

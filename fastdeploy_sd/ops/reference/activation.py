@@ -12,7 +12,7 @@ def swiglu(gate_up: Array) -> Array:
     """Return silu(gate) * up, where a row is [gate | up] and silu(x) = x / (1 + e^-x).
 
     Args:
-        gate_up: f32 or bf16 [T, 2 * I].
+        gate_up: f32, bf16 or f16 [T, 2 * I].
 
     Returns:
         The same dtype, [T, I].

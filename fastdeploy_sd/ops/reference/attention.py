@@ -72,7 +72,7 @@ def rope_store_kv_(
     """Split qkv into heads, norm and rotate q and k, and store k and v in the cache, in place.
 
     Args:
-        qkv: f32 or bf16 [T, (Hq + 2 * Hkv) * D], a row is [q heads | k heads | v heads].
+        qkv: f32, bf16 or f16 [T, (Hq + 2 * Hkv) * D], a row is [q heads | k heads | v heads].
         cache: of the same dtype, int8 or float8; written.
         positions: i32[T], absolute.
         slot_mapping: i64[T]; -1 = do not write.
@@ -179,7 +179,7 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     not see are left out, and later ones count as if they followed at once.
 
     Args:
-        q: f32 or bf16 [T, Hq * D].
+        q: f32, bf16 or f16 [T, Hq * D].
         cache: of the same dtype, int8 or float8, the new tokens' k and v included.
         query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
         seq_lens: i32[R], lengths including the new tokens.

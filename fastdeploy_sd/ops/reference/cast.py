@@ -9,5 +9,5 @@ from fastdeploy_sd.runtime.arrays import Array
 
 
 def cast(x: Array, dtype: npt.DTypeLike) -> Array:
-    """Return x [T, N] in float32 or bfloat16; the latter is rounded to nearest, ties to even."""
+    """Return x [T, N] in float32, bfloat16 or float16; the last two are rounded to nearest, ties to even."""
     return narrow(widen(x), dtype)

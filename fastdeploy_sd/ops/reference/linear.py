@@ -130,7 +130,7 @@ def stored_weight(weight: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -
     wint8, wint4 and fp8 have one scale per output and group of 128 inputs of a slice.
 
     Args:
-        weight: f32 or bf16 [N, K].
+        weight: f32, bf16 or f16 [N, K].
     """
     w = widen(weight)
     if fmt == "float32":
@@ -177,10 +177,10 @@ def linear(
     """y = x . weight^T (+ bias), with x and weight as the format keeps them.
 
     Args:
-        x: f32 or bf16 [M, K].
-        weight: f32 or bf16 [N, K], not yet in the format.
+        x: f32, bf16 or f16 [M, K].
+        weight: f32, bf16 or f16 [N, K], not yet in the format.
         bias: f32[N].
-        out_dtype: float32 or uint16 (bf16 bits); None is x's dtype.
+        out_dtype: float32, float16 or uint16 (bf16 bits); None is x's dtype.
         slices: of the sum over K. The sums here are exact, so slices only decide where groups begin.
 
     Returns:

@@ -61,14 +61,14 @@ def moe_ffn(  # noqa: PLR0913
     float32, and so does the weighted sum until the end.
 
     Args:
-        x: f32 or bf16 [T, H].
+        x: f32, bf16 or f16 [T, H].
         router_weight: f32[E, H].
-        gate_up: f32 or bf16 [L, 2 * I, H], not yet in the format.
-        down: f32 or bf16 [L, H, I], likewise.
+        gate_up: f32, bf16 or f16 [L, 2 * I, H], not yet in the format.
+        down: f32, bf16 or f16 [L, H, I], likewise.
         selection_bias: f32[E].
         shared: [T, H] in x's dtype, the output of shared experts; added to the sum.
         first_expert: the id of the first of the L experts.
-        out_dtype: float32 or uint16 (bf16 bits); None is x's dtype.
+        out_dtype: float32, float16 or uint16 (bf16 bits); None is x's dtype.
 
     Returns:
         y [T, H].

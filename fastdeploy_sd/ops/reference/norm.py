@@ -13,7 +13,7 @@ def rms_norm(x: Array, weight: F32, eps: float, residual: F32 | None = None) -> 
     """Normalise each row of h = x (+ residual) by its root mean square and scale it.
 
     Args:
-        x: f32 or bf16 [T, H].
+        x: f32, bf16 or f16 [T, H].
         weight: f32[H].
         residual: f32[T, H].
 

@@ -146,6 +146,8 @@ class MtpAhead:
         fills = np.where(is_ours, behind + step.num_new, 0)
         room = np.minimum(step.num_kv_slots, self._max_position) - step.max_tokens + 1
         is_filled = np.where(is_due, np.minimum(step.sure_draft_len, room) > 0, True)
+        # A row that fails fills nothing, and counts as filled: until the host drops it, each step behind this one
+        # computes its newest token again, to the same bits, so it fails there too and wants no room.
         self._num_behind[rows] = np.minimum(np.where(is_filled, ~is_due, fills), most)
         num_drafts = np.where(is_ours & is_due, np.minimum(step.max_draft_len, self._num_steps), 0)
         num_drafting = [int(np.count_nonzero(num_drafts > i)) for i in range(self._num_counts)]

@@ -22,7 +22,7 @@ from fastdeploy_sd.splitwise.instance import Instance
 from fastdeploy_sd.splitwise.pages import Bytes
 from fastdeploy_sd.splitwise.sockets import Hub, Link, is_loopback
 from fastdeploy_sd.splitwise.transport import ReceiverEnd, TransportError, window_slots
-from fastdeploy_sd.splitwise.transport_cuda import CudaReceiver
+from fastdeploy_sd.splitwise.transport_cuda import CudaReceiver, forget_windows
 from fastdeploy_sd.splitwise.transport_ipc import IpcReceiver
 from fastdeploy_sd.splitwise.transport_rdma import RdmaReceiver
 from fastdeploy_sd.splitwise.transport_tcp import TcpReceiver
@@ -115,7 +115,8 @@ class DecodeSide:
                     self._lose(source, why, Failure.LOST if source.is_open else Failure.UNREACHABLE)
 
     def tick(self) -> None:
-        """Keep deadlines and connections; call it after `turn`, so that what has arrived counts."""
+        """Keep deadlines and connections, and no window longer than others do; call it after `turn`, so that what has
+        arrived counts."""
         now, limits = time.monotonic(), self._settings
         for transfer_id, address in self._table.expire():
             self.cancel(address, transfer_id)
@@ -134,6 +135,7 @@ class DecodeSide:
                 source.asked = source.asked or now
                 self._say(source, m.Renew(tuple(ordered)))
         self._failed = {a: entry for a, entry in self._failed.items() if now - entry[0] < limits.retry_s}
+        forget_windows()  # an instance that was suspended may close one long after it was lost
 
     def close(self) -> None:
         """Close all connections."""

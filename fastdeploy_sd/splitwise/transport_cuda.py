@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import stat
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,6 +100,7 @@ class _Lent:
 
 # Of receivers that were closed before the other process closed its side; what is left at the end goes with the process.
 _lent: list[_Lent] = []
+_lock = threading.Lock()  # of the list, for connectors of one process
 
 
 class CudaReceiver:
@@ -147,10 +149,12 @@ class CudaReceiver:
         with contextlib.suppress(ValueError, DeviceLost):  # which steps meet too; nothing writes any more then
             self._port.finish()
         self._theirs.close()
-        _lent.append(self._lent)
+        with _lock:
+            _lent.append(self._lent)
         forget_windows()
 
 
 def forget_windows() -> None:
-    """Free the windows of closed receivers that nobody has open any more."""
-    _lent[:] = [lent for lent in _lent if not lent.is_over()]
+    """Free the windows of closed receivers that nobody has open any more; a few system calls, none without such."""
+    with _lock:
+        _lent[:] = [lent for lent in _lent if not lent.is_over()]

@@ -17,7 +17,7 @@ from fastdeploy_sd.splitwise.messages import Receiver
 from fastdeploy_sd.splitwise.transport import TransportError
 from fastdeploy_sd.splitwise.transport_cuda import CudaReceiver, CudaSender, forget_windows
 from fastdeploy_sd.splitwise.transport_ipc import DescriptorInbox
-from tests.splitwise.instances import PrefillEngine, connectors, request, source_of
+from tests.splitwise.instances import PrefillEngine, connectors, request, source_of, wait_for
 
 NUM_SLOTS, SLOT_BYTES = 4, 64
 
@@ -91,6 +91,20 @@ def test_a_window_is_freed_when_nobody_has_it_open(inbox: DescriptorInbox) -> No
     sender.close()
     forget_windows()
     assert not is_there(port)
+
+
+def test_a_window_that_is_closed_late_is_freed_without_another_receiver(inbox: DescriptorInbox) -> None:
+    """As where an instance was suspended when it was given up."""
+    port = FakePort()
+    receiver = CudaReceiver(NUM_SLOTS, SLOT_BYTES, port)
+    receiver.hand_over(inbox.name)
+    sender = CudaSender(inbox.take(receiver.offer.token), receiver.offer, FakePort())
+    receiver.close()
+    del receiver
+    with connectors():
+        assert is_there(port)
+        sender.close()
+        wait_for(lambda: port.made[0]() is None, "the window to be freed")
 
 
 def test_windows_that_are_still_open_elsewhere_are_few(inbox: DescriptorInbox) -> None:

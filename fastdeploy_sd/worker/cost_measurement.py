@@ -31,7 +31,8 @@ _WARM_UP_MS = 10.0
 _MODEL_DRAFTS, _OTHER_DRAFTS = (1, 3), (8,)
 _NUM_DRAFTERS = 8
 _DRAFT_ROUNDS = 5
-# One call tells nothing of what it usually takes, and it is by that that a model is asked.
+# One call tells nothing of what it usually takes, and it is by that that a model is asked; what others take is at most
+# some ten microseconds.
 _LEAST_MODEL_ROUNDS = 3
 # Rounds end when so many of them made no kind of step faster, by more than that.
 _SETTLED_ROUNDS, _SETTLED = 3, 0.97
@@ -39,6 +40,8 @@ _SETTLED_ROUNDS, _SETTLED = 3, 0.97
 _STEADY = 1.2
 # Of the budget, at most: filling the long context; one point; everything but drafting.
 _CONTEXT_SHARE, _POINT_SHARE, _STEPS_SHARE = 0.25, 0.06, 0.75
+# The first step of all is run again if it took less: what a first one takes longer says little of one so long.
+_AGAIN_SHARE = 0.1
 # The one-row step is measured again when the points behind it have taken so many times as long.
 _BASE_EVERY = 6.0
 # A clock that stood still measured no time; a profile holds none that is 0.
@@ -145,9 +148,11 @@ class _Measurement:
                 ahead_s = self._ms_per_row * num_rows / 1e3
                 if time.perf_counter() + ahead_s - self._begin > _CONTEXT_SHARE * self._budget_s:
                     break
-            ms = _step_ms(requests.fill(num_rows))
-            if self._ms_per_row == 0:  # the first step of all is no measure
-                ms = _step_ms(requests.run_prompt(num_rows))
+            is_first, ms = requests.num_filled == 0, _step_ms(requests.fill(num_rows))
+            if is_first:  # where all else takes too long, this is the only step of many rows
+                if ms < _AGAIN_SHARE * self._budget_s * 1e3:
+                    ms = _step_ms(requests.run_prompt(num_rows))
+                self._ms[_Point(0, num_rows, 0)] = [ms]
             self._ms_per_row = ms / num_rows
 
     def _alone(self) -> list[_Point]:
@@ -204,7 +209,7 @@ class _Measurement:
         return _step_ms(self._requests.run(point.requests, point.rows - 1))
 
     def _drafting(self) -> Iterator[DraftSample]:
-        """Every method for one request at least, however little time is left."""
+        """Every method that runs a model for one request at least, however little time is left."""
         speculation = self._info.speculation
         methods = [METHODS[name] for name in speculation.methods if METHODS[name].source is not None]
         methods.sort(key=lambda method: not method.needs_model)  # the dear ones first, while there is time
@@ -218,9 +223,10 @@ class _Measurement:
             until = self._begin + self._budget_s * (_STEPS_SHARE + (1 - _STEPS_SHARE) * (i + 1) / len(methods))
             for turn in range(_DRAFT_ROUNDS):
                 is_late = time.perf_counter() >= until
-                if is_late and turn >= (_LEAST_MODEL_ROUNDS if method.needs_model else 1):
+                if is_late and turn >= (_LEAST_MODEL_ROUNDS if method.needs_model else 0):
                     break
-                self._requests.begin(1 if is_late else counts[-1], self._requests.short_context, method.name)
+                if turn == 0 or not is_late:
+                    self._requests.begin(1 if is_late else counts[-1], self._requests.short_context, method.name)
                 for (count, length), times in found.items():
                     if count == 1 or time.perf_counter() < until:
                         times.append(self._requests.run(count, 0, length)["draft"])

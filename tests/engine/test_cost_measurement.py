@@ -10,6 +10,7 @@ import pytest
 from benchmarks.engines import greedy_request
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from fastdeploy_sd.worker.cost_file import profile_of
@@ -110,27 +111,50 @@ def test_one_row_of_one_request_is_always_measured() -> None:
         executor.shutdown()
 
 
+class SlowSteps:
+    """An executor's steps take what they are said to, by a clock of their own."""
+
+    def __init__(self, executor: LocalExecutor, least_s: float, row_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.executor, self.least_s, self.row_s, self.now = executor, least_s, row_s, 0.0
+        monkeypatch.setattr("fastdeploy_sd.worker.cost_measurement.time.perf_counter", lambda: self.now)
+
+    def __call__(self, plan: SchedulerOutput) -> StepResult:
+        result = self.executor.execute(plan)
+        num_rows = int(plan.num_new_tokens.sum())
+        step_s = max(self.least_s, self.row_s * num_rows) if num_rows else 0.0
+        self.now += step_s
+        return replace(result, timings_ms={"forward": 1e3 * step_s, "draft": 0.0})
+
+
 def test_it_ends_when_its_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = create_executor(CONFIG)
-    now = 0.0
-
-    def slow_step(plan: SchedulerOutput) -> StepResult:
-        """Every row takes ten milliseconds."""
-        nonlocal now
-        result = executor.execute(plan)
-        num_rows = int(plan.num_new_tokens.sum())
-        now += 0.01 * num_rows
-        return replace(result, timings_ms={"forward": 10.0 * num_rows, "draft": 0.0})
-
-    monkeypatch.setattr("fastdeploy_sd.worker.cost_measurement.time.perf_counter", lambda: now)
     try:
-        costs = measure_costs(slow_step, executor.model_info, 8, 256, 2.0)
-        # A context of 64 tokens, run twice, takes most of it; every method drafts a few times whatever is left.
-        assert now < 2.5
+        slow = SlowSteps(executor, 0.0, 0.01, monkeypatch)
+        costs = measure_costs(slow, executor.model_info, 8, 256, 2.0)
+        # A context of 64 tokens takes a third of it; every method drafts a few times whatever is left.
+        assert slow.now < 2.2
         assert {d.method for d in costs.drafts} == {"ngram", "suffix", "mtp"}
-        assert {s.rows: s.ms for s in costs.steps if s.requests == 1} == {rows: 10.0 * rows for rows in range(1, 6)}
-        assert max(s.rows for s in costs.steps) <= 12
+        found = {s.rows: s.ms for s in costs.steps if s.requests == 1}
+        assert found == pytest.approx({rows: 10.0 * rows for rows in range(1, 6)})
+        assert max(s.rows for s in costs.steps if s.requests) <= 12
         assert costs.is_steady
+    finally:
+        executor.shutdown()
+
+
+def test_a_model_of_long_steps_runs_no_more_of_them_than_drafts_costs_follow_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prompt and two steps; what a draft costs is known from the prompt, not taken for nothing."""
+    executor = create_executor(replace(CONFIG, speculative=SpeculativeConfig("auto", num_speculative_tokens=4)))
+    try:
+        slow = SlowSteps(executor, 0.4, 0.02, monkeypatch)
+        costs = measure_costs(slow, executor.model_info, 8, 256, 2.0)
+        assert slow.now == pytest.approx(64 * 0.02 + 2 * 0.4)
+        assert [(s.rows, s.requests, s.ms) for s in costs.steps] == [(64, 0, pytest.approx(1280.0)), (1, 1, 400.0)]
+        assert costs.drafts == ()
+        times = CostModel(profile_of(CONFIG, executor.model_info, costs), 256).times(1, 1, 64)
+        assert times.array(4)[4] > 1.1 * times.array(0)[0]
     finally:
         executor.shutdown()
 

@@ -88,6 +88,10 @@ class UnsupportedMediaType(BadRequest):
     status = 415
 
 
+class MisframedRequest(BadRequest):
+    """Where the request ends can be read in two ways, so what follows it on the connection may be somebody's trick."""
+
+
 class HeadersTooLarge(BadRequest):
     """The request line and headers exceed what is read of them."""
 

@@ -26,6 +26,9 @@ from fastdeploy_sd.metrics import HttpStats
 
 # A body may come slowly, but not for ever: beyond the first `timeout_body` seconds its mean rate is at least this.
 MIN_BODY_BYTES_PER_S = 1024
+# So many times the largest body is read, and dropped, behind an answer: a connection that is closed while bytes of it
+# arrive takes the answer away from the client, who then learns of no reason.
+_MAX_DROPPED_BODIES = 8
 
 
 def raw_answer(error: FdsdError) -> bytes:
@@ -59,7 +62,7 @@ class Connection(H11Protocol):
     Its headers must be complete `timeout_headers` seconds after it began to wait for them. A body may pause for
     `timeout_body` seconds, and after as many it must have come at MIN_BODY_BYTES_PER_S or faster. A request that is too
     late is answered 408; one that has not even begun is just closed. The body of a request that has been answered
-    already is read, and dropped, up to the size limit of a body, so that the client gets to read its answer.
+    already is read, and dropped, up to a few times the size limit of a body, so that the client gets its answer.
 
     Args:
         on_lost: called once, when the connection has ended.
@@ -140,8 +143,12 @@ class Connection(H11Protocol):
         if not self._is_timing_body:
             self._restart_body_clock()
             self._start_timer(self._shared.server.body_timeout_s, is_for_body=True)
-        elif self.cycle.response_complete and self._num_body_bytes > self._shared.server.max_body_bytes:
+        elif self.cycle.response_complete and self._num_body_bytes > self._max_dropped_bytes:
             self._give_up("surplus_body")
+
+    @property
+    def _max_dropped_bytes(self) -> int:
+        return _MAX_DROPPED_BODIES * self._shared.server.max_body_bytes
 
     def _restart_body_clock(self) -> None:
         self._body_since = self._last_byte = self.loop.time()

@@ -61,6 +61,29 @@ async def test_an_absolute_target_without_a_path_is_the_root(served: Served, tar
     assert b'"name":"fastdeploy_sd"' in answer
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health?" + b"x" * 70_000 + b" HTTP/1.1\r\n",
+        b"GET /health HTTP/1.1\r\n" + b"".join(b"X%d: %s\r\n" % (i, bytes([97]) * 100) for i in range(700)),
+    ],
+    ids=["target", "headers"],
+)
+async def test_a_large_head_is_431_also_where_it_comes_at_once(served: Served, head: bytes) -> None:
+    answer = await exchange(served, head + b"Host: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"expected at most 65536 bytes of request line and headers, got 7" in answer
+
+
+async def test_a_body_with_two_ends_is_refused_and_nothing_is_read_behind_it(served: Served) -> None:
+    """What a proxy takes for the body could be a request of its own here."""
+    head = f"POST {COMPLETION} HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = await exchange(served, head.encode() + b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"expected either Content-Length or Transfer-Encoding, got both" in answer
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", "x" * 1000])
 async def test_an_encoded_body_is_refused_by_the_name_of_its_encoding(served: Served, encoding: str) -> None:
     response = await served.http.post(COMPLETION, json=PROMPT, headers={"Content-Encoding": encoding})

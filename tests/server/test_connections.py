@@ -65,7 +65,7 @@ def error_of(answer: bytes, status: int) -> dict[str, Any]:
 def impatient(golden_dir: Path) -> Iterator[Server]:
     """A server that waits for nobody, but for a test that gets no processor for a second."""
     options: dict[str, Any] = {"timeout_headers": 1, "timeout_body": 1.5, "timeout_keep_alive": 4}
-    with serving(golden_dir, max_body_bytes=100_000, **options) as server:
+    with serving(golden_dir, max_body_bytes=1_000_000, **options) as server:
         yield server
         assert "Traceback" not in server.stderr
 
@@ -109,14 +109,22 @@ def test_a_body_that_takes_long_but_comes_steadily_is_read(impatient: Server) ->
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
 
 
+def test_a_client_that_sends_several_times_the_limit_learns_why_it_is_refused(impatient: Server) -> None:
+    """And not only that its connection was reset, which is what it sees where that is closed while it sends."""
+    with connect(impatient) as connection:
+        connection.sendall(POST + b"Content-Length: 7000000\r\n\r\n")
+        connection.sendall(bytes(7_000_000))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/nowhere"])
 def test_a_body_without_end_is_not_read_for_ever_behind_its_answer(impatient: Server, path: bytes) -> None:
     with connect(impatient) as connection:
         connection.sendall(b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for _ in range(1000):
+            for _ in range(4000):
                 connection.sendall(b"4000\r\n" + b" " * 0x4000 + b"\r\n")
-            pytest.fail("16 MB were read")
+            pytest.fail("64 MB were read")
 
 
 def test_an_idle_connection_is_closed_and_a_used_one_is_not(impatient: Server) -> None:

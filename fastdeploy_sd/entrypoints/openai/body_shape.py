@@ -1,13 +1,17 @@
-"""Bounds what reading a JSON text builds, before it is read: a body of a few megabytes can hold millions of objects,
-each of which takes fifty times its bytes. Looks at single characters only; whether the text is JSON is for the parser.
+"""What a JSON text holds, by its bytes. Before it is read: a body of a few megabytes can hold millions of objects, each
+of which takes fifty times its bytes. And when it has been: a parser keeps the last of several values of one name, and
+says nothing of the others.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
-from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.errors import BadRequest, shown
 
 MAX_PARTS = 1 << 16
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -21,11 +25,49 @@ def verify_shape(content: bytes) -> None:
     """
     if _num_parts(content, 0, len(content)) <= MAX_PARTS:
         return
-    num_parts = start = 0  # again without what stands inside texts
-    for text in chain(_STRING.finditer(content), (None,)):
-        num_parts += _num_parts(content, start, text.start() if text else len(content))
+    num_parts = 0
+    for start, end in _between_texts(content):
+        num_parts += _num_parts(content, start, end)
         if num_parts > MAX_PARTS:
             raise BadRequest(f"body: expected at most {MAX_PARTS} objects, lists and fields in all, got more")
+
+
+def verify_names_once(content: bytes, value: dict[str, Any]) -> None:
+    """Refuse JSON in which an object has a name twice: which of the values is meant is anybody's guess.
+
+    Args:
+        content: valid JSON.
+        value: what a parser made of it: an object, with the last value of each name.
+
+    Raises:
+        BadRequest: a name is there twice; the first such is named.
+    """
+    num_names = _num_names(value)
+    if content.count(b":") == num_names:
+        return
+    if sum(content.count(b":", start, end) for start, end in _between_texts(content)) > num_names:
+        json.loads(content, object_pairs_hook=_verified_object, parse_int=str, parse_float=str)
+
+
+def _verified_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            raise BadRequest(f"body: expected every name in an object once, got {shown(name)} twice", param=name[:64])
+        names.add(name)
+    return dict(pairs)
+
+
+def _num_names(value: dict[str, Any] | list[Any]) -> int:
+    num_own, parts = (len(value), value.values()) if isinstance(value, dict) else (0, value)
+    return num_own + sum(_num_names(part) for part in parts if isinstance(part, (dict, list)))
+
+
+def _between_texts(content: bytes) -> Iterator[tuple[int, int]]:
+    """Yield what stands before, between and behind the texts of a JSON text, each by its limits."""
+    start = 0
+    for text in chain(_STRING.finditer(content), (None,)):
+        yield start, text.start() if text else len(content)
         start = text.end() if text else start
 
 

@@ -17,12 +17,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastdeploy_sd.entrypoints.openai.error_format import error_response, to_fdsd_error
 from fastdeploy_sd.entrypoints.openai.request_record import RequestRecord, begin_record
-from fastdeploy_sd.errors import MAX_SHOWN_CHARS, FdsdError, Unavailable, UnsupportedMediaType, shown
+from fastdeploy_sd.errors import (
+    MAX_SHOWN_CHARS,
+    FdsdError,
+    HeadersTooLarge,
+    MisframedRequest,
+    Unavailable,
+    UnsupportedMediaType,
+    shown,
+)
 from fastdeploy_sd.metrics import HttpStats
 
 logger = logging.getLogger(__name__)
 
 _CLIENT_CLOSED_REQUEST = 499  # nginx's status for its log; nobody receives it
+# The parser stops at as much of a head that is not complete; one that came in a single piece may be longer.
+_MAX_HEAD_BYTES = 1 << 16
+_LINE_BYTES = len(b": \r\n")
 
 
 class Boundary:
@@ -63,6 +74,7 @@ class Boundary:
     async def _error_of(self, scope: Scope, receive: Receive, send: Send) -> FdsdError | None:
         """Run the application; return the error that it raised, if any."""
         try:
+            _verify_head(scope)
             _verify_encoding(scope)
             await self._app(scope, receive, send)
         except (ClientDisconnect, OSError):
@@ -89,6 +101,19 @@ def _normalized(scope: Scope) -> Scope:
         scope["path"] = "/" + scope["path"].partition("://")[2].partition("/")[2]
         scope["raw_path"] = b"/" + scope["raw_path"].partition(b"://")[2].partition(b"/")[2]
     return scope
+
+
+def _verify_head(scope: Scope) -> None:
+    """Refuse a head that is too large, or says in two ways where the body ends (RFC 9112, 6.1)."""
+    headers = scope["headers"]
+    num_bytes = len(scope["raw_path"]) + len(scope["query_string"])
+    num_bytes += sum(len(name) + len(value) + _LINE_BYTES for name, value in headers)
+    if num_bytes > _MAX_HEAD_BYTES:
+        message = f"request: expected at most {_MAX_HEAD_BYTES} bytes of request line and headers, got {num_bytes}"
+        raise HeadersTooLarge(message)
+    names = {name for name, _ in headers}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        raise MisframedRequest("request: expected either Content-Length or Transfer-Encoding, got both")
 
 
 def _verify_encoding(scope: Scope) -> None:

@@ -12,7 +12,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fastdeploy_sd.entrypoints.openai.request_record import record_of
-from fastdeploy_sd.errors import MAX_SHOWN_CHARS, FdsdError, InternalError, Unauthorized
+from fastdeploy_sd.errors import (
+    MAX_SHOWN_CHARS,
+    FdsdError,
+    HeadersTooLarge,
+    InternalError,
+    MisframedRequest,
+    Unauthorized,
+)
 
 _SPLIT_DEPTH = 5
 
@@ -25,12 +32,17 @@ def error_json(error: FdsdError) -> dict[str, Any]:
 
 
 def error_response(error: FdsdError) -> Response:
-    """Return the HTTP response for an error, with Retry-After or WWW-Authenticate where they belong."""
+    """Return the HTTP response for an error, with Retry-After or WWW-Authenticate where they belong.
+
+    One about the head of the request itself closes the connection.
+    """
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, (HeadersTooLarge, MisframedRequest)):
+        headers["Connection"] = "close"
     return _ErrorResponse(error, headers)
 
 

@@ -189,8 +189,7 @@ class JobBuilder:
             raise BadRequest(
                 f"n: expected at most {MAX_SEQUENCES} sequences (prompts times n), got {num_sequences}", param="n"
             )
-        max_tokens = self._requests.max_prompt_tokens
-        prompts = [self._encoder.encode_text(p, max_tokens) if isinstance(p, str) else p for p in body.prompts]
+        prompts = [self._encoded(p) if isinstance(p, str) else p for p in body.prompts]
         texts = [p if isinstance(p, str) else None for p in body.prompts] if body.echo else []
         return self._build(body, params, _job_id(body, "cmpl-"), prompts, texts)
 
@@ -243,6 +242,12 @@ class JobBuilder:
             is_lossy=may_change_tokens(granted, params.temperature, self._speculation, self._rule),
             answer=answer,
         )
+
+    def _encoded(self, text: str) -> list[int]:
+        """Return a prompt's ids; one that is too long is refused before those behind it are encoded."""
+        token_ids = self._encoder.encode_text(text, self._requests.max_prompt_tokens)
+        self._requests.verify_prompt_length(len(token_ids))
+        return token_ids
 
     def _asked_grammar(self, body: GenerationBody) -> str:
         """Return the grammar of what the body asks of its output; "" = nothing."""

@@ -50,6 +50,28 @@ class RequestBuilder:
         """The longest prompt that leaves room for a token."""
         return self._info.max_request_tokens - 1
 
+    @property
+    def _limit(self) -> tuple[int, str]:
+        """Tokens of a request at most, and whose limit that is."""
+        limit = self._info.max_request_tokens
+        return limit, "max_model_len" if limit == self._info.max_model_len else "the KV cache's"
+
+    def verify_prompt_length(self, num_prompt_tokens: int) -> None:
+        """Refuse an empty prompt, and one that leaves no room for a token.
+
+        Raises:
+            BadRequest: it is one of these.
+        """
+        limit, name = self._limit
+        if num_prompt_tokens == 0:
+            raise BadRequest("prompt: expected at least one token, got none", param="prompt")
+        if num_prompt_tokens >= limit:
+            raise BadRequest(
+                f"prompt: expected fewer than {name} ({limit}) tokens, got {num_prompt_tokens}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
     def build(
         self,
         prompts: Sequence[Sequence[int]],
@@ -142,16 +164,8 @@ class RequestBuilder:
         verify_token_ids(name, token_ids, self._info.vocab_size)
 
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        limit = self._info.max_request_tokens
-        name = "max_model_len" if limit == self._info.max_model_len else "the KV cache's"
-        if num_prompt_tokens == 0:
-            raise BadRequest("prompt: expected at least one token, got none", param="prompt")
-        if num_prompt_tokens >= limit:
-            raise BadRequest(
-                f"prompt: expected fewer than {name} ({limit}) tokens, got {num_prompt_tokens}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+        self.verify_prompt_length(num_prompt_tokens)
+        limit, name = self._limit
         max_tokens = limit - num_prompt_tokens if params.max_tokens is None else params.max_tokens
         if num_prompt_tokens + max_tokens > limit:
             raise BadRequest(

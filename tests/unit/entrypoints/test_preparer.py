@@ -15,8 +15,10 @@ import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.entrypoints.openai.body_shape import MAX_PARTS, verify_shape
-from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION
+from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION, Preparation
 from fastdeploy_sd.entrypoints.openai.preparer import LANES, Preparer
+from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
+from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import BadRequest, FdsdError, Unavailable
 from fastdeploy_sd.ipc.forked import Worker
 from fastdeploy_sd.types import ModelInfo
@@ -81,6 +83,24 @@ async def test_a_large_body_is_refused_with_the_field_at_fault(task: str, body: 
         with pytest.raises(FdsdError, match=message) as caught:
             await preparer.prepare(task, json.dumps(body).encode())
         assert len(str(caught.value)) < 1000
+
+
+def test_prompts_behind_one_that_is_too_long_are_not_encoded() -> None:
+    class Counting(PromptEncoder):
+        num_encoded = 0
+
+        def encode_text(
+            self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True
+        ) -> list[int]:
+            self.num_encoded += 1
+            return super().encode_text(text, max_tokens, add_special_tokens=add_special_tokens)
+
+    encoder = Counting(load_tokenizer(GOLDEN))
+    body = {"prompt": ["a", "ab " * 5000, *["b"] * 100], "max_tokens": 1}
+    error = Preparation(encoder, CONFIG, INFO).run(COMPLETION, json.dumps(body).encode()).error
+    assert error is not None
+    assert "expected fewer than max_model_len" in error.message
+    assert encoder.num_encoded == 2
 
 
 def workers_of(preparer: Preparer) -> list[int]:

@@ -110,6 +110,25 @@ def test_thinking_has_two_names_and_template_variables_count_first() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (b'{"prompt": "a", "max_tokens": 2, "max_tokens": 3}', "max_tokens"),
+        (b'{"prompt": "a: {", "logit_bias": {"1": 1, "1": 1}}', "1"),
+        (b'{"prompt": "a", "stop": [{"x": 1.5, "y": [], "\\u0078": 1%s}]}' % (b"0" * 4000), "x"),
+    ],
+)
+def test_a_name_that_is_there_twice_is_refused(content: bytes, name: str) -> None:
+    with pytest.raises(BadRequest, match=f"expected every name in an object once, got '{name}' twice") as caught:
+        parse_body(CompletionBody, content)
+    assert caught.value.param == name
+
+
+def test_the_same_name_in_two_objects_and_in_texts_is_fine() -> None:
+    turn = {"role": "user", "content": '{"a": 1, "a": 2} \\" "a": "'}
+    assert len(parse(ChatCompletionBody, {"messages": [turn, turn]}).messages) == 2
+
+
 # ---- fields that ask for nothing ------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from fastdeploy_sd.entrypoints.openai.body_shape import verify_names_once
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault, faults_of, refusal
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, unknown_field, unknown_names
 from fastdeploy_sd.entrypoints.openai.protocol.metadata import METADATA, split_metadata
@@ -20,8 +21,8 @@ def parse_body(body_type: type[BodyType], content: bytes) -> BodyType:
     """Return the validated body.
 
     Raises:
-        BadRequest: not JSON, or fields are unknown, wrong, not supported or contradict each other; the text names the
-            first few of them.
+        BadRequest: not JSON, or fields are there twice, unknown, wrong, not supported or contradict each other; the
+            text names the first few of them.
     """
     data = _object(content)
     known = body_type.model_fields
@@ -48,4 +49,5 @@ def _object(content: bytes) -> dict[str, Any]:
         raise BadRequest(f"body: expected JSON, got {error}", code="invalid_json") from None
     if not isinstance(data, dict):
         raise BadRequest(f"body: expected an object, got {shown(data)}")
+    verify_names_once(content, data)
     return data

@@ -201,8 +201,10 @@ class _Bench:
             proposer.close()
 
     def _step_time(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> float:
+        """All rows but one of each request are drafts, each of which reads its request's context as well."""
         assert self._cost is not None
-        return self._cost.times(num_rows, num_requests, num_kv_tokens).array(0).item(0)
+        times = self._cost.times(num_rows, num_requests, num_kv_tokens)
+        return times.array(0).item(0) + (num_rows - num_requests) * times.per_draft
 
     def _speed_up(self, counts: ReplayCounts) -> float | None:
         return None if self._cost is None else _rate(counts) / self._plain_rate

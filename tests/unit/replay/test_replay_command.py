@@ -75,6 +75,24 @@ def test_the_policy_is_replayed_under_a_cost(
         assert measured["speed_up"] == pytest.approx(linear["speed_up"])
 
 
+def test_drafts_take_the_time_to_read_their_contexts(
+    recording: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Measured: a draft of one request takes no time by itself, and a thousand tokens of context a second each time."""
+    times = {(1, 8): 1.0, (5, 8): 1.0, (1, 1008): 1001.0, (5, 1008): 5001.0}
+    steps = [{"rows": rows, "requests": 1, "context": at, "ms": ms} for (rows, at), ms in times.items()]
+    profile = tmp_path / "costs.json"
+    profile.write_text(
+        json.dumps({"version": auto_profile.VERSION, "machine": {}, "model": {}, "steps": steps, "drafts": []})
+    )
+    base = ["replay", recording, "--tokenizer", "words", "--json", "--methods", "ngram"]
+    assert main([*base, "--profile", str(profile), "--num-speculative-tokens", "3"]) == 0
+    [fixed] = json.loads(capsys.readouterr().out)
+    num_tokens, num_rows = fixed["num_output_tokens"] - 1, fixed["num_verify_steps"] + fixed["num_drafted"]
+    assert fixed["num_drafted"] > fixed["num_verify_steps"]
+    assert fixed["speed_up"] == pytest.approx(num_tokens / num_rows, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -79,7 +79,7 @@ class Overlay:
                 guard.begin([request for request, _ in own])
                 served[[request.table_row for request, _ in own]] = True
                 asked[[request.table_row for request, choice in own if method.is_certain or not choice]] = True
-        self._count()
+                self._count()
 
     @property
     def is_idle(self) -> bool:

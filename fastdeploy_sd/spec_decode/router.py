@@ -159,13 +159,13 @@ class MethodRouter:
         """
         self._only = None
         groups: dict[int, list[DraftRequest]] = {}
-        for request in requests:
-            groups.setdefault(self._index_of(request), []).append(request)
+        methods = [self._index_of(request) for request in requests]
+        for request, method in zip(requests, methods, strict=True):
+            self._method_of_row[request.table_row] = method
+            groups.setdefault(method, []).append(request)
         for method, group in groups.items():
-            self._method_of_row[[request.table_row for request in group]] = method
             self._method(method).begin(group)
-        rows = [request.table_row for request in requests]
-        self._overlay.begin(requests, self._chooses[self._method_of_row[rows]].tolist())
+        self._overlay.begin(requests, [self._chooses.item(method) for method in methods])
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Let every method draft for its requests, behind what these have besides.
@@ -178,9 +178,10 @@ class MethodRouter:
         owners, present = self._methods_of(x.table_rows)
         if not present:
             return DraftTokens.none(0)
-        if self._chooses[self._configured]:
+        self._board.num_forbidden = 0
+        if self._naive in present and self._chooses[self._configured]:
             present = self._with_chooser(owners, present)
-        is_whole = len(present) == 1 and bool((owners == present[0]).all())
+        is_whole = len(present) == 1 and self._board.num_forbidden == 0
         if is_whole and self._overlay.is_idle:
             self._only = x, self._made[present[0]]
         head = self._overlay.propose(x)
@@ -206,8 +207,9 @@ class MethodRouter:
         """Forget every table row in the method of its request."""
         self._only = None
         owners = self._method_of_row[table_rows]
-        for method in np.unique(owners[owners != _NO_METHOD]).tolist():
-            self._made[method].forget(table_rows[owners == method])
+        present = set(owners.tolist())
+        for method in sorted(present - {_NO_METHOD}):
+            self._made[method].forget(table_rows if len(present) == 1 else table_rows[owners == method])
         self._overlay.forget(table_rows)
         self._method_of_row[table_rows] = _NO_METHOD
 

@@ -77,14 +77,14 @@ def stand_in_executor(
     speculation = SpeculationInfo(speculative.method, available_methods(speculative), num_drafts)
     memory = StepMemory(StepLimits(max_num_seqs, max_num_seqs * max_model_len, num_drafts), VOCAB_SIZE)
     runner = ModelRunner(
-        StandInModel(memory, buffer, is_random=is_random),
-        memory,
-        table,
-        proposer,
-        speculation,
-        VerifyRule(),
-        context.board,
-        GuidedRows(None, memory, max_num_seqs),
+        forward=StandInModel(memory, buffer, is_random=is_random),
+        memory=memory,
+        table=table,
+        proposer=proposer,
+        speculation=speculation,
+        rule=VerifyRule(),
+        board=context.board,
+        guided=GuidedRows(None, memory, max_num_seqs),
     )
     num_blocks = max_num_seqs * (max_model_len // BLOCK_SIZE + 2)
     info = ModelInfo("stand-in", VOCAB_SIZE, max_model_len, (), BLOCK_SIZE, num_blocks, speculation)

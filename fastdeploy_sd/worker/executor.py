@@ -167,9 +167,18 @@ def _created(
         fingerprint=loaded.kv_identity.output_fingerprint(rule),
     )
     runner = ModelRunner(
-        loaded.forward, loaded.memory, table, proposer, info.speculation, rule, board, guided, lead, loaded.signals,
-        loaded.twins,
-    )  # fmt: skip
+        forward=loaded.forward,
+        memory=loaded.memory,
+        table=table,
+        proposer=proposer,
+        speculation=info.speculation,
+        rule=rule,
+        board=board,
+        guided=guided,
+        lead=lead,
+        signals=loaded.signals,
+        twins=loaded.twins,
+    )
     pages = open_pages(config, loaded.kv.ranks)
     store = open_block_store(config, pages, loaded.kv_identity, loaded.checkpoint, loaded.draft_weights)
     if limits is not None:

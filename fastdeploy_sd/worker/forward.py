@@ -8,6 +8,7 @@ memory and leave their result where it always is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -59,33 +60,52 @@ class Forward(Protocol):
         ...
 
 
-class EagerForward:
-    """Calls the ops one by one.
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardPass:
+    """What tokens go through, whichever way it is run.
 
-    Args:
+    Attributes:
         caches: one per decoder layer.
         rotary: its table has max_model_len rows.
-        memory: of the steps.
-        block_tables: i32[max_num_seqs, max_blocks], the requests' blocks by table row.
         on_stored: see AttentionInputs.
         on_hidden: called with the pass's hidden rows, all of them.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 (what a pass goes through)
-        self,
-        decoder: Decoder,
-        caches: Sequence[KvCache[Tensor]],
-        rotary: Rotary[Tensor],
-        memory: StepMemory,
-        block_tables: I32,
-        on_stored: OnStored | None = None,
-        on_hidden: OnHidden | None = None,
-    ) -> None:
-        self._decoder, self._caches, self._rotary = decoder, caches, rotary
-        self._memory, self._block_tables = memory, block_tables
-        self._on_stored, self._on_hidden = on_stored, on_hidden
-        config, limits = decoder.config, memory.limits
-        self.hidden = device().zeros((limits.num_tokens, config.hidden_size), storage(decoder.dtype))
+    decoder: Decoder
+    caches: Sequence[KvCache[Tensor]]
+    rotary: Rotary[Tensor]
+    on_stored: OnStored | None = None
+    on_hidden: OnHidden | None = None
+
+    def run(self, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return hidden rows and logits; inputs and results are tensors, or symbolic ones."""
+        maps = AttentionInputs(
+            positions=inputs["positions"],
+            slot_mapping=inputs["slot_mapping"],
+            query_start_loc=inputs["query_start_loc"],
+            seq_lens=inputs["seq_lens"],
+            blocks=RequestBlocks(inputs["table_rows"], inputs["block_tables"]),
+            rotary=self.rotary,
+            on_stored=self.on_stored,
+        )
+        hidden = self.decoder.forward(inputs["input_ids"], self.caches, maps)
+        if self.on_hidden is not None:
+            self.on_hidden(maps, hidden)
+        return hidden, self.decoder.logits(gather_output_rows(hidden, inputs["logits_indices"]))
+
+
+class EagerForward:
+    """Calls the ops one by one.
+
+    Args:
+        memory: of the steps.
+        block_tables: i32[max_num_seqs, max_blocks], the requests' blocks by table row.
+    """
+
+    def __init__(self, forward_pass: ForwardPass, memory: StepMemory, block_tables: I32) -> None:
+        self._pass, self._memory, self._block_tables = forward_pass, memory, block_tables
+        config, limits = forward_pass.decoder.config, memory.limits
+        self.hidden = device().zeros((limits.num_tokens, config.hidden_size), storage(forward_pass.decoder.dtype))
         self._rows = device().read(self.hidden)
         self.logits: F32 = np.zeros((limits.num_logits, config.vocab_size), np.float32)
 
@@ -96,16 +116,16 @@ class EagerForward:
         for name, array in _inputs(m, self._block_tables).items():
             dim = _SHAPES.get(name)
             tensors[name] = device().wrap(array if dim is None else array[: counts[dim.name] + dim.extra])
-        hidden, logits = _run(self._decoder, self._caches, self._rotary, tensors, self._on_stored, self._on_hidden)
+        hidden, logits = self._pass.run(tensors)
         self._rows[: m.num_tokens] = device().read(hidden)
         self.logits[: m.num_logits] = device().read(logits)
 
 
 class RecordedForward:
-    """Replays the ops as they were recorded; arguments as EagerForward's.
+    """Replays the ops as they were recorded; memory and block_tables as EagerForward's.
 
     Args:
-        on_stored, on_hidden: what they call is recorded.
+        forward_pass: what `on_stored` and `on_hidden` call is recorded too.
         twins: of the memory and the tables, where the model is on a device.
         known: by what the pass first moves the step to where it belongs, where the device has tokens before the host.
 
@@ -114,15 +134,11 @@ class RecordedForward:
         ConfigError: the system has no memory for steps as large as they can be.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 (what a pass goes through)
+    def __init__(
         self,
-        decoder: Decoder,
-        caches: Sequence[KvCache[Tensor]],
-        rotary: Rotary[Tensor],
+        forward_pass: ForwardPass,
         memory: StepMemory,
         block_tables: I32,
-        on_stored: OnStored | None = None,
-        on_hidden: OnHidden | None = None,
         twins: Twins = HOST_TWINS,
         known: KnownTokens | None = None,
     ) -> None:
@@ -140,21 +156,14 @@ class RecordedForward:
             )
             for name, array in arrays.items()
         }
+        if known is not None:
+            _settle(inputs, forward_pass.caches[0].block_size)
+        outputs = forward_pass.run(inputs)
         bounds = {
             "num_tokens": limits.num_tokens,
             "num_requests": limits.num_requests,
             "num_logits": limits.num_logits,
         }
-        if known is not None:
-            tables = (inputs[name] for name in ("token_table", "num_known", "block_tables", "made_drafts"))
-            settle_step_(
-                KnownTokens(*tables),
-                caches[0].block_size,
-                inputs["table_rows"],
-                (inputs["query_start_loc"], inputs["cu_num_logits"], inputs["cu_num_draft"]),
-                **{name: inputs[name] for name in _SETTLED},
-            )
-        outputs = _run(decoder, caches, rotary, inputs, on_stored, on_hidden)
         self._memory, self._twins = memory, twins
         self.program = device().program(
             Recording(recorder, outputs, bounds, {name: value for name, value in _PADDING.items() if name in inputs}),
@@ -206,25 +215,8 @@ def _inputs(memory: StepMemory, block_tables: I32) -> dict[str, Array]:
     return {name: getattr(memory, name) for name in _SHAPES} | {"block_tables": block_tables}
 
 
-def _run(
-    decoder: Decoder,
-    caches: Sequence[KvCache[Tensor]],
-    rotary: Rotary[Tensor],
-    inputs: dict[str, Any],
-    on_stored: OnStored | None = None,
-    on_hidden: OnHidden | None = None,
-) -> tuple[Any, Any]:
-    """The pass itself, on tensors or on symbolic ones: hidden rows and logits."""
-    maps = AttentionInputs(
-        positions=inputs["positions"],
-        slot_mapping=inputs["slot_mapping"],
-        query_start_loc=inputs["query_start_loc"],
-        seq_lens=inputs["seq_lens"],
-        blocks=RequestBlocks(inputs["table_rows"], inputs["block_tables"]),
-        rotary=rotary,
-        on_stored=on_stored,
-    )
-    hidden = decoder.forward(inputs["input_ids"], caches, maps)
-    if on_hidden is not None:
-        on_hidden(maps, hidden)
-    return hidden, decoder.logits(gather_output_rows(hidden, inputs["logits_indices"]))
+def _settle(inputs: Mapping[str, Any], block_size: int) -> None:
+    """Move the step to where it belongs; see ops.reference.batch.settle_step_."""
+    tables = KnownTokens(*(inputs[name] for name in ("token_table", "num_known", "block_tables", "made_drafts")))
+    offsets = inputs["query_start_loc"], inputs["cu_num_logits"], inputs["cu_num_draft"]
+    settle_step_(tables, block_size, inputs["table_rows"], offsets, **{name: inputs[name] for name in _SETTLED})

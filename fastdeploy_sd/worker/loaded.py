@@ -26,7 +26,7 @@ from fastdeploy_sd.worker.draft_formats import draft_scheme
 from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.eager_operators import load_operators
-from fastdeploy_sd.worker.forward import EagerForward, Forward, KnownTokens, RecordedForward
+from fastdeploy_sd.worker.forward import EagerForward, Forward, ForwardPass, KnownTokens, RecordedForward
 from fastdeploy_sd.worker.kept_hidden import allocate_kept_hidden, keeping
 from fastdeploy_sd.worker.kept_measurements import machine_key, measurements_folder
 from fastdeploy_sd.worker.kv_identity import KvIdentity
@@ -83,16 +83,16 @@ class Loaded:
         draft_model = None
         if self.draft is not None:
             draft_model = DraftModel(
-                self.draft.model,
-                self.kv.own.draft_caches,
-                make_rotary(self.draft.config, self.kv.max_tokens),
-                self.kept_hidden,
-                self.forward.hidden,
-                self.twins.of(self.table.tokens),
-                self.twins.of(self.table.blocks),
-                self.enforce_eager,
-                agree,
-                self._step_columns(),
+                model=self.draft.model,
+                caches=self.kv.own.draft_caches,
+                rotary=make_rotary(self.draft.config, self.kv.max_tokens),
+                kept_hidden=self.kept_hidden,
+                hidden=self.forward.hidden,
+                token_table=self.twins.of(self.table.tokens),
+                block_table=self.twins.of(self.table.blocks),
+                enforce_eager=self.enforce_eager,
+                agree=agree,
+                step=self._step_columns(),
             )
         num_rows = self.memory.limits.num_requests
         return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, draft_model, over_ranks=over_ranks)
@@ -139,19 +139,36 @@ def load(config: Config, group: RankGroup) -> Loaded:
     block_size, num_drafts = kv.format.block_size, s.num_speculative_tokens
     kept_hidden = allocate_kept_hidden(kv.own.block_hidden, block_size, max_num_seqs, num_drafts)
     on_hidden = keeping(kept_hidden[0]) if kept_hidden else None
-    over = model.decoder, kv.own.caches, rotary, memory, table.blocks, on_stored, on_hidden
+    forward_pass = ForwardPass(model.decoder, kv.own.caches, rotary, on_stored, on_hidden)
     known = None
     if not is_host and group.size == 1:  # other ranks follow, and have no tokens that the first does not know
         known = KnownTokens(table.tokens, table.num_tokens, table.blocks, memory.made_drafts)
-    forward = EagerForward(*over) if config.model.enforce_eager else RecordedForward(*over, twins, known)
+    if config.model.enforce_eager:
+        forward: Forward = EagerForward(forward_pass, memory, table.blocks)
+    else:
+        forward = RecordedForward(forward_pass, memory, table.blocks, twins, known)
     draft_source = None if draft_weights is None else draft_weights.checkpoint
     kernels = None if is_host else f"CUDA, {device().text}"
     identity = KvIdentity.of(config, decoder_config, kv.format.kv_dtype, checkpoint, draft_source, kernels)
     return Loaded(
-        checkpoint, draft_weights, kv, identity, model.draft, kept_hidden, forward, memory, table, vocab_size,
-        max_model_len, eos_token_ids, model.weight_bytes, config.model.enforce_eager, signals, twins,
-        known is not None,
-    )  # fmt: skip
+        checkpoint=checkpoint,
+        draft_weights=draft_weights,
+        kv=kv,
+        kv_identity=identity,
+        draft=model.draft,
+        kept_hidden=kept_hidden,
+        forward=forward,
+        memory=memory,
+        table=table,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=eos_token_ids,
+        weight_bytes=model.weight_bytes,
+        enforce_eager=config.model.enforce_eager,
+        signals=signals,
+        twins=twins,
+        is_ahead=known is not None,
+    )
 
 
 def _tune_linear(config: Config, group: RankGroup, weight_bytes: int, *, drafts: bool) -> None:

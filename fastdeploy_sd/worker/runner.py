@@ -58,14 +58,14 @@ class ModelRunner:
         speculation: what requests may ask for.
         rule: how drafts are verified.
         board: what the proposer is told of steps, and what it tells.
-        signals: of the forward pass, None = it gives none.
         guided: the requests with a grammar.
-        lead: of the other ranks, if there are any.
+        lead: of the other ranks, if there are any. signals: of the forward pass, None = it gives none.
         twins: of the memory and the table, where the model is on a device.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 (what a step goes through)
+    def __init__(  # noqa: PLR0913 (what a step goes through)
         self,
+        *,
         forward: Forward,
         memory: StepMemory,
         table: RequestTable,

@@ -18,7 +18,7 @@ from fastdeploy_sd.ops.operators import declared_ops
 from fastdeploy_sd.runtime import paddle_ops
 from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
-from fastdeploy_sd.worker.forward import EagerForward, Forward, RecordedForward
+from fastdeploy_sd.worker.forward import EagerForward, Forward, ForwardPass, RecordedForward
 from fastdeploy_sd.worker.rotary import make_rotary
 from tests.models import golden
 
@@ -59,9 +59,9 @@ class Model:
         rotary = make_rotary(config, MAX_LEN)
         self.memory = StepMemory(StepLimits(8, 256, 255), config.vocab_size)
         self.tables = np.full((8, NUM_BLOCKS), -1, np.int32)
-        over = rotary, self.memory, self.tables
-        self.eager = EagerForward(self.decoder, self.eager_caches, *over)
-        self.recorded = RecordedForward(self.decoder, self.caches, *over)
+        over = self.memory, self.tables
+        self.eager = EagerForward(ForwardPass(self.decoder, self.eager_caches, rotary), *over)
+        self.recorded = RecordedForward(ForwardPass(self.decoder, self.caches, rotary), *over)
 
     def load(self, step: Step) -> None:
         """Make it the step that the memory holds; request r is in table row 7 - r."""

@@ -17,7 +17,7 @@ from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.norm import rms_norm
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.runtime.recorder import RecordingError
-from fastdeploy_sd.worker.forward import RecordedForward
+from fastdeploy_sd.worker.forward import ForwardPass, RecordedForward
 from fastdeploy_sd.worker.rotary import make_rotary
 from tests.models import golden
 from tests.models.steps import BLOCK_SIZE, MAX_LEN, NUM_BLOCKS, STEPS, Model, batches, cache_bits
@@ -114,7 +114,8 @@ def test_calls_can_be_put_behind_every_layers_kv() -> None:
         gather_output_rows(paddle.ones([8, 4]), inputs.blocks.table_rows)
 
     rotary = make_rotary(model.decoder.config, MAX_LEN)
-    hooked = RecordedForward(model.decoder, model.caches, rotary, model.memory, model.tables, on_stored)
+    forward_pass = ForwardPass(model.decoder, model.caches, rotary, on_stored)
+    hooked = RecordedForward(forward_pass, model.memory, model.tables)
     assert seen == model.caches
     model.load(step)
     got, wanted = model.bits(hooked), model.bits(model.eager)

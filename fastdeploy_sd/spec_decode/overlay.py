@@ -7,45 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.draft_rows import select_rows
-from fastdeploy_sd.types import I32, DraftSource, DraftTokens
-
-if TYPE_CHECKING:
-    from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
-
-
-class PartialMethod(Protocol):
-    """Drafts for some requests only; what it does for these is that of `Proposer`, and it runs no model.
-
-    It sees no rows but those of requests that it serves, and `ProposeInput.prefix` of who is asked before it. One that
-    has nothing for a row in this step drafts nothing there: the next one is asked.
-    """
-
-    @property
-    def source(self) -> DraftSource:
-        """Of its drafts."""
-        ...
-
-    @property
-    def proposer(self) -> Proposer:
-        """What drafts; it writes no KV."""
-        ...
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether its drafts are right without fail. A method that chooses takes them for certain then; else it gets
-        none, but asks `native_drafter`, which the proposer has then, beside its own."""
-        ...
-
-    def serves(self, request: DraftRequest) -> bool:
-        """Whether it may have drafts for the request."""
-        ...
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, PartialMethod, ProposeInput
+from fastdeploy_sd.types import I32, DraftTokens
 
 
 class Overlay:

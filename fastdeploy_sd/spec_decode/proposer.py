@@ -11,12 +11,11 @@ import numpy.typing as npt
 
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.spec_decode.step_board import StepBoard
-from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftTokens, RequestId, StepView
+from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftSource, DraftTokens, RequestId, StepView
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
     from fastdeploy_sd.spec_decode.draft_model import DraftModel
-    from fastdeploy_sd.spec_decode.overlay import PartialMethod
 
 
 def _no_method(name: str) -> Proposer:
@@ -249,6 +248,34 @@ class Proposer(Protocol):
     def close(self) -> None:
         """The server ends: save what should outlive it. May be called twice."""
         return
+
+
+class PartialMethod(Protocol):
+    """Drafts for some requests only; what it does for these is that of `Proposer`, and it runs no model.
+
+    It sees no rows but those of requests that it serves, and `ProposeInput.prefix` of who is asked before it. One that
+    has nothing for a row in this step drafts nothing there: the next one is asked.
+    """
+
+    @property
+    def source(self) -> DraftSource:
+        """Of its drafts."""
+        ...
+
+    @property
+    def proposer(self) -> Proposer:
+        """What drafts; it writes no KV."""
+        ...
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether its drafts are right without fail. A method that chooses takes them for certain then; else it gets
+        none, but asks `native_drafter`, which the proposer has then, beside its own."""
+        ...
+
+    def serves(self, request: DraftRequest) -> bool:
+        """Whether it may have drafts for the request."""
+        ...
 
 
 MakeProposer = Callable[["SpeculativeConfig", ProposerContext], Proposer]

@@ -1,4 +1,4 @@
-"""Drafts for requests with a grammar: the tokens that it forces. See spec_decode.overlay."""
+"""Drafts for requests with a grammar: the tokens that it forces. See PartialMethod."""
 
 from __future__ import annotations
 

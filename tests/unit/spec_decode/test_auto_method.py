@@ -12,8 +12,7 @@ from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto.guard import Guard
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
-from fastdeploy_sd.spec_decode.overlay import PartialMethod
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, PartialMethod, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import MethodRouter, available_methods
 from fastdeploy_sd.types import DraftSource, DraftTokens, offsets
 

@@ -40,8 +40,8 @@ class Scheduler:
     running request that needs a block when none is left preempts the running request with the highest key (perhaps
     itself): that one loses its blocks and drafts and goes back to the queue by its key, to be recomputed; it is not
     admitted again in the same step. Under the 'priority' policy the head of the queue also preempts, in the same way,
-    running requests of strictly lower priority, but only for want of blocks, never for want of a seat or of budget, and
-    only if all of them together hold enough.
+    running requests of strictly lower priority. It does so for want of blocks alone, never for want of a seat or of
+    budget, and only if all those requests together hold enough.
     Neither drafts nor the slots that drafting writes ahead preempt anyone: they get blocks when the rows have theirs.
     A row keeps these blocks, those of rejected drafts too, as its next tokens go there; so in a later step another row
     may find none left, and preempt, sooner than it would without speculation.

@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 class SuffixProposer(Proposer):
     """Guesses the most frequent continuation of the longest context seen before; see SuffixDrafter.propose.
 
-    A request's prompt and output are searched for it alone. Its output is shared, token by token as it is committed
-    and up to the token that ends it, with the requests of its salt, and stays after its end within
-    `suffix_decoding_max_cached_requests` and `suffix_decoding_max_cache_mb`, which hold for all salts together: the
+    A request's prompt and output are searched for it alone. Its output is also shared with the requests of its salt,
+    token by token as it is committed, up to the token that ends it. It stays after the request's end, within
+    `suffix_decoding_max_cached_requests` and `suffix_decoding_max_cache_mb`. These hold for all salts together: the
     outputs that were extended longest ago go first, about an eighth of the limit at a time. A request that is preempted
     counts again from there on, and each piece of an output that a file brings counts by itself.
 

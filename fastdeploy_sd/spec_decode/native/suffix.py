@@ -172,15 +172,15 @@ class SuffixDrafter:
         """Read what was committed since each table row's last step, share its output, and draft for all rows.
 
         The context, cut to its last `max_context` tokens, is matched in the row's own text and in every shard of what
-        was shared under its salt. From the longest match of each and a few of its shorter ends, the most frequent
-        continuation is followed (of equals the one that occurred last) while its joint probability, estimated from
-        counts, is at least `min_token_prob`, for at most `max_factor` times the match. The highest sum of joint
-        probabilities wins, of equals the longer match, then the own text, then the younger shard.
+        was shared under its salt. The longest match of each, and a few of its shorter ends, make a draft each: the most
+        frequent continuation, of equals the one that occurred last. A draft ends where its joint probability, estimated
+        from counts, falls below `min_token_prob`, and at `max_factor` times the match. The draft with the highest sum
+        of joint probabilities wins, of equals the longer match, then the own text, then the younger shard.
 
-        With follows_copies, where a match of at least six tokens of the own text breaks off at a single replaced token,
-        the context with the expected token in its place is matched as well, until a plain match has at least two more
-        tokens than agreed since, or the next token does not agree either. Right behind a replaced token this is done
-        only while it paid at most of the text's last changes.
+        With follows_copies a match of at least six tokens of the own text may go on behind a single replaced token. The
+        context with the expected token in its place is then matched as well. That ends when a plain match has at least
+        two more tokens than agreed since, or when the next token does not agree either. Right behind a replaced token
+        this is done only while it paid at most of the text's last changes.
 
         Args:
             token_table: i32[num_table_rows, max_tokens_per_row], committed tokens. They must not have

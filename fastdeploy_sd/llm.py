@@ -193,7 +193,8 @@ class LLM:
 
     def _encode_text(self, prompt: object) -> list[int]:
         if not isinstance(prompt, str):
-            raise BadRequest(f"prompts: expected text, got {type(prompt).__name__}", param="prompts")
+            text = f"prompts: expected text (token ids are given as prompt_token_ids), got {type(prompt).__name__}"
+            raise BadRequest(text, param="prompts")
         return self._encoder.encode_text(prompt, self._builder.max_prompt_tokens)
 
     def _run(

@@ -17,6 +17,7 @@ from fastdeploy_sd.config.build import (
     verify_offline,
 )
 from fastdeploy_sd.config.device_rules import cpu_only, gpu_only
+from fastdeploy_sd.config.environment import verify_keys_are_known
 from fastdeploy_sd.config.model_names import hub_name
 from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.quantization import Activations, Quantization, QuantizationFormats, formats_of
@@ -60,6 +61,7 @@ __all__ = [
     "is_wildcard",
     "load_config",
     "to_json",
+    "verify_keys_are_known",
     "verify_offline",
     "verify_rules",
 ]

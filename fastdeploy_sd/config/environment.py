@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fastdeploy_sd.errors import ConfigError
+
 LOG_DIR_VARIABLE = "FD_LOG_DIR"
 _PREFIX = "FD_"
+_KEYS_VARIABLE = "FD_API_KEY"
 _BUDGET = "drafts are bounded by num_speculative_tokens and max_num_batched_tokens"
 
 # Variable -> what to use in its place.
@@ -14,7 +17,7 @@ UNREAD_VARIABLES: Mapping[str, str] = {
     "SPECULATE_VERIFY_USE_TARGET_SAMPLING": "speculative_config.verify_strategy is target_match by default",
     "SPEC_TOKENUM_THRESHOLD": _BUDGET,
     "INFER_WITH_REFERENCE_TOKENUM_THRESHOLD": _BUDGET,
-    "FD_API_KEY": "use api_key; without it the API is open",
+    _KEYS_VARIABLE: "use api_key",
     "FD_DETERMINISTIC_MODE": "tokens never depend on the batch or on timing",
     "FD_DISABLE_CHUNKED_PREFILL": "use enable_chunked_prefill: false",
     "FD_ENABLE_MODEL_LOAD_CACHE": "use packed_weights_cache",
@@ -33,3 +36,17 @@ def unread_variables(environment: Mapping[str, str]) -> list[str]:
     if others:
         notes.append(f"{', '.join(others)}: these variables of FastDeploy are not read")
     return notes
+
+
+def verify_keys_are_known(environment: Mapping[str, str], has_keys: bool) -> None:
+    """Refuse to open an API that FastDeploy would have closed, as who set the variable believes it closed.
+
+    Raises:
+        ConfigError: FastDeploy's variable has keys, and no option has.
+    """
+    if environment.get(_KEYS_VARIABLE) and not has_keys:
+        raise ConfigError(
+            f"api_key: expected one beside the variable {_KEYS_VARIABLE}, which is not read here, got none: the API"
+            " would be open (if it shall be, unset the variable)",
+            param="api_key",
+        )

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
+from fastdeploy_sd.config import verify_keys_are_known
 from fastdeploy_sd.entrypoints.acceptor import raise_descriptor_limit
 from fastdeploy_sd.entrypoints.connection import Connections
 from fastdeploy_sd.entrypoints.http_service import serve_http
@@ -42,6 +44,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "fastdeploy_sd.router.la
     try:
         configure_logging("router")
         config = read_router_options(sys.argv[1:] if argv is None else argv, prog)
+        verify_keys_are_known(os.environ, bool(config.server.api_key))
         secret = deployment_secret(config.splitwise)
         raise_descriptor_limit()
         with bound(config.server) as listeners:

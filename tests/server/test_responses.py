@@ -35,6 +35,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"include": ["message.output_text.logprobs"]}, "include: not supported: log-probabilities are in"),
     ({"include": ["x"]}, "include: expected some of"),
+    ({"messages": [{"role": "user"}]}, "messages: not supported: its name here is input"),
     ({"max_tokens": 5}, "max_tokens: not supported: its name here is max_output_tokens"),
     ({"n": 2}, "n: not supported: a Response has one text"),
     ({"input": []}, "input: expected text or a list of 1.."),

@@ -19,13 +19,15 @@ def params_per_prompt(
     """
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * num_prompts
-    params = list(sampling_params)
-    if len(params) != num_prompts or not all(isinstance(p, SamplingParams) for p in params):
-        raise BadRequest(
-            f"sampling_params: expected a SamplingParams or one for each of {num_prompts} prompts, got {len(params)}",
-            param="sampling_params",
-        )
-    return params
+    what = f"sampling_params: expected a SamplingParams or one for each of {num_prompts} prompts"
+    if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
+        raise BadRequest(f"{what}, got {type(sampling_params).__name__}", param="sampling_params")
+    for params in sampling_params:
+        if not isinstance(params, SamplingParams):
+            raise BadRequest(f"{what}, got {type(params).__name__} among them", param="sampling_params")
+    if len(sampling_params) != num_prompts:
+        raise BadRequest(f"{what}, got {len(sampling_params)}", param="sampling_params")
+    return list(sampling_params)
 
 
 def texts_per_prompt(name: str, texts: str | Sequence[str | None] | None, num_prompts: int) -> list[str]:

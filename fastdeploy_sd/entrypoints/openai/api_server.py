@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
-from fastdeploy_sd.config import load_config
+from fastdeploy_sd.config import load_config, verify_keys_are_known
 from fastdeploy_sd.entrypoints import launch
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
@@ -26,7 +27,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "api_server") -> int:
     """
     try:
         configure_logging("server")  # before the configuration, which logs what has no effect
-        config = located(load_config(sys.argv[1:] if argv is None else argv, prog))
+        config = load_config(sys.argv[1:] if argv is None else argv, prog)
+        verify_keys_are_known(os.environ, bool(config.server.api_key))
+        config = located(config)
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return _EXIT_USAGE

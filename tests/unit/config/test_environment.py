@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from fastdeploy_sd.config import config_from_kwargs
+from fastdeploy_sd.config import config_from_kwargs, verify_keys_are_known
 from fastdeploy_sd.config.environment import LOG_DIR_VARIABLE, UNREAD_VARIABLES
+from fastdeploy_sd.entrypoints.openai import api_server
+from fastdeploy_sd.router import launch as router
 
 TOPK = "SPECULATE_VERIFY_USE_TOPK"
 
@@ -41,3 +45,18 @@ def test_variables_nobody_has_heard_of_share_a_line(
         monkeypatch.setenv(name, "x")
     config_from_kwargs(model=model)
     assert caplog.messages == ["FD_ATTENTION_BACKEND, FD_ZEBRA: these variables of FastDeploy are not read"]
+
+
+@pytest.mark.parametrize("main", [api_server.main, router.main], ids=["server", "router"])
+def test_an_api_that_fastdeploy_would_have_closed_is_not_opened(
+    main: Callable[[list[str]], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FD_API_KEY", "one,two")
+    assert main(["--model", "demo"] if main is api_server.main else []) == 2
+    assert capsys.readouterr().err.count("error: api_key: expected one beside the variable FD_API_KEY") == 1
+
+
+def test_keys_by_the_option_or_none_asked_for_are_fine() -> None:
+    verify_keys_are_known({"FD_API_KEY": "one"}, has_keys=True)
+    verify_keys_are_known({"FD_API_KEY": ""}, has_keys=False)
+    verify_keys_are_known({}, has_keys=False)

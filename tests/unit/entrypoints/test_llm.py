@@ -237,9 +237,11 @@ def test_more_prompts_than_the_queue_holds(load: Load) -> None:
     [
         (lambda llm: llm.generate(), "prompts: expected either prompts or prompt_token_ids, got neither"),
         (lambda llm: llm.generate("x", prompt_token_ids=[5]), "got both"),
-        (lambda llm: llm.generate([5]), "prompts: expected text, got int"),
+        (lambda llm: llm.generate([5]), "prompts: expected text .token ids are given as prompt_token_ids., got int"),
         (lambda llm: llm.generate(prompt_token_ids=["x"]), "prompt_token_ids: expected a list of token ids"),
         (lambda llm: llm.generate(["x"], [GREEDY, GREEDY]), "sampling_params: expected a SamplingParams or one for"),
+        (lambda llm: llm.generate("x", {"max_tokens": 1}), "sampling_params: expected a SamplingParams or .* got dict"),
+        (lambda llm: llm.generate("x", [{"max_tokens": 1}]), "sampling_params: .* got dict among them"),
         (lambda llm: llm.generate("x", SamplingParams(max_tokens=1000)), "max_tokens: expected at most"),
         (lambda llm: llm.chat(["x"]), "messages: expected maps with role and content"),
         (lambda llm: llm.chat([{"role": "user", "contents": "x"}]), "unknown key 'contents' .did you mean 'content'"),

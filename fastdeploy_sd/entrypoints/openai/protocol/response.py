@@ -135,6 +135,7 @@ class ResponseBody(GenerationBody):
 
     n: Annotated[None, Only(1, instead=_ONE_TEXT)] = None
     best_of: Annotated[None, Only(1, instead=_ONE_TEXT)] = None
+    messages: Annotated[None, Only([], instead="its name here is input")] = None
     max_tokens: Annotated[None, Only(-1, instead="its name here is max_output_tokens")] = None
     response_format: Annotated[None, Only({"type": "text"}, instead="text.format says it")] = None
     return_token_ids: Annotated[None, Only(False)] = None

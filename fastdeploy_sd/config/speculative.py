@@ -131,7 +131,8 @@ class SpeculativeConfig:
         0.1, Spec("Drafting stops where the drafts are together less probable than this.", minimum=0, maximum=1)
     )
     suffix_decoding_cache_file: str | None = option(
-        None, Spec("File of kept outputs: loaded at start if it exists, saved at shutdown.")
+        None,
+        Spec("File of kept outputs, with the ends of their prompts: loaded at start if it exists, saved at shutdown."),
     )
     verify_strategy: Literal["target_match", "greedy", "topp"] = option(
         "target_match",

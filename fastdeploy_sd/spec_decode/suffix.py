@@ -39,6 +39,9 @@ class SuffixProposer(Proposer):
     outputs that were extended longest ago go first, about an eighth of the limit at a time. A request that is preempted
     counts again from there on, and each piece of an output that a file brings counts by itself.
 
+    In front of an output stands as much of its prompt as a match can see, the last `suffix_decoding_max_tree_depth`
+    tokens: the answer to a question that was asked before is known from its first token on.
+
     Raises (on construction):
         ConfigError: the cache file exists and was not saved for this vocabulary size, its folder cannot be written, or
             nothing is cached that could be saved.

@@ -234,8 +234,18 @@ void SuffixDrafter::ReadShared(const Row& row) {
       }
     }
     if (t < first_shared || request.has_ended || !cache_.is_enabled()) continue;
+    if (request.writer.shard < 0) ShareBeginning(row);
     cache_.Append(request.salt, row.tokens[t], &request.writer);
     request.has_ended = request.EndsWith(t, row.tokens[t]);
+  }
+}
+
+// What an output follows is shared with its first token, as far as a match can see it: so a prompt that was there
+// before is known from its end.
+void SuffixDrafter::ShareBeginning(const Row& row) {
+  SuffixRequest& request = *row.request;
+  for (int32_t t = std::max(0, request.num_private - rule_.max_context); t < request.num_private; ++t) {
+    cache_.Append(request.salt, row.tokens[t], &request.writer);
   }
 }
 

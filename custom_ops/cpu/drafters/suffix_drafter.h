@@ -21,7 +21,7 @@ struct SuffixRequest {
   bool EndsWith(int32_t index, int32_t token) const;
 
   SuffixSalt* salt = nullptr;
-  int32_t num_private = 0;  // leading tokens that are not shared
+  int32_t num_private = 0;  // leading tokens that are no new output
   int32_t first_end = 0;    // index of the first token that may end the text
   std::vector<int32_t> end_token_ids;
   bool has_ended = false;  // it has, and what is read from now on is not shared
@@ -79,6 +79,7 @@ class SuffixDrafter {
   void ReadToken(const SuffixAutomaton& own_text, int32_t token, SuffixMatch* match, SuffixCopy* copy) const;
   void ReadOwn(const Row& row) const;
   void ReadShared(const Row& row);
+  void ShareBeginning(const Row& row);
   void AddCopy(const Row& row, std::vector<SuffixSource>* sources) const;
   void Draft(Row* row) const;
 

@@ -79,7 +79,8 @@ struct SuffixCreateParams {
 struct SuffixBeginParams {
   SuffixDrafter* drafter;
   int32_t table_row;
-  int32_t num_tokens;          // leading tokens that are not to be shared: the prompt, and output shared before
+  int32_t num_tokens;          // leading tokens that are no new output: the prompt, and output shared before. The last
+                               // max_context of them are shared with the first token behind them, in front of it.
   const uint8_t* salt_digest;  // [16]
   int32_t first_end;           // index of the first token that may end the text
   int32_t num_end_token_ids;

@@ -139,7 +139,8 @@ class SuffixDrafter:
         """Start a table row, whatever it held; its text is read in its first step.
 
         Args:
-            num_private: leading tokens that are not to be shared: the prompt, and output that was shared before.
+            num_private: leading tokens that are no new output: the prompt, and output that was shared before. The last
+                `max_context` of them are shared with the first token behind them, in front of it.
             salt_digest: 16 bytes that stand for the salt.
             end: the token that ends the text is the last one to be shared.
 

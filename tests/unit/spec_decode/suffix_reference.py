@@ -158,6 +158,9 @@ class Reference:
                 match = own.matches.get(id(shard), ())
                 own.matches[id(shard)] = shard.text.advance(match, token, self.max_context)
             if own.text.num_tokens > own.num_private and not own.has_ended:
+                if own.output.shard is None:
+                    for earlier in own.text.sequences[0][: own.num_private][-self.max_context :]:
+                        self.share(own.salt, earlier, own.output)
                 self.share(own.salt, token, own.output)
                 own.has_ended = own.text.num_tokens > own.first_end and token in own.end_token_ids
 

@@ -96,13 +96,35 @@ def test_a_repeated_phrase_is_repeated_further() -> None:
     assert server.draft(0, 9) == [1, 2, 3] * 3
 
 
-def test_outputs_are_shared_and_prompts_are_not() -> None:
-    server = Server()
+def test_outputs_are_shared_behind_the_ends_of_their_prompts() -> None:
+    server = Server(max_tree_depth=3)
     server.serve(0, [900, 901, 902, 903], PHRASE)
     server.begin(1, [800, *PHRASE[:6]])
-    assert server.draft(1) == PHRASE[6:11]
-    server.begin(2, [800, 900, 901, 902])
+    assert server.draft(1) == PHRASE[6:9]
+    server.begin(2, [800, 901, 902, 903])
+    assert server.draft(2) == PHRASE[:3]
+    server.begin(2, [901, 902, 903], salt="another's")
     assert server.draft(2) == []
+    server.begin(2, [800, 900])
+    assert server.draft(2) == []
+
+
+def test_a_prompt_without_an_output_is_not_shared() -> None:
+    server = Server()
+    server.begin(0, [900, 901, 902, 903])
+    server.draft(0)
+    assert server.proposer.stats().num_bytes == 0
+
+
+def test_one_prompt_of_two_answers_has_both() -> None:
+    """What follows its end more often is drafted first, and the rest once it is told from it."""
+    server = Server()
+    for answer in (PHRASE, [*PHRASE[:2], 600, 601, 602], PHRASE):
+        server.serve(0, [900, 901, 902], answer)
+    server.begin(1, [900, 901, 902])
+    assert server.draft(1, 3) == PHRASE[:3]
+    server.commit(1, [*PHRASE[:2], 600])
+    assert server.draft(1, 2) == [601, 602]
 
 
 def test_running_requests_share_what_they_have_committed() -> None:
@@ -161,10 +183,11 @@ def test_a_preempted_request_shares_its_output_once() -> None:
     server.proposer.forget(np.array([0], np.int32))
     server.begin(2, [900, 901, *PHRASE[:10]], num_prompt_tokens=2)
     server.draft(2)
-    assert server.proposer.stats().num_tokens == 10
+    assert server.proposer.stats().num_tokens == 12
     server.commit(2, PHRASE[10:12])
     server.draft(2)
-    assert server.proposer.stats().num_tokens == 12
+    # Only what it follows is there again.
+    assert server.proposer.stats().num_tokens == 12 + 12 + 2
 
 
 EOS = 2
@@ -185,7 +208,7 @@ def test_what_was_accepted_behind_an_end_is_not_shared() -> None:
         server.draft(0)
         server.proposer.forget(np.array([0], np.int32))
     assert drafts == [EOS]
-    assert server.proposer.stats().num_tokens == 2 * (len(PHRASE) + 1)
+    assert server.proposer.stats().num_tokens == 2 * (3 + len(PHRASE) + 1)
 
 
 @pytest.mark.parametrize(("min_tokens", "num_shared"), [(0, 1), (1, 1), (2, 3), (3, 3), (4, 4)])
@@ -195,7 +218,7 @@ def test_an_end_before_the_least_number_of_tokens_is_none(min_tokens: int, num_s
     server.begin(0, [EOS, 3, 900], end_token_ids=(EOS, 3), min_tokens=min_tokens)
     server.commit(0, [EOS, 50, 3, 60])
     server.draft(0)
-    assert server.proposer.stats().num_tokens == num_shared
+    assert server.proposer.stats().num_tokens == 3 + num_shared
 
 
 def test_output_after_a_preemption_ends_too() -> None:
@@ -203,7 +226,7 @@ def test_output_after_a_preemption_ends_too() -> None:
     server.begin(0, [900, 50, 51], num_prompt_tokens=1, end_token_ids=(EOS,), min_tokens=4)
     server.commit(0, [EOS, EOS, *BEHIND])
     server.draft(0)
-    assert server.proposer.stats().num_tokens == 2
+    assert server.proposer.stats().num_tokens == 3 + 2
 
 
 @pytest.mark.parametrize(("num_writers", "max_requests"), [(2, 8), (32, 100), (32, 32), (32, 8)])

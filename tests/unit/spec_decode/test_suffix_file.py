@@ -22,6 +22,7 @@ from fastdeploy_sd.spec_decode.suffix_file import load_sequences, save_sequences
 VOCAB = 1000
 PHRASE = list(range(10, 30))
 OTHER = list(range(110, 130))
+NUM_TOKENS = 2 * (1 + len(PHRASE))  # each behind a prompt of one token
 HEADER_BYTES = 32
 PAYLOAD_START = 64
 OFFSETS_START = PAYLOAD_START + 2 * 16
@@ -70,7 +71,7 @@ def test_what_is_loaded_can_be_extended_and_saved_again(saved: Path) -> None:
     proposer = make(saved)
     draft(proposer, [3, 400, 401], 1)
     proposer.close()
-    assert make(saved).stats().num_tokens == 2 * len(PHRASE) + 2
+    assert make(saved).stats().num_tokens == NUM_TOKENS + 3
 
 
 def test_a_smaller_limit_keeps_the_newest(saved: Path) -> None:
@@ -150,16 +151,19 @@ Change = Callable[[bytearray], None]
 DAMAGE: dict[str, tuple[Change, str]] = {
     "a bit": (lambda d: set_bytes(d, TOKENS_START, b"\x7f"), "expected the checksum"),
     "a bit of the header": (lambda d: set_bytes(d, 12, b"\x7f"), "expected the checksum"),
-    "cut short": (lambda d: d.__delitem__(slice(-4, None)), "expected 280 bytes, got 276"),
-    "too long": (lambda d: d.extend(b"1234"), "expected 280 bytes, got 284"),
+    "cut short": (lambda d: d.__delitem__(slice(-4, None)), "expected 288 bytes, got 284"),
+    "too long": (lambda d: d.extend(b"1234"), "expected 288 bytes, got 292"),
     "a stub": (lambda d: d.__delitem__(slice(20, None)), "expected a suffix cache file"),
     "empty": (lambda d: d.clear(), "expected a suffix cache file"),
     "another kind": (lambda d: set_bytes(d, 0, b"SAFETENS"), "expected a suffix cache file"),
     "a later version": (lambda d: set_bytes(d, 8, struct.pack("<I", 2)), "expected version 1, got 2"),
-    "a count that overflows": (lambda d: set_bytes(d, 24, struct.pack("<Q", 1 << 62)), "bytes, got 280"),
+    "a count that overflows": (lambda d: set_bytes(d, 24, struct.pack("<Q", 1 << 62)), "bytes, got 288"),
 }
 CRAFTED: dict[str, tuple[Change, str]] = {
-    "offsets that go back": (lambda d: set_bytes(d, OFFSETS_START + 8, struct.pack("<q", 41)), "expected offsets"),
+    "offsets that go back": (
+        lambda d: set_bytes(d, OFFSETS_START + 8, struct.pack("<q", NUM_TOKENS + 1)),
+        "expected offsets",
+    ),
     "a negative offset": (lambda d: set_bytes(d, OFFSETS_START + 8, struct.pack("<q", -1)), "expected offsets"),
     "a start behind 0": (lambda d: set_bytes(d, OFFSETS_START, struct.pack("<q", 1)), "expected offsets"),
     "an end too far": (lambda d: set_bytes(d, OFFSETS_START + 16, struct.pack("<q", 1 << 40)), "expected offsets"),
@@ -172,7 +176,7 @@ CRAFTED: dict[str, tuple[Change, str]] = {
 def test_a_file_that_is_wrong_is_refused(saved: Path, name: str) -> None:
     change, message = (DAMAGE | CRAFTED)[name]
     data = bytearray(saved.read_bytes())
-    assert len(data) == TOKENS_START + 2 * len(PHRASE) * 4
+    assert len(data) == TOKENS_START + NUM_TOKENS * 4
     change(data)
     if name in CRAFTED:
         seal(data)

@@ -19,6 +19,7 @@ from benchmarks import stand_in
 from benchmarks.checkpoint import ensure_checkpoint
 from benchmarks.command import Command, show, table_of
 from benchmarks.configurations import METHODS, speculative_of
+from benchmarks.deciding import DECIDING_COLUMNS, DecidingCost, DecisionClock
 from benchmarks.engines import greedy_request, verify_room
 from benchmarks.percentiles import percentiles
 from benchmarks.progress import Progress
@@ -67,6 +68,7 @@ class HostCost:
         num_drafts: verified per request and step, the mean.
         us: phase -> {p50, p90, p99} over the steps.
         total_us, forward_us: the same of all phases together, and of the forward pass, which is none of them.
+        deciding: of a method that chooses; None = the method does not.
     """
 
     load: HostLoad
@@ -74,6 +76,7 @@ class HostCost:
     us: dict[str, dict[str, float]]
     total_us: dict[str, float]
     forward_us: dict[str, float]
+    deciding: DecidingCost | None
 
 
 COLUMNS = {
@@ -107,11 +110,16 @@ def main(argv: Sequence[str]) -> int:
         command.error("expected no --model beside --random-text: it says what it says")
     progress, costs = Progress(len(args.methods) * len(args.batch), "host"), []
     for method in args.methods:
-        with _engine(args, method) as (engine, executor):
+        clock = DecisionClock()
+        with _engine(args, method, clock) as (engine, executor):
             for batch in args.batch:
-                costs.append(measure_host(engine, executor, HostLoad(method, batch, args.output_len), args.steps))
+                load = HostLoad(method, batch, args.output_len)
+                costs.append(measure_host(engine, executor, load, args.steps, clock))
                 progress.advance(f"{method} {batch}")
-    show(args, costs, table_of(costs, COLUMNS))
+    tables = [table_of(costs, COLUMNS)]
+    if deciding := [cost for cost in costs if cost.deciding is not None]:
+        tables.append(table_of(deciding, DECIDING_COLUMNS))
+    show(args, costs, "\n\n".join(tables))
     return 0
 
 
@@ -147,8 +155,14 @@ class TimedExecutor:
         self._executor.shutdown()
 
 
-def measure_host(engine: Engine, executor: TimedExecutor, load: HostLoad, num_steps: int) -> HostCost:
-    """Run steps of decoding requests in an idle engine and time every phase."""
+def measure_host(
+    engine: Engine, executor: TimedExecutor, load: HostLoad, num_steps: int, clock: DecisionClock
+) -> HostCost:
+    """Run steps of decoding requests in an idle engine and time every phase.
+
+    Args:
+        clock: that the engine's proposer was made with.
+    """
     requests = _Requests(engine, load)
     started: set[str] = set()
     num_warm_up = 0
@@ -159,6 +173,7 @@ def measure_host(engine: Engine, executor: TimedExecutor, load: HostLoad, num_st
         num_warm_up += len(started) >= load.num_requests
     num_drafts = engine.stats().num_draft_tokens
     spans = []
+    clock.restart()
     for _ in range(num_steps):
         begin = time.perf_counter()
         outputs = engine.step()
@@ -175,6 +190,7 @@ def measure_host(engine: Engine, executor: TimedExecutor, load: HostLoad, num_st
                 "encode": encoded - end,
             }
         )
+        clock.note(inner["draft"])
         requests.replace(outputs)
     requests.end()
     num_drafts = engine.stats().num_draft_tokens - num_drafts
@@ -185,6 +201,7 @@ def measure_host(engine: Engine, executor: TimedExecutor, load: HostLoad, num_st
         {phase: us[phase] for phase in PHASES},
         _microseconds([sum(span[phase] for phase in PHASES) for span in spans]),
         us["forward"],
+        clock.cost(),
     )
 
 
@@ -227,7 +244,7 @@ class _Requests:
 
 
 @contextmanager
-def _engine(args: argparse.Namespace, method: str) -> Iterator[tuple[Engine, TimedExecutor]]:
+def _engine(args: argparse.Namespace, method: str, clock: DecisionClock) -> Iterator[tuple[Engine, TimedExecutor]]:
     """An engine with room for the largest batch until the last step, and its executor."""
     speculative = speculative_of(method, args.drafts)
     # As if every draft were right; other requests' prompts take steps too. A block is left for the last drafts.
@@ -242,7 +259,7 @@ def _engine(args: argparse.Namespace, method: str) -> Iterator[tuple[Engine, Tim
         config = Config(ModelConfig("stand-in"), cache=CacheConfig(block_size=stand_in.BLOCK_SIZE), scheduler=limits)
         buffer = np.ones(args.evict_mib * _MIB // 8, np.int64)
         inner: Executor = stand_in.stand_in_executor(
-            speculative, max_num_seqs, max_model_len, buffer, is_random=args.random_text
+            speculative, max_num_seqs, max_model_len, buffer, clock.make_proposer, is_random=args.random_text
         )
     else:
         from fastdeploy_sd.ranks.executor import create_executor
@@ -251,7 +268,8 @@ def _engine(args: argparse.Namespace, method: str) -> Iterator[tuple[Engine, Tim
         config = load_config(["--model", args.model, *args.others], "python -m benchmarks host")
         model = replace(config.model, max_model_len=max_model_len)
         config = replace(config, model=model, scheduler=limits, speculative=speculative)
-        inner = create_executor(config)
+        inner = create_executor(config, clock.make_proposer)
+        clock.take_profile(config, inner)
     executor = TimedExecutor(inner)
     try:
         engine = Engine(config, executor)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile
 from fastdeploy_sd.types import ChoiceReport
 
@@ -22,6 +25,8 @@ class StepBoard:
         profile: measured times of steps; None = not measured.
         num_rests: so many steps from now on need not be drafted in; the worker counts down, and up in
             num_rested. A new request ends that.
+        phase_seconds: f64[5], which a method that chooses adds the seconds of its phases to, if this is there when the
+            method is made; see AutoPolicy.measure. None = nobody measures.
         report: what the method made of the steps so far; None = no method chooses.
     """
 
@@ -35,4 +40,5 @@ class StepBoard:
     profile: CostProfile | None = None
     num_rests: int = 0
     num_rested: int = 0
+    phase_seconds: npt.NDArray[np.float64] | None = None
     report: ChoiceReport | None = None

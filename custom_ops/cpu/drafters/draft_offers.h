@@ -10,68 +10,77 @@ namespace fdsd {
 
 constexpr int32_t kMaxSources = 8;
 
-// Plane `source`, row r of the offers.
+// What a source offers for a row.
 struct Offered {
-  const int32_t* token_ids = nullptr;
-  const float* draft_prob = nullptr;
-  const int32_t* evidence = nullptr;
-  int32_t count = 0;
-
-  Offered() = default;
-  Offered(const PolicyOffersParams& p, int32_t r, int32_t source) {
-    const int64_t plane = source;
-    const int32_t* cu = p.cu_num_draft + plane * (p.max_num_rows + 1) + r;
-    token_ids = p.token_ids + plane * p.max_num_drafts + cu[0];
-    draft_prob = p.draft_prob + plane * p.max_num_drafts + cu[0];
-    evidence = p.evidence + (plane * p.max_num_rows + r) * DraftEvidence::kNumFields;
-    count = cu[1] - cu[0];
-  }
+  const int32_t* token_ids;
+  const float* draft_prob;
+  const int32_t* evidence;
+  int32_t count;
 };
 
-// What all sources offer for a row.
-class RowOffers {
+// The offers of a step.
+class OfferPlanes {
  public:
-  RowOffers(const PolicyOffersParams& p, int32_t r, int32_t num_sources) : num_sources_(num_sources) {
-    for (int32_t s = 0; s < num_sources; ++s) offers_[static_cast<size_t>(s)] = Offered(p, r, s);
+  OfferPlanes(const PolicyOffersParams& p, int32_t num_rows, int32_t num_sources) : p_(p) {
+    for (int32_t s = 0; s < num_sources; ++s) {
+      const int32_t* cu = p.cu_num_draft + static_cast<int64_t>(s) * (p.max_num_rows + 1);
+      if (cu[num_rows] > 0) offering_[static_cast<size_t>(num_offering_++)] = s;
+    }
   }
 
-  const Offered& operator[](int32_t source) const { return offers_[static_cast<size_t>(source)]; }
-  int32_t num_sources() const { return num_sources_; }
+  // Of row r.
+  Offered at(int32_t r, int32_t source) const {
+    const int64_t plane = source;
+    const int32_t* cu = p_.cu_num_draft + plane * (p_.max_num_rows + 1) + r;
+    const int64_t first = plane * p_.max_num_drafts + cu[0];
+    return {p_.token_ids + first, p_.draft_prob + first,
+            p_.evidence + (plane * p_.max_num_rows + r) * DraftEvidence::kNumFields, cu[1] - cu[0]};
+  }
+
+  // The sources that offer anything for any row: offering(0) < offering(1) < ..
+  int32_t num_offering() const { return num_offering_; }
+  int32_t offering(int32_t i) const { return offering_[static_cast<size_t>(i)]; }
 
  private:
-  std::array<Offered, kMaxSources> offers_;
-  int32_t num_sources_;
+  const PolicyOffersParams& p_;
+  std::array<int32_t, kMaxSources> offering_;
+  int32_t num_offering_ = 0;
 };
 
 // How an offer agrees with the other sources', draft by draft.
 class Agreement {
  public:
-  Agreement(const RowOffers& offers, int32_t source) : offers_(offers), own_(offers[source].token_ids) {
-    for (int32_t s = 0; s < offers.num_sources(); ++s)
-      if (s != source && offers[s].count > 0) agreeing_ |= 1U << s;
+  Agreement(const OfferPlanes& planes, int32_t r, int32_t source)
+      : own_(planes.at(r, source).token_ids), num_others_(planes.num_offering()) {
+    for (int32_t i = 0; i < num_others_; ++i) {
+      const Offered other = planes.at(r, planes.offering(i));
+      others_[static_cast<size_t>(i)] = {other.token_ids, planes.offering(i) == source ? 0 : other.count};
+    }
   }
 
-  // Of draft i; to be called for 0, 1, .. in order. See DraftFacts.
+  // Of draft i; to be called for 0, 1, .. in order. See DraftFacts. Without branches, as no one foresees them.
   int32_t Next(int32_t i) {
     bool is_same = false;
-    for (uint32_t left = agreeing_; left != 0; left &= left - 1) {
-      const int32_t s = __builtin_ctz(left);
-      const Offered& other = offers_[s];
-      if (i >= other.count) continue;
-      if (other.token_ids[i] == own_[i]) {
-        is_same = true;
-      } else {
-        agreeing_ &= ~(1U << s);  // what follows a difference is about another text
-        differs_ = true;
-      }
+    for (int32_t o = 0; o < num_others_; ++o) {
+      Other& other = others_[static_cast<size_t>(o)];
+      const bool has_any = i < other.count;
+      const bool agrees = *(has_any ? other.token_ids + i : own_ + i) == own_[i];
+      is_same |= has_any & agrees;
+      differs_ |= !agrees;
+      other.count = agrees ? other.count : 0;  // what follows a difference is about another text
     }
-    return is_same ? 1 : differs_ ? 2 : 0;
+    return is_same ? 1 : 2 * static_cast<int32_t>(differs_);
   }
 
  private:
-  const RowOffers& offers_;
+  struct Other {
+    const int32_t* token_ids;
+    int32_t count;
+  };
+
   const int32_t* own_;
-  uint32_t agreeing_ = 0;  // bit s: source s has offered the same so far
+  int32_t num_others_;
+  std::array<Other, kMaxSources> others_;
   bool differs_ = false;
 };
 

@@ -10,6 +10,7 @@
 #include "draft_offers.h"
 #include "draft_prefix.h"
 #include "fdsd/policy.h"
+#include "phase_clock.h"
 #include "survival_model.h"
 
 namespace fdsd {
@@ -59,11 +60,13 @@ class DraftPolicy {
 
   int32_t num_sources() const { return static_cast<int32_t>(source_ids_.size()); }
   bool IsBegun(int32_t table_row) const {
-    return table_row >= 0 && static_cast<size_t>(table_row) < rows_.size() &&
-           rows_[static_cast<size_t>(table_row)].in_use;
+    return table_row >= 0 && static_cast<size_t>(table_row) < in_use_.size() &&
+           in_use_[static_cast<size_t>(table_row)] != 0;
   }
   // Of the latest first drafts of a source for the request of a table row, how many were right: 0 .. 1.
-  double rate(int32_t table_row, int32_t source) const { return rows_[static_cast<size_t>(table_row)].rates[source]; }
+  double rate(int32_t table_row, int32_t source) const {
+    return rates_[static_cast<size_t>(table_row) * source_ids_.size() + static_cast<size_t>(source)];
+  }
 
   // How much of survivals is believed when drafts are chosen by them.
   double believed() const { return belief_.value(); }
@@ -88,12 +91,6 @@ class DraftPolicy {
     double survival;     // the sum of theirs
     std::vector<Guess> guesses;
   };
-  struct Row {
-    bool in_use = false;
-    uint32_t request = 0;
-    double rates[kMaxSources] = {};  // see OfferFacts
-    std::vector<OpenOffer> offers;   // that are not scored to their end
-  };
   struct Stats {
     double values[kNumStats] = {};
   };
@@ -101,14 +98,30 @@ class DraftPolicy {
   Error CheckRows(const PolicyDecideParams& p) const;
   static Error CheckTimes(const PolicyDecideParams& p);
   void Score(const PolicyRowsParams& x);
-  bool ScoreOffer(const int32_t* text, int32_t num_tokens, Row* row, OpenOffer* offer);
+  void PrefetchOffers(const PolicyRowsParams& x, int32_t r) const;
+  void PrefetchLearned(const PolicyRowsParams& x, int32_t r) const;
+  void ScoreRow(const PolicyRowsParams& x, int32_t r);
+  bool ScoreOffer(const int32_t* text, int32_t num_tokens, double* rates, OpenOffer* offer);
+  struct RowSource {
+    int32_t row;
+    int32_t source;
+  };
+  void PrefetchCells(const PolicyDecideParams& p, const OfferPlanes& planes, RowSource at) const;
+  void PredictAll(const PolicyDecideParams& p, const OfferPlanes& planes);
+  void PredictBest(const PolicyDecideParams& p, const OfferPlanes& planes);
+  int32_t LookAt(const PolicyDecideParams& p, const OfferPlanes& planes, int32_t r, int32_t source, int32_t max_drafts);
+  void AddPrefixOnly(const PolicyDecideParams& p, int32_t r);
   void Predict(const PolicyDecideParams& p);
-  void Prefetch(const PolicyDecideParams& p, int32_t r) const;
+  // As much room for guesses as there are survivals.
+  void MakeRoom() {
+    if (guesses_.size() < survivals_.size()) guesses_.resize(2 * survivals_.size());
+  }
   DraftChain BeginChain(const DraftPrefix& prefix, int32_t r, int32_t source);
-  void PredictChain(const RowOffers& offers, const Row& row, DraftChain chain, int32_t max_drafts);
+  void PredictChain(const OfferPlanes& planes, int32_t table_row, DraftChain chain, int32_t max_drafts);
   void Fill(const PolicyDecideParams& p);
   void Keep(const PolicyDecideParams& p);
-  void KeepOffer(const PolicyDecideParams& p, const DraftChain& chain, int32_t num_wanted, Row* row);
+  void KeepOffer(const PolicyDecideParams& p, const DraftChain& chain, int32_t num_wanted,
+                 std::vector<OpenOffer>* open);
   void Write(const PolicyDecideParams& p) const;
 
   const int32_t max_draft_len_;
@@ -117,7 +130,12 @@ class DraftPolicy {
   SurvivalModel model_;
   ChosenBelief belief_;
   DraftFill fill_;
-  std::vector<Row> rows_;
+  // Of each table row, apart, as some are read of all rows of a step and others of few.
+  std::vector<uint8_t> in_use_;
+  std::vector<uint32_t> requests_;            // a number of its own for each
+  std::vector<double> rates_;                 // [table row, source], see OfferFacts
+  std::vector<uint8_t> waits_;                // whether there are open offers
+  std::vector<std::vector<OpenOffer>> open_;  // that are not scored to their end
   std::vector<Stats> stats_;
   std::vector<double> last_rates_;  // of each source, the requests' latest
   uint32_t num_requests_ = 0;
@@ -127,7 +145,9 @@ class DraftPolicy {
   bool has_many_offers_ = false;  // more than are looked at
   std::vector<DraftChain> chains_;
   std::vector<double> survivals_;
-  std::vector<Guess> guesses_;  // as survivals_
+  std::vector<Guess> guesses_;    // of survivals_; never fewer than there were
+  std::vector<RowSource> best_;   // of rows with many offers, those that are looked at
+  std::vector<int32_t> waiting_;  // rows with offers that wait to be scored
 };
 
 }  // namespace fdsd

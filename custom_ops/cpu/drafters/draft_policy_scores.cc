@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "draft_policy.h"
+#include "prefetch.h"
 
 namespace fdsd {
 namespace {
@@ -15,12 +16,15 @@ constexpr double kRateStep = 0.1, kLastRateStep = 0.02;
 // A draft far behind says little of how a request is going.
 constexpr int32_t kRatePositions = 3;
 
+// Of an offer, what is learned of so many guesses is brought into the caches before the first one is scored.
+constexpr int32_t kGuessesAhead = 2;
+
 enum Stat { kNumScored, kProbability, kNumRight, kSquaredError, kNumWanted, kSurvival, kNumAccepted };
 
 }  // namespace
 
 // Compare one offer with the text. Returns whether more of it may be scored later.
-bool DraftPolicy::ScoreOffer(const int32_t* text, int32_t num_tokens, Row* row, OpenOffer* offer) {
+bool DraftPolicy::ScoreOffer(const int32_t* text, int32_t num_tokens, double* rates, OpenOffer* offer) {
   const auto s = static_cast<size_t>(offer->source);
   double* stats = stats_[s].values;
   const auto count = static_cast<int32_t>(offer->guesses.size());
@@ -39,7 +43,7 @@ bool DraftPolicy::ScoreOffer(const int32_t* text, int32_t num_tokens, Row* row, 
     stats[kSquaredError] += error * error;
     model_.Learn(guess.prediction, is_right);
     if (i - offer->num_prefix < kRatePositions) {
-      row->rates[s] += kRateStep * (outcome - row->rates[s]);
+      rates[s] += kRateStep * (outcome - rates[s]);
       last_rates_[s] += kLastRateStep * (outcome - last_rates_[s]);
     }
     if (!is_right) {
@@ -53,18 +57,55 @@ bool DraftPolicy::ScoreOffer(const int32_t* text, int32_t num_tokens, Row* row, 
   return offer->num_scored < count;
 }
 
+void DraftPolicy::ScoreRow(const PolicyRowsParams& x, int32_t r) {
+  const auto table_row = static_cast<size_t>(x.table_rows[r]);
+  const int32_t* text = x.token_table + x.table_rows[r] * static_cast<int64_t>(x.max_tokens_per_row);
+  double* rates = &rates_[table_row * source_ids_.size()];
+  std::vector<OpenOffer>& offers = open_[table_row];
+  size_t num_kept = 0;
+  for (size_t i = 0; i < offers.size(); ++i) {
+    if (!ScoreOffer(text, x.num_tokens[r], rates, &offers[i])) continue;
+    if (num_kept != i) std::swap(offers[num_kept], offers[i]);
+    ++num_kept;
+  }
+  for (; offers.size() > num_kept; offers.pop_back()) spare_.push_back(std::move(offers.back()));
+  waits_[table_row] = num_kept > 0 ? 1 : 0;
+}
+
+// What scoring reads first of a row's offers.
+void DraftPolicy::PrefetchOffers(const PolicyRowsParams& x, int32_t r) const {
+  const int32_t* text = x.token_table + x.table_rows[r] * static_cast<int64_t>(x.max_tokens_per_row);
+  for (const OpenOffer& offer : open_[static_cast<size_t>(x.table_rows[r])]) {
+    BringIn(&offer.guesses[static_cast<size_t>(offer.num_scored)]);
+    BringIn(text + offer.begin + offer.num_scored);
+  }
+}
+
+// And then, of a few guesses.
+void DraftPolicy::PrefetchLearned(const PolicyRowsParams& x, int32_t r) const {
+  for (const OpenOffer& offer : open_[static_cast<size_t>(x.table_rows[r])]) {
+    const auto first = std::max(offer.num_scored, offer.num_prefix);
+    const auto end = std::min(first + kGuessesAhead, static_cast<int32_t>(offer.guesses.size()));
+    for (int32_t i = first; i < end; ++i) model_.PrefetchToLearn(offer.guesses[static_cast<size_t>(i)].prediction);
+  }
+}
+
+// What is read of a row's offers says where the next part of it lies: while one row is scored, the parts of later ones
+// come into the caches.
 void DraftPolicy::Score(const PolicyRowsParams& x) {
+  waiting_.clear();
   for (int32_t r = 0; r < x.num_rows; ++r) {
-    const int64_t table_row = x.table_rows[r];
-    Row& row = rows_[static_cast<size_t>(table_row)];
-    std::vector<OpenOffer>& offers = row.offers;
-    size_t num_kept = 0;
-    for (size_t i = 0; i < offers.size(); ++i) {
-      if (!ScoreOffer(x.token_table + table_row * x.max_tokens_per_row, x.num_tokens[r], &row, &offers[i])) continue;
-      if (num_kept != i) std::swap(offers[num_kept], offers[i]);
-      ++num_kept;
-    }
-    for (; offers.size() > num_kept; offers.pop_back()) spare_.push_back(std::move(offers.back()));
+    const auto table_row = static_cast<size_t>(x.table_rows[r]);
+    if (waits_[table_row] == 0) continue;
+    waiting_.push_back(r);
+    BringIn(&open_[table_row]);
+  }
+  const size_t count = waiting_.size();
+  for (size_t i = 0; i < count + 3; ++i) {
+    if (i < count) BringIn(open_[static_cast<size_t>(x.table_rows[waiting_[i]])].data());
+    if (i >= 1 && i < count + 1) PrefetchOffers(x, waiting_[i - 1]);
+    if (i >= 2 && i < count + 2) PrefetchLearned(x, waiting_[i - 2]);
+    if (i >= 3) ScoreRow(x, waiting_[i - 3]);
   }
 }
 
@@ -72,21 +113,25 @@ void DraftPolicy::Score(const PolicyRowsParams& x) {
 void DraftPolicy::Keep(const PolicyDecideParams& p) {
   int32_t num_left = has_many_offers_ ? kMaxKeptOfMany : kMaxKept;
   const size_t num_chains = chains_.size();
+  size_t next = num_chains == 0 ? 0 : num_decisions_ % num_chains;
   for (size_t i = 0; i < num_chains && num_left > 0; ++i) {
-    const size_t c = (num_decisions_ + i) % num_chains;
+    const size_t c = next;
+    next = next + 1 == num_chains ? 0 : next + 1;
     const DraftChain& chain = chains_[c];
     if (chain.source == kPrefixOnly) continue;
-    Row& row = rows_[static_cast<size_t>(p.rows.table_rows[chain.row])];
+    std::vector<OpenOffer>& open = open_[static_cast<size_t>(p.rows.table_rows[chain.row])];
     const auto is_same = [&](const OpenOffer& offer) { return offer.source == chain.source; };
     const int32_t num_wanted = fill_.counts()[c];
-    if (num_wanted == 0 && std::count_if(row.offers.begin(), row.offers.end(), is_same) >= kMaxOffers) continue;
-    KeepOffer(p, chain, num_wanted, &row);
+    if (num_wanted == 0 && std::count_if(open.begin(), open.end(), is_same) >= kMaxOffers) continue;
+    KeepOffer(p, chain, num_wanted, &open);
+    waits_[static_cast<size_t>(p.rows.table_rows[chain.row])] = 1;
     num_left -= chain.count;
   }
   ++num_decisions_;
 }
 
-void DraftPolicy::KeepOffer(const PolicyDecideParams& p, const DraftChain& chain, int32_t num_wanted, Row* row) {
+void DraftPolicy::KeepOffer(const PolicyDecideParams& p, const DraftChain& chain, int32_t num_wanted,
+                            std::vector<OpenOffer>* open) {
   double* stats = stats_[static_cast<size_t>(chain.source)].values;
   const int32_t num_prefix = DraftPrefix(p.rows, chain.row).count;
   stats[kNumWanted] += std::max(num_wanted - num_prefix, 0);
@@ -94,9 +139,9 @@ void DraftPolicy::KeepOffer(const PolicyDecideParams& p, const DraftChain& chain
   for (int32_t i = num_prefix; i < num_wanted; ++i) survival += survivals_[static_cast<size_t>(chain.begin + i)];
   stats[kSurvival] += survival;
   if (spare_.empty()) spare_.emplace_back();
-  row->offers.push_back(std::move(spare_.back()));
+  open->push_back(std::move(spare_.back()));
   spare_.pop_back();
-  OpenOffer& offer = row->offers.back();
+  OpenOffer& offer = open->back();
   offer.source = chain.source;
   offer.begin = p.rows.num_tokens[chain.row];
   offer.num_prefix = num_prefix;

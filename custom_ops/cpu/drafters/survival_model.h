@@ -1,8 +1,13 @@
 #pragma once
 // How probable it is that a draft is right, given that those before it are. Knows no requests, steps or costs.
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
+
+#include "logistic.h"
+#include "prefetch.h"
+#include "survival_cells.h"
 
 namespace fdsd {
 
@@ -33,7 +38,7 @@ struct DraftFacts {
 class SurvivalModel {
  public:
   static constexpr int32_t kNumTables = 6;
-  static constexpr int32_t kMaxPositions = 64;
+  static constexpr int32_t kMaxPositions = survival_cells::kMaxPositions;
 
   // A probability and what it was made of.
   struct Prediction {
@@ -42,16 +47,17 @@ class SurvivalModel {
     double probability;
   };
 
-  // What all drafts of an offer have in common.
+  // What all drafts of an offer have in common: where the cells of its first one lie in the first four tables, if no
+  // other source offers anything, and its hashes and weights.
   struct Offer {
-    int32_t source, length, recent, kind, rate;
-    uint32_t request;
+    int32_t by_length, by_prob, by_rate, by_recent, weights;
+    uint32_t request_hash, source_hash;
   };
 
   // `prior_logits`: [num_sources], 1 .. 8 of them, added to what is believed of a source at first.
   SurvivalModel(int32_t num_sources, const double* prior_logits);
 
-  static Offer Read(const OfferFacts& facts);
+  Offer Read(const OfferFacts& facts) const;
 
   // Written where it is to stay: the copy of one that was just made waits for the small stores of its cells.
   void Predict(const Offer& offer, const DraftFacts& facts, Prediction* made) const;
@@ -59,10 +65,21 @@ class SurvivalModel {
   // A draft of this token will be predicted soon: have its cells brought into the cache.
   void Prefetch(uint32_t request, int32_t source, int32_t token_id) const;
 
+  // What is learned soon: have it brought into the cache.
+  void PrefetchToLearn(const Prediction& prediction) const {
+    for (const uint16_t cell : prediction.cells) {
+      BringIn(&logits_[cell]);
+      BringIn(&cells_[cell]);
+    }
+  }
+
   // The draft was right, or not.
   void Learn(const Prediction& prediction, bool is_right);
 
  private:
+  static constexpr double kMinProbability = 0.001;
+
+  static double Believed(double x) { return std::clamp(Squash(x), kMinProbability, 1.0 - kMinProbability); }
   double Mix(const Prediction& prediction) const;
   void SetPriors(int32_t source, double prior_logit);
 
@@ -79,5 +96,50 @@ class SurvivalModel {
   std::vector<Cell> cells_;
   std::vector<double> weights_;
 };
+
+// Here, as hundreds of drafts are predicted in a row.
+
+inline void SurvivalModel::Prefetch(uint32_t request, int32_t source, int32_t token_id) const {
+  using namespace survival_cells;
+  const auto token = static_cast<uint32_t>(token_id);
+  BringIn(&logits_[static_cast<size_t>(begins_[4] + Hash(token, HashOf(request)))]);
+  BringIn(&logits_[static_cast<size_t>(begins_[5] + Hash(token, HashOf(static_cast<uint32_t>(source))))]);
+}
+
+inline SurvivalModel::Offer SurvivalModel::Read(const OfferFacts& f) const {
+  using namespace survival_cells;
+  const int32_t kind = 2 * f.origin + (f.recent < f.matched ? 1 : 0);
+  const int32_t length = LengthBucket(f.matched);
+  return {begins_[0] + ByLength(f.source, 0, length, 0),
+          begins_[1] + ByProb(f.source, 0, 0, 0, kind),
+          begins_[2] + ByRate(f.source, 0, RateBucket(f.recent_rate), length / 2, 0),
+          begins_[3] + ByRecent(f.source, 0, LengthBucket(f.recent), 0),
+          f.source * kPositions * kNumTables,
+          HashOf(f.request),
+          HashOf(static_cast<uint32_t>(f.source))};
+}
+
+inline void SurvivalModel::Predict(const Offer& o, const DraftFacts& f, Prediction* made) const {
+  using namespace survival_cells;
+  const int32_t position = kPositionBuckets[static_cast<size_t>(f.position)], prob = ProbBucket(f.prob);
+  const int32_t first_position = std::min(f.position, kFirstPositions - 1);
+  const auto token = static_cast<uint32_t>(f.token_id);
+  const std::array<int32_t, kNumTables> cells{o.by_length + ByLength(0, f.agreement, 0, position),
+                                              o.by_prob + ByProb(0, f.agreement, prob, first_position, 0),
+                                              o.by_rate + ByRate(0, f.agreement, 0, 0, first_position),
+                                              o.by_recent + ByRecent(0, f.agreement, 0, prob),
+                                              begins_[4] + Hash(token, o.request_hash),
+                                              begins_[5] + Hash(token, o.source_hash)};
+  const int32_t first_weight = o.weights + position * kNumTables;
+  const double* weights = &weights_[static_cast<size_t>(first_weight)];
+  double x = 0.0;
+  for (size_t i = 0; i < kNumTables; ++i) {
+    using namespace survival_cells;
+    x += weights[i] * logits_[static_cast<size_t>(cells[i])];
+    made->cells[i] = static_cast<uint16_t>(cells[i]);
+  }
+  made->weights = static_cast<uint16_t>(first_weight);
+  made->probability = Believed(x);
+}
 
 }  // namespace fdsd

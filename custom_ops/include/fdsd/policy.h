@@ -60,6 +60,9 @@ struct PolicyTimesParams {
   double any_draft;  // >= 0
 };
 
+// What a decision's time goes into.
+enum class PolicyPhase : int32_t { kCheck, kAsk, kScore, kPredict, kFill };
+
 // The rows are scored and the native drafters asked (offer), then drafts are chosen (choose); `decide` is both. Whoever
 // writes planes himself does so before `choose`, knowing what `offer` found.
 struct PolicyDecideParams {
@@ -74,6 +77,8 @@ struct PolicyDecideParams {
   int32_t* cu_num_draft;     // [R + 1]
   int8_t* draft_sources;     // [M]
   double* outcome;           // [5] see DraftPolicy::Choose
+  // [5] seconds of every PolicyPhase, which those of this call are added to; nullptr = nobody measures.
+  double* phase_seconds;
 };
 
 // Whether a source whose plane the caller writes is to be asked, between `offer` and `choose`; see DraftWants.

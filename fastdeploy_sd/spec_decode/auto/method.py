@@ -73,6 +73,8 @@ class AutoMethod(Proposer):
             None if self._dear is None else layers.source,
             [(m.source, cast(NativeMethod, m.proposer)) for m in context.partial_methods if not m.is_certain],
         )
+        if context.board.phase_seconds is not None:
+            self._auto.policy.measure(context.board.phase_seconds)
         self._num_steps = dict.fromkeys((_DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER, _COMPARISON), 0)
         self._choice = _REQUEST
         self._num_plain = self._num_unreported = self._num_asked = self._num_unlearned = 0

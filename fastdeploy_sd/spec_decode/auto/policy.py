@@ -24,6 +24,8 @@ from fastdeploy_sd.types import I32, DraftTokens
 MAX_DRAFT_LEN = 64
 _NUM_STATS = 7
 _NUM_OUTCOMES = 5
+# What the native part of a decision's time goes into.
+PHASES = ("check", "ask", "score", "predict", "fill")
 _OPS = ("decide", "offer", "choose")
 # A model knows more of its first draft than a look-up in a text does, and so does who asked.
 _PRIOR_LOGITS = {DraftSource.MTP: 1.5, DraftSource.PREDICTION: 1.5}
@@ -135,6 +137,15 @@ class AutoPolicy:
         self._num_tokens: I32 | None = None
         self._max_draft_len: I32 | None = None
         self._curve: F64 | None = None
+
+    def measure(self, phase_seconds: F64) -> None:
+        """From now on add the seconds of every step's phases to these, f64[5] as PHASES: ten looks at the clock.
+
+        Raises:
+            ValueError: shape or dtype is off.
+        """
+        self._params.phase_seconds = pointer("phase_seconds", phase_seconds, (len(PHASES),), np.float64)
+        self._phase_seconds = phase_seconds  # kept alive
 
     def begin(self, table_rows: I32) -> None:
         """New requests come into these table rows, i32[n].

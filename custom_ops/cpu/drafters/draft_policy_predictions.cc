@@ -1,0 +1,148 @@
+// What DraftPolicy expects of the drafts that are offered.
+#include <algorithm>
+
+#include "draft_offers.h"
+#include "draft_policy.h"
+#include "draft_prefix.h"
+
+namespace fdsd {
+namespace {
+
+// Drafts looked at in a step, so that deciding stays short beside any step, but of every offer the first one.
+constexpr int32_t kMaxLookedAt = 512, kLeastLookedAt = 1;
+// Where sources could make more offers than this, one of each row is looked at, and so many drafts in all.
+constexpr int32_t kManyOffers = 256;
+// Behind this, drafts are not worth looking at whatever they cost.
+constexpr double kLeastSurvival = 0.02;
+// What is predicted so much later is brought into the cache.
+constexpr int32_t kRowsAhead = 4, kDraftsAhead = 6;
+
+// Of a row's offers the one that knows most of the text. What the caller wrote comes first: a model matches nothing,
+// and its drafts were asked for, and paid, as they promise more. Then the longest match, of equals the last one.
+int32_t BestOffer(const OfferPlanes& planes, int32_t r, const AskedDrafters& asked) {
+  constexpr int64_t kByCaller = int64_t{1} << 32;
+  int32_t best = 0;
+  int64_t most = -1;
+  for (int32_t i = 0; i < planes.num_offering(); ++i) {
+    const int32_t s = planes.offering(i);
+    const Offered offered = planes.at(r, s);
+    const int64_t knows = (asked.asks(s) ? 0 : kByCaller) + offered.evidence[0];
+    const bool is_best = (offered.count > 0) & (knows >= most);
+    best = is_best ? s : best;
+    most = is_best ? knows : most;
+  }
+  return best;
+}
+
+}  // namespace
+
+// Begin a chain of the row with its prefix.
+DraftChain DraftPolicy::BeginChain(const DraftPrefix& prefix, int32_t r, int32_t source) {
+  const auto begin = static_cast<int32_t>(survivals_.size());
+  survivals_.resize(survivals_.size() + static_cast<size_t>(prefix.count), 1.0);
+  MakeRoom();
+  for (int32_t i = 0; i < prefix.count; ++i) guesses_[static_cast<size_t>(begin + i)] = {prefix.token_ids[i], {}};
+  return {r, source, begin, prefix.count, prefix.count};
+}
+
+void DraftPolicy::PredictChain(const OfferPlanes& planes, int32_t table_row, DraftChain chain, int32_t max_drafts) {
+  const uint32_t request = requests_[static_cast<size_t>(table_row)];
+  const Offered offered = planes.at(chain.row, chain.source);
+  const SurvivalModel::Offer offer = model_.Read({chain.source, offered.evidence[0], offered.evidence[1],
+                                                  offered.evidence[2], request, rate(table_row, chain.source)});
+  Agreement agreement(planes, chain.row, chain.source);
+  for (int32_t i = 1; i < std::min(max_drafts, kDraftsAhead); ++i)
+    model_.Prefetch(request, chain.source, offered.token_ids[i]);
+  const size_t first = survivals_.size();
+  survivals_.resize(first + static_cast<size_t>(max_drafts));
+  MakeRoom();
+  double survival = 1.0;
+  int32_t count = 0;
+  while (count < max_drafts && survival > kLeastSurvival) {
+    const int32_t i = count++, token_id = offered.token_ids[i];
+    if (i + kDraftsAhead < max_drafts) model_.Prefetch(request, chain.source, offered.token_ids[i + kDraftsAhead]);
+    Guess& guess = guesses_[first + static_cast<size_t>(i)];
+    guess.token_id = token_id;
+    model_.Predict(offer, {i, agreement.Next(i), offered.draft_prob[i], token_id}, &guess.prediction);
+    survival *= guess.prediction.probability;
+    survivals_[first + static_cast<size_t>(i)] = survival;
+  }
+  survivals_.resize(first + static_cast<size_t>(count));
+  // Written as a whole: a copy of what was just changed would wait for that.
+  chains_.push_back({chain.row, chain.source, chain.begin, chain.num_certain + count, chain.num_certain});
+}
+
+// Look at the first drafts of an offer, at most `max_drafts` of them. Returns how many.
+int32_t DraftPolicy::LookAt(const PolicyDecideParams& p, const OfferPlanes& planes, int32_t r, int32_t source,
+                            int32_t max_drafts) {
+  const int32_t count = std::min({max_drafts, planes.at(r, source).count, p.rows.max_draft_len[r], max_draft_len_});
+  if (count == 0) return 0;
+  const DraftChain chain = BeginChain(DraftPrefix(p.rows, r), r, source);
+  PredictChain(planes, p.rows.table_rows[r], chain, count);
+  return chains_.back().count - chain.count;
+}
+
+// The row's prefix is a chain where nothing is offered behind it.
+void DraftPolicy::AddPrefixOnly(const PolicyDecideParams& p, int32_t r) {
+  const DraftPrefix prefix(p.rows, r);
+  if (prefix.count > 0) chains_.push_back(BeginChain(prefix, r, kPrefixOnly));
+}
+
+void DraftPolicy::PrefetchCells(const PolicyDecideParams& p, const OfferPlanes& planes, RowSource at) const {
+  const Offered offered = planes.at(at.row, at.source);
+  if (offered.count > 0)
+    model_.Prefetch(requests_[static_cast<size_t>(p.rows.table_rows[at.row])], at.source, offered.token_ids[0]);
+}
+
+// The survivals of what is offered. Where there are too many offers to look at all, each row gets its share of what
+// those before it left.
+void DraftPolicy::Predict(const PolicyDecideParams& p) {
+  chains_.clear();
+  survivals_.clear();
+  const OfferPlanes planes(p.offers, p.rows.num_rows, num_sources());
+  has_many_offers_ = p.rows.num_rows * num_sources() > kManyOffers;
+  if (has_many_offers_) {
+    PredictBest(p, planes);
+  } else {
+    PredictAll(p, planes);
+  }
+}
+
+// Of every row all offers.
+void DraftPolicy::PredictAll(const PolicyDecideParams& p, const OfferPlanes& planes) {
+  const int32_t num_rows = p.rows.num_rows;
+  int32_t num_left = kMaxLookedAt, num_chains_left = num_rows * num_sources();
+  for (int32_t next = 0; next < num_rows + kRowsAhead; ++next) {
+    for (int32_t i = 0; next < num_rows && i < planes.num_offering(); ++i)
+      PrefetchCells(p, planes, {next, planes.offering(i)});
+    const int32_t r = next - kRowsAhead;
+    if (r < 0) continue;
+    const size_t num_before = chains_.size();
+    for (int32_t s = 0; s < num_sources(); ++s)
+      num_left -= LookAt(p, planes, r, s, std::max(kLeastLookedAt, num_left / num_chains_left--));
+    if (chains_.size() == num_before) AddPrefixOnly(p, r);
+  }
+}
+
+// Of every row the best offer. Rows that have none are left out before, without branches, as no one foresees them.
+void DraftPolicy::PredictBest(const PolicyDecideParams& p, const OfferPlanes& planes) {
+  const int32_t num_rows = p.rows.num_rows;
+  best_.resize(static_cast<size_t>(num_rows));
+  size_t num_best = 0;
+  for (int32_t r = 0; r < num_rows; ++r) {
+    const int32_t source = BestOffer(planes, r, asked_);
+    best_[num_best] = {r, source};
+    const bool has_any = (planes.at(r, source).count > 0) & (p.rows.max_draft_len[r] > 0);
+    num_best += has_any | (DraftPrefix(p.rows, r).count > 0) ? 1 : 0;
+  }
+  int32_t num_left = kManyOffers;
+  for (size_t i = 0; i < num_best; ++i) {
+    if (i + kRowsAhead < num_best) PrefetchCells(p, planes, best_[i + kRowsAhead]);
+    const RowSource& at = best_[i];
+    const size_t num_before = chains_.size();
+    num_left -= LookAt(p, planes, at.row, at.source, std::max(kLeastLookedAt, num_left / (num_rows - at.row)));
+    if (chains_.size() == num_before) AddPrefixOnly(p, at.row);
+  }
+}
+
+}  // namespace fdsd

@@ -5,6 +5,9 @@ Whoever shares its blocks, in company or alone, on any number of threads, and wh
 
 from __future__ import annotations
 
+import pathlib
+import resource
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -58,12 +61,38 @@ def test_a_row_of_a_tree_has_the_bits_of_its_path(level: str, cache: str, geomet
                 path = path_of(int(masks[starts[r] + row]), row)
                 chain = ops.cascade_append_attention(**as_chain(args, r, path))
                 np.testing.assert_array_equal(y[starts[r] + row], chain[-1], err_msg=f"request {r}, row {row}")
-    for count, way in ((1, with_prefixes(args)), (2, args), (3, with_prefixes(args))):
+    for count, way in ((1, with_prefixes(args)), (2, args), (16, with_prefixes(args))):
         with isa(level), threads(count):
             np.testing.assert_array_equal(ops.cascade_append_attention(**way, tree_mask=masks), y)
     if cache == "float32":
         want = reference.cascade_append_attention(**args, tree_mask=masks)
         np.testing.assert_allclose(widen(y), widen(want), rtol=2e-5, atol=4e-5)
+
+
+def test_trees_behind_a_shared_prefix_need_no_memory_for_each_partition() -> None:
+    """Ten requests share one partition and have 19 more before 16 new rows: 31 MB of results of all of them."""
+    args = batch([(5130, 16)] + [(240, 16)] * 9, 32, 8, 64, 256, np.uint16)
+    first = own_blocks(args, 0).copy()
+    for r in range(1, 10):
+        own_blocks(args, r)[:] = [first[0], own_blocks(args, r)[0], *first[2:]]
+    args["seq_lens"][:] = args["seq_lens"][0]
+    masks = np.tile(random_tree(np.random.default_rng(1), 16), 10)
+    growth: list[int] = []
+
+    def run() -> None:  # by a thread that has no scratch memory yet
+        before = resident_bytes()
+        y = ops.cascade_append_attention(**with_prefixes(args), tree_mask=masks)
+        growth.append(resident_bytes() - before)
+        np.testing.assert_array_equal(y, ops.cascade_append_attention(**args, tree_mask=masks))
+
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(run).result()
+    assert growth[0] < 10 << 20
+
+
+def resident_bytes() -> int:
+    """Memory of this process that it has touched."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.parametrize("cache", CACHES)

@@ -33,14 +33,8 @@ class Call {
       }
       if (amx_ != nullptr) amx_->release();
     });
-    ParallelRanges(plan_.num_merges, MergesPerRun(), [&](int64_t begin, int64_t end) {
-      while (begin < end) {
-        const AttentionRun run = MergesAt(plan_, begin, end);
-        RunMerge(run);
-        begin = run.end;
-      }
-      if (amx_ != nullptr && plan_.computes_in_merges) amx_->release();
-    });
+    RunMerges(0, plan_.num_trunk_merges);
+    RunMerges(plan_.num_trunk_merges, plan_.num_merges);
   }
 
  private:
@@ -85,12 +79,24 @@ class Call {
     }
   }
 
-  // Few small ones stay on the calling thread, unless they compute partitions too.
-  int64_t MergesPerRun() const {
-    if (plan_.num_merges == 0) return 1;
-    if (plan_.computes_in_merges) return plan_.merges_per_run;
+  void RunMerges(int64_t first, int64_t last) const {
+    if (first == last) return;
+    ParallelRanges(last - first, MergesPerRun(last - first), [&](int64_t begin, int64_t end) {
+      while (begin < end) {
+        const AttentionRun run = MergesAt(plan_, first + begin, first + end);
+        RunMerge(run);
+        begin = run.end - first;
+      }
+      if (amx_ != nullptr && plan_.computes_in_merges) amx_->release();
+    });
+  }
+
+  // Of so many: few small ones stay on the calling thread, unless they compute partitions too.
+  int64_t MergesPerRun(int64_t count) const {
+    const int64_t share = (count + NumThreads() - 1) / NumThreads();
+    if (plan_.computes_in_merges) return share;
     const int64_t bytes = plan_.num_partials * PartialSize(head_dim_) * int64_t{sizeof(float)} / plan_.num_merges;
-    return std::max(plan_.merges_per_run, kRowTaskBytes / std::max<int64_t>(bytes, 1));
+    return std::max(share, kRowTaskBytes / std::max<int64_t>(bytes, 1));
   }
 
   // Kept results over one part, from the run's first head and vector `vector` on.
@@ -134,7 +140,8 @@ class Call {
     RunPartials totals{nullptr, 0};
     const auto append = [&](const KeptVectors& vectors, bool is_own) {
       if (vectors.index < 0) return;
-      for (int32_t part = 0; part < plan_.kept[vectors.index].num_parts; ++part) {
+      const int32_t num_parts = vectors.is_merged ? 1 : plan_.kept[vectors.index].num_parts;
+      for (int32_t part = 0; part < num_parts; ++part) {
         const RunPartials partials = KeptAt(vectors, merge.first_head, part);
         if (totals.base == nullptr) {
           totals = partials;
@@ -143,11 +150,10 @@ class Call {
         }
       }
     };
-    append(plan.shared, false);
-    append(plan.trunk, false);
+    append(plan.before, false);
     append(plan.kept, true);
     if (plan.kept.index < 0) ComputeOnto(tile, plan, plan.first_partition, TaskMemory(), totals);
-    tile.Finish(totals);
+    if (!plan.is_common) tile.Finish(totals);
   }
 
   const CascadeAppendAttentionParams& p_;

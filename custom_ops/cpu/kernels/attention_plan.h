@@ -27,13 +27,14 @@ struct KeptPartials {
 
 // The results of a tile's vectors among those of AttentionPlan::kept.
 struct KeptVectors {
-  int32_t index = -1;  // -1: none
-  int32_t first = 0;   // the tile's first vector in there
+  int32_t index = -1;      // -1: none
+  int32_t first = 0;       // the tile's first vector in there
+  bool is_merged = false;  // the parts have become one, where the first was
 };
 
 // Query rows that read the same keys together. Either rows that the tile finishes: consecutive ones of one request,
 // which see one key more each, or one row of a tree. Or rows that all see every key of the tile, and that tiles of
-// their own finish: those of requests that share a prefix, or of a tree before its first new token.
+// their own finish: those of requests that share a prefix, or of a tree before its first new token (its trunk).
 struct AttentionTile {
   bool is_common;       // the rows see the same keys, and are finished elsewhere
   const int32_t* rows;  // [num_rows] in q and y; nullptr: they are consecutive
@@ -45,10 +46,9 @@ struct AttentionTile {
   int32_t num_before;       // a row of a tree: keys before the first new token
   int32_t first_partition;  // the tile computes these
   int32_t end_partition;
-  // Partitions before first_partition, by common tiles: those shared with other requests, then those of the whole tree.
-  // And the tile's own. Without the last its rows are finished at once.
-  KeptVectors shared;
-  KeptVectors trunk;
+  // Partitions before first_partition, by common tiles, and the tile's own. A tile without either finishes its rows at
+  // once. What a trunk's tile merges takes the place of its `before`.
+  KeptVectors before;
   KeptVectors kept;
   int64_t first_unit;       // see AttentionPlan
   int64_t part_units;       // of a task, but for the last part
@@ -62,13 +62,13 @@ struct AttentionTile {
 struct AttentionPlan {
   int32_t num_tiles;
   int32_t num_kv_heads;
-  int32_t heads_per_run;  // what a thread takes at a time, at most
-  int64_t num_units;      // of all tasks, to be done first, in any order
-  int64_t units_per_run;  // what a thread takes at a time
-  int64_t num_merges;     // then these, of one tile and KV head each, in any order
-  int64_t merges_per_run;
-  bool computes_in_merges;  // some tiles' own partitions, whose results are kept nowhere
-  int64_t num_partials;     // to keep in between
+  int32_t heads_per_run;     // what a thread takes at a time, at most
+  int64_t num_units;         // of all tasks, to be done first, in any order
+  int64_t units_per_run;     // what a thread takes at a time
+  int64_t num_trunk_merges;  // then these, of one tile and KV head each, in any order
+  int64_t num_merges;        // then those behind them, up to this, likewise
+  bool computes_in_merges;   // some tiles' own partitions, whose results are kept nowhere
+  int64_t num_partials;      // to keep in between
   const AttentionTile* tiles;
   const KeptPartials* kept;
 };

@@ -44,14 +44,14 @@ Error CheckBlocks(const CascadeAppendAttentionParams& p, int32_t r) {
   return nullptr;
 }
 
-// Makes the tiles: first those of rows that share a prefix, then each request's own.
+// Makes the tiles: first those of rows that share a prefix, then trees' trunks, then each request's own.
 class Planner {
  public:
   explicit Planner(const CascadeAppendAttentionParams& p)
       : p_(p), group_(p.num_heads / p.cache.num_kv_heads), rows_per_tile_(kMaxTileVectors / group_) {
     tiles_.clear();
     kept_.clear();
-    shared_.assign(static_cast<size_t>(p.num_requests), Shared{});
+    before_.assign(static_cast<size_t>(p.num_requests), Before{});
   }
 
   AttentionPlan Plan() {
@@ -60,19 +60,16 @@ class Planner {
       for (int32_t r = 0; r < p_.num_requests; ++r) FindBefore(r);
     }
     for (int32_t r = 0; r < p_.num_requests; ++r) {
-      if (IsTree(p_, r)) {
-        AddTree(r);
-      } else {
-        AddOwnTiles(r);
-      }
+      if (IsTree(p_, r)) AddTrunk(r);
     }
+    for (int32_t r = 0; r < p_.num_requests; ++r) IsTree(p_, r) ? AddTreeRows(r) : AddOwnTiles(r);
     SplitTiles();
     return Number();
   }
 
  private:
-  // Where a request finds its results over shared partitions.
-  struct Shared {
+  // Where a request finds its results over the partitions before its rows' own.
+  struct Before {
     int32_t num_partitions = 0;
     KeptVectors kept;
   };
@@ -105,12 +102,12 @@ class Planner {
     if (prefixes.shared_partitions[r] == 0) return;
     const int32_t g = GroupAt(p_, prefixes.group_places[r]);
     const int32_t num_before = prefixes.group_places[r] - prefixes.group_starts[g];
-    shared_[static_cast<size_t>(r)] = {prefixes.shared_partitions[r], {g, num_before * group_}};
+    before_[static_cast<size_t>(r)] = {prefixes.shared_partitions[r], {g, num_before * group_}};
   }
 
   void AddOwnTiles(int32_t r) {
     const int32_t num_rows = NumRows(p_, r);
-    const Shared& shared = shared_[static_cast<size_t>(r)];
+    const Before& before = before_[static_cast<size_t>(r)];
     for (int32_t index = (num_rows + rows_per_tile_ - 1) / rows_per_tile_ - 1; index >= 0; --index) {
       const int32_t begin = index * rows_per_tile_;
       const int32_t end = std::min(begin + rows_per_tile_, num_rows);
@@ -119,47 +116,26 @@ class Planner {
       tile.first_row = p_.query_start_loc[r] + begin;
       tile.num_rows = end - begin;
       tile.num_keys = p_.seq_lens[r] - num_rows + begin + 1;
-      tile.first_partition = shared.num_partitions;
+      tile.first_partition = before.num_partitions;
       tile.end_partition = (tile.num_keys + tile.num_rows - 2) / kPartitionKeys + 1;
-      tile.shared = shared.kept;
+      tile.before = before.kept;
       tiles_.push_back(tile);
     }
   }
 
-  // The whole partitions before the first new token are read for all rows together; then each row has keys of its own.
-  void AddTree(int32_t r) {
+  // The whole partitions of a tree before its first new token, which are read for all of its rows together. Behind
+  // those that requests share, the results are merged onto these, in their place: the order of sums is that of the
+  // keys.
+  void AddTrunk(int32_t r) {
     const int32_t num_rows = NumRows(p_, r);
-    const int32_t first_row = p_.query_start_loc[r];
-    const int32_t num_before = p_.seq_lens[r] - num_rows;
-    const int32_t end_of_trunk = num_before / kPartitionKeys;
-    const Shared& shared = shared_[static_cast<size_t>(r)];
-    KeptVectors trunk;
-    if (end_of_trunk > shared.num_partitions) {
-      trunk.index = static_cast<int32_t>(kept_.size());
-      // They are merged one by one where others come before them: the order of sums is that of the keys.
-      kept_.push_back({0, num_rows * group_, shared.kept.index < 0 ? 1 : end_of_trunk - shared.num_partitions});
-      AddTrunkTiles(r, shared.num_partitions, end_of_trunk, trunk.index);
+    const int32_t end = (p_.seq_lens[r] - num_rows) / kPartitionKeys;
+    Before* const before = &before_[static_cast<size_t>(r)];
+    if (end <= before->num_partitions) return;
+    const bool is_behind = before->kept.index >= 0;
+    if (!is_behind) {
+      before->kept.index = static_cast<int32_t>(kept_.size());
+      kept_.push_back({0, num_rows * group_, 1});
     }
-    for (int32_t i = 0; i < num_rows; ++i) {
-      const uint64_t own = uint64_t{1} << i;
-      AttentionTile tile{};
-      tile.request = r;
-      tile.first_row = first_row + i;
-      tile.num_rows = 1;
-      tile.seen = (static_cast<uint64_t>(p_.tree_mask[first_row + i]) & (own - 1)) | own;
-      tile.num_before = num_before;
-      tile.num_keys = num_before + __builtin_popcountll(tile.seen);
-      tile.first_partition = end_of_trunk;
-      tile.end_partition = (tile.num_keys - 1) / kPartitionKeys + 1;
-      if (shared.kept.index >= 0) tile.shared = {shared.kept.index, shared.kept.first + i * group_};
-      if (trunk.index >= 0) tile.trunk = {trunk.index, i * group_};
-      tiles_.push_back(tile);
-    }
-  }
-
-  // Partitions [begin, end) of request r for all of its rows, whose results are kept at index `kept`.
-  void AddTrunkTiles(int32_t r, int32_t begin, int32_t end, int32_t kept) {
-    const int32_t num_rows = NumRows(p_, r);
     for (int32_t row = 0; row < num_rows; row += rows_per_tile_) {
       AttentionTile tile{};
       tile.is_common = true;
@@ -167,9 +143,33 @@ class Planner {
       tile.first_row = p_.query_start_loc[r] + row;
       tile.num_rows = std::min(rows_per_tile_, num_rows - row);
       tile.num_keys = end * kPartitionKeys;
-      tile.first_partition = begin;
+      tile.first_partition = before->num_partitions;
       tile.end_partition = end;
-      tile.kept = {kept, row * group_};
+      (is_behind ? tile.before : tile.kept) = {before->kept.index, before->kept.first + row * group_};
+      tiles_.push_back(tile);
+    }
+    before->num_partitions = end;
+    before->kept.is_merged = is_behind;
+  }
+
+  // Each row has keys of its own.
+  void AddTreeRows(int32_t r) {
+    const int32_t num_rows = NumRows(p_, r);
+    const int32_t first_row = p_.query_start_loc[r];
+    const Before& before = before_[static_cast<size_t>(r)];
+    for (int32_t i = 0; i < num_rows; ++i) {
+      const uint64_t own = uint64_t{1} << i;
+      AttentionTile tile{};
+      tile.request = r;
+      tile.first_row = first_row + i;
+      tile.num_rows = 1;
+      tile.seen = (static_cast<uint64_t>(p_.tree_mask[first_row + i]) & (own - 1)) | own;
+      tile.num_before = p_.seq_lens[r] - num_rows;
+      tile.num_keys = tile.num_before + __builtin_popcountll(tile.seen);
+      tile.first_partition = before.num_partitions;
+      tile.end_partition = (tile.num_keys - 1) / kPartitionKeys + 1;
+      tile.before = before.kept;
+      tile.before.first += i * group_;
       tiles_.push_back(tile);
     }
   }
@@ -220,9 +220,9 @@ class Planner {
       tile.first_unit = plan.num_units;
       tile.first_merge = plan.num_merges;
       plan.heads_per_run = std::min(plan.heads_per_run, kMaxRunVectors / (tile.num_rows * group_));
-      const bool is_merged =
-          !tile.is_common && (tile.shared.index >= 0 || tile.trunk.index >= 0 || tile.kept.index >= 0);
+      const bool is_merged = tile.before.index >= 0 || (!tile.is_common && tile.kept.index >= 0);
       if (is_merged) plan.num_merges += plan.num_kv_heads;
+      if (tile.is_common) plan.num_trunk_merges = plan.num_merges;  // they come first
       if (is_merged && tile.kept.index < 0) {
         plan.computes_in_merges |= tile.first_partition < tile.end_partition;
         continue;
@@ -234,7 +234,6 @@ class Planner {
     const int64_t threads = NumThreads();
     plan.units_per_run =
         std::max<int64_t>(1, std::min(plan.heads_per_run * longest, (plan.num_units + threads - 1) / threads));
-    plan.merges_per_run = (plan.num_merges + threads - 1) / threads;
     return plan;
   }
 
@@ -249,7 +248,7 @@ class Planner {
   // Kept from plan to plan for their memory.
   static thread_local std::vector<AttentionTile> tiles_;
   static thread_local std::vector<KeptPartials> kept_;
-  static thread_local std::vector<Shared> shared_;
+  static thread_local std::vector<Before> before_;
 
   const CascadeAppendAttentionParams& p_;
   const int32_t group_;
@@ -259,7 +258,7 @@ class Planner {
 
 thread_local std::vector<AttentionTile> Planner::tiles_;
 thread_local std::vector<KeptPartials> Planner::kept_;
-thread_local std::vector<Planner::Shared> Planner::shared_;
+thread_local std::vector<Planner::Before> Planner::before_;
 
 }  // namespace
 

@@ -23,7 +23,7 @@ import httpx
 import pytest
 
 from tests.doubles.ports import free_port
-from tests.server.abort_storm import possessions, storm
+from tests.server.abort_storm import MAX_STORMS, is_settled, possessions, storm
 from tests.server.answers import Answer
 from tests.server.model_executors import Brake
 from tests.server.router_process import Router, wait_until
@@ -50,8 +50,6 @@ OPTIONS: dict[str, Any] = {
 # One that never gives an instance up for being silent, so that a busy machine does not, and one that does.
 PATIENT = {"timeout_silent": 600, "timeout_lost": 600, "timeout_resume": 300}
 QUICK = {"timeout_silent": 4, "timeout_lost": 4, "timeout_resume": 300}
-# Of a program and its descendants, from one storm to the next; each connection or request kept would be far more.
-MAX_GROWTH_KB, MAX_NEW_FILES = 24 * 1024, 200
 _numbers = itertools.count()
 
 
@@ -347,17 +345,17 @@ def test_a_client_that_leaves_within_a_transfer_frees_both_sides(split: Split) -
 def test_hundreds_of_clients_that_leave_leave_nothing(split: Split) -> None:
     """Behind a router; many leave while KV is on its way."""
     programs = (split.patient, split.prefill, *split.decodes)
-    grown: list[list[tuple[int, int]]] = []
+    has: list[list[tuple[int, int]]] = []
     before = split.total('requests_finished_total{reason="abort"}')
-    for seed in range(3):
+    for seed in range(MAX_STORMS):
         bodies = [prompt(200, num_tokens=100) | {"n": 4} for _ in range(300)]
         seconds = asyncio.run(storm(split.patient.url, bodies, seed))
         for server in (split.prefill, *split.decodes):
             server.wait_idle()
-        grown.append([possessions(program) for program in programs])
+        has.append([possessions(program) for program in programs])
         aborted = split.total('requests_finished_total{reason="abort"}') - before
         print(f"{len(bodies)} connections in {seconds:.1f} s; {aborted:.0f} requests aborted so far")
-    assert aborted > 100
-    for (early_kb, early_files), (late_kb, late_files) in zip(grown[1], grown[2], strict=True):
-        assert late_kb - early_kb < MAX_GROWTH_KB
-        assert late_files - early_files < MAX_NEW_FILES
+        if aborted > 100 and is_settled(has):
+            break
+    else:
+        pytest.fail(f"{aborted:.0f} requests aborted; KiB and files after each storm: {has}")

@@ -48,8 +48,9 @@ SurvivalModel::SurvivalModel(int32_t num_sources, const double* prior_logits)
     begins_[i] = num_cells;
     num_cells += sizes[i];
   }
-  logits_.assign(static_cast<size_t>(num_cells), 0.0F);
+  logits_.assign(static_cast<size_t>(num_cells) + 1, 0.0F);  // the last one knows nothing
   cells_.resize(logits_.size());
+  owners_.resize(static_cast<size_t>(sizes[kOfRequest]));
   for (int32_t s = 0; s < num_sources; ++s) SetPriors(s, prior_logits[s]);
 }
 
@@ -86,6 +87,12 @@ double SurvivalModel::Mix(const Prediction& prediction) const {
 }
 
 void SurvivalModel::Learn(const Prediction& prediction, bool is_right) {
+  const size_t own = prediction.cells[kOfRequest];
+  if (OwnCell(prediction.cells[kOfRequest], prediction.request) != own) {
+    owners_[own - static_cast<size_t>(begins_[kOfRequest])] = prediction.request;
+    cells_[own] = Cell{};
+    logits_[own] = 0.0F;
+  }
   const double outcome = is_right ? 1.0 : 0.0;
   const double step = kLearningRate * (outcome - Mix(prediction));
   double* weights = &weights_[prediction.weights];

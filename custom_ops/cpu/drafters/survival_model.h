@@ -32,7 +32,8 @@ struct DraftFacts {
 // Online and without a look ahead: six small tables of frequencies, each indexed by some of the facts, are mixed in the
 // logistic domain with learned weights. A frequency forgets what is older than some 200 outcomes. Two of the tables
 // are indexed by the token itself, as where a text is changed is often a matter of which token comes: a name that is
-// renamed, a line's end.
+// renamed, a line's end. One of these is about each request's tokens: a cell there knows whose it is, and what another
+// request has left in it counts for nothing. After some hundred requests all cells are full of others' tokens.
 //
 // Source: the mixing is that of PAQ (Mahoney, Adaptive Weighing of Context Models, 2005).
 class SurvivalModel {
@@ -44,6 +45,7 @@ class SurvivalModel {
   struct Prediction {
     std::array<uint16_t, kNumTables> cells;  // of all tables together
     uint16_t weights;                        // the first of its weights
+    uint16_t request;                        // see OwnCell
     double probability;
   };
 
@@ -52,6 +54,7 @@ class SurvivalModel {
   struct Offer {
     int32_t by_length, by_prob, by_rate, by_recent, weights;
     uint32_t request_hash, source_hash;
+    uint16_t request;
   };
 
   // `prior_logits`: [num_sources], 1 .. 8 of them, added to what is believed of a source at first.
@@ -78,8 +81,15 @@ class SurvivalModel {
 
  private:
   static constexpr double kMinProbability = 0.001;
+  // Of the tables those by token: of the request, and of all.
+  static constexpr size_t kOfRequest = 4, kOfAll = 5;
 
   static double Believed(double x) { return std::clamp(Squash(x), kMinProbability, 1.0 - kMinProbability); }
+  // A cell of kOfRequest, or, where it is about another request, one that knows nothing.
+  size_t OwnCell(int32_t cell, uint16_t request) const {
+    return owners_[static_cast<size_t>(cell - begins_[kOfRequest])] == request ? static_cast<size_t>(cell)
+                                                                               : logits_.size() - 1;
+  }
   double Mix(const Prediction& prediction) const;
   void SetPriors(int32_t source, double prior_logit);
 
@@ -94,6 +104,7 @@ class SurvivalModel {
   // of them, all over the tables.
   std::vector<float> logits_;
   std::vector<Cell> cells_;
+  std::vector<uint16_t> owners_;  // of the cells of kOfRequest: the last bits of the number of the request that learned
   std::vector<double> weights_;
 };
 
@@ -102,8 +113,10 @@ class SurvivalModel {
 inline void SurvivalModel::Prefetch(uint32_t request, int32_t source, int32_t token_id) const {
   using namespace survival_cells;
   const auto token = static_cast<uint32_t>(token_id);
-  BringIn(&logits_[static_cast<size_t>(begins_[4] + Hash(token, HashOf(request)))]);
-  BringIn(&logits_[static_cast<size_t>(begins_[5] + Hash(token, HashOf(static_cast<uint32_t>(source))))]);
+  const int32_t own = Hash(token, HashOf(request)), of_all = Hash(token, HashOf(static_cast<uint32_t>(source)));
+  BringIn(&owners_[static_cast<size_t>(own)]);
+  BringIn(&logits_[static_cast<size_t>(begins_[kOfRequest] + own)]);
+  BringIn(&logits_[static_cast<size_t>(begins_[kOfAll] + of_all)]);
 }
 
 inline SurvivalModel::Offer SurvivalModel::Read(const OfferFacts& f) const {
@@ -116,7 +129,8 @@ inline SurvivalModel::Offer SurvivalModel::Read(const OfferFacts& f) const {
           begins_[3] + ByRecent(f.source, 0, LengthBucket(f.recent), 0),
           f.source * kPositions * kNumTables,
           HashOf(f.request),
-          HashOf(static_cast<uint32_t>(f.source))};
+          HashOf(static_cast<uint32_t>(f.source)),
+          static_cast<uint16_t>(f.request)};
 }
 
 inline void SurvivalModel::Predict(const Offer& o, const DraftFacts& f, Prediction* made) const {
@@ -128,17 +142,18 @@ inline void SurvivalModel::Predict(const Offer& o, const DraftFacts& f, Predicti
                                               o.by_prob + ByProb(0, f.agreement, prob, first_position, 0),
                                               o.by_rate + ByRate(0, f.agreement, 0, 0, first_position),
                                               o.by_recent + ByRecent(0, f.agreement, 0, prob),
-                                              begins_[4] + Hash(token, o.request_hash),
-                                              begins_[5] + Hash(token, o.source_hash)};
+                                              begins_[kOfRequest] + Hash(token, o.request_hash),
+                                              begins_[kOfAll] + Hash(token, o.source_hash)};
   const int32_t first_weight = o.weights + position * kNumTables;
   const double* weights = &weights_[static_cast<size_t>(first_weight)];
   double x = 0.0;
   for (size_t i = 0; i < kNumTables; ++i) {
-    using namespace survival_cells;
-    x += weights[i] * logits_[static_cast<size_t>(cells[i])];
+    const size_t cell = i == kOfRequest ? OwnCell(cells[i], o.request) : static_cast<size_t>(cells[i]);
+    x += weights[i] * logits_[cell];
     made->cells[i] = static_cast<uint16_t>(cells[i]);
   }
   made->weights = static_cast<uint16_t>(first_weight);
+  made->request = o.request;
   made->probability = Believed(x);
 }
 

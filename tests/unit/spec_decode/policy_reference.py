@@ -15,6 +15,8 @@ _LENGTHS = [1, 2, 3, 4, 5, 8, 12, 20, 40]
 _POSITIONS = [1, 2, 3, 4, 6, 9, 14]
 _PROBS = [0.1, 0.2, 0.34, 0.45, 0.55, 0.7, 0.8, 0.88, 0.94]
 _U32 = 0xFFFFFFFF
+# The table whose cells are about one request's tokens each.
+_OF_REQUEST = 4
 
 
 def _squash(x: float) -> float:
@@ -33,19 +35,28 @@ def _clamp(p: float, least: float) -> float:
 class Cell:
     probability: float
     count: int = 0
+    owner: int = 0
 
 
 @dataclass
 class Prediction:
     cells: list[Cell]
     weights: list[float]
+    request: int
     probability: float = 0.0
 
     def mix(self) -> float:
-        x = sum(w * _logit(c.probability) for w, c in zip(self.weights, self.cells, strict=True))
+        own = self.cells[_OF_REQUEST]
+        known = list(self.cells)
+        if own.owner != self.request:
+            known[_OF_REQUEST] = Cell(0.5)
+        x = sum(w * _logit(c.probability) for w, c in zip(self.weights, known, strict=True))
         return _clamp(_squash(x), 0.001)
 
     def learn(self, is_right: bool) -> None:
+        own = self.cells[_OF_REQUEST]
+        if own.owner != self.request:
+            own.probability, own.count, own.owner = 0.5, 0, self.request
         step = 0.015 * (is_right - self.mix())
         for i, cell in enumerate(self.cells):
             self.weights[i] += step * _logit(cell.probability)
@@ -90,10 +101,10 @@ class Model:
                 prior(2 * (length // 2), first) + 0.3 * (rate_bucket - 3.5),
             ),
             self._cell((3, source, agreement, recent_length, q), prior(recent_length, 1) + of_prob),
-            self._cell((4, hashed >> 18), None),
+            self._cell((_OF_REQUEST, hashed >> 18), None),
             self._cell((5, hashed_by_source >> 18), None),
         ]
-        made = Prediction(cells, self.weights.setdefault((source, position), [0.22] * 6))
+        made = Prediction(cells, self.weights.setdefault((source, position), [0.22] * 6), request)
         made.probability = made.mix()
         return made
 

@@ -10,12 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.draft_methods import DraftSource
-from fastdeploy_sd.spec_decode.auto.cost import DraftTimes
+from fastdeploy_sd.replay.recording import Conversation
+from fastdeploy_sd.replay.simulation import Replay
+from fastdeploy_sd.spec_decode.auto.cost import DraftTimes, LinearCost
 from fastdeploy_sd.spec_decode.auto.offers import OfferTable
 from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy, Decision
+from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer
 from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
 from fastdeploy_sd.spec_decode.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule
+from fastdeploy_sd.spec_decode.ngram import NgramProposer
+from fastdeploy_sd.spec_decode.proposer import ProposerContext
 from fastdeploy_sd.types import I32, DraftTokens, offsets
 from tests.unit.spec_decode.policy_reference import OfferedRow, ReferencePolicy
 
@@ -295,6 +301,35 @@ def test_learns_from_what_was_never_verified() -> None:
     stats = server.policy.stats()[DraftSource.NGRAM]
     assert stats.num_scored > stats.num_wanted > 0
     assert 0 <= stats.squared_error / stats.num_scored < 0.25
+
+
+def test_what_requests_leave_behind_does_not_hide_what_the_next_ones_show() -> None:
+    """Each copies its prompt but for some tokens of its own: which these are is known from its own text alone.
+
+    After hundreds of requests every place that is kept for that has been another's, and what all of them have in common
+    is known better.
+    """
+    rng, num_tokens, vocab = np.random.default_rng(0), 160, 1000
+
+    def conversation(name: str) -> Conversation:
+        prompt, is_changed = rng.integers(1, vocab, num_tokens), rng.random(vocab + 1) < 0.15
+        answer = prompt.copy()
+        answer[is_changed[prompt]] = rng.integers(vocab, 2 * vocab, int(is_changed[prompt].sum()))
+        token_ids = np.concatenate([prompt, answer]).astype(np.int32)
+        return Conversation(name, token_ids, ((num_tokens, 2 * num_tokens),))
+
+    latest, others = ([conversation(f"{kind}{i}") for i in range(n)] for kind, n in (("latest", 12), ("other", 150)))
+    context, cost = ProposerContext(1, 2 * num_tokens, 2 * vocab + 1), LinearCost(0.2)
+    rates = []
+    for before in ([], others):
+        method = NgramProposer(SpeculativeConfig("ngram", 16), context)
+        proposer = AutoProposer([(DraftSource.NGRAM, method)], cost, 1, 16)
+        if before:
+            Replay(proposer, 16).run(before)
+            proposer.forget(i32([0]))
+        counts = Replay(proposer, 16, step_time=lambda rows, *_: 0.8 + 0.2 * rows).run(latest)
+        rates.append((counts.num_output_tokens - counts.num_responses) / counts.verify_time)
+    assert rates[1] > 1.025 * rates[0]
 
 
 def test_the_agreeing_source_of_two_is_trusted_more() -> None:

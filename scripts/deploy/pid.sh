@@ -6,5 +6,5 @@ file=${1:-${RUN_DIR:-run}}/server.pid
 [ -f "$file" ] || exit 1
 pid=$(cat "$file")
 # The number may have gone to another program since.
-tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q fastdeploy_sd || exit 1
+{ tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null | grep -q fastdeploy_sd || exit 1
 echo "$pid"

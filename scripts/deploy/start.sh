@@ -3,7 +3,8 @@
 # On another host than the first of --ips it returns when that host's ranks run.
 # RUN_DIR (default: run) gets server.pid, url, console.log (since this start) and, unless FD_LOG_DIR says where, log/.
 # START_TIMEOUT_S (default: 900) is how long loading may take. FDSD_PYTHON names the interpreter that has fastdeploy_sd.
-# SERVER_MODULE (default: fastdeploy_sd.entrypoints.openai.api_server) may be fastdeploy_sd.router.launch.
+# SERVER_MODULE (default: fastdeploy_sd.entrypoints.openai.api_server) may be fastdeploy_sd.router.launch: it returns when
+# the router can be reached, which is healthy with its first instance.
 # Exit status: 0 serving, 1 not within the time, 2 refused; the reason is on standard error.
 set -eu
 
@@ -35,8 +36,10 @@ while :; do
         cat "$run_dir/console.log" >&2
         exit "$status"
     fi
-    url=$(sed -n -e 's/.* serving .* on \(http:[^ ]*\)$/\1/p' -e 's/.* routing on \(http:[^ ]*\)$/\1/p' "$run_dir/console.log")
-    if [ -n "$url" ] && "$here/wait_healthy.sh" "$url" 1 2>/dev/null; then
+    url=$(sed -n 's/.* serving .* on \(http:[^ ]*\)$/\1/p' "$run_dir/console.log")
+    router_url=$(sed -n 's/.* routing on \(http:[^ ]*\)$/\1/p' "$run_dir/console.log")
+    if [ -n "$router_url" ] || { [ -n "$url" ] && "$here/wait_healthy.sh" "$url" 1 2>/dev/null; }; then
+        url=${url:-$router_url}
         echo "$url" >"$run_dir/url"
         echo "$url"
         exit 0

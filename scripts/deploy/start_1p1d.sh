@@ -34,7 +34,6 @@ for part in prefill decode; do
         --scheduler-host 127.0.0.1 --scheduler-port "$redis_port" --scheduler-password-file "$password_file" >/dev/null
 done
 url=$(SERVER_MODULE=fastdeploy_sd.router.launch start router "${PORT:-8000}" --splitwise)
-# It answers as soon as one of them has registered.
 left_s=10
 until [ "$(curl --silent "$url/metrics" | grep -c '^fastdeploy_sd:router_instances{.*state="available"} 1')" = 2 ]; do
     left_s=$((left_s - 1))

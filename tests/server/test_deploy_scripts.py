@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -56,6 +57,21 @@ def test_a_server_is_started_once_answers_and_is_stopped(tmp_path: Path) -> None
     assert run("pid.sh", run_dir=run_dir).returncode == 1
     assert run("wait_healthy.sh", url, "1", run_dir=run_dir).returncode == 1
     assert not (run_dir / "server.pid").exists()
+
+
+def test_a_router_is_started_before_its_instances(tmp_path: Path) -> None:
+    settings = {"SERVER_MODULE": "fastdeploy_sd.router.launch", "START_TIMEOUT_S": "60"}
+    started = run("start.sh", "--port", "0", run_dir=tmp_path, **settings)
+    pid = int(run("pid.sh", run_dir=tmp_path).stdout)
+    try:
+        assert started.returncode == 0, started.stderr
+        assert httpx.get(f"{started.stdout.strip()}/version", timeout=TIMEOUT_S).status_code == 200
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    while run("pid.sh", run_dir=tmp_path).returncode == 0:  # until the system has taken it away
+        pass
+    stopped = run("stop.sh", run_dir=tmp_path)
+    assert (stopped.returncode, stopped.stderr) == (0, f"stop.sh: no server runs in {tmp_path}\n")
 
 
 def test_two_hosts_are_started_each_and_stopped_by_the_first(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.command import Command, show, table_of
 from benchmarks.hardware import describe_hardware, dot_peak, measure_memory
@@ -25,8 +24,8 @@ from fastdeploy_sd.ops.packing import PackedLinear, pack_linear, packed_bytes
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.runtime.declaration import BF16
 from fastdeploy_sd.runtime.memory import WeightMemory
+from fastdeploy_sd.types import Bytes
 
-Bytes = npt.NDArray[np.uint8]
 FORMATS: tuple[LinearFormat, ...] = ("bfloat16", "wint8", "wint4")
 ROWS = (1, 2, 4, 5, 8, 16, 32)
 # K x N of Qwen3-0.6B: qkv, o, gate and up, down, the head.

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from benchmarks.checkpoint import complete_folder, write_checkpoint
 from benchmarks.peers.counting import FIRST_TOKEN, NUM_TOKENS
 from fastdeploy_sd.ops.bf16 import to_bf16
+from fastdeploy_sd.types import F32, U16
 
 SHAPE = "qwen3-0.6b"
 # Every embedding has this value in its first place: it opens the gates of the last MLP.
@@ -32,9 +33,6 @@ _OTHER_LAYERS_SCALE = 0.05
 _GATE_WEIGHT = 2.0
 _NEXT_TOKEN_WEIGHT = 0.25
 _NOISE = 1e-3
-
-U16 = npt.NDArray[np.uint16]
-F32 = npt.NDArray[np.float32]
 
 
 def make_counting_checkpoint(out: Path) -> None:

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.files import open_regular, replacing
 from fastdeploy_sd.runtime.checksum import chunk_checksums
 from fastdeploy_sd.runtime.memory_nodes import spreading_files
+from fastdeploy_sd.types import Bytes
 
-Bytes = npt.NDArray[np.uint8]
 Key = Mapping[str, Any]
 
 MAGIC = b"FDSDPACK"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Checkpoint
@@ -23,8 +22,7 @@ from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.memory import WeightMemory
-
-Bytes = npt.NDArray[np.uint8]
+from fastdeploy_sd.types import Bytes
 
 
 class PackedStore(Protocol):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-U16 = npt.NDArray[np.uint16]
-F32 = npt.NDArray[np.float32]
+from fastdeploy_sd.types import F32, U16
 
 
 def to_bf16(x: npt.ArrayLike) -> U16:

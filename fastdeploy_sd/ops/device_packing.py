@@ -13,8 +13,9 @@ from fastdeploy_sd.ops.packing import pack_params, packed_bytes, weight_rows
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.cuda_uploads import Bytes, CudaUploads
+from fastdeploy_sd.runtime.cuda_uploads import CudaUploads
 from fastdeploy_sd.runtime.layout import struct_type
+from fastdeploy_sd.types import Bytes
 
 _OP = "pack_linear"
 _PANEL = 32

@@ -9,17 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.parallel.ranges import SliceRule
+from fastdeploy_sd.types import F32, U8, Rows
 
 BLOCK = 128
 # As custom_ops/cpu/kernels/linear_layout.h packs fp8: panels of 32 outputs, in each groups of 128 inputs, and their
 # scales.
 _PANEL, _WORD = 32, 4
-U8 = npt.NDArray[np.uint8]
-F32 = npt.NDArray[np.float32]
-Rows = npt.NDArray[np.intp]
 _MAGNITUDE, _NAN = 0x7F, 0x7F
 
 

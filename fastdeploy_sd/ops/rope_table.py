@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.types import F32
+from fastdeploy_sd.types import F32, F64
 
-F64 = npt.NDArray[np.float64]
 # Rows at once: the float64 angles are several times the table.
 _CHUNK = 8192
 

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.runtime.arrays import address
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
@@ -29,7 +28,6 @@ from fastdeploy_sd.runtime.cuda_memory import pinned_zeros
 from fastdeploy_sd.runtime.device_tensor import DeviceTensor
 from fastdeploy_sd.runtime.layout import struct_type
 
-Bytes = npt.NDArray[np.uint8]
 # kMaxCopiedBlocks of custom_ops/include/fdsd/device.h.
 MAX_COPIED_BLOCKS = 256
 _UNITS = (16, 4)

@@ -20,12 +20,13 @@ from fastdeploy_sd.runtime.cuda_mark import CudaMark
 from fastdeploy_sd.runtime.cuda_memory import CudaMemory
 from fastdeploy_sd.runtime.cuda_mirror import CudaMirror, CudaTransfers
 from fastdeploy_sd.runtime.cuda_program import CudaProgram
-from fastdeploy_sd.runtime.cuda_uploads import Bytes, CudaUploads
+from fastdeploy_sd.runtime.cuda_uploads import CudaUploads
 from fastdeploy_sd.runtime.declaration import ELEMENT_BYTES
 from fastdeploy_sd.runtime.device_array import DeviceArray
 from fastdeploy_sd.runtime.device_tensor import DeviceTensor, array_type, element_of
 from fastdeploy_sd.runtime.host_op import HostOp
 from fastdeploy_sd.runtime.program import Inputs, Recording
+from fastdeploy_sd.types import Bytes
 
 
 class CudaDevice:

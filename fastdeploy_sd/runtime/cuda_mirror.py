@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.runtime.arrays import Array, address
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
@@ -24,8 +23,8 @@ from fastdeploy_sd.runtime.cuda_staging import StagingMemory
 from fastdeploy_sd.runtime.device_tensor import DeviceTensor, element_of
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.runtime.mirror import offset_in
+from fastdeploy_sd.types import Bytes
 
-Bytes = npt.NDArray[np.uint8]
 _WORD = 4
 # More than a step of some thousand tokens has.
 STAGING_BYTES = 1 << 20

@@ -10,16 +10,12 @@ import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-import numpy.typing as npt
-
 from fastdeploy_sd.runtime import library as kernels
 from fastdeploy_sd.runtime.arrays import Array, address
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary
 from fastdeploy_sd.runtime.cuda_memory import ALIGNMENT, CudaMemory
 from fastdeploy_sd.runtime.cuda_staging import StagingMemory
-
-Bytes = npt.NDArray[np.uint8]
+from fastdeploy_sd.types import Bytes
 
 PIECE_BYTES = 64 << 20
 # What one thread copies at a time: fewer bytes are copied sooner than a thread is woken.

@@ -6,9 +6,8 @@ import contextlib
 import mmap
 
 import numpy as np
-import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
+from fastdeploy_sd.types import Bytes
 
 HUGE_PAGE_BYTES = 2 << 20
 CHUNK_BYTES = 64 << 20

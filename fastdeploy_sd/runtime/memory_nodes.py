@@ -16,13 +16,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.runtime.processors import Processors, own_processors, read_numbers
-
-Bytes = npt.NDArray[np.uint8]
+from fastdeploy_sd.types import Bytes
 
 _DEFAULT, _INTERLEAVE, _UNTOLD = 0, 3, -1
 _LONG_BITS = 64

@@ -7,7 +7,7 @@ Dimension letters: R requests, T tokens of a step, L logits rows, D drafts, O ou
 from __future__ import annotations
 
 from fastdeploy_sd.draft_methods import DraftSource
-from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I8, I32, I64, U8, U64, Rows, offsets
+from fastdeploy_sd.types.arrays import EMPTY_I32, F32, F64, I8, I32, I64, U8, U16, U64, Bytes, Rows, offsets
 from fastdeploy_sd.types.choices import ChoiceReport, Judgement
 from fastdeploy_sd.types.drafts import MADE_ON_DEVICE, DraftTokens, LogprobArrays
 from fastdeploy_sd.types.models import ModelInfo, SpeculationInfo
@@ -36,12 +36,15 @@ from fastdeploy_sd.types.steps import (
 __all__ = [
     "EMPTY_I32",
     "F32",
+    "F64",
     "I8",
     "I32",
     "I64",
     "MADE_ON_DEVICE",
     "U8",
+    "U16",
     "U64",
+    "Bytes",
     "ChoiceReport",
     "DraftCounts",
     "DraftLogprob",

@@ -9,9 +9,12 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 I8 = npt.NDArray[np.int8]
 U8 = npt.NDArray[np.uint8]
+U16 = npt.NDArray[np.uint16]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
+Bytes = U8  # of elements of any type
 
 EMPTY_I32: I32 = np.zeros(0, np.int32)
 

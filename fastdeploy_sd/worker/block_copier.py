@@ -19,7 +19,8 @@ from fastdeploy_sd.engine.block_store import (
 )
 from fastdeploy_sd.errors import DeviceLost, device_lost_as_error
 from fastdeploy_sd.kvcache.prefix_cache import CachedBlock
-from fastdeploy_sd.worker.block_mover import BlockMover, Bytes
+from fastdeploy_sd.types import Bytes
+from fastdeploy_sd.worker.block_mover import BlockMover
 from fastdeploy_sd.worker.swap_file import DamagedSlotError, SwapFile
 
 _log = logging.getLogger(__name__)

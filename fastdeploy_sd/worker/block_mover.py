@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.errors import InternalError
+from fastdeploy_sd.types import Bytes
 
-Bytes = npt.NDArray[np.uint8]
 # One page is copied in well under a millisecond, unless the machine does not run the thread.
 _RELEASE_DEADLINE_S = 60.0
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from fastdeploy_sd.runtime.cuda_blocks import MAX_COPIED_BLOCKS, BlockLane, CudaBlocks
-from fastdeploy_sd.worker.block_mover import Bytes
+from fastdeploy_sd.types import Bytes
 
 # Of a batch, unless a block is larger: its copy takes a fraction of a millisecond, and a step that overwrites one of
 # its blocks waits for no more than that.

@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.runtime.cuda_blocks import MAX_COPIED_BLOCKS, BlockLane, CudaBlocks, StagedBatch
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.worker.device_port import CudaPort
 from fastdeploy_sd.worker.kv_memory import RankKv
 from fastdeploy_sd.worker.kv_pages import page_error, pieces_of_layers
 
-Bytes = npt.NDArray[np.uint8]
 # Of a batch, unless a page is larger.
 _BATCH_BYTES = 4 << 20
 

@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from paddle import Tensor
 
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.runtime.device import device
+from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.worker.kv_memory import RankKv
 
-Bytes = npt.NDArray[np.uint8]
 # A part of the pages of a layer, or what a rank has of it: [num_blocks, bytes], of every rank that has the same.
 _Piece = tuple[Bytes, ...]
 

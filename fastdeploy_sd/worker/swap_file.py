@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.kvcache.prefix_cache import CachedBlock
 from fastdeploy_sd.runtime.checksum import chunk_checksums
+from fastdeploy_sd.types import Bytes
 
-Bytes = npt.NDArray[np.uint8]
 MAGIC = b"FDSDSWAP"
 VERSION = 1
 _OPTION = "swap_folder"

@@ -12,13 +12,13 @@ from paddle import Tensor
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.models.packed_cache import PackedMatrices
-from fastdeploy_sd.models.packed_file import Bytes
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedLinear
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
+from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.worker import loaded
 from fastdeploy_sd.worker.draft_formats import own_scheme
 from fastdeploy_sd.worker.draft_weights import open_draft_weights

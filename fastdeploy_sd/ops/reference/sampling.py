@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.ops.candidates import NOT_DRAWN, DraftedRows
 from fastdeploy_sd.ops.reference.philox import philox_uniform
-from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftTokens, Rows, SamplingArrays
+from fastdeploy_sd.types import EMPTY_I32, F32, F64, I32, I64, DraftTokens, Rows, SamplingArrays
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 IN_PROMPT = 1 << 30
 
 

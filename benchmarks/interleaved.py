@@ -80,7 +80,9 @@ def cell_metrics(
     return {
         "settings": settings,
         "best": best,
-        "over_best": {name: median(_rate(r[name]) / _rate(r[rival]) for r, rival in pairs) for name in others},
+        "over_best": {
+            name: median(r[name].tokens_per_s / r[rival].tokens_per_s for r, rival in pairs) for name in others
+        },
         "has_same_tokens": all(sample.token_ids == r[NAIVE].token_ids for r in repeats for sample in r.values()),
     }
 
@@ -100,12 +102,12 @@ def _best_elsewhere(repeats: Sequence[Mapping[str, Sample]], fixed: Collection[s
 
 
 def _speed_up(repeats: Sequence[Mapping[str, Sample]], name: str) -> float:
-    return median(_rate(repeat[name]) / _rate(repeat[NAIVE]) for repeat in repeats)
+    return median(repeat[name].tokens_per_s / repeat[NAIVE].tokens_per_s for repeat in repeats)
 
 
 def _setting_metrics(repeats: Sequence[Mapping[str, Sample]], name: str) -> dict[str, Any]:
     samples = [repeat[name] for repeat in repeats]
-    speed_ups = [_rate(repeat[name]) / _rate(repeat[NAIVE]) for repeat in repeats]
+    speed_ups = [repeat[name].tokens_per_s / repeat[NAIVE].tokens_per_s for repeat in repeats]
     accepted = [acceptance(sample.window_stats) for sample in samples]
     rates = [rate for rate, _ in accepted if rate is not None]
     phases = [phase_ms(sample.window_stats) for sample in samples]
@@ -114,7 +116,7 @@ def _setting_metrics(repeats: Sequence[Mapping[str, Sample]], name: str) -> dict
         "speed_up": _speed_up(repeats, name),
         "speed_up_min": min(speed_ups),
         "speed_up_max": max(speed_ups),
-        "tokens_per_s": median(map(_rate, samples)),
+        "tokens_per_s": median(sample.tokens_per_s for sample in samples),
         "tokens_per_step": mean(map(_tokens_per_step, samples)),
         "acceptance_length": mean(length for _, length in accepted),
         "acceptance_rate": mean(rates) if rates else None,
@@ -123,11 +125,6 @@ def _setting_metrics(repeats: Sequence[Mapping[str, Sample]], name: str) -> dict
         "step_ms": mean(1e3 * sum(sample.window_steps_s) for sample in samples) / num_steps,
         **{phase: mean(p[phase] for p in phases) for phase in phases[0]},
     }
-
-
-def _rate(sample: Sample) -> float:
-    """Tokens per second of all requests."""
-    return sample.window_tokens / sum(sample.window_steps_s)
 
 
 def _tokens_per_step(sample: Sample) -> float:

@@ -78,6 +78,11 @@ class Sample:
     window_stats: tuple[EngineStats, EngineStats]
     token_ids: dict[RequestId, list[int]]
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second of all requests in the decode window."""
+        return self.window_tokens / sum(self.window_steps_s)
+
 
 class Timeline:
     """Runs requests, of at least two output tokens each, on an idle engine with room for all of them, and times them.

@@ -61,7 +61,7 @@ class Pair:
     @property
     def speed_up(self) -> float:
         """Decoded tokens per second of drafting over those of plain decoding."""
-        return _rate(self.drafting) / _rate(self.naive)
+        return self.drafting.tokens_per_s / self.naive.tokens_per_s
 
     @property
     def has_same_tokens(self) -> bool:
@@ -96,8 +96,8 @@ def pair_metrics(pairs: Sequence[Pair]) -> dict[str, Any]:
         "speed_up": median(speed_ups),
         "speed_up_min": min(speed_ups),
         "speed_up_max": max(speed_ups),
-        "decode_tokens_per_s": median(_rate(sample) for sample in drafting),
-        "naive_decode_tokens_per_s": median(_rate(pair.naive) for pair in pairs),
+        "decode_tokens_per_s": median(sample.tokens_per_s for sample in drafting),
+        "naive_decode_tokens_per_s": median(pair.naive.tokens_per_s for pair in pairs),
         **mean_window(drafting, length_name="acceptance_length"),
         "tokens_per_step": mean(_tokens_per_step(sample) for sample in drafting),
         "step_ms": median(t * 1e3 for sample in drafting for t in sample.window_steps_s),
@@ -118,10 +118,6 @@ def _run(engine: Engine, case: Case, repeat: int) -> Sample:
     if case.workload == REPEATED:
         run_requests(engine, case.requests(repeat, number=1))
     return run_requests(engine, case.requests(repeat))
-
-
-def _rate(sample: Sample) -> float:
-    return sample.window_tokens / sum(sample.window_steps_s)
 
 
 def _tokens_per_step(sample: Sample) -> float:

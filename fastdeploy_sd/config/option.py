@@ -179,6 +179,11 @@ def verify_fields(section: Any, name: str) -> None:
             raise opt.error(value)
 
 
+def wrong_value(name: str, expected: str, got: object) -> ConfigError:
+    """Return the error of an option whose value is none of the expected ones."""
+    return ConfigError(f"{name}: expected {expected}, got {got}", param=name)
+
+
 def _resolve(declared: Field[Any], hint: Any, section: str, group: str) -> Option:
     spec: Spec = declared.metadata["option"]
     args = typing.get_args(hint) if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union else (hint,)

@@ -6,8 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from fastdeploy_sd.config.addresses import is_bindable
-from fastdeploy_sd.config.option import Spec, option, verify_fields
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.config.option import Spec, option, verify_fields, wrong_value
 
 _MAX_PORT = 65535
 
@@ -62,11 +61,13 @@ class ParallelConfig:
         verify_fields(self, "parallel")
         hosts = [_address(text) for text in self.ips]
         if len(set(hosts)) != len(hosts):
-            raise _error("ips", "every address once", ",".join(self.ips))
+            raise wrong_value("ips", "every address once", ",".join(self.ips))
         if len({host.is_loopback for host in hosts}) > 1:
-            raise _error("ips", "addresses that all hosts can reach", ",".join(self.ips))
+            raise wrong_value("ips", "addresses that all hosts can reach", ",".join(self.ips))
         if self.node_rank is not None and self.node_rank >= self.num_nodes:
-            raise _error("node_rank", f"a number up to {self.num_nodes - 1}, as ips has {len(hosts)}", self.node_rank)
+            raise wrong_value(
+                "node_rank", f"a number up to {self.num_nodes - 1}, as ips has {len(hosts)}", self.node_rank
+            )
 
     @property
     def num_nodes(self) -> int:
@@ -94,7 +95,7 @@ class ParallelConfig:
         own = [node for node, text in enumerate(self.ips) if is_bindable(text)]
         if len(own) != 1:
             got = f"{len(own)} of them: say which" if own else "none"
-            raise _error("node_rank", f"one of {', '.join(self.ips)} to be this host's address", got)
+            raise wrong_value("node_rank", f"one of {', '.join(self.ips)} to be this host's address", got)
         return own[0]
 
 
@@ -102,11 +103,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        raise _error("ips", "numeric addresses", repr(text)) from None
+        raise wrong_value("ips", "numeric addresses", repr(text)) from None
     if address.is_unspecified or address.is_multicast:
-        raise _error("ips", "addresses of one host each", repr(text))
+        raise wrong_value("ips", "addresses of one host each", repr(text))
     return address
-
-
-def _error(name: str, expected: str, got: object) -> ConfigError:
-    return ConfigError(f"{name}: expected {expected}, got {got}", param=name)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fastdeploy_sd.config.option import Spec, option, options_of, verify_fields
-from fastdeploy_sd.errors import ConfigError, shown
+from fastdeploy_sd.config.option import Spec, option, options_of, verify_fields, wrong_value
+from fastdeploy_sd.errors import shown
 
 _LOCAL = "local"
 _NAME_OPTION = "scheduler_name"
@@ -111,14 +111,14 @@ class RedisConfig:
     def __post_init__(self) -> None:
         verify_fields(self, "redis")
         if self.password is not None and self.password_file is not None:
-            raise _error("scheduler_password_file", "none beside scheduler_password", "one")
+            raise wrong_value("scheduler_password_file", "none beside scheduler_password", "one")
         for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
             if getattr(self, name) is not None and not self.tls:
-                raise _error(f"scheduler_{name}", "none without scheduler_tls", "one")
+                raise wrong_value(f"scheduler_{name}", "none without scheduler_tls", "one")
         if self.tls_key_file is not None and self.tls_cert_file is None:
-            raise _error("scheduler_tls_key_file", "one with scheduler_tls_cert_file only", "one without")
+            raise wrong_value("scheduler_tls_key_file", "one with scheduler_tls_cert_file only", "one without")
         if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", self.topic):
-            raise _error("scheduler_topic", "1 to 64 letters, digits and . _ : -", shown(self.topic))
+            raise wrong_value("scheduler_topic", "1 to 64 letters, digits and . _ : -", shown(self.topic))
 
     @property
     def is_shared(self) -> bool:
@@ -131,7 +131,3 @@ def idle_notes(given: Iterable[str], config: RedisConfig) -> list[str]:
     names = {opt.name for opt in options_of(RedisConfig, "redis")} - {_NAME_OPTION}
     idle = [] if config.is_shared else [name for name in given if name in names]
     return [f"{', '.join(idle)}: accepted without effect: it belongs to scheduler_name splitwise"] if idle else []
-
-
-def _error(name: str, expected: str, got: str) -> ConfigError:
-    return ConfigError(f"{name}: expected {expected}, got {got}", param=name)

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fastdeploy_sd.config.option import Spec, option, verify_fields
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.config.option import Spec, option, verify_fields, wrong_value
 
 PROTOCOLS = ("ipc", "tcp", "rdma")
 _MIN_SECRET_CHARACTERS = 16
@@ -88,11 +87,11 @@ class SplitwiseConfig:
         _verify_once("cache_transfer_protocol", self.cache_transfer_protocol)
         _verify_once("rdma_comm_ports", self.rdma_comm_ports)
         if not self.cache_transfer_protocol:
-            raise _error("cache_transfer_protocol", "at least one of ipc, tcp, rdma", "none")
+            raise wrong_value("cache_transfer_protocol", "at least one of ipc, tcp, rdma", "none")
         if len(self.pd_comm_port) > 1:
-            raise _error("pd_comm_port", "one port", f"{len(self.pd_comm_port)}")
+            raise wrong_value("pd_comm_port", "one port", f"{len(self.pd_comm_port)}")
         if self.pd_secret is not None and len(self.pd_secret) < _MIN_SECRET_CHARACTERS:
-            raise _error("pd_secret", f"at least {_MIN_SECRET_CHARACTERS} characters", "fewer")
+            raise wrong_value("pd_secret", f"at least {_MIN_SECRET_CHARACTERS} characters", "fewer")
 
 
 def role_notes(given: Iterable[str], role: str) -> list[str]:
@@ -106,8 +105,4 @@ def role_notes(given: Iterable[str], role: str) -> list[str]:
 
 def _verify_once(name: str, items: tuple[object, ...]) -> None:
     if len(set(items)) != len(items):
-        raise _error(name, "everything once", ",".join(map(str, items)))
-
-
-def _error(name: str, expected: str, got: str) -> ConfigError:
-    return ConfigError(f"{name}: expected {expected}, got {got}", param=name)
+        raise wrong_value(name, "everything once", ",".join(map(str, items)))

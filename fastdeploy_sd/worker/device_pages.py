@@ -12,7 +12,7 @@ from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.worker.device_port import CudaPort
 from fastdeploy_sd.worker.kv_memory import RankKv
-from fastdeploy_sd.worker.kv_pages import page_error, pieces_of_layers
+from fastdeploy_sd.worker.kv_pages import pieces_of_layers, verify_page
 
 # Of a batch, unless a page is larger.
 _BATCH_BYTES = 4 << 20
@@ -167,5 +167,4 @@ class DevicePages:
         return min(self._batch_bytes // num_bytes, MAX_COPIED_BLOCKS)
 
     def _verify(self, layer: int, block_id: int) -> None:
-        if not (0 <= layer < self.num_layers and 0 <= block_id < self.num_blocks):
-            raise IndexError(page_error(layer, block_id, self.num_layers, self.num_blocks))
+        verify_page(layer, block_id, self.num_layers, self.num_blocks)

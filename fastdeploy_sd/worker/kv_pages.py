@@ -98,15 +98,20 @@ class KvPages:
         """See DevicePages: nothing is held."""
 
     def _verify(self, layer: int, block_id: int) -> None:
-        if not (0 <= layer < self.num_layers and 0 <= block_id < self.num_blocks):
-            raise IndexError(page_error(layer, block_id, self.num_layers, self.num_blocks))
+        verify_page(layer, block_id, self.num_layers, self.num_blocks)
 
 
-def page_error(layer: int, block_id: int, num_layers: int, num_blocks: int) -> str:
-    """Return the text about a page that is not there."""
-    return (
-        f"page: expected a layer below {num_layers} and a block below {num_blocks}, got layer {layer}, block {block_id}"
-    )
+def verify_page(layer: int, block_id: int, num_layers: int, num_blocks: int) -> None:
+    """Verify that there is a page of this layer and block.
+
+    Raises:
+        IndexError: there is none.
+    """
+    if not (0 <= layer < num_layers and 0 <= block_id < num_blocks):
+        raise IndexError(
+            f"page: expected a layer below {num_layers} and a block below {num_blocks},"
+            f" got layer {layer}, block {block_id}"
+        )
 
 
 def pieces_of_layers(ranks: Sequence[RankKv]) -> list[list[tuple[Tensor, ...]]]:

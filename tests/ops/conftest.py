@@ -9,6 +9,7 @@ from fastdeploy_sd.ops.operators import declared_ops
 from fastdeploy_sd.runtime import paddle_ops
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from tests.ops import cuda_device
+from tests.ops.backends import LEVELS, isa
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,6 +22,13 @@ def operators() -> None:
 def device(request: pytest.FixtureRequest) -> cuda_device.OpRunner:
     """What runs ops by CUDA kernels: emulated, and on a GPU where there is one."""
     return cuda_device.runner(request.param)
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An instruction-set level, which kernels use meanwhile."""
+    with isa(request.param):
+        yield request.param
 
 
 @pytest.fixture

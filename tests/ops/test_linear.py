@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -12,12 +10,6 @@ from fastdeploy_sd.ops import packing
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from tests.ops.backends import LEVELS, isa, threads
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    with isa(request.param):
-        yield request.param
 
 
 @pytest.mark.parametrize("fmt", LINEAR_FORMATS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,17 +17,11 @@ from fastdeploy_sd.parallel.ranges import COUNTS, WHOLE, SliceRule, halved
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.runtime.library import call
-from tests.ops.backends import LEVELS, isa, threads
+from tests.ops.backends import isa, threads
 
 # (K, unit): tiny, fewer units than slices, groups that begin anew, one unit per slice, the groups of an uncut sum.
 SUMS = [(0, 1), (1, 1), (3, 1), (5, 2), (129, 1), (300, 7), (514, 130), (640, 128), (2048, 512), (3072, 128)]
 ROWS = (1, 5, 13)
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    with isa(request.param):
-        yield request.param
 
 
 def test_halves_are_cut_alike_in_python_and_in_the_kernels() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,10 @@ from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import pack_experts
 from fastdeploy_sd.ops.reference import collective as reference
 from fastdeploy_sd.parallel.ranges import halved
-from tests.ops.backends import LEVELS, isa, threads
+from tests.ops.backends import threads
 
 HIDDEN, INNER, NUM_EXPERTS = 150, 70, 20
 OPTIONS: dict[str, Any] = {"top_k": 3, "normalize": True, "norm_min": 1e-12}
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    with isa(request.param):
-        yield request.param
 
 
 @pytest.mark.parametrize("fmt", ["bfloat16", "wint4"])

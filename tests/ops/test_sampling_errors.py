@@ -16,11 +16,7 @@ from fastdeploy_sd.ops.reference.batch import Tables
 from fastdeploy_sd.types import DraftTokens
 from tests.ops.cases.batch import prepare_natively
 from tests.ops.sampling_arrays import build_sampling_arrays
-
-
-def i32(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
-
+from tests.values import i32
 
 LOGITS = np.zeros((2, 10), np.float32)
 TABLES = Tables(np.zeros((2, 16), np.int32), i32(4, 9), np.array([[5], [2]], np.int32))

@@ -9,11 +9,7 @@ from fastdeploy_sd.ops import verification as native
 from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
 from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
 from fastdeploy_sd.types import DraftTokens
-
-
-def i32(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
-
+from tests.values import i32
 
 SAMPLED = i32(1, 2, 3)
 

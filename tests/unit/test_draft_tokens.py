@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.types import DraftSource, DraftTokens, LogprobArrays, offsets
+from tests.values import rows_of
 
 
 def ragged(
@@ -25,10 +26,6 @@ def ragged(
         ),
         parents=None if parents is None else np.array(parents, np.int32),
     )
-
-
-def rows_of(drafts: DraftTokens) -> list[list[int]]:
-    return [drafts.row(r).tolist() for r in range(len(drafts.cu_num_draft) - 1)]
 
 
 def test_merged_rows_keep_the_order_of_the_parts() -> None:

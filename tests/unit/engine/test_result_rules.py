@@ -8,11 +8,7 @@ import pytest
 from fastdeploy_sd.engine.result_rules import verify_result
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.types import DraftTokens, SchedulerOutput, StepResult, VerifyResult
-
-
-def i32(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
-
+from tests.values import i32
 
 PLAN = SchedulerOutput(
     step_id=4,

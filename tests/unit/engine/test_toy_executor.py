@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from fastdeploy_sd.engine.commit import commit_result
@@ -16,6 +15,7 @@ from tests.doubles.bench import oracle
 from tests.doubles.engines import toy_config, toy_info, toy_request
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import ToyModel
+from tests.values import i32
 
 
 def after_two_steps() -> tuple[ToyExecutor, SchedulerOutput]:
@@ -27,10 +27,6 @@ def after_two_steps() -> tuple[ToyExecutor, SchedulerOutput]:
         plan = scheduler.schedule()
         commit_result(scheduler.pool, plan, executor.execute(plan))
     return executor, scheduler.schedule()
-
-
-def i32(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
 
 
 def test_the_right_plan_passes() -> None:

@@ -17,10 +17,7 @@ from fastdeploy_sd.spec_decode.proposer import DraftRequest
 from fastdeploy_sd.types import DraftTokens, LogprobArrays, NewRequest, RequestDelta, SchedulerOutput
 from fastdeploy_sd.worker import commands as c
 from tests.doubles.engines import toy_request
-
-
-def i32(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.array(values, np.int32)
+from tests.values import i32
 
 
 def plan(logprobs: LogprobArrays | None = None) -> SchedulerOutput:

@@ -11,6 +11,7 @@ from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.spec_decode.ngram import NgramProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.types import I32, DraftTokens
+from tests.values import i32
 
 MAX_TOKENS = 400
 NUM_SLOTS = 5
@@ -84,10 +85,6 @@ def drafts_by_definition(committed: Sequence[int], prefix: Sequence[int], max_le
 def ragged(rows: Sequence[Sequence[int]]) -> DraftTokens:
     flat = [token_id for row in rows for token_id in row]
     return DraftTokens(np.array(flat, np.int32), np.cumsum([0, *map(len, rows)]).astype(np.int32))
-
-
-def i32(*values: int) -> I32:
-    return np.array(values, np.int32)
 
 
 def proposer_of(rule: Rule = Rule(), num_table_rows: int = NUM_SLOTS) -> NgramProposer:

@@ -7,13 +7,10 @@ import numpy as np
 from fastdeploy_sd.spec_decode.draft_rows import select_rows, slice_rows
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, TargetStep
 from fastdeploy_sd.types import DraftTokens
+from tests.values import rows_of
 
 if TYPE_CHECKING:
     pass
-
-
-def rows_of(drafts: DraftTokens) -> list[list[int]]:
-    return [drafts.row(r).tolist() for r in range(len(drafts.cu_num_draft) - 1)]
 
 
 def test_selected_rows_keep_their_columns_and_prefix() -> None:

@@ -13,15 +13,12 @@ from fastdeploy_sd.spec_decode.hybrid import HybridProposer
 from fastdeploy_sd.spec_decode.ngram import NgramProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext, TargetStep
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, LogprobArrays
+from tests.values import i32
 
 if TYPE_CHECKING:
     pass
 
 MTP, NGRAM = DraftSource.MTP, DraftSource.NGRAM
-
-
-def i32(*values: int) -> I32:
-    return np.array(values, np.int32)
 
 
 def ragged(rows: Sequence[Sequence[int]]) -> DraftTokens:

@@ -20,9 +20,9 @@ from tests.unit.spec_decode.ngram_reference import (
     Texts,
     draft,
     drafts_by_definition,
-    i32,
     proposer_of,
 )
+from tests.values import i32
 
 # ---- the rule -------------------------------------------------------------------------------------------------------
 

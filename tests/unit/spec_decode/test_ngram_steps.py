@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
-from tests.unit.spec_decode.ngram_reference import NUM_SLOTS, i32
+from tests.unit.spec_decode.ngram_reference import NUM_SLOTS
 from tests.unit.spec_decode.test_ngram import good_step
+from tests.values import i32
 
 
 def test_drafts_outlive_the_step_that_made_them() -> None:

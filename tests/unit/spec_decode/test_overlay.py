@@ -13,6 +13,7 @@ from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import MethodRouter
 from fastdeploy_sd.types import I32, DraftTokens, offsets
+from tests.values import rows_of
 
 MAX_LEN = 40
 TEXT = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 4
@@ -71,10 +72,6 @@ def step(num_tokens: int, max_draft_len: Sequence[int]) -> ProposeInput:
 
 def begin(made: MethodRouter, salts: Sequence[str]) -> None:
     made.begin([DraftRequest(f"r{r}", r, 1, 1, cache_salt=salt) for r, salt in enumerate(salts)])
-
-
-def rows_of(drafts: DraftTokens) -> list[list[int]]:
-    return [drafts.row(r).tolist() for r in range(len(drafts.cu_num_draft) - 1)]
 
 
 def test_a_fixed_method_goes_on_behind_them() -> None:

@@ -21,6 +21,7 @@ from fastdeploy_sd.spec_decode.proposer import (
 )
 from fastdeploy_sd.spec_decode.router import MethodRouter, available_methods, create_proposer
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens
+from tests.values import i32, rows_of
 
 if TYPE_CHECKING:
     pass
@@ -31,10 +32,6 @@ LOADED = cast(DraftModel, object())
 CONTEXT = ProposerContext(max_num_seqs=NUM_SLOTS, max_model_len=8, vocab_size=100, draft_model=LOADED)
 # Row s says s s s .., so that drafts tell whose they are.
 TABLE = np.repeat(np.arange(NUM_SLOTS, dtype=np.int32)[:, None], 8, axis=1)
-
-
-def i32(*values: int) -> I32:
-    return np.array(values, np.int32)
 
 
 class Recorder:
@@ -104,10 +101,6 @@ def step_input(table_rows: Sequence[int], most: Sequence[int]) -> ProposeInput:
     return ProposeInput(
         tuple(f"r{table_row}" for table_row in table_rows), i32(*table_rows), TABLE, n, i32(*most), target=target
     )
-
-
-def rows_of(drafts: DraftTokens) -> list[list[int]]:
-    return [drafts.row(r).tolist() for r in range(len(drafts.cu_num_draft) - 1)]
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,13 @@ import numpy as np
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.step_memory import StepLimits, StepMemory
-from fastdeploy_sd.types import I32, DraftTokens, NewRequest, Request, RequestDelta, SchedulerOutput, offsets
+from fastdeploy_sd.types import DraftTokens, NewRequest, Request, RequestDelta, SchedulerOutput, offsets
 from fastdeploy_sd.worker.batch import BatchBuilder
 from fastdeploy_sd.worker.draft_inputs import DraftInputs
 from fastdeploy_sd.worker.request_table import RequestTable
+from tests.values import i32
 
 BLOCK_SIZE, VOCAB, NUM_DRAFTS = 4, 11, 4
-
-
-def i32(*values: int) -> I32:
-    return np.array(values, np.int32)
 
 
 def new(name: str, num_tokens: int, sampling: SamplingParams | None = None) -> NewRequest:

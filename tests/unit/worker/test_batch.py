@@ -11,7 +11,8 @@ from fastdeploy_sd.ops.reference.batch import BatchMaps, Tables, prepare_batch
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.step_memory import StepLimits
 from fastdeploy_sd.types import DraftTokens, offsets
-from tests.unit.worker.steps import BLOCK_SIZE, NUM_DRAFTS, Steps, i32, new
+from tests.unit.worker.steps import BLOCK_SIZE, NUM_DRAFTS, Steps, new
+from tests.values import i32
 
 
 def assert_is_what_the_reference_builds(steps: Steps, names: tuple[str, ...], drafts: list[list[int]]) -> None:

@@ -6,10 +6,7 @@ import numpy as np
 
 from fastdeploy_sd.types import ChoiceReport, DraftTokens, SchedulerOutput, StepResult, VerifyResult
 from fastdeploy_sd.worker.step_rows import merge_results
-
-
-def i32(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
+from tests.values import i32
 
 
 def test_the_last_part_says_what_the_drafting_method_is_about_to_do() -> None:

@@ -1,6 +1,7 @@
 #include "draft_fill.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace fdsd {
 namespace {
@@ -10,14 +11,13 @@ constexpr int32_t kNumRounds = 2;
 // What a draft costs is at first what it does with this many in the step, or one for each row.
 constexpr int32_t kFewDrafts = 4;
 
-double Survival(const std::vector<double>& survivals, int32_t i) { return survivals[static_cast<size_t>(i)]; }
+double Survival(std::span<const double> survivals, int32_t i) { return survivals[static_cast<size_t>(i)]; }
 
 }  // namespace
 
 // Of each row the chain that has most above a least survival, which is what a draft costs. Returns whether these are
 // others than before.
-bool DraftFill::ChooseChains(const std::vector<DraftChain>& chains, const std::vector<double>& survivals,
-                             double least) {
+bool DraftFill::ChooseChains(std::span<const DraftChain> chains, std::span<const double> survivals, double least) {
   std::swap(chosen_, last_chosen_);
   chosen_.clear();
   int32_t row = -1;
@@ -41,7 +41,7 @@ bool DraftFill::ChooseChains(const std::vector<DraftChain>& chains, const std::v
 }
 
 // The chosen chains' drafts by survival in steps of 1 / kNumKeys, stably: a chain's drafts stay in order.
-void DraftFill::Sort(const std::vector<DraftChain>& chains, const std::vector<double>& survivals, int32_t max_drafts,
+void DraftFill::Sort(std::span<const DraftChain> chains, std::span<const double> survivals, int32_t max_drafts,
                      double believed) {
   const auto for_each = [&](auto&& body) {
     for (const int32_t c : chosen_) {
@@ -83,7 +83,7 @@ void DraftFill::Sort(const std::vector<DraftChain>& chains, const std::vector<do
     sums_[i] = sum += static_cast<int32_t>(i) < num_certain_ ? 1.0 : believed * sums_[i];
 }
 
-DraftFill::Outcome DraftFill::Choose(const std::vector<DraftChain>& chains, const std::vector<double>& survivals,
+DraftFill::Outcome DraftFill::Choose(std::span<const DraftChain> chains, std::span<const double> survivals,
                                      int32_t num_outputs, const DraftTimes& times, Demand demand) {
   counts_.assign(chains.size(), 0);
   const int32_t most = std::min(times.most(), static_cast<int32_t>(survivals.size()));
@@ -95,8 +95,14 @@ DraftFill::Outcome DraftFill::Choose(const std::vector<DraftChain>& chains, cons
   double rate = plain_rate, certain_rate = plain_rate;
   int32_t num_certain = 0;
   chosen_.clear();
-  for (int32_t round = 0; round < kNumRounds; ++round) {
-    if (!ChooseChains(chains, survivals, rate * (times[usual] - times[0]) / usual / demand.believed)) break;
+  const bool has_choice = static_cast<size_t>(num_rows) < chains.size();
+  if (!has_choice) {
+    chosen_.resize(chains.size());
+    std::iota(chosen_.begin(), chosen_.end(), 0);
+  }
+  for (int32_t round = 0; round < (has_choice ? kNumRounds : 1); ++round) {
+    if (has_choice && !ChooseChains(chains, survivals, rate * (times[usual] - times[0]) / usual / demand.believed))
+      break;
     Sort(chains, survivals, most, demand.believed);
     rate = certain_rate = plain_rate;
     num_drafts = num_certain = 0;

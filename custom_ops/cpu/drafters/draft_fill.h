@@ -1,6 +1,7 @@
 #pragma once
 // How many rows of drafts a step is worth. Knows chains of drafts by how probable each is, no requests and no tokens.
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "draft_times.h"
@@ -38,7 +39,7 @@ class DraftFill {
   };
 
   // Choose from chains, sorted by row, whose survivals these are. Afterwards counts()[i] drafts of chain i are wanted.
-  Outcome Choose(const std::vector<DraftChain>& chains, const std::vector<double>& survivals, int32_t num_outputs,
+  Outcome Choose(std::span<const DraftChain> chains, std::span<const double> survivals, int32_t num_outputs,
                  const DraftTimes& times, Demand demand);
 
   const std::vector<int32_t>& counts() const { return counts_; }
@@ -46,9 +47,8 @@ class DraftFill {
  private:
   static constexpr int32_t kNumKeys = 1024;
 
-  bool ChooseChains(const std::vector<DraftChain>& chains, const std::vector<double>& survivals, double least);
-  void Sort(const std::vector<DraftChain>& chains, const std::vector<double>& survivals, int32_t max_drafts,
-            double believed);
+  bool ChooseChains(std::span<const DraftChain> chains, std::span<const double> survivals, double least);
+  void Sort(std::span<const DraftChain> chains, std::span<const double> survivals, int32_t max_drafts, double believed);
 
   std::vector<int32_t> chosen_;  // chains, one of each row
   std::vector<int32_t> last_chosen_;

@@ -149,20 +149,23 @@ Error DraftPolicy::Decide(const PolicyDecideParams& p) {
   return nullptr;
 }
 
-Error DraftPolicy::CheckTimes(const PolicyDecideParams& p) {
+Error DraftPolicy::CheckTimes(const PolicyDecideParams& p) const {
   if (p.num_outputs < 0) return "num_outputs: expected >= 0, got a negative number";
   if (p.max_num_chosen < 0) return "max_num_chosen: expected >= 0, got a negative number";
   if (!(p.least_gain >= 1)) return "least_gain: expected >= 1, got less";
   if (p.times.num_step_rows < 0 || p.times.num_times <= p.times.num_step_rows)
     return "times: expected at least one, got none";
-  return DraftTimes(p.times, p.max_num_chosen).Check();
+  // Of a few rows few drafts can be chosen, and no other times are looked at.
+  const int32_t num_prefix = p.rows.cu_num_prefix == nullptr ? 0 : p.rows.cu_num_prefix[p.rows.num_rows];
+  const int64_t num_drafts = static_cast<int64_t>(p.rows.num_rows) * max_draft_len_ + std::max(num_prefix, 0);
+  return DraftTimes(p.times, std::min<int64_t>(p.max_num_chosen, std::max<int64_t>(num_drafts, 1))).Check();
 }
 
 // Choose from what Predict found.
 void DraftPolicy::Fill(const PolicyDecideParams& p) {
   const DraftTimes times(p.times, p.max_num_chosen);
   const DraftFill::Outcome outcome =
-      fill_.Choose(chains_, survivals_, p.num_outputs, times, {belief_.value(), p.least_gain});
+      fill_.Choose(chains(), survivals(), p.num_outputs, times, {belief_.value(), p.least_gain});
   Keep(p);
   Write(p);
   p.outcome[0] = outcome.num_tokens;

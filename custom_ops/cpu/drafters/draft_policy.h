@@ -2,6 +2,7 @@
 // Decides in every step which of the drafts that several sources offer are verified. Knows no drafting rule, no model
 // and no clock.
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "asked_drafters.h"
@@ -10,6 +11,7 @@
 #include "draft_offers.h"
 #include "draft_prefix.h"
 #include "fdsd/policy.h"
+#include "growing_array.h"
 #include "phase_clock.h"
 #include "survival_model.h"
 
@@ -55,8 +57,8 @@ class DraftPolicy {
   Error Decide(const PolicyDecideParams& p);
 
   // What the offers of the latest Offer or Choose are worth. By row, of equals by source.
-  const std::vector<DraftChain>& chains() const { return chains_; }
-  const std::vector<double>& survivals() const { return survivals_; }
+  std::span<const DraftChain> chains() const { return {chains_.data(), chains_.size()}; }
+  std::span<const double> survivals() const { return {survivals_.data(), survivals_.size()}; }
 
   int32_t num_sources() const { return static_cast<int32_t>(source_ids_.size()); }
   bool IsBegun(int32_t table_row) const {
@@ -96,7 +98,7 @@ class DraftPolicy {
   };
   Error CheckTableRows(const int32_t* table_rows, int32_t count) const;
   Error CheckRows(const PolicyDecideParams& p) const;
-  static Error CheckTimes(const PolicyDecideParams& p);
+  Error CheckTimes(const PolicyDecideParams& p) const;
   void Score(const PolicyRowsParams& x);
   void PrefetchOffers(const PolicyRowsParams& x, int32_t r) const;
   void PrefetchLearned(const PolicyRowsParams& x, int32_t r) const;
@@ -109,15 +111,12 @@ class DraftPolicy {
   void PrefetchCells(const PolicyDecideParams& p, const OfferPlanes& planes, RowSource at) const;
   void PredictAll(const PolicyDecideParams& p, const OfferPlanes& planes);
   void PredictBest(const PolicyDecideParams& p, const OfferPlanes& planes);
+  void FinishFirst();
   int32_t LookAt(const PolicyDecideParams& p, const OfferPlanes& planes, int32_t r, int32_t source, int32_t max_drafts);
   void AddPrefixOnly(const PolicyDecideParams& p, int32_t r);
   void Predict(const PolicyDecideParams& p);
-  // As much room for guesses as there are survivals.
-  void MakeRoom() {
-    if (guesses_.size() < survivals_.size()) guesses_.resize(2 * survivals_.size());
-  }
   DraftChain BeginChain(const DraftPrefix& prefix, int32_t r, int32_t source);
-  void PredictChain(const OfferPlanes& planes, int32_t table_row, DraftChain chain, int32_t max_drafts);
+  int32_t PredictChain(const OfferPlanes& planes, int32_t table_row, const DraftChain& begun, int32_t max_drafts);
   void Fill(const PolicyDecideParams& p);
   void Keep(const PolicyDecideParams& p);
   void KeepOffer(const PolicyDecideParams& p, const DraftChain& chain, int32_t num_wanted,
@@ -143,11 +142,12 @@ class DraftPolicy {
   std::vector<OpenOffer> spare_;  // scored to their end, for their memory
   // Of the step being decided.
   bool has_many_offers_ = false;  // more than are looked at
-  std::vector<DraftChain> chains_;
-  std::vector<double> survivals_;
-  std::vector<Guess> guesses_;    // of survivals_; never fewer than there were
-  std::vector<RowSource> best_;   // of rows with many offers, those that are looked at
-  std::vector<int32_t> waiting_;  // rows with offers that wait to be scored
+  GrowingArray<DraftChain> chains_;
+  GrowingArray<double> survivals_;
+  GrowingArray<Guess> guesses_;       // of survivals_
+  GrowingArray<int32_t> unfinished_;  // of survivals_, those that are logits until FinishFirst
+  std::vector<RowSource> best_;       // of rows with many offers, those that are looked at
+  std::vector<int32_t> waiting_;      // rows with offers that wait to be scored
 };
 
 }  // namespace fdsd

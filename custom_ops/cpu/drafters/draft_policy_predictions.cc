@@ -39,37 +39,60 @@ int32_t BestOffer(const OfferPlanes& planes, int32_t r, const AskedDrafters& ask
 // Begin a chain of the row with its prefix.
 DraftChain DraftPolicy::BeginChain(const DraftPrefix& prefix, int32_t r, int32_t source) {
   const auto begin = static_cast<int32_t>(survivals_.size());
-  survivals_.resize(survivals_.size() + static_cast<size_t>(prefix.count), 1.0);
-  MakeRoom();
-  for (int32_t i = 0; i < prefix.count; ++i) guesses_[static_cast<size_t>(begin + i)] = {prefix.token_ids[i], {}};
+  if (prefix.count > 0) {
+    const auto count = static_cast<size_t>(prefix.count);
+    std::fill_n(survivals_.Extend(count), count, 1.0);
+    Guess* guesses = guesses_.Extend(count);
+    for (size_t i = 0; i < count; ++i) guesses[i] = {prefix.token_ids[i], {}};
+  }
   return {r, source, begin, prefix.count, prefix.count};
 }
 
-void DraftPolicy::PredictChain(const OfferPlanes& planes, int32_t table_row, DraftChain chain, int32_t max_drafts) {
+// Returns how many drafts of the chain's source were put behind what it has.
+int32_t DraftPolicy::PredictChain(const OfferPlanes& planes, int32_t table_row, const DraftChain& begun,
+                                  int32_t max_drafts) {
   const uint32_t request = requests_[static_cast<size_t>(table_row)];
-  const Offered offered = planes.at(chain.row, chain.source);
-  const SurvivalModel::Offer offer = model_.Read({chain.source, offered.evidence[0], offered.evidence[1],
-                                                  offered.evidence[2], request, rate(table_row, chain.source)});
-  Agreement agreement(planes, chain.row, chain.source);
+  const Offered offered = planes.at(begun.row, begun.source);
+  const SurvivalModel::Offer offer = model_.Read({begun.source, offered.evidence[0], offered.evidence[1],
+                                                  offered.evidence[2], request, rate(table_row, begun.source)});
+  Agreement agreement(planes, begun.row, begun.source);
   for (int32_t i = 1; i < std::min(max_drafts, kDraftsAhead); ++i)
-    model_.Prefetch(request, chain.source, offered.token_ids[i]);
+    model_.Prefetch(request, begun.source, offered.token_ids[i]);
   const size_t first = survivals_.size();
-  survivals_.resize(first + static_cast<size_t>(max_drafts));
-  MakeRoom();
+  double* survivals = survivals_.Extend(static_cast<size_t>(max_drafts));
+  Guess* guesses = guesses_.Extend(static_cast<size_t>(max_drafts));
   double survival = 1.0;
   int32_t count = 0;
+  if (max_drafts == 1) {  // nothing waits for its probability; see FinishFirst
+    guesses[0].token_id = offered.token_ids[0];
+    const DraftFacts facts{0, agreement.Next(0), offered.draft_prob[0], offered.token_ids[0]};
+    survivals[0] = model_.Read(offer, facts, &guesses[0].prediction);
+    *unfinished_.Extend(1) = static_cast<int32_t>(first);
+    count = 1;
+  }
   while (count < max_drafts && survival > kLeastSurvival) {
     const int32_t i = count++, token_id = offered.token_ids[i];
-    if (i + kDraftsAhead < max_drafts) model_.Prefetch(request, chain.source, offered.token_ids[i + kDraftsAhead]);
-    Guess& guess = guesses_[first + static_cast<size_t>(i)];
-    guess.token_id = token_id;
-    model_.Predict(offer, {i, agreement.Next(i), offered.draft_prob[i], token_id}, &guess.prediction);
-    survival *= guess.prediction.probability;
-    survivals_[first + static_cast<size_t>(i)] = survival;
+    if (i + kDraftsAhead < max_drafts) model_.Prefetch(request, begun.source, offered.token_ids[i + kDraftsAhead]);
+    guesses[i].token_id = token_id;
+    model_.Predict(offer, {i, agreement.Next(i), offered.draft_prob[i], token_id}, &guesses[i].prediction);
+    survival *= guesses[i].prediction.probability;
+    survivals[i] = survival;
   }
-  survivals_.resize(first + static_cast<size_t>(count));
+  survivals_.Cut(first + static_cast<size_t>(count));
+  guesses_.Cut(survivals_.size());
   // Written as a whole: a copy of what was just changed would wait for that.
-  chains_.push_back({chain.row, chain.source, chain.begin, chain.num_certain + count, chain.num_certain});
+  *chains_.Extend(1) = {begun.row, begun.source, begun.begin, begun.num_certain + count, begun.num_certain};
+  return count;
+}
+
+// The probabilities of drafts that are alone in what is looked at of their offers.
+void DraftPolicy::FinishFirst() {
+  double* survivals = survivals_.data();
+  Guess* guesses = guesses_.data();
+  for (size_t i = 0; i < unfinished_.size(); ++i) {
+    const auto at = static_cast<size_t>(unfinished_[i]);
+    survivals[at] = guesses[at].prediction.probability = SurvivalModel::Believed(survivals[at]);
+  }
 }
 
 // Look at the first drafts of an offer, at most `max_drafts` of them. Returns how many.
@@ -77,15 +100,13 @@ int32_t DraftPolicy::LookAt(const PolicyDecideParams& p, const OfferPlanes& plan
                             int32_t max_drafts) {
   const int32_t count = std::min({max_drafts, planes.at(r, source).count, p.rows.max_draft_len[r], max_draft_len_});
   if (count == 0) return 0;
-  const DraftChain chain = BeginChain(DraftPrefix(p.rows, r), r, source);
-  PredictChain(planes, p.rows.table_rows[r], chain, count);
-  return chains_.back().count - chain.count;
+  return PredictChain(planes, p.rows.table_rows[r], BeginChain(DraftPrefix(p.rows, r), r, source), count);
 }
 
 // The row's prefix is a chain where nothing is offered behind it.
 void DraftPolicy::AddPrefixOnly(const PolicyDecideParams& p, int32_t r) {
   const DraftPrefix prefix(p.rows, r);
-  if (prefix.count > 0) chains_.push_back(BeginChain(prefix, r, kPrefixOnly));
+  if (prefix.count > 0) *chains_.Extend(1) = BeginChain(prefix, r, kPrefixOnly);
 }
 
 void DraftPolicy::PrefetchCells(const PolicyDecideParams& p, const OfferPlanes& planes, RowSource at) const {
@@ -97,8 +118,10 @@ void DraftPolicy::PrefetchCells(const PolicyDecideParams& p, const OfferPlanes& 
 // The survivals of what is offered. Where there are too many offers to look at all, each row gets its share of what
 // those before it left.
 void DraftPolicy::Predict(const PolicyDecideParams& p) {
-  chains_.clear();
-  survivals_.clear();
+  chains_.Cut(0);
+  survivals_.Cut(0);
+  guesses_.Cut(0);
+  unfinished_.Cut(0);
   const OfferPlanes planes(p.offers, p.rows.num_rows, num_sources());
   has_many_offers_ = p.rows.num_rows * num_sources() > kManyOffers;
   if (has_many_offers_) {
@@ -106,6 +129,7 @@ void DraftPolicy::Predict(const PolicyDecideParams& p) {
   } else {
     PredictAll(p, planes);
   }
+  FinishFirst();
 }
 
 // Of every row all offers.

@@ -148,7 +148,7 @@ void DraftPolicy::KeepOffer(const PolicyDecideParams& p, const DraftChain& chain
   offer.num_scored = 0;
   offer.num_wanted = num_wanted;
   offer.survival = survival;
-  const auto first = guesses_.begin() + chain.begin;
+  const Guess* first = &guesses_[static_cast<size_t>(chain.begin)];
   offer.guesses.assign(first, first + chain.count);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
 namespace fdsd {
@@ -73,7 +74,7 @@ class Wants {
   void Imagine(int32_t num_drafts) {
     chains_.clear();
     askable_.clear();
-    survivals_ = p_.policy->survivals();
+    survivals_.assign(p_.policy->survivals().begin(), p_.policy->survivals().end());
     size_t next = 0;
     for (int32_t r = 0; r < p_.num_rows; ++r) {
       for (; next < free_chains_.size() && free_chains_[next].row == r; ++next) chains_.push_back(free_chains_[next]);
@@ -99,7 +100,7 @@ class Wants {
   }
 
   const PolicyWantsParams& p_;
-  const std::vector<DraftChain>& free_chains_;
+  const std::span<const DraftChain> free_chains_;
   const DraftFill::Demand demand_;
   DraftFill fill_;
   std::vector<double> beliefs_;   // by row

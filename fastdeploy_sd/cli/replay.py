@@ -71,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
         "would have kept. tokens/step is output tokens after each first one over the steps that gave them: plain "
         "decoding is 1.00.",
     )
-    text = 'JSON lines {"id", "messages": [{"role", "content"}]}; every assistant message is a response'
+    text = (
+        'JSON lines {"messages": [{"role", "content"}]}, with an "id" or without; every assistant message is a response'
+    )
     parser.add_argument("file", type=Path, metavar="FILE", help=text)
     text = f"some of {','.join(_METHODS)} (default: all)"
     parser.add_argument("--methods", type=read_names, default=list(_METHODS), metavar="A,B", help=text)

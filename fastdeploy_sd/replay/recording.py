@@ -1,4 +1,4 @@
-"""Reads recorded conversations: JSON lines `{"id", "messages": [{"role", "content"}]}`, each checked.
+"""Reads recorded conversations: JSON lines `{"messages": [{"role", "content"}]}`, each checked; each may have an `id`.
 
 A conversation becomes one token sequence, message after message; an assistant's message is a response whose prompt is
 everything before it. No chat template is applied: a recording may have roles that a template does not know, and the
@@ -29,6 +29,7 @@ class Conversation:
     """One line.
 
     Attributes:
+        id: as given, or the number of its line.
         token_ids: i32[N], all messages.
         responses: [begin, end) of every response in token_ids, in order; begin >= 1, as its role comes before it. The
             last token of a response is the one that ends it.
@@ -55,7 +56,7 @@ def read_recording(
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    conversations.append(_read_line(line, f"{path}, line {number}", encoder))
+                    conversations.append(_read_line(line, number, f"{path}, line {number}", encoder))
                 if on_line is not None:
                     on_line(len(line))
     except OSError as error:
@@ -65,12 +66,12 @@ def read_recording(
     return conversations
 
 
-def _read_line(line: bytes, where: str, encoder: TextEncoder) -> Conversation:
+def _read_line(line: bytes, number: int, where: str, encoder: TextEncoder) -> Conversation:
     try:
         value = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"{where}: expected a JSON object, got text that is none: {error}") from None
-    fields = _fields(value, _LINE_KEYS, where)
+    fields = _fields({"id": str(number)} | value if isinstance(value, dict) else value, _LINE_KEYS, where)
     if not isinstance(fields["id"], str):
         raise ConfigError(f"{where}: id: expected text, got {fields['id']!r}")
     if not isinstance(fields["messages"], list):

@@ -43,6 +43,11 @@ def test_a_first_assistant_message_still_has_its_role_before_it(tmp_path: Path) 
     assert conversation.responses == ((3, 5),)
 
 
+def test_a_line_without_an_id_has_its_number(tmp_path: Path) -> None:
+    line = {"messages": [message("assistant", "a")]}
+    assert [c.id for c in read(write(tmp_path / "r", {"id": "c"} | line, line, line))] == ["c", "2", "3"]
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [

@@ -26,8 +26,10 @@ _RECENT_STEPS = 64
 # A step that took so many times as long as was to be expected was interrupted; it counts as this. The longer a step is,
 # the more often it is: so means are compared, of both kinds, and no median with a mean.
 _LONGEST_STEP = 2.0
-# What drafts must be expected to bring, tokens per time over those of plain decoding, the more the more they lost.
-_DEMANDS = (1.0, 1.05, 1.12, 1.25, 1.5, 2.0, math.inf)
+# What drafts must be expected to bring, tokens per time over those of plain decoding: a little at least, as drafts that
+# just break even are a risk for nothing, and the more the more they lost.
+LEAST_DEMAND = 1.03
+_DEMANDS = (LEAST_DEMAND, 1.05, 1.12, 1.25, 1.5, 2.0, math.inf)
 # Plain steps' time that drafts may lose before more is demanded, and bring before less is.
 _MOST_LOSS = 2.0
 # Steps after which less is demanded all the same, and twice as many each time that turned out to be wrong.

@@ -17,6 +17,7 @@ from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.runtime.library import call, function_address, library
 from fastdeploy_sd.spec_decode.auto.company_cost import F64
 from fastdeploy_sd.spec_decode.auto.cost import MAX_STEP_DRAFTS, DraftTimes
+from fastdeploy_sd.spec_decode.auto.guard import LEAST_DEMAND
 from fastdeploy_sd.spec_decode.auto.offers import OfferTable, PolicyRows
 from fastdeploy_sd.spec_decode.native.draft_call import NativeDrafter
 from fastdeploy_sd.types import I32, DraftTokens
@@ -164,7 +165,7 @@ class AutoPolicy:
         self._call_rows("policy_forget", table_rows)
 
     def decide(
-        self, x: PolicyRows, offers: OfferTable, times: DraftTimes, num_outputs: int, least_gain: float = 1.0
+        self, x: PolicyRows, offers: OfferTable, times: DraftTimes, num_outputs: int, least_gain: float = LEAST_DEMAND
     ) -> Decision:
         """Score what was offered in earlier steps, ask the drafters, and choose from what is offered now.
 
@@ -197,7 +198,7 @@ class AutoPolicy:
         self._offer.run()
 
     def choose(
-        self, x: PolicyRows, offers: OfferTable, times: DraftTimes, num_outputs: int, least_gain: float = 1.0
+        self, x: PolicyRows, offers: OfferTable, times: DraftTimes, num_outputs: int, least_gain: float = LEAST_DEMAND
     ) -> Decision:
         """The second part of `decide`: choose from what is offered.
 

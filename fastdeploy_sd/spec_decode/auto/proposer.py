@@ -10,6 +10,7 @@ import numpy as np
 from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.spec_decode.auto.cost import StepTimes
 from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
+from fastdeploy_sd.spec_decode.auto.guard import LEAST_DEMAND
 from fastdeploy_sd.spec_decode.auto.offers import NativeMethod, OfferTable
 from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy, Decision
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
@@ -68,7 +69,9 @@ class AutoProposer(Proposer):
         """
         return self.decide(x, sum(x.num_tokens.tolist())).drafts
 
-    def decide(self, x: ProposeInput, num_kv_tokens: int, least_gain: float = 1.0, num_others: int = 0) -> Decision:
+    def decide(
+        self, x: ProposeInput, num_kv_tokens: int, least_gain: float = LEAST_DEMAND, num_others: int = 0
+    ) -> Decision:
         """Return what `propose` does, with what is expected of it.
 
         Args:
@@ -107,7 +110,7 @@ class AutoProposer(Proposer):
         num_kv_tokens: int,
         drafts: DraftTokens,
         draft_prob: F32,
-        least_gain: float = 1.0,
+        least_gain: float = LEAST_DEMAND,
         num_others: int = 0,
     ) -> Decision:
         """Choose from what was offered and the dear source's drafts of the same rows, which have these probabilities.

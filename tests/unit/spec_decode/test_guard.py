@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fastdeploy_sd.spec_decode.auto.guard import Guard
+from fastdeploy_sd.spec_decode.auto.guard import LEAST_DEMAND, Guard
 
 PLAIN_S = 1e-3
 
@@ -105,7 +105,7 @@ def test_what_pays_again_is_found_out() -> None:
     run(guard, 600, 1.0, 1.4e-3)
     assert guard.is_off(1)
     assert run(guard, 20000, 3.0, 1.4e-3) > 10000
-    assert guard.least_gain(1) in (1.0, math.inf)
+    assert guard.least_gain(1) in (LEAST_DEMAND, math.inf)
 
 
 def test_asking_counts_once_drafts_lose() -> None:
@@ -117,15 +117,15 @@ def test_asking_counts_once_drafts_lose() -> None:
             seconds = (1.5 if has_drafts else 1.0) * PLAIN_S
             guard.observe(1, 1 + (step % 10 == 9) if has_drafts else 1, int(has_drafts), seconds, asking_s=asking_s)
     free, dear = (guard.least_gain(1) for guard in guards)
-    assert free == 1.0
-    assert dear > 1.0
+    assert free == LEAST_DEMAND
+    assert dear > LEAST_DEMAND
 
 
 def test_asking_alone_demands_nothing() -> None:
     guard = Guard()
     for _ in range(1000):
         guard.observe(1, 1, 0, PLAIN_S, asking_s=0.2 * PLAIN_S)
-    assert guard.least_gain(1) == 1.0
+    assert guard.least_gain(1) == LEAST_DEMAND
 
 
 def test_classes_of_load_are_apart() -> None:
@@ -134,7 +134,7 @@ def test_classes_of_load_are_apart() -> None:
     run(guard, 400, 3.0, 1.2e-3, num_requests=1)
     assert guard.is_off(8)
     assert not guard.is_off(1)
-    assert guard.least_gain(100) == 1.0
+    assert guard.least_gain(100) == LEAST_DEMAND
 
 
 def test_steps_that_cannot_be_compared_are_not() -> None:
@@ -144,7 +144,7 @@ def test_steps_that_cannot_be_compared_are_not() -> None:
     assert guard.gain == 0
     assert not guard.is_off(1)
     guard.observe(1, 0, 0, 5e-3)
-    assert guard.least_gain(1) == 1.0
+    assert guard.least_gain(1) == LEAST_DEMAND
 
 
 def test_drafts_of_others_put_a_plain_step_off_and_nobody_waits_for_it() -> None:

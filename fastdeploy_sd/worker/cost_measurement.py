@@ -38,6 +38,8 @@ _LEAST_MODEL_ROUNDS = 3
 _SETTLED_ROUNDS, _SETTLED = 3, 0.97
 # The second fastest step over the fastest, where nothing disturbs.
 _STEADY = 1.2
+# And no more of the kinds of steps took so many times what the others say of them.
+_MAX_DISTURBED = 0.2
 # Of the budget, at most: filling the long context; one point; everything but drafting.
 _CONTEXT_SHARE, _POINT_SHARE, _STEPS_SHARE = 0.25, 0.06, 0.75
 # The first step of all is run again if it took less: what a first one takes longer says little of one so long.
@@ -127,16 +129,21 @@ class _Measurement:
         """The fastest step of every kind: whatever else runs on a machine only makes steps longer."""
         return {point: min(ms) for point, ms in self._ms.items()}
 
+    def _plausible_ms(self) -> dict[Shape, float]:
+        return plausible_ms({(p.requests, p.rows, p.context): ms for p, ms in self._least_ms().items()})
+
     def _steps(self) -> list[StepSample]:
         """The samples, in order, without what cannot be: see `plausible_ms`."""
-        found = plausible_ms({(p.requests, p.rows, p.context): ms for p, ms in self._least_ms().items()})
+        found = self._plausible_ms()
         samples = (StepSample(max(n, 1) * rows, n, context, ms) for (n, rows, context), ms in found.items())
         return sorted(samples, key=lambda s: (s.requests, s.context, s.rows))
 
     def _is_steady(self) -> bool:
-        """Whether most kinds of steps have twice taken about as long as their fastest one."""
+        """Whether most kinds of steps have twice taken about as long as their fastest one, and few cannot be."""
         repeats = [sorted(ms)[1] / min(ms) for ms in self._ms.values() if len(ms) > 1]
-        return bool(repeats) and median(repeats) < _STEADY
+        least, found = self._least_ms(), self._plausible_ms()
+        num_disturbed = sum(ms > _STEADY * found[p.requests, p.rows, p.context] for p, ms in least.items())
+        return bool(repeats) and median(repeats) < _STEADY and num_disturbed <= _MAX_DISTURBED * len(least)
 
     def _fill_context(self) -> None:
         """Compute the KV of as long a context as there is time for; the first part also warms the model up."""
@@ -244,8 +251,8 @@ class _Measurement:
 def plausible_ms(ms: Mapping[Shape, float]) -> dict[Shape, float]:
     """Return times without those that only a disturbance explains.
 
-    A step can be run in parts, so it takes no longer than its parts; and one of fewer rows takes no longer than one of
-    more rows. What is left between are the stairs of the kernels.
+    A step can be run in parts, so it takes no longer than its parts; and one of fewer rows, or of fewer requests with
+    as many rows each, takes no longer than one of more. What is left between are the stairs of the kernels.
 
     Args:
         ms: shape of a step -> its time.
@@ -261,8 +268,11 @@ def plausible_ms(ms: Mapping[Shape, float]) -> dict[Shape, float]:
         found[shape] = min([ms[shape], *parts])
     for shape in sorted(ms, key=lambda s: (s[2], s[0], s[1]), reverse=True):
         n, rows, context = shape
-        more = [time for (m, r, c), time in found.items() if (m, c) == (n, context) and r > rows]
-        found[shape] = min([found[shape], *more])
+        found[shape] = min(
+            time
+            for (m, r, c), time in found.items()
+            if c == context and r >= rows and (m == n or m > n > 0)  # n = 0: a part of a prompt, of which there is one
+        )
     return found
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.spec_decode.auto_profile import DraftSample, StepSample
@@ -50,9 +51,8 @@ _BASE_EVERY = 6.0
 _LEAST_MS = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """A kind of step: `rows` of each of `requests` at a context; 0 requests: `rows` of a prompt."""
+class _Point(NamedTuple):
+    """A Shape: a kind of step, `rows` of each of `requests` at a context; 0 requests: `rows` of a prompt."""
 
     requests: int
     rows: int
@@ -123,26 +123,18 @@ class _Measurement:
             after = self._least_ms()
             has_settled = all(point in before and ms > _SETTLED * before[point] for point, ms in after.items())
             num_settled = num_settled + 1 if has_settled else 0
-        return Costs(tuple(self._steps()), tuple(self._drafting()), self._is_steady())
+        least = self._least_ms()
+        found = plausible_ms(least)
+        return Costs(tuple(_samples(found)), tuple(self._drafting()), self._is_steady(least, found))
 
-    def _least_ms(self) -> dict[_Point, float]:
+    def _least_ms(self) -> dict[Shape, float]:
         """The fastest step of every kind: whatever else runs on a machine only makes steps longer."""
         return {point: min(ms) for point, ms in self._ms.items()}
 
-    def _plausible_ms(self) -> dict[Shape, float]:
-        return plausible_ms({(p.requests, p.rows, p.context): ms for p, ms in self._least_ms().items()})
-
-    def _steps(self) -> list[StepSample]:
-        """The samples, in order, without what cannot be: see `plausible_ms`."""
-        found = self._plausible_ms()
-        samples = (StepSample(max(n, 1) * rows, n, context, ms) for (n, rows, context), ms in found.items())
-        return sorted(samples, key=lambda s: (s.requests, s.context, s.rows))
-
-    def _is_steady(self) -> bool:
+    def _is_steady(self, least: Mapping[Shape, float], found: Mapping[Shape, float]) -> bool:
         """Whether most kinds of steps have twice taken about as long as their fastest one, and few cannot be."""
         repeats = [sorted(ms)[1] / min(ms) for ms in self._ms.values() if len(ms) > 1]
-        least, found = self._least_ms(), self._plausible_ms()
-        num_disturbed = sum(ms > _STEADY * found[p.requests, p.rows, p.context] for p, ms in least.items())
+        num_disturbed = sum(ms > _STEADY * found[shape] for shape, ms in least.items())
         return bool(repeats) and median(repeats) < _STEADY and num_disturbed <= _MAX_DISTURBED * len(least)
 
     def _fill_context(self) -> None:
@@ -246,6 +238,11 @@ class _Measurement:
     def _time_left_s(self, share: float) -> float:
         """Seconds until a share of the budget is spent."""
         return self._begin + share * self._budget_s - time.perf_counter()
+
+
+def _samples(found: Mapping[Shape, float]) -> list[StepSample]:
+    samples = (StepSample(max(n, 1) * rows, n, context, ms) for (n, rows, context), ms in found.items())
+    return sorted(samples, key=lambda s: (s.requests, s.context, s.rows))
 
 
 def plausible_ms(ms: Mapping[Shape, float]) -> dict[Shape, float]:

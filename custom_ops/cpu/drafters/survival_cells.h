@@ -37,7 +37,7 @@ constexpr auto kPositionBuckets = [] {
   constexpr std::array<int32_t, kPositions - 1> kBounds{1, 2, 3, 4, 6, 9, 14};
   std::array<uint8_t, kMaxPositions> buckets{};
   for (size_t i = 0; i < buckets.size(); ++i)
-    for (const int32_t bound : kBounds) buckets[i] += static_cast<int32_t>(i) >= bound ? 1 : 0;
+    buckets[i] = static_cast<uint8_t>(Bucket(kBounds, static_cast<int32_t>(i)));
   return buckets;
 }();
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -90,15 +91,15 @@ def test_what_repeats_is_drafted_at_length_and_counted() -> None:
     assert report.judgements["suffix"].num_scored >= report.judgements["suffix"].observed > 20
 
 
-def test_where_nobody_knows_anything_most_steps_do_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
+@pytest.fixture
+def asking_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock is 50 us behind the one before."""
+    looks = itertools.count(1)
+    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: 5e-5 * next(looks))
 
-    def a_little_later() -> float:
-        nonlocal now
-        now += 5e-5
-        return now
 
-    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", a_little_later)
+@pytest.mark.usefixtures("asking_takes_long")
+def test_where_nobody_knows_anything_most_steps_do_not_ask() -> None:
     server = Server([random_text()])
     server.step(200)
     assert server.num_tokens[0] == 24 + 200
@@ -197,17 +198,8 @@ def test_a_draft_must_be_worth_the_time_of_requests_that_forbid_drafts_too() -> 
 
 
 @pytest.mark.parametrize("methods", [["", "naive"], ["naive", "naive"]])
-def test_requests_that_forbid_drafts_keep_no_step_from_rest(
-    methods: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-
-    def a_little_later() -> float:
-        nonlocal now
-        now += 5e-5
-        return now
-
-    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", a_little_later)
+@pytest.mark.usefixtures("asking_takes_long")
+def test_requests_that_forbid_drafts_keep_no_step_from_rest(methods: list[str]) -> None:
     server = Server([random_text(), repeated()], methods=methods)
     server.step(240)
     assert server.num_tokens == [24 + 240] * 2

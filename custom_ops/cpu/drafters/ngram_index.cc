@@ -5,6 +5,7 @@
 
 #include "draft_evidence.h"
 #include "draft_length.h"
+#include "for_each_row.h"
 #include "random_multiplier.h"
 
 namespace fdsd {
@@ -43,9 +44,7 @@ struct NgramIndex::Text {
 };
 
 NgramIndex::NgramIndex(int32_t num_table_rows, const NgramRule& rule)
-    : rule_(rule), multiplier_(RandomMultiplier()), rows_(static_cast<size_t>(num_table_rows)) {
-  last_tokens_.resize(static_cast<size_t>(rule.max_n));
-}
+    : rule_(rule), multiplier_(RandomMultiplier()), rows_(static_cast<size_t>(num_table_rows)) {}
 
 Error NgramIndex::CheckTableRows(const int32_t* table_rows, int32_t count) const {
   for (int32_t i = 0; i < count; ++i)
@@ -111,12 +110,13 @@ void NgramIndex::Index(const int32_t* text, int32_t end, Row* table_row) const {
   }
 }
 
-NgramMatch NgramIndex::LookUp(const Row& table_row, const Text& text, int64_t end) {
+NgramMatch NgramIndex::LookUp(const Row& table_row, const Text& text, int64_t end) const {
   const int32_t* text_end = text.committed + end;
+  std::vector<int32_t> last_tokens;
   if (end > text.num_committed) {
     const int64_t length = std::min<int64_t>(rule_.max_n, end);
-    for (int64_t i = 0; i < length; ++i) last_tokens_[i] = text.at(end - length + i, nullptr);
-    text_end = last_tokens_.data() + length;
+    for (int64_t i = 0; i < length; ++i) last_tokens.push_back(text.at(end - length + i, nullptr));
+    text_end = last_tokens.data() + length;
   }
   // An n-gram that occurred before contains an (n-1)-gram that did: the search ends at the first length not found.
   NgramMatch match;
@@ -134,7 +134,7 @@ NgramMatch NgramIndex::LookUp(const Row& table_row, const Text& text, int64_t en
   return match;
 }
 
-NgramMatch NgramIndex::Source(const Row& table_row, const Text& text) {
+NgramMatch NgramIndex::Source(const Row& table_row, const Text& text) const {
   if (!rule_.follows_copies) return LookUp(table_row, text, text.size());
   const auto at = [&](int64_t i) { return text.at(i, nullptr); };
   NgramCopy copy = table_row.copy;
@@ -146,25 +146,36 @@ NgramMatch NgramIndex::Source(const Row& table_row, const Text& text) {
   return copy.Choose(match);
 }
 
+int32_t NgramIndex::ProposeRow(const DraftProposeParams& p, int32_t r, int32_t* drafts, NgramMatch* source) {
+  Row& table_row = rows_[static_cast<size_t>(p.table_rows[r])];
+  const Text text(p, r);
+  table_row.num_tokens = text.num_committed;
+  // The n-gram that ends the text stays out: it would hide where it occurred before.
+  Index(text.committed, text.num_committed - 1, &table_row);
+  *source = p.max_draft_len[r] > 0 ? Source(table_row, text) : NgramMatch{};
+  const int32_t num_drafts = MaxDrafts(rule_.max_factor, source->length, p.max_draft_len[r]);
+  // source->end < text.size(): a draft is copied from the text, or from a draft before it.
+  for (int32_t i = 0; i < num_drafts; ++i) drafts[i] = text.at(static_cast<int64_t>(source->end) + i, drafts);
+  return num_drafts;
+}
+
 Error NgramIndex::Propose(const DraftProposeParams& p) {
   if (Error error = CheckRows(p)) return error;
+  // Every row drafts behind the room of those before it, and moves when it is known how much of that they need.
+  begins_.resize(static_cast<size_t>(p.num_rows) + 1);
+  sources_.resize(static_cast<size_t>(p.num_rows));
+  for (int32_t r = 0; r < p.num_rows; ++r) begins_[r + 1] = begins_[r] + p.max_draft_len[r];
+  ForEachRow(p.num_rows, [&](int32_t r) {
+    p.cu_num_draft[r + 1] = ProposeRow(p, r, p.draft_token_ids + begins_[r], &sources_[r]);
+  });
   p.cu_num_draft[0] = 0;
   for (int32_t r = 0; r < p.num_rows; ++r) {
-    Row& table_row = rows_[static_cast<size_t>(p.table_rows[r])];
-    const Text text(p, r);
-    table_row.num_tokens = text.num_committed;
-    // The n-gram that ends the text stays out: it would hide where it occurred before.
-    Index(text.committed, text.num_committed - 1, &table_row);
-
-    const NgramMatch source = p.max_draft_len[r] > 0 ? Source(table_row, text) : NgramMatch{};
-    const int32_t num_drafts = MaxDrafts(rule_.max_factor, source.length, p.max_draft_len[r]);
-    int32_t* const drafts = p.draft_token_ids + p.cu_num_draft[r];
-    // source.end < text.size(): a draft is copied from the text, or from a draft before it.
-    for (int32_t i = 0; i < num_drafts; ++i) drafts[i] = text.at(static_cast<int64_t>(source.end) + i, drafts);
-    p.cu_num_draft[r + 1] = p.cu_num_draft[r] + num_drafts;
+    const int32_t num_drafts = p.cu_num_draft[r + 1], to = p.cu_num_draft[r];
+    std::copy_n(p.draft_token_ids + begins_[r], num_drafts, p.draft_token_ids + to);
+    p.cu_num_draft[r + 1] = to + num_drafts;
     if (p.evidence != nullptr)
-      DraftEvidence{source.length, source.recent, 0}.Write(p.evidence + r * DraftEvidence::kNumFields);
-    if (p.draft_prob != nullptr) std::fill_n(p.draft_prob + p.cu_num_draft[r], num_drafts, DraftEvidence::kNotCounted);
+      DraftEvidence{sources_[r].length, sources_[r].recent, 0}.Write(p.evidence + r * DraftEvidence::kNumFields);
+    if (p.draft_prob != nullptr) std::fill_n(p.draft_prob + to, num_drafts, DraftEvidence::kNotCounted);
   }
   return nullptr;
 }

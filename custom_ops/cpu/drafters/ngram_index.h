@@ -57,14 +57,18 @@ class NgramIndex {
   // Index the table row's tokens before `end`.
   void Index(const int32_t* text, int32_t end, Row* table_row) const;
   // The longest n-gram that ends at `end`, behind all indexed ones, and occurred among the committed tokens.
-  NgramMatch LookUp(const Row& table_row, const Text& text, int64_t end);
+  NgramMatch LookUp(const Row& table_row, const Text& text, int64_t end) const;
   // What the whole text is to be continued from.
-  NgramMatch Source(const Row& table_row, const Text& text);
+  NgramMatch Source(const Row& table_row, const Text& text) const;
+  // Of one row, which changes nothing but its own: write drafts and their source; returns how many.
+  int32_t ProposeRow(const DraftProposeParams& p, int32_t r, int32_t* drafts, NgramMatch* source);
 
   const NgramRule rule_;
   const uint64_t multiplier_;
   std::vector<Row> rows_;
-  std::vector<int32_t> last_tokens_;  // the last tokens of a text with a prefix, at most max_n
+  // Of the rows of a step.
+  std::vector<int64_t> begins_;      // where their drafts are written at first; [R+1]
+  std::vector<NgramMatch> sources_;  // [R]
 };
 
 }  // namespace fdsd

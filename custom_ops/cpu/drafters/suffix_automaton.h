@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "fdsd/status.h"
+#include "prefetch.h"
 #include "suffix_edges.h"
 #include "suffix_memory.h"
 
@@ -47,6 +48,9 @@ class SuffixAutomaton {
   // The same string where it is now, as appending may have given a state's shorter strings to a new state; of a string
   // longer than max_length its end.
   SuffixMatch Settle(SuffixMatch match, int32_t max_length) const;
+
+  // Have a state brought into the cache.
+  void Prefetch(int32_t state) const { BringIn(&states_[state]); }
 
   int32_t length(int32_t state) const { return states_[state].length; }
   int32_t link(int32_t state) const { return states_[state].link; }

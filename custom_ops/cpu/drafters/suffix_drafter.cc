@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <new>
 
-#include "thread_pool.h"
+#include "for_each_row.h"
 
 namespace fdsd {
 
@@ -32,7 +31,6 @@ struct SuffixDrafter::Row {
   float* draft_prob;  // likewise; nullptr = unwanted
   DraftEvidence evidence;
   int32_t num_drafts;
-  bool is_out_of_memory;
 };
 
 Error SuffixDrafter::CheckCreate(const SuffixCreateParams& p) {
@@ -157,26 +155,19 @@ std::vector<SuffixDrafter::Row> SuffixDrafter::MakeRows(const DraftProposeParams
 Error SuffixDrafter::Propose(const DraftProposeParams& p) {
   if (Error error = CheckRows(p)) return error;
   std::vector<Row> rows = MakeRows(p);
-  const auto for_each_row = [&](auto&& body) {
-    ParallelFor(p.num_rows, [&](int64_t r) {
+  const auto for_each = [&](auto&& body) {
+    ForEachRow(p.num_rows, [&](int32_t r) {
       Row& row = rows[static_cast<size_t>(r)];
-      if (row.request == nullptr) return;
-      try {
-        body(&row);
-      } catch (const std::bad_alloc&) {
-        row.is_out_of_memory = true;
-      }
+      if (row.request != nullptr) body(&row);
     });
-    for (const Row& row : rows) {
-      if (row.is_out_of_memory) throw std::bad_alloc();
-    }
   };
-  for_each_row([&](Row* row) { ReadOwn(*row); });
+  for_each([&](Row* row) { ReadOwn(*row); });
   // What rows share is written in their order, on one thread.
-  for (const Row& row : rows) {
-    if (row.request != nullptr) ReadShared(row);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    if (r + 1 < rows.size()) PrefetchShared(rows[r + 1]);
+    if (rows[r].request != nullptr) ReadShared(rows[r]);
   }
-  for_each_row([&](Row* row) { Draft(row); });
+  for_each([&](Row* row) { Draft(row); });
   p.cu_num_draft[0] = 0;
   for (int32_t r = 0; r < p.num_rows; ++r) {
     const Row& row = rows[static_cast<size_t>(r)];
@@ -217,6 +208,18 @@ void SuffixDrafter::ReadOwn(const Row& row) const {
 
 // Of many new tokens only the last ones can be in a match; they push out whatever it held before.
 int32_t SuffixDrafter::FirstMatched(const Row& row) const { return std::max(row.begin, row.end - rule_.max_context); }
+
+// What reading the row's new tokens in the shards that are written in this step begins with.
+void SuffixDrafter::PrefetchShared(const Row& row) {
+  if (row.request == nullptr) return;
+  const SuffixRequest& request = *row.request;
+  for (size_t i = 0; i < std::min(request.matches.size(), request.salt->shards.size()); ++i) {
+    const SuffixWriter& writer = request.writer;
+    request.salt->shards[i]->automaton.Prefetch(request.matches[i].state);
+    if (writer.shard == request.first_shard + static_cast<int64_t>(i))
+      request.salt->shards[i]->automaton.Prefetch(writer.tail.state);
+  }
+}
 
 // Match the row's new tokens in the shards that are written in this step, and write its output up to its end: drafts
 // that were accepted behind a stop are in the table, but no output.

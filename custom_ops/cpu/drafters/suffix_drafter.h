@@ -78,6 +78,7 @@ class SuffixDrafter {
   int32_t FirstMatched(const Row& row) const;
   void ReadToken(const SuffixAutomaton& own_text, int32_t token, SuffixMatch* match, SuffixCopy* copy) const;
   void ReadOwn(const Row& row) const;
+  static void PrefetchShared(const Row& row);
   void ReadShared(const Row& row);
   void ShareBeginning(const Row& row);
   void AddCopy(const Row& row, std::vector<SuffixSource>* sources) const;

@@ -5,7 +5,6 @@ Where nothing is worth drafting it is not even asked in most steps, so that thes
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Sequence
@@ -15,34 +14,33 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from fastdeploy_sd.draft_methods import METHODS
+from fastdeploy_sd.spec_decode.auto.choice_log import ChoiceLog
 from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto.dear_rows import DearRows
 from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
 from fastdeploy_sd.spec_decode.auto.guard import Guard
+from fastdeploy_sd.spec_decode.auto.lessons import Lessons, NextStepNotes, step_over
 from fastdeploy_sd.spec_decode.auto.next_step import NextStep
 from fastdeploy_sd.spec_decode.auto.offers import NativeMethod
 from fastdeploy_sd.spec_decode.auto.policy import Decision
 from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
-from fastdeploy_sd.types import I32, ChoiceReport, DraftTokens, Judgement
+from fastdeploy_sd.types import I32, ChoiceReport, DraftTokens
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
-
-logger = logging.getLogger(__name__)
 
 _MAX_NUM_ROWS = 4096
 # Where nothing is worth drafting so much of the time may go into asking: where that takes long, most steps rest.
 _ASKING_SHARE, _LONGEST_REST = 0.005, 24
 # Of steps that nothing is asked in there are none behind two in which nothing was worth drafting, then more each time.
 _STEPS_BEHIND_REST = 8
-# Where asking takes more than this share of a step, only every fourth plain step is learned from.
-_LEARNING_SHARE, _PLAIN_STEPS_PER_LESSON = 0.01, 4
-# Steps between two reports, and how many of them must have been asked in: a report takes as long as asking.
-_STEPS_PER_REPORT, _ASKED_PER_REPORT = 32, 8
-_SECONDS_PER_LOG_LINE = 60.0
+# Where asking takes more than this share of a step, only every fourth plain step is learned from, and of those with
+# drafts up to so many are put off.
+_LEARNING_SHARE, _PLAIN_STEPS_PER_LESSON, _MOST_PUT_OFF = 0.01, 4, 7
 _DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER = "drafts", "low_gain", "load", "request", "no_drafter"
 _COMPARISON = "comparison"
+_CHOICES = (_DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER, _COMPARISON)
 
 
 class AutoMethod(Proposer):
@@ -75,17 +73,14 @@ class AutoMethod(Proposer):
         )
         if context.board.phase_seconds is not None:
             self._auto.policy.measure(context.board.phase_seconds)
-        self._num_steps = dict.fromkeys((_DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER, _COMPARISON), 0)
-        self._choice = _REQUEST
-        self._num_plain = self._num_unreported = self._num_asked = self._num_unlearned = 0
-        self._predicted_s = self._total_predicted_s = self._total_measured_s = 0.0
-        self._asking_s = 0.0  # in the latest step
-        self._stretch = 1.0  # how much longer than a plain one the next step is expected to be
-        self._is_certain = False  # whether all drafts of the next step are
+        self._choice, self._log = _REQUEST, ChoiceLog(_CHOICES, _DRAFTS)
+        self._num_plain = self._num_unlearned = 0
+        self._lessons = Lessons(self._times, self._guard)
+        # The policy's arguments are for a step of so many requests and this demand, and can be used again.
+        self._bound: tuple[int, float] | None = None
+        self._next = NextStepNotes()
         self._latest: ProposeInput | None = None
         self._rows: bytes | None = None  # of the latest step; None = requests of the next one began since
-        self._num_tokens = 0
-        self._next_log = time.monotonic() + _SECONDS_PER_LOG_LINE
         self._board.report = ChoiceReport()
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
@@ -121,22 +116,50 @@ class AutoMethod(Proposer):
         """Draft for rows whose source and number of drafts are ours to choose."""
         begin = time.perf_counter()
         num_kv_tokens = sum(x.num_tokens.tolist())
-        is_alone = self._is_alone(x)
-        self._observe(x, num_kv_tokens, is_alone=is_alone)
-        drafts, choice = self._choose(x, num_kv_tokens)
-        self._choice = choice
-        self._num_steps[choice] += 1
-        self._num_unreported += 1
-        self._num_asked += 1
-        self._asking_s = time.perf_counter() - begin
-        if self._num_unreported >= _STEPS_PER_REPORT and self._num_asked >= _ASKED_PER_REPORT:
-            self._report()
+        is_alone, is_same = self._is_alone(x), x is self._latest
+        goes_on = is_same or self._have_same_rows(x)
+        if is_alone and self._may_put_off():
+            step = step_over(self._board, self._next, num_kv_tokens, is_alone=True, goes_on=goes_on)
+            self._lessons.learn(step, put_off=True)
+        else:
+            self._observe(num_kv_tokens, is_alone=is_alone, goes_on=goes_on)
+            self._bound = None  # what was learned may change what steps take
+        if is_same and self._bound == (self._board.num_requests, self._guard.least_gain(self._board.num_requests)):
+            decision = self._auto.decide_again(x)
+            drafts, choice = decision.drafts, self._outcome(decision, 0)
+        else:
+            drafts, choice = self._choose(x, num_kv_tokens)
+        self._choice, self._next.num_kv_tokens = choice, num_kv_tokens
+        self._log.note(choice)
+        self._next.asking_s = asking_s = time.perf_counter() - begin
+        self._next.choosing_s = asking_s - self._dear_s if choice == _DRAFTS else 0.0
+        if self._log.is_due:
+            self._board.report = self._log.report(self._guard.gain, self._lessons, self._auto.policy.stats())
         if choice == _DRAFTS:
             self._num_plain //= 2
-            self._times.observe_drafting(self._asking_s - self._dear_s)
         elif choice != _COMPARISON and is_alone:
             self._rest(x)
         return drafts
+
+    def _have_same_rows(self, x: ProposeInput) -> bool:
+        """Whether these are the rows of the latest step, and their requests, too."""
+        rows = x.table_rows.tobytes()
+        goes_on, self._rows, self._latest = rows == self._rows, rows, x
+        return goes_on
+
+    def _may_put_off(self) -> bool:
+        """Whether the step that is over can be learned from later, as it is one of many that are alike.
+
+        What learns is not in the caches: several steps at once take hardly longer than one.
+        """
+        b = self._board
+        return (
+            self._choice == _DRAFTS
+            and self._lessons.num_put_off < _MOST_PUT_OFF
+            and b.num_prompt_tokens_ahead == b.num_rested == 0
+            and self._dear is None
+            and self._is_dear_to_learn
+        )
 
     def _rest(self, x: ProposeInput) -> None:
         """Nothing was worth drafting: leave some steps out, all that may be where asking has not been worth it."""
@@ -149,7 +172,7 @@ class AutoMethod(Proposer):
     def _longest_rest(self) -> int:
         """Steps without asking behind one with, at most."""
         step_s = max(self._board.seconds, 1e-9)
-        return min(int(self._asking_s / (_ASKING_SHARE * step_s)), _LONGEST_REST)
+        return min(int(self._next.asking_s / (_ASKING_SHARE * step_s)), _LONGEST_REST)
 
     def _is_alone(self, x: ProposeInput) -> bool:
         """Whether the step had these rows only, those of requests that forbid drafts, and no parts of prompts."""
@@ -158,7 +181,8 @@ class AutoMethod(Proposer):
 
     def _choose(self, x: ProposeInput, num_kv_tokens: int) -> tuple[DraftTokens, str]:
         num_requests, num_certain = self._board.num_requests, 0 if x.prefix is None else len(x.prefix.token_ids)
-        self._predicted_s, self._stretch, self._is_certain = 0.0, 1.0, False
+        self._next.expect_nothing()
+        self._bound = None
         if num_certain == 0 and not any(x.max_draft_len.tolist()):
             return DraftTokens.none(len(x.table_rows)), _REQUEST
         least_gain = self._guard.least_gain(num_requests)
@@ -174,24 +198,30 @@ class AutoMethod(Proposer):
             )
         else:
             decision = self._decide(x, num_kv_tokens, least_gain)
+            # The first step with drafts behind a plain one takes longer than others.
+            is_usual = self._dear is None and x.prefix is None and self._board.num_tokens > num_requests
+            self._bound = (num_requests, least_gain) if is_usual else None
+        choice = self._outcome(decision, num_certain)
+        return decision.drafts, reason if math.isinf(least_gain) and choice != _DRAFTS else choice
+
+    def _outcome(self, decision: Decision, num_certain: int) -> str:
+        """Why the next step has these drafts, or none."""
         num_drafts = len(decision.drafts.token_ids)
         self._expect(decision, num_drafts)
         if num_drafts:
-            self._is_certain = num_drafts <= num_certain
-            return decision.drafts, _DRAFTS
-        if math.isinf(least_gain):
-            return decision.drafts, reason
+            self._next.is_certain = num_drafts <= num_certain
+            return _DRAFTS
         if decision.num_offered == 0:
-            return decision.drafts, _NO_DRAFTER
+            return _NO_DRAFTER
         # The best of drafts brings one token: with so many others in the step that cannot be worth a row.
-        return decision.drafts, _LOAD if decision.first_draft_cost >= 1 / num_requests else _LOW_GAIN
+        return _LOAD if decision.first_draft_cost >= 1 / self._board.num_requests else _LOW_GAIN
 
     def _expect(self, decision: Decision, num_drafts: int) -> None:
         """Note what the next step is expected to take."""
-        self._stretch = decision.time / decision.plain_time
+        self._next.stretch = decision.time / decision.plain_time
         if self._times.model is not None:
             around_ms = self._times.ms_around(self._board.num_requests, has_drafts=num_drafts > 0)
-            self._predicted_s = (decision.time * self._times.model.speed - around_ms) / 1e3
+            self._next.predicted_s = (decision.time * self._times.model.speed - around_ms) / 1e3
 
     def _decide(self, x: ProposeInput, num_kv_tokens: int, least_gain: float) -> Decision:
         num_others = self._num_others(x)
@@ -221,72 +251,36 @@ class AutoMethod(Proposer):
         if self._dear is not None:
             self._dear.source.seconds = 0.0
 
-    def _observe(self, x: ProposeInput, num_tokens: int, *, is_alone: bool) -> None:
-        """Learn from the step that is over.
+    def _observe(self, num_kv_tokens: int, *, is_alone: bool, goes_on: bool) -> None:
+        """Learn from the steps that are over.
 
         Args:
-            num_tokens: the sum of x.num_tokens.
+            num_kv_tokens: in the contexts of the rows.
             is_alone: see _is_alone.
+            goes_on: see _have_same_rows.
         """
         b = self._board
         self._begin_step()
+        self._lessons.catch_up()
         num_rested, b.num_rested = b.num_rested, 0
         if num_rested:
-            self._num_steps[self._choice] += num_rested
-            self._num_unreported += num_rested
+            self._log.note_rested(num_rested)
             self._guard.rest(b.num_requests, num_rested)
-        num_drafts, num_new = max(0, b.num_tokens - b.num_prompt_tokens - b.num_requests), 0
-        if x is self._latest:
-            goes_on = True
-        else:
-            rows = x.table_rows.tobytes()
-            goes_on, self._rows, self._latest = rows == self._rows, rows, x
-        if is_alone and num_drafts == 0 and goes_on and not self._is_lesson():
-            self._guard.note_asked(b.num_requests, self._asking_s)
-            self._num_tokens = num_tokens
+        if is_alone and goes_on and b.num_tokens <= b.num_requests and not self._is_lesson():
+            self._guard.note_asked(b.num_requests, self._next.asking_s)
             return
-        if is_alone:
-            if self._predicted_s and not num_rested:
-                self._total_predicted_s += self._predicted_s
-                self._total_measured_s += b.seconds
-            self._times.observe(b.num_tokens, num_tokens)
-            if goes_on:
-                self._times.observe_host(has_drafts=num_drafts > 0)
-            if num_rested:
-                num_new = b.num_requests  # only the last of these steps is known
-            elif goes_on and not self._is_certain:  # what is certain says nothing of guesses
-                num_new = num_tokens - self._num_tokens + b.num_forbidden
-        self._guard.observe(
-            b.num_requests,
-            num_new,
-            num_drafts,
-            b.seconds + self._times.host_s(b.num_requests, has_drafts=num_drafts > 0),
-            asking_s=self._asking_s,
-            stretch=self._stretch,
-        )
-        self._num_tokens = num_tokens
+        step = step_over(b, self._next, num_kv_tokens, is_alone=is_alone, goes_on=goes_on)
+        if num_rested:  # only the last of these steps is known
+            step = step._replace(num_new=b.num_requests if is_alone else 0, predicted_s=0.0)
+        self._lessons.learn(step)
 
     def _is_lesson(self) -> bool:
         """Whether to learn from a plain step that was just like others before it."""
-        b = self._board
-        if self._asking_s <= _LEARNING_SHARE * b.seconds or not self._guard.knows(b.num_requests):
+        if not (self._is_dear_to_learn and self._guard.knows(self._board.num_requests)):
             return True
         self._num_unlearned = (self._num_unlearned + 1) % _PLAIN_STEPS_PER_LESSON
         return self._num_unlearned == 0
 
-    def _report(self) -> None:
-        self._num_unreported = self._num_asked = 0
-        reason = "" if self._choice == _DRAFTS else self._choice
-        judged = {
-            source.name.lower(): Judgement(s.num_scored, s.expected, s.observed, s.squared_error)
-            for source, s in self._auto.policy.stats().items()
-        }
-        self._board.report = ChoiceReport(
-            self._guard.gain, reason, dict(self._num_steps), self._total_predicted_s, self._total_measured_s, judged
-        )
-        now = time.monotonic()
-        if now >= self._next_log:
-            self._next_log = now + _SECONDS_PER_LOG_LINE
-            counts = ", ".join(f"{name} {count}" for name, count in self._num_steps.items() if count)
-            gain = f"{self._guard.gain:.2f} times plain decoding" if self._guard.gain else "not known yet"
-            logger.info("method auto: gain %s; steps by choice: %s", gain, counts)
+    @property
+    def _is_dear_to_learn(self) -> bool:
+        return self._next.asking_s > _LEARNING_SHARE * self._board.seconds

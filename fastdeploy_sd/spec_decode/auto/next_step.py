@@ -59,25 +59,25 @@ class NextStep:
         self._latest = key, found
         return found
 
-    def observe(self, num_rows: int, num_kv_tokens: int) -> None:
-        """A step of the board's requests and nothing else is over, which had so many rows."""
-        b, model = self._board, self.model
+    def observe(self, num_requests: int, num_rows: int, num_kv_tokens: int, seconds: float) -> None:
+        """A step of so many requests and nothing else is over, which had so many rows."""
+        model = self.model
         self._latest = None
         if model is None:
             return
-        expected = model.expected(num_rows, b.num_requests, num_kv_tokens)
-        self._excess.observe(b.num_requests, 1e3 * b.seconds, expected, has_drafts=num_rows > b.num_requests)
-        model.observe(num_rows, b.num_requests, num_kv_tokens, 1e3 * b.seconds)
+        expected, ms = model.expected(num_rows, num_requests, num_kv_tokens), 1e3 * seconds
+        self._excess.observe(num_requests, ms, expected, has_drafts=num_rows > num_requests)
+        model.observe(num_rows, num_requests, num_kv_tokens, ms)
 
-    def observe_host(self, *, has_drafts: bool) -> None:
-        """The board's step followed another one of its requests."""
+    def observe_host(self, num_requests: int, seconds: float, *, has_drafts: bool) -> None:
+        """A step of so many requests followed another one of them; in between the engine took so long."""
         self._latest = None
-        (self._drafted_host if has_drafts else self._host).observe(self._board.num_requests, self._board.host_seconds)
+        (self._drafted_host if has_drafts else self._host).observe(num_requests, seconds)
 
-    def observe_drafting(self, seconds: float) -> None:
-        """Choosing drafts for the board's requests took so long."""
+    def observe_drafting(self, num_requests: int, seconds: float) -> None:
+        """Choosing drafts for so many requests took so long."""
         self._latest = None
-        self._drafting.observe(self._board.num_requests, seconds)
+        self._drafting.observe(num_requests, seconds)
 
     def host_s(self, num_requests: int, *, has_drafts: bool) -> float:
         """What the engine's part of a step takes, in seconds; of the rarer kind of steps little is known."""

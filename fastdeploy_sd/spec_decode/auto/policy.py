@@ -186,6 +186,15 @@ class AutoPolicy:
         self._decide.run()
         return self._decision(len(x.table_rows))
 
+    def decide_again(self, num_rows: int) -> Decision:
+        """Do what `decide` does with the same arguments as last time, whose arrays hold what the latest step brought.
+
+        Raises:
+            ValueError: as `decide`.
+        """
+        self._decide.run()
+        return self._decision(num_rows)
+
     def offer(self, x: PolicyRows, offers: OfferTable) -> None:
         """The first part of `decide`: score, and ask the drafters. `choose` follows, with the same rows.
 

@@ -89,6 +89,14 @@ class AutoProposer(Proposer):
         times = self._cost.times(num_rows, num_rows, num_kv_tokens)
         return self.policy.decide(x, self._offers, times, num_rows + num_others, least_gain)
 
+    def decide_again(self, x: ProposeInput) -> Decision:
+        """Return what `decide` does for the same value of x, which holds another step, as nothing else has changed.
+
+        Raises:
+            ValueError: as `propose`.
+        """
+        return self.policy.decide_again(len(x.table_rows))
+
     def ask(
         self, x: ProposeInput, num_kv_tokens: int, dear: DearSource, speed: float, num_others: int = 0
     ) -> tuple[I32, float]:

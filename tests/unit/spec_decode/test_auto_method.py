@@ -39,6 +39,7 @@ class Server:
         self.num_tokens = [num_prompt] * len(texts)
         self.drafts = [0] * len(texts)
         self.asked = 0
+        self.kept: ProposeInput | None = None  # the same value is given in every step, as workers do; None = new ones
         self.methods = names = methods or [""] * len(texts)
         for row, text in enumerate(texts):
             self.table[row, :num_prompt] = text[:num_prompt]
@@ -69,6 +70,9 @@ class Server:
         rows = np.arange(len(self.texts), dtype=np.int32)
         num_tokens = np.array(self.num_tokens, np.int32)
         limits = np.array([0 if method == "naive" else limit for method in self.methods], np.int32)
+        if self.kept is not None:
+            self.kept.num_tokens[:], self.kept.max_draft_len[:] = num_tokens, limits
+            return self.kept
         return ProposeInput(tuple(f"r{r}" for r in rows), rows, self.table, num_tokens, limits)
 
 
@@ -96,6 +100,23 @@ def asking_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock is 50 us behind the one before."""
     looks = itertools.count(1)
     monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: 5e-5 * next(looks))
+
+
+@pytest.mark.usefixtures("asking_takes_long")
+def test_steps_that_go_on_alike_are_chosen_for_as_others_are() -> None:
+    """Most of what is done for a step is left out in these, and learned from later."""
+    texts = [random_text(60, seed) + repeated(200) + random_text(40, seed + 9) + repeated() for seed in (1, 2)]
+    usual, kept = Server(texts), Server(texts)
+    kept.kept = kept._input(K)
+    for server in (usual, kept):
+        steps = [StepSample(rows, n, 8, 1.0 + 0.1 * (rows - n)) for n in (1, 2) for rows in (n, 2 * n, 8 * n)]
+        server.board.profile = CostProfile({}, {}, tuple(steps))
+    for _ in range(100):
+        for server in (usual, kept):
+            server.step(host_s=1e-4)
+        assert kept.drafts == usual.drafts
+        assert kept.num_tokens == usual.num_tokens
+    assert min(kept.num_tokens) > 24 + 2 * 100
 
 
 @pytest.mark.usefixtures("asking_takes_long")

@@ -23,9 +23,8 @@ def next_step() -> tuple[NextStep, StepBoard]:
 
 
 def run(found: NextStep, board: StepBoard, num_drafts: int, excess_ms: float = 0.0, slowness: float = 1.0) -> None:
-    board.seconds = 1e-3 * slowness * (PLAIN_MS + ROW_MS * num_drafts + excess_ms)
     board.num_tokens = 1 + num_drafts
-    found.observe(1 + num_drafts, 8)
+    found.observe(1, board.num_tokens, 8, 1e-3 * slowness * (PLAIN_MS + ROW_MS * num_drafts + excess_ms))
 
 
 def test_what_any_draft_costs_is_found_out_within_a_few_steps() -> None:
@@ -105,9 +104,9 @@ def test_the_same_times_come_again_until_something_is_learned() -> None:
         if kind == 0:
             run(found, board, 0)
         elif kind == 1:
-            found.observe_host(has_drafts=False)
+            found.observe_host(1, 1e-4, has_drafts=False)
         else:
-            found.observe_drafting(1e-5)
+            found.observe_drafting(1, 1e-5)
         assert found.times(1, 1, 9) is not times
         times = found.times(1, 1, 9)
     board.num_prompt_tokens_ahead = 10

@@ -4,7 +4,7 @@ Knows no measurement and no arithmetic: a cost model is made from a profile, and
 
 The file is a JSON object:
 
-    {"version": 4, "machine": {"cpu": "..", ..}, "model": {"fingerprint": "..", ..},
+    {"version": 5, "machine": {"cpu": "..", ..}, "model": {"fingerprint": "..", ..},
      "steps":  [{"rows": 1, "requests": 1, "context": 64, "ms": 0.28}, ..],
      "drafts": [{"method": "mtp", "requests": 1, "drafts": 3, "context": 64, "ms": 0.36}, ..]}
 """
@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.files import describe, read_text, replacing
 
-VERSION = 4
+VERSION = 5
 _MAX_BYTES = 1 << 20
 _SAMPLES = ("steps", "drafts")
 Key = Mapping[str, str | int]

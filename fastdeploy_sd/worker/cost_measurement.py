@@ -16,15 +16,15 @@ from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.spec_decode.auto_profile import DraftSample, StepSample
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.worker.made_up_requests import Execute, MadeUpRequests
+from fastdeploy_sd.worker.plausible_times import Shape, plausible_ms
 
-# Requests, rows of each, tokens before them; 0 requests: rows of a prompt.
-Shape = tuple[int, int, int]
 BUDGET_S = 2.0
 _SHORT_CONTEXT, _LONG_CONTEXT, _CHUNK = 64, 1024, 256
-# Drafts beside the newest token, in the order of what they tell: kernels have borders at 4, 8 and 16 rows.
-_DRAFTS = (1, 3, 7, 4, 2, 15, 8, 5, 11, 16, 23)
-_DRAFTS_IN_COMPANY = (0, 1, 3, 4, 7)
-_DRAFTS_IN_LONG = (0, 4)
+# Drafts beside the newest token, in the order of what they tell: kernels have borders at 4, 8 and 16 rows. First of one
+# request and of several what tells most, as some models' time is over then.
+_DRAFTS, _MORE_DRAFTS = (1, 3, 7, 15, 31), (4, 2, 8, 5, 11, 16)
+_DRAFTS_IN_COMPANY, _MORE_IN_COMPANY = (0, 3), (1, 7, 4)
+_DRAFTS_IN_LONG = (0, 3)
 # Of requests whose drafts are measured at a long context as well.
 _COMPANY_IN_LONG = 8
 # A step so short is measured behind one like it: what ran before it was something else, which left it cold caches.
@@ -43,10 +43,10 @@ _STEADY = 1.2
 _MAX_DISTURBED = 0.2
 # Of the budget, at most: filling the long context; one point; everything but drafting.
 _CONTEXT_SHARE, _POINT_SHARE, _STEPS_SHARE = 0.25, 0.06, 0.75
-# The first step of all is run again if it took less: what a first one takes longer says little of one so long.
-_AGAIN_SHARE = 0.1
+# The first rows of the first prompt say nothing: no weight was ever read. That took 64 of them thrice their time.
+_WARM_UP_ROWS = 16
 # The one-row step is measured again when the points behind it have taken so many times as long.
-_BASE_EVERY = 6.0
+_BASE_EVERY = 12.0
 # A clock that stood still measured no time; a profile holds none that is 0.
 _LEAST_MS = 1e-6
 
@@ -112,7 +112,14 @@ class _Measurement:
 
     def run(self) -> Costs:
         self._fill_context()
-        groups = [self._alone(), self._in_long(), self._company()]
+        groups = [
+            self._alone(_DRAFTS),
+            self._company(_DRAFTS_IN_COMPANY),
+            self._in_long(),
+            self._alone(_MORE_DRAFTS),
+            self._company(_MORE_IN_COMPANY),
+            self._prompts(),
+        ]
         self._requests.begin(1, self._base.context)
         self._measure(self._base)  # whatever little time there is
         num_settled = 0
@@ -128,8 +135,16 @@ class _Measurement:
         return Costs(tuple(_samples(found)), tuple(self._drafting()), self._is_steady(least, found))
 
     def _least_ms(self) -> dict[Shape, float]:
-        """The fastest step of every kind: whatever else runs on a machine only makes steps longer."""
-        return {point: min(ms) for point, ms in self._ms.items()}
+        """The fastest step of every kind: whatever else runs on a machine only makes steps longer.
+
+        The one-row step is measured far more often than others, and the fastest of many is faster than that of few: of
+        it counts what the fastest of as many would be.
+        """
+        found: dict[Shape, float] = {point: min(ms) for point, ms in self._ms.items()}
+        counts = [len(ms) for point, ms in self._ms.items() if point != self._base]
+        base = sorted(self._ms[self._base])
+        found[self._base] = base[int(len(base) / (1 + median(counts)))] if counts else base[0]
+        return found
 
     def _is_steady(self, least: Mapping[Shape, float], found: Mapping[Shape, float]) -> bool:
         """Whether most kinds of steps have twice taken about as long as their fastest one, and few cannot be."""
@@ -138,40 +153,50 @@ class _Measurement:
         return bool(repeats) and median(repeats) < _STEADY and num_disturbed <= _MAX_DISTURBED * len(least)
 
     def _fill_context(self) -> None:
-        """Compute the KV of as long a context as there is time for; the first part also warms the model up."""
+        """Compute the KV of as long a context as there is time for; the first rows also warm the model up."""
         requests = self._requests
         requests.begin(1, requests.long_context)
+        self._fill(_WARM_UP_ROWS)
         while requests.num_filled < requests.long_context:
-            num_rows = min(_CHUNK if requests.num_filled else _SHORT_CONTEXT, self._max_rows)
+            num_rows = min(max(_SHORT_CONTEXT - requests.num_filled, 0) or _CHUNK, self._max_rows)
             if requests.num_filled >= requests.short_context:
                 ahead_s = self._ms_per_row * num_rows / 1e3
                 if time.perf_counter() + ahead_s - self._begin > _CONTEXT_SHARE * self._budget_s:
                     break
-            is_first, ms = requests.num_filled == 0, _step_ms(requests.fill(num_rows))
-            if is_first:  # where all else takes too long, this is the only step of many rows
-                if ms < _AGAIN_SHARE * self._budget_s * 1e3:
-                    ms = _step_ms(requests.run_prompt(num_rows))
+            num_rows, ms = self._fill(num_rows)
+            if not self._ms:  # where all else takes too long, this is the only step of many rows
                 self._ms[_Point(0, num_rows, 0)] = [ms]
-            self._ms_per_row = ms / num_rows
 
-    def _alone(self) -> list[_Point]:
+    def _fill(self, num_rows: int) -> tuple[int, float]:
+        """Compute the next rows of the prompt, at most so many; returns how many and what they took."""
+        before = self._requests.num_filled
+        ms = _step_ms(self._requests.fill(min(num_rows, self._max_rows)))
+        num_rows = self._requests.num_filled - before
+        self._ms_per_row = ms / num_rows
+        return num_rows, ms
+
+    def _alone(self, drafts: Sequence[int]) -> list[_Point]:
         """Points of one request at the short context."""
-        return self._affordable(_Point(1, 1 + d, self._requests.short_context) for d in _DRAFTS)
+        return self._affordable(_Point(1, 1 + d, self._requests.short_context) for d in drafts)
 
     def _in_long(self) -> list[_Point]:
-        """Points of one request and of several at the longest context that is filled, and parts of a prompt."""
+        """Points of one request and of several at the longest context that is filled."""
         context, points = self._requests.in_blocks(self._requests.num_filled), []
         if context > self._requests.short_context:
             company = min(_COMPANY_IN_LONG, 1 << self._requests.max_count.bit_length() - 1)
             points = [_Point(n, 1 + d, context) for n in sorted({1, company}) for d in _DRAFTS_IN_LONG]
-        points += [_Point(0, rows, 0) for rows in (_SHORT_CONTEXT, _CHUNK) if rows <= context]
         return self._affordable(points)
 
-    def _company(self) -> list[_Point]:
-        """Points of several requests at the short context."""
-        counts = [1 << i for i in range(1, self._requests.max_count.bit_length())]
-        context = self._requests.short_context
-        return self._affordable(_Point(n, 1 + d, context) for n in counts for d in _DRAFTS_IN_COMPANY)
+    def _prompts(self) -> list[_Point]:
+        """Parts of a prompt."""
+        num_filled = self._requests.in_blocks(self._requests.num_filled)
+        return self._affordable(_Point(0, rows, 0) for rows in (_SHORT_CONTEXT, _CHUNK) if rows <= num_filled)
+
+    def _company(self, drafts: Sequence[int]) -> list[_Point]:
+        """Points of several requests at the short context; the most first: fewer are between them and one."""
+        counts = [1 << i for i in range(self._requests.max_count.bit_length() - 1, 0, -1)]
+        counts = counts[::2] + counts[1::2]
+        return self._affordable(_Point(n, 1 + d, self._requests.short_context) for d in drafts for n in counts)
 
     def _affordable(self, points: Iterable[_Point]) -> list[_Point]:
         num_rows = min(self._max_rows, _POINT_SHARE * self._budget_s * 1e3 / self._ms_per_row)
@@ -243,34 +268,6 @@ class _Measurement:
 def _samples(found: Mapping[Shape, float]) -> list[StepSample]:
     samples = (StepSample(max(n, 1) * rows, n, context, ms) for (n, rows, context), ms in found.items())
     return sorted(samples, key=lambda s: (s.requests, s.context, s.rows))
-
-
-def plausible_ms(ms: Mapping[Shape, float]) -> dict[Shape, float]:
-    """Return times without those that only a disturbance explains.
-
-    A step can be run in parts, so it takes no longer than its parts; and one of fewer rows, or of fewer requests with
-    as many rows each, takes no longer than one of more. What is left between are the stairs of the kernels.
-
-    Args:
-        ms: shape of a step -> its time.
-    """
-    found: dict[Shape, float] = {}
-    for shape in sorted(ms, key=lambda s: (s[2], s[0], s[1])):
-        n, rows, context = shape
-        parts = [
-            -(-n // part_n) * -(-rows // part_rows) * time
-            for (part_n, part_rows, part_context), time in found.items()
-            if part_context == context and 0 < part_n <= n and part_rows <= rows
-        ]
-        found[shape] = min([ms[shape], *parts])
-    for shape in sorted(ms, key=lambda s: (s[2], s[0], s[1]), reverse=True):
-        n, rows, context = shape
-        found[shape] = min(
-            time
-            for (m, r, c), time in found.items()
-            if c == context and r >= rows and (m == n or m > n > 0)  # n = 0: a part of a prompt, of which there is one
-        )
-    return found
 
 
 def _step_ms(timings_ms: Mapping[str, float]) -> float:

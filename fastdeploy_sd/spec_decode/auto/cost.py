@@ -18,19 +18,16 @@ import numpy as np
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.spec_decode.auto.company_cost import F64, CompanyShape, ContextCost
+from fastdeploy_sd.spec_decode.auto.row_corrections import RowCorrections
 from fastdeploy_sd.spec_decode.auto.step_slope import SlopeOfSteps
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile
+from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
 
 # Drafts in a step at most; a step with more is not worth it on any machine.
 MAX_STEP_DRAFTS = 512
-# So many steps are observed before their times change what is expected of others.
+# So many steps are observed before their times change what is expected of others, unless they are of a rare kind.
 _REFRESH_STEPS = 64
-# The speed of the machine as a whole, and of single row counts against it, follow at these rates.
-_SPEED_RATE, _SHAPE_RATE = 0.1, 0.02
 # One step says at most this much: what interrupts it says nothing of it, and interrupts long steps most often.
 _MAX_STEP_RATIO = 1.25
-# Row counts are corrected by at most this much.
-_MAX_CORRECTION = 2.0
 
 
 class DraftTimes(NamedTuple):
@@ -101,7 +98,7 @@ class CostModel:
     """Times in between those of a profile, and what later steps say about them.
 
     Between measured row counts the time is interpolated, so a stair is found where it was measured; beyond them it
-    grows as between the last two.
+    grows as `_interpolated` says.
 
     Args:
         profile: measured on this machine.
@@ -112,13 +109,16 @@ class CostModel:
         self._max_num_rows = max_num_rows
         self._rows = np.arange(max_num_rows + 1, dtype=np.float64)
         short = min(sample.context for sample in profile.steps if (sample.rows, sample.requests) == (1, 1))
-        alone = [s for s in profile.steps if s.requests <= 1 and s.context <= short]
-        self._curve = _rising(_interpolated([s.rows for s in alone], [s.ms for s in alone], self._rows))
+        alone = [s for s in profile.steps if s.requests == 1 and s.context <= short]
+        longest = max(s.rows for s in alone)
+        prompts = [s for s in profile.steps if s.requests == 0 and s.rows > longest]
+        # Of a prompt's rows one chooses a token, so as many of a request and its drafts take no less.
+        own, at_least = (self._interpolated(steps) for steps in (alone, alone + prompts))
+        self._curve = _rising(np.maximum(own, at_least))
         self._contexts = ContextCost(profile.steps, short)
         self._shape = CompanyShape(profile.steps, self._curve, self._contexts)
-        # Speed, and the correction of 1, 2, 4, .. rows against it.
-        self._speed = 1.0
-        self._corrections = [1.0] * max(1, max_num_rows.bit_length())
+        self._corrections = RowCorrections(max_num_rows)
+        self._corrected = self._curve
         self._more_share = SlopeOfSteps()  # what drafts read besides what was measured
         self._num_observed = 0
         self._tables: dict[int, F64] = {}
@@ -133,30 +133,28 @@ class CostModel:
     def observe(self, num_rows: int, num_requests: int, num_kv_tokens: int, ms: float) -> None:
         """A step of this kind took `ms`.
 
-        A step is believed up to a factor of 1.25, so that many agree before much changes.
+        A step is believed up to a factor of 1.25, so that several agree before much changes.
         """
-        row, more = self._row(num_rows), self._more_share
+        more = self._more_share
         read_ms = self._read_ms(num_rows, num_requests, num_kv_tokens)
         expected = self.expected(num_rows, num_requests, num_kv_tokens)
-        ratio = ms / (expected * self._speed)
-        ratio = min(max(ratio, 1 / _MAX_STEP_RATIO), _MAX_STEP_RATIO)
         measured = expected + (self._contexts.share(num_requests) - self._share(num_requests)) * read_ms
-        more.observe(ratio * self._speed * expected / measured, read_ms / measured)
-        self._speed *= ratio**_SPEED_RATE
-        below = row.bit_length() - 1
-        above = math.log2(row) - below
-        self._correct(below, ratio ** (_SHAPE_RATE * (1.0 - above)))
-        if above > 0.0 and below + 1 < len(self._corrections):
-            self._correct(below + 1, ratio ** (_SHAPE_RATE * above))
+        ratio = min(max(ms / (expected * self.speed), 1 / _MAX_STEP_RATIO), _MAX_STEP_RATIO)
+        more.observe(ratio * self.speed * expected / measured, read_ms / measured)
+        is_news = self._corrections.observe(self._row(num_rows), ratio)
         self._num_observed += 1
-        if self._num_observed % _REFRESH_STEPS == 0:
+        if is_news or self._num_observed % _REFRESH_STEPS == 0:
             self._tables.clear()
+            self._corrected = self._curve * self._corrections.by_rows()
 
     def expected(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> float:
         """What a step of this kind takes, in ms of the machine as it was measured."""
         kv_ms = self._contexts.ms(num_requests, num_kv_tokens)
         read_ms = self._read_ms(num_rows, num_requests, num_kv_tokens)
         return self._table(num_requests).item(self._row(num_rows)) + kv_ms + self._share(num_requests) * read_ms
+
+    def _interpolated(self, steps: Sequence[StepSample]) -> F64:
+        return _interpolated([s.rows for s in steps], [s.ms for s in steps], self._rows)
 
     def _row(self, num_rows: int) -> int:
         return min(max(num_rows, 1), self._max_num_rows)
@@ -165,13 +163,10 @@ class CostModel:
         """What drafts would take to read contexts, if each took what its request's own token does."""
         return (num_rows - num_requests) * self._contexts.ms(num_requests, num_kv_tokens) / max(num_requests, 1)
 
-    def _correct(self, octave: int, factor: float) -> None:
-        self._corrections[octave] = min(max(self._corrections[octave] * factor, 1 / _MAX_CORRECTION), _MAX_CORRECTION)
-
     @property
     def speed(self) -> float:
         """How long steps take against when the profile was measured: 1.7 = they take 1.7 times as long."""
-        return self._speed
+        return self._corrections.speed
 
     def _share(self, num_requests: int) -> float:
         """What a draft takes to read its request's context, over what the request's own token does."""
@@ -181,14 +176,16 @@ class CostModel:
         """f64[max_num_rows + 1]: the time of every number of rows of so many requests, at the shortest context."""
         table = self._tables.get(num_requests)
         if table is None:
-            octaves = np.log2(np.maximum(self._rows, 1.0))
-            corrections = np.interp(octaves, np.arange(len(self._corrections)), self._corrections)
-            table = self._tables[num_requests] = _rising(self._curve * corrections * self._shape.at(num_requests))
+            table = self._tables[num_requests] = _rising(self._corrected * self._shape.at(num_requests))
         return table
 
 
 def _interpolated(rows: Sequence[int], ms: Sequence[float], wanted: F64) -> F64:
-    """Piecewise linear through the points; the last slope goes on, and a single point gives a flat line."""
+    """Piecewise linear through the points; a single point gives a flat line.
+
+    Beyond the last point R a row takes what one took since R / 2: over fewer rows noise and stairs would decide. It
+    takes no more than one of R took: more rows can be run as several steps.
+    """
     best: dict[int, float] = {}
     for row, value in zip(rows, ms, strict=True):
         best[row] = min(value, best.get(row, value))
@@ -196,7 +193,8 @@ def _interpolated(rows: Sequence[int], ms: Sequence[float], wanted: F64) -> F64:
     y = np.array([best[int(row)] for row in x], np.float64)
     found: F64 = np.interp(wanted, x, y)
     if len(x) > 1:
-        slope = max(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2]))
+        before = max(int(np.searchsorted(x, x[-1] / 2, side="right")) - 1, 0)
+        slope = min(max(0.0, (y[-1] - y[before]) / (x[-1] - x[before])), y[-1] / x[-1])
         found = np.where(wanted > x[-1], y[-1] + slope * (wanted - x[-1]), found)
     return found
 

@@ -37,9 +37,26 @@ def test_a_stair_is_where_it_was_measured() -> None:
     times = CostModel(STAIR, 40).times(1, 1, 10).array(19)
     assert times[:4].tolist() == [1.0] * 4
     assert times[4:8].tolist() == [2.0] * 4
-    # In between, and on behind the last one as between the last two.
+    # In between, and on behind the last one as since half of its rows.
     assert times[11] == pytest.approx(3.0)
     assert times[19] == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        # Rows 16 to 32 took 1.5 ms each; the stair at the end says nothing of others.
+        ([(1, 1, 64, 8.0), (16, 1, 64, 26.0), (30, 1, 64, 45.0), (32, 1, 64, 50.0)], 50.0 + 104 * 1.5),
+        # 136 rows can be run 8 at a time.
+        ([(1, 1, 64, 1.0), (4, 1, 64, 1.0), (8, 1, 64, 12.0)], 17 * 12.0),
+        # A prompt's rows choose one token, so those of drafts take as much at least, and are not taken for as few.
+        ([(1, 1, 64, 8.0), (16, 1, 64, 28.0), (32, 1, 64, 56.0), (64, 0, 0, 80.0)], 56.0 + 104 * 1.75),
+        ([(1, 1, 64, 8.0), (2, 1, 64, 8.0), (4, 1, 64, 8.0), (64, 0, 0, 68.0)], 68.0 + 72.0),
+        ([(1, 1, 64, 8.0), (64, 0, 0, 68.0)], 68.0 + 72 * 60 / 63),
+    ],
+)
+def test_more_rows_than_were_measured(steps: list[tuple[int, int, int, float]], expected: float) -> None:
+    assert CostModel(profile(*steps), 200).times(1, 1, 64).array(135)[135] == pytest.approx(expected)
 
 
 def test_drafts_beside_other_rows_cost_what_they_cost_there() -> None:
@@ -146,3 +163,25 @@ def test_a_few_noisy_steps_say_little_of_what_drafts_read() -> None:
         num_drafts = source.randrange(8)
         model.observe(1 + num_drafts, 1, 1010, plain.item(num_drafts) * source.choice([0.85, 1.0, 1.0, 1.0, 4.0]))
         assert model.times(1, 1, 1010).per_draft < 0.1, "a tenth of what the request's own token reads"
+
+
+@pytest.mark.parametrize(("measured_ms", "true_ms", "best"), [(140.0, 121.0, (7, 8)), (121.0, 160.0, (0,))])
+def test_steps_that_nobody_ran_are_tried_and_found_out(
+    measured_ms: float, true_ms: float, best: tuple[int, ...]
+) -> None:
+    """Sixteen requests, each with eight drafts that are right, of which so many are verified as seem worth it.
+
+    Their step of 64 rows was measured once, while something else ran. In one case drafts seem to be worth nothing, and
+    are; in the other they seem to be, and are not. Some steps are plain, as the guard has it.
+    """
+    alone = [(1, 1, 64, 8.0), (16, 1, 64, 28.0), (32, 1, 64, 56.0), (16, 16, 64, 35.0)]
+    truth = CostModel(profile(*alone, (64, 16, 64, true_ms)), 200).times(16, 16, 1024).array(128)
+    model = CostModel(profile(*alone, (64, 16, 64, measured_ms)), 200)
+    drafted = []
+    for step in range(300):
+        rates = (1 + np.arange(9)) / model.times(16, 16, 1024).array(128)[::16]
+        most = int(rates.argmax())
+        drafted.append(most if rates[most] > 1.03 * rates[0] and step % 48 else 0)
+        num_rows = 16 * (1 + drafted[-1])
+        model.observe(num_rows, 16, 1024, truth.item(num_rows - 16))
+    assert [n for i, n in enumerate(drafted) if i % 48 and n not in best and i >= 100] == []

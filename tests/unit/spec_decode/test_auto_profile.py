@@ -55,8 +55,8 @@ STEP = {"rows": 1, "requests": 1, "context": 0, "ms": 0.5}
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"version": 1}, "version: expected 4, got 1"),
-        ({"version": True}, "version: expected 4, got True"),
+        ({"version": 1}, "version: expected 5, got 1"),
+        ({"version": True}, "version: expected 5, got True"),
         ({"more": 1}, "the file: expected an object of version, machine, model, steps, drafts, got ['drafts', 'm"),
         ({"machine": {"cpu": 1.5}}, "machine: expected an object of texts and integers, got {'cpu': 1.5}"),
         ({"model": []}, "model: expected an object of texts and integers, got []"),

@@ -27,6 +27,10 @@ FDSD_EXPORT fdsd::Error fdsd_policy_forget(const fdsd::PolicyTableRowsParams* p)
   return p->policy->Forget(p->table_rows, p->count);
 }
 
+FDSD_EXPORT fdsd::Error fdsd_policy_ask(const fdsd::PolicyDecideParams* p) {
+  return fdsd::WithinMemory(kOutOfMemory, [&] { return p->policy->Ask(*p); });
+}
+
 FDSD_EXPORT fdsd::Error fdsd_policy_offer(const fdsd::PolicyDecideParams* p) {
   return fdsd::WithinMemory(kOutOfMemory, [&] { return p->policy->Offer(*p); });
 }

@@ -41,6 +41,14 @@ Error AskedDrafters::Ask(const PolicyRowsParams& x, const PolicyOffersParams& to
   return nullptr;
 }
 
+int32_t AskedDrafters::CountOffered(const PolicyRowsParams& x, const PolicyOffersParams& offers) const {
+  int32_t count = 0;
+  for (size_t s = 0; s < drafters_.size(); ++s)
+    if (drafters_[s].drafter != nullptr)
+      count += offers.cu_num_draft[static_cast<int64_t>(s) * (offers.max_num_rows + 1) + x.num_rows];
+  return count;
+}
+
 Error AskedDrafters::CheckOffers(const PolicyRowsParams& x, const PolicyOffersParams& offers) const {
   for (size_t s = 0; s < drafters_.size(); ++s) {
     const int32_t* cu = offers.cu_num_draft + static_cast<int64_t>(s) * (offers.max_num_rows + 1);

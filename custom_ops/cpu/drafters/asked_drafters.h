@@ -17,6 +17,9 @@ class AskedDrafters {
   // missed when they are asked next. If one refuses, those before it have read the rows, which does no harm.
   Error Ask(const PolicyRowsParams& x, const PolicyOffersParams& to) const;
 
+  // How many drafts they wrote for all rows.
+  int32_t CountOffered(const PolicyRowsParams& x, const PolicyOffersParams& offers) const;
+
   // Whether a source's offers are a drafter's; else the caller writes them.
   bool asks(int32_t source) const { return drafters_[static_cast<size_t>(source)].drafter != nullptr; }
 

@@ -110,6 +110,16 @@ void DraftPolicy::Write(const PolicyDecideParams& p) const {
   while (next_row < p.rows.num_rows) p.cu_num_draft[++next_row] = num_drafts;
 }
 
+Error DraftPolicy::Ask(const PolicyDecideParams& p) {
+  PhaseClock clock(p.phase_seconds);
+  if (Error error = CheckRows(p)) return error;
+  clock.Lap(PolicyPhase::kCheck);
+  if (Error error = asked_.Ask(p.rows, p.offers)) return error;
+  p.outcome[2] = asked_.CountOffered(p.rows, p.offers);
+  clock.Lap(PolicyPhase::kAsk);
+  return nullptr;
+}
+
 Error DraftPolicy::Offer(const PolicyDecideParams& p) {
   PhaseClock clock(p.phase_seconds);
   if (Error error = CheckRows(p)) return error;

@@ -43,6 +43,10 @@ class DraftPolicy {
   // Their requests left; a table row that was not begun is ignored.
   Error Forget(const int32_t* table_rows, int32_t count);
 
+  // Have the native drafters offer, and nothing else: p.outcome[2] becomes how many drafts. Asked again for the same
+  // text they offer the same.
+  Error Ask(const PolicyDecideParams& p);
+
   // Score what was offered in earlier steps, and have the native drafters offer. Nothing is asked of them where no row
   // may have drafts. Arguments are checked before anything changes; where a drafter refuses, those before it have read
   // the rows, as they would in their next step.

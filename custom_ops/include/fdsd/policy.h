@@ -64,7 +64,8 @@ struct PolicyTimesParams {
 enum class PolicyPhase : int32_t { kCheck, kAsk, kScore, kPredict, kFill };
 
 // The rows are scored and the native drafters asked (offer), then drafts are chosen (choose); `decide` is both. Whoever
-// writes planes himself does so before `choose`, knowing what `offer` found.
+// writes planes himself does so before `choose`, knowing what `offer` found. `ask` tells whether there is anything to
+// decide on.
 struct PolicyDecideParams {
   DraftPolicy* policy;
   PolicyRowsParams rows;

@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterable, Mapping
 
 from fastdeploy_sd.draft_methods import DraftSource
+from fastdeploy_sd.spec_decode.auto.decision import SourceStats
 from fastdeploy_sd.spec_decode.auto.lessons import Lessons
-from fastdeploy_sd.spec_decode.auto.policy import SourceStats
 from fastdeploy_sd.types import ChoiceReport, Judgement
 
 logger = logging.getLogger(__name__)
 
 # Steps between two reports, and how many of them must have been asked in: a report takes as long as asking.
-_STEPS_PER_REPORT, _ASKED_PER_REPORT = 32, 8
+_STEPS_PER_REPORT, _ASKED_PER_REPORT = 32, 4
 _SECONDS_PER_LOG_LINE = 60.0
 
 

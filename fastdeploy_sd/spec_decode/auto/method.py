@@ -18,12 +18,13 @@ from fastdeploy_sd.spec_decode.auto.choice_log import ChoiceLog
 from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto.dear_rows import DearRows
 from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
+from fastdeploy_sd.spec_decode.auto.decision import Decision
 from fastdeploy_sd.spec_decode.auto.guard import Guard
 from fastdeploy_sd.spec_decode.auto.lessons import Lessons, NextStepNotes, step_over
 from fastdeploy_sd.spec_decode.auto.next_step import NextStep
 from fastdeploy_sd.spec_decode.auto.offers import NativeMethod
-from fastdeploy_sd.spec_decode.auto.policy import Decision
 from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
+from fastdeploy_sd.spec_decode.auto.rests import Rests
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.types import I32, ChoiceReport, DraftTokens
 
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
 
 _MAX_NUM_ROWS = 4096
-# Where nothing is worth drafting so much of the time may go into asking: where that takes long, most steps rest.
-_ASKING_SHARE, _LONGEST_REST = 0.005, 24
-# Of steps that nothing is asked in there are none behind two in which nothing was worth drafting, then more each time.
-_STEPS_BEHIND_REST = 8
 # Where asking takes more than this share of a step, only every fourth plain step is learned from, and of those with
 # drafts up to so many are put off.
 _LEARNING_SHARE, _PLAIN_STEPS_PER_LESSON, _MOST_PUT_OFF = 0.01, 4, 7
@@ -74,11 +71,13 @@ class AutoMethod(Proposer):
         if context.board.phase_seconds is not None:
             self._auto.policy.measure(context.board.phase_seconds)
         self._choice, self._log = _REQUEST, ChoiceLog(_CHOICES, _DRAFTS)
-        self._num_plain = self._num_unlearned = 0
+        self._num_unlearned = 0
+        self._rests = Rests()
         self._lessons = Lessons(self._times, self._guard)
         # The policy's arguments are for a step of so many requests and this demand, and can be used again.
         self._bound: tuple[int, float] | None = None
         self._next = NextStepNotes()
+        self._asked: ProposeInput | None = None  # whose rows the policy's arguments are for; None = others'
         self._latest: ProposeInput | None = None
         self._rows: bytes | None = None  # of the latest step; None = requests of the next one began since
         self._board.report = ChoiceReport()
@@ -115,6 +114,9 @@ class AutoMethod(Proposer):
     def _propose(self, x: ProposeInput) -> DraftTokens:
         """Draft for rows whose source and number of drafts are ours to choose."""
         begin = time.perf_counter()
+        if self._may_look(x) and self._auto.ask_again() == 0:
+            self._rest_on(time.perf_counter() - begin)
+            return DraftTokens.none(len(x.table_rows))
         num_kv_tokens = sum(x.num_tokens.tolist())
         is_alone, is_same = self._is_alone(x), x is self._latest
         goes_on = is_same or self._have_same_rows(x)
@@ -136,9 +138,9 @@ class AutoMethod(Proposer):
         if self._log.is_due:
             self._board.report = self._log.report(self._guard.gain, self._lessons, self._auto.policy.stats())
         if choice == _DRAFTS:
-            self._num_plain //= 2
+            self._rests.note_drafts()
         elif choice != _COMPARISON and is_alone:
-            self._rest(x)
+            self._rest(x, has_offers=choice != _NO_DRAFTER)
         return drafts
 
     def _have_same_rows(self, x: ProposeInput) -> bool:
@@ -161,18 +163,24 @@ class AutoMethod(Proposer):
             and self._is_dear_to_learn
         )
 
-    def _rest(self, x: ProposeInput) -> None:
-        """Nothing was worth drafting: leave some steps out, all that may be where asking has not been worth it."""
-        self._num_plain += 1
-        num_rests = self._longest_rest()
-        if self._guard.is_worth_asking(self._board.num_requests):
-            num_rests = min(self._num_plain**2 // _STEPS_BEHIND_REST, num_rests)
-        self._board.num_rests = num_rests if self._dear is None else min(num_rests, self._dear.num_rests(x))
+    def _may_look(self, x: ProposeInput) -> bool:
+        """Whether to look first if there is anything to choose from, as lately there was not."""
+        return self._rests.num_looks > 0 and x is self._asked and x is self._latest and self._is_alone(x)
 
-    def _longest_rest(self) -> int:
-        """Steps without asking behind one with, at most."""
-        step_s = max(self._board.seconds, 1e-9)
-        return min(int(self._next.asking_s / (_ASKING_SHARE * step_s)), _LONGEST_REST)
+    def _rest_on(self, seconds: float) -> None:
+        """Nobody had a draft, which it took so long to find out: the next step is one of those that rest."""
+        self._next.asking_s += seconds
+        self._board.num_rested += 1
+        self._board.num_rests = self._rests.note_look(seconds, self._board.seconds)
+
+    def _rest(self, x: ProposeInput, *, has_offers: bool) -> None:
+        """Nothing was worth drafting: leave some steps out."""
+        b = self._board
+        is_worth_asking = self._guard.is_worth_asking(b.num_requests)
+        num_rests = self._rests.note_plain(
+            self._next.asking_s, b.seconds, is_worth_asking=is_worth_asking, has_offers=has_offers
+        )
+        b.num_rests = num_rests if self._dear is None else min(num_rests, self._dear.num_rests(x))
 
     def _is_alone(self, x: ProposeInput) -> bool:
         """Whether the step had these rows only, those of requests that forbid drafts, and no parts of prompts."""
@@ -182,7 +190,7 @@ class AutoMethod(Proposer):
     def _choose(self, x: ProposeInput, num_kv_tokens: int) -> tuple[DraftTokens, str]:
         num_requests, num_certain = self._board.num_requests, 0 if x.prefix is None else len(x.prefix.token_ids)
         self._next.expect_nothing()
-        self._bound = None
+        self._bound = self._asked = None
         if num_certain == 0 and not any(x.max_draft_len.tolist()):
             return DraftTokens.none(len(x.table_rows)), _REQUEST
         least_gain = self._guard.least_gain(num_requests)
@@ -198,8 +206,9 @@ class AutoMethod(Proposer):
             )
         else:
             decision = self._decide(x, num_kv_tokens, least_gain)
+            self._asked = x if self._dear is None and x.prefix is None else None
             # The first step with drafts behind a plain one takes longer than others.
-            is_usual = self._dear is None and x.prefix is None and self._board.num_tokens > num_requests
+            is_usual = self._asked is not None and self._board.num_tokens > num_requests
             self._bound = (num_requests, least_gain) if is_usual else None
         choice = self._outcome(decision, num_certain)
         return decision.drafts, reason if math.isinf(least_gain) and choice != _DRAFTS else choice

@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.runtime.library import call, function_address, library
 from fastdeploy_sd.spec_decode.auto.company_cost import F64
 from fastdeploy_sd.spec_decode.auto.cost import MAX_STEP_DRAFTS, DraftTimes
+from fastdeploy_sd.spec_decode.auto.decision import Decision, SourceStats
 from fastdeploy_sd.spec_decode.auto.guard import LEAST_DEMAND
 from fastdeploy_sd.spec_decode.auto.offers import OfferTable, PolicyRows
 from fastdeploy_sd.spec_decode.native.draft_call import NativeDrafter
@@ -27,49 +28,9 @@ _NUM_STATS = 7
 _NUM_OUTCOMES = 5
 # What the native part of a decision's time goes into.
 PHASES = ("check", "ask", "score", "predict", "fill")
-_OPS = ("decide", "offer", "choose")
+_OPS = ("ask", "decide", "offer", "choose")
 # A model knows more of its first draft than a look-up in a text does, and so does who asked.
 _PRIOR_LOGITS = {DraftSource.MTP: 1.5, DraftSource.PREDICTION: 1.5}
-
-
-class SourceStats(NamedTuple):
-    """How well the drafts of a source were judged.
-
-    Attributes:
-        num_scored: drafts compared with the text, each after those before it in its offer were right.
-        expected, observed: how many of them should have been right, and were.
-        squared_error: sum of the squared differences between probability and outcome.
-        num_wanted: drafts that went into a step.
-        wanted_expected, wanted_accepted: how many of them should have been accepted, and were.
-    """
-
-    num_scored: int
-    expected: float
-    observed: int
-    squared_error: float
-    num_wanted: int
-    wanted_expected: float
-    wanted_accepted: int
-
-
-class Decision(NamedTuple):
-    """What goes into the next step.
-
-    Attributes:
-        drafts: of every row, with their sources; the prefix of a row, or as much of it as is worth it, included.
-        num_tokens, time: expected of the step, the time in the unit of its DraftTimes.
-        num_offered: drafts that were looked at.
-        first_draft_cost: what a draft takes beside everything else, over what the step takes without any; infinity
-            where the step has no room for one.
-        plain_time: of the step without drafts.
-    """
-
-    drafts: DraftTokens
-    num_tokens: float
-    time: float
-    num_offered: int
-    first_draft_cost: float
-    plain_time: float
 
 
 class AutoPolicy:
@@ -130,7 +91,7 @@ class AutoPolicy:
             outcome=address(self._outcome),
         )
         self._params: Any = params
-        self._decide, self._offer, self._choose = (BoundCall(f"policy_{op}", params) for op in _OPS)
+        self._ask, self._decide, self._offer, self._choose = (BoundCall(f"policy_{op}", params) for op in _OPS)
         # What the params point to already: most is the same as in the last step.
         self._offers: OfferTable | None = None
         self._token_table: I32 | None = None
@@ -194,6 +155,15 @@ class AutoPolicy:
         """
         self._decide.run()
         return self._decision(num_rows)
+
+    def ask_again(self) -> int:
+        """Return how many drafts would be offered to `decide_again`. Nothing is scored or chosen.
+
+        Raises:
+            ValueError: as `decide`.
+        """
+        self._ask.run()
+        return int(self._outcome.item(2))
 
     def offer(self, x: PolicyRows, offers: OfferTable) -> None:
         """The first part of `decide`: score, and ask the drafters. `choose` follows, with the same rows.

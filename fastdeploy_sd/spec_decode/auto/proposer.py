@@ -10,9 +10,10 @@ import numpy as np
 from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.spec_decode.auto.cost import StepTimes
 from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
+from fastdeploy_sd.spec_decode.auto.decision import Decision
 from fastdeploy_sd.spec_decode.auto.guard import LEAST_DEMAND
 from fastdeploy_sd.spec_decode.auto.offers import NativeMethod, OfferTable
-from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy, Decision
+from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import F32, I32, DraftTokens
 
@@ -96,6 +97,14 @@ class AutoProposer(Proposer):
             ValueError: as `propose`.
         """
         return self.policy.decide_again(len(x.table_rows))
+
+    def ask_again(self) -> int:
+        """Return how many drafts the methods offer for what was decided on last, which holds another step now.
+
+        Raises:
+            ValueError: as `propose`.
+        """
+        return self.policy.ask_again()
 
     def ask(
         self, x: ProposeInput, num_kv_tokens: int, dear: DearSource, speed: float, num_others: int = 0

@@ -12,6 +12,7 @@ from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto.guard import Guard
+from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, PartialMethod, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import MethodRouter, available_methods
@@ -120,7 +121,34 @@ def test_steps_that_go_on_alike_are_chosen_for_as_others_are() -> None:
 
 
 @pytest.mark.usefixtures("asking_takes_long")
-def test_where_nobody_knows_anything_most_steps_do_not_ask() -> None:
+def test_where_nobody_has_a_draft_it_is_looked_for_one_before_everything_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+    ask = AutoPolicy.ask_again
+
+    def look(policy: AutoPolicy) -> int:
+        looks.append(ask(policy))
+        return looks[-1]
+
+    monkeypatch.setattr(AutoPolicy, "ask_again", look)
+    server = Server([random_text(380) + repeated(132)])
+    server.kept = server._input(K)
+    server.step(380 - 24)
+    assert server.num_tokens[0] == 380
+    assert len(looks) > server.asked / 2  # the others ask in full, or find something
+    assert looks.count(0) > 0.9 * len(looks)
+    report = server.board.report
+    assert report is not None
+    assert sum(report.num_steps.values()) > 200  # looks are counted, as rests are
+    before, num_looks = server.num_tokens[0], len(looks)
+    server.step(30)
+    assert server.num_tokens[0] - before > 80
+    assert len(looks) < num_looks + 10
+
+
+@pytest.mark.usefixtures("asking_takes_long")
+def test_where_nobody_knows_knows_anything_most_steps_do_not_ask() -> None:
     server = Server([random_text()])
     server.step(200)
     assert server.num_tokens[0] == 24 + 200

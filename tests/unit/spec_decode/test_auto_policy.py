@@ -15,8 +15,9 @@ from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.replay.recording import Conversation
 from fastdeploy_sd.replay.simulation import Replay
 from fastdeploy_sd.spec_decode.auto.cost import DraftTimes, LinearCost
+from fastdeploy_sd.spec_decode.auto.decision import Decision
 from fastdeploy_sd.spec_decode.auto.offers import OfferTable
-from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy, Decision
+from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer
 from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
 from fastdeploy_sd.spec_decode.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule

@@ -48,6 +48,7 @@ class ModelInfo:
     Attributes:
         fingerprint: the same on instances that give a request the same tokens; "" = not known.
         kv_address: where this instance takes orders for the KV of prompts, "tcp://host:port"; "" = it takes none.
+        weight_bytes, kv_token_bytes: of all packed matrices, and of the KV of one token; 0 = not known.
     """
 
     name: str
@@ -59,6 +60,8 @@ class ModelInfo:
     speculation: SpeculationInfo = SpeculationInfo()
     fingerprint: str = ""
     kv_address: str = ""
+    weight_bytes: int = 0
+    kv_token_bytes: int = 0
 
     @property
     def max_request_tokens(self) -> int:

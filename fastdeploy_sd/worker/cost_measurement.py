@@ -132,7 +132,18 @@ class _Measurement:
             num_settled = num_settled + 1 if has_settled else 0
         least = self._least_ms()
         found = plausible_ms(least)
-        return Costs(tuple(_samples(found)), tuple(self._drafting()), self._is_steady(least, found))
+        steps = (*_samples(found), *self._unmeasured_context(found))
+        return Costs(steps, tuple(self._drafting()), self._is_steady(least, found))
+
+    def _unmeasured_context(self, found: Mapping[Shape, float]) -> Iterator[StepSample]:
+        """Where there was no time for a longer context: it is read as fast as the one-row step reads the weights.
+
+        Else a step of long contexts would be taken for that of a slower machine, on which a draft takes longer, too.
+        """
+        short, long, info = self._base.context, self._requests.long_context, self._info
+        if info.weight_bytes and short < long and all(context <= short for _, _, context in found):
+            share = info.kv_token_bytes * (long - short) / info.weight_bytes
+            yield StepSample(1, 1, long, found[self._base] * (1.0 + share))
 
     def _least_ms(self) -> dict[Shape, float]:
         """The fastest step of every kind: whatever else runs on a machine only makes steps longer.

@@ -165,6 +165,8 @@ def _created(
             has_draft_logprobs=s.enable_draft_logprob and context.draft_model is not None,
         ),
         fingerprint=loaded.kv_identity.output_fingerprint(rule),
+        weight_bytes=loaded.weight_bytes,
+        kv_token_bytes=loaded.kv.size.block_bytes // loaded.kv.size.block_size,
     )
     runner = ModelRunner(
         forward=loaded.forward,

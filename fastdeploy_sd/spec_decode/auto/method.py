@@ -128,6 +128,7 @@ class AutoMethod(Proposer):
             self._bound = None  # what was learned may change what steps take
         if is_same and self._bound == (self._board.num_requests, self._guard.least_gain(self._board.num_requests)):
             decision = self._auto.decide_again(x)
+            self._next.stretch, self._next.predicted_s = decision.time / decision.plain_time, 0.0
             drafts, choice = decision.drafts, self._outcome(decision, 0)
         else:
             drafts, choice = self._choose(x, num_kv_tokens)
@@ -210,13 +211,13 @@ class AutoMethod(Proposer):
             # The first step with drafts behind a plain one takes longer than others.
             is_usual = self._asked is not None and self._board.num_tokens > num_requests
             self._bound = (num_requests, least_gain) if is_usual else None
+        self._expect(decision)
         choice = self._outcome(decision, num_certain)
         return decision.drafts, reason if math.isinf(least_gain) and choice != _DRAFTS else choice
 
     def _outcome(self, decision: Decision, num_certain: int) -> str:
         """Why the next step has these drafts, or none."""
         num_drafts = len(decision.drafts.token_ids)
-        self._expect(decision, num_drafts)
         if num_drafts:
             self._next.is_certain = num_drafts <= num_certain
             return _DRAFTS
@@ -225,8 +226,9 @@ class AutoMethod(Proposer):
         # The best of drafts brings one token: with so many others in the step that cannot be worth a row.
         return _LOAD if decision.first_draft_cost >= 1 / self._board.num_requests else _LOW_GAIN
 
-    def _expect(self, decision: Decision, num_drafts: int) -> None:
+    def _expect(self, decision: Decision) -> None:
         """Note what the next step is expected to take."""
+        num_drafts = len(decision.drafts.token_ids)
         self._next.stretch = decision.time / decision.plain_time
         if self._times.model is not None:
             around_ms = self._times.ms_around(self._board.num_requests, has_drafts=num_drafts > 0)

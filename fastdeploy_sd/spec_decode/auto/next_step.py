@@ -31,6 +31,7 @@ class NextStep:
         self.model: CostModel | None = None
         # The engine's part, between two steps, also of a step with drafts; choosing drafts.
         self._host, self._drafted_host, self._drafting = UsualTime(), UsualTime(), UsualTime()
+        self._host_s: dict[tuple[int, bool], float] = {}  # what host_s returned since something was learned
         self._excess = _Excess()
         self._unmeasured = LinearCost(_UNMEASURED_COST)
         self._latest: tuple[tuple[int, ...], DraftTimes] | None = None
@@ -72,6 +73,7 @@ class NextStep:
     def observe_host(self, num_requests: int, seconds: float, *, has_drafts: bool) -> None:
         """A step of so many requests followed another one of them; in between the engine took so long."""
         self._latest = None
+        self._host_s.clear()
         (self._drafted_host if has_drafts else self._host).observe(num_requests, seconds)
 
     def observe_drafting(self, num_requests: int, seconds: float) -> None:
@@ -81,9 +83,13 @@ class NextStep:
 
     def host_s(self, num_requests: int, *, has_drafts: bool) -> float:
         """What the engine's part of a step takes, in seconds; of the rarer kind of steps little is known."""
-        drafted_s = self._drafted_host.seconds(num_requests)
-        plain_s = min(filter(None, (self._host.seconds(num_requests), drafted_s)), default=0.0)
-        return min(max(drafted_s, plain_s), _MOST_HOST * plain_s) if has_drafts else plain_s
+        found = self._host_s.get((num_requests, has_drafts))
+        if found is None:
+            drafted_s = self._drafted_host.seconds(num_requests)
+            plain_s = min(filter(None, (self._host.seconds(num_requests), drafted_s)), default=0.0)
+            found = min(max(drafted_s, plain_s), _MOST_HOST * plain_s) if has_drafts else plain_s
+            self._host_s[num_requests, has_drafts] = found
+        return found
 
     def ms_around(self, num_requests: int, *, has_drafts: bool) -> float:
         """What a step in which drafts are chosen takes beside the model's part."""

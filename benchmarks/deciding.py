@@ -26,7 +26,8 @@ class DecidingCost:
     """What drafting took under a method that chooses.
 
     Attributes:
-        asked: share of the steps in which it was asked; it rests in the others.
+        asked: share of the steps in which it was asked; it rests in the others. Where nobody had a draft lately it only
+            looks for one in most of these: the phases behind asking are 0 then.
         us: {least, p50, p90, p99} over the steps in which it was asked, by phase: PHASES; `deciding`, all of them but
             asking the drafters; and `around`, the rest of the runner's phase `draft`.
         us_per_step: of drafting, over all steps, the mean.

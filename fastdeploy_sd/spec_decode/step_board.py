@@ -24,7 +24,7 @@ class StepBoard:
         host_seconds: between the end of the step before, its drafting included, and the beginning of this one.
         profile: measured times of steps; None = not measured.
         num_rests: so many steps from now on need not be drafted in; the worker counts down, and up in
-            num_rested. A new request ends that.
+            num_rested, as a method does that finds nothing to choose from. A new request ends that.
         phase_seconds: f64[5], which a method that chooses adds the seconds of its phases to, if this is there when the
             method is made; see AutoPolicy.measure. None = nobody measures.
         report: what the method made of the steps so far; None = no method chooses.

@@ -48,7 +48,8 @@ class ModelInfo:
     Attributes:
         fingerprint: the same on instances that give a request the same tokens; "" = not known.
         kv_address: where this instance takes orders for the KV of prompts, "tcp://host:port"; "" = it takes none.
-        weight_bytes, kv_token_bytes: of all packed matrices, and of the KV of one token; 0 = not known.
+        weight_bytes, kv_token_bytes: of the weights that a step of one row reads, and of the KV of one token, both on
+            one rank; 0 = not known.
     """
 
     name: str

@@ -68,7 +68,8 @@ class Costs:
     """What was measured.
 
     Attributes:
-        steps, drafts: as CostProfile holds them; empty where the KV cache has no room for a request.
+        steps, drafts: as CostProfile holds them; empty where the KV cache has no room for a request. Where there was no
+            time for a longer context, the time of one is estimated from the short one's.
         is_steady: whether steps of the same kind took about the same time again, so that the times are worth keeping.
     """
 

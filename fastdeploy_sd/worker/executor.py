@@ -35,7 +35,7 @@ from fastdeploy_sd.worker.loaded import Loaded, load
 from fastdeploy_sd.worker.loading_errors import loading
 from fastdeploy_sd.worker.rank_group import RankGroup
 from fastdeploy_sd.worker.runner import ModelRunner
-from fastdeploy_sd.worker.speed_limits import SpeedLimits
+from fastdeploy_sd.worker.speed_limits import SpeedLimits, bytes_per_step
 from fastdeploy_sd.worker.step_launcher import StepLauncher
 from fastdeploy_sd.worker.swap import open_block_store
 
@@ -165,7 +165,7 @@ def _created(
             has_draft_logprobs=s.enable_draft_logprob and context.draft_model is not None,
         ),
         fingerprint=loaded.kv_identity.output_fingerprint(rule),
-        weight_bytes=loaded.weight_bytes,
+        weight_bytes=bytes_per_step(config, loaded.checkpoint) // group.size,
         kv_token_bytes=loaded.kv.size.block_bytes // loaded.kv.size.block_size,
     )
     runner = ModelRunner(

@@ -36,8 +36,7 @@ class SpeedLimits:
             CheckpointError: as read_decoder_config.
         """
         parts = [f"memory reads {_rate(self.roofs.read_bytes_per_s, 'GB/s')}"]
-        decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
-        num_bytes = weight_bytes_per_step(decoder, self.scheme)
+        num_bytes = _bytes_per_step(checkpoint, self.scheme)
         if num_bytes is not None and self.roofs.read_bytes_per_s:
             parts[0] += f", at most {self.roofs.steps_per_s(num_bytes):.0f} steps/s if no cache holds the weights"
         parts.append(f"{self.scheme.linear} arithmetic reaches {_rate(self.roofs.peaks[self.scheme.linear], 'GOP/s')}")
@@ -45,6 +44,19 @@ class SpeedLimits:
         if rows is not None:
             parts.append(f"memory limits steps of up to {rows} rows, arithmetic larger ones and prompts")
         return "; ".join(parts)
+
+
+def bytes_per_step(config: Config, checkpoint: Checkpoint) -> int:
+    """Return the bytes of weights that a step of one row reads, over all ranks; 0 = not known.
+
+    Raises:
+        CheckpointError: as read_decoder_config.
+    """
+    return _bytes_per_step(checkpoint, QuantScheme.create(config.model.dtype, config.model.quantization)) or 0
+
+
+def _bytes_per_step(checkpoint: Checkpoint, scheme: QuantScheme) -> int | None:
+    return weight_bytes_per_step(read_decoder_config(checkpoint.config, str(checkpoint.config_path)), scheme)
 
 
 def _rate(per_s: float, unit: str) -> str:

@@ -61,7 +61,9 @@ def test_nothing_is_drafted_of_random_text(capsys: pytest.CaptureFixture[str]) -
         # Of every phase of deciding, and of what is around it in the phase `draft`.
         us = cost["deciding"]["us"]
         assert list(us) == [*POLICY_PHASES, "deciding", "around"]
-        assert all(0 < phase["least"] <= phase["p50"] <= phase["p99"] for phase in us.values())
+        assert all(0 <= phase["least"] <= phase["p50"] <= phase["p99"] for phase in us.values())
+        # Of random text most steps that ask are looks, which choose nothing.
+        assert min(us[name]["least"] for name in ("check", "ask", "around")) > 0
         assert 0 < cost["deciding"]["asked"] <= 1
     assert found[0] > 0.1
     assert found[1] == 0

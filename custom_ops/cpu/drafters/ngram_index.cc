@@ -90,7 +90,10 @@ Error NgramIndex::CheckRows(const DraftProposeParams& p) const {
   if (p.cu_num_prefix != nullptr && p.cu_num_prefix[0] != 0)
     return "cu_num_prefix: expected to start at 0, got another";
   int64_t num_allowed = 0;
+  std::vector<bool> is_row(rows_.size());
   for (int32_t r = 0; r < p.num_rows; ++r) {
+    if (is_row[static_cast<size_t>(p.table_rows[r])]) return "table_rows: expected none twice, got one that is";
+    is_row[static_cast<size_t>(p.table_rows[r])] = true;
     if (Error error = CheckRow(p, r)) return error;
     num_allowed += p.max_draft_len[r];
   }
@@ -163,6 +166,7 @@ Error NgramIndex::Propose(const DraftProposeParams& p) {
   if (Error error = CheckRows(p)) return error;
   // Every row drafts behind the room of those before it, and moves when it is known how much of that they need.
   begins_.resize(static_cast<size_t>(p.num_rows) + 1);
+  begins_[0] = 0;
   sources_.resize(static_cast<size_t>(p.num_rows));
   for (int32_t r = 0; r < p.num_rows; ++r) begins_[r + 1] = begins_[r] + p.max_draft_len[r];
   ForEachRow(p.num_rows, [&](int32_t r) {

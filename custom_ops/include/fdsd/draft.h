@@ -27,7 +27,7 @@ struct DraftProposeParams {
   const int32_t* max_draft_len;     // [R] the prefix not counted
   const int32_t* prefix_token_ids;  // [cu_num_prefix[R]], nullptr = nobody has one
   const int32_t* cu_num_prefix;     // [R + 1], nullptr = nobody has one
-  int32_t* draft_token_ids;         // [max_num_drafts], the first cu_num_draft[R] are written
+  int32_t* draft_token_ids;         // [max_num_drafts], the first cu_num_draft[R] are drafts
   int32_t* cu_num_draft;            // [R + 1]
   int32_t* evidence;                // [R, 3] matched, recent, origin of each row's DraftEvidence; nullptr = unwanted
   float* draft_prob;                // as draft_token_ids: of each draft, see DraftEvidence; nullptr = unwanted

@@ -14,7 +14,7 @@ from fastdeploy_sd.types import ChoiceReport, Judgement
 logger = logging.getLogger(__name__)
 
 # Steps between two reports, and how many of them must have been asked in: a report takes as long as asking.
-_STEPS_PER_REPORT, _ASKED_PER_REPORT = 32, 4
+_STEPS_PER_REPORT, _ASKED_PER_REPORT = 32, 2
 _SECONDS_PER_LOG_LINE = 60.0
 
 
@@ -24,11 +24,11 @@ class ChoiceLog:
     Args:
         choices: all that there are.
         drafts: the one of them with drafts; the others are reasons to have none.
+        first: the one that holds before anything was chosen.
     """
 
-    def __init__(self, choices: Iterable[str], drafts: str) -> None:
-        self._num_steps, self._drafts = dict.fromkeys(choices, 0), drafts
-        self._latest = ""
+    def __init__(self, choices: Iterable[str], drafts: str, first: str) -> None:
+        self._num_steps, self._drafts, self._latest = dict.fromkeys(choices, 0), drafts, first
         self._num_unreported = self._num_asked = 0
         self._next_line = time.monotonic() + _SECONDS_PER_LOG_LINE
 

@@ -70,7 +70,7 @@ class AutoMethod(Proposer):
         )
         if context.board.phase_seconds is not None:
             self._auto.policy.measure(context.board.phase_seconds)
-        self._choice, self._log = _REQUEST, ChoiceLog(_CHOICES, _DRAFTS)
+        self._choice, self._log = _REQUEST, ChoiceLog(_CHOICES, _DRAFTS, _REQUEST)
         self._num_unlearned = 0
         self._rests = Rests()
         self._lessons = Lessons(self._times, self._guard)
@@ -209,7 +209,9 @@ class AutoMethod(Proposer):
             decision = self._decide(x, num_kv_tokens, least_gain)
             self._asked = x if self._dear is None and x.prefix is None else None
             # The first step with drafts behind a plain one takes longer than others.
-            is_usual = self._asked is not None and self._board.num_tokens > num_requests
+            b = self._board
+            has_drafts = b.num_tokens - b.num_prompt_tokens > num_requests
+            is_usual = self._asked is not None and has_drafts and b.num_prompt_tokens_ahead == 0
             self._bound = (num_requests, least_gain) if is_usual else None
         self._expect(decision)
         choice = self._outcome(decision, num_certain)

@@ -272,3 +272,14 @@ def test_slots_out_of_range_are_refused(table_row: int) -> None:
 def test_an_index_of_nothing_is_refused(num_table_rows: int, rule: NgramRule, field: str) -> None:
     with pytest.raises(ValueError, match=f"ngram_create: {field}: expected"):
         NgramIndex(num_table_rows, rule)
+
+
+def test_a_table_row_twice_in_a_step_is_refused() -> None:
+    """Rows are looked up at once, each in tables of its own."""
+    proposer, table = proposer_of(), np.zeros((NUM_SLOTS, MAX_TOKENS), np.int32)
+    proposer.begin([DraftRequest("a", 0, 4, 4)])
+    x = ProposeInput(("a", "b"), np.zeros(2, np.int32), table, i32(4, 4), i32(1, 1))
+    with pytest.raises(ValueError, match="table_rows: expected none twice"):
+        proposer.propose(x)
+    proposer.propose(ProposeInput(("a",), np.zeros(1, np.int32), table, i32(4), i32(1)))
+    proposer.check_integrity(table)

@@ -121,11 +121,8 @@ Error DraftPolicy::Ask(const PolicyDecideParams& p) {
 }
 
 Error DraftPolicy::Offer(const PolicyDecideParams& p) {
+  if (Error error = Ask(p)) return error;
   PhaseClock clock(p.phase_seconds);
-  if (Error error = CheckRows(p)) return error;
-  clock.Lap(PolicyPhase::kCheck);
-  if (Error error = asked_.Ask(p.rows, p.offers)) return error;
-  clock.Lap(PolicyPhase::kAsk);
   if (Error error = asked_.CheckOffers(p.rows, p.offers)) return error;
   clock.Lap(PolicyPhase::kCheck);
   Score(p.rows);

@@ -230,10 +230,10 @@ class AutoMethod(Proposer):
 
     def _expect(self, decision: Decision) -> None:
         """Note what the next step is expected to take."""
-        num_drafts = len(decision.drafts.token_ids)
         self._next.stretch = decision.time / decision.plain_time
         if self._times.model is not None:
-            around_ms = self._times.ms_around(self._board.num_requests, has_drafts=num_drafts > 0)
+            has_drafts = len(decision.drafts.token_ids) > 0
+            around_ms = self._times.ms_around(self._board.num_requests, has_drafts=has_drafts)
             self._next.predicted_s = (decision.time * self._times.model.speed - around_ms) / 1e3
 
     def _decide(self, x: ProposeInput, num_kv_tokens: int, least_gain: float) -> Decision:

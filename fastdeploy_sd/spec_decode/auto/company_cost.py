@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.spec_decode.auto_profile import StepSample
+from fastdeploy_sd.types import I32
 
 F64 = npt.NDArray[np.float64]
 _SHORTEST_MS = 1e-6
@@ -27,6 +28,10 @@ class ContextCost:
     Args:
         steps: of the profile.
         short: the context beyond which tokens count.
+
+    Attributes:
+        slopes: ms of a token of context more.
+        shares: what a draft takes to read its request's context, over what the request's own token does: 0 .. 1.
     """
 
     def __init__(self, steps: Sequence[StepSample], short: int) -> None:
@@ -43,15 +48,11 @@ class ContextCost:
             elif slopes.get(n, 0.0) > 0:
                 share = (per_token / slopes[n] - 1.0) / (rows / n - 1.0)
                 shares[n] = min(max(share, 0.0), _LARGEST_SHARE)
-        self._slopes, self._shares = _ByRequests(slopes), _ByRequests(shares)
+        self.slopes, self.shares = ByRequests(slopes), ByRequests(shares)
 
     def ms(self, num_requests: int, num_kv_tokens: int) -> float:
         """Return what the requests' own tokens take to read so many tokens of context, of all requests together."""
-        return self._slopes.at(num_requests) * max(0, num_kv_tokens - num_requests * self._short)
-
-    def share(self, num_requests: int) -> float:
-        """Return what a draft takes to read its request's context, over what the request's own token does: 0 .. 1."""
-        return self._shares.at(num_requests)
+        return self.slopes.at(num_requests) * max(0, num_kv_tokens - num_requests * self._short)
 
 
 class CompanyShape:
@@ -61,6 +62,10 @@ class CompanyShape:
         steps: of the profile.
         curve: f64[N], > 0: the time of one request's step by its rows, at the shortest context.
         contexts: what longer contexts take.
+
+    Attributes:
+        numbers: i32[C], numbers of requests, rising from 1.
+        ratios: f64[C, N], of each by rows.
     """
 
     def __init__(self, steps: Sequence[StepSample], curve: F64, contexts: ContextCost) -> None:
@@ -70,40 +75,29 @@ class CompanyShape:
                 ms = s.ms - contexts.ms(s.requests, s.requests * s.context)
                 points.setdefault(s.requests, {})[s.rows] = max(ms, _SHORTEST_MS) / curve.item(s.rows)
         rows = np.arange(len(curve))
-        self._numbers = np.log2(np.array([1, *sorted(points)], np.float64))
         ratios: list[F64] = [np.ones(len(curve))]
         for n in sorted(points):
             known = sorted(points[n])
             ratios.append(np.interp(rows, known, [points[n][row] for row in known]))
-        self._ratios = ratios
-
-    def at(self, num_requests: int) -> F64:
-        """Return f64[N], by rows."""
-        where = math.log2(max(num_requests, 1))
-        above = int(np.searchsorted(self._numbers, where))
-        if above >= len(self._numbers):
-            return self._ratios[-1]
-        if above == 0:
-            return self._ratios[0]
-        low, high = self._numbers.item(above - 1), self._numbers.item(above)
-        part = (where - low) / (high - low)
-        found: F64 = (1.0 - part) * self._ratios[above - 1] + part * self._ratios[above]
-        return found
+        self.numbers: I32 = np.array([1, *sorted(points)], np.int32)
+        self.ratios: F64 = np.array(ratios)
 
 
-class _ByRequests:
-    """A number by how many requests there are; 0 where none was measured."""
+class ByRequests:
+    """A number by how many requests there are; 0 where none was measured.
+
+    Attributes:
+        numbers: i32[n], of requests, rising.
+        values: f64[n], of each.
+    """
 
     def __init__(self, found: dict[int, float]) -> None:
         known = sorted(found)
-        self._numbers = [math.log2(n) for n in known]
-        self._values = [found[n] for n in known]
-        self._at: dict[int, float] = {}
+        self.numbers: I32 = np.array(known, np.int32)
+        self.values: F64 = np.array([found[n] for n in known], np.float64)
 
     def at(self, num_requests: int) -> float:
-        value = self._at.get(num_requests)
-        if value is None:
-            where = math.log2(max(num_requests, 1))
-            value = float(np.interp(where, self._numbers, self._values)) if self._values else 0.0
-            self._at[num_requests] = value
-        return value
+        """Return that of so many requests."""
+        if not len(self.values):
+            return 0.0
+        return float(np.interp(math.log2(max(num_requests, 1)), np.log2(self.numbers), self.values))

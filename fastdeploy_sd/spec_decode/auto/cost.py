@@ -1,33 +1,29 @@
 """What the next step takes with so many drafts in it: measured times, interpolated, kept true online.
 
-    T(rows, requests, KV tokens) = curve(rows) * shape(rows, requests)
-                                 + slope(requests) * (KV tokens + share(requests) * those read by drafts)
-
-each part corrected by what steps take. A draft reads the context of its request again, out of nearer caches.
-
-Only how times compare matters to a decision: a machine that became slower as a whole changes none.
+What was measured is worked out here; what steps say of it since is followed by the kernel library. See
+custom_ops/cpu/drafters/step_cost.h.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
+import weakref
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.runtime.arrays import address
+from fastdeploy_sd.runtime.bound_call import BoundCall
+from fastdeploy_sd.runtime.layout import struct_type
+from fastdeploy_sd.runtime.library import call, library
 from fastdeploy_sd.spec_decode.auto.company_cost import F64, CompanyShape, ContextCost
-from fastdeploy_sd.spec_decode.auto.row_corrections import RowCorrections
-from fastdeploy_sd.spec_decode.auto.step_slope import SlopeOfSteps
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
 
 # Drafts in a step at most; a step with more is not worth it on any machine.
 MAX_STEP_DRAFTS = 512
-# So many steps are observed before their times change what is expected of others, unless they are of a rare kind.
-_REFRESH_STEPS = 64
-# One step says at most this much: what interrupts it says nothing of it, and interrupts long steps most often.
-_MAX_STEP_RATIO = 1.25
 
 
 class DraftTimes(NamedTuple):
@@ -36,7 +32,8 @@ class DraftTimes(NamedTuple):
         curve[num_rows + d] + fixed + d * per_draft, and any_draft more where d > 0
 
     Attributes:
-        curve: f64[N], by rows of a step, at most N - 1; rising from num_rows on. Not to be written to.
+        curve: f64[N], by rows of a step, at most N - 1; rising from num_rows on. Not to be written to; whoever made it
+            may do so after a step.
         num_rows: of the step without drafts, < N.
         fixed: what every step takes besides; > -curve[num_rows].
         per_draft: what each draft does, >= 0.
@@ -102,82 +99,119 @@ class CostModel:
 
     Args:
         profile: measured on this machine.
-        max_num_rows: of a step, drafts included.
+        max_num_rows: of a step, drafts included; at least 1.
+
+    Attributes:
+        handle: of the native object.
+
+    Raises:
+        ValueError: a number is out of range.
     """
 
     def __init__(self, profile: CostProfile, max_num_rows: int) -> None:
-        self._max_num_rows = max_num_rows
-        self._rows = np.arange(max_num_rows + 1, dtype=np.float64)
-        short = min(sample.context for sample in profile.steps if (sample.rows, sample.requests) == (1, 1))
-        alone = [s for s in profile.steps if s.requests == 1 and s.context <= short]
-        longest = max(s.rows for s in alone)
-        prompts = [s for s in profile.steps if s.requests == 0 and s.rows > longest]
-        # Of a prompt's rows one chooses a token, so as many of a request and its drafts take no less.
-        own, at_least = (self._interpolated(steps) for steps in (alone, alone + prompts))
-        self._curve = _rising(np.maximum(own, at_least))
-        self._contexts = ContextCost(profile.steps, short)
-        self._shape = CompanyShape(profile.steps, self._curve, self._contexts)
-        self._corrections = RowCorrections(max_num_rows)
-        self._corrected = self._curve
-        self._more_share = SlopeOfSteps()  # what drafts read besides what was measured
-        self._num_observed = 0
-        self._tables: dict[int, F64] = {}
+        self._native = _NativeCost(profile, max_num_rows)
+        self.handle = self._native.handle
+        self._curves: dict[int, F64] = {}  # by address
+        self._times: Any = struct_type("PolicyTimesParams")()
+        self._outcome = np.ones(2, np.float64)
+        params = struct_type("StepCostParams")(
+            cost=self.handle, times=ctypes.addressof(self._times), outcome=address(self._outcome)
+        )
+        self._params: Any = params
+        self._run_times, self._run_expected, self._run_observe = (
+            BoundCall(f"step_cost_{op}", params).run for op in ("times", "expected", "observe")
+        )
 
     def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
-        """See StepTimes.times; in ms of the machine as it was measured."""
-        rows = min(num_rows, self._max_num_rows)
-        kv_ms = self._contexts.ms(num_requests, num_kv_tokens)
-        per_draft = self._share(num_requests) * kv_ms / max(num_requests, 1)
-        return DraftTimes(self._table(num_requests), rows, kv_ms, per_draft)
+        """See StepTimes.times; in ms of the machine as it was measured.
+
+        Of rows that few steps had, or none, a little less is hoped than is known: so they are tried.
+        """
+        self._name_step(num_rows, num_requests, num_kv_tokens)
+        self._run_times()
+        found = self._times
+        curve = self._curves.get(found.curve)
+        if curve is None:
+            curve = self._curves[found.curve] = self._native.curve_at(found.curve, found.num_times)
+        return DraftTimes(curve, found.num_step_rows, found.fixed, found.per_draft)
 
     def observe(self, num_rows: int, num_requests: int, num_kv_tokens: int, ms: float) -> None:
         """A step of this kind took `ms`.
 
-        A step is believed up to a factor of 1.25, so that several agree before much changes.
+        A step is believed up to a factor of 1.25 of what was hoped, so that several agree before much changes.
+
+        Raises:
+            ValueError: `ms` is not finite.
         """
-        more = self._more_share
-        read_ms = self._read_ms(num_rows, num_requests, num_kv_tokens)
-        expected = self.expected(num_rows, num_requests, num_kv_tokens)
-        measured = expected + (self._contexts.share(num_requests) - self._share(num_requests)) * read_ms
-        ratio = min(max(ms / (expected * self.speed), 1 / _MAX_STEP_RATIO), _MAX_STEP_RATIO)
-        more.observe(ratio * self.speed * expected / measured, read_ms / measured)
-        is_news = self._corrections.observe(self._row(num_rows), ratio)
-        self._num_observed += 1
-        if is_news or self._num_observed % _REFRESH_STEPS == 0:
-            self._tables.clear()
-            self._corrected = self._curve * self._corrections.by_rows()
+        self._name_step(num_rows, num_requests, num_kv_tokens)
+        self._params.ms = ms
+        self._run_observe()
 
     def expected(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> float:
-        """What a step of this kind takes, in ms of the machine as it was measured."""
-        kv_ms = self._contexts.ms(num_requests, num_kv_tokens)
-        read_ms = self._read_ms(num_rows, num_requests, num_kv_tokens)
-        return self._table(num_requests).item(self._row(num_rows)) + kv_ms + self._share(num_requests) * read_ms
-
-    def _interpolated(self, steps: Sequence[StepSample]) -> F64:
-        return _interpolated([s.rows for s in steps], [s.ms for s in steps], self._rows)
-
-    def _row(self, num_rows: int) -> int:
-        return min(max(num_rows, 1), self._max_num_rows)
-
-    def _read_ms(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> float:
-        """What drafts would take to read contexts, if each took what its request's own token does."""
-        return (num_rows - num_requests) * self._contexts.ms(num_requests, num_kv_tokens) / max(num_requests, 1)
+        """What a step of this kind takes as far as is known, in ms of the machine as it was measured."""
+        self._name_step(num_rows, num_requests, num_kv_tokens)
+        self._run_expected()
+        return self._outcome.item(0)
 
     @property
     def speed(self) -> float:
         """How long steps take against when the profile was measured: 1.7 = they take 1.7 times as long."""
-        return self._corrections.speed
+        return self._outcome.item(1)
 
-    def _share(self, num_requests: int) -> float:
-        """What a draft takes to read its request's context, over what the request's own token does."""
-        return max(0.0, self._contexts.share(num_requests) + self._more_share.value)
+    def _name_step(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> None:
+        p = self._params
+        p.num_rows, p.num_requests, p.num_kv_tokens = num_rows, num_requests, num_kv_tokens
 
-    def _table(self, num_requests: int) -> F64:
-        """f64[max_num_rows + 1]: the time of every number of rows of so many requests, at the shortest context."""
-        table = self._tables.get(num_requests)
-        if table is None:
-            table = self._tables[num_requests] = _rising(self._corrected * self._shape.at(num_requests))
-        return table
+
+class _NativeCost:
+    """The native object. Whoever has a curve of it keeps it alive."""
+
+    def __init__(self, profile: CostProfile, max_num_rows: int) -> None:
+        short = min(sample.context for sample in profile.steps if (sample.rows, sample.requests) == (1, 1))
+        curve = _curve_alone(profile.steps, short, max_num_rows)
+        contexts = ContextCost(profile.steps, short)
+        company = CompanyShape(profile.steps, curve, contexts)
+        slopes, shares = contexts.slopes, contexts.shares
+        self.handle = ctypes.c_void_p()
+        params = struct_type("StepCostCreateParams")(
+            num_times=len(curve),
+            curve=curve.ctypes.data,
+            num_shapes=len(company.numbers),
+            shape_counts=company.numbers.ctypes.data,
+            shapes=company.ratios.ctypes.data,
+            short_context=short,
+            num_slopes=len(slopes.numbers),
+            slope_counts=slopes.numbers.ctypes.data,
+            slopes=slopes.values.ctypes.data,
+            num_shares=len(shares.numbers),
+            share_counts=shares.numbers.ctypes.data,
+            shares=shares.values.ctypes.data,
+            cost=ctypes.addressof(self.handle),
+        )
+        call("step_cost_create", params)
+        weakref.finalize(self, library().fdsd_step_cost_destroy, self.handle)
+
+    def curve_at(self, where: int, num_times: int) -> F64:
+        """Return the native f64[num_times] at this address."""
+        memory: Any = (ctypes.c_double * num_times).from_address(where)
+        memory.owner = self
+        curve: F64 = np.frombuffer(memory, np.float64)
+        return curve
+
+
+def _curve_alone(steps: Sequence[StepSample], short: int, max_num_rows: int) -> F64:
+    """Return f64[max_num_rows + 1]: what a step of one request takes by its rows, at the shortest context."""
+    alone = [s for s in steps if s.requests == 1 and s.context <= short]
+    longest = max(s.rows for s in alone)
+    prompts = [s for s in steps if s.requests == 0 and s.rows > longest]
+    wanted = np.arange(max_num_rows + 1, dtype=np.float64)
+    # Of a prompt's rows one chooses a token, so as many of a request and its drafts take no less.
+    own, at_least = (
+        _interpolated([s.rows for s in found], [s.ms for s in found], wanted) for found in (alone, alone + prompts)
+    )
+    # More rows never take less: what was measured so was noise.
+    curve: F64 = np.maximum.accumulate(np.maximum(own, at_least))
+    return curve
 
 
 def _interpolated(rows: Sequence[int], ms: Sequence[float], wanted: F64) -> F64:
@@ -196,10 +230,4 @@ def _interpolated(rows: Sequence[int], ms: Sequence[float], wanted: F64) -> F64:
         before = max(int(np.searchsorted(x, x[-1] / 2, side="right")) - 1, 0)
         slope = min(max(0.0, (y[-1] - y[before]) / (x[-1] - x[before])), y[-1] / x[-1])
         found = np.where(wanted > x[-1], y[-1] + slope * (wanted - x[-1]), found)
-    return found
-
-
-def _rising(times: F64) -> F64:
-    """More rows never take less: what was measured so was noise."""
-    found: F64 = np.maximum.accumulate(times)
     return found

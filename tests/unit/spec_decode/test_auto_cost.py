@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import numpy as np
 import pytest
 
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.runtime.layout import struct_type
+from fastdeploy_sd.runtime.library import call
 from fastdeploy_sd.spec_decode.auto.cost import MAX_STEP_DRAFTS, CostModel, LinearCost
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
 
@@ -185,3 +188,85 @@ def test_steps_that_nobody_ran_are_tried_and_found_out(
         num_rows = 16 * (1 + drafted[-1])
         model.observe(num_rows, 16, 1024, truth.item(num_rows - 16))
     assert [n for i, n in enumerate(drafted) if i % 48 and n not in best and i >= 100] == []
+
+
+def test_what_is_hoped_of_steps_says_nothing_of_what_drafts_read() -> None:
+    """Where all steps take what was measured nothing is learned, however seldom a kind of them is."""
+    alone = [(1, 1, 10, 1.0), (8, 1, 10, 1.7), (16, 1, 10, 2.5), (1, 1, 1010, 2.0), (8, 1, 1010, 3.05)]
+    company = [(8, 8, 10, 2.0), (64, 8, 10, 5.2), (8, 8, 1010, 6.0), (64, 8, 1010, 13.2)]
+    model, source = CostModel(profile(*alone, *company), 80), random.Random(5)
+    truth = {n: model.times(n, n, 1010 * n) for n in (1, 8)}
+    times = {n: found.array(64).tolist() for n, found in truth.items()}
+    for _ in range(400):
+        num_requests = source.choice((1, 8))
+        num_drafts = num_requests * source.choice((0, 0, 0, 0, 1, 3, 7))
+        model.observe(num_requests + num_drafts, num_requests, 1010 * num_requests, times[num_requests][num_drafts])
+        found = model.times(num_requests, num_requests, 1010 * num_requests)
+        assert found.per_draft == pytest.approx(truth[num_requests].per_draft, abs=1e-9)
+        expected = model.expected(num_requests + num_drafts, num_requests, 1010 * num_requests)
+        assert expected == pytest.approx(times[num_requests][num_drafts])
+    assert model.speed == pytest.approx(1.0)
+
+
+def test_times_outlive_their_model() -> None:
+    times = CostModel(STAIR, 40).times(1, 1, 10)
+    gc.collect()
+    assert times.array(4).tolist() == [1.0, 1.0, 1.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "max_num_rows", "refused"),
+    [
+        ([(1, 1, 10, 1.0)], 0, "num_times: expected at least 2"),
+        ([(1, 1, 10, 0.0)], 4, "curve: expected finite rising numbers > 0"),
+        ([(1, 1, 10, 1.0), (2, 2, 10, float("inf"))], 4, "shapes: expected finite numbers > 0"),
+        ([(1, 1, -1, 1.0)], 4, "short_context: expected >= 0"),
+        ([(1, 1, 10, 1.0), (1, 1, 20, float("inf"))], 4, "slopes: expected finite numbers >= 0"),
+    ],
+)
+def test_times_that_cannot_be_are_refused(
+    steps: list[tuple[int, int, int, float]], max_num_rows: int, refused: str
+) -> None:
+    with pytest.raises(ValueError, match=refused):
+        CostModel(profile(*steps), max_num_rows)
+
+
+@pytest.mark.parametrize(
+    ("changed", "refused"),
+    [
+        ({"num_shapes": 0}, "num_shapes: expected at least 1"),
+        ({"shape_counts": [2, 3]}, "shape_counts: expected rising numbers from 1"),
+        ({"shape_counts": [1, 1]}, "shape_counts: expected rising numbers from 1"),
+        ({"num_slopes": -1}, "slope_counts: expected rising numbers >= 1"),
+        ({"slope_counts": [0, 1]}, "slope_counts: expected rising numbers >= 1"),
+        ({"share_counts": [4, 2]}, "share_counts: expected rising numbers >= 1"),
+        ({"shares": [0.0, 1.5]}, "shares: expected 0 to 1"),
+    ],
+)
+def test_tables_that_no_profile_has_are_refused(
+    changed: dict[str, int | list[int] | list[float]], refused: str
+) -> None:
+    counts = np.array([1, 2], np.int32)
+    ones, curve = np.ones((2, 3)), np.ones(3)
+    fields: dict[str, int] = {
+        "num_times": 3, "curve": curve.ctypes.data,
+        "num_shapes": 2, "shape_counts": counts.ctypes.data, "shapes": ones.ctypes.data,
+        "num_slopes": 2, "slope_counts": counts.ctypes.data, "slopes": ones.ctypes.data,
+        "num_shares": 2, "share_counts": counts.ctypes.data, "shares": ones.ctypes.data,
+    }  # fmt: skip
+    arrays = []  # kept alive
+    for name, value in changed.items():
+        if isinstance(value, list):
+            arrays.append(np.array(value, np.int32 if name.endswith("counts") else np.float64))
+            fields[name] = arrays[-1].ctypes.data
+        else:
+            fields[name] = value
+    with pytest.raises(ValueError, match=refused):
+        call("step_cost_create", struct_type("StepCostCreateParams")(**fields))
+
+
+def test_a_step_takes_some_time() -> None:
+    model = CostModel(STAIR, 40)
+    with pytest.raises(ValueError, match="ms: expected a finite number"):
+        model.observe(1, 1, 10, float("nan"))
+    assert model.speed == 1.0

@@ -36,7 +36,8 @@ def test_what_any_draft_costs_is_found_out_within_a_few_steps() -> None:
         run(found, board, num_drafts, 0.4)
     assert found.times(1, 1, 8).any_draft == 0  # in the step behind one with drafts
     run(found, board, 0)
-    assert found.times(1, 1, 8).any_draft == pytest.approx(0.4, rel=0.25)
+    # A part is taken for that of so many rows, as there were no drafts without.
+    assert found.times(1, 1, 8).any_draft == pytest.approx(0.35, rel=0.25)
     assert found.times(1, 1, 8).array(4)[4] == pytest.approx(PLAIN_MS + 4 * ROW_MS + 0.4, rel=0.1)
 
 

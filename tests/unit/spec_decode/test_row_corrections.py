@@ -5,79 +5,103 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.auto.row_corrections import RowCorrections
+from fastdeploy_sd.spec_decode.auto.cost import CostModel
+from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
 
 NUM_ROWS = 200
+ROW_MS = 0.1
+# Every row takes as much, so that whatever is believed of more rows is told as it is.
+MEASURED = 1.0 + ROW_MS * np.arange(NUM_ROWS + 1)
+# Steps after which those before count, whether they were news or not.
+MANY_STEPS = 64
 
 
-def run(corrections: RowCorrections, num_rows: int, truth: float, num_steps: int = 1) -> None:
+def cost_model() -> CostModel:
+    steps = [StepSample(rows, 1, 8, MEASURED.item(rows)) for rows in (1, NUM_ROWS)]
+    return CostModel(CostProfile({}, {}, tuple(steps)), NUM_ROWS)
+
+
+def run(model: CostModel, num_rows: int, truth: float, num_steps: int = 1) -> None:
     """Steps take `truth` times what was measured."""
     for _ in range(num_steps):
-        believed = corrections.speed * corrections.by_rows().item(num_rows)
-        corrections.observe(num_rows, min(max(truth / believed, 0.8), 1.25))
+        model.observe(num_rows, 1, 8, truth * MEASURED.item(num_rows))
 
 
-def over_plain(corrections: RowCorrections, num_rows: int) -> float:
-    """What such steps are expected to take over those of 16 rows, each over what was measured."""
-    found = corrections.by_rows()
+def over_plain(model: CostModel, num_rows: int) -> float:
+    """What such steps are hoped to take over those of 16 rows, each over what was measured."""
+    found = model.times(1, 1, 8).curve / MEASURED
     return found.item(num_rows) / found.item(16)
 
 
+def known_over_plain(model: CostModel, num_rows: int) -> float:
+    """What is known of them, nothing hoped."""
+    known, plain = (model.expected(rows, 1, 8) / MEASURED.item(rows) for rows in (num_rows, 16))
+    return known / plain
+
+
 def test_what_was_measured_holds_before_a_step_was_seen() -> None:
-    assert RowCorrections(NUM_ROWS).by_rows().tolist() == [1.0] * (NUM_ROWS + 1)
+    model = cost_model()
+    assert model.times(1, 1, 8).curve[1:].tolist() == pytest.approx(MEASURED[1:].tolist())
+    assert model.speed == 1.0
 
 
 @pytest.mark.parametrize("speed", [0.6, 1.0, 1.7])
 def test_a_machine_of_another_speed_makes_rows_never_seen_neither_dearer_nor_cheaper(speed: float) -> None:
-    corrections = RowCorrections(NUM_ROWS)
-    run(corrections, 16, speed, 100)
-    assert corrections.speed == pytest.approx(speed, rel=0.01)
-    assert over_plain(corrections, 16) == 1.0
-    assert over_plain(corrections, 4) == pytest.approx(1.0, abs=0.01)
-    # More rows are hoped to take a little less, one and all.
-    assert over_plain(corrections, 64) == pytest.approx(0.86, abs=0.015)
-    assert over_plain(corrections, 136) == pytest.approx(over_plain(corrections, 64), abs=0.001)
+    model = cost_model()
+    run(model, 16, speed, 2 * MANY_STEPS)
+    assert model.speed == pytest.approx(speed, rel=0.01)
+    assert over_plain(model, 4) == pytest.approx(1.0, abs=0.01)
+    # More rows are hoped to take a little less, one and all; what is known of them is what was measured.
+    assert over_plain(model, 64) == pytest.approx(0.86, abs=0.015)
+    assert over_plain(model, 136) == pytest.approx(over_plain(model, 64), abs=0.001)
+    assert known_over_plain(model, 136) == pytest.approx(1.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("truth", [0.8, 1.0, 1.2])
 def test_a_few_steps_tell_what_so_many_rows_take(truth: float) -> None:
-    corrections = RowCorrections(NUM_ROWS)
-    run(corrections, 16, 1.0, 30)
+    model = cost_model()
+    run(model, 16, 1.0, 30)
     for _ in range(10):
-        run(corrections, 128, truth)
-        run(corrections, 16, 1.0)
-    assert over_plain(corrections, 128) == pytest.approx(truth, rel=0.1)
-    assert min(truth, 1.0) < over_plain(corrections, 64) + 0.02 < max(truth, 1.0) + 0.04, "between those seen"
+        run(model, 128, truth)
+        run(model, 16, 1.0)
+    run(model, 16, 1.0, MANY_STEPS)
+    assert over_plain(model, 128) == pytest.approx(truth, rel=0.1)
+    assert min(truth, 1.0) < over_plain(model, 64) + 0.02 < max(truth, 1.0) + 0.04, "between those seen"
 
 
 def test_one_interrupted_step_says_little_where_many_were_seen_and_something_where_none_was() -> None:
-    corrections = RowCorrections(NUM_ROWS)
+    model = cost_model()
     for _ in range(50):
-        run(corrections, 16, 1.0)
-        run(corrections, 64, 1.0)
-    run(corrections, 64, 9.0)
-    assert over_plain(corrections, 64) == pytest.approx(1.0, abs=0.02)
-    run(corrections, 136, 9.0)
-    assert 0.85 < over_plain(corrections, 136) < 1.1
+        run(model, 16, 1.0)
+        run(model, 64, 1.0)
+    run(model, 64, 9.0)
+    run(model, 16, 1.0, MANY_STEPS)
+    assert over_plain(model, 64) == pytest.approx(1.0, abs=0.02)
+    run(model, 136, 9.0)
+    assert 0.85 < over_plain(model, 136) < 1.1
 
 
 def test_what_was_found_out_is_forgotten_and_hoped_for_again() -> None:
-    corrections = RowCorrections(NUM_ROWS)
-    run(corrections, 16, 1.0, 30)
+    model = cost_model()
+    run(model, 16, 1.0, 30)
     for _ in range(12):
-        run(corrections, 128, 1.3)
-        run(corrections, 16, 1.0)
-    assert over_plain(corrections, 128) > 1.1
-    run(corrections, 16, 1.0, 300)
-    assert over_plain(corrections, 128) > 1.0
-    run(corrections, 16, 1.0, 3000)
-    assert over_plain(corrections, 128) == pytest.approx(0.86, abs=0.015)
+        run(model, 128, 1.3)
+        run(model, 16, 1.0)
+    assert over_plain(model, 128) > 1.1
+    run(model, 16, 1.0, 300)
+    assert over_plain(model, 128) > 1.0
+    run(model, 16, 1.0, 3000)
+    assert over_plain(model, 128) == pytest.approx(0.86, abs=0.015)
 
 
-def test_a_step_says_whether_it_was_of_a_rare_kind() -> None:
-    corrections = RowCorrections(NUM_ROWS)
-    assert corrections.observe(16, 1.0)
-    assert not [corrections.observe(16, 1.0) for _ in range(20)][-1]
-    assert corrections.observe(128, 1.0)
-    assert np.isfinite(corrections.by_rows()).all()
-    assert corrections.observe(NUM_ROWS, 1.0), "the last row has no octave above it"
+@pytest.mark.parametrize("num_rows", [100, 128, NUM_ROWS])  # the last row has no octave above it
+def test_a_step_of_a_rare_kind_counts_at_once(num_rows: int) -> None:
+    model = cost_model()
+    run(model, 16, 1.0, 30)
+    before = model.expected(num_rows, 1, 8)
+    run(model, num_rows, 1.1)
+    assert model.expected(num_rows, 1, 8) > before
+    # One more of those that are known waits for others.
+    before = model.expected(16, 1, 8)
+    run(model, 16, 1.1)
+    assert model.expected(16, 1, 8) == before

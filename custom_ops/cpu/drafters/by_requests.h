@@ -1,0 +1,60 @@
+#pragma once
+// Where a number of requests lies between those that were measured, over factors of two. Knows no times.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+namespace fdsd {
+
+class RequestCounts {
+ public:
+  explicit RequestCounts(std::span<const int32_t> counts) {
+    for (const int32_t count : counts) logs_.push_back(std::log2(count));
+  }
+
+  // Between the counts at `index` and behind it, `part` of the way; part is 0 at the first and the last.
+  struct Place {
+    size_t index;
+    double part;
+  };
+
+  // Requires at least one count.
+  Place Find(int32_t num_requests) const {
+    const double log = std::log2(std::max(num_requests, 1));
+    if (log <= logs_.front()) return {0, 0.0};
+    if (log >= logs_.back()) return {logs_.size() - 1, 0.0};
+    const auto above = static_cast<size_t>(std::ranges::upper_bound(logs_, log) - logs_.begin());
+    return {above - 1, (log - logs_[above - 1]) / (logs_[above] - logs_[above - 1])};
+  }
+
+  static bool AreRising(std::span<const int32_t> counts) {
+    return counts.empty() ||
+           (counts.front() >= 1 && std::ranges::adjacent_find(counts, std::greater_equal<>()) == counts.end());
+  }
+
+ private:
+  std::vector<double> logs_;
+};
+
+// A number by how many requests there are; 0 where none was measured.
+class ByRequests {
+ public:
+  ByRequests(std::span<const int32_t> counts, const double* values)
+      : counts_(counts), values_(values, values + counts.size()) {}
+
+  double At(int32_t num_requests) const {
+    if (values_.empty()) return 0.0;
+    const auto [index, part] = counts_.Find(num_requests);
+    return part > 0 ? values_[index] + part * (values_[index + 1] - values_[index]) : values_[index];
+  }
+
+ private:
+  RequestCounts counts_;
+  std::vector<double> values_;
+};
+
+}  // namespace fdsd

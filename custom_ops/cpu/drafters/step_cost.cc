@@ -1,0 +1,143 @@
+#include "step_cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <span>
+
+namespace fdsd {
+namespace {
+
+// So many steps are observed before their times change what is expected of others, unless they are of a rare kind.
+constexpr int64_t kRefreshSteps = 64;
+// One step says at most this much: what interrupts it says nothing of it, and interrupts long steps most often.
+constexpr double kMostStepRatio = 1.25;
+
+template <typename T>
+std::span<const T> Span(const T* values, int64_t count) {
+  return {values, static_cast<size_t>(count)};
+}
+
+bool ArePositive(std::span<const double> values) {
+  return std::ranges::all_of(values, [](double value) { return value > 0 && std::isfinite(value); });
+}
+
+// What drafts would take to read contexts, if each took what its request's own token does.
+double ReadMs(int32_t num_rows, int32_t num_requests, double context_ms) {
+  return (num_rows - num_requests) * context_ms / std::max(num_requests, 1);
+}
+
+}  // namespace
+
+Error StepCost::CheckCreate(const StepCostCreateParams& p) {
+  if (p.num_times < 2) return "num_times: expected at least 2, got fewer";
+  const std::span curve = Span(p.curve, p.num_times);
+  if (!ArePositive(curve) || !std::ranges::is_sorted(curve))
+    return "curve: expected finite rising numbers > 0, got others";
+  if (p.num_shapes < 1) return "num_shapes: expected at least 1, got fewer";
+  if (p.shape_counts[0] != 1 || !RequestCounts::AreRising(Span(p.shape_counts, p.num_shapes)))
+    return "shape_counts: expected rising numbers from 1, got others";
+  if (!ArePositive(Span(p.shapes, int64_t{p.num_shapes} * p.num_times)))
+    return "shapes: expected finite numbers > 0, got others";
+  if (p.short_context < 0) return "short_context: expected >= 0, got a negative number";
+  if (p.num_slopes < 0 || !RequestCounts::AreRising(Span(p.slope_counts, p.num_slopes)))
+    return "slope_counts: expected rising numbers >= 1, got others";
+  if (!std::ranges::all_of(Span(p.slopes, p.num_slopes), [](double x) { return x >= 0 && std::isfinite(x); }))
+    return "slopes: expected finite numbers >= 0, got others";
+  if (p.num_shares < 0 || !RequestCounts::AreRising(Span(p.share_counts, p.num_shares)))
+    return "share_counts: expected rising numbers >= 1, got others";
+  if (!std::ranges::all_of(Span(p.shares, p.num_shares), [](double x) { return x >= 0 && x <= 1; }))
+    return "shares: expected 0 to 1, got others";
+  return nullptr;
+}
+
+StepCost::StepCost(const StepCostCreateParams& p)
+    : curve_(p.curve, p.curve + p.num_times),
+      most_shape_requests_(p.shape_counts[p.num_shapes - 1]),
+      shape_counts_(Span(p.shape_counts, p.num_shapes)),
+      shapes_(p.shapes, p.shapes + int64_t{p.num_shapes} * p.num_times),
+      short_context_(p.short_context),
+      slopes_(Span(p.slope_counts, p.num_slopes), p.slopes),
+      shares_(Span(p.share_counts, p.num_shares), p.shares),
+      corrections_(p.num_times - 1) {}
+
+PolicyTimesParams StepCost::Times(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens) {
+  const auto num_times = static_cast<int32_t>(curve_.size());
+  const double context_ms = ContextMs(num_requests, num_kv_tokens);
+  return {.num_step_rows = std::min(num_rows, num_times - 1),
+          .num_times = num_times,
+          .curve = TableOf(num_requests, true).data(),
+          .fixed = context_ms,
+          .per_draft = Share(num_requests) * context_ms / std::max(num_requests, 1),
+          .any_draft = 0.0};
+}
+
+double StepCost::Expected(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens) {
+  return StepMs(num_rows, num_requests, num_kv_tokens, false);
+}
+
+void StepCost::Observe(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens, double ms) {
+  const double read_ms = ReadMs(num_rows, num_requests, ContextMs(num_requests, num_kv_tokens));
+  const double expected = StepMs(num_rows, num_requests, num_kv_tokens, false);
+  const double hoped = StepMs(num_rows, num_requests, num_kv_tokens, true);
+  const double measured = expected + (shares_.At(num_requests) - Share(num_requests)) * read_ms;
+  // What is unknown is slower to be found dear than to be found cheap, yet what was hoped has no part in what is known.
+  const double ratio = std::clamp(ms / (hoped * speed()), 1 / kMostStepRatio, kMostStepRatio) * hoped / expected;
+  more_share_.Observe(ratio * speed() * expected / measured, read_ms / measured);
+  const bool is_news = corrections_.Observe(Row(num_rows), ratio);
+  ++num_observed_;
+  if (is_news || num_observed_ % kRefreshSteps == 0) {
+    corrections_.Refresh();
+    ++num_refreshed_;
+  }
+}
+
+double StepCost::StepMs(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens, bool has_hopes) {
+  const double context_ms = ContextMs(num_requests, num_kv_tokens);
+  return TableOf(num_requests, has_hopes)[static_cast<size_t>(Row(num_rows))] + context_ms +
+         Share(num_requests) * ReadMs(num_rows, num_requests, context_ms);
+}
+
+// Of every number of rows of so many requests, at the shortest context; rising, as more rows never take less.
+const std::vector<double>& StepCost::TableOf(int32_t num_requests, bool has_hopes) {
+  Tables& tables = has_hopes ? hoped_ : known_;
+  if (tables.refresh != num_refreshed_) {
+    tables.corrected.resize(curve_.size());
+    corrections_.WriteFactors(has_hopes, tables.corrected.data());
+    std::ranges::transform(tables.corrected, curve_, tables.corrected.begin(), std::multiplies<>());
+    tables.refresh = num_refreshed_;
+  }
+  // Of more requests than were measured nothing else is known.
+  num_requests = std::clamp(num_requests, 1, most_shape_requests_);
+  Tables::Table& table = tables.by_requests[num_requests];
+  if (table.refresh == num_refreshed_) return table.times;
+  table.times.resize(curve_.size());
+  const auto [index, part] = shape_counts_.Find(num_requests);
+  const double* low = shapes_.data() + index * curve_.size();
+  const double* high = part > 0 ? low + curve_.size() : low;
+  double most = 0.0;
+  for (size_t rows = 0; rows < curve_.size(); ++rows) {
+    most = std::max(most, tables.corrected[rows] * ((1.0 - part) * low[rows] + part * high[rows]));
+    table.times[rows] = most;
+  }
+  table.refresh = num_refreshed_;
+  return table.times;
+}
+
+// What the requests' own tokens take to read so many tokens of context, of all requests together.
+double StepCost::ContextMs(int32_t num_requests, int64_t num_kv_tokens) const {
+  const int64_t num_more = std::max<int64_t>(0, num_kv_tokens - num_requests * short_context_);
+  return slopes_.At(num_requests) * static_cast<double>(num_more);
+}
+
+// What a draft takes to read its request's context, over what the request's own token does.
+double StepCost::Share(int32_t num_requests) const {
+  return std::max(0.0, shares_.At(num_requests) + more_share_.value());
+}
+
+int32_t StepCost::Row(int32_t num_rows) const {
+  return std::clamp(num_rows, 1, static_cast<int32_t>(curve_.size()) - 1);
+}
+
+}  // namespace fdsd

@@ -38,6 +38,8 @@ class DraftMethod:
             a method without a model drafts on every server that speculates.
         chooses: it decides step by step which of the server's methods without a model draft, and how much. It drafts
             only where it is configured.
+        covered_by: the method that nearly always drafts the same or more: one that chooses does not ask both where
+            asking takes long; "" = none.
         default_num_drafts: drafts per request and step at most, unless configured.
         is_replayable: recorded texts are all it needs.
         extensions: value of `mtp_strategy` -> the method that then goes on behind its drafts, one without a model.
@@ -52,6 +54,7 @@ class DraftMethod:
     keys: Sequence[str] = ()
     needs_model: bool = False
     chooses: bool = False
+    covered_by: str = ""
     default_num_drafts: int = 1
     is_replayable: bool = False
     extensions: Mapping[str, str] = field(default_factory=dict)
@@ -71,6 +74,7 @@ METHODS: Mapping[str, DraftMethod] = {
             ".ngram:NgramProposer",
             DraftSource.NGRAM,
             keys=("max_ngram_size", "min_ngram_size", "ngram_max_spec_factor", "follow_copies"),
+            covered_by="suffix",
             is_replayable=True,
             aliases=("ngram_match",),
         ),

@@ -36,21 +36,11 @@ FDSD_EXPORT fdsd::Error fdsd_guard_rest(const fdsd::GuardRestParams* p) {
   return nullptr;
 }
 
-FDSD_EXPORT fdsd::Error fdsd_guard_note_asked(const fdsd::GuardNoteAskedParams* p) {
-  if (p->num_requests <= 0) return "num_requests: expected > 0, got less";
-  if (!p->guard->HasPlainTime(p->num_requests)) {
-    return "num_requests: expected as many as a plain step had that was observed, got another number";
-  }
-  p->guard->NoteAsked(p->num_requests, p->asking_s);
-  return nullptr;
-}
-
 FDSD_EXPORT fdsd::Error fdsd_guard_facts(const fdsd::GuardFactsParams* p) {
   if (p->num_requests < 0) return kNegativeRequests;
   *p->facts = {.least_gain = p->guard->LeastGain(p->num_requests),
                .gain = p->guard->gain(),
                .is_off = p->guard->IsOff(p->num_requests),
-               .knows = p->guard->Knows(p->num_requests),
                .is_worth_asking = p->guard->IsWorthAsking(p->num_requests)};
   return nullptr;
 }

@@ -7,7 +7,7 @@ import random
 import select
 from collections import Counter
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ from fastdeploy_sd.conformance.runs import run, run_alone
 from fastdeploy_sd.conformance.ways import ALONE
 from fastdeploy_sd.guidance.compiler import GrammarStore
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.spec_decode.auto.guard import Guard
+from fastdeploy_sd.spec_decode.auto.lessons import Foresight, Lessons
 from fastdeploy_sd.types import FinishReason, Request, RequestId
 from tests.doubles.engines import Transcript
 from tests.engine.guided_requests import KINDS, guided_requests, verify_answer
@@ -92,8 +92,12 @@ def test_same_tokens_whatever_the_method(guided: Reference, name: str, k: int) -
 
 def test_forced_tokens_are_drafts_where_guesses_are_off(guided: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     """Method auto has found that guesses lose: what a grammar forces is none."""
-    monkeypatch.setattr(Guard, "least_gain", lambda *_: math.inf)
-    monkeypatch.setattr(Guard, "is_off", lambda *_: True)
+    learn = Lessons.learn
+
+    def demand(*args: Any, **how: Any) -> Foresight:
+        return learn(*args, **(how | {"decides": False}))._replace(least_gain=math.inf, is_off=1.0)
+
+    monkeypatch.setattr(Lessons, "learn", demand)
     auto = method("auto", 9)
     with open_engine(guided.base, CHUNKS, auto) as engine:
         assert compare(guided.answers, run(engine, auto.apply(guided.requests), 3)) is None

@@ -11,8 +11,12 @@ AskedDrafters::AskedDrafters(const PolicyCreateParams& p) {
     drafters_.push_back({reinterpret_cast<void*>(p.drafters[s]), reinterpret_cast<Propose>(p.proposes[s])});
 }
 
-Error AskedDrafters::Ask(const PolicyRowsParams& x, const PolicyOffersParams& to) const {
-  const bool is_allowed = std::any_of(x.max_draft_len, x.max_draft_len + x.num_rows, [](int32_t n) { return n > 0; });
+bool AskedDrafters::AllowsDrafts(const PolicyRowsParams& x) {
+  return std::any_of(x.max_draft_len, x.max_draft_len + x.num_rows, [](int32_t n) { return n > 0; });
+}
+
+Error AskedDrafters::Ask(const PolicyRowsParams& x, uint64_t skipped, const PolicyOffersParams& to) const {
+  const bool is_allowed = AllowsDrafts(x);
   for (size_t s = 0; s < drafters_.size(); ++s) {
     if (drafters_[s].drafter == nullptr) continue;
     const auto plane = static_cast<int64_t>(s);
@@ -32,7 +36,7 @@ Error AskedDrafters::Ask(const PolicyRowsParams& x, const PolicyOffersParams& to
     asked.cu_num_draft = to.cu_num_draft + plane * (to.max_num_rows + 1);
     asked.evidence = to.evidence + plane * to.max_num_rows * DraftEvidence::kNumFields;
     asked.draft_prob = to.draft_prob + plane * to.max_num_drafts;
-    if (!is_allowed) {
+    if (!is_allowed || (skipped >> s & 1) != 0) {
       std::fill_n(asked.cu_num_draft, x.num_rows + 1, 0);
     } else if (Error error = drafters_[s].propose(&asked)) {
       return error;

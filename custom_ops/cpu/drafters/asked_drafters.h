@@ -11,11 +11,15 @@ namespace fdsd {
 
 class AskedDrafters {
  public:
+  // Whether any row may have drafts.
+  static bool AllowsDrafts(const PolicyRowsParams& x);
+
   explicit AskedDrafters(const PolicyCreateParams& p);
 
-  // Have each write its plane of the offers. Where no row may have drafts nothing is asked of them: they read what they
-  // missed when they are asked next. If one refuses, those before it have read the rows, which does no harm.
-  Error Ask(const PolicyRowsParams& x, const PolicyOffersParams& to) const;
+  // Have each write its plane of the offers. Nothing is asked of those that are skipped, bit s for source s, and of all
+  // where no row may have drafts: they read what they missed when they are asked next. If one refuses, those before it
+  // have read the rows, which does no harm.
+  Error Ask(const PolicyRowsParams& x, uint64_t skipped, const PolicyOffersParams& to) const;
 
   // How many drafts they wrote for all rows.
   int32_t CountOffered(const PolicyRowsParams& x, const PolicyOffersParams& offers) const;

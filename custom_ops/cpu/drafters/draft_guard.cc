@@ -11,9 +11,4 @@ void DraftGuard::Rest(int32_t num_requests, int32_t num_steps) {
   classes_[LoadClass(num_requests)].PassTime(num_steps);
 }
 
-void DraftGuard::NoteAsked(int32_t num_requests, double asking_s) {
-  latest_ = LoadClass(num_requests);
-  classes_[latest_].NoteAskedInPlain(num_requests, asking_s);
-}
-
 }  // namespace fdsd

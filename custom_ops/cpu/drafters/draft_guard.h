@@ -23,16 +23,6 @@ class DraftGuard {
   // So many plain steps went by that it is not told of.
   void Rest(int32_t num_requests, int32_t num_steps);
 
-  // A plain step is over that was asked in for nothing, and took what they take: what Observe learns of it. Only where
-  // HasPlainTime.
-  void NoteAsked(int32_t num_requests, double asking_s);
-
-  // Whether a plain step of so many requests was observed.
-  bool HasPlainTime(int32_t num_requests) const { return Of(num_requests).mean_s() > 0.0; }
-
-  // Whether enough plain steps of so many requests were observed to tell what one takes.
-  bool Knows(int32_t num_requests) const { return Of(num_requests).knows_plain(); }
-
   // Whether asking in steps of so many requests has brought more lately than it took.
   bool IsWorthAsking(int32_t num_requests) const { return Of(num_requests).worth() > 0.0; }
 

@@ -114,7 +114,7 @@ Error DraftPolicy::Ask(const PolicyDecideParams& p) {
   PhaseClock clock(p.phase_seconds);
   if (Error error = CheckRows(p)) return error;
   clock.Lap(PolicyPhase::kCheck);
-  if (Error error = asked_.Ask(p.rows, p.offers)) return error;
+  if (Error error = asked_.Ask(p.rows, p.skipped_sources, p.offers)) return error;
   p.outcome[2] = asked_.CountOffered(p.rows, p.offers);
   clock.Lap(PolicyPhase::kAsk);
   return nullptr;

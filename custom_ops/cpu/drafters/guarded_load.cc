@@ -26,12 +26,6 @@ void GuardedLoad::Observe(const Step& step) {
   Weigh(seconds / plain_s - static_cast<double>(step.num_tokens) / step.num_requests);
 }
 
-void GuardedLoad::NoteAskedInPlain(int32_t num_requests, double asking_s) {
-  num_since_plain_ = 0;
-  PassTime(1);
-  NoteAsked(asking_s, num_requests * mean_s_);
-}
-
 void GuardedLoad::PassTime(int32_t num_steps) {
   if (level_ == 0) return;
   pause_ -= num_steps;

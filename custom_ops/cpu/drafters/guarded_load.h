@@ -24,17 +24,12 @@ class GuardedLoad {
   // A step is over.
   void Observe(const Step& step);
 
-  // A plain step is over that drafts were asked for in, and that took what they take. One must have been observed.
-  void NoteAskedInPlain(int32_t num_requests, double asking_s);
-
   // So many steps went by.
   void PassTime(int32_t num_steps);
 
   // See DraftGuard.
   double LeastGain() const;
   bool is_off() const { return kDemands[level_] == kNever; }
-  bool knows_plain() const { return plain_s_.size() >= kFewPlainSteps; }
-  double mean_s() const { return mean_s_; }
   double worth() const { return worth_; }
   double gain() const { return gain_; }
 

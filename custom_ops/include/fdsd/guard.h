@@ -27,18 +27,11 @@ struct GuardRestParams {
   int32_t num_steps;     // >= 0
 };
 
-struct GuardNoteAskedParams {
-  DraftGuard* guard;
-  int32_t num_requests;  // > 0, as many as a plain step had that was observed, or of their class
-  double asking_s;
-};
-
 // What the guard says of steps of so many requests; see DraftGuard.
 struct GuardFacts {
   double least_gain;
   double gain;              // of the class of the latest step
   int32_t is_off;           // 0 or 1
-  int32_t knows;            // likewise
   int32_t is_worth_asking;  // likewise
 };
 

@@ -77,6 +77,7 @@ struct PolicyDecideParams {
   int32_t* draft_token_ids;  // [M], the first cu_num_draft[R] are written, prefixes included
   int32_t* cu_num_draft;     // [R + 1]
   int8_t* draft_sources;     // [M]
+  uint64_t skipped_sources;  // bit s: the drafter of source s is not asked, and it offers nothing
   double* outcome;           // [5] see DraftPolicy::Choose
   // [5] seconds of every PolicyPhase, which those of this call are added to; nullptr = nobody measures.
   double* phase_seconds;

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.spec_decode.auto.decision import SourceStats
-from fastdeploy_sd.spec_decode.auto.lessons import Lessons
+from fastdeploy_sd.spec_decode.auto.lessons import Foresight
 from fastdeploy_sd.types import ChoiceReport, Judgement
 
 logger = logging.getLogger(__name__)
@@ -49,12 +49,11 @@ class ChoiceLog:
         """Whether it is time for a report."""
         return self._num_unreported >= _STEPS_PER_REPORT and self._num_asked >= _ASKED_PER_REPORT
 
-    def report(self, gain: float, lessons: Lessons, stats: Mapping[DraftSource, SourceStats]) -> ChoiceReport:
+    def report(self, known: Foresight, stats: Mapping[DraftSource, SourceStats]) -> ChoiceReport:
         """Return what was made of all steps so far.
 
         Args:
-            gain: over plain decoding; 0 = not known yet.
-            lessons: what steps were expected to take, and took.
+            known: the gain over plain decoding, 0 = not known yet; what steps were expected to take, and took.
             stats: how well drafts were judged.
         """
         self._num_unreported = self._num_asked = 0
@@ -67,6 +66,6 @@ class ChoiceLog:
         if now >= self._next_line:
             self._next_line = now + _SECONDS_PER_LOG_LINE
             counts = ", ".join(f"{name} {count}" for name, count in self._num_steps.items() if count)
-            told = f"{gain:.2f} times plain decoding" if gain else "not known yet"
+            told = f"{known.gain:.2f} times plain decoding" if known.gain else "not known yet"
             logger.info("method auto: gain %s; steps by choice: %s", told, counts)
-        return ChoiceReport(gain, reason, dict(self._num_steps), lessons.predicted_s, lessons.measured_s, judged)
+        return ChoiceReport(known.gain, reason, dict(self._num_steps), known.predicted_s, known.measured_s, judged)

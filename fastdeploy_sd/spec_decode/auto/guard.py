@@ -31,7 +31,6 @@ class Guard:
         self._ask = BoundCall("guard_facts", struct_type("GuardFactsParams")(guard=handle, facts=where))
         self._observe = BoundCall("guard_observe", struct_type("GuardObserveParams")(guard=handle))
         self._rest = BoundCall("guard_rest", struct_type("GuardRestParams")(guard=handle))
-        self._note_asked = BoundCall("guard_note_asked", struct_type("GuardNoteAskedParams")(guard=handle))
 
     @property
     def gain(self) -> float:
@@ -75,20 +74,6 @@ class Guard:
         params = self._rest.params
         params.num_requests, params.num_steps = num_requests, num_steps
         self._rest.run()
-
-    def knows(self, num_requests: int) -> bool:
-        """Whether enough plain steps of so many requests were observed to tell what one takes."""
-        return bool(self._facts_of(num_requests).knows)
-
-    def note_asked(self, num_requests: int, asking_s: float) -> None:
-        """A plain step is over that was asked in for nothing, and took what they take: what `observe` learns of it.
-
-        Raises:
-            ValueError: no plain step of so many requests was observed.
-        """
-        params = self._note_asked.params
-        params.num_requests, params.asking_s = num_requests, asking_s
-        self._note_asked.run()
 
     def is_worth_asking(self, num_requests: int) -> bool:
         """Whether asking in steps of so many requests has brought more lately than it took."""

@@ -1,13 +1,29 @@
-"""What steps that are over teach the guard and the model of times. Knows no drafts."""
+"""What steps that are over teach: what the next one takes with all around it, and whether drafts pay. Knows no drafts.
+
+All of it is in the kernel library: it runs in every step, and Python that ran a step ago is not in the caches.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import weakref
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from fastdeploy_sd.draft_methods import DraftSource
+from fastdeploy_sd.runtime.arrays import address
+from fastdeploy_sd.runtime.bound_call import BoundCall
+from fastdeploy_sd.runtime.layout import struct_type
+from fastdeploy_sd.runtime.library import call, library
+from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto.guard import Guard
-from fastdeploy_sd.spec_decode.auto.next_step import NextStep
+from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.step_board import StepBoard
+
+_NUM_OUTCOMES = 9
 
 
 @dataclass(slots=True)
@@ -15,135 +31,97 @@ class NextStepNotes:
     """What is known of a step before it runs.
 
     Attributes:
-        num_kv_tokens: in the contexts of the rows that drafts were chosen for.
         asking_s: what choosing its drafts took.
         choosing_s: the same without draft layers; 0 where none were chosen.
-        predicted_s: what it is expected to take; 0 = nobody knows.
-        stretch: expected time over that of a plain step.
+        time, plain_time: see Decision; 0 = nothing was expected of it.
         is_certain: whether all of its drafts are.
     """
 
-    num_kv_tokens: int = 0
     asking_s: float = 0.0
     choosing_s: float = 0.0
-    predicted_s: float = 0.0
-    stretch: float = 1.0
+    time: float = 0.0
+    plain_time: float = 0.0
     is_certain: bool = False
 
     def expect_nothing(self) -> None:
         """It is a plain step, as far as is known."""
-        self.predicted_s, self.stretch, self.is_certain = 0.0, 1.0, False
+        self.time, self.plain_time, self.is_certain = 0.0, 0.0, False
 
 
-class StepRecord(NamedTuple):
-    """A step that is over.
+class Foresight(NamedTuple):
+    """What is known of the step ahead, and of all that are over.
 
     Attributes:
-        num_requests, num_rows: that the model ran; rows are tokens, drafts and parts of prompts included.
-        num_drafts: of the rows, whoever made them.
-        num_new: tokens that it brought; 0 = it cannot be compared with others, see Guard.observe.
-        num_kv_tokens: in the contexts of all requests afterwards.
-        is_alone: nothing but the rows that drafts are chosen for was in it.
-        goes_on: the step before it had the same rows.
-        seconds: what it took, drafting left out.
-        host_seconds: between it and the step before, drafting left out.
-        asking_s, choosing_s, predicted_s, stretch: see NextStepNotes.
+        least_gain: that drafts must be expected to bring in it, see Guard.least_gain.
+        is_off, is_worth_asking, gain: see Guard.
+        speed: how long steps take against when they were measured: 1.7 = they take 1.7 times as long.
+        predicted_s, measured_s: of all steps that were predicted.
+        is_alone: nothing was in the step that is over but rows that drafts are chosen for, and those of requests that
+            forbid drafts.
+        is_decided: the policy has chosen drafts for the step ahead.
     """
 
-    num_requests: int
-    num_rows: int
-    num_drafts: int
-    num_new: int
-    num_kv_tokens: int
-    is_alone: bool
-    goes_on: bool
-    seconds: float
-    host_seconds: float
-    asking_s: float
-    choosing_s: float
+    least_gain: float
+    is_off: float
+    is_worth_asking: float
+    gain: float
+    speed: float
     predicted_s: float
-    stretch: float
-
-
-def step_over(
-    board: StepBoard, notes: NextStepNotes, num_kv_tokens: int, *, is_alone: bool, goes_on: bool
-) -> StepRecord:
-    """Return the step that the board tells of, and that these notes were made of; the rest as StepRecord has it."""
-    num_new = 0
-    if is_alone and goes_on and not notes.is_certain:  # what is certain says nothing of guesses
-        num_new = num_kv_tokens - notes.num_kv_tokens + board.num_forbidden
-    return StepRecord(
-        board.num_requests,
-        board.num_tokens,
-        max(0, board.num_tokens - board.num_prompt_tokens - board.num_requests),
-        num_new,
-        num_kv_tokens,
-        is_alone,
-        goes_on,
-        board.seconds,
-        board.host_seconds,
-        notes.asking_s,
-        notes.choosing_s,
-        notes.predicted_s,
-        notes.stretch,
-    )
+    measured_s: float
+    is_alone: float
+    is_decided: float
 
 
 class Lessons:
-    """Learns from steps, in their order.
+    """Learns from steps, in their order, and tells a policy what the next one takes.
 
     Args:
-        times: told what steps take.
         guard: told what they bring.
-
-    Attributes:
-        predicted_s, measured_s: of all steps that were predicted.
+        policy: whose times are written, and which of its sources are not asked.
+        covered: sources of it whose drafts others nearly always have as well: they are not asked where asking takes
+            more than a hundredth of a step.
     """
 
-    def __init__(self, times: NextStep, guard: Guard) -> None:
-        self._times, self._guard = times, guard
-        self._put_off: list[StepRecord] = []
-        self.predicted_s = self.measured_s = 0.0
+    def __init__(self, guard: Guard, policy: AutoPolicy, covered: Collection[DraftSource] = ()) -> None:
+        handle = ctypes.c_void_p()
+        params = struct_type("LessonsCreateParams")(
+            guard=guard.handle,
+            covered_sources=sum(1 << policy.sources.index(source) for source in covered),
+            lessons=ctypes.addressof(handle),
+        )
+        call("lessons_create", params)
+        self._handle = handle
+        weakref.finalize(self, library().fdsd_lessons_destroy, handle)
+        self._kept: list[object] = [guard, policy]
+        self._outcome = np.zeros(_NUM_OUTCOMES, np.float64)
+        learned = struct_type("LessonsLearnParams")(
+            lessons=handle, next=ctypes.addressof(policy.params), outcome=address(self._outcome)
+        )
+        self._params: Any = learned
+        self._learn = BoundCall("lessons_learn", learned)
 
-    @property
-    def num_put_off(self) -> int:
-        """Steps whose times are to be learned from later."""
-        return len(self._put_off)
+    def take_costs(self, costs: CostModel) -> None:
+        """From now on the model's part of a step is what was measured; before, a draft takes a tenth of a step."""
+        call("lessons_take_costs", struct_type("LessonsTakeCostsParams")(lessons=self._handle, cost=costs.handle))
+        self._kept.append(costs)
 
-    def learn(self, step: StepRecord, *, put_off: bool = False) -> None:
-        """A step is over.
+    def learn(self, board: StepBoard, notes: NextStepNotes, *, goes_on: bool, decides: bool = False) -> Foresight:
+        """A step is over, that the board tells of and these notes were made of; the policy is told what the next takes.
 
         Args:
-            put_off: what it took may be learned with the next step that is not put off. What it brought is not.
+            goes_on: the step before it had the same rows: those that the policy is bound to.
+            decides: where drafts are allowed, and the next step is not to be plain, the policy chooses them as well.
+
+        Raises:
+            ValueError: a number is out of range, or the policy refused the rows.
         """
-        self._put_off.append(step)
-        if not put_off:
-            self.catch_up()
-        has_drafts = step.num_drafts > 0
-        self._guard.observe(
-            step.num_requests,
-            step.num_new,
-            step.num_drafts,
-            step.seconds + self._times.host_s(step.num_requests, has_drafts=has_drafts),
-            asking_s=step.asking_s,
-            stretch=step.stretch,
-        )
-
-    def catch_up(self) -> None:
-        """Learn what was put off."""
-        for step in self._put_off:
-            self._learn_times(step)
-        self._put_off.clear()
-
-    def _learn_times(self, step: StepRecord) -> None:
-        times = self._times
-        if step.choosing_s:
-            times.observe_drafting(step.num_requests, step.choosing_s)
-        if not step.is_alone:
-            return
-        if step.predicted_s:
-            self.predicted_s += step.predicted_s
-            self.measured_s += step.seconds
-        times.observe(step.num_requests, step.num_rows, step.num_kv_tokens, step.seconds)
-        if step.goes_on:
-            times.observe_host(step.num_requests, step.host_seconds, has_drafts=step.num_drafts > 0)
+        p = self._params
+        p.num_requests, p.num_rows, p.num_prompt_tokens = board.num_requests, board.num_tokens, board.num_prompt_tokens
+        p.num_forbidden, p.num_rested = board.num_forbidden, board.num_rested
+        p.num_prompt_tokens_ahead, p.seconds, p.host_seconds = (
+            board.num_prompt_tokens_ahead, board.seconds, board.host_seconds,
+        )  # fmt: skip
+        p.goes_on, p.decides, p.is_certain = goes_on, decides, notes.is_certain
+        p.asking_s, p.choosing_s, p.time, p.plain_time = notes.asking_s, notes.choosing_s, notes.time, notes.plain_time
+        self._learn.run()
+        return Foresight._make(self._outcome.tolist())

@@ -19,9 +19,8 @@ from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto.dear_rows import DearRows
 from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
 from fastdeploy_sd.spec_decode.auto.decision import Decision
-from fastdeploy_sd.spec_decode.auto.guard import Guard
-from fastdeploy_sd.spec_decode.auto.lessons import Lessons, NextStepNotes, step_over
-from fastdeploy_sd.spec_decode.auto.next_step import NextStep
+from fastdeploy_sd.spec_decode.auto.guard import LEAST_DEMAND, Guard
+from fastdeploy_sd.spec_decode.auto.lessons import Foresight, Lessons, NextStepNotes
 from fastdeploy_sd.spec_decode.auto.offers import NativeMethod
 from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
 from fastdeploy_sd.spec_decode.auto.rests import Rests
@@ -30,11 +29,9 @@ from fastdeploy_sd.types import I32, ChoiceReport, DraftTokens
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
+    from fastdeploy_sd.spec_decode.auto_profile import CostProfile
 
 _MAX_NUM_ROWS = 4096
-# Where asking takes more than this share of a step, only every fourth plain step is learned from, and of those with
-# drafts up to so many are put off.
-_LEARNING_SHARE, _PLAIN_STEPS_PER_LESSON, _MOST_PUT_OFF = 0.01, 4, 7
 _DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER = "drafts", "low_gain", "load", "request", "no_drafter"
 _COMPARISON = "comparison"
 _CHOICES = (_DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER, _COMPARISON)
@@ -53,7 +50,7 @@ class AutoMethod(Proposer):
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
         drafters = [m for m in METHODS.values() if m.source is not None and not m.needs_model]
         methods = [(m.source, cast(OfferingMethod, context.other_method(m.name))) for m in drafters if m.source]
-        self._board, self._times, self._guard = context.board, NextStep(context.board), Guard()
+        self._board = context.board
         layers = next(m for m in METHODS.values() if m.needs_model)
         self._dear: DearRows | None = None
         if context.draft_model is not None:
@@ -62,7 +59,7 @@ class AutoMethod(Proposer):
             self._dear = DearRows(source, layers, context.max_num_seqs)
         self._auto = AutoProposer(
             methods,
-            self._times,
+            None,
             context.max_num_seqs,
             config.num_speculative_tokens,
             None if self._dear is None else layers.source,
@@ -70,12 +67,11 @@ class AutoMethod(Proposer):
         )
         if context.board.phase_seconds is not None:
             self._auto.policy.measure(context.board.phase_seconds)
-        self._choice, self._log = _REQUEST, ChoiceLog(_CHOICES, _DRAFTS, _REQUEST)
-        self._num_unlearned = 0
-        self._rests = Rests()
-        self._lessons = Lessons(self._times, self._guard)
-        # The policy's arguments are for a step of so many requests and this demand, and can be used again.
-        self._bound: tuple[int, float] | None = None
+        names = {m.name for m in drafters}
+        covered = [m.source for m in drafters if m.source and m.covered_by in names]
+        self._lessons = Lessons(Guard(), self._auto.policy, covered)
+        self._has_costs = False
+        self._rests, self._log = Rests(), ChoiceLog(_CHOICES, _DRAFTS, _REQUEST)
         self._next = NextStepNotes()
         self._asked: ProposeInput | None = None  # whose rows the policy's arguments are for; None = others'
         self._latest: ProposeInput | None = None
@@ -117,52 +113,26 @@ class AutoMethod(Proposer):
         if self._may_look(x) and self._auto.ask_again() == 0:
             self._rest_on(time.perf_counter() - begin)
             return DraftTokens.none(len(x.table_rows))
-        num_kv_tokens = sum(x.num_tokens.tolist())
-        is_alone, is_same = self._is_alone(x), x is self._latest
-        goes_on = is_same or self._have_same_rows(x)
-        if is_alone and self._may_put_off():
-            step = step_over(self._board, self._next, num_kv_tokens, is_alone=True, goes_on=goes_on)
-            self._lessons.learn(step, put_off=True)
-        else:
-            self._observe(num_kv_tokens, is_alone=is_alone, goes_on=goes_on)
-            self._bound = None  # what was learned may change what steps take
-        if is_same and self._bound == (self._board.num_requests, self._guard.least_gain(self._board.num_requests)):
-            decision = self._auto.decide_again(x)
-            self._next.stretch, self._next.predicted_s = decision.time / decision.plain_time, 0.0
-            drafts, choice = decision.drafts, self._outcome(decision, 0)
-        else:
-            drafts, choice = self._choose(x, num_kv_tokens)
-        self._choice, self._next.num_kv_tokens = choice, num_kv_tokens
+        known = self._observe(x)
+        drafts, choice = self._choose(x, known)
         self._log.note(choice)
         self._next.asking_s = asking_s = time.perf_counter() - begin
         self._next.choosing_s = asking_s - self._dear_s if choice == _DRAFTS else 0.0
         if self._log.is_due:
-            self._board.report = self._log.report(self._guard.gain, self._lessons, self._auto.policy.stats())
+            self._board.report = self._log.report(known, self._auto.policy.stats())
         if choice == _DRAFTS:
             self._rests.note_drafts()
-        elif choice != _COMPARISON and is_alone:
-            self._rest(x, has_offers=choice != _NO_DRAFTER)
+        elif choice != _COMPARISON and known.is_alone:
+            self._rest(x, has_offers=choice != _NO_DRAFTER, is_worth_asking=known.is_worth_asking > 0)
         return drafts
 
     def _have_same_rows(self, x: ProposeInput) -> bool:
         """Whether these are the rows of the latest step, and their requests, too."""
+        if x is self._latest:
+            return True
         rows = x.table_rows.tobytes()
         goes_on, self._rows, self._latest = rows == self._rows, rows, x
         return goes_on
-
-    def _may_put_off(self) -> bool:
-        """Whether the step that is over can be learned from later, as it is one of many that are alike.
-
-        What learns is not in the caches: several steps at once take hardly longer than one.
-        """
-        b = self._board
-        return (
-            self._choice == _DRAFTS
-            and self._lessons.num_put_off < _MOST_PUT_OFF
-            and b.num_prompt_tokens_ahead == b.num_rested == 0
-            and self._dear is None
-            and self._is_dear_to_learn
-        )
 
     def _may_look(self, x: ProposeInput) -> bool:
         """Whether to look first if there is anything to choose from, as lately there was not."""
@@ -174,10 +144,9 @@ class AutoMethod(Proposer):
         self._board.num_rested += 1
         self._board.num_rests = self._rests.note_look(seconds, self._board.seconds)
 
-    def _rest(self, x: ProposeInput, *, has_offers: bool) -> None:
+    def _rest(self, x: ProposeInput, *, has_offers: bool, is_worth_asking: bool) -> None:
         """Nothing was worth drafting: leave some steps out."""
         b = self._board
-        is_worth_asking = self._guard.is_worth_asking(b.num_requests)
         num_rests = self._rests.note_plain(
             self._next.asking_s, b.seconds, is_worth_asking=is_worth_asking, has_offers=has_offers
         )
@@ -188,34 +157,28 @@ class AutoMethod(Proposer):
         b = self._board
         return b.num_requests == len(x.table_rows) + b.num_forbidden and b.num_prompt_tokens == 0
 
-    def _choose(self, x: ProposeInput, num_kv_tokens: int) -> tuple[DraftTokens, str]:
-        num_requests, num_certain = self._board.num_requests, 0 if x.prefix is None else len(x.prefix.token_ids)
+    def _choose(self, x: ProposeInput, known: Foresight) -> tuple[DraftTokens, str]:
+        num_certain = 0 if x.prefix is None else len(x.prefix.token_ids)
         self._next.expect_nothing()
-        self._bound = self._asked = None
-        if num_certain == 0 and not any(x.max_draft_len.tolist()):
+        self._asked = None
+        if known.is_decided:
+            decision = self._auto.policy.decision(len(x.table_rows))
+            self._asked = x if x.prefix is None else None
+        elif num_certain == 0 and not any(x.max_draft_len.tolist()):
             return DraftTokens.none(len(x.table_rows)), _REQUEST
-        least_gain = self._guard.least_gain(num_requests)
-        if math.isinf(least_gain):
-            reason = _LOW_GAIN if self._guard.is_off(num_requests) else _COMPARISON
+        elif math.isinf(known.least_gain):
+            reason = _LOW_GAIN if known.is_off else _COMPARISON
             # A comparison needs a plain step: a request that has certain drafts in every step would put it off forever.
             if num_certain == 0 or reason == _COMPARISON:
                 return DraftTokens.none(len(x.table_rows)), reason
             # Guesses are not worth it. What is certain is no guess.
-            nothing_more = np.zeros(len(x.table_rows), np.int32)
-            decision = self._auto.decide(
-                replace(x, max_draft_len=nothing_more), num_kv_tokens, num_others=self._num_others(x)
-            )
+            self._auto.policy.params.least_gain = LEAST_DEMAND
+            decision = self._auto.decide(replace(x, max_draft_len=np.zeros(len(x.table_rows), np.int32)))
         else:
-            decision = self._decide(x, num_kv_tokens, least_gain)
-            self._asked = x if self._dear is None and x.prefix is None else None
-            # The first step with drafts behind a plain one takes longer than others.
-            b = self._board
-            has_drafts = b.num_tokens - b.num_prompt_tokens > num_requests
-            is_usual = self._asked is not None and has_drafts and b.num_prompt_tokens_ahead == 0
-            self._bound = (num_requests, least_gain) if is_usual else None
-        self._expect(decision)
+            decision = self._decide(x, known)
+        self._next.time, self._next.plain_time = decision.time, decision.plain_time
         choice = self._outcome(decision, num_certain)
-        return decision.drafts, reason if math.isinf(least_gain) and choice != _DRAFTS else choice
+        return decision.drafts, reason if math.isinf(known.least_gain) and choice != _DRAFTS else choice
 
     def _outcome(self, decision: Decision, num_certain: int) -> str:
         """Why the next step has these drafts, or none."""
@@ -228,72 +191,40 @@ class AutoMethod(Proposer):
         # The best of drafts brings one token: with so many others in the step that cannot be worth a row.
         return _LOAD if decision.first_draft_cost >= 1 / self._board.num_requests else _LOW_GAIN
 
-    def _expect(self, decision: Decision) -> None:
-        """Note what the next step is expected to take."""
-        self._next.stretch = decision.time / decision.plain_time
-        if self._times.model is not None:
-            has_drafts = len(decision.drafts.token_ids) > 0
-            around_ms = self._times.ms_around(self._board.num_requests, has_drafts=has_drafts)
-            self._next.predicted_s = (decision.time * self._times.model.speed - around_ms) / 1e3
-
-    def _decide(self, x: ProposeInput, num_kv_tokens: int, least_gain: float) -> Decision:
-        num_others = self._num_others(x)
+    def _decide(self, x: ProposeInput, known: Foresight) -> Decision:
+        """Choose beside draft layers, which are asked in the middle of it, or behind certain drafts."""
         if self._dear is None or self._dear.source.rests():
-            return self._auto.decide(x, num_kv_tokens, least_gain, num_others)
-        speed = 1.0 if self._times.model is None else self._times.model.speed
-        wanted, least = self._auto.ask(x, num_kv_tokens, self._dear.source, speed, num_others)
+            return self._auto.decide(x)
+        wanted, least = self._auto.ask(x, self._dear.source, known.speed)
         drafts, draft_prob = self._dear.draft(wanted, least)
-        return self._auto.choose(x, num_kv_tokens, drafts, draft_prob, least_gain, num_others)
-
-    def _num_others(self, x: ProposeInput) -> int:
-        """Requests of the step that draft otherwise or not at all, and get a token in any case."""
-        return max(self._board.num_requests - len(x.table_rows), 0)
+        return self._auto.choose(x, drafts, draft_prob)
 
     @property
     def _dear_s(self) -> float:
         """Seconds in which draft layers drafted, so far in this step."""
         return 0.0 if self._dear is None else self._dear.source.seconds
 
-    def _begin_step(self) -> None:
+    def _take_costs(self, profile: CostProfile) -> None:
         """Take what was measured when the server started."""
-        profile = self._board.profile
-        if profile is not None and self._times.model is None:
-            self._times.model = CostModel(profile, _MAX_NUM_ROWS)
-            if self._dear is not None:
-                self._dear.take_costs(profile.drafts)
+        self._lessons.take_costs(CostModel(profile, _MAX_NUM_ROWS))
         if self._dear is not None:
-            self._dear.source.seconds = 0.0
+            self._dear.take_costs(profile.drafts)
+        self._has_costs = True
 
-    def _observe(self, num_kv_tokens: int, *, is_alone: bool, goes_on: bool) -> None:
-        """Learn from the steps that are over.
+    def _observe(self, x: ProposeInput) -> Foresight:
+        """Learn from the step that is over, and return what is known of the one ahead.
 
-        Args:
-            num_kv_tokens: in the contexts of the rows.
-            is_alone: see _is_alone.
-            goes_on: see _have_same_rows.
+        Where nothing else is to be asked in between, drafts for it are chosen in the same call.
         """
         b = self._board
-        self._begin_step()
-        self._lessons.catch_up()
-        num_rested, b.num_rested = b.num_rested, 0
-        if num_rested:
-            self._log.note_rested(num_rested)
-            self._guard.rest(b.num_requests, num_rested)
-        if is_alone and goes_on and b.num_tokens <= b.num_requests and not self._is_lesson():
-            self._guard.note_asked(b.num_requests, self._next.asking_s)
-            return
-        step = step_over(b, self._next, num_kv_tokens, is_alone=is_alone, goes_on=goes_on)
-        if num_rested:  # only the last of these steps is known
-            step = step._replace(num_new=b.num_requests if is_alone else 0, predicted_s=0.0)
-        self._lessons.learn(step)
-
-    def _is_lesson(self) -> bool:
-        """Whether to learn from a plain step that was just like others before it."""
-        if not (self._is_dear_to_learn and self._guard.knows(self._board.num_requests)):
-            return True
-        self._num_unlearned = (self._num_unlearned + 1) % _PLAIN_STEPS_PER_LESSON
-        return self._num_unlearned == 0
-
-    @property
-    def _is_dear_to_learn(self) -> bool:
-        return self._next.asking_s > _LEARNING_SHARE * self._board.seconds
+        if b.profile is not None and not self._has_costs:
+            self._take_costs(b.profile)
+        if self._dear is not None:
+            self._dear.source.seconds = 0.0
+        goes_on = self._have_same_rows(x)
+        self._auto.bind(x)
+        known = self._lessons.learn(b, self._next, goes_on=goes_on, decides=self._dear is None)
+        if b.num_rested:
+            self._log.note_rested(b.num_rested)
+            b.num_rested = 0
+        return known

@@ -45,6 +45,7 @@ class AutoPolicy:
 
     Attributes:
         handle: of the native object.
+        params: of its decisions. Whoever writes `times` there in every step need not give them.
 
     Raises:
         ValueError: a number is out of range.
@@ -90,7 +91,7 @@ class AutoPolicy:
             draft_sources=address(self._sources),
             outcome=address(self._outcome),
         )
-        self._params: Any = params
+        self.params: Any = params
         self._ask, self._decide, self._offer, self._choose = (BoundCall(f"policy_{op}", params) for op in _OPS)
         # What the params point to already: most is the same as in the last step.
         self._offers: OfferTable | None = None
@@ -106,7 +107,7 @@ class AutoPolicy:
         Raises:
             ValueError: shape or dtype is off.
         """
-        self._params.phase_seconds = pointer("phase_seconds", phase_seconds, (len(PHASES),), np.float64)
+        self.params.phase_seconds = pointer("phase_seconds", phase_seconds, (len(PHASES),), np.float64)
         self._phase_seconds = phase_seconds  # kept alive
 
     def begin(self, table_rows: I32) -> None:
@@ -126,7 +127,12 @@ class AutoPolicy:
         self._call_rows("policy_forget", table_rows)
 
     def decide(
-        self, x: PolicyRows, offers: OfferTable, times: DraftTimes, num_outputs: int, least_gain: float = LEAST_DEMAND
+        self,
+        x: PolicyRows,
+        offers: OfferTable,
+        times: DraftTimes | None,
+        num_outputs: int = 0,
+        least_gain: float = LEAST_DEMAND,
     ) -> Decision:
         """Score what was offered in earlier steps, ask the drafters, and choose from what is offered now.
 
@@ -134,7 +140,7 @@ class AutoPolicy:
 
         Args:
             offers: room for what the drafters offer, and what others do.
-            times: of the next step.
+            times: of the next step; None = they were written to `params`, and what follows as well.
             num_outputs: requests that get a token in the next step even without drafts.
             least_gain: that guesses must be expected to bring, tokens per time over those without any; >= 1.
 
@@ -142,22 +148,15 @@ class AutoPolicy:
             ValueError: a shape or dtype disagrees, a count or a row is out of range, a row was not begun, times do
                 not rise, or a drafter refused the rows. Nothing has been scored or chosen then.
         """
-        self._bind(x, offers)
+        self.bind(x, offers)
         self._bind_times(times, num_outputs, least_gain)
         self._decide.run()
-        return self._decision(len(x.table_rows))
-
-    def decide_again(self, num_rows: int) -> Decision:
-        """Do what `decide` does with the same arguments as last time, whose arrays hold what the latest step brought.
-
-        Raises:
-            ValueError: as `decide`.
-        """
-        self._decide.run()
-        return self._decision(num_rows)
+        return self.decision(len(x.table_rows))
 
     def ask_again(self) -> int:
-        """Return how many drafts would be offered to `decide_again`. Nothing is scored or chosen.
+        """Return how many drafts would be offered for the latest rows, whose arrays hold another step by now.
+
+        Nothing is scored or chosen.
 
         Raises:
             ValueError: as `decide`.
@@ -173,23 +172,29 @@ class AutoPolicy:
         Raises:
             ValueError: as `decide`.
         """
-        self._bind(x, offers)
+        self.bind(x, offers)
         self._offer.run()
 
     def choose(
-        self, x: PolicyRows, offers: OfferTable, times: DraftTimes, num_outputs: int, least_gain: float = LEAST_DEMAND
+        self,
+        x: PolicyRows,
+        offers: OfferTable,
+        times: DraftTimes | None,
+        num_outputs: int = 0,
+        least_gain: float = LEAST_DEMAND,
     ) -> Decision:
         """The second part of `decide`: choose from what is offered.
 
         Raises:
             ValueError: as `decide`.
         """
-        self._bind(x, offers)
+        self.bind(x, offers)
         self._bind_times(times, num_outputs, least_gain)
         self._choose.run()
-        return self._decision(len(x.table_rows))
+        return self.decision(len(x.table_rows))
 
-    def _decision(self, num_rows: int) -> Decision:
+    def decision(self, num_rows: int) -> Decision:
+        """Return what was decided last, for so many rows."""
         num_tokens, time, num_offered, first_draft_cost, plain_time = self._outcome.tolist()
         num_drafts = self._cu_num_draft.item(num_rows)
         if num_drafts == 0:
@@ -202,8 +207,13 @@ class AutoPolicy:
             )
         return Decision(drafts, num_tokens, time, int(num_offered), first_draft_cost, plain_time)
 
-    def _bind(self, x: PolicyRows, offers: OfferTable) -> None:
-        p, num_rows = self._params, len(x.table_rows)
+    def bind(self, x: PolicyRows, offers: OfferTable) -> None:
+        """Have `params` say these rows and offers, as all that is asked does by itself.
+
+        Raises:
+            ValueError: a shape or dtype disagrees.
+        """
+        p, num_rows = self.params, len(x.table_rows)
         if offers is not self._offers:
             planes = offers.planes
             num_sources, max_num_rows = planes.evidence.shape[:2]
@@ -234,7 +244,7 @@ class AutoPolicy:
         self._bind_prefix(x.prefix, num_rows)
 
     def _bind_prefix(self, prefix: DraftTokens | None, num_rows: int) -> None:
-        p = self._params
+        p = self.params
         if prefix is None:
             p.prefix_token_ids = p.cu_num_prefix = p.prefix_sources = None
             return
@@ -245,15 +255,25 @@ class AutoPolicy:
         p.cu_num_prefix = pointer("prefix.cu_num_draft", prefix.cu_num_draft, (num_rows + 1,), np.int32)
         p.prefix_sources = pointer("prefix.sources", prefix.sources, num_prefix, np.int8)
 
-    def _bind_times(self, times: DraftTimes, num_outputs: int, least_gain: float) -> None:
-        p = self._params
+    def _bind_times(self, times: DraftTimes | None, num_outputs: int, least_gain: float) -> None:
+        if times is None:
+            self._curve = None
+            return
+        p = self.params
+        p.num_outputs, p.least_gain = num_outputs, least_gain
         if times.curve is not self._curve:
             p.curve = pointer("times", times.curve, times.curve.shape, np.float64)
             p.num_times = len(times.curve)
             self._curve = times.curve
         p.num_step_rows, p.fixed = times.num_rows, times.fixed
         p.per_draft, p.any_draft = times.per_draft, times.any_draft
-        p.num_outputs, p.least_gain = num_outputs, least_gain
+
+    @property
+    def times(self) -> DraftTimes:
+        """Those of `params`; the curve is valid until they are written again."""
+        p = self.params
+        curve = np.ctypeslib.as_array((ctypes.c_double * p.num_times).from_address(p.curve))
+        return DraftTimes(curve, p.num_step_rows, p.fixed, p.per_draft, p.any_draft)
 
     def stats(self) -> dict[DraftSource, SourceStats]:
         """How well each source's drafts were judged so far."""

@@ -8,10 +8,9 @@ from typing import Protocol
 import numpy as np
 
 from fastdeploy_sd.draft_methods import DraftSource
-from fastdeploy_sd.spec_decode.auto.cost import StepTimes
+from fastdeploy_sd.spec_decode.auto.cost import DraftTimes, StepTimes
 from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
 from fastdeploy_sd.spec_decode.auto.decision import Decision
-from fastdeploy_sd.spec_decode.auto.guard import LEAST_DEMAND
 from fastdeploy_sd.spec_decode.auto.offers import NativeMethod, OfferTable
 from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
@@ -29,7 +28,8 @@ class AutoProposer(Proposer):
 
     Args:
         methods: by source, each made for the same table rows.
-        cost: what steps take.
+        cost: what steps take, that have nothing but the rows of a call in them; None = somebody writes that to the
+            policy's params before each, and what is demanded of drafts.
         max_num_seqs: table rows 0 .. max_num_seqs - 1.
         max_draft_len: drafts per row at most.
         dear: whose offers come from outside; None = nobody's.
@@ -42,7 +42,7 @@ class AutoProposer(Proposer):
     def __init__(
         self,
         methods: Sequence[tuple[DraftSource, OfferingMethod]],
-        cost: StepTimes,
+        cost: StepTimes | None,
         max_num_seqs: int,
         max_draft_len: int,
         dear: DraftSource | None = None,
@@ -68,35 +68,27 @@ class AutoProposer(Proposer):
         Raises:
             ValueError: a method or the policy refused the rows.
         """
-        return self.decide(x, sum(x.num_tokens.tolist())).drafts
+        return self.decide(x).drafts
 
-    def decide(
-        self, x: ProposeInput, num_kv_tokens: int, least_gain: float = LEAST_DEMAND, num_others: int = 0
-    ) -> Decision:
+    def decide(self, x: ProposeInput) -> Decision:
         """Return what `propose` does, with what is expected of it.
-
-        Args:
-            num_kv_tokens: the sum of x.num_tokens.
-            least_gain: see AutoPolicy.decide.
-            num_others: requests that get a token in the next step besides: drafts keep them waiting, too.
 
         Raises:
             ValueError: as `propose`.
         """
-        num_rows = len(x.table_rows)
+        self.bind(x)
+        return self.policy.decide(x, self._offers, self._times(x), len(x.table_rows))
+
+    def bind(self, x: ProposeInput) -> None:
+        """Have the policy's params say these rows, and no dear source's offers.
+
+        Raises:
+            ValueError: a shape or dtype disagrees.
+        """
         if self._has_dear_offer:
             self._offers.clear(self._dear)
             self._has_dear_offer = False
-        times = self._cost.times(num_rows, num_rows, num_kv_tokens)
-        return self.policy.decide(x, self._offers, times, num_rows + num_others, least_gain)
-
-    def decide_again(self, x: ProposeInput) -> Decision:
-        """Return what `decide` does for the same value of x, which holds another step, as nothing else has changed.
-
-        Raises:
-            ValueError: as `propose`.
-        """
-        return self.policy.decide_again(len(x.table_rows))
+        self.policy.bind(x, self._offers)
 
     def ask_again(self) -> int:
         """Return how many drafts the methods offer for what was decided on last, which holds another step now.
@@ -106,30 +98,20 @@ class AutoProposer(Proposer):
         """
         return self.policy.ask_again()
 
-    def ask(
-        self, x: ProposeInput, num_kv_tokens: int, dear: DearSource, speed: float, num_others: int = 0
-    ) -> tuple[I32, float]:
+    def ask(self, x: ProposeInput, dear: DearSource, speed: float) -> tuple[I32, float]:
         """Ask the methods, and return what is wanted of the dear source; see DearSource.wanted. `choose` follows.
 
         Raises:
             ValueError: as `propose`.
         """
-        num_rows = len(x.table_rows)
-        if self._has_dear_offer:
-            self._offers.clear(self._dear)
+        self.bind(x)
         self.policy.offer(x, self._offers)
-        times = self._cost.times(num_rows, num_rows, num_kv_tokens)
-        return dear.wanted(x, self.policy, self._dear, times, speed, num_rows + num_others)
+        times, num_outputs = self._times(x), len(x.table_rows)
+        if times is None:
+            times, num_outputs = self.policy.times, self.policy.params.num_outputs
+        return dear.wanted(x, self.policy, self._dear, times, speed, num_outputs)
 
-    def choose(
-        self,
-        x: ProposeInput,
-        num_kv_tokens: int,
-        drafts: DraftTokens,
-        draft_prob: F32,
-        least_gain: float = LEAST_DEMAND,
-        num_others: int = 0,
-    ) -> Decision:
+    def choose(self, x: ProposeInput, drafts: DraftTokens, draft_prob: F32) -> Decision:
         """Choose from what was offered and the dear source's drafts of the same rows, which have these probabilities.
 
         Raises:
@@ -140,8 +122,12 @@ class AutoProposer(Proposer):
         plane.token_ids[:count], plane.draft_prob[:count] = drafts.token_ids, draft_prob
         plane.cu_num_draft[:] = drafts.cu_num_draft  # evidence stays 0: it has matched nothing
         self._has_dear_offer = True
-        times = self._cost.times(num_rows, num_rows, num_kv_tokens)
-        return self.policy.choose(x, self._offers, times, num_rows + num_others, least_gain)
+        return self.policy.choose(x, self._offers, self._times(x), num_rows)
+
+    def _times(self, x: ProposeInput) -> DraftTimes | None:
+        if self._cost is None:
+            return None
+        return self._cost.times(len(x.table_rows), len(x.table_rows), sum(x.num_tokens.tolist()))
 
     def forget(self, table_rows: I32) -> None:
         """Forget the table rows in every method and in the policy."""

@@ -62,18 +62,18 @@ class Steps:
         for _ in range(count):
             x = self.input()
             if self.source.rests():
-                drafts = self.auto.decide(x, sum(self.num_tokens)).drafts
+                drafts = self.auto.decide(x).drafts
                 self.num_wanted.append(0)
                 self.source.keep_up(x)
             else:
-                wanted, least = self.auto.ask(x, sum(self.num_tokens), self.source, 1.0)
+                wanted, least = self.auto.ask(x, self.source, 1.0)
                 self.num_wanted.append(int(wanted.sum()))
                 if wanted.any():
                     found = self.source.draft(x, wanted, np.full(len(wanted), least, np.float32))
                 else:
                     self.source.keep_up(x)
                     found = DraftTokens.none(len(wanted)), np.zeros(0, np.float32)
-                drafts = self.auto.choose(x, sum(self.num_tokens), *found).drafts
+                drafts = self.auto.choose(x, *found).drafts
             for r, num_drafts in enumerate(np.diff(drafts.cu_num_draft).tolist()):
                 self.num_computed[r] = self.num_tokens[r] - 1
                 self.num_tokens[r] += 1 + (num_drafts if self.layers.is_right else 0)

@@ -185,19 +185,3 @@ def test_asking_that_brings_less_than_it_takes_is_not_worth_it_until_drafts_are_
     assert not guard.is_worth_asking(1)
     guard.observe(1, 9, 8, 1.5 * PLAIN_S, asking_s=0.2 * PLAIN_S, stretch=1.5)
     assert guard.is_worth_asking(1)
-
-
-def test_a_plain_step_that_is_not_learned_from_counts_all_the_same() -> None:
-    told, noted = Guard(), Guard()
-    for guard in (told, noted):
-        for _ in range(5):
-            guard.observe(1, 1, 0, PLAIN_S, asking_s=1e-5)
-        assert guard.knows(1)
-        for _ in range(40):
-            guard.observe(1, 1, 3, 1.2 * PLAIN_S, asking_s=1e-5, stretch=1.2)
-    for _ in range(300):
-        told.observe(1, 1, 0, PLAIN_S, asking_s=1e-5)
-        noted.note_asked(1, 1e-5)
-    assert told.least_gain(1) == noted.least_gain(1)
-    assert told.is_worth_asking(1) == noted.is_worth_asking(1)
-    assert not Guard().knows(1)

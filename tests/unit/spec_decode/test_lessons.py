@@ -1,76 +1,276 @@
-"""What steps teach, at once or some later: the guard knows what they brought in any case."""
+"""What steps teach: what the next one is expected to take with all around it, and whether drafts pay."""
 
 from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.auto.cost import CostModel
+from fastdeploy_sd.spec_decode.auto.cost import CostModel, DraftTimes
 from fastdeploy_sd.spec_decode.auto.guard import Guard
-from fastdeploy_sd.spec_decode.auto.lessons import Lessons, NextStepNotes, StepRecord, step_over
-from fastdeploy_sd.spec_decode.auto.next_step import NextStep
+from fastdeploy_sd.spec_decode.auto.lessons import Foresight, Lessons, NextStepNotes
+from fastdeploy_sd.spec_decode.auto.offers import OfferTable
+from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
+from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.spec_decode.step_board import StepBoard
+from fastdeploy_sd.types import DraftSource
 
 PLAIN_MS, ROW_MS = 1.0, 0.05
+MAX_DRAFTS, MAX_REQUESTS = 4, 64
 
 
-def lessons() -> tuple[Lessons, NextStep, Guard]:
-    times, guard = NextStep(StepBoard(num_requests=2)), Guard()
-    steps = [StepSample(rows, 1, 8, PLAIN_MS + ROW_MS * (rows - 1)) for rows in (1, 2, 8, 40)]
-    times.model = CostModel(CostProfile({}, {}, tuple(steps)), 64)
-    return Lessons(times, guard), times, guard
+class Steps:
+    """Steps of one request each, 8 tokens long: what they take is what was measured, unless something is said."""
+
+    def __init__(self, *, is_measured: bool = True) -> None:
+        self.policy = AutoPolicy(MAX_REQUESTS, 4, [DraftSource.NGRAM])
+        self.offers = OfferTable(1, MAX_REQUESTS, 4)
+        self.lessons, self.board, self.notes = Lessons(Guard(), self.policy), StepBoard(), NextStepNotes()
+        self.table = np.zeros((MAX_REQUESTS, 4096), np.int32)
+        self.num_tokens = [8] * MAX_REQUESTS
+        if is_measured:
+            steps = [StepSample(rows, 1, 8, PLAIN_MS + ROW_MS * (rows - 1)) for rows in (1, 2, 8, 40)]
+            self.lessons.take_costs(CostModel(CostProfile({}, {}, tuple(steps)), 64))
+
+    def run(
+        self,
+        num_drafts: int,
+        excess_ms: float = 0.0,
+        slowness: float = 1.0,
+        *,
+        num_requests: int = 1,
+        goes_on: bool = False,
+        is_alone: bool = True,
+    ) -> Foresight:
+        board, num_rows = self.board, num_requests - self.board.num_forbidden
+        board.num_requests, board.num_tokens = num_requests, num_requests + num_drafts
+        board.num_prompt_tokens = 0
+        if not is_alone:
+            board.num_prompt_tokens, board.num_tokens = 16, board.num_tokens + 16
+        board.seconds = 1e-3 * slowness * (PLAIN_MS + ROW_MS * num_drafts + excess_ms)
+        rows, nothing = np.arange(num_rows, dtype=np.int32), np.zeros(num_rows, np.int32)
+        num_tokens = np.array(self.num_tokens[:num_rows], np.int32)
+        x = ProposeInput(tuple("r" * num_rows), rows, self.table, num_tokens, nothing)
+        self.policy.bind(x, self.offers)
+        return self.lessons.learn(board, self.notes, goes_on=goes_on)
+
+    @property
+    def times(self) -> DraftTimes:
+        return self.policy.times
+
+    def ms(self) -> list[float]:
+        found: list[float] = self.times.array(MAX_DRAFTS).tolist()
+        return found
 
 
-def some_steps(count: int) -> list[StepRecord]:
-    source = random.Random(0)
-    steps = []
-    for i in range(count):
-        num_drafts = 0 if i % 5 == 0 else source.randrange(1, 9)
-        seconds = 1e-3 * (PLAIN_MS + ROW_MS * num_drafts) * source.choice([1.0, 1.1, 1.7])
-        board = StepBoard(num_tokens=2 + num_drafts, num_requests=2, seconds=seconds, host_seconds=1e-4)
-        notes = NextStepNotes(100 + 4 * i, 2e-5, 2e-5 if num_drafts else 0.0, 1.2e-3, 1.3)
-        num_kv_tokens = notes.num_kv_tokens + 2 + source.randrange(num_drafts + 1)
-        steps.append(step_over(board, notes, num_kv_tokens, is_alone=True, goes_on=True))
-    return steps
+def test_what_any_draft_costs_is_found_out_within_a_few_steps() -> None:
+    steps = Steps()
+    steps.run(0)
+    assert steps.times.any_draft == 0
+    for num_drafts in (1, 3, 1, 2, 5):
+        for _ in range(3):
+            steps.run(0)
+        steps.run(num_drafts, 0.4)
+    assert steps.times.any_draft == 0  # in the step behind one with drafts
+    steps.run(0)
+    assert 0.15 < steps.times.any_draft < 0.45  # some of it is taken for what rows take
+    ms = steps.ms()
+    assert ms[4] / ms[0] == pytest.approx(PLAIN_MS + 4 * ROW_MS + 0.4, rel=0.1)
 
 
-def test_what_was_put_off_is_learned_as_if_it_had_not_been() -> None:
-    now, now_times, now_guard = lessons()
-    later, later_times, later_guard = lessons()
-    for i, step in enumerate(some_steps(200)):
-        now.learn(step)
-        later.learn(step, put_off=i % 4 != 3)
-        assert later.num_put_off == (i + 1) % 4
-        assert later_guard.least_gain(2) == now_guard.least_gain(2)
-        if later.num_put_off == 0:
-            assert now_times.times(2, 2, 600).array(8).tolist() == later_times.times(2, 2, 600).array(8).tolist()
-            assert now.predicted_s == pytest.approx(later.predicted_s, rel=1e-12)
-    assert now_guard.gain == later_guard.gain > 0
+def test_steps_that_were_interrupted_say_nothing() -> None:
+    steps, interrupted = Steps(), random.Random(0)
+    for step in range(200):
+        steps.run(2 if step % 4 == 3 else 0, 20.0 if interrupted.random() < 0.5 else 0.0)
+        assert steps.times.any_draft < 0.15 * PLAIN_MS or step < 20
 
 
-def test_times_do_not_change_while_steps_are_put_off() -> None:
-    later, times, guard = lessons()
-    steps = some_steps(12)
-    for step in steps[:8]:
-        later.learn(step)
-    before = times.times(2, 2, 600)
-    for step in steps[8:]:
-        later.learn(step, put_off=True)
-        assert times.times(2, 2, 600) is before
-    assert guard.gain == 0  # so few steps with drafts tell nothing yet, but they count
-    later.catch_up()
-    assert later.num_put_off == 0
-    assert times.times(2, 2, 600) is not before
+@pytest.mark.parametrize("num_plain", [1, 6])
+def test_a_machine_that_became_slower_says_nothing_of_drafts(num_plain: int) -> None:
+    """Plain steps are of the time before, and those with drafts of the time behind."""
+    steps = Steps()
+    for slowness in (1.0, 1.7, 1.0, 3.0):
+        for _ in range(20):
+            steps.run(0, slowness=slowness)
+        for _ in range(20):
+            for _ in range(num_plain):
+                steps.run(0, slowness=slowness)
+            steps.run(4, slowness=slowness)
+            steps.run(4, slowness=slowness)
+            steps.run(0, slowness=slowness)
+            ms = steps.ms()
+            assert ms[4] / ms[0] == pytest.approx(1 + 4 * ROW_MS, rel=0.15)
+
+
+def test_drafts_in_every_step_are_no_rare_kind() -> None:
+    steps = Steps()
+    for _ in range(20):
+        steps.run(0)
+    for _ in range(60):
+        steps.run(4, slowness=1.7)
+    steps.run(0, slowness=1.7)
+    assert steps.times.any_draft < 0.1 * PLAIN_MS
+
+
+def test_what_was_dear_once_becomes_cheap_again() -> None:
+    steps = Steps()
+    for excess_ms, num_steps in ((0.4, 20), (0.0, 200)):
+        for _ in range(num_steps):
+            steps.run(2, excess_ms)
+            steps.run(0)
+    assert steps.times.any_draft < 0.1
+
+
+def test_what_always_was_interrupted_is_tried_again() -> None:
+    steps = Steps()
+    for _ in range(8):
+        steps.run(0)
+        steps.run(2, 30.0)
+    steps.run(0)
+    assert 0 < steps.times.any_draft < 0.75 * PLAIN_MS
+    for _ in range(40):
+        steps.run(0)
+    assert steps.times.any_draft == 0
+
+
+def test_parts_of_prompts_that_are_foreseen_are_in_the_next_step() -> None:
+    steps = Steps()
+    steps.run(0)
+    assert steps.times.num_rows == 1
+    steps.board.num_prompt_tokens_ahead = 10
+    steps.run(0)
+    assert steps.times.num_rows == 11
+    assert PLAIN_MS + 5 * ROW_MS < steps.ms()[0] < PLAIN_MS + 11 * ROW_MS  # of rows never run a little less is hoped
+
+
+def test_where_nothing_was_measured_a_draft_takes_a_tenth_of_a_step_of_one_row() -> None:
+    steps = Steps(is_measured=False)
+    for num_requests in (1, 4):
+        steps.run(0, num_requests=num_requests)
+        at_first = 1.0 + 0.1 * (num_requests - 1)
+        assert steps.ms() == pytest.approx([at_first + 0.1 * d for d in range(MAX_DRAFTS + 1)])
+
+
+def around_ms(steps: Steps, num_requests: int, host_s: float = 0.0, *, num_drafts: int = 0) -> float:
+    """What a step takes besides the model's part, on the machine of now; behind one with this engine's part, if any."""
+    steps.board.host_seconds = host_s
+    found = steps.run(num_drafts, num_requests=num_requests, goes_on=host_s > 0)
+    return steps.times.fixed * found.speed
+
+
+def test_one_long_time_of_the_engine_changes_nothing_and_many_do() -> None:
+    steps = Steps()
+    for i in range(20):
+        found = around_ms(steps, 1, 0.05 if i == 13 else 0.001)
+    assert found == pytest.approx(1.0)
+    for _ in range(20):
+        found = around_ms(steps, 1, 0.003)
+    assert found == pytest.approx(3.0)
+
+
+def test_loads_are_apart_and_one_that_was_not_seen_takes_the_latest() -> None:
+    steps = Steps()
+    assert around_ms(steps, 1, 0.001) == pytest.approx(1.0)
+    assert around_ms(steps, 8, 0.004) == pytest.approx(4.0)
+    assert around_ms(steps, 1) == pytest.approx(1.0)
+    assert around_ms(steps, 15) == pytest.approx(4.0)
+    assert around_ms(steps, 64) == pytest.approx(4.0)
+
+
+def test_the_engines_part_behind_drafts_is_a_cost_of_drafts_and_at_most_twice_the_other() -> None:
+    steps = Steps()
+    for _ in range(20):
+        around_ms(steps, 1, 0.001)
+        around_ms(steps, 1, 0.0015, num_drafts=2)
+    assert steps.times.any_draft == pytest.approx(0.5, rel=0.1)
+    for _ in range(20):
+        around_ms(steps, 1, 0.009, num_drafts=2)
+    assert steps.times.any_draft == pytest.approx(1.0, rel=0.1)
+
+
+def test_choosing_drafts_is_in_every_step_in_which_they_are_chosen() -> None:
+    steps = Steps()
+    steps.notes.choosing_s = 2e-4
+    for _ in range(10):
+        steps.run(2)
+    assert steps.times.fixed == pytest.approx(0.2)
+
+
+def test_what_was_predicted_is_compared_with_what_it_took() -> None:
+    steps = Steps()
+    found = steps.run(0)
+    assert (found.predicted_s, found.measured_s) == (0, 0)
+    for _ in range(40):
+        ms = steps.ms()
+        steps.notes.time, steps.notes.plain_time = ms[2], ms[0]
+        found = steps.run(2, slowness=1.5)
+    assert found.measured_s == pytest.approx(40e-3 * 1.5 * (PLAIN_MS + 2 * ROW_MS))
+    assert found.predicted_s == pytest.approx(found.measured_s, rel=0.15)
+    assert found.speed == pytest.approx(1.5, rel=0.05)
+
+
+def gain(num_new: int, **how: bool) -> float:
+    """Over plain decoding, as told of steps with 4 drafts that brought so many tokens."""
+    steps = Steps()
+    for step in range(60):
+        num_drafts = 0 if step % 6 == 0 else 4
+        steps.num_tokens[0] += num_new if num_drafts else 1
+        found = steps.run(num_drafts, **how)
+    return found.gain
 
 
 def test_a_step_says_what_it_brought_only_where_that_is_known() -> None:
-    board = StepBoard(num_tokens=7, num_requests=3, num_forbidden=1)
-    found = step_over(board, NextStepNotes(num_kv_tokens=100), 104, is_alone=True, goes_on=True)
-    assert (found.num_drafts, found.num_new) == (4, 5)  # and one token of the request that forbids drafts
-    for is_alone, goes_on, is_certain in ((False, True, False), (True, False, False), (True, True, True)):
-        notes = NextStepNotes(num_kv_tokens=100, is_certain=is_certain)
-        assert step_over(board, notes, 104, is_alone=is_alone, goes_on=goes_on).num_new == 0
-    board.num_prompt_tokens = 4
-    assert step_over(board, NextStepNotes(), 104, is_alone=False, goes_on=True).num_drafts == 0
+    assert gain(3, goes_on=True) == pytest.approx(3 / (1 + 4 * ROW_MS), rel=0.1)
+    assert gain(3, goes_on=False) == 0  # other requests' tokens may be among them
+    assert gain(3, goes_on=True, is_alone=False) == 0
+
+
+def test_requests_that_forbid_drafts_bring_a_token_each() -> None:
+    steps = Steps()
+    steps.board.num_forbidden = 1
+    for step in range(60):
+        num_drafts = 0 if step % 6 == 0 else 4
+        steps.num_tokens[0] += 3 if num_drafts else 1
+        found = steps.run(num_drafts, num_requests=2, goes_on=True)
+    assert found.gain == pytest.approx(4 / 2 / (1 + 4 * ROW_MS), rel=0.1)
+
+
+def test_what_is_certain_says_nothing_of_guesses() -> None:
+    steps = Steps()
+    steps.notes.is_certain = True
+    for step in range(60):
+        steps.num_tokens[0] += 1
+        found = steps.run(0 if step % 6 == 0 else 4, goes_on=True)
+    assert found.gain == 0
+
+
+def test_of_steps_that_rested_only_the_last_is_known() -> None:
+    steps = Steps()
+    for _ in range(6):
+        steps.num_tokens[0] += 9
+        steps.board.num_rested = 8
+        found = steps.run(0, goes_on=True)
+    assert found.measured_s == 0
+    assert found.least_gain < np.inf  # plain steps: one is not due
+
+
+def test_nonsense_is_refused() -> None:
+    steps = Steps()
+    with pytest.raises(ValueError, match="num_rows: expected >= 0"):
+        steps.run(-9)
+    steps.board.num_prompt_tokens_ahead = -1
+    with pytest.raises(ValueError, match="num_prompt_tokens_ahead: expected >= 0"):
+        steps.run(0)
+
+
+def test_a_source_that_others_cover_is_skipped_where_asking_takes_long() -> None:
+    policy, board = AutoPolicy(1, 4, [DraftSource.MTP, DraftSource.NGRAM]), StepBoard(num_tokens=1, num_requests=1)
+    x = ProposeInput(("r",), np.zeros(1, np.int32), np.zeros((1, 8), np.int32), *np.ones((2, 1), np.int32))
+    policy.bind(x, OfferTable(2, 1, 4))
+    lessons = Lessons(Guard(), policy, [DraftSource.NGRAM])
+    for asking_s, skipped in ((1e-5, 0), (1e-4, 2), (1e-5, 0)):
+        board.seconds = 2e-3
+        lessons.learn(board, NextStepNotes(asking_s=asking_s), goes_on=False)
+        assert policy.params.skipped_sources == skipped

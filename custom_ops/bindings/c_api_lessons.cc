@@ -1,0 +1,54 @@
+// C functions of what steps teach, for ctypes. Nothing is thrown across them.
+#include <algorithm>
+#include <cmath>
+
+#include "asked_drafters.h"
+#include "c_api.h"
+#include "draft_policy.h"
+#include "step_lessons.h"
+
+namespace {
+
+constexpr fdsd::Error kOutOfMemory = "memory: expected room for what steps teach, got none";
+
+}  // namespace
+
+FDSD_EXPORT fdsd::Error fdsd_lessons_create(const fdsd::LessonsCreateParams* p) {
+  return fdsd::WithinMemory(kOutOfMemory, [&]() -> fdsd::Error {
+    *p->lessons = new fdsd::StepLessons(p->guard, p->covered_sources);
+    return nullptr;
+  });
+}
+
+FDSD_EXPORT void fdsd_lessons_destroy(fdsd::StepLessons* lessons) { delete lessons; }
+
+FDSD_EXPORT fdsd::Error fdsd_lessons_take_costs(const fdsd::LessonsTakeCostsParams* p) {
+  p->lessons->TakeCosts(p->cost);
+  return nullptr;
+}
+
+FDSD_EXPORT fdsd::Error fdsd_lessons_learn(const fdsd::LessonsLearnParams* p) {
+  if (p->num_requests < 0) return "num_requests: expected >= 0, got a negative number";
+  if (p->num_rows < 0) return "num_rows: expected >= 0, got a negative number";
+  if (p->num_prompt_tokens_ahead < 0) return "num_prompt_tokens_ahead: expected >= 0, got a negative number";
+  if (!std::isfinite(p->seconds)) return "seconds: expected a finite number, got another";
+  return fdsd::WithinMemory(kOutOfMemory, [&]() -> fdsd::Error {
+    fdsd::StepLessons::Foresight found = p->lessons->Learn(*p);
+    if (p->decides && std::isfinite(found.least_gain) && fdsd::AskedDrafters::AllowsDrafts(p->next->rows)) {
+      if (fdsd::Error error = p->next->policy->Decide(*p->next)) return error;
+      found.is_decided = true;
+    }
+    const double values[] = {found.least_gain,
+                             static_cast<double>(found.is_off),
+                             static_cast<double>(found.is_worth_asking),
+                             found.gain,
+                             found.speed,
+                             found.predicted_s,
+                             found.measured_s,
+                             static_cast<double>(found.is_alone),
+                             static_cast<double>(found.is_decided)};
+    static_assert(std::size(values) == fdsd::StepLessons::kNumOutcomes);
+    std::ranges::copy(values, p->outcome);
+    return nullptr;
+  });
+}

@@ -1,0 +1,112 @@
+#include "step_lessons.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace fdsd {
+namespace {
+
+// What a draft takes of a one-row step where nothing was measured, and rows that this is written down for at first.
+constexpr double kUnmeasuredCost = 0.1;
+constexpr size_t kUnmeasuredRows = 1024;
+// The engine's part of a step with drafts over that of a plain one, at most: of the rarer kind little is known.
+constexpr double kMostHost = 2.0;
+// Where asking takes more than this part of a step, sources are skipped that others cover.
+constexpr double kAskingShare = 0.01;
+constexpr double kMsPerSecond = 1e3;
+// A clock that stood still says that it was quick.
+constexpr double kLeastSeconds = 1e-9;
+
+}  // namespace
+
+StepLessons::Foresight StepLessons::Learn(const LessonsLearnParams& p) {
+  const PolicyRowsParams& rows = p.next->rows;
+  const Step step = {
+      .num_kv_tokens = std::accumulate(rows.num_tokens, rows.num_tokens + rows.num_rows, int64_t{0}),
+      .num_drafts = std::max(0, p.num_rows - p.num_prompt_tokens - p.num_requests),
+      .is_alone = p.num_requests == rows.num_rows + p.num_forbidden && p.num_prompt_tokens == 0,
+  };
+  if (p.num_rested > 0) guard_.Rest(p.num_requests, p.num_rested);
+  LearnTimes(p, step);
+  TellGuard(p, step);
+  WriteTimes(p, step.num_kv_tokens);
+  const int32_t n = p.num_requests;
+  // Requests that draft otherwise or not at all get a token in any case.
+  p.next->num_outputs = std::max(n, rows.num_rows);
+  p.next->least_gain = guard_.LeastGain(n);
+  p.next->skipped_sources = p.asking_s > kAskingShare * p.seconds ? covered_sources_ : 0;
+  return {p.next->least_gain, guard_.IsOff(n), guard_.IsWorthAsking(n), guard_.gain(), speed_,
+          predicted_s_,       measured_s_,     step.is_alone,           false};
+}
+
+void StepLessons::LearnTimes(const LessonsLearnParams& p, const Step& step) {
+  const bool has_drafts = step.num_drafts > 0;
+  if (p.choosing_s > 0.0) drafting_.Observe(p.num_requests, p.choosing_s);
+  if (!step.is_alone) return;
+  if (cost_ != nullptr) {
+    if (p.time > 0.0 && p.num_rested == 0) {
+      predicted_s_ += p.time * speed_ / kMsPerSecond - around_s_[has_drafts];
+      measured_s_ += p.seconds;
+    }
+    const double ms = kMsPerSecond * std::max(p.seconds, kLeastSeconds);
+    const double expected = cost_->Expected(p.num_rows, p.num_requests, step.num_kv_tokens);
+    excess_.Observe(p.num_requests, ms, expected, has_drafts);
+    cost_->Observe(p.num_rows, p.num_requests, step.num_kv_tokens, ms);
+  }
+  if (p.goes_on) (has_drafts ? drafted_host_ : host_).Observe(p.num_requests, p.host_seconds);
+}
+
+void StepLessons::TellGuard(const LessonsLearnParams& p, const Step& step) {
+  int64_t num_new = 0;  // it cannot be compared with others
+  if (p.num_rested > 0) {
+    num_new = step.is_alone ? p.num_requests : 0;
+  } else if (step.is_alone && p.goes_on && !p.is_certain) {
+    num_new = std::max<int64_t>(step.num_kv_tokens - num_kv_tokens_ + p.num_forbidden, 0);
+  }
+  num_kv_tokens_ = step.num_kv_tokens;
+  guard_.Observe({.num_requests = p.num_requests,
+                  .num_tokens = static_cast<int32_t>(num_new),
+                  .num_drafts = step.num_drafts,
+                  .seconds = std::max(p.seconds, kLeastSeconds) + HostSeconds(p.num_requests, step.num_drafts > 0),
+                  .asking_s = p.asking_s,
+                  .stretch = p.plain_time > 0.0 ? p.time / p.plain_time : 1.0});
+}
+
+double StepLessons::HostSeconds(int32_t num_requests, bool has_drafts) const {
+  const double drafted_s = drafted_host_.Seconds(num_requests);
+  double plain_s = host_.Seconds(num_requests);
+  if (drafted_s > 0.0 && (plain_s == 0.0 || drafted_s < plain_s)) plain_s = drafted_s;
+  return has_drafts ? std::min(std::max(drafted_s, plain_s), kMostHost * plain_s) : plain_s;
+}
+
+void StepLessons::WriteTimes(const LessonsLearnParams& p, int64_t num_kv_tokens) {
+  const int32_t n = p.num_requests, num_rows = n + p.num_prompt_tokens_ahead;
+  PolicyTimesParams& times = p.next->times;
+  if (cost_ == nullptr) {
+    WriteUnmeasured(num_rows, &times);
+    return;
+  }
+  times = cost_->Times(num_rows, n, num_kv_tokens);
+  const double plain_s = HostSeconds(n, false), drafted_s = HostSeconds(n, true), drafting_s = drafting_.Seconds(n);
+  speed_ = cost_->speed();
+  around_s_[0] = plain_s + drafting_s;
+  around_s_[1] = drafted_s + drafting_s;
+  times.fixed += kMsPerSecond * around_s_[0] / speed_;
+  times.any_draft += kMsPerSecond * (drafted_s - plain_s) / speed_;
+  const bool is_first = p.num_rows - p.num_prompt_tokens <= n;
+  if (is_first) times.any_draft += excess_.Ms(n);
+}
+
+// T(1 + d) = 1 + cost * d.
+void StepLessons::WriteUnmeasured(int32_t num_rows, PolicyTimesParams* times) {
+  const size_t num_times = static_cast<size_t>(num_rows) + kUnmeasuredRows;
+  for (size_t row = unmeasured_.size(); row < num_times; ++row)
+    unmeasured_.push_back(kUnmeasuredCost * (static_cast<double>(row) - 1.0));
+  *times = {};
+  times->num_step_rows = num_rows;
+  times->num_times = static_cast<int32_t>(unmeasured_.size());
+  times->curve = unmeasured_.data();
+  times->fixed = 1.0;
+}
+
+}  // namespace fdsd

@@ -29,13 +29,6 @@ FDSD_EXPORT fdsd::Error fdsd_guard_observe(const fdsd::GuardObserveParams* p) {
   return nullptr;
 }
 
-FDSD_EXPORT fdsd::Error fdsd_guard_rest(const fdsd::GuardRestParams* p) {
-  if (p->num_requests < 0) return kNegativeRequests;
-  if (p->num_steps < 0) return "num_steps: expected >= 0, got a negative number";
-  p->guard->Rest(p->num_requests, p->num_steps);
-  return nullptr;
-}
-
 FDSD_EXPORT fdsd::Error fdsd_guard_facts(const fdsd::GuardFactsParams* p) {
   if (p->num_requests < 0) return kNegativeRequests;
   *p->facts = {.least_gain = p->guard->LeastGain(p->num_requests),

@@ -93,6 +93,7 @@ def test_one_that_turns_in_the_middle_of_a_text(engine: Engine) -> None:
     found = run(engine, request("turns", ONE | dict.fromkeys(OTHERS, 40.0), frequency_penalty=0.5))
     turn = int(np.flatnonzero(found[:, 2])[0])
     assert turn < 20
+    # Without the step of the turn, which had right drafts as well.
     assert 40 < found[:turn, 0].sum() < NUM_TOKENS / 2
     _verify_loss(found[turn:])
 

@@ -11,8 +11,9 @@ constexpr double kUnmeasuredCost = 0.1;
 constexpr size_t kUnmeasuredRows = 1024;
 // The engine's part of a step with drafts over that of a plain one, at most: of the rarer kind little is known.
 constexpr double kMostHost = 2.0;
-// Where asking takes more than this part of a step, sources are skipped that others cover.
-constexpr double kAskingShare = 0.01;
+// Where asking takes more than this part of a step, sources are skipped that others cover, until it takes less than the
+// other: with fewer sources it takes half.
+constexpr double kDearShare = 0.01, kCheapShare = 0.004;
 constexpr double kMsPerSecond = 1e3;
 // A clock that stood still says that it was quick.
 constexpr double kLeastSeconds = 1e-9;
@@ -34,7 +35,8 @@ StepLessons::Foresight StepLessons::Learn(const LessonsLearnParams& p) {
   // Requests that draft otherwise or not at all get a token in any case.
   p.next->num_outputs = std::max(n, rows.num_rows);
   p.next->least_gain = guard_.LeastGain(n);
-  p.next->skipped_sources = p.asking_s > kAskingShare * p.seconds ? covered_sources_ : 0;
+  if (p.lookup_s > 0.0) skips_covered_ = p.lookup_s > (skips_covered_ ? kCheapShare : kDearShare) * p.seconds;
+  p.next->skipped_sources = skips_covered_ ? covered_sources_ : 0;
   return {p.next->least_gain, guard_.IsOff(n), guard_.IsWorthAsking(n), guard_.gain(), speed_,
           predicted_s_,       measured_s_,     step.is_alone,           false};
 }
@@ -44,7 +46,7 @@ void StepLessons::LearnTimes(const LessonsLearnParams& p, const Step& step) {
   if (p.choosing_s > 0.0) drafting_.Observe(p.num_requests, p.choosing_s);
   if (!step.is_alone) return;
   if (cost_ != nullptr) {
-    if (p.time > 0.0 && p.num_rested == 0) {
+    if (p.time > 0.0 && p.num_rested == 0 && has_foreseen_) {
       predicted_s_ += p.time * speed_ / kMsPerSecond - around_s_[has_drafts];
       measured_s_ += p.seconds;
     }
@@ -53,7 +55,7 @@ void StepLessons::LearnTimes(const LessonsLearnParams& p, const Step& step) {
     excess_.Observe(p.num_requests, ms, expected, has_drafts);
     cost_->Observe(p.num_rows, p.num_requests, step.num_kv_tokens, ms);
   }
-  if (p.goes_on) (has_drafts ? drafted_host_ : host_).Observe(p.num_requests, p.host_seconds);
+  if (p.goes_on) (has_drafts ? drafted_host_ : host_).Observe(p.num_requests, std::max(p.host_seconds, 0.0));
 }
 
 void StepLessons::TellGuard(const LessonsLearnParams& p, const Step& step) {
@@ -89,6 +91,7 @@ void StepLessons::WriteTimes(const LessonsLearnParams& p, int64_t num_kv_tokens)
   times = cost_->Times(num_rows, n, num_kv_tokens);
   const double plain_s = HostSeconds(n, false), drafted_s = HostSeconds(n, true), drafting_s = drafting_.Seconds(n);
   speed_ = cost_->speed();
+  has_foreseen_ = true;
   around_s_[0] = plain_s + drafting_s;
   around_s_[1] = drafted_s + drafting_s;
   times.fixed += kMsPerSecond * around_s_[0] / speed_;

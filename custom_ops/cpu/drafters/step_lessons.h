@@ -31,8 +31,8 @@ class StepLessons {
     bool is_decided;  // drafts were chosen
   };
 
-  // `covered_sources` are skipped where asking takes more than a hundredth of a step: what they bring beside the others
-  // is less than what they take there.
+  // `covered_sources` are skipped where asking takes more than a hundredth of a step, until it takes less than 0.004:
+  // what they bring beside the others is less than what they take there.
   StepLessons(DraftGuard* guard, uint64_t covered_sources) : guard_(*guard), covered_sources_(covered_sources) {}
 
   // From now on the model's part is what was measured; before, a draft takes a tenth of a step of one row.
@@ -56,6 +56,8 @@ class StepLessons {
 
   DraftGuard& guard_;
   const uint64_t covered_sources_;
+  bool skips_covered_ = false;
+  bool has_foreseen_ = false;  // by what was measured
   StepCost* cost_ = nullptr;
   UsualTime host_, drafted_host_, drafting_;
   StepExcess excess_;

@@ -21,12 +21,6 @@ struct GuardObserveParams {
   double stretch;
 };
 
-struct GuardRestParams {
-  DraftGuard* guard;
-  int32_t num_requests;  // >= 0
-  int32_t num_steps;     // >= 0
-};
-
 // What the guard says of steps of so many requests; see DraftGuard.
 struct GuardFacts {
   double least_gain;

@@ -35,6 +35,7 @@ struct LessonsLearnParams {
   double seconds;                   // that it took, drafting left out
   double host_seconds;              // between it and the step before, drafting left out
   double asking_s;                  // that choosing its drafts took
+  double lookup_s;                  // that asking look-ups and choosing took when they were asked last; 0 = never
   double choosing_s;                // the same without draft layers; 0 = there were no drafts
   double time;                      // expected when they were chosen, as the times below; 0 = nothing was
   double plain_time;                // likewise of the step without drafts

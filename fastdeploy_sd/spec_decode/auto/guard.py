@@ -15,7 +15,7 @@ LEAST_DEMAND = 1.03
 
 
 class Guard:
-    """Told of every step, asked before the next one.
+    """Told of every step, asked before the next one; in a server by Lessons, in native code.
 
     Attributes:
         handle: of the native object.
@@ -30,7 +30,6 @@ class Guard:
         where = ctypes.addressof(self._facts)
         self._ask = BoundCall("guard_facts", struct_type("GuardFactsParams")(guard=handle, facts=where))
         self._observe = BoundCall("guard_observe", struct_type("GuardObserveParams")(guard=handle))
-        self._rest = BoundCall("guard_rest", struct_type("GuardRestParams")(guard=handle))
 
     @property
     def gain(self) -> float:
@@ -64,16 +63,6 @@ class Guard:
         params.num_requests, params.num_tokens, params.num_drafts = num_requests, num_tokens, num_drafts
         params.seconds, params.asking_s, params.stretch = seconds, asking_s, stretch
         self._observe.run()
-
-    def rest(self, num_requests: int, num_steps: int) -> None:
-        """So many plain steps went by that it is not told of.
-
-        Raises:
-            ValueError: a number is negative.
-        """
-        params = self._rest.params
-        params.num_requests, params.num_steps = num_requests, num_steps
-        self._rest.run()
 
     def is_worth_asking(self, num_requests: int) -> bool:
         """Whether asking in steps of so many requests has brought more lately than it took."""

@@ -32,12 +32,14 @@ class NextStepNotes:
 
     Attributes:
         asking_s: what choosing its drafts took.
+        lookup_s: what it took without draft layers, and without looks, when look-ups were asked last; 0 = never.
         choosing_s: the same without draft layers; 0 where none were chosen.
         time, plain_time: see Decision; 0 = nothing was expected of it.
         is_certain: whether all of its drafts are.
     """
 
     asking_s: float = 0.0
+    lookup_s: float = 0.0
     choosing_s: float = 0.0
     time: float = 0.0
     plain_time: float = 0.0
@@ -112,16 +114,20 @@ class Lessons:
             goes_on: the step before it had the same rows: those that the policy is bound to.
             decides: where drafts are allowed, and the next step is not to be plain, the policy chooses them as well.
 
+        The board's rested steps count once.
+
         Raises:
-            ValueError: a number is out of range, or the policy refused the rows.
+            ValueError: a number is out of range; or the policy refused the rows, of which has been learned then.
         """
         p = self._params
         p.num_requests, p.num_rows, p.num_prompt_tokens = board.num_requests, board.num_tokens, board.num_prompt_tokens
         p.num_forbidden, p.num_rested = board.num_forbidden, board.num_rested
+        board.num_rested = 0
         p.num_prompt_tokens_ahead, p.seconds, p.host_seconds = (
             board.num_prompt_tokens_ahead, board.seconds, board.host_seconds,
         )  # fmt: skip
         p.goes_on, p.decides, p.is_certain = goes_on, decides, notes.is_certain
-        p.asking_s, p.choosing_s, p.time, p.plain_time = notes.asking_s, notes.choosing_s, notes.time, notes.plain_time
+        p.asking_s, p.lookup_s, p.choosing_s = notes.asking_s, notes.lookup_s, notes.choosing_s
+        p.time, p.plain_time = notes.time, notes.plain_time
         self._learn.run()
         return Foresight._make(self._outcome.tolist())

@@ -118,6 +118,8 @@ class AutoMethod(Proposer):
         self._log.note(choice)
         self._next.asking_s = asking_s = time.perf_counter() - begin
         self._next.choosing_s = asking_s - self._dear_s if choice == _DRAFTS else 0.0
+        if self._next.plain_time:  # they were asked
+            self._next.lookup_s = asking_s - self._dear_s
         if self._log.is_due:
             self._board.report = self._log.report(known, self._auto.policy.stats())
         if choice == _DRAFTS:
@@ -192,7 +194,7 @@ class AutoMethod(Proposer):
         return _LOAD if decision.first_draft_cost >= 1 / self._board.num_requests else _LOW_GAIN
 
     def _decide(self, x: ProposeInput, known: Foresight) -> Decision:
-        """Choose beside draft layers, which are asked in the middle of it, or behind certain drafts."""
+        """Choose beside draft layers, which are asked in the middle of it, or how much of certain drafts alone."""
         if self._dear is None or self._dear.source.rests():
             return self._auto.decide(x)
         wanted, least = self._auto.ask(x, self._dear.source, known.speed)
@@ -223,8 +225,6 @@ class AutoMethod(Proposer):
             self._dear.source.seconds = 0.0
         goes_on = self._have_same_rows(x)
         self._auto.bind(x)
-        known = self._lessons.learn(b, self._next, goes_on=goes_on, decides=self._dear is None)
         if b.num_rested:
             self._log.note_rested(b.num_rested)
-            b.num_rested = 0
-        return known
+        return self._lessons.learn(b, self._next, goes_on=goes_on, decides=self._dear is None)

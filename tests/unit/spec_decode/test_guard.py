@@ -185,3 +185,7 @@ def test_asking_that_brings_less_than_it_takes_is_not_worth_it_until_drafts_are_
     assert not guard.is_worth_asking(1)
     guard.observe(1, 9, 8, 1.5 * PLAIN_S, asking_s=0.2 * PLAIN_S, stretch=1.5)
     assert guard.is_worth_asking(1)
+
+
+def test_nothing_lost_yet_demands_the_least() -> None:
+    assert Guard().least_gain(1) == LEAST_DEMAND

@@ -28,13 +28,13 @@ FDSD_EXPORT fdsd::Error fdsd_lessons_take_costs(const fdsd::LessonsTakeCostsPara
 }
 
 FDSD_EXPORT fdsd::Error fdsd_lessons_learn(const fdsd::LessonsLearnParams* p) {
-  if (p->num_requests < 0) return "num_requests: expected >= 0, got a negative number";
-  if (p->num_rows < 0) return "num_rows: expected >= 0, got a negative number";
+  if (p->step.num_requests < 0) return "num_requests: expected >= 0, got a negative number";
+  if (p->step.num_rows < 0) return "num_rows: expected >= 0, got a negative number";
   if (p->num_prompt_tokens_ahead < 0) return "num_prompt_tokens_ahead: expected >= 0, got a negative number";
-  if (p->num_forbidden < 0) return "num_forbidden: expected >= 0, got a negative number";
-  if (p->num_rested < 0) return "num_rested: expected >= 0, got a negative number";
-  for (const double value :
-       {p->seconds, p->host_seconds, p->asking_s, p->lookup_s, p->choosing_s, p->time, p->plain_time})
+  if (p->step.num_forbidden < 0) return "num_forbidden: expected >= 0, got a negative number";
+  if (p->step.num_rested < 0) return "num_rested: expected >= 0, got a negative number";
+  for (const double value : {p->took.seconds, p->took.host_seconds, p->took.asking_s, p->took.lookup_s,
+                             p->took.choosing_s, p->took.time, p->took.plain_time})
     if (!std::isfinite(value)) return "seconds: expected finite times, got another";
   return fdsd::WithinMemory(kOutOfMemory, [&]() -> fdsd::Error {
     fdsd::StepLessons::Foresight found = p->lessons->Learn(*p);

@@ -66,7 +66,8 @@ class Answer:
 class Visit:
     """One client: its prompt, and after how many events it hangs up (None = never; 0 = before reading any).
 
-    Who hangs up has asked for many more tokens than it will read, so that the request is far from its end then.
+    Who hangs up has asked for many more tokens than it will read, so that the request is far from its end then. Half of
+    them allow no drafts, which could end it before a slow client has left.
     """
 
     prompt: Prompt
@@ -76,6 +77,7 @@ class Visit:
         body = self.prompt.body()
         if self.hang_up_after is not None:
             body["max_tokens"] = ABANDONED_MAX_TOKENS
+            body["speculation"] = {"enabled": self.hang_up_after % 2 == 1}
         return body
 
 

@@ -24,18 +24,19 @@ StepLessons::Foresight StepLessons::Learn(const LessonsLearnParams& p) {
   const PolicyRowsParams& rows = p.next->rows;
   const Step step = {
       .num_kv_tokens = std::accumulate(rows.num_tokens, rows.num_tokens + rows.num_rows, int64_t{0}),
-      .num_drafts = std::max(0, p.num_rows - p.num_prompt_tokens - p.num_requests),
-      .is_alone = p.num_requests == rows.num_rows + p.num_forbidden && p.num_prompt_tokens == 0,
+      .num_drafts = std::max(0, p.step.num_rows - p.step.num_prompt_tokens - p.step.num_requests),
+      .is_alone = p.step.num_requests == rows.num_rows + p.step.num_forbidden && p.step.num_prompt_tokens == 0,
   };
-  if (p.num_rested > 0) guard_.Rest(p.num_requests, p.num_rested);
+  if (p.step.num_rested > 0) guard_.Rest(p.step.num_requests, p.step.num_rested);
   LearnTimes(p, step);
   TellGuard(p, step);
   WriteTimes(p, step.num_kv_tokens);
-  const int32_t n = p.num_requests;
+  const int32_t n = p.step.num_requests;
   // Requests that draft otherwise or not at all get a token in any case.
   p.next->num_outputs = std::max(n, rows.num_rows);
   p.next->least_gain = guard_.LeastGain(n);
-  if (p.lookup_s > 0.0) skips_covered_ = p.lookup_s > (skips_covered_ ? kCheapShare : kDearShare) * p.seconds;
+  if (p.took.lookup_s > 0.0)
+    skips_covered_ = p.took.lookup_s > (skips_covered_ ? kCheapShare : kDearShare) * p.took.seconds;
   p.next->skipped_sources = skips_covered_ ? covered_sources_ : 0;
   return {p.next->least_gain, guard_.IsOff(n), guard_.IsWorthAsking(n), guard_.gain(), speed_,
           predicted_s_,       measured_s_,     step.is_alone,           false};
@@ -43,35 +44,37 @@ StepLessons::Foresight StepLessons::Learn(const LessonsLearnParams& p) {
 
 void StepLessons::LearnTimes(const LessonsLearnParams& p, const Step& step) {
   const bool has_drafts = step.num_drafts > 0;
-  if (p.choosing_s > 0.0) drafting_.Observe(p.num_requests, p.choosing_s);
+  if (p.took.choosing_s > 0.0) drafting_.Observe(p.step.num_requests, p.took.choosing_s);
   if (!step.is_alone) return;
   if (cost_ != nullptr) {
-    if (p.time > 0.0 && p.num_rested == 0 && has_foreseen_) {
-      predicted_s_ += p.time * speed_ / kMsPerSecond - around_s_[has_drafts];
-      measured_s_ += p.seconds;
+    if (p.took.time > 0.0 && p.step.num_rested == 0 && has_foreseen_) {
+      predicted_s_ += p.took.time * speed_ / kMsPerSecond - around_s_[has_drafts];
+      measured_s_ += p.took.seconds;
     }
-    const double ms = kMsPerSecond * std::max(p.seconds, kLeastSeconds);
-    const double expected = cost_->Expected(p.num_rows, p.num_requests, step.num_kv_tokens);
-    excess_.Observe(p.num_requests, ms, expected, has_drafts);
-    cost_->Observe(p.num_rows, p.num_requests, step.num_kv_tokens, ms);
+    const double ms = kMsPerSecond * std::max(p.took.seconds, kLeastSeconds);
+    const double expected = cost_->Expected(p.step.num_rows, p.step.num_requests, step.num_kv_tokens);
+    excess_.Observe(p.step.num_requests, ms, expected, has_drafts);
+    cost_->Observe(p.step.num_rows, p.step.num_requests, step.num_kv_tokens, ms);
   }
-  if (p.goes_on) (has_drafts ? drafted_host_ : host_).Observe(p.num_requests, std::max(p.host_seconds, 0.0));
+  if (p.step.goes_on)
+    (has_drafts ? drafted_host_ : host_).Observe(p.step.num_requests, std::max(p.took.host_seconds, 0.0));
 }
 
 void StepLessons::TellGuard(const LessonsLearnParams& p, const Step& step) {
   int64_t num_new = 0;  // it cannot be compared with others
-  if (p.num_rested > 0) {
-    num_new = step.is_alone ? p.num_requests : 0;
-  } else if (step.is_alone && p.goes_on && !p.is_certain) {
-    num_new = std::max<int64_t>(step.num_kv_tokens - num_kv_tokens_ + p.num_forbidden, 0);
+  if (p.step.num_rested > 0) {
+    num_new = step.is_alone ? p.step.num_requests : 0;
+  } else if (step.is_alone && p.step.goes_on && !p.step.is_certain) {
+    num_new = std::max<int64_t>(step.num_kv_tokens - num_kv_tokens_ + p.step.num_forbidden, 0);
   }
   num_kv_tokens_ = step.num_kv_tokens;
-  guard_.Observe({.num_requests = p.num_requests,
-                  .num_tokens = static_cast<int32_t>(num_new),
-                  .num_drafts = step.num_drafts,
-                  .seconds = std::max(p.seconds, kLeastSeconds) + HostSeconds(p.num_requests, step.num_drafts > 0),
-                  .asking_s = p.asking_s,
-                  .stretch = p.plain_time > 0.0 ? p.time / p.plain_time : 1.0});
+  guard_.Observe(
+      {.num_requests = p.step.num_requests,
+       .num_tokens = static_cast<int32_t>(num_new),
+       .num_drafts = step.num_drafts,
+       .seconds = std::max(p.took.seconds, kLeastSeconds) + HostSeconds(p.step.num_requests, step.num_drafts > 0),
+       .asking_s = p.took.asking_s,
+       .stretch = p.took.plain_time > 0.0 ? p.took.time / p.took.plain_time : 1.0});
 }
 
 double StepLessons::HostSeconds(int32_t num_requests, bool has_drafts) const {
@@ -82,7 +85,7 @@ double StepLessons::HostSeconds(int32_t num_requests, bool has_drafts) const {
 }
 
 void StepLessons::WriteTimes(const LessonsLearnParams& p, int64_t num_kv_tokens) {
-  const int32_t n = p.num_requests, num_rows = n + p.num_prompt_tokens_ahead;
+  const int32_t n = p.step.num_requests, num_rows = n + p.num_prompt_tokens_ahead;
   PolicyTimesParams& times = p.next->times;
   if (cost_ == nullptr) {
     WriteUnmeasured(num_rows, &times);
@@ -96,7 +99,7 @@ void StepLessons::WriteTimes(const LessonsLearnParams& p, int64_t num_kv_tokens)
   around_s_[1] = drafted_s + drafting_s;
   times.fixed += kMsPerSecond * around_s_[0] / speed_;
   times.any_draft += kMsPerSecond * (drafted_s - plain_s) / speed_;
-  const bool is_first = p.num_rows - p.num_prompt_tokens <= n;
+  const bool is_first = p.step.num_rows - p.step.num_prompt_tokens <= n;
   if (is_first) times.any_draft += excess_.Ms(n);
 }
 

@@ -76,7 +76,7 @@ class AutoProposer(Proposer):
         Raises:
             ValueError: as `propose`.
         """
-        self.bind(x)
+        self._clear_dear_offer()
         return self.policy.decide(x, self._offers, self._times(x), len(x.table_rows))
 
     def bind(self, x: ProposeInput) -> None:
@@ -85,9 +85,7 @@ class AutoProposer(Proposer):
         Raises:
             ValueError: a shape or dtype disagrees.
         """
-        if self._has_dear_offer:
-            self._offers.clear(self._dear)
-            self._has_dear_offer = False
+        self._clear_dear_offer()
         self.policy.bind(x, self._offers)
 
     def ask_again(self) -> int:
@@ -104,7 +102,7 @@ class AutoProposer(Proposer):
         Raises:
             ValueError: as `propose`.
         """
-        self.bind(x)
+        self._clear_dear_offer()
         self.policy.offer(x, self._offers)
         times, num_outputs = self._times(x), len(x.table_rows)
         if times is None:
@@ -123,6 +121,11 @@ class AutoProposer(Proposer):
         plane.cu_num_draft[:] = drafts.cu_num_draft  # evidence stays 0: it has matched nothing
         self._has_dear_offer = True
         return self.policy.choose(x, self._offers, self._times(x), num_rows)
+
+    def _clear_dear_offer(self) -> None:
+        if self._has_dear_offer:
+            self._offers.clear(self._dear)
+            self._has_dear_offer = False
 
     def _times(self, x: ProposeInput) -> DraftTimes | None:
         if self._cost is None:

@@ -80,16 +80,16 @@ class PendingDrafts:
         """Put the first `num_draft[r]` drafts of every row behind each other, with their sources and logprobs."""
         if not any(num_draft):
             return self._none_of(len(rows))
-        begins = self._counters.draft_begin.take(rows).tolist()
+        begins, cu = self._counters.draft_begin.take(rows).tolist(), [0, *accumulate(num_draft)]
         origins = list(self._results.values())
+        if len(origins) == 1 and cu == origins[0].cu_num_draft.tolist() and begins == cu[:-1]:
+            return origins[0]  # nearly always: the rows of the step before, and all of their drafts
         if len(origins) > 1:
             first = dict(zip(self._results, offsets([len(o.token_ids) for o in origins]).tolist(), strict=False))
             results = self._counters.draft_result.take(rows).tolist()
             begins = [begin + first.get(number, 0) for begin, number in zip(begins, results, strict=True)]
         taken = [i for begin, count in zip(begins, num_draft, strict=True) for i in range(begin, begin + count)]
-        return DraftTokens.concat(origins).pick(
-            np.array(taken, np.int32), np.array([0, *accumulate(num_draft)], np.int32)
-        )
+        return DraftTokens.concat(origins).pick(np.array(taken, np.int32), np.array(cu, np.int32))
 
     def _none_of(self, num_rows: int) -> DraftTokens:
         """No drafts for so many rows; the same value as long as it is asked for as many."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from operator import add, gt, sub
+from operator import add, sub
 
 import numpy as np
 
@@ -181,31 +182,30 @@ class Scheduler:
         step = StepBuilder(self._max_num_batched_tokens, states, rows, num_new, num_draft)
         if step.budget < 0:
             step.cut_to_budget()
-        if any(map(gt, map(add, num_computed, step.num_new), num_slots)):  # the budget may have cut the last rows off
-            self._make_room(step)
+        ends = list(map(add, num_computed, step.num_new))  # the budget may have cut the last rows off
+        short = [row for row, (end, count) in enumerate(zip(ends, num_slots, strict=False)) if end > count]
+        if short:
+            self._make_room(step, short, ends)
             # Only now that every row has blocks for its own tokens, as drafts must not make anyone be preempted.
-            self._fit_drafts(step)
+            self._fit_drafts(step, short, ends)
         return step
 
-    def _make_room(self, step: StepBuilder) -> None:
-        """Extend the rows' blocks over their own tokens, preempting from the end; it may hit the row itself."""
-        c = self.pool.counters
-        num_own = np.array(step.num_new, np.int32) - np.array(step.num_draft, np.int32)
-        ends = c.num_computed_tokens.take(step.counter_rows) + num_own
-        for row in np.flatnonzero(ends > c.num_slots.take(step.counter_rows)).tolist():
+    def _make_room(self, step: StepBuilder, rows: Sequence[int], ends: Sequence[int]) -> None:
+        """Extend these rows' blocks over all but their drafts, preempting from the end; it may hit the row itself."""
+        for row in rows:
             if row >= len(step.states):
                 return  # preempted for a row before it
-            state = step.states[row]
-            while not self.pool.extend(state, int(ends[row])):
+            state, end = step.states[row], ends[row] - step.num_draft[row]
+            while end > state.table.num_slots and not self.pool.extend(state, end):
                 if self._preempt_last(step) is state:
                     return
 
-    def _fit_drafts(self, step: StepBuilder) -> None:
-        """Give the rows blocks for their drafts while there are any, and shorten these to the slots there are then."""
-        c = self.pool.counters
-        ends = c.num_computed_tokens.take(step.counter_rows) + np.array(step.num_new, np.int32)
-        for row in np.flatnonzero(ends > c.num_slots.take(step.counter_rows)).tolist():
-            num_short = int(ends[row]) - self.pool.extend_as_far_as_possible(step.states[row], int(ends[row]))
+    def _fit_drafts(self, step: StepBuilder, rows: Sequence[int], ends: Sequence[int]) -> None:
+        """Give rows blocks for their drafts while there are any, and shorten these to the slots there are then."""
+        for row in rows:
+            if row >= len(step.states):
+                return
+            num_short = ends[row] - self.pool.extend_as_far_as_possible(step.states[row], ends[row])
             if num_short > 0:
                 step.shorten_drafts(row, step.num_draft[row] - num_short)
 

@@ -1,6 +1,6 @@
 // C functions of the guard, for ctypes. Nothing is thrown across them.
 #include "c_api.h"
-#include "draft_guard.h"
+#include "gain_guard.h"
 #include "fdsd/guard.h"
 
 namespace {
@@ -12,12 +12,12 @@ constexpr fdsd::Error kNegativeRequests = "num_requests: expected >= 0, got a ne
 
 FDSD_EXPORT fdsd::Error fdsd_guard_create(const fdsd::GuardCreateParams* p) {
   return fdsd::WithinMemory(kOutOfMemory, [&]() -> fdsd::Error {
-    *p->guard = new fdsd::DraftGuard;
+    *p->guard = new fdsd::GainGuard;
     return nullptr;
   });
 }
 
-FDSD_EXPORT void fdsd_guard_destroy(fdsd::DraftGuard* guard) { delete guard; }
+FDSD_EXPORT void fdsd_guard_destroy(fdsd::GainGuard* guard) { delete guard; }
 
 FDSD_EXPORT fdsd::Error fdsd_guard_observe(const fdsd::GuardObserveParams* p) {
   if (p->num_requests < 0) return kNegativeRequests;

@@ -1,5 +1,5 @@
 #pragma once
-// One class of load of a DraftGuard: what plain steps take, what drafts lost or won, and what is demanded of them.
+// One class of load of a GainGuard: what plain steps take, what drafts lost or won, and what is demanded of them.
 #include <cstdint>
 #include <iterator>
 #include <limits>
@@ -27,7 +27,7 @@ class GuardedLoad {
   // So many steps went by.
   void PassTime(int32_t num_steps);
 
-  // See DraftGuard.
+  // See GainGuard.
   double LeastGain() const;
   bool is_off() const { return kDemands[level_] == kNever; }
   double worth() const { return worth_; }

@@ -3,7 +3,7 @@
 // and no clock.
 #include <vector>
 
-#include "draft_guard.h"
+#include "gain_guard.h"
 #include "fdsd/lessons.h"
 #include "step_cost.h"
 #include "step_excess.h"
@@ -20,7 +20,7 @@ class StepLessons {
   static constexpr int32_t kNumOutcomes = 9;
 
   struct Foresight {
-    double least_gain;     // see DraftGuard
+    double least_gain;     // see GainGuard
     bool is_off;           // likewise
     bool is_worth_asking;  // likewise
     double gain;           // likewise
@@ -33,7 +33,7 @@ class StepLessons {
 
   // `covered_sources` are skipped where asking takes more than a hundredth of a step, until it takes less than 0.004:
   // what they bring beside the others is less than what they take there.
-  StepLessons(DraftGuard* guard, uint64_t covered_sources) : guard_(*guard), covered_sources_(covered_sources) {}
+  StepLessons(GainGuard* guard, uint64_t covered_sources) : guard_(*guard), covered_sources_(covered_sources) {}
 
   // From now on the model's part is what was measured; before, a draft takes a tenth of a step of one row.
   void TakeCosts(StepCost* cost) { cost_ = cost; }
@@ -54,7 +54,7 @@ class StepLessons {
   double HostSeconds(int32_t num_requests, bool has_drafts) const;
   void WriteUnmeasured(int32_t num_rows, PolicyTimesParams* times);
 
-  DraftGuard& guard_;
+  GainGuard& guard_;
   const uint64_t covered_sources_;
   bool skips_covered_ = false;
   bool has_foreseen_ = false;  // by what was measured

@@ -4,15 +4,15 @@
 
 namespace fdsd {
 
-class DraftGuard;
+class GainGuard;
 
 struct GuardCreateParams {
-  DraftGuard** guard;  // [1], to be destroyed with fdsd_guard_destroy
+  GainGuard** guard;  // [1], to be destroyed with fdsd_guard_destroy
 };
 
-// A step is over; see DraftGuard::Step.
+// A step is over; see GainGuard::Step.
 struct GuardObserveParams {
-  DraftGuard* guard;
+  GainGuard* guard;
   int32_t num_requests;  // >= 0, and > 0 where num_tokens is
   int32_t num_tokens;    // >= 0
   int32_t num_drafts;    // >= 0
@@ -21,7 +21,7 @@ struct GuardObserveParams {
   double stretch;
 };
 
-// What the guard says of steps of so many requests; see DraftGuard.
+// What the guard says of steps of so many requests; see GainGuard.
 struct GuardFacts {
   double least_gain;
   double gain;              // of the class of the latest step
@@ -30,7 +30,7 @@ struct GuardFacts {
 };
 
 struct GuardFactsParams {
-  const DraftGuard* guard;
+  const GainGuard* guard;
   int32_t num_requests;  // >= 0
   GuardFacts* facts;     // [1]
 };

@@ -5,12 +5,12 @@
 
 namespace fdsd {
 
-class DraftGuard;
+class GainGuard;
 class StepCost;
 class StepLessons;
 
 struct LessonsCreateParams {
-  DraftGuard* guard;         // told of every step; outlives the lessons
+  GainGuard* guard;         // told of every step; outlives the lessons
   uint64_t covered_sources;  // bit s: what source s drafts others nearly always do as well; see StepLessons
   StepLessons** lessons;     // [1], to be destroyed with fdsd_lessons_destroy
 };

@@ -1,4 +1,4 @@
-"""The guard, in the kernel library: whether drafting pays. DraftGuard in custom_ops/cpu/drafters says how it tells."""
+"""The guard, in the kernel library: whether drafting pays. GainGuard in custom_ops/cpu/drafters says how it tells."""
 
 from __future__ import annotations
 

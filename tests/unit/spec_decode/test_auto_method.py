@@ -3,88 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.draft_methods import METHODS
-from fastdeploy_sd.spec_decode.auto.decision import Decision
-from fastdeploy_sd.spec_decode.auto.lessons import Foresight, Lessons
 from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
-from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, PartialMethod, ProposeInput, Proposer, ProposerContext
-from fastdeploy_sd.spec_decode.router import MethodRouter, available_methods
-from fastdeploy_sd.types import DraftSource, DraftTokens, offsets
-
-NUM_SEQS, MAX_LEN, VOCAB, K = 4, 512, 1000, 6
-PHRASE = [11, 12, 13, 14, 15, 16, 17, 18]
-
-
-class Server:
-    """A router over `auto`, driven as a worker does: one row per request, each of which says its text to the end."""
-
-    def __init__(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_prompt: int = 24,
-        methods: Sequence[str] = (),
-        partial_methods: tuple[PartialMethod, ...] = (),
-    ) -> None:
-        self.texts = texts
-        self.context = ProposerContext(NUM_SEQS, MAX_LEN, VOCAB, partial_methods=partial_methods)
-        self.router = MethodRouter(SpeculativeConfig(method="auto", num_speculative_tokens=K), self.context)
-        self.board = self.context.board
-        self.table = np.zeros((NUM_SEQS, MAX_LEN), np.int32)
-        self.num_tokens = [num_prompt] * len(texts)
-        self.drafts = [0] * len(texts)
-        self.asked = 0
-        self.kept: ProposeInput | None = None  # the same value is given in every step, as workers do; None = new ones
-        self.methods = names = methods or [""] * len(texts)
-        for row, text in enumerate(texts):
-            self.table[row, :num_prompt] = text[:num_prompt]
-        self.router.begin([DraftRequest(f"r{i}", i, num_prompt, num_prompt, method=m) for i, m in enumerate(names)])
-
-    def step(self, num_steps: int = 1, limit: int = K, row_s: float = 1e-4, host_s: float = 0.0) -> None:
-        """Run steps that take 1 ms and `row_s` more for each draft, `host_s` apart; right drafts are accepted."""
-        for _ in range(num_steps):
-            num_drafts = sum(self.drafts)
-            self.board.num_tokens, self.board.num_requests = len(self.texts) + num_drafts, len(self.texts)
-            self.board.seconds, self.board.host_seconds = 1e-3 + row_s * num_drafts, host_s
-            if self.board.num_rests > 0:
-                self.board.num_rests -= 1
-                self.board.num_rested += 1
-                drafts = DraftTokens.none(len(self.texts))
-            else:
-                drafts = self.router.propose(self._input(limit))
-                self.asked += 1
-            for row, text in enumerate(self.texts):
-                guess, n = drafts.row(row).tolist(), self.num_tokens[row]
-                rest = list(text[n : n + len(guess) + 1])
-                num_right = next((i for i, token_id in enumerate(guess) if token_id != rest[i]), len(guess))
-                self.table[row, n : n + num_right + 1] = rest[: num_right + 1]
-                self.num_tokens[row] += num_right + 1
-            self.drafts = np.diff(drafts.cu_num_draft).tolist()
-
-    def _input(self, limit: int) -> ProposeInput:
-        rows = np.arange(len(self.texts), dtype=np.int32)
-        num_tokens = np.array(self.num_tokens, np.int32)
-        limits = np.array([0 if method == "naive" else limit for method in self.methods], np.int32)
-        if self.kept is not None:
-            self.kept.num_tokens[:], self.kept.max_draft_len[:] = num_tokens, limits
-            return self.kept
-        return ProposeInput(tuple(f"r{r}" for r in rows), rows, self.table, num_tokens, limits)
-
-
-def repeated(count: int = MAX_LEN) -> list[int]:
-    return (PHRASE * count)[:count]
-
-
-def random_text(count: int = MAX_LEN, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).permutation(VOCAB)[:count].tolist()
+from fastdeploy_sd.spec_decode.proposer import DraftRequest
+from fastdeploy_sd.spec_decode.router import available_methods
+from tests.unit.spec_decode.auto_server import PHRASE, K, Server, random_text, repeated
 
 
 def test_what_repeats_is_drafted_at_length_and_counted() -> None:
@@ -291,89 +220,3 @@ def test_auto_is_there_only_where_it_is_configured() -> None:
     )  # fmt: skip
     assert "auto" not in available_methods(SpeculativeConfig(method="suffix", num_speculative_tokens=4))
     assert METHODS["auto"].source is None
-
-
-class Foretold(Proposer):
-    """A partial method that knows a text, and drafts the next three tokens at every fourth place."""
-
-    source, is_certain = DraftSource.GRAMMAR, True
-
-    def __init__(self, text: Sequence[int]) -> None:
-        self.text = text
-
-    @property
-    def proposer(self) -> Proposer:
-        return self
-
-    def serves(self, request: DraftRequest) -> bool:
-        return True
-
-    def propose(self, x: ProposeInput) -> DraftTokens:
-        rows = [self.text[n : n + 3] if n % 4 == 0 else [] for n in x.num_tokens.tolist()]
-        token_ids = [token_id for row in rows for token_id in row]
-        return DraftTokens(np.array(token_ids, np.int32), offsets([len(row) for row in rows]))
-
-
-@pytest.mark.parametrize("least_gain", [1.5, float("inf")])
-def test_certain_drafts_stay_when_guesses_must_bring_more_or_are_off(
-    least_gain: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A token in four is chosen; the text repeats itself, so that there are guesses as well."""
-    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: 0.0)
-    learn, decide = Lessons.learn, AutoProposer.decide
-
-    def demand(*args: Any, **how: Any) -> Foresight:
-        known = learn(*args, **(how | {"decides": False}))
-        return known._replace(least_gain=least_gain, is_off=float(np.isinf(least_gain)))
-
-    def decide_on(auto: AutoProposer, x: ProposeInput) -> Decision:
-        if np.isfinite(least_gain):
-            auto.policy.params.least_gain = least_gain
-        return decide(auto, x)
-
-    monkeypatch.setattr(Lessons, "learn", demand)
-    monkeypatch.setattr(AutoProposer, "decide", decide_on)
-    text = repeated()
-    server = Server([text], partial_methods=(Foretold(text),))
-    steps = [StepSample(rows, 1, 8, 1.0 + 0.9 * (rows - 1)) for rows in (1, 2, 8)]  # a guess brings 1.05 times plain
-    server.board.profile = CostProfile({}, {}, tuple(steps))
-    server.step(80, row_s=0.9e-3)
-    assert server.num_tokens[0] == 24 + 80 * 4
-
-
-class AlwaysForetold(Foretold):
-    """Knows the next token of the first row in every step."""
-
-    def serves(self, request: DraftRequest) -> bool:
-        return request.request_id == "r0"
-
-    def propose(self, x: ProposeInput) -> DraftTokens:
-        rows = zip(x.num_tokens.tolist(), x.max_draft_len.tolist(), strict=True)
-        found = [self.text[n : n + min(limit, 1)] for n, limit in rows]
-        token_ids = [token_id for row in found for token_id in row]
-        return DraftTokens(np.array(token_ids, np.int32), offsets([len(row) for row in found]))
-
-
-def test_a_row_with_a_certain_draft_in_every_step_keeps_no_other_from_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when it is time for a plain step, to compare the others with."""
-    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: 0.0)
-    text = random_text()
-    server = Server([text, repeated()], partial_methods=(AlwaysForetold(text),))
-    server.step(3, limit=0)
-    for _ in range(2):
-        before = list(server.num_tokens)
-        server.step(55, limit=3)
-        gained = np.subtract(server.num_tokens, before)
-        assert gained[0] > 1.9 * 55
-        assert gained[1] > 3.5 * 55
-    assert server.board.report is not None
-    assert server.board.report.num_steps["comparison"] in (1, 2, 3)
-
-
-def test_certain_drafts_say_nothing_of_guesses() -> None:
-    text = random_text()
-    server = Server([text], partial_methods=(Foretold(text),))
-    server.step(100)
-    assert server.num_tokens[0] > 24 + 3 * 100
-    assert server.board.report is not None
-    assert server.board.report.gain == 0

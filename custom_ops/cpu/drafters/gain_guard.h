@@ -13,7 +13,7 @@ namespace fdsd {
 //
 // A machine's speed changes from one second to the next, and plain steps are rare where drafts pay: so before more is
 // demanded of drafts that seem to lose, they are compared with plain steps that take turns with them.
-class DraftGuard {
+class GainGuard {
  public:
   using Step = GuardedLoad::Step;
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 64
 SMALL_ROWS = (1, 8, 128)
 # Streams of a decoding step, and tokens of a chunk of a prompt.
 DECODE_REQUESTS, CHUNK = 8, 512
+# Of a stream with a long draft, among streams without: these must take what they take alone.
+DRAFTED_ROWS = 16
 # Elements' operations that are no dot products, counted as one each.
 _NORM_OPERATIONS, _SWIGLU_OPERATIONS, _ROPE_OPERATIONS = 5, 5, 3
 _SMALL_CALLS, _LARGE_CALLS = 100, 2
@@ -54,8 +57,9 @@ def other_ops(contexts: Sequence[int]) -> Iterator[OpCall]:
         yield _rope(num_rows)
     for context in contexts:
         for is_int8 in (False, True):
-            yield _attention("decode", DECODE_REQUESTS, 1, context, is_int8)
-            yield _attention("prefill", 1, min(CHUNK, context), context, is_int8)
+            yield _attention("decode", [1] * DECODE_REQUESTS, context, is_int8)
+            yield _attention("mixed", [DRAFTED_ROWS, *[1] * (DECODE_REQUESTS - 1)], context, is_int8)
+            yield _attention("prefill", [min(CHUNK, context)], context, is_int8)
     for num_rows in (1, 8):
         yield _sampling(num_rows)
 
@@ -106,10 +110,15 @@ def _rope(num_rows: int) -> OpCall:
     return _small("rope", num_rows, call, 2 * qkv.nbytes, (_ROPE_OPERATIONS + _NORM_OPERATIONS) * rotated)
 
 
-def _attention(kind: str, num_requests: int, num_new: int, context: int, is_int8: bool) -> OpCall:
-    """Requests of equal length that share nothing; from some thousand tokens on no cache holds their KV."""
+def _attention(kind: str, num_new: Sequence[int], context: int, is_int8: bool) -> OpCall:
+    """Requests of equal length that share nothing; from some thousand tokens on no cache holds their KV.
+
+    Args:
+        num_new: rows of each.
+    """
     blocks_each = -(-context // BLOCK_SIZE)
-    num_blocks, num_rows = num_requests * blocks_each, num_requests * num_new
+    num_requests, num_rows = len(num_new), sum(num_new)
+    num_blocks = num_requests * blocks_each
     shapes = kv_cache_shapes(num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, 1 if is_int8 else 2)
     k, v = (np.ones(shape, np.int8) if is_int8 else _bf16(*shape) for shape in shapes)
     scale_shape = kv_scale_shape(num_blocks, BLOCK_SIZE, NUM_KV_HEADS)
@@ -123,7 +132,7 @@ def _attention(kind: str, num_requests: int, num_new: int, context: int, is_int8
         q=q,
         table_rows=np.arange(num_requests, dtype=np.int32),
         block_tables=np.arange(num_blocks, dtype=np.int32).reshape(num_requests, blocks_each),
-        query_start_loc=np.arange(num_requests + 1, dtype=np.int32) * np.int32(num_new),
+        query_start_loc=np.array([0, *accumulate(num_new)], np.int32),
         seq_lens=np.full(num_requests, context, np.int32),
         scale=HEAD_DIM**-0.5,
         first_key=0,
@@ -131,9 +140,9 @@ def _attention(kind: str, num_requests: int, num_new: int, context: int, is_int8
     )
     num_kv_bytes = k.nbytes + v.nbytes + sum(scale.nbytes for scale in scales if scale is not None)
     # A row sees the keys up to itself; a product with K and one with V, two operations each.
-    num_keys = num_requests * sum(range(context - num_new + 1, context + 1))
+    num_keys = sum(sum(range(context - count + 1, context + 1)) for count in num_new)
     name = f"attention {kind} {'int8' if is_int8 else 'bf16'}"
-    shape = f"{num_requests} x {num_new} at {context}"
+    shape = f"{' + '.join(f'{num_new.count(n)} x {n}' for n in dict.fromkeys(num_new))} at {context}"
     num_operations = 4 * num_keys * NUM_HEADS * HEAD_DIM
     return OpCall(name, shape, [call.run] * _LARGE_CALLS, num_kv_bytes + q.nbytes + y.nbytes, num_operations)
 

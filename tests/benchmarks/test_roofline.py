@@ -35,6 +35,8 @@ def test_attention_is_counted_by_the_keys_that_rows_see() -> None:
     calls = {(call.op, call.shape): call for call in other_ops((512,))}
     decode, prefill = calls["attention decode bf16", "8 x 1 at 512"], calls["attention prefill bf16", "1 x 512 at 512"]
     assert decode.num_operations == 8 * 512 * 16 * 128 * 4
+    mixed = calls["attention mixed bf16", "1 x 16 + 7 x 1 at 512"]
+    assert mixed.num_operations == decode.num_operations + (sum(range(497, 513)) - 512) * 16 * 128 * 4
     assert prefill.num_operations == 512 * 513 // 2 * 16 * 128 * 4
     assert decode.num_bytes == 8 * 512 * 8 * 128 * 2 * 2 + 8 * 16 * 128 * 2 * 2
 
@@ -50,7 +52,7 @@ def test_every_op_is_measured_and_drawn(
     assert main(["roofline", "--rounds", "1", "--contexts", "64", "--plot", str(plot), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     products = {f"{kind} {fmt}" for kind in ("linear", "head") for fmt in kernels.FORMATS}
-    attention = {f"attention {kind} {fmt}" for kind in ("decode", "prefill") for fmt in ("bf16", "int8")}
+    attention = {f"attention {kind} {fmt}" for kind in ("decode", "mixed", "prefill") for fmt in ("bf16", "int8")}
     assert {point["op"] for point in record["points"]} == {"norm", "swiglu", "rope", "sampling", *products, *attention}
     assert all(point["us"] > 0 for point in record["points"])
     assert plot.read_bytes().startswith(b"\x89PNG")

@@ -55,6 +55,7 @@ struct AttentionTile {
   int64_t last_part_units;  // of a task over the last part
   int32_t num_parts;        // that are tasks by themselves; 1: all partitions are one; 0: nothing but merges
   int64_t first_merge;
+  int32_t heads_per_run;  // what a thread works on together, at most: fewer of many rows, whatever other tiles have
 };
 
 // Tasks are of one KV head each, and of one partition where a tile is split. They lie one behind the other on a line of
@@ -62,7 +63,6 @@ struct AttentionTile {
 struct AttentionPlan {
   int32_t num_tiles;
   int32_t num_kv_heads;
-  int32_t heads_per_run;     // what a thread takes at a time, at most
   int64_t num_units;         // of all tasks, to be done first, in any order
   int64_t units_per_run;     // what a thread takes at a time
   int64_t num_trunk_merges;  // then these, of one tile and KV head each, in any order

@@ -208,18 +208,17 @@ class Planner {
     AttentionPlan plan{};
     plan.num_tiles = static_cast<int32_t>(tiles_.size());
     plan.num_kv_heads = p_.cache.num_kv_heads;
-    plan.heads_per_run = plan.num_kv_heads;
     plan.tiles = tiles_.data();
     plan.kept = kept_.data();
     for (KeptPartials& kept : kept_) {
       kept.first = plan.num_partials;
       plan.num_partials += static_cast<int64_t>(plan.num_kv_heads) * kept.num_parts * kept.num_vectors;
     }
-    int64_t longest = 0;
+    int64_t longest = 0;  // run of a tile
     for (AttentionTile& tile : tiles_) {
       tile.first_unit = plan.num_units;
       tile.first_merge = plan.num_merges;
-      plan.heads_per_run = std::min(plan.heads_per_run, kMaxRunVectors / (tile.num_rows * group_));
+      tile.heads_per_run = std::min(plan.num_kv_heads, kMaxRunVectors / (tile.num_rows * group_));
       const bool is_merged = tile.before.index >= 0 || (!tile.is_common && tile.kept.index >= 0);
       if (is_merged) plan.num_merges += plan.num_kv_heads;
       if (tile.is_common) plan.num_trunk_merges = plan.num_merges;  // they come first
@@ -229,11 +228,11 @@ class Planner {
       }
       LayOut(&tile);
       plan.num_units += plan.num_kv_heads * ((tile.num_parts - 1) * tile.part_units + tile.last_part_units);
-      longest = std::max(longest, tile.part_units);
+      longest = std::max(longest, tile.heads_per_run * tile.part_units);
     }
     const int64_t threads = NumThreads();
-    plan.units_per_run =
-        std::max<int64_t>(1, std::min(plan.heads_per_run * longest, (plan.num_units + threads - 1) / threads));
+    const int64_t share = (plan.num_units + threads - 1) / threads;
+    plan.units_per_run = std::max<int64_t>(1, std::min(std::max(longest, share / 8), share));
     return plan;
   }
 

@@ -22,7 +22,7 @@ AttentionRun RunAt(const AttentionPlan& plan, int64_t begin, int64_t end) {
     const int64_t start = tile->first_unit + part * heads * tile->part_units + head * units();
     const int64_t begun = (end - start + units() - 1) / units();
     if (begun <= 0) break;
-    const int64_t num_heads = std::min({begun, heads - head, int64_t{plan.heads_per_run}});
+    const int64_t num_heads = std::min({begun, heads - head, int64_t{tile->heads_per_run}});
     return {tile, tile->num_parts == 1 ? -1 : tile->first_partition + static_cast<int32_t>(part),
             static_cast<int32_t>(head), static_cast<int32_t>(num_heads), start + num_heads * units()};
   }
@@ -33,7 +33,7 @@ AttentionRun MergesAt(const AttentionPlan& plan, int64_t begin, int64_t end) {
   const auto starts_after = [](int64_t merge, const AttentionTile& tile) { return merge < tile.first_merge; };
   const AttentionTile* tile = std::upper_bound(plan.tiles, plan.tiles + plan.num_tiles, begin, starts_after) - 1;
   const int64_t head = begin - tile->first_merge;
-  const int64_t num_heads = std::min({end - begin, plan.num_kv_heads - head, int64_t{plan.heads_per_run}});
+  const int64_t num_heads = std::min({end - begin, plan.num_kv_heads - head, int64_t{tile->heads_per_run}});
   return {tile, -1, static_cast<int32_t>(head), static_cast<int32_t>(num_heads), begin + num_heads};
 }
 

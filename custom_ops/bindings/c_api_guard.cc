@@ -1,7 +1,7 @@
 // C functions of the guard, for ctypes. Nothing is thrown across them.
 #include "c_api.h"
-#include "gain_guard.h"
 #include "fdsd/guard.h"
+#include "gain_guard.h"
 
 namespace {
 

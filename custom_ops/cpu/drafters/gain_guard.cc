@@ -7,8 +7,6 @@ void GainGuard::Observe(const Step& step) {
   classes_[latest_].Observe(step);
 }
 
-void GainGuard::Rest(int32_t num_requests, int32_t num_steps) {
-  classes_[LoadClass(num_requests)].PassTime(num_steps);
-}
+void GainGuard::Rest(int32_t num_requests, int32_t num_steps) { classes_[LoadClass(num_requests)].PassTime(num_steps); }
 
 }  // namespace fdsd

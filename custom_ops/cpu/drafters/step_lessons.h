@@ -3,8 +3,8 @@
 // and no clock.
 #include <vector>
 
-#include "gain_guard.h"
 #include "fdsd/lessons.h"
+#include "gain_guard.h"
 #include "step_cost.h"
 #include "step_excess.h"
 #include "usual_time.h"

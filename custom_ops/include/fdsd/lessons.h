@@ -10,7 +10,7 @@ class StepCost;
 class StepLessons;
 
 struct LessonsCreateParams {
-  GainGuard* guard;         // told of every step; outlives the lessons
+  GainGuard* guard;          // told of every step; outlives the lessons
   uint64_t covered_sources;  // bit s: what source s drafts others nearly always do as well; see StepLessons
   StepLessons** lessons;     // [1], to be destroyed with fdsd_lessons_destroy
 };

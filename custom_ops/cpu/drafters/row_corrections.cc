@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
-#include <functional>
 #include <numeric>
 
 namespace fdsd {
@@ -19,15 +18,18 @@ const double kMostLog = std::log(2.0);
 const double kHopeLog = std::log(0.85);
 // A step is remembered as this much less with every later one, and forgotten when less is left; so much counts at most.
 constexpr double kMemory = 0.998, kForgotten = 0.25, kMostSteps = 64.0;
-// A step that changed a correction by a rate above this is news.
-constexpr double kNewsRate = 0.04;
+// A step that changed a correction by a rate above this is news, and one of rows that as much was hoped of.
+constexpr double kNewsRate = 0.04, kNewsHope = 0.04;
+// Units are counted anew beyond this.
+constexpr double kLargestUnit = 1e100;
 
 }  // namespace
 
 RowCorrections::RowCorrections(int32_t max_num_rows) {
   for (int32_t rows = 0; rows <= max_num_rows; ++rows) places_.push_back(std::log2(std::max(rows, 1)));
   const auto num_octaves = static_cast<size_t>(std::bit_width(static_cast<uint32_t>(max_num_rows)));
-  for (std::vector<double>* octaves : {&logs_, &num_steps_, &known_, &hopes_}) octaves->assign(num_octaves, 0.0);
+  for (std::vector<double>* octaves : {&logs_, &num_steps_, &known_}) octaves->assign(num_octaves, 0.0);
+  for (std::vector<double>* of_rows : {&num_of_rows_, &hopes_}) of_rows->assign(places_.size(), 0.0);
 }
 
 bool RowCorrections::Observe(int32_t num_rows, double ratio) {
@@ -43,7 +45,8 @@ bool RowCorrections::Observe(int32_t num_rows, double ratio) {
   if (std::ranges::any_of(parts, is_rare)) logs_ = Known();
   for (double& num_steps : num_steps_) num_steps *= kMemory;
   const double log = std::log(ratio);
-  bool is_news = false;
+  bool is_news = hopes_[static_cast<size_t>(num_rows)] < -kNewsHope;
+  Count(num_rows);
   for (const auto& [octave, share] : parts) {
     const double rate = share * std::max(kRate, kFirstRate / (1.0 + num_steps_[octave]));
     is_news |= rate > kNewsRate;
@@ -57,12 +60,21 @@ bool RowCorrections::Observe(int32_t num_rows, double ratio) {
   return is_news;
 }
 
+// Every step before counts a little less from now on: the next one counts more.
+void RowCorrections::Count(int32_t num_rows) {
+  unit_ /= kMemory;
+  num_of_rows_[static_cast<size_t>(num_rows)] += unit_;
+  if (unit_ < kLargestUnit) return;
+  for (double& count : num_of_rows_) count /= unit_;
+  unit_ = 1.0;
+}
+
 void RowCorrections::Refresh() {
   known_ = Known();
   double num_as_large = 0.0;
-  for (size_t octave = hopes_.size(); octave-- > 0;) {
-    num_as_large += num_steps_[octave];
-    hopes_[octave] = kHopeLog / (1.0 + num_as_large);
+  for (size_t rows = hopes_.size(); rows-- > 0;) {
+    num_as_large += num_of_rows_[rows] / unit_;
+    hopes_[rows] = kHopeLog / (1.0 + num_as_large);
   }
   // Nothing is hoped of all rows.
   const double of_all = hopes_.front();
@@ -70,13 +82,13 @@ void RowCorrections::Refresh() {
 }
 
 void RowCorrections::WriteFactors(bool has_hopes, double* factors) const {
-  std::vector<double> believed = known_;
-  if (has_hopes) std::ranges::transform(known_, hopes_, believed.begin(), std::plus<>());
-  believed.push_back(believed.back());
+  std::vector<double> known = known_;
+  known.push_back(known.back());
   for (size_t rows = 0; rows < places_.size(); ++rows) {
     const auto octave = static_cast<size_t>(places_[rows]);
     const double part = places_[rows] - static_cast<double>(octave);
-    factors[rows] = std::exp(believed[octave] + part * (believed[octave + 1] - believed[octave]));
+    const double log = known[octave] + part * (known[octave + 1] - known[octave]);
+    factors[rows] = std::exp(has_hopes ? log + hopes_[rows] : log);
   }
 }
 

@@ -9,8 +9,9 @@ namespace fdsd {
 //
 // What all steps have in common is the machine's speed; corrections say where some differ. Where nothing was seen they
 // are those of the nearest rows. How much is hoped of rows falls with the steps seen that had as many or more: in doubt
-// what is unknown is tried, as upper confidence bounds do. Hopes are for who decides; what steps took is compared with
-// what is known.
+// what is unknown is tried, as upper confidence bounds do. It is counted row by row: one row more may take another
+// stair, of which steps below it say nothing, however many there were. Hopes are for who decides; what steps took is
+// compared with what is known.
 //
 // Source: Auer, Cesa-Bianchi and Fischer, Finite-time Analysis of the Multiarmed Bandit Problem, 2002.
 class RowCorrections {
@@ -32,12 +33,16 @@ class RowCorrections {
 
  private:
   std::vector<double> Known() const;
+  void Count(int32_t num_rows);
 
   double speed_ = 1.0;
   std::vector<double> places_;  // of each number of rows, where it lies between the octaves
   // Of each octave the logarithm of its correction, and how many steps were seen.
   std::vector<double> logs_, num_steps_;
-  // Of the latest refresh: logarithms of what is known, and of what is hoped besides.
+  // Steps seen of each number of rows, in units of what the latest one counts.
+  std::vector<double> num_of_rows_;
+  double unit_ = 1.0;
+  // Of the latest refresh: logarithms of what is known of each octave, and of what is hoped of each number of rows.
   std::vector<double> known_, hopes_;
 };
 

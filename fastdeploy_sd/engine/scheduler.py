@@ -191,7 +191,7 @@ class Scheduler:
         return step
 
     def _make_room(self, step: StepBuilder, rows: Sequence[int], ends: Sequence[int]) -> None:
-        """Extend these rows' blocks over all but their drafts, preempting from the end; it may hit the row itself."""
+        """Extend these rows' blocks to `ends` less their drafts, preempting from the end; it may hit the row itself."""
         for row in rows:
             if row >= len(step.states):
                 return  # preempted for a row before it
@@ -201,7 +201,7 @@ class Scheduler:
                     return
 
     def _fit_drafts(self, step: StepBuilder, rows: Sequence[int], ends: Sequence[int]) -> None:
-        """Give rows blocks for their drafts while there are any, and shorten these to the slots there are then."""
+        """Give these rows blocks to `ends` while there are any, and shorten their drafts to the slots they have."""
         for row in rows:
             if row >= len(step.states):
                 return

@@ -16,11 +16,12 @@ const double kMostLog = std::log(2.0);
 // More rows than any step had lately are believed to take so much of what was measured. On a large model that was once,
 // or never, and is off by as much; too high, such steps would never be run, and nobody would find out.
 const double kHopeLog = std::log(0.85);
-// A step is remembered as this much less with every later one, and forgotten when less is left; so much counts at most.
+// A step is remembered as this much less with every later one. An octave is forgotten when less of its steps is left,
+// and counts them up to so many.
 constexpr double kMemory = 0.998, kForgotten = 0.25, kMostSteps = 64.0;
 // A step that changed a correction by a rate above this is news, and one of rows that as much was hoped of.
 constexpr double kNewsRate = 0.04, kNewsHope = 0.04;
-// Units are counted anew beyond this.
+// The unit starts anew beyond this.
 constexpr double kLargestUnit = 1e100;
 
 }  // namespace
@@ -60,7 +61,8 @@ bool RowCorrections::Observe(int32_t num_rows, double ratio) {
   return is_news;
 }
 
-// Every step before counts a little less from now on: the next one counts more.
+// Every step before counts a little less from now on. They are too many rows to lessen in every step: this one counts
+// more.
 void RowCorrections::Count(int32_t num_rows) {
   unit_ /= kMemory;
   num_of_rows_[static_cast<size_t>(num_rows)] += unit_;

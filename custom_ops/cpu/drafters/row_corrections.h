@@ -39,7 +39,7 @@ class RowCorrections {
   std::vector<double> places_;  // of each number of rows, where it lies between the octaves
   // Of each octave the logarithm of its correction, and how many steps were seen.
   std::vector<double> logs_, num_steps_;
-  // Steps seen of each number of rows, in units of what the latest one counts.
+  // Of each number of rows the steps seen, times a unit that grows with every step.
   std::vector<double> num_of_rows_;
   double unit_ = 1.0;
   // Of the latest refresh: logarithms of what is known of each octave, and of what is hoped of each number of rows.

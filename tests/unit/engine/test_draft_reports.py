@@ -205,6 +205,29 @@ def test_drafts_of_different_steps_are_put_together() -> None:
     assert drafts.logprobs.ranks.tolist() == [1, 1, 1, 1, 1, 0]
 
 
+def test_the_drafts_of_the_step_before_are_taken_whole_where_nothing_is_left_out() -> None:
+    counters = RequestCounters()
+    pending, rows = PendingDrafts(counters), rows_of(counters, 3)
+    drafts = DraftTokens(np.arange(5, dtype=np.int32), np.array([0, 2, 2, 5], np.int32))
+    pending.keep(rows, drafts)
+    assert pending.collect(rows, [2, 0, 3]) is drafts
+    for taken, counts, token_ids in (
+        (rows, [1, 0, 3], [0, 2, 3, 4]),
+        (rows[:2], [2, 0], [0, 1]),
+        (rows[[0, 2]], [2, 3], [0, 1, 2, 3, 4]),
+        (rows[[2, 1, 0]], [3, 0, 2], [2, 3, 4, 0, 1]),
+        (rows[[2, 1, 0]], [2, 0, 2], [2, 3, 0, 1]),
+    ):
+        collected = pending.collect(taken, counts)
+        assert collected is not drafts
+        assert collected.token_ids.tolist() == token_ids
+        assert np.diff(collected.cu_num_draft).tolist() == counts
+    # As many of each row as the result holds, but of others' places in it.
+    pending.keep(rows[[2, 1, 0]], DraftTokens(np.arange(6, dtype=np.int32), np.array([0, 2, 4, 6], np.int32)))
+    pending.forget_unwanted(rows)
+    assert pending.collect(rows, [2, 2, 2]).token_ids.tolist() == [4, 5, 2, 3, 0, 1]
+
+
 def test_a_row_keeps_its_own_span_of_a_result() -> None:
     counters = RequestCounters()
     pending, rows = PendingDrafts(counters), rows_of(counters, 3)

@@ -119,6 +119,8 @@ def test_a_machine_that_is_slower_as_a_whole_changes_no_ratio() -> None:
     assert model.speed == pytest.approx(1.7, rel=0.05)
     after = model.times(1, 1, 10).array(15)  # of more rows a little less is hoped, as none had them
     assert after / after[0] == pytest.approx(before[:16] / before[0], rel=0.05)
+    known = np.array([model.expected(rows, 1, 10) for rows in range(1, 21)])
+    assert known / known[0] == pytest.approx(before / before[0], rel=0.05)
     assert model.times(1, 1, 10).array(0)[0] * model.speed == pytest.approx(1.7, rel=0.05)
 
 

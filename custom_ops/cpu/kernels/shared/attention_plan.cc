@@ -12,6 +12,9 @@ namespace {
 
 // Reading a key and its value takes about as long as computing this many query vectors on it.
 constexpr int64_t kReadCost = 6;
+// Pieces that a thread's share of the work is cut into, if no run is longer: more cut more runs in two, with fewer
+// there is less to give to threads that have ended theirs.
+constexpr int64_t kPiecesPerThread = 8;
 // So few vectors per KV head wait for memory only.
 constexpr int32_t kMaxStreamVectors = 3;
 
@@ -214,7 +217,7 @@ class Planner {
       kept.first = plan.num_partials;
       plan.num_partials += static_cast<int64_t>(plan.num_kv_heads) * kept.num_parts * kept.num_vectors;
     }
-    int64_t longest = 0;  // run of a tile
+    int64_t longest = 0;  // of the runs of any tile
     for (AttentionTile& tile : tiles_) {
       tile.first_unit = plan.num_units;
       tile.first_merge = plan.num_merges;
@@ -232,7 +235,7 @@ class Planner {
     }
     const int64_t threads = NumThreads();
     const int64_t share = (plan.num_units + threads - 1) / threads;
-    plan.units_per_run = std::max<int64_t>(1, std::min(std::max(longest, share / 8), share));
+    plan.units_per_run = std::max<int64_t>(1, std::min(std::max(longest, share / kPiecesPerThread), share));
     return plan;
   }
 

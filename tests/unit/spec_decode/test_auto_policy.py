@@ -1,112 +1,22 @@
-"""The draft policy: against its definition written out, and against drafters that are right, wrong, or turn."""
+"""The draft policy: against its definition written out, and what it chooses of offers."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.draft_methods import DraftSource
-from fastdeploy_sd.replay.recording import Conversation
-from fastdeploy_sd.replay.simulation import Replay
-from fastdeploy_sd.spec_decode.auto.cost import DraftTimes, LinearCost
-from fastdeploy_sd.spec_decode.auto.decision import Decision
 from fastdeploy_sd.spec_decode.auto.offers import OfferTable
 from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
-from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer
 from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
 from fastdeploy_sd.spec_decode.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule
-from fastdeploy_sd.spec_decode.ngram import NgramProposer
-from fastdeploy_sd.spec_decode.proposer import ProposerContext
-from fastdeploy_sd.types import I32, DraftTokens, offsets
+from fastdeploy_sd.types import DraftTokens, offsets
 from tests.unit.spec_decode.policy_reference import OfferedRow, ReferencePolicy
-
-SOURCES = (DraftSource.NGRAM, DraftSource.SUFFIX, DraftSource.MTP)
-MAX_LEN = 400
-NOTHING: OfferedRow = ([], [], (0, 0, 0))
-
-
-def i32(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.array(values, np.int32)
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """See PolicyRows."""
-
-    table_rows: I32
-    token_table: I32
-    num_tokens: I32
-    max_draft_len: I32
-    prefix: DraftTokens | None = None
-
-
-def by_drafts(times: Sequence[float]) -> DraftTimes:
-    """Times of a step with 0, 1, .. drafts beside two rows, a part of them in what every step takes."""
-    return DraftTimes(np.array([9.0, 9.0, *times], np.float64) - 0.5, 2, 0.5)
-
-
-def put(table: OfferTable, offers: Sequence[Sequence[OfferedRow]]) -> None:
-    """`offers[r][s]` into the planes."""
-    for s in range(len(offers[0])):
-        out = table.offer(s, len(offers))
-        rows = [offers[r][s] for r in range(len(offers))]
-        out.cu_num_draft[:] = offsets([len(token_ids) for token_ids, _, _ in rows])
-        flat = [token_id for token_ids, _, _ in rows for token_id in token_ids]
-        out.token_ids[: len(flat)] = flat
-        out.draft_prob[: len(flat)] = [prob for _, probs, _ in rows for prob in probs]
-        out.evidence[:] = [evidence for _, _, evidence in rows]
-
-
-class Server:
-    """Texts that are known, committed as the policy's drafts allow."""
-
-    def __init__(self, texts: Sequence[Sequence[int]], sources: Sequence[DraftSource], max_draft_len: int = 16) -> None:
-        self.texts = texts
-        self.num_tokens = [1] * len(texts)
-        self.policy = AutoPolicy(len(texts), max_draft_len, sources)
-        self.offers = OfferTable(len(sources), len(texts), max_draft_len)
-        self.policy.begin(i32(range(len(texts))))
-
-    def decide(
-        self,
-        offers: Sequence[Sequence[OfferedRow]],
-        times: Sequence[float],
-        max_len: int = 64,
-        prefix: DraftTokens | None = None,
-        least_gain: float = 1.0,
-        any_draft: float = 0.0,
-    ) -> Decision:
-        put(self.offers, offers)
-        table = np.zeros((len(self.texts), MAX_LEN), np.int32)
-        for r, n in enumerate(self.num_tokens):
-            table[r, :n] = self.texts[r][:n]
-        rows = i32(range(len(self.texts)))
-        lengths = i32([max_len] * len(rows))
-        x = Rows(rows, table, i32(self.num_tokens), lengths, prefix)
-        found = by_drafts(times)._replace(any_draft=any_draft)
-        return self.policy.decide(x, self.offers, found, len(rows), least_gain)
-
-    def commit(self, drafts: DraftTokens) -> int:
-        """Accept what is right, and one token more; returns how many tokens of all rows."""
-        total = 0
-        for r, text in enumerate(self.texts):
-            rest = text[self.num_tokens[r] :]
-            row = drafts.row(r).tolist()
-            num_right = next((i for i, (a, b) in enumerate(zip(row, rest, strict=False)) if a != b), len(row))
-            emitted = min(num_right + 1, len(rest))
-            self.num_tokens[r] += emitted
-            total += emitted
-        return total
-
-
-def linear(cost: float, num_drafts: int, rows: int = 1) -> list[float]:
-    return [1.0 + cost * (rows - 1 + d) for d in range(num_drafts + 1)]
+from tests.unit.spec_decode.policy_server import MAX_LEN, NOTHING, SOURCES, PolicyServer, Rows, by_drafts, i32, linear
 
 
 @pytest.mark.parametrize(
@@ -115,7 +25,7 @@ def linear(cost: float, num_drafts: int, rows: int = 1) -> list[float]:
 def test_decides_as_the_definition_does(num_rows: int, num_steps: int) -> None:
     rng = random.Random(3)
     texts = [[rng.randrange(30) for _ in range(300)] for _ in range(num_rows)]
-    server = Server(texts, SOURCES)
+    server = PolicyServer(texts, SOURCES)
     reference = ReferencePolicy(16, [0.0, 0.0, 1.5])
     for row in range(num_rows):
         reference.begin(row)
@@ -240,110 +150,9 @@ def _some_prefix(rng: random.Random, text: Sequence[int], num_tokens: int) -> li
     return row if rng.random() < 0.9 else [(token_id + 1) % 30 for token_id in row]
 
 
-@pytest.mark.parametrize("cost", [0.02, 0.1, 0.4])
-def test_a_drafter_that_is_always_wrong_costs_little(cost: float) -> None:
-    text = [1] * 350
-    server = Server([text], [DraftSource.NGRAM])
-    lengths = []
-    while server.num_tokens[0] < 320:
-        decision = server.decide([[([2] * 16, [0.5] * 16, (9, 9, 0))]], linear(cost, 64))
-        lengths.append(len(decision.drafts.token_ids))
-        server.commit(decision.drafts)
-    assert sum(lengths) * cost < 3.0, "the drafts cost as much as three steps"
-    assert sum(lengths[100:]) == 0
-
-
-def test_a_drafter_that_is_always_right_is_used_at_once() -> None:
-    text = list(range(1, 351))
-    server = Server([text], [DraftSource.NGRAM])
-    num_steps = 0
-    while server.num_tokens[0] < 320:
-        at = server.num_tokens[0]
-        offer = (text[at : at + 16], [0.5] * 16, (3, 3, 0))
-        server.commit(server.decide([[offer]], linear(0.1, 64)).drafts)
-        num_steps += 1
-    assert num_steps <= 30  # 21 with whole drafts from the first step on
-
-
-@pytest.mark.parametrize(
-    "offer_prob", [pytest.param(lambda right: 0.5, id="turns"), pytest.param(lambda right: 0.97, id="lies")]
-)
-def test_a_drafter_that_turns_from_right_to_wrong(offer_prob: Callable[[bool], float]) -> None:
-    text = [1 + i % 7 for i in range(390)]
-    server = Server([text], [DraftSource.NGRAM], 8)
-    wasted, steps_wrong, last_drafts = 0, 0, -1
-    while server.num_tokens[0] < 380:
-        at = server.num_tokens[0]
-        is_right = at < 200
-        token_ids = text[at : at + 8] if is_right else [0] * 8
-        offer = (token_ids, [offer_prob(is_right)] * len(token_ids), (9, 9, 0))
-        decision = server.decide([[offer]], linear(0.2, 64))
-        server.commit(decision.drafts)
-        if not is_right:
-            wasted += len(decision.drafts.token_ids)
-            if len(decision.drafts.token_ids):
-                last_drafts = steps_wrong
-            steps_wrong += 1
-    assert last_drafts < 100
-    assert wasted * 0.2 < 10.0, "the turn cost as much as ten steps"
-
-
-def test_learns_from_what_was_never_verified() -> None:
-    # Too dear at first: nothing is drafted. The offers are right all the same, and then they are worth it.
-    text = list(range(1, 391))
-    server = Server([text], [DraftSource.NGRAM], 8)
-    decisions = []
-    for _ in range(40):
-        at = server.num_tokens[0]
-        decisions.append(server.decide([[(text[at : at + 8], [0.5] * 8, (1, 1, 0))]], linear(0.75, 64)))
-        server.commit(decisions[-1].drafts)
-    assert len(decisions[0].drafts.token_ids) == 0
-    assert len(decisions[-1].drafts.token_ids) > 0
-    stats = server.policy.stats()[DraftSource.NGRAM]
-    assert stats.num_scored > stats.num_wanted > 0
-    assert 0 <= stats.squared_error / stats.num_scored < 0.25
-
-
-def test_what_requests_leave_behind_does_not_hide_what_the_next_ones_show() -> None:
-    """Each copies its prompt but for some tokens of its own: which these are is known from its own text alone.
-
-    After hundreds of requests every place that is kept for that has been another's, and what all of them have in common
-    is known better.
-    """
-    rng, num_tokens, vocab = np.random.default_rng(0), 160, 1000
-
-    def conversation(name: str) -> Conversation:
-        prompt, is_changed = rng.integers(1, vocab, num_tokens), rng.random(vocab + 1) < 0.15
-        answer = prompt.copy()
-        answer[is_changed[prompt]] = rng.integers(vocab, 2 * vocab, int(is_changed[prompt].sum()))
-        token_ids = np.concatenate([prompt, answer]).astype(np.int32)
-        return Conversation(name, token_ids, ((num_tokens, 2 * num_tokens),))
-
-    latest, others = ([conversation(f"{kind}{i}") for i in range(n)] for kind, n in (("latest", 12), ("other", 150)))
-    context, cost = ProposerContext(1, 2 * num_tokens, 2 * vocab + 1), LinearCost(0.2)
-    rates = []
-    for before in ([], others):
-        method = NgramProposer(SpeculativeConfig("ngram", 16), context)
-        proposer = AutoProposer([(DraftSource.NGRAM, method)], cost, 1, 16)
-        if before:
-            Replay(proposer, 16).run(before)
-            proposer.forget(i32([0]))
-        counts = Replay(proposer, 16, step_time=lambda rows, *_: 0.8 + 0.2 * rows).run(latest)
-        rates.append((counts.num_output_tokens - counts.num_responses) / counts.verify_time)
-    assert rates[1] > 1.025 * rates[0]
-
-
-def test_the_agreeing_source_of_two_is_trusted_more() -> None:
-    server = Server([[1, 2, 3]], SOURCES[:2])
-    same, other = ([5, 6], [0.5, 0.5], (3, 3, 0)), ([7, 8], [0.5, 0.5], (3, 3, 0))
-    agree = server.decide([[same, same]], linear(0.0, 64)).num_tokens
-    differ = server.decide([[same, other]], linear(0.0, 64)).num_tokens
-    assert agree > differ > 1.0
-
-
 def test_the_likeliest_drafts_of_all_rows_fill_a_stair() -> None:
     # Three drafts are free, the fourth doubles the step: the surest ones of both rows get them.
-    server = Server([[1], [1]], [DraftSource.NGRAM])
+    server = PolicyServer([[1], [1]], [DraftSource.NGRAM])
     sure, unsure = ([5] * 4, [0.99] * 4, (50, 50, 0)), ([6] * 4, [0.05] * 4, (1, 1, 0))
     decision = server.decide([[sure], [unsure]], [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0])
     assert np.diff(decision.drafts.cu_num_draft).tolist() == [3, 0]
@@ -356,7 +165,7 @@ def test_drafts_that_pay_only_together_are_taken_together(share_right: float, wa
     # Any drafts beside 8 rows make the step 6.1 times as long. What is a tenth better with 64 of them must not be
     # lost for what they take in themselves.
     rng = random.Random(1)
-    server = Server([list(range(1 + 40 * r, 391 + 40 * r)) for r in range(8)], [DraftSource.NGRAM], 8)
+    server = PolicyServer([list(range(1 + 40 * r, 391 + 40 * r)) for r in range(8)], [DraftSource.NGRAM], 8)
     dear = [1.0] + [6.1] * 64
     for _ in range(30):
         rows = [text[n : n + 8] for text, n in zip(server.texts, server.num_tokens, strict=True)]
@@ -370,48 +179,28 @@ def test_drafts_that_pay_only_together_are_taken_together(share_right: float, wa
 def test_many_rows_beside_a_row_make_its_drafts_not_worth_it() -> None:
     # The same draft, in a step that a token more makes longer by a little, and by much.
     offer = ([5], [0.5], (5, 5, 0))
-    cheap, dear = (Server([[1]], [DraftSource.NGRAM]) for _ in range(2))
+    cheap, dear = (PolicyServer([[1]], [DraftSource.NGRAM]) for _ in range(2))
     assert len(cheap.decide([[offer]], [1.0, 1.1]).drafts.token_ids) == 1
     assert len(dear.decide([[offer]], [1.0, 1.9]).drafts.token_ids) == 0
 
 
 def test_what_any_draft_takes_must_be_brought_by_all_of_them() -> None:
     offer = ([5] * 8, [0.9] * 8, (30, 30, 0))
-    few, many = (Server([[1]], [DraftSource.NGRAM]) for _ in range(2))
+    few, many = (PolicyServer([[1]], [DraftSource.NGRAM]) for _ in range(2))
     assert len(few.decide([[([5], [0.9], (30, 30, 0))]], linear(0.0, 64), any_draft=1.2).drafts.token_ids) == 0
     assert len(many.decide([[offer]], linear(0.0, 64), any_draft=1.2).drafts.token_ids) == 8
 
 
 def test_what_is_demanded_of_drafts_must_be_expected_of_them() -> None:
     offer = ([5], [0.5], (5, 5, 0))
-    gain = Server([[1]], [DraftSource.NGRAM]).decide([[offer]], [1.0, 1.0]).num_tokens
+    gain = PolicyServer([[1]], [DraftSource.NGRAM]).decide([[offer]], [1.0, 1.0]).num_tokens
     for least_gain, wanted in ((gain * 0.99, 1), (gain * 1.01, 0)):
-        server = Server([[1]], [DraftSource.NGRAM])
+        server = PolicyServer([[1]], [DraftSource.NGRAM])
         assert len(server.decide([[offer]], [1.0, 1.0], least_gain=least_gain).drafts.token_ids) == wanted
 
 
-def test_what_is_expected_of_chosen_drafts_comes_to_what_they_bring() -> None:
-    # Eight rows are guessed at, and the best of the guesses chosen, though nobody can know which are right.
-    rng = random.Random(4)
-    server = Server([[rng.randrange(50) for _ in range(390)] for _ in range(8)], [DraftSource.NGRAM])
-    expected, brought = [0.0, 0.0], [0, 0]
-    for step in range(240):
-        offers = []
-        for text, n in zip(server.texts, server.num_tokens, strict=True):
-            right = [t if rng.random() < 0.6 else 99 for t in text[n : n + 3]]
-            offers.append([(right, [rng.random() for _ in right], (rng.randrange(40), rng.randrange(40), 0))])
-        decision = server.decide(offers, linear(0.06, 64, 8))
-        expected[step >= 60] += decision.num_tokens - 8
-        brought[step >= 60] += server.commit(decision.drafts) - 8
-        if max(server.num_tokens) > 370:
-            server.policy.begin(i32(range(8)))
-            server.num_tokens = [1] * 8
-    assert brought[1] > 100
-    assert brought[1] / expected[1] == pytest.approx(1.0, abs=0.03)
-
-
 def test_a_row_that_may_not_draft_has_none() -> None:
-    server = Server([[1]], [DraftSource.NGRAM])
+    server = PolicyServer([[1]], [DraftSource.NGRAM])
     offers = [[([5], [0.9], (9, 9, 0))]]
     assert len(server.decide(offers, linear(0.0, 64), max_len=0).drafts.token_ids) == 0
     assert len(server.decide(offers, [1.0]).drafts.token_ids) == 0
@@ -422,7 +211,7 @@ def test_a_row_that_may_not_draft_has_none() -> None:
     [([], "times: expected at least one"), ([1.0, 0.5], "rising"), ([0.0], "> 0"), ([math.inf], "finite")],
 )
 def test_times_are_checked(times: list[float], message: str) -> None:
-    server = Server([[1]], [DraftSource.NGRAM])
+    server = PolicyServer([[1]], [DraftSource.NGRAM])
     with pytest.raises(ValueError, match=message):
         server.decide([[NOTHING]], times)
 

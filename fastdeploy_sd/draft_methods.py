@@ -38,7 +38,7 @@ class DraftMethod:
             a method without a model drafts on every server that speculates.
         chooses: it decides step by step which of the server's methods without a model draft, and how much. It drafts
             only where it is configured.
-        covered_by: the method that nearly always drafts the same or more: one that chooses does not ask both where
+        covered_by: the method that mostly drafts the same or more: one that chooses does not ask both where
             asking takes long; "" = none.
         default_num_drafts: drafts per request and step at most, unless configured.
         is_replayable: recorded texts are all it needs.

@@ -13,7 +13,7 @@ constexpr size_t kUnmeasuredRows = 1024;
 constexpr double kMostHost = 2.0;
 // Where asking takes more than this part of a step, sources are skipped that others cover, until it takes less than the
 // other: with fewer sources it takes half.
-constexpr double kDearShare = 0.01, kCheapShare = 0.004;
+constexpr double kDearShare = 0.03, kCheapShare = 0.012;
 constexpr double kMsPerSecond = 1e3;
 // A clock that stood still says that it was quick.
 constexpr double kLeastSeconds = 1e-9;

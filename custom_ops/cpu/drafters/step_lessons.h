@@ -31,7 +31,7 @@ class StepLessons {
     bool is_decided;  // drafts were chosen
   };
 
-  // `covered_sources` are skipped where asking takes more than a hundredth of a step, until it takes less than 0.004:
+  // `covered_sources` are skipped where asking takes more than 0.03 of a step, until it takes less than 0.012:
   // what they bring beside the others is less than what they take there.
   StepLessons(GainGuard* guard, uint64_t covered_sources) : guard_(*guard), covered_sources_(covered_sources) {}
 

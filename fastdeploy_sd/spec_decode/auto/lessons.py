@@ -80,8 +80,8 @@ class Lessons:
     Args:
         guard: told what they bring.
         policy: whose times are written, and which of its sources are not asked.
-        covered: sources of it whose drafts others nearly always have as well: they are not asked where asking takes
-            more than a hundredth of a step.
+        covered: sources of it whose drafts others mostly have as well: they are not asked where asking takes
+            more than 0.03 of a step.
     """
 
     def __init__(self, guard: Guard, policy: AutoPolicy, covered: Collection[DraftSource] = ()) -> None:

@@ -275,7 +275,7 @@ def test_a_source_that_others_cover_is_skipped_where_asking_takes_long() -> None
     policy.bind(x, OfferTable(2, 1, 4))
     lessons = Lessons(Guard(), policy, [DraftSource.NGRAM])
     # With one of two look-ups asking takes half: it is asked again when it takes less than that.
-    for lookup_s, skipped in ((1e-5, 0), (1e-4, 2), (1.2e-5, 2), (0.0, 2), (5e-6, 0), (1.2e-5, 0)):
+    for lookup_s, skipped in ((4e-5, 0), (1e-4, 2), (4e-5, 2), (0.0, 2), (2e-5, 0), (4e-5, 0)):
         board.seconds = 2e-3
         lessons.learn(board, NextStepNotes(asking_s=1.0, lookup_s=lookup_s), goes_on=False)
         assert policy.params.skipped_sources == skipped

@@ -105,6 +105,11 @@ class Split:
     brakes: dict[str, Brake]
     known: dict[int, Answer] = field(default_factory=dict)  # what it says, by seed
 
+    def release_brakes(self) -> None:
+        """All roles go on."""
+        for brake in self.brakes.values():
+            brake.release()
+
     def verify(self, answer: Answer, body: dict[str, Any]) -> None:
         """It is what the undisturbed server says."""
         assert answer.is_right, answer
@@ -177,8 +182,7 @@ def deployed(golden_dir: Path) -> Iterator[Split]:
 def split(deployed: Split) -> Iterator[Split]:
     """The deployment, which the test leaves whole."""
     yield deployed
-    for brake in deployed.brakes.values():
-        brake.release()
+    deployed.release_brakes()
     deployed.settle()
 
 
@@ -313,8 +317,7 @@ def test_a_router_that_dies_takes_its_streams_along_and_the_others_go_on(split: 
     streaming, _ = split.streaming(victim, prompt(max_tokens=1500))
     transferring, _ = split.transferring(victim, prompt(max_tokens=1500))
     power_off(victim)
-    for brake in split.brakes.values():  # not before, as either stream would have all its tokens soon
-        brake.release()
+    split.release_brakes()  # not before, as either stream would have all its tokens soon
     split.third = split.deployment.router(port=int(victim.address.rpartition(":")[2]), **PATIENT)
     for reader in (streaming, transferring):
         answer = reader.end()

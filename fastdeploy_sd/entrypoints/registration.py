@@ -10,8 +10,9 @@ from fastdeploy_sd.entrypoints.listeners import Listeners
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.fleet.http_client import Target
-from fastdeploy_sd.fleet.messages import PROTOCOL_VERSION, InstanceLoad, Registration
+from fastdeploy_sd.fleet.messages import PROTOCOL_VERSION, Clock, InstanceLoad, Registration
 from fastdeploy_sd.fleet.registrar import Registrar
+from fastdeploy_sd.fleet.route import RouteReader
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.splitwise.secret import deployment_secret, derive_key
 
@@ -29,7 +30,7 @@ def route_gate(config: Config, instance_id: str) -> RouteGate:
     """
     if not config.server.router:
         return RouteGate()
-    return RouteGate(derive_key(deployment_secret(config.splitwise), "route"), instance_id)
+    return RouteGate(RouteReader(derive_key(deployment_secret(config.splitwise), "route"), instance_id))
 
 
 def make_registrar(config: Config, client: EngineClient, listeners: Listeners, instance_id: str) -> Registrar:
@@ -59,6 +60,7 @@ def make_registrar(config: Config, client: EngineClient, listeners: Listeners, i
         created=int(time.time()),
         fingerprint=model.fingerprint,
         load=InstanceLoad(),
+        clock=Clock.now(),
     )
     return Registrar(routers, identity, key, lambda: _load_of(client))
 

@@ -7,15 +7,40 @@ that does not know the session answers 404: it was started anew, and the instanc
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
+from typing import Self
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 REGISTER, HEARTBEAT, DEREGISTER, CHALLENGE = "/register", "/heartbeat", "/deregister", "/challenge"
 HEARTBEAT_S = 1.0
 MAX_MESSAGE_BYTES = 1 << 16
 
 MIXED, PREFILL, DECODE = "mixed", "prefill", "decode"
 ROLES = (MIXED, PREFILL, DECODE)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The clocks of an instance when it wrote a message, in seconds.
+
+    Attributes:
+        monotonic: by which it judges the age of routes; all its processes share it, and nobody sets it.
+        wall: since the epoch, for logs only.
+    """
+
+    monotonic: float
+    wall: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.monotonic) and math.isfinite(self.wall)):
+            raise ValueError(f"clock: expected finite numbers, got {self.monotonic} and {self.wall}")
+
+    @classmethod
+    def now(cls) -> Self:
+        """Return the clocks of this machine."""
+        return cls(time.monotonic(), time.time())
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +90,7 @@ class Registration:
     created: int
     fingerprint: str
     load: InstanceLoad
+    clock: Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +104,4 @@ class Heartbeat:
     session: str
     number: int
     load: InstanceLoad
+    clock: Clock

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 _PATIENCE_S = 2.0
 _PAUSE_S = 1.0
 _MAX_ANSWER_BYTES = 1 << 16
+_MENTIONED_S = 10.0
 
 
 class Registrar:
@@ -31,18 +32,25 @@ class Registrar:
 
     Args:
         routers: where they listen.
-        identity: of the instance; challenge and load are filled in.
+        identity: of the instance; challenge, load and clock are filled in.
         key: of registrations, derived from the deployment's secret.
         load: tells how busy the instance is now.
+        clock: tells its time.
     """
 
     def __init__(
-        self, routers: Sequence[Target], identity: m.Registration, key: bytes, load: Callable[[], m.InstanceLoad]
+        self,
+        routers: Sequence[Target],
+        identity: m.Registration,
+        key: bytes,
+        load: Callable[[], m.InstanceLoad],
+        clock: Callable[[], m.Clock] = m.Clock.now,
     ) -> None:
         self._routers = routers
         self._identity = identity
         self._key = key
         self._load = load
+        self._clock = clock
         self._http = HttpClient(_PATIENCE_S)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_leaving = asyncio.Event()
@@ -82,8 +90,12 @@ class Registrar:
 
     async def _register(self, router: Target) -> str:
         challenge = await self._call(router, Ask("GET", m.CHALLENGE))
-        identity = replace(self._identity, challenge=str(challenge.get("challenge")), load=self._load())
+        text, clock = str(challenge.get("challenge")), self._clock()
+        identity = replace(self._identity, challenge=text, load=self._load(), clock=clock)
         answer = await self._call(router, self._signed(m.REGISTER, identity))
+        wall = answer.get("time")
+        if isinstance(wall, float) and (difference := clock_difference(clock.wall, wall)):
+            logger.warning("this machine's clock is %s that of the router at %s", difference, router)
         return str(answer.get("session"))
 
     async def _beat(self, router: Target, session: str) -> None:
@@ -91,9 +103,10 @@ class Registrar:
         number = 0
         while not self._is_leaving.is_set():
             number += 1
-            await self._call(router, self._signed(m.HEARTBEAT, m.Heartbeat(session, number, self._load())))
+            beat = m.Heartbeat(session, number, self._load(), self._clock())
+            await self._call(router, self._signed(m.HEARTBEAT, beat))
             await self._pause(m.HEARTBEAT_S)
-        last = m.Heartbeat(session, number + 1, replace(self._load(), takes_requests=False))
+        last = m.Heartbeat(session, number + 1, replace(self._load(), takes_requests=False), self._clock())
         await self._call(router, self._signed(m.DEREGISTER, last))
 
     async def _pause(self, seconds: float) -> None:
@@ -123,6 +136,14 @@ class Registrar:
             reason = error.get("message") if isinstance(error, dict) else None
             raise InternalError(f"it answers {exchange.status}: {reason or 'without a reason'}")
         return answer
+
+
+def clock_difference(wall: float, reference: float) -> str:
+    """Return in words how far a clock is from another one, "" where that is not worth a line. Requests do not mind."""
+    seconds = wall - reference
+    if abs(seconds) < _MENTIONED_S:
+        return ""
+    return f"{abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'}"
 
 
 def _object_of(text: bytes) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """What a router adds to a client's request: who computes the prompt's KV, and what a stream has shown already.
 
 The header X-Fdsd-Route is `<base64 of msgpack>.<signature>`; it covers the body by its digest, so it is good for this
-request, at this instance, for some minutes. A stream that is resumed has its progress behind the client's body, whose
-length the route says: token ids may be too many for a header. Knows no HTTP library.
+request, at this instance, once, for a minute. Times are the instance's: its messages tell the router its monotonic
+clock, so that the clocks of two machines never meet. A stream that is resumed has its progress after the client's body,
+whose length the route says: token ids may be too many for a header. Knows no HTTP library.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import logging
+import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastdeploy_sd.errors import Forbidden
@@ -19,11 +23,14 @@ from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.packing import pack, unpack
 from fastdeploy_sd.types import KvSource
 
+logger = logging.getLogger(__name__)
+
 ROUTE_HEADER = "X-Fdsd-Route"
+NOT_AUTHENTIC = "route_not_authentic"
 _PURPOSE = "route"
-_VERSION = 1
-# Clocks of a router and its instances may differ by so much, less what a large body takes to arrive.
-LIFE_S = 300
+_VERSION = 2
+# The headers of a request may take so long to be read by a busy instance.
+LIFE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,8 @@ class Route:
 
     Attributes:
         instance_id: who shall serve it.
-        expiry: seconds since the epoch.
+        nonce: of this route only; the instance takes it once.
+        expiry: in seconds, by the instance's monotonic clock.
         num_body_bytes: of the client's body; a Progress in msgpack is what follows, if anything does.
         num_bytes, digest: of everything that follows the headers; the digest is SHA-256.
         kv_source: who computes its prompt's KV.
@@ -75,7 +83,8 @@ class Route:
 
     version: int
     instance_id: str
-    expiry: int
+    nonce: str
+    expiry: float
     num_body_bytes: int
     num_bytes: int
     digest: str
@@ -83,38 +92,63 @@ class Route:
 
 
 def make_route(
-    key: bytes, instance_id: str, body: bytes, progress: Progress | None, kv_source: KvSource | None
+    key: bytes, instance_id: str, now: float, body: bytes, progress: Progress | None, kv_source: KvSource | None
 ) -> tuple[str, bytes]:
-    """Return the value of the header, and the bytes to send as the body."""
+    """Return the value of the header, and the bytes to send as the body. `now`: by the instance's monotonic clock."""
     content = body if progress is None else body + pack(progress)
     digest = hashlib.sha256(content).hexdigest()
-    expiry = int(time.time()) + LIFE_S
-    route = Route(_VERSION, instance_id, expiry, len(body), len(content), digest, kv_source)
+    nonce = secrets.token_hex(16)
+    route = Route(_VERSION, instance_id, nonce, now + LIFE_S, len(body), len(content), digest, kv_source)
     text = base64.urlsafe_b64encode(pack(route)).decode("ascii")
     return f"{text}.{sign(key, _PURPOSE, text.encode())}", content
 
 
-def read_route(key: bytes, instance_id: str, header: str) -> Route:
-    """Return the route in a header, whose body has not been read yet.
+class RouteReader:
+    """Reads the routes to one instance, each once.
 
-    Raises:
-        Forbidden: it is not of a router of this deployment, not for this instance or not of now; the text says which.
+    Args:
+        key: of routes.
+        instance_id: of this start of the instance.
+        clock: its monotonic clock.
     """
-    text, _, signature = header.rpartition(".")
-    if not is_signed(key, _PURPOSE, text.encode("utf-8", "replace"), signature):
-        raise _refused("the signature of a router with this deployment's secret (pd_secret)", "another one")
-    try:
-        route = unpack(Route, base64.urlsafe_b64decode(text))
-    except (ProtocolError, binascii.Error, ValueError) as error:
-        raise _refused(f"a route of version {_VERSION}", f"another form ({error})") from None
-    if route.version != _VERSION:
-        raise _refused(f"a route of version {_VERSION}", f"version {route.version}")
-    if route.instance_id != instance_id:
-        raise _refused("a route to this instance", "one to another, or to an earlier start of this one")
-    late_s = int(time.time()) - route.expiry
-    if not -2 * LIFE_S < late_s < 0:
-        raise _refused("a route of now", f"one {late_s} s off: the clocks differ, or it was kept")
-    return route
+
+    def __init__(self, key: bytes, instance_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._key, self._instance_id, self._clock = key, instance_id, clock
+        self._used: dict[str, float] = {}  # nonce -> expiry; only routers of the deployment can add one
+
+    def read(self, header: str) -> Route:
+        """Return the route in a header, whose body has not been read yet.
+
+        Raises:
+            Forbidden: it is not of a router of this deployment, not for this instance, not of now or was used before;
+                the text says which.
+        """
+        text, _, signature = header.rpartition(".")
+        if not is_signed(self._key, _PURPOSE, text.encode("utf-8", "replace"), signature):
+            raise _refused("the signature of a router with this deployment's secret (pd_secret)", "another one")
+        try:
+            route = unpack(Route, base64.urlsafe_b64decode(text))
+        except (ProtocolError, binascii.Error, ValueError) as error:
+            raise _refused(f"a route of version {_VERSION}", f"another form ({error})") from None
+        if route.version != _VERSION:
+            raise _refused(f"a route of version {_VERSION}", f"version {route.version}")
+        if route.instance_id != self._instance_id:
+            raise _refused("a route to this instance", "one to another, or to an earlier start of this one")
+        self._use(route)
+        return route
+
+    def _use(self, route: Route) -> None:
+        now = self._clock()
+        left_s = route.expiry - now
+        if not 0 < left_s < 2 * LIFE_S:
+            got = f"one that ends at {route.expiry:.1f} s: it was kept, or the router does not know this clock"
+            logger.warning("a route is refused: this instance's monotonic clock is %.1f s; got %s", now, got)
+            raise _refused(f"a route that ends within {LIFE_S:g} s of {now:.1f} s", got)
+        while self._used and (oldest := next(iter(self._used.items())))[1] <= now:
+            del self._used[oldest[0]]
+        if route.nonce in self._used:
+            raise _refused("a new route", "one that was used before")
+        self._used[route.nonce] = route.expiry
 
 
 def read_content(route: Route, content: bytes) -> tuple[bytes, Progress | None]:
@@ -133,4 +167,4 @@ def read_content(route: Route, content: bytes) -> tuple[bytes, Progress | None]:
 
 
 def _refused(expected: str, got: str) -> Forbidden:
-    return Forbidden(f"{ROUTE_HEADER}: expected {expected}, got {got}", code="route_not_authentic")
+    return Forbidden(f"{ROUTE_HEADER}: expected {expected}, got {got}", code=NOT_AUTHENTIC)

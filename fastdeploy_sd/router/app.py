@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from fastapi import FastAPI
@@ -19,7 +20,7 @@ from fastdeploy_sd.entrypoints.openai.stream_errors import RESPONSES_PATH
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
 from fastdeploy_sd.fleet import messages as m
 from fastdeploy_sd.fleet.http_client import Ask
-from fastdeploy_sd.fleet.route import ROUTE_HEADER
+from fastdeploy_sd.fleet.route import NOT_AUTHENTIC, ROUTE_HEADER
 from fastdeploy_sd.fleet.signing import SIGNATURE_HEADER
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_router_metrics
 from fastdeploy_sd.router.delivery import Delivery
@@ -85,7 +86,7 @@ class RouterApp:
         """Give a request to an instance, and its answer to the client."""
         if ROUTE_HEADER in request.headers:
             text = f"{ROUTE_HEADER}: expected no such header from a client, as only routers write it"
-            raise Forbidden(text, code="route_not_authentic")
+            raise Forbidden(text, code=NOT_AUTHENTIC)
         self._verify_takes_requests()
         return _Relayed(self)
 
@@ -209,7 +210,7 @@ class RouterApp:
             outcomes[error.code or error.type] += 1
             raise
         outcomes["taken"] += 1
-        return JsonResponse({"session": session})
+        return JsonResponse({"session": session, "time": time.time()})
 
     async def heartbeat(self, request: HttpRequest) -> Response:
         """Hear that an instance is there, and how busy it is."""

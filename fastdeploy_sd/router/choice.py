@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.fleet.messages import DECODE
 from fastdeploy_sd.placement import PrefixTable
 from fastdeploy_sd.router.instance import Instance
@@ -32,14 +33,14 @@ class Wish:
     """What matters of a request for its place.
 
     Attributes:
-        body: the client's.
         keys: of its prompt's beginnings.
+        model: the name that it asks for, where instances serve several models; None = any instance may answer.
         fingerprint: of the instance that has begun to answer; another one must have the same. None = nobody has.
         tried: instances that failed on it.
     """
 
-    body: bytes
     keys: Sequence[bytes]
+    model: str | None = None
     fingerprint: str | None = None
     tried: set[str] = field(default_factory=set)
 
@@ -49,15 +50,37 @@ class Chooser:
 
     Args:
         available: tells which instances get new requests now.
+        registered: tells which instances are known, be they available or not.
     """
 
-    def __init__(self, available: Callable[[], Sequence[Instance]]) -> None:
-        self._available = available
+    def __init__(
+        self, available: Callable[[], Sequence[Instance]], registered: Callable[[], Sequence[Instance]]
+    ) -> None:
+        self._available, self._registered = available, registered
         self._seen = PrefixTable()
 
     def wish(self, body: bytes) -> Wish:
-        """Return what matters of a request."""
-        return Wish(body, self._seen.keys_of(prompt_of(body)))
+        """Return what matters of a request.
+
+        Raises:
+            NotFound: it names a model that none of the registered instances serves.
+        """
+        return Wish(self._seen.keys_of(prompt_of(body)), self._model_of(body))
+
+    def _model_of(self, body: bytes) -> str | None:
+        """See Wish.model. A body is parsed only where instances differ; an instance refuses what is no body."""
+        served = dict.fromkeys(i.said.served_names for i in self._registered() if i.serves)
+        if len(served) <= 1:
+            return None
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+        model = value.get("model") if isinstance(value, dict) else None
+        if not isinstance(model, str):
+            return None
+        names = list(dict.fromkeys(name for names in served for name in names))
+        return model if resolve_model(model, names) == model else None
 
     def choose(self, wish: Wish) -> Placement | None:
         """Return where a request goes now; None = nobody can take it.
@@ -65,8 +88,13 @@ class Chooser:
         One that failed on it gets it again only when there is no other.
         """
         available = self._available()
-        able = [i for i in available if i.serves and wish.fingerprint in (None, i.said.fingerprint)]
-        able = _with_model(able, wish.body)
+        able = [
+            i
+            for i in available
+            if i.serves
+            and wish.fingerprint in (None, i.said.fingerprint)
+            and (wish.model is None or wish.model in i.said.served_names)
+        ]
         instance = self._choose([i for i in able if i.instance_id not in wish.tried] or able, wish)
         if instance is None:
             return None
@@ -87,15 +115,3 @@ def prompt_of(body: bytes) -> memoryview:
     """
     found = _PROMPT.search(body)
     return memoryview(body)[len(body) if found is None else found.end() :]
-
-
-def _with_model(instances: list[Instance], body: bytes) -> list[Instance]:
-    """Those that serve the request's model; all where that makes no difference, or nobody does and will say so."""
-    if len({i.said.served_names for i in instances}) <= 1:
-        return instances
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return instances
-    name = value.get("model") if isinstance(value, dict) else None
-    return [i for i in instances if name in i.said.served_names] or instances

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from fastdeploy_sd.fleet.http_client import Exchange, Target
-from fastdeploy_sd.fleet.messages import PREFILL, InstanceLoad, Registration
+from fastdeploy_sd.fleet.messages import PREFILL, Clock, InstanceLoad, Registration
 from fastdeploy_sd.placement import Load
 from fastdeploy_sd.types import KvSource
 
@@ -58,6 +58,7 @@ class Instance:
         load: its last report.
         last_seen: of `time.monotonic`, when that came.
         circuit: whether it fails.
+        clock: its clocks now, as far as its last message tells.
         exchanges: requests that it is answering, to be aborted when it is lost.
 
     Args:
@@ -77,11 +78,12 @@ class Instance:
         self.number = 0
         self.target = Target(said.host or seen_host, said.port)
         self._seen_host = seen_host
-        self.report(said.load)
+        self.report(said.load, said.clock)
 
-    def report(self, load: InstanceLoad) -> None:
+    def report(self, load: InstanceLoad, clock: Clock) -> None:
         """Take a sign of life."""
         self.load = load
+        self._clock_then = clock
         self.last_seen = time.monotonic()
         self._num_given_then = self._num_given  # when it said so
 
@@ -102,6 +104,12 @@ class Instance:
     def serves(self) -> bool:
         """Whether it answers clients."""
         return self.said.role != PREFILL
+
+    @property
+    def clock(self) -> Clock:
+        """Its clocks, which have run on since its last message."""
+        silence_s = self.silence_s
+        return Clock(self._clock_then.monotonic + silence_s, self._clock_then.wall + silence_s)
 
     @property
     def silence_s(self) -> float:

@@ -65,9 +65,8 @@ class _Router:
         self._http_stats = HttpStats()
         self._registry = Registry(config, derive_key(secret, "registration"))
         self._http = HttpClient(config.routing.connect_timeout_s)
-        courier = Courier(
-            config.routing, Chooser(self._registry.available), self._http, derive_key(secret, "route"), RouterStats()
-        )
+        chooser = Chooser(self._registry.available, lambda: self._registry.instances)
+        courier = Courier(config.routing, chooser, self._http, derive_key(secret, "route"), RouterStats())
         self._app = RouterApp(config, self._registry, courier, self._http_stats)
         self._num_signals = 0
 

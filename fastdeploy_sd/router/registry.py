@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from typing import TypeVar
 
 from fastdeploy_sd.config import is_this_machine
 from fastdeploy_sd.errors import BadRequest, Forbidden, NotFound, shown
 from fastdeploy_sd.fleet import messages as m
+from fastdeploy_sd.fleet.registrar import clock_difference
 from fastdeploy_sd.fleet.signing import Challenges, is_signed
 from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.packing import unpack
@@ -77,6 +79,8 @@ class Registry:
                 self._drop(known, "another one registered at its address")
         self._by_session[instance.session] = instance
         logger.info("%s instance %s registered, at %s", said.role, said.instance_id, instance.target)
+        if difference := clock_difference(said.clock.wall, time.time()):
+            logger.warning("the clock of instance %s is %s this machine's", said.instance_id, difference)
         return instance.session
 
     def _renewed(self, said: m.Registration, host: str) -> Instance | None:
@@ -95,7 +99,7 @@ class Registry:
             NotFound: the session is none, or ended.
         """
         beat = self._read(m.Heartbeat, m.HEARTBEAT, content, signature)
-        self._session(beat).report(beat.load)
+        self._session(beat).report(beat.load, beat.clock)
 
     def deregister(self, content: bytes, signature: str) -> None:
         """Let an instance go; what it has been given goes on there.

@@ -8,22 +8,25 @@ notes in the stream. A whole answer is held until it is complete, up to some siz
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass, field
 
 from fastdeploy_sd.entrypoints.openai.event_stream import DONE
-from fastdeploy_sd.errors import FdsdError, NoInstance, Unavailable
-from fastdeploy_sd.fleet.http_client import Ask, BrokenError, Exchange, Headers, HttpClient
+from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, Unavailable
+from fastdeploy_sd.fleet.http_client import Ask, BrokenError, Exchange, HttpClient
+from fastdeploy_sd.fleet.messages import Clock
 from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord, StreamEvent
 from fastdeploy_sd.fleet.route import ROUTE_HEADER, make_route
 from fastdeploy_sd.metrics import RouterStats
 from fastdeploy_sd.router.choice import Chooser, Placement, Wish
 from fastdeploy_sd.router.delivery import Delivery
+from fastdeploy_sd.router.failures import AGAINST_ROUTERS, INSTANCE_STATUSES, Failure, Refusal, error_of, is_stream
 from fastdeploy_sd.router.instance import Instance
 from fastdeploy_sd.router.options import RoutingConfig
 
-# Answers that say that the instance cannot, not that the request is wrong.
-_INSTANCE_STATUSES = frozenset({429, 502, 503, 504})
+logger = logging.getLogger(__name__)
+
 _MAX_REFUSAL_BYTES = 1 << 20
 _MAX_HELD_BYTES = 4 << 20
 _POLL_S = 0.1
@@ -48,28 +51,6 @@ class Courier:
     stats: RouterStats
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A request failed at an instance, and may go on elsewhere.
-
-    Attributes:
-        error: what a client is told when it cannot.
-        is_refusal: the instance answered, and said that it cannot.
-    """
-
-    error: FdsdError
-    is_refusal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """An instance's answer that it cannot."""
-
-    status: int
-    headers: Headers
-    body: bytes
-
-
 @dataclass(slots=True)
 class Relay:
     """One request. `run` answers it, once.
@@ -86,7 +67,7 @@ class Relay:
     delivery: Delivery
     _record: ProgressRecord = field(default_factory=ProgressRecord)
     _takers: list[Instance] = field(default_factory=list)  # who has it now: its instance, and who computes its prompt
-    _refusal: _Refusal | None = None
+    _refusal: Refusal | None = None
     _refused_by: set[str] = field(default_factory=set)
     _num_broken: int = 0  # instances that broke on it, one after the other
     _num_events: int = 0  # since then
@@ -121,7 +102,7 @@ class Relay:
                 return
             self._note(failure, placement.instance, wish)
 
-    def _note(self, failure: _Failure, instance: Instance, wish: Wish) -> None:
+    def _note(self, failure: Failure, instance: Instance, wish: Wish) -> None:
         self.courier.stats.failures[str(instance.target), failure.error.code or failure.error.type] += 1
         wish.tried.add(instance.instance_id)
         if failure.is_refusal:
@@ -135,7 +116,7 @@ class Relay:
 
     # ---- where it goes ----------------------------------------------------------------------------------------------
 
-    async def _place(self, wish: Wish, failure: _Failure | None) -> Placement | None:
+    async def _place(self, wish: Wish, failure: Failure | None) -> Placement | None:
         """Return where the request goes next; None = the client has been given what an instance refused it with.
 
         Raises:
@@ -183,7 +164,7 @@ class Relay:
 
     # ---- one attempt ------------------------------------------------------------------------------------------------
 
-    async def _attempt(self, placement: Placement) -> _Failure | None:
+    async def _attempt(self, placement: Placement) -> Failure | None:
         instance, source = placement.instance, placement.source
         self._takers = [instance] if source is None else [instance, source]
         for taker in self._takers:
@@ -199,18 +180,18 @@ class Relay:
         except BrokenError as error:
             instance.circuit.note(is_failure=True)
             is_settled = True
-            return _Failure(error)
+            return Failure(error)
         finally:
             if not is_settled:
                 instance.circuit.leave()
             for taker in self._takers:
                 taker.end()
 
-    async def _exchange(self, placement: Placement) -> _Failure | None:
+    async def _exchange(self, placement: Placement) -> Failure | None:
         instance, http = placement.instance, self.courier.http
         exchange = await http.ask(instance.target, self._routed(placement), instance.exchanges)
         try:
-            return await self._relay(exchange)
+            return await self._relay(exchange, instance)
         finally:
             http.finish(instance.target, exchange, instance.exchanges)
 
@@ -219,39 +200,59 @@ class Relay:
             return self.ask
         source = None if placement.source is None else placement.source.kv_source
         progress = self._record.progress if self.delivery.has_started else None
-        instance_id = placement.instance.instance_id
-        header, body = make_route(self.courier.key, instance_id, self.ask.body, progress, source)
+        instance = placement.instance
+        header, body = make_route(
+            self.courier.key, instance.instance_id, instance.clock.monotonic, self.ask.body, progress, source
+        )
         headers = [*self.ask.headers, (ROUTE_HEADER.lower().encode("ascii"), header.encode("ascii"))]
         return Ask(self.ask.method, self.ask.path, headers, body)
 
-    async def _relay(self, exchange: Exchange) -> _Failure | None:
-        if exchange.status in _INSTANCE_STATUSES or self.delivery.has_started != self._continues(exchange):
-            return await self._refused(exchange)
-        if _is_stream(exchange.headers):
+    async def _relay(self, exchange: Exchange, instance: Instance) -> Failure | None:
+        if exchange.status == Forbidden.status:
+            return await self._forbidden(exchange, instance)
+        if exchange.status in INSTANCE_STATUSES or self.delivery.has_started != self._continues(exchange):
+            return self._refused(exchange, await exchange.read_all(_MAX_REFUSAL_BYTES))
+        if is_stream(exchange.headers):
             return await self._relay_stream(exchange)
         await self._relay_whole(exchange)
         return None
 
     def _continues(self, exchange: Exchange) -> bool:
         """Whether an answer fits behind what the client has got: a stream does, and anything if it has got nothing."""
-        return self.delivery.has_started and exchange.status == 200 and _is_stream(exchange.headers)  # noqa: PLR2004 (OK)
+        return self.delivery.has_started and exchange.status == 200 and is_stream(exchange.headers)  # noqa: PLR2004 (OK)
 
-    async def _refused(self, exchange: Exchange) -> _Failure:
+    async def _forbidden(self, exchange: Exchange, instance: Instance) -> Failure | None:
+        """Answer with what is the client's; what the instance has against this router is the instance's failure."""
         body = await exchange.read_all(_MAX_REFUSAL_BYTES)
-        self._refusal = _Refusal(exchange.status, exchange.headers, body)
+        code, text = error_of(body)
+        if code in AGAINST_ROUTERS:
+            theirs, ours = instance.clock, Clock.now()
+            logger.warning(
+                "instance %s at %s refuses what comes from this router: %s (wall clocks: %.1f s there, %.1f s here;"
+                " monotonic: %.1f s there, %.1f s here)",
+                instance.instance_id, instance.target, text, theirs.wall, ours.wall, theirs.monotonic, ours.monotonic,
+            )  # fmt: skip
+            return Failure(Unavailable("an instance refuses what comes from this router; its log says why", code=code))
+        if self.delivery.has_started:
+            return self._refused(exchange, body)
+        await self.delivery.send_whole(exchange.status, exchange.headers, body)
+        return None
+
+    def _refused(self, exchange: Exchange, body: bytes) -> Failure:
+        self._refusal = Refusal(exchange.status, exchange.headers, body)
         text = f"the instance answered {exchange.status}"
-        return _Failure(Unavailable(text, code=f"answered_{exchange.status}"), is_refusal=True)
+        return Failure(Unavailable(text, code=f"answered_{exchange.status}"), is_refusal=True)
 
     # ---- to the client ----------------------------------------------------------------------------------------------
 
-    async def _relay_stream(self, exchange: Exchange) -> _Failure | None:
+    async def _relay_stream(self, exchange: Exchange) -> Failure | None:
         splitter = EventSplitter()
         while piece := await exchange.read():
             events: list[StreamEvent] = []
             for event in splitter.feed(piece):
                 if self._record.take(event):
                     await self._send_events(exchange, events)
-                    return _Failure(Unavailable("the instance failed in the middle of the stream", code="failed"))
+                    return Failure(Unavailable("the instance failed in the middle of the stream", code="failed"))
                 events.append(event)
                 if event.data == _DONE or self._record.is_ended:
                     await self._send_events(exchange, events)
@@ -259,7 +260,7 @@ class Relay:
                     await exchange.read()  # the end, so that the connection serves another request
                     return None
             await self._send_events(exchange, events)
-        return _Failure(Unavailable("the stream ended before its end", code="failed"))
+        return Failure(Unavailable("the stream ended before its end", code="failed"))
 
     async def _send_events(self, exchange: Exchange, events: list[StreamEvent]) -> None:
         if not events:
@@ -290,7 +291,3 @@ class Relay:
         except BrokenError as error:
             raise ConnectionResetError(error.message) from None  # the client's connection ends as the instance's did
         await self.delivery.end()
-
-
-def _is_stream(headers: Headers) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from fastdeploy_sd.config import ServerConfig
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord
-from fastdeploy_sd.fleet.route import ROUTE_HEADER, ChoiceProgress, Progress, make_route
+from fastdeploy_sd.fleet.route import ROUTE_HEADER, ChoiceProgress, Progress, RouteReader, make_route
 from fastdeploy_sd.types import KvSource
 from tests.server.toy_server import MODEL, Served, serve, server_config, text_of, toy_tokens
 
@@ -33,7 +34,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
-    async with serve(gate=RouteGate(KEY, INSTANCE)) as served:
+    async with serve(gate=RouteGate(RouteReader(KEY, INSTANCE))) as served:
         yield served
 
 
@@ -46,7 +47,7 @@ async def post(
 ) -> httpx.Response:
     """What a router sends."""
     body = {"model": MODEL, "max_tokens": 12, "stream": True, **body}
-    header, content = make_route(KEY, INSTANCE, json.dumps(body).encode(), progress, source)
+    header, content = make_route(KEY, INSTANCE, time.monotonic(), json.dumps(body).encode(), progress, source)
     return await served.http.post(path, content=content, headers={ROUTE_HEADER: header})
 
 
@@ -121,7 +122,7 @@ async def test_progress_of_another_request_is_refused(served: Served, progress: 
 
 async def test_progress_may_be_longer_than_a_body_but_bodies_may_not() -> None:
     config = server_config(ServerConfig(max_body_bytes=500))
-    async with serve(config, gate=RouteGate(KEY, INSTANCE)) as served:
+    async with serve(config, gate=RouteGate(RouteReader(KEY, INSTANCE))) as served:
         long = ChoiceProgress(tuple(range(300)), False, 0)
         body = {"prompt": [5], "max_tokens": 301, "temperature": 0, "ignore_eos": True}
         answer = await post(served, COMPLETIONS, body, Progress("a", 1, (1,), (long,)))
@@ -131,6 +132,6 @@ async def test_progress_may_be_longer_than_a_body_but_bodies_may_not() -> None:
 
 
 async def test_a_body_that_was_changed_on_its_way_is_refused(served: Served) -> None:
-    header, content = make_route(KEY, INSTANCE, b'{"prompt": "a"}', None, None)
+    header, content = make_route(KEY, INSTANCE, time.monotonic(), b'{"prompt": "a"}', None, None)
     answer = await served.http.post(COMPLETIONS, content=content[:-1] + b" ", headers={ROUTE_HEADER: header})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "route_not_authentic")

@@ -67,11 +67,11 @@ def test_what_was_said_before_is_not_believed(fleet: Fleet) -> None:
     said = pack(replace(SAID, challenge=challenge))
     registration = (m.REGISTER, said, sign(key, m.REGISTER, said))
     session = post(router, *registration).json()["session"]
-    beat = pack(m.Heartbeat(session, 1, m.InstanceLoad()))
+    beat = pack(m.Heartbeat(session, 1, m.InstanceLoad(), m.Clock.now()))
     heartbeat = (m.HEARTBEAT, beat, sign(key, m.HEARTBEAT, beat))
     assert [post(router, *heartbeat).status_code for _ in range(3)] == [200, 403, 403]
     assert post(router, *registration).status_code == 403
-    bye = pack(m.Heartbeat(session, 2, m.InstanceLoad()))
+    bye = pack(m.Heartbeat(session, 2, m.InstanceLoad(), m.Clock.now()))
     assert post(router, m.DEREGISTER, bye, sign(key, m.DEREGISTER, bye)).status_code == 200
     assert [post(router, *message).status_code for message in (registration, heartbeat)] == [403, 404]
     assert router.instances() == []

@@ -33,7 +33,7 @@ def create_app(
     config: Config,
     preparer: Preparer,
     stats: SharedStats | None = None,
-    gate: RouteGate = RouteGate(),  # noqa: B008 (frozen)
+    gate: RouteGate = RouteGate(),  # noqa: B008 (without a reader it has no state)
 ) -> FastAPI:
     """Return the application that serves the model behind `client`.
 

@@ -6,7 +6,6 @@ Knows no engine, and of HTTP the headers.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 
@@ -15,20 +14,18 @@ from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.errors import Forbidden
 from fastdeploy_sd.fleet.notes import begun_note, ended_note, shown_note, together_note
-from fastdeploy_sd.fleet.route import ROUTE_HEADER, Route, read_route
+from fastdeploy_sd.fleet.route import NOT_AUTHENTIC, ROUTE_HEADER, Route, RouteReader
 
 
-@dataclass(frozen=True, slots=True)
 class RouteGate:
     """Lets routes of this deployment's routers in.
 
-    Attributes:
-        key: of routes; None = this instance has no router.
-        instance_id: of this start of the instance.
+    Args:
+        reader: of routes; None = this instance has no router.
     """
 
-    key: bytes | None = None
-    instance_id: str = ""
+    def __init__(self, reader: RouteReader | None = None) -> None:
+        self._reader = reader
 
     def route_of(self, headers: Headers) -> Route | None:
         """Return the route of a request, None when it has none.
@@ -39,12 +36,12 @@ class RouteGate:
         header = headers.get(ROUTE_HEADER)
         if header is None:
             return None
-        if self.key is None:
+        if self._reader is None:
             raise Forbidden(
                 f"{ROUTE_HEADER}: expected no such header, as this server has no router (router)",
-                code="route_not_authentic",
+                code=NOT_AUTHENTIC,
             )
-        return read_route(self.key, self.instance_id, header)
+        return self._reader.read(header)
 
 
 class StreamNotes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import time
+import re
 
 import pytest
 
@@ -15,51 +15,72 @@ from fastdeploy_sd.types import KvSource
 KEY, BODY = b"k" * 32, b'{"prompt": "a"}'
 PROGRESS = r.Progress("cmpl-1", 7, (1, 1 << 62), (r.ChoiceProgress((5, 6), True, 3), r.ChoiceProgress()))
 SOURCE = KvSource("p1", "tcp://127.0.0.1:5000")
+NOW = 5000.0
+
+
+def reader(instance_id: str = "d1", key: bytes = KEY, now: float = NOW) -> r.RouteReader:
+    return r.RouteReader(key, instance_id, lambda: now)
 
 
 @pytest.mark.parametrize("progress", [None, PROGRESS])
 @pytest.mark.parametrize("source", [None, SOURCE])
 def test_a_route_says_what_it_was_made_of(progress: r.Progress | None, source: KvSource | None) -> None:
-    header, content = r.make_route(KEY, "d1", BODY, progress, source)
-    route = r.read_route(KEY, "d1", header)
+    header, content = r.make_route(KEY, "d1", NOW, BODY, progress, source)
+    route = reader().read(header)
     assert route.kv_source == source
     assert (route.num_body_bytes, route.num_bytes) == (len(BODY), len(content))
     assert r.read_content(route, content) == (BODY, progress)
 
 
 def test_it_is_good_for_its_instance_and_its_body_only() -> None:
-    header, content = r.make_route(KEY, "d1", BODY, PROGRESS, None)
+    header, content = r.make_route(KEY, "d1", NOW, BODY, PROGRESS, None)
     with pytest.raises(Forbidden, match="to this instance, got one to another"):
-        r.read_route(KEY, "d2", header)
+        reader("d2").read(header)
     with pytest.raises(Forbidden, match="signature of a router with this deployment's secret"):
-        r.read_route(b"x" * 32, "d1", header)
-    route = r.read_route(KEY, "d1", header)
+        reader(key=b"x" * 32).read(header)
+    route = reader().read(header)
     for other in (content + b"x", content[:-1], b"", BODY):
         with pytest.raises(Forbidden, match="to this body, got one to another"):
             r.read_content(route, other)
 
 
 def test_every_changed_character_is_noticed() -> None:
-    header, _ = r.make_route(KEY, "d1", BODY, None, SOURCE)
+    header, _ = r.make_route(KEY, "d1", NOW, BODY, None, SOURCE)
     for position in range(0, len(header), 7):
         changed = header[:position] + ("A" if header[position] != "A" else "B") + header[position + 1 :]
         with pytest.raises(Forbidden):
-            r.read_route(KEY, "d1", changed)
+            reader().read(changed)
 
 
-def test_it_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    header, _ = r.make_route(KEY, "d1", BODY, None, None)
-    now = time.time()
-    for seconds in (r.LIFE_S + 2, -2 * r.LIFE_S):
-        monkeypatch.setattr(time, "time", lambda seconds=seconds: now + seconds)
-        with pytest.raises(Forbidden, match="the clocks differ, or it was kept"):
-            r.read_route(KEY, "d1", header)
-    monkeypatch.setattr(time, "time", lambda: now - r.LIFE_S / 2)  # another machine's clock
-    r.read_route(KEY, "d1", header)
+def test_it_ends_with_its_time_by_the_clock_of_its_instance(caplog: pytest.LogCaptureFixture) -> None:
+    header, _ = r.make_route(KEY, "d1", NOW, BODY, None, None)
+    for seconds in (r.LIFE_S, -r.LIFE_S):
+        text = f"a route that ends within 60 s of {NOW + seconds:.1f} s, got one that ends at 5060.0 s"
+        with pytest.raises(Forbidden, match=re.escape(text)):
+            reader(now=NOW + seconds).read(header)
+    assert "this instance's monotonic clock is 4940.0 s" in caplog.text
+    for seconds in (r.LIFE_S - 1, 1 - r.LIFE_S):
+        reader(now=NOW + seconds).read(header)
+
+
+def test_it_is_taken_once_as_long_as_it_would_be_good() -> None:
+    now = NOW
+    taking = r.RouteReader(KEY, "d1", lambda: now)
+    headers = []
+    for _ in range(5):
+        headers.append(r.make_route(KEY, "d1", now, BODY, None, None)[0])
+        taking.read(headers[-1])
+        now += 20
+        for used in headers[-3:]:
+            with pytest.raises(Forbidden, match=r"a new route, got one that was used before|a route that ends within"):
+                taking.read(used)
+    now += r.LIFE_S
+    taking.read(r.make_route(KEY, "d1", now, BODY, None, None)[0])
+    assert len(taking._used) == 1  # what would be refused for its age is not remembered
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04N.", b"\x90", b"\xc1", b"not base64"])
 def test_signed_nonsense_is_refused(content: bytes) -> None:
     text = content.decode("latin-1") if b" " in content else base64.urlsafe_b64encode(content).decode()
-    with pytest.raises(Forbidden, match="expected a route of version 1"):
-        r.read_route(KEY, "d1", f"{text}.{sign(KEY, 'route', text.encode())}")
+    with pytest.raises(Forbidden, match="expected a route of version 2"):
+        reader().read(f"{text}.{sign(KEY, 'route', text.encode())}")

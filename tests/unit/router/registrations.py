@@ -13,8 +13,9 @@ from fastdeploy_sd.router.registry import Registry
 
 KEY = b"k" * 32
 LOCAL = "127.0.0.1"
+NOW = m.Clock.now()
 SAID = m.Registration(
-    m.PROTOCOL_VERSION, "", "i1", m.MIXED, "", 8000, "", ("toy",), 4096, 1, "kin", m.InstanceLoad(max_num_seqs=8)
+    m.PROTOCOL_VERSION, "", "i1", m.MIXED, "", 8000, "", ("toy",), 4096, 1, "kin", m.InstanceLoad(max_num_seqs=8), NOW
 )
 
 

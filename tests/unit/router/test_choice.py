@@ -8,16 +8,17 @@ from collections import Counter
 
 import pytest
 
+from fastdeploy_sd.errors import NotFound
 from fastdeploy_sd.fleet import messages as m
 from fastdeploy_sd.router.choice import Chooser
 from fastdeploy_sd.router.instance import Circuit, Instance
-from tests.unit.router.registrations import instance
+from tests.unit.router.registrations import NOW, instance
 
 PROMPT = json.dumps({"model": "toy", "prompt": "x" * 2000}).encode()
 
 
 def chooser_of(*instances: Instance) -> Chooser:
-    return Chooser(lambda: [i for i in instances if i.may_take(3.0)])
+    return Chooser(lambda: [i for i in instances if i.may_take(3.0)], lambda: instances)
 
 
 def load(num_running: int, capacity: int = 8) -> m.InstanceLoad:
@@ -63,11 +64,11 @@ def test_an_estimate_is_what_was_said_and_what_came_after() -> None:
     for _ in range(3):
         known.begin()
     assert known.estimate().num_waiting == 3
-    known.report(load(4))  # another router's, and ours
+    known.report(load(4), NOW)  # another router's, and ours
     assert (known.estimate().num_running, known.estimate().num_waiting) == (4, 0)
     known.begin()
     assert known.estimate().num_waiting == 1
-    known.report(load(0))  # it has not got to them yet
+    known.report(load(0), NOW)  # it has not got to them yet
     assert known.estimate().num_waiting == 4
     for _ in range(4):
         known.end()
@@ -79,9 +80,9 @@ def test_a_prompt_goes_where_it_was_seen_unless_that_is_fuller() -> None:
     chooser = chooser_of(first, other)
     home = chosen(chooser, PROMPT)
     seen, unseen = (first, other) if home == "a" else (other, first)
-    seen.report(load(2))
+    seen.report(load(2), NOW)
     assert {chosen(chooser, PROMPT) for _ in range(20)} == {home}
-    seen.report(load(6))
+    seen.report(load(6), NOW)
     assert chosen(chooser, PROMPT) == unseen.instance_id
 
 
@@ -109,12 +110,24 @@ def test_a_stream_goes_on_where_bytes_are_the_same_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "expected"), [("big", {"b"}), ("small", {"a"}), (None, {"a", "b"}), ("none", {"a", "b"}), (5, {"a", "b"})]
+    ("model", "expected"),
+    [("big", {"b"}), ("small", {"a"}), (None, {"a", "b"}), ("default", {"a", "b"}), (5, {"a", "b"})],
 )
 def test_a_model_goes_to_who_serves_it(model: object, expected: set[str]) -> None:
     chooser = chooser_of(instance("a", served_names=("small",)), instance("b", 1, served_names=("big", "also")))
     body = json.dumps({"model": model}).encode()
     assert {chosen(chooser, body) for _ in range(60)} == expected
+
+
+def test_an_unknown_model_is_an_error_that_lists_all_models() -> None:
+    """Also those of instances that are not available now: these are known, and have no place."""
+    busy = instance("c", 2, served_names=("third",), load=m.InstanceLoad(takes_requests=False))
+    chooser = chooser_of(instance("a", served_names=("small",)), instance("b", 1, served_names=("big", "also")), busy)
+    with pytest.raises(NotFound) as caught:
+        chooser.wish(b'{"model": "none"}')
+    assert caught.value.message == "model: expected one of 'small', 'big', 'also', 'third', got 'none'"
+    assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+    assert chooser.choose(chooser.wish(b'{"model": "third"}')) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\xff", b"[]", b"1"])
@@ -136,8 +149,8 @@ def test_prefill_and_decode_are_chosen_apart() -> None:
     assert placement.source.kv_source is not None
     assert (placement.instance.instance_id, placement.source.instance_id) == ("d2", "p1")
     assert placement.source.kv_source.address == "tcp://127.0.0.1:5"
-    prefill[0].report(m.InstanceLoad(takes_requests=False))
-    prefill[1].report(m.InstanceLoad(takes_requests=False))
+    prefill[0].report(m.InstanceLoad(takes_requests=False), NOW)
+    prefill[1].report(m.InstanceLoad(takes_requests=False), NOW)
     placement = chooser.choose(chooser.wish(PROMPT))
     assert placement is not None
     assert placement.source is None  # it computes the prompt itself

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from dataclasses import replace
 
@@ -10,8 +11,9 @@ import pytest
 from fastdeploy_sd.errors import BadRequest, Forbidden, NotFound
 from fastdeploy_sd.fleet import messages as m
 from fastdeploy_sd.fleet import signing
+from fastdeploy_sd.fleet.signing import sign
 from fastdeploy_sd.ipc.packing import pack
-from tests.unit.router.registrations import KEY, LOCAL, SAID, register, registry_of, signed
+from tests.unit.router.registrations import KEY, LOCAL, NOW, SAID, register, registry_of, signed
 
 LOAD = m.InstanceLoad(num_running=3, max_num_seqs=8)
 
@@ -20,12 +22,12 @@ def test_an_instance_comes_is_heard_and_goes() -> None:
     registry = registry_of()
     session = register(registry)
     assert [str(i.target) for i in registry.available()] == ["127.0.0.1:8000"]
-    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 1, LOAD)))
+    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 1, LOAD, NOW)))
     assert registry.instances[0].load == LOAD
-    registry.deregister(*signed(m.DEREGISTER, m.Heartbeat(session, 2, LOAD)))
+    registry.deregister(*signed(m.DEREGISTER, m.Heartbeat(session, 2, LOAD, NOW)))
     assert registry.instances == []
     with pytest.raises(NotFound):
-        registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 3, LOAD)))
+        registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 3, LOAD, NOW)))
 
 
 def test_another_secret_is_refused_and_so_is_a_signature_for_another_purpose() -> None:
@@ -52,6 +54,29 @@ def test_a_registration_is_taken_once_by_one_router() -> None:
             router.register(*message, LOCAL)
 
 
+def test_clocks_that_differ_are_told_of_and_do_not_matter(caplog: pytest.LogCaptureFixture) -> None:
+    registry = registry_of()
+    register(registry)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    clock = m.Clock(time.monotonic() - 500, time.time() - 400)
+    session = register(registry, replace(SAID, instance_id="i2", port=1, clock=clock))
+    assert "the clock of instance i2 is 400 s behind this machine's" in caplog.text
+    instance = registry.available()[1]
+    assert instance.clock.monotonic - time.monotonic() == pytest.approx(-500, abs=5)
+    clock = m.Clock(time.monotonic() + 900, time.time())
+    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 1, LOAD, clock)))
+    assert instance.clock.monotonic - time.monotonic() == pytest.approx(900, abs=5)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_clocks_are_numbers(number: float) -> None:
+    registry = registry_of()
+    content = pack(replace(SAID, challenge=registry.challenge()))
+    content = content.replace(struct.pack(">d", SAID.clock.monotonic), struct.pack(">d", number))
+    with pytest.raises(BadRequest, match="clock: expected finite numbers"):
+        registry.register(content, sign(KEY, m.REGISTER, content), LOCAL)
+
+
 @pytest.mark.parametrize("word", ["", ".", "1.2.3", "0.000000.aa.bb"])
 def test_words_of_others_are_no_challenges(word: str) -> None:
     with pytest.raises(Forbidden, match="challenge"):
@@ -70,14 +95,14 @@ def test_a_challenge_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_heartbeat_is_heard_once() -> None:
     registry = registry_of()
     session = register(registry)
-    first = signed(m.HEARTBEAT, m.Heartbeat(session, 1, LOAD))
+    first = signed(m.HEARTBEAT, m.Heartbeat(session, 1, LOAD, NOW))
     registry.heartbeat(*first)
-    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 5, LOAD)))
+    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 5, LOAD, NOW)))
     for number in (1, 5):
         with pytest.raises(Forbidden, match="said before"):
-            registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, number, LOAD)))
+            registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, number, LOAD, NOW)))
     with pytest.raises(Forbidden, match="secret"):  # a heartbeat is no farewell
-        registry.deregister(*signed(m.HEARTBEAT, m.Heartbeat(session, 6, LOAD)))
+        registry.deregister(*signed(m.HEARTBEAT, m.Heartbeat(session, 6, LOAD, NOW)))
 
 
 def test_only_this_machine_registers_without_a_secret_of_its_own() -> None:
@@ -93,9 +118,9 @@ def test_a_router_says_what_it_has_no_use_for() -> None:
         register(registry_of(splitwise=True))
     with pytest.raises(BadRequest, match="role: expected one of mixed, prefill, decode, got 'boss'"):
         register(registry_of(), replace(SAID, role="boss"))
-    with pytest.raises(BadRequest, match="version: expected 1, got 2"):
-        register(registry_of(), replace(SAID, version=2))
-    with pytest.raises(BadRequest, match="protocol version 1"):
+    with pytest.raises(BadRequest, match="version: expected 2, got 1"):
+        register(registry_of(), replace(SAID, version=1))
+    with pytest.raises(BadRequest, match="protocol version 2"):
         registry_of().register(b"\x80\x04N.", signing.sign(KEY, m.REGISTER, b"\x80\x04N."), LOCAL)
 
 
@@ -122,7 +147,7 @@ def test_a_silent_instance_gets_nothing_new(monkeypatch: pytest.MonkeyPatch) -> 
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 3.5)
     assert registry.available() == []
-    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 1, LOAD)))
+    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 1, LOAD, NOW)))
     assert len(registry.available()) == 1
-    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 2, m.InstanceLoad(takes_requests=False))))
+    registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 2, m.InstanceLoad(takes_requests=False), NOW)))
     assert registry.available() == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,15 +17,16 @@ from starlette.requests import Request as HttpRequest
 
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.fleet.http_client import Ask, HttpClient
+from fastdeploy_sd.fleet.messages import Clock
 from fastdeploy_sd.fleet.notes import begun_note, ended_note, failed_note, shown_note, together_note
-from fastdeploy_sd.fleet.route import ROUTE_HEADER, ChoiceProgress, Progress, read_content, read_route
+from fastdeploy_sd.fleet.route import ROUTE_HEADER, ChoiceProgress, Progress, RouteReader, read_content
 from fastdeploy_sd.metrics import RouterStats
 from fastdeploy_sd.router.choice import Chooser
 from fastdeploy_sd.router.delivery import Delivery
 from fastdeploy_sd.router.instance import Instance
 from fastdeploy_sd.router.options import RoutingConfig
 from fastdeploy_sd.router.relay import Courier, Relay
-from tests.unit.router.registrations import LOCAL, SAID
+from tests.unit.router.registrations import LOCAL, NOW, SAID
 
 KEY, BODY = b"r" * 32, b'{"prompt": "a", "stream": true}'
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-own: 1\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -52,11 +55,13 @@ class Scripted:
     """An instance that gives each of these answers once and then closes; the last one again and again.
 
     Attributes:
+        reader: of the routes to it.
         asked: what it was asked, as (client's body, progress).
     """
 
     answers: list[bytes]
     instance: Instance
+    reader: RouteReader
     asked: list[tuple[bytes, Progress | None]] = field(default_factory=list)
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -73,7 +78,7 @@ class Scripted:
                 raise AssertionError(event)
         assert head is not None
         header = dict(head.headers)[ROUTE_HEADER.lower().encode()].decode()
-        self.asked.append(read_content(read_route(KEY, self.instance.instance_id, header), body))
+        self.asked.append(read_content(self.reader.read(header), body))
         writer.write(self.answers[0] if len(self.answers) == 1 else self.answers.pop(0))
         with contextlib.suppress(ConnectionError):
             await writer.drain()
@@ -87,7 +92,10 @@ class World:
         self.scripted: list[Scripted] = []
         self.stats = RouterStats()
         self.http = HttpClient(5.0)
-        chooser = Chooser(lambda: [s.instance for s in self.scripted if s.instance.may_take(1e9)])
+        chooser = Chooser(
+            lambda: [s.instance for s in self.scripted if s.instance.may_take(1e9)],
+            lambda: [s.instance for s in self.scripted],
+        )
         options = {"resume_s": 5.0, **routing}
         self.courier = Courier(RoutingConfig(**options), chooser, self.http, KEY, self.stats)
         self.sent: list[dict[str, Any]] = []
@@ -120,17 +128,20 @@ Add = Callable[..., Awaitable[Scripted]]
 
 @pytest.fixture
 async def add() -> AsyncIterator[Add]:
-    """Adds an instance to a world: (world, answers..., fingerprint=...)."""
+    """Adds an instance to a world: (world, answers..., fingerprint=...); its clocks are `ahead_s` ahead of ours."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(world: World, *answers: bytes, fingerprint: str = "x", num_running: int = 0) -> Scripted:
+        async def start(
+            world: World, *answers: bytes, fingerprint: str = "x", num_running: int = 0, ahead_s: float = 0.0
+        ) -> Scripted:
             load = replace(SAID.load, num_running=num_running)
             name = f"instance {len(world.scripted)}"
-            scripted = Scripted(list(answers), Instance(replace(SAID, instance_id=name), "", LOCAL))
-
+            reader = RouteReader(KEY, name, lambda: time.monotonic() + ahead_s)
+            scripted = Scripted(list(answers), Instance(replace(SAID, instance_id=name), "", LOCAL), reader)
             server = await stack.enter_async_context(await asyncio.start_server(scripted.talk, LOCAL, 0))
             port = server.sockets[0].getsockname()[1]
-            said = replace(SAID, instance_id=name, port=port, fingerprint=fingerprint, load=load)
+            clock = Clock(time.monotonic() + ahead_s, NOW.wall + ahead_s)
+            said = replace(SAID, instance_id=name, port=port, fingerprint=fingerprint, load=load, clock=clock)
             scripted.instance.renew(said, "", LOCAL)
             world.scripted.append(scripted)
             return scripted
@@ -206,7 +217,49 @@ async def test_before_its_first_event_a_request_begins_anew(add: Add, broken: by
     assert (world.stats.num_resumed, world.stats.num_retries) == (0, 1)
 
 
-@pytest.mark.parametrize("status", [200, 400, 404, 413, 500])
+@pytest.mark.parametrize("ahead_s", [-400.0, 400.0, 1e7, -1e7])
+async def test_a_route_is_of_now_by_the_instances_own_clock(add: Add, ahead_s: float) -> None:
+    world = World()
+    scripted = await add(world, FIRST + REST, ahead_s=ahead_s)
+    await world.relay()
+    assert world.body == "data: one\n\ndata: two\n\n" + DONE
+    assert scripted.asked == [(BODY, None)]
+
+
+@pytest.mark.parametrize("code", ["route_not_authentic", "host_not_allowed"])
+async def test_an_instance_that_refuses_its_router_fails(add: Add, caplog: pytest.LogCaptureFixture, code: str) -> None:
+    """Others answer in its place; after three times it gets nothing more, and what is left is a 503."""
+    error = {"error": {"code": code, "message": "expected another"}}
+    world = World()
+    refusing = await add(world, whole(403, json.dumps(error).encode()), ahead_s=100.0)
+    other = await add(world, FIRST + REST, num_running=5)
+    for _ in range(5):
+        world.sent.clear()
+        await world.relay()
+        assert world.body == "data: one\n\ndata: two\n\n" + DONE
+    assert (len(refusing.asked), len(other.asked)) == (3, 5)
+    assert refusing.instance.circuit.is_open
+    assert world.stats.failures == {(str(refusing.instance.target), code): 3}
+    clocks = r"instance 0 .*expected another \(wall clocks: \d+\.\d s there, \d+\.\d s here; monotonic: .*"
+    assert len([line for line in caplog.messages if re.search(clocks, line)]) == 3
+    world = World()
+    await add(world, whole(403, json.dumps(error).encode()))
+    with pytest.raises(FdsdError) as caught:
+        await world.relay()
+    assert (caught.value.status, caught.value.code) == (503, code)
+
+
+async def test_a_stream_goes_on_past_an_instance_that_refuses_its_router(add: Add) -> None:
+    world = World()
+    await add(world, FIRST)
+    world.scripted[0].answers = [FIRST, b""]
+    await add(world, whole(403, b'{"error":{"code":"route_not_authentic","message":""}}'), num_running=5)
+    await add(world, RESUMED, num_running=6)
+    await world.relay()
+    assert world.body == "data: one\n\ndata: two\n\n" + DONE
+
+
+@pytest.mark.parametrize("status", [200, 400, 403, 404, 413, 500])
 async def test_an_answer_about_the_request_is_the_answer(add: Add, status: int) -> None:
     world = World()
     await add(world, whole(status, b'{"a": 1}'))

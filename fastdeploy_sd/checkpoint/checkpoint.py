@@ -8,7 +8,7 @@ import json
 import operator
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -134,16 +134,16 @@ class Checkpoint:
     def identity(self) -> dict[str, Any]:
         """Return JSON values that tell the checkpoint from others; of the tensors only samples are read."""
         files = {file.path.name: file.identity() for file in self._open_files}
-        return {"config": hashlib.blake2b(json.dumps(self.config).encode(), digest_size=16).hexdigest(), "files": files}
+        return {"config": self.config_digest(), "files": files}
 
-    def content(self) -> dict[str, Any]:
-        """Return `identity` but for the names and times of the files, which a copy may not have."""
-        identity = self.identity()
-        files = identity["files"].values()
-        return {
-            "config": identity["config"],
-            "files": [{name: value for name, value in file.items() if name != "mtime_ns"} for file in files],
-        }
+    def config_digest(self) -> str:
+        """Return a digest of config.json's values."""
+        return hashlib.blake2b(json.dumps(self.config).encode(), digest_size=16).hexdigest()
+
+    def spans(self, num_bytes: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield all bytes of the tensors' files, in the order of their names; see SafetensorsFile.spans."""
+        for file in self._open_files:
+            yield from file.spans(num_bytes)
 
     def is_unchanged(self) -> bool:
         """Whether the files of the tensors are still those that were opened."""

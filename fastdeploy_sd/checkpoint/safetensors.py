@@ -14,7 +14,7 @@ import mmap
 import os
 import pathlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,13 @@ class SafetensorsFile:
         size, mtime_ns = self._status
         header = hashlib.blake2b(self._map[: self._data_start], digest_size=16).hexdigest()
         return {"size": size, "mtime_ns": mtime_ns, "header": header, "samples": self._sample_digest()}
+
+    def spans(self, num_bytes: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield all bytes of the file in order, u8[num_bytes] at a time, a multiple of a page; fewer at the end."""
+        data = np.frombuffer(self._map, np.uint8)
+        for begin in range(0, len(data), num_bytes):
+            yield data[begin : begin + num_bytes]
+            self._map.madvise(mmap.MADV_DONTNEED, begin, min(num_bytes, len(data) - begin))
 
     def is_unchanged(self) -> bool:
         """Whether its path still leads to a file of the size and time that this one was opened with."""

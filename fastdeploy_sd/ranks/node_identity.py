@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from hashlib import blake2b
 from json import dumps, loads
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from fastdeploy_sd.config.catalogue import OPTIONS
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.splitwise.secret import deployment_secret, derive_key
 from fastdeploy_sd.splitwise.sockets import CurveKeys
+from fastdeploy_sd.worker.weights_digest import weights_digest
 
 # Options of ranks that each node may have of its own: where its files are, what only the first node reads.
 _OWN_OPTIONS = frozenset(
@@ -42,7 +42,7 @@ _SECTIONS = ("model", "cache", "scheduler", "parallel")
 
 
 def describe(config: Config) -> dict[str, str]:
-    """Return what must be the same on all nodes, name -> text. Of the weights only samples are read.
+    """Return what must be the same on all nodes, name -> text. The weights are read once, see `weights_digest`.
 
     Raises:
         CheckpointError: the checkpoint is missing or malformed.
@@ -62,8 +62,8 @@ def describe(config: Config) -> dict[str, str]:
         "instruction-set level": library.isa(),
         **alike,
         **drafting,
-        "content of model": _digest(config.model.path),
-        "content of speculative_config.model": _digest(draft_path) if has_draft else "",
+        "content of model": _digest(config, config.model.path),
+        "content of speculative_config.model": _digest(config, draft_path) if has_draft else "",
     }
 
 
@@ -86,6 +86,6 @@ def node_keys(config: Config) -> CurveKeys:
     return CurveKeys.of(derive_key(secret, "nodes server"), derive_key(secret, "nodes client"))
 
 
-def _digest(path: Path) -> str:
-    content = Checkpoint(path).content()
-    return blake2b(dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
+def _digest(config: Config, path: Path) -> str:
+    checkpoint = Checkpoint(path)
+    return f"{checkpoint.config_digest()} {weights_digest(config, checkpoint)}"

@@ -140,6 +140,9 @@ def _created(
     is_measured = is_host and group.size == 1 and _log.isEnabledFor(logging.INFO)
     limits = SpeedLimits.measure(config) if is_measured else None
     loaded = load(config, group)
+    draft_source = None if loaded.draft_weights is None else loaded.draft_weights.checkpoint
+    kernels = None if is_host else f"CUDA, {device().text}"
+    identity = KvIdentity.of(config, loaded.config, loaded.kv.format.kv_dtype, loaded.checkpoint, draft_source, kernels)
     s, table = config.speculative, loaded.table
     lead = None if group.others is None else GroupLead(group.others, group.collectives)
     agree, over_ranks = (lambda: None, lambda method: method) if lead is None else (lead.agree, lead.over_ranks)
@@ -164,7 +167,7 @@ def _created(
             lossy=rule.is_lossy,
             has_draft_logprobs=s.enable_draft_logprob and context.draft_model is not None,
         ),
-        fingerprint=loaded.kv_identity.output_fingerprint(rule),
+        fingerprint=identity.output_fingerprint(rule),
         weight_bytes=bytes_per_step(config, loaded.checkpoint) // group.size,
         kv_token_bytes=loaded.kv.size.block_bytes // loaded.kv.size.block_size,
     )
@@ -182,11 +185,11 @@ def _created(
         twins=loaded.twins,
     )
     pages = open_pages(config, loaded.kv.ranks)
-    store = open_block_store(config, pages, loaded.kv_identity, loaded.checkpoint, loaded.draft_weights)
+    store = open_block_store(config, pages, identity, loaded.checkpoint, loaded.draft_weights)
     if limits is not None:
         _log.info("%s", limits.describe(loaded.checkpoint))
     _log_loaded(config, loaded, info, time.perf_counter() - start)
-    executor = LocalExecutor(runner, info, pages, loaded.kv_identity, store, loaded.signals)
+    executor = LocalExecutor(runner, info, pages, identity, store, loaded.signals)
     executor.grammars, executor.group = grammars, group
     is_alone = lead is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result
     if not is_host and is_alone and config.scheduler.async_scheduling:

@@ -14,6 +14,7 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.worker.draft_formats import own_scheme
+from fastdeploy_sd.worker.weights_digest import weights_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class KvIdentity:
         draft: Checkpoint | None,
         kernels: str | None = None,
     ) -> KvIdentity:
-        """Return that of a model as configured; of the weights only samples are read.
+        """Return that of a model as configured; see `weights_digest` on when the weights are read.
 
         Args:
             kv_format: see the class.
@@ -62,13 +63,13 @@ class KvIdentity:
             "quantization": repr(config.model.quantization),
             "kv_format": kv_format,
         }
-        fingerprint = _digest({**numerics, "weights": checkpoint.content()})
+        fingerprint = _digest({**numerics, "weights": _content(config, checkpoint)})
         drafting = ""
         if draft is not None:
             # What KV is written by: which head drafts are read from makes no difference to it.
             scheme = own_scheme(config)
             formats = {"linear": scheme.linear, "experts": scheme.experts}
-            drafting = _digest({"target": fingerprint, **formats, "weights": draft.content()})
+            drafting = _digest({"target": fingerprint, **formats, "weights": _content(config, draft)})
         return KvIdentity(
             kernels or f"CPU, {library.isa()}",
             fingerprint,
@@ -83,6 +84,10 @@ class KvIdentity:
     def output_fingerprint(self, rule: VerifyRule) -> str:
         """Return what is the same for instances that give a request the same tokens; a lossy rule is a part of it."""
         return _digest({"kv": self.fingerprint, "rule": asdict(rule)}) if rule.is_lossy else self.fingerprint
+
+
+def _content(config: Config, checkpoint: Checkpoint) -> list[str]:
+    return [checkpoint.config_digest(), weights_digest(config, checkpoint)]
 
 
 def _digest(parts: dict[str, Any]) -> str:

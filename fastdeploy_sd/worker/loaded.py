@@ -11,6 +11,7 @@ from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.layers.tp_group import TpGroup
+from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
@@ -29,7 +30,6 @@ from fastdeploy_sd.worker.eager_operators import load_operators
 from fastdeploy_sd.worker.forward import EagerForward, Forward, ForwardPass, KnownTokens, RecordedForward
 from fastdeploy_sd.worker.kept_hidden import allocate_kept_hidden, keeping
 from fastdeploy_sd.worker.kept_measurements import machine_key, measurements_folder
-from fastdeploy_sd.worker.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv_memory import KvMemory, allocate_kv
 from fastdeploy_sd.worker.layer_signals import LayerSignals
 from fastdeploy_sd.worker.linear_tuning import tune_linear
@@ -60,8 +60,8 @@ class Loaded:
 
     checkpoint: Checkpoint
     draft_weights: MtpWeights | None
+    config: DecoderConfig
     kv: KvMemory
-    kv_identity: KvIdentity
     draft: DraftLayers | None
     kept_hidden: Sequence[KeptRows[Tensor]]
     forward: Forward
@@ -147,14 +147,11 @@ def load(config: Config, group: RankGroup) -> Loaded:
         forward: Forward = EagerForward(forward_pass, memory, table.blocks)
     else:
         forward = RecordedForward(forward_pass, memory, table.blocks, twins, known)
-    draft_source = None if draft_weights is None else draft_weights.checkpoint
-    kernels = None if is_host else f"CUDA, {device().text}"
-    identity = KvIdentity.of(config, decoder_config, kv.format.kv_dtype, checkpoint, draft_source, kernels)
     return Loaded(
         checkpoint=checkpoint,
         draft_weights=draft_weights,
+        config=decoder_config,
         kv=kv,
-        kv_identity=identity,
         draft=model.draft,
         kept_hidden=kept_hidden,
         forward=forward,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,7 +182,7 @@ def test_pages_of_other_layers_and_lengths_are_refused(references: References) -
         executor.shutdown()
 
 
-def test_only_instances_with_the_same_arithmetic_share_a_fingerprint(references: References) -> None:
+def test_only_instances_with_the_same_arithmetic_share_a_fingerprint(references: References, tmp_path: Path) -> None:
     """Method, draft length, cache size and the place of the checkpoint make no difference; formats and weights do."""
     base = references.get("demo").base
     [naive], [mtp] = (standard_methods([name], [2], model_method="mtp") for name in ("naive", "mtp"))
@@ -191,6 +193,14 @@ def test_only_instances_with_the_same_arithmetic_share_a_fingerprint(references:
         assert executor.model_info.fingerprint == executor.kv_identity.fingerprint
         return executor.kv_identity.fingerprint, executor.kv_identity.draft_fingerprint
 
+    copies = [Path(shutil.copytree(base.model.path, tmp_path / name)) for name in ("copy", "damaged")]
+    with open(copies[1] / "model.safetensors", "r+b") as file:
+        file.seek(-200_000, 2)
+        file.write(bytes(1000))
+    copy, damaged = (
+        identity(engine_config(replace(base, model=replace(base.model, model=str(path))), WAY, naive))
+        for path in copies
+    )
     plain = identity(engine_config(base, WAY, naive))
     drafting = identity(engine_config(base, replace(WAY, num_blocks=64), mtp))
     int8 = identity(engine_config(replace(base, cache=replace(base.cache, kv_cache_dtype="int8")), WAY, mtp))
@@ -202,6 +212,7 @@ def test_only_instances_with_the_same_arithmetic_share_a_fingerprint(references:
     as_by_default, unquantised = (identity(replace(config, speculative=s)) for s in (by_default, exact))
     assert plain[0] == drafting[0]
     assert plain[1] == ""
-    assert len({plain[0], int8[0], wint8[0], other[0]}) == 4
+    assert copy == plain
+    assert len({plain[0], damaged[0], int8[0], wint8[0], other[0]}) == 5
     assert len({drafting[1], int8[1], wint8[1], other[1], unquantised[1], ""}) == 6
     assert as_by_default == drafting

@@ -25,7 +25,7 @@ from fastdeploy_sd.sampling_rules import (
     verify_count,
     verify_token_ids,
 )
-from fastdeploy_sd.types import Request
+from fastdeploy_sd.types import ModelInfo, Request
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ MAX_SALT_CHARS = 256
 MAX_SOURCE_CHARS = 256
 MAX_GRAMMAR_CHARS = 1 << 17
 MAX_EOS_TOKEN_IDS = 4096
+_CONTEXT = "max_model_len"
+_TOO_LONG = "context_length_exceeded"
 # The longest forms on a wire.
 _MAX_ID_BYTES = _MAX_HEADER_BYTES = 5
 _MAX_CHAR_BYTES = 4
@@ -138,13 +140,52 @@ class RequestRules:
                 f"output_token_ids: expected fewer tokens than max_tokens ({max_tokens}), got {len(outputs)}",
                 param="output_token_ids",
             )
-        if len(prompt) + max_tokens > self.max_model_len:
-            raise BadRequest(
-                f"max_tokens: expected prompt + max_tokens to be at most max_model_len ({self.max_model_len}), got "
-                f"{len(prompt)} + {max_tokens}",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
+        verify_fits(len(prompt), max_tokens, self.max_model_len, _CONTEXT)
+
+
+def verify_fits(num_prompt_tokens: int, max_tokens: int, limit: int, source: str) -> None:
+    """Check that prompt and output fit together.
+
+    Args:
+        limit: tokens of a request at most.
+        source: what sets the limit, for the message.
+
+    Raises:
+        BadRequest: the prompt leaves no room for a token, or less than max_tokens.
+    """
+    if num_prompt_tokens >= limit:
+        raise prompt_too_long(limit, num_prompt_tokens, source)
+    if num_prompt_tokens + max_tokens > limit:
+        raise BadRequest(
+            f"max_tokens: expected at most {limit - num_prompt_tokens}, as {_context_length(limit, source)} and the"
+            f" prompt has {num_prompt_tokens}, got {max_tokens} ({_TOO_LONG})",
+            param="max_tokens",
+            code=_TOO_LONG,
+        )
+
+
+def context_limit(info: ModelInfo) -> tuple[int, str]:
+    """Return how many tokens a request may have, prompt and output together, and what sets that limit."""
+    limit = info.max_request_tokens
+    return limit, _CONTEXT if limit == info.max_model_len else "what the KV cache holds"
+
+
+def prompt_too_long(limit: int, got: object, source: str = "", param: str = "prompt") -> BadRequest:
+    """Return the error of a prompt that does not fit.
+
+    Clients look for these words and compact the conversation or choose another model then.
+
+    Args:
+        limit: tokens of a request at most.
+        got: the prompt's tokens, or words about them.
+        source: what sets the limit; "" = not said.
+    """
+    text = f"prompt is too long: expected at most {limit - 1} tokens, as {_context_length(limit, source)}, got {got}"
+    return BadRequest(text, param=param, code=_TOO_LONG)
+
+
+def _context_length(limit: int, source: str) -> str:
+    return f"this model's maximum context length is {limit} tokens" + (f" ({source})" if source else "")
 
 
 def verify_grammar_length(num_chars: int, field: str) -> None:
@@ -169,7 +210,7 @@ def verify_prediction_length(num_tokens: int, max_model_len: int) -> None:
     """
     if num_tokens > max_model_len:
         text = f"prediction: expected at most max_model_len ({max_model_len}) tokens, got {num_tokens}"
-        raise BadRequest(text, param="prediction", code="context_length_exceeded")
+        raise BadRequest(text, param="prediction", code=_TOO_LONG)
 
 
 def _verify_texts(request: Request) -> None:

@@ -6,7 +6,7 @@ from fastdeploy_sd.config import SchedulerConfig
 from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.engine.stopping import StopRule, find_stop
 from fastdeploy_sd.errors import BadRequest, Overloaded, shown
-from fastdeploy_sd.request_rules import RequestRules
+from fastdeploy_sd.request_rules import RequestRules, context_limit, prompt_too_long, verify_fits
 from fastdeploy_sd.types import ModelInfo, Request, Speculation, SpeculationInfo
 
 
@@ -15,7 +15,7 @@ class AdmissionRules:
 
     def __init__(self, config: SchedulerConfig, model_info: ModelInfo) -> None:
         self._config = config
-        self._max_request_tokens = model_info.max_request_tokens
+        self._limit = context_limit(model_info)
         self._speculation = model_info.speculation
         self._rules = RequestRules(model_info.vocab_size, model_info.max_model_len)
 
@@ -39,19 +39,10 @@ class AdmissionRules:
                 prefill) the prompt does not fit into one step.
         """
         num_prompt = len(request.prompt_token_ids)
-        if num_prompt + request.max_tokens > self._max_request_tokens:
-            raise BadRequest(
-                f"max_tokens: expected prompt + max_tokens of at most {self._max_request_tokens} tokens, as context and"
-                f" KV cache hold, got {num_prompt} + {request.max_tokens}",
-                param="max_tokens",
-            )
+        verify_fits(num_prompt, request.max_tokens, *self._limit)
         budget = self._config.max_num_batched_tokens
         if num_prompt > budget and not self._config.enable_chunked_prefill:
-            raise BadRequest(
-                f"prompt: expected at most {budget} tokens (max_num_batched_tokens, as chunked prefill is off), "
-                f"got {num_prompt}",
-                param="prompt",
-            )
+            raise prompt_too_long(budget + 1, num_prompt, "max_num_batched_tokens + 1, as chunked prefill is off")
 
     def verify_queue(self, num_waiting: int, num_waiting_tokens: int, num_prompt: int) -> None:
         """Refuse what the queue has no room for. An empty queue takes any request, or a long one could never run.

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.clients import environments
-from tests.clients.programs.conversation import FIRST, MAX_TOKENS, MODEL, SECOND, STOP
+from tests.clients.programs.conversation import FIRST, MAX_TOKENS, MODEL, OVERFLOWS, SECOND, STOP
 from tests.e2e.server_process import running_server
 
 PROGRAMS = environments.HERE / "programs"
@@ -74,6 +74,7 @@ def verify(url: str, report: dict[str, Any]) -> None:
     tokens = httpx.post(f"{url}/tokenize", json={"messages": conversation}, timeout=60).raise_for_status().json()
     assert report["usage"] == dict.fromkeys(report["usage"], tokens["count"])
     assert report.get("models", [MODEL]) == [MODEL]
+    assert report.get("num_overflows", 2 * len(OVERFLOWS)) == 2 * len(OVERFLOWS)
 
 
 @pytest.mark.parametrize(("program", "environment"), PYTHON_PROGRAMS, ids=lambda value: value or "tests' own")

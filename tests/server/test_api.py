@@ -88,7 +88,8 @@ async def test_a_request_without_max_tokens_gets_what_the_kv_cache_holds() -> No
         refused = await served.http.post(COMPLETION, json={"prompt": [5, 6], "max_tokens": limit - 1})
         assert refused.status_code == 400
         expected = (
-            f"max_tokens: expected at most {limit - 2} (the KV cache's {limit} - 2 prompt tokens), got {limit - 1}"
+            f"max_tokens: expected at most {limit - 2}, as this model's maximum context length is {limit} tokens"
+            f" (what the KV cache holds) and the prompt has 2, got {limit - 1} (context_length_exceeded)"
         )
         assert refused.json()["error"]["message"] == expected
 

@@ -197,17 +197,11 @@ class JobBuilder:
         """Return the job of a Response.
 
         Raises:
-            BadRequest: as build_chat; with the route's own name of the limit.
+            BadRequest: as build_chat.
         """
         offered, max_tokens = offered_tools(body.tool_use), self._requests.max_prompt_tokens
         token_ids = self._encoder.encode_chat(body.turns, body.template_variables(), max_tokens, offered)
-        try:
-            return self._build(body, body.sampling_params(), _job_id(body, "resp_"), [token_ids])
-        except BadRequest as error:
-            if error.param != "max_tokens":
-                raise
-            text = error.message.replace("max_tokens", "max_output_tokens", 1)
-            raise BadRequest(text, param="max_output_tokens", code=error.code) from None
+        return self._build(body, body.sampling_params(), _job_id(body, "resp_"), [token_ids])
 
     def _build(
         self,

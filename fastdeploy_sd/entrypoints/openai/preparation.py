@@ -87,9 +87,9 @@ class Preparation:
         jobs = JobBuilder(encoder, model_info, config, verify_grammar or _leave_to_worker)
         texts = Tokenization(encoder, encoder.tokenizer, model_info, config.model.served_names)
         self._tasks: Mapping[str, Callable[[bytes], Outcome]] = {
-            CHAT: lambda content: Outcome(job=jobs.build_chat(self._parse(ChatCompletionBody, content))),
-            COMPLETION: lambda content: Outcome(job=jobs.build_completion(self._parse(CompletionBody, content))),
-            RESPONSE: lambda content: Outcome(job=jobs.build_response(self._parse(ResponseBody, content))),
+            CHAT: lambda content: self._prepare(ChatCompletionBody, content, jobs.build_chat),
+            COMPLETION: lambda content: self._prepare(CompletionBody, content, jobs.build_completion),
+            RESPONSE: lambda content: self._prepare(ResponseBody, content, jobs.build_response),
             TOKENIZE: lambda content: Outcome(answer=to_json(texts.tokenize(content))),
             DETOKENIZE: lambda content: Outcome(answer=to_json(texts.detokenize(content))),
         }
@@ -109,9 +109,15 @@ class Preparation:
         except Exception:
             return Outcome(failure=traceback.format_exc())
 
-    def _parse(self, body_type: type[BodyType], content: bytes) -> BodyType:
+    def _prepare(
+        self, body_type: type[BodyType], content: bytes, build: Callable[[BodyType], GenerationJob]
+    ) -> Outcome:
         with self._limit(max(_GROWTH * len(content), _MIN_GROWTH_BYTES)):
-            return parse_body(body_type, content)
+            body = parse_body(body_type, content)
+        try:
+            return Outcome(job=build(body))
+        except BadRequest as error:
+            raise body.as_sent(error) from None
 
 
 class _NeedsWorkerError(Exception):

@@ -44,10 +44,10 @@ class Tokenization:
         if body.prompt is None:
             turns = [message.as_turn() for message in body.messages]
             offered = [tool.definition for tool in body.tools or ()]
-            token_ids = self._encoder.encode_chat(turns, body.chat_template_kwargs or {}, limit, offered)
+            token_ids = self._encoder.encode_chat(turns, body.chat_template_kwargs or {}, limit - 1, offered)
         else:
             has_bos = body.add_special_tokens is not False
-            token_ids = self._encoder.encode_text(body.prompt, limit, add_special_tokens=has_bos)
+            token_ids = self._encoder.encode_text(body.prompt, limit - 1, add_special_tokens=has_bos)
         texts = [token_label(self._tokenizer, i) for i in token_ids] if body.return_token_strs else None
         return {"count": len(token_ids), "max_model_len": limit, "tokens": token_ids, "token_strs": texts}
 

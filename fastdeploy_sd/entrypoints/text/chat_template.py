@@ -31,6 +31,7 @@ import jinja2.sandbox
 from fastdeploy_sd.entrypoints.text.added_tokens import Segment, cut, token_pattern
 from fastdeploy_sd.errors import BadRequest, CheckpointError
 from fastdeploy_sd.files import describe
+from fastdeploy_sd.request_rules import prompt_too_long
 
 Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
 # The longest published ones have 30,000. Compiling takes up to 15 microseconds per character.
@@ -190,11 +191,7 @@ class _Shield:
 
     def _cover_match(self, match: re.Match[str]) -> str:
         if self._limit is not None and len(self._originals) >= self._limit:
-            raise BadRequest(
-                f"messages: expected at most {self._limit} control tokens written in them (the tokens of a prompt), got"
-                " more",
-                param="messages",
-            )
+            raise prompt_too_long(self._limit + 1, "more than that of control tokens in messages", param="messages")
         return self._placeholder_of(match[0])
 
     def _placeholder_of(self, original: str) -> str:

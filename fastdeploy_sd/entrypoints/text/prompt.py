@@ -12,6 +12,7 @@ from fastdeploy_sd.entrypoints.text.template_process import TemplateProcess
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.entrypoints.text.tool_calls.generic_prompt import with_offer, with_written_calls
 from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.request_rules import prompt_too_long
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # OpenAI renamed the role; chat templates know the older name.
@@ -114,7 +115,9 @@ class PromptEncoder:
         Raises:
             BadRequest: the text is too long, or cannot be written without a control token.
         """
-        self._verify_may_fit([text], max_tokens, "prediction")
+        if (num_tokens := self._least_tokens([text])) > max_tokens:
+            text = f"prediction: expected at most {max_tokens} tokens, got at least {num_tokens}"
+            raise BadRequest(text, param="prediction", code="context_length_exceeded")
         return self.tokenizer.encode_segments([Segment(text, is_control=False)])
 
     def encode_bad_word(self, word: str) -> list[tuple[int, ...]]:
@@ -122,18 +125,15 @@ class PromptEncoder:
         forms = (word, " " + word.lstrip(" "))
         return list(dict.fromkeys(ids for form in forms if (ids := tuple(self._encode_fragment(form)))))
 
-    def _verify_may_fit(self, texts: Sequence[str], max_tokens: int | None, name: str = "prompt") -> None:
-        """Refuse what needs more tokens than there may be even if each were the longest of the vocabulary."""
+    def _verify_may_fit(self, texts: Sequence[str], max_tokens: int | None) -> None:
+        num_tokens = self._least_tokens(texts)
+        if max_tokens is not None and num_tokens > max_tokens:
+            raise prompt_too_long(max_tokens + 1, f"at least {num_tokens}")
+
+    def _least_tokens(self, texts: Sequence[str]) -> int:
+        """How many tokens texts have if each is the longest of the vocabulary; 0 where the longest is not known."""
         longest = self.tokenizer.max_token_chars
-        if max_tokens is None or longest is None:
-            return
-        num_tokens = sum(-(-len(text) // longest) for text in texts)
-        if num_tokens > max_tokens:
-            raise BadRequest(
-                f"{name}: expected at most {max_tokens} tokens, got at least {num_tokens}",
-                param=name,
-                code="context_length_exceeded",
-            )
+        return 0 if longest is None else sum(-(-len(text) // longest) for text in texts)
 
     def _encode_fragment(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

@@ -16,7 +16,13 @@ from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
 from fastdeploy_sd.entrypoints.text.speculation import SpeculationOptions, resolve_speculation
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.request_rules import producible_eos, producible_words, verify_prediction_length
+from fastdeploy_sd.request_rules import (
+    context_limit,
+    producible_eos,
+    producible_words,
+    verify_fits,
+    verify_prediction_length,
+)
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.sampling_rules import (
     MAX_BAD_WORD_CHARS,
@@ -50,27 +56,15 @@ class RequestBuilder:
         """The longest prompt that leaves room for a token."""
         return self._info.max_request_tokens - 1
 
-    @property
-    def _limit(self) -> tuple[int, str]:
-        """Tokens of a request at most, and whose limit that is."""
-        limit = self._info.max_request_tokens
-        return limit, "max_model_len" if limit == self._info.max_model_len else "the KV cache's"
-
     def verify_prompt_length(self, num_prompt_tokens: int) -> None:
         """Refuse an empty prompt, and one that leaves no room for a token.
 
         Raises:
             BadRequest: it is one of these.
         """
-        limit, name = self._limit
         if num_prompt_tokens == 0:
             raise BadRequest("prompt: expected at least one token, got none", param="prompt")
-        if num_prompt_tokens >= limit:
-            raise BadRequest(
-                f"prompt: expected fewer than {name} ({limit}) tokens, got {num_prompt_tokens}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+        verify_fits(num_prompt_tokens, 1, *context_limit(self._info))
 
     def build(
         self,
@@ -165,15 +159,9 @@ class RequestBuilder:
 
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         self.verify_prompt_length(num_prompt_tokens)
-        limit, name = self._limit
+        limit, source = context_limit(self._info)
         max_tokens = limit - num_prompt_tokens if params.max_tokens is None else params.max_tokens
-        if num_prompt_tokens + max_tokens > limit:
-            raise BadRequest(
-                f"max_tokens: expected at most {limit - num_prompt_tokens} ({name} {limit} - {num_prompt_tokens}"
-                f" prompt tokens), got {max_tokens}",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
+        verify_fits(num_prompt_tokens, max_tokens, limit, source)
         if params.min_tokens > max_tokens:
             raise BadRequest(
                 f"min_tokens: expected at most {max_tokens} (what fits after the prompt), got {params.min_tokens}",

@@ -81,7 +81,7 @@ class TemplateProcess:
                 param="messages",
             )
         if "error" in answer:
-            raise BadRequest(answer["error"], param=answer["param"])
+            raise BadRequest(answer["error"], param=answer["param"], code=answer["code"])
         return tuple(Segment(*segment) for segment in answer["segments"])
 
     def _ask(self, call: bytes) -> dict[str, Any] | None:
@@ -146,4 +146,4 @@ def _answer(template: ChatTemplate, call: Mapping[str, Any]) -> dict[str, Any]:
         segments = template.render(messages, call["kwargs"], call["max_control_tokens"], call["tools"])
         return {"segments": [(segment.text, segment.is_control) for segment in segments]}
     except BadRequest as error:
-        return {"error": error.message, "param": error.param}
+        return {"error": error.message, "param": error.param, "code": error.code}

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from conversation import API_KEY, FIRST, MAX_TOKENS, MODEL, SECOND, STOP, base_url, report
+from conversation import API_KEY, FIRST, MAX_TOKENS, MODEL, OVERFLOWS, SECOND, STOP, base_url, report
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_openai import ChatOpenAI
+from langchain_openai.chat_models.base import OpenAIContextOverflowError
 
 options: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS, "stop": [STOP], "max_retries": 0}
 model = ChatOpenAI(base_url=base_url(), api_key=API_KEY, model=MODEL, **options)
@@ -26,4 +27,14 @@ response = model.invoke([question])
 assert response.text == answer.content
 second = model.invoke([question, response, HumanMessage(SECOND)])
 seconds["response"], usage["response"] = second.text, second.usage_metadata["input_tokens"]
-report(answer.content, seconds, whole.content, usage)
+
+# Agents shorten the conversation on this exception.
+overflows: list[str] = []
+for with_responses in (False, True):
+    for content, more in OVERFLOWS:
+        limited = {"base_url": base_url(), "api_key": API_KEY, "model": MODEL, "max_retries": 0, **more}
+        try:
+            ChatOpenAI(**limited, use_responses_api=with_responses).invoke([HumanMessage(content)])
+        except OpenAIContextOverflowError as error:
+            overflows.append(str(error))
+report(answer.content, seconds, whole.content, usage, num_overflows=len(overflows))

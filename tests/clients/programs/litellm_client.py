@@ -3,7 +3,7 @@
 from typing import Any
 
 import litellm
-from conversation import API_KEY, FIRST, MAX_TOKENS, MODEL, SECOND, STOP, base_url, report
+from conversation import API_KEY, FIRST, MAX_TOKENS, MODEL, OVERFLOWS, SECOND, STOP, base_url, report
 
 litellm.suppress_debug_info = True
 question = {"role": "user", "content": FIRST}
@@ -14,11 +14,8 @@ def complete(messages: list[Any], provider: str = "openai", **more: Any) -> Any:
         model=f"{provider}/{MODEL}",
         api_base=base_url(),
         api_key=API_KEY,
-        temperature=0,
-        max_tokens=MAX_TOKENS,
-        stop=STOP,
         messages=messages,
-        **more,
+        **{"temperature": 0, "max_tokens": MAX_TOKENS, "stop": STOP, **more},
     )
 
 
@@ -32,4 +29,13 @@ for provider in ("openai", "hosted_vllm"):
         second = complete([question, turn, {"role": "user", "content": SECOND}], provider)
         name = f"{provider}, {way}"
         seconds[name], usage[name] = second.choices[0].message.content, second.usage.prompt_tokens
-report(answer.content, seconds, streamed, usage)
+
+# Its fallbacks to models with a larger context hang on this exception.
+overflows: list[str] = []
+for provider in ("openai", "hosted_vllm"):
+    for content, more in OVERFLOWS:
+        try:
+            complete([{"role": "user", "content": content}], provider, **more)
+        except litellm.ContextWindowExceededError as error:
+            overflows.append(str(error))
+report(answer.content, seconds, streamed, usage, num_overflows=len(overflows))

@@ -78,8 +78,9 @@ def test_errors_of_a_process_are_those_of_the_template() -> None:
     with pytest.raises(BadRequest, match="messages: no") as raised:
         process.render(HELLO, {})
     assert raised.value.param == "messages"
-    with pytest.raises(BadRequest, match="at most 0 control tokens"):
+    with pytest.raises(BadRequest, match="prompt is too long: expected at most 0 tokens") as raised:
         process.render(HELLO, {}, 0)
+    assert raised.value.code == "context_length_exceeded"
     with pytest.raises(BadRequest, match="expected JSON values"):
         process.render(HELLO, {"x": object()})  # type: ignore[dict-item]
     with pytest.raises(CheckpointError, match="line 1"):

@@ -71,8 +71,8 @@ def test_an_eos_of_the_tokenizer_beyond_the_vocabulary_is_ignored() -> None:
         ([1 << 40], {}, "prompt_token_ids", "got 1099511627776"),
         ([5], {"stop_token_ids": [4096]}, "stop_token_ids", "stop_token_ids: expected token ids in 0..4095"),
         ([5], {"logit_bias": {"4096": 1.0}}, "logit_bias", "logit_bias: expected token ids in 0..4095"),
-        ([5] * 32, {}, "prompt", r"expected fewer than max_model_len \(32\) tokens, got 32"),
-        ([5] * 30, {"max_tokens": 3}, "max_tokens", r"at most 2 \(max_model_len 32 - 30 prompt tokens\), got 3"),
+        ([5] * 32, {}, "prompt", r"too long: .* 31 tokens, as this .* is 32 tokens \(max_model_len\), got 32"),
+        ([5] * 30, {"max_tokens": 3}, "max_tokens", r"at most 2, as this .* is 32 tokens .* prompt has 30, got 3"),
         ([5] * 30, {"min_tokens": 3}, "min_tokens", r"at most 2 \(what fits after the prompt\), got 3"),
         ([5], {"stop": "x" * (MAX_STOP_CHARS + 1)}, "stop", "stop: expected strings of at most 1024 characters"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import FailFast, Field
@@ -157,6 +158,11 @@ class ChatCompletionBody(GenerationBody):
     @property
     def max_reasoning_tokens(self) -> int | None:
         return self.reasoning_max_tokens
+
+    @property
+    def sent_names(self) -> Mapping[str, str]:
+        names = {"prompt": "messages" if self.prompt_token_ids is None else "prompt_token_ids"}
+        return names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
 
     def sampling_params(self) -> SamplingParams:
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
@@ -67,6 +68,10 @@ class CompletionBody(GenerationBody):
     def prompts(self) -> list[Prompt]:
         """The prompts, in whichever of the two fields they came."""
         return self.prompt or self.prompt_token_ids or []
+
+    @property
+    def sent_names(self) -> Mapping[str, str]:
+        return {"prompt": "prompt_token_ids"} if self.prompt is None else {"prompt_token_ids": "prompt"}
 
     def contradictions(self) -> list[Fault]:
         faults = super().contradictions()

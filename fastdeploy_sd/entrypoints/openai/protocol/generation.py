@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -154,6 +156,19 @@ class GenerationBody(StructuredFields, SamplingFields):
         """How many tokens the model may think at most, None = no limit of its own."""
         return None
 
+    @property
+    def sent_names(self) -> Mapping[str, str]:
+        """The names under which the client sent what SamplingParams and RequestBuilder call otherwise."""
+        return {}
+
+    def as_sent(self, error: BadRequest) -> BadRequest:
+        """Return an error with the name of the field that the client sent."""
+        name = self.sent_names.get(error.param or "")
+        if name is None:
+            return error
+        text = re.sub(rf"^{error.param}(?=[:.\[])", name, error.message)
+        return BadRequest(text, param=name, code=error.code)
+
     def sampling_params(self) -> SamplingParams:
         """Return the sampling options.
 
@@ -166,7 +181,8 @@ class GenerationBody(StructuredFields, SamplingFields):
         try:
             params = self.sampling_params()
         except BadRequest as error:
-            return [Fault(error.message, error.param)]
+            told = self.as_sent(error)
+            return [Fault(told.message, told.param)]
         faults = []
         if self.include_draft_logprobs and params.logprobs is None:
             name = "include_draft_logprobs"

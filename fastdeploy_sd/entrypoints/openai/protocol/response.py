@@ -5,6 +5,7 @@ Nothing is stored here, so what refers to something stored is refused, and `stor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
@@ -175,6 +176,10 @@ class ResponseBody(GenerationBody):
     @property
     def reasoning_display(self) -> Display:
         return Display.STREAMED
+
+    @property
+    def sent_names(self) -> Mapping[str, str]:
+        return {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
 
     def sampling_params(self) -> SamplingParams:
         return self._build_sampling_params(self.max_output_tokens, None)

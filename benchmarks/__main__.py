@@ -1,4 +1,4 @@
-"""`python -m benchmarks COMMAND`: offline, http, latency, attacks, router, prefill-decode, suite (the default),
+"""`python -m benchmarks COMMAND`: offline, http, latency, attacks, gaps, router, prefill-decode, suite (the default),
 forward, builds, prefill, threads, costs, host, speculation, auto, proposers, edits, predictions, guided, sampling,
 swap, kernels, gpu-kernels, roofline, collectives, ranks, kv-transfer, checkpoint, table, compare, peers.
 
@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "latency": "latency.main",
     "attacks": "attacks.main",
     "router": "router.main",
+    "gaps": "gaps.main",
     "prefill-decode": "prefill_decode.main",
     "suite": "suite.main",
     "forward": "forward.main",

@@ -8,9 +8,10 @@ from statistics import median
 import numpy as np
 
 RANKS = (50, 90, 99)
+Percentiles = dict[str, float]
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+def percentiles(values: Sequence[float]) -> Percentiles | None:
     """Return {"p50": .., "p90": .., "p99": ..}, linearly interpolated; None of no values."""
     if not values:
         return None

@@ -22,13 +22,12 @@ from benchmarks.command import Command, show, table_of, with_default
 from benchmarks.hardware import describe_hardware
 from benchmarks.load import find_server
 from benchmarks.load_client import Load, LoadClient, Timing
-from benchmarks.percentiles import percentiles
+from benchmarks.percentiles import Percentiles, percentiles
 from benchmarks.processes import Address, get, running_router, running_server, wait_for_instances
 from benchmarks.progress import Progress
 from fastdeploy_sd.errors import Unavailable
 
 MIXED, APART = "mixed", "1P1D"
-Percentiles = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Sizes:
         num_singles: requests of one token, one after the other.
         prompt_len: tokens of those and of the burst's prompts.
         num_streams, output_len: streams, and tokens of each.
-        num_burst: prompts that arrive at once.
+        num_burst: prompts that arrive at once. burst_prompt_len: their tokens, 0 = as `prompt_len`.
     """
 
     num_singles: int
@@ -47,6 +46,7 @@ class Sizes:
     num_streams: int
     output_len: int
     num_burst: int
+    burst_prompt_len: int = 0
 
 
 @dataclass(slots=True)
@@ -194,7 +194,8 @@ async def _streams_and_burst(url: str, model: str, sizes: Sizes, seed: int, time
     waiting = asyncio.create_task(under_way.wait())
     await asyncio.wait((streams, waiting), return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    burst = Load(sizes.num_burst, sizes.prompt_len, 1, concurrency=sizes.num_burst, seed=3 * seed + 2)
+    burst_len = sizes.burst_prompt_len or sizes.prompt_len
+    burst = Load(sizes.num_burst, burst_len, 1, concurrency=sizes.num_burst, seed=3 * seed + 2)
     begin = time.perf_counter()
     times.burst += _first_ms(await _run(LoadClient(url, model, None, burst)))
     end = time.perf_counter()

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 256
+MAX_CLIENT_CHARS = 272
 MAX_SOURCE_CHARS = 256
 MAX_GRAMMAR_CHARS = 1 << 17
 MAX_EOS_TOKEN_IDS = 4096
@@ -71,7 +72,11 @@ class RequestRules:
         """Bytes of any request that keeps the rules, its numbers and texts in any usual form."""
         num_ids = MAX_BAD_WORD_TOKENS + MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS + MAX_LOGIT_BIAS
         num_chars = (
-            MAX_STOP_STRINGS * MAX_STOP_CHARS + MAX_BAD_WORDS * MAX_BAD_WORD_CHARS + MAX_ID_CHARS + MAX_SALT_CHARS
+            MAX_STOP_STRINGS * MAX_STOP_CHARS
+            + MAX_BAD_WORDS * MAX_BAD_WORD_CHARS
+            + MAX_ID_CHARS
+            + MAX_SALT_CHARS
+            + MAX_CLIENT_CHARS
         ) + (2 * MAX_SOURCE_CHARS + MAX_GRAMMAR_CHARS)
         num_lists = MAX_BAD_WORD_TOKENS + MAX_STOP_STRINGS + MAX_BAD_WORDS
         return (
@@ -217,6 +222,7 @@ def _verify_texts(request: Request) -> None:
     for name, text, limit in (
         ("request_id", request.request_id, MAX_ID_CHARS),
         ("cache_salt", request.cache_salt, MAX_SALT_CHARS),
+        ("client", request.client, MAX_CLIENT_CHARS),
         ("grammar", request.grammar, MAX_GRAMMAR_CHARS),
     ):
         _verify_text(name, text, limit)

@@ -23,12 +23,12 @@ from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.quantization import Activations, Quantization, QuantizationFormats, formats_of
 from fastdeploy_sd.config.redis_section import RedisConfig
 from fastdeploy_sd.config.rules import verify_rules
+from fastdeploy_sd.config.scheduler_section import SchedulerConfig
 from fastdeploy_sd.config.sections import (
     DEMO_MODEL,
     CacheConfig,
     Config,
     ModelConfig,
-    SchedulerConfig,
 )
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SpeculativeConfig

@@ -15,6 +15,7 @@ from fastdeploy_sd.config.option import Spec, option, verify_fields
 from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.quantization import Activations, QuantizationFormats, read_quantization
 from fastdeploy_sd.config.redis_section import RedisConfig
+from fastdeploy_sd.config.scheduler_section import SchedulerConfig
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SpeculativeConfig
 from fastdeploy_sd.config.splitwise_section import SplitwiseConfig
@@ -206,51 +207,6 @@ class CacheConfig:
     def swap_bytes(self) -> int:
         """Bytes of the second level, 0 = there is none."""
         return int((self.swap_space or 0) * (1 << 30))
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """How requests share steps, and how many may wait."""
-
-    max_num_seqs: int = option(32, Spec("Requests in one step.", minimum=1))
-    max_num_batched_tokens: int = option(
-        2048, Spec("Tokens in one step: decoding requests first, the rest is prompt chunks.", minimum=1)
-    )
-    enable_chunked_prefill: bool = option(
-        True, Spec("Let a prompt be computed over several steps; without it a prompt must fit into one.")
-    )
-    long_prefill_token_threshold: int = option(
-        0,
-        Spec("Most tokens of one prompt in a step; 0: as many as `max_num_batched_tokens` allows.", minimum=0),
-    )
-    policy: Literal["fcfs", "priority"] = option(
-        "fcfs", Spec("Order of waiting requests: arrival, or priority (lower first).", name="scheduling_policy")
-    )
-    async_scheduling: bool = option(
-        True,
-        Spec(
-            "On a GPU, prepare steps and hand out outputs while it computes; changes no output. Off: one after the"
-            " other, as on a CPU."
-        ),
-    )
-    max_num_queued_requests: int = option(
-        512, Spec("Requests that may wait; more are answered with 429 and Retry-After.", minimum=1)
-    )
-    max_num_queued_tokens: int = option(
-        1 << 20, Spec("Prompt tokens that may wait, in all; more are answered with 429.", minimum=1)
-    )
-
-    def __post_init__(self) -> None:
-        verify_fields(self, "scheduler")
-
-    def rows_of_request(self, num_requests: int) -> int:
-        """Tokens that each of `num_requests`, 1 .. max_num_seqs, may run in a step: its newest and its drafts.
-
-        The tokens of a step are shared by the requests that are there. Each has what it would have with every seat
-        taken; few of them share half of the step, as the other half is for prompts. All together they always fit.
-        """
-        shared = self.max_num_batched_tokens // 2 // num_requests
-        return max(self.max_num_batched_tokens // self.max_num_seqs, shared, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,19 +44,25 @@ class AdmissionRules:
         if num_prompt > budget and not self._config.enable_chunked_prefill:
             raise prompt_too_long(budget + 1, num_prompt, "max_num_batched_tokens + 1, as chunked prefill is off")
 
-    def verify_queue(self, num_waiting: int, num_waiting_tokens: int, num_prompt: int) -> None:
+    def verify_queue(
+        self, num_waiting: int, num_waiting_tokens: int, num_prompt: int, *, num_own: int = 0, num_clients: int = 1
+    ) -> None:
         """Refuse what the queue has no room for. An empty queue takes any request, or a long one could never run.
+
+        A client with nothing in the queue may add one request although others fill it, up to as many as the limit.
 
         Args:
             num_waiting: requests in the queue. num_waiting_tokens: their prompt tokens.
             num_prompt: prompt tokens of the request at the door.
+            num_own: how many of the queue are of its client. num_clients: with requests there, this one included.
 
         Raises:
             Overloaded: one of the queue limits would be passed.
         """
-        if num_waiting == 0:
-            return
         max_requests, max_tokens = self._config.max_num_queued_requests, self._config.max_num_queued_tokens
+        is_within_share = num_clients > 1 and num_own == 0 and num_prompt <= max_tokens // num_clients
+        if num_waiting == 0 or (is_within_share and num_clients <= max_requests):
+            return
         if num_waiting >= max_requests:
             raise Overloaded(f"queue: expected fewer than {max_requests} waiting requests, got {num_waiting}")
         if num_waiting_tokens + num_prompt > max_tokens:

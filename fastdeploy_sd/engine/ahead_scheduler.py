@@ -17,7 +17,6 @@ from itertools import compress
 
 import numpy as np
 
-from fastdeploy_sd.config import Config
 from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.engine.request_state import RequestState
 from fastdeploy_sd.engine.scheduler import Scheduler
@@ -37,9 +36,8 @@ class AheadScheduler:
         drafts_ahead: see engine.executor.Launcher.
     """
 
-    def __init__(self, config: Config, scheduler: Scheduler, *, drafts_ahead: bool) -> None:
+    def __init__(self, scheduler: Scheduler, *, drafts_ahead: bool) -> None:
         self._scheduler, self._pool, self._drafts_ahead = scheduler, scheduler.pool, drafts_ahead
-        self._order_by_priority = config.scheduler.policy == "priority"
 
     def is_open(self, plan: SchedulerOutput) -> bool:
         """Whether there may be a plan behind this one, which was just made, before its result is known."""
@@ -61,7 +59,7 @@ class AheadScheduler:
         """
         pool, c = self._pool, self._pool.counters
         may_preempt = pool.kv.num_free_blocks + pool.kv.num_cached_blocks < len(pool.running)
-        if may_preempt or pool.num_text_bound or (self._order_by_priority and pool.waiting):
+        if may_preempt or pool.num_text_bound or self._scheduler.may_preempt_for_waiting:
             return None
         rows = np.array([state.counter_row for state in states], np.intp)
         num_drafts: I32 = np.diff(plan.draft.cu_num_draft)

@@ -47,7 +47,7 @@ class Engine:
         launcher = executor.launcher if isinstance(executor, LaunchingExecutor) else None
         self._pipeline: StepPipeline | None = None
         if launcher is not None:
-            ahead = AheadScheduler(config, self._scheduler, drafts_ahead=launcher.drafts_ahead)
+            ahead = AheadScheduler(self._scheduler, drafts_ahead=launcher.drafts_ahead)
             self._pipeline = StepPipeline(self._scheduler, ahead, launcher)
 
     @property
@@ -113,7 +113,9 @@ class Engine:
         return replace(state.empty_output(), finish_reason=FinishReason.ERROR, error=error, metrics=metrics)
 
     def _run(self, plan: SchedulerOutput) -> list[RequestOutput]:
-        return commit_result(self._pool, plan, self._executor.execute(plan))
+        result = self._executor.execute(plan)
+        self._scheduler.observe(plan, result)
+        return commit_result(self._pool, plan, result)
 
     def drain(self) -> None:
         """Take nothing from others than the callers of `submit`, who end by themselves. May be called twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ def verify_pool(pool: RequestPool, max_num_seqs: int) -> None:
     pool.kv.check_integrity()
     assert pool.running == sorted(pool.running, key=lambda state: state.key), "running requests out of order"
     assert len(pool.seated()) <= max_num_seqs, f"{len(pool.seated())} requests have a seat"
+    assert pool.num_seats == Counter(state.client for state in pool.seated()), "a seat is counted wrongly"
     everyone = [*pool.running, *pool.admitted.values(), *pool.waiting, *pool.preparing]
     assert {state.request_id for state in everyone} == set(pool.states), "a request is lost"
     assert len(everyone) == len(pool.states), "a request is in two groups"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -51,7 +52,7 @@ class RequestPool:
         stats: counters; every move counts itself.
         waiting: the queue. preparing: not in it yet.
         admitted: have a seat and blocks, and wait to be ready or for budget; by id.
-        running: by key.
+        running: by key. num_seats: requests that are admitted or run, by client; no zeros.
         states: all groups by id. num_text_bound: how many of them are, see RequestState.
         under_way: those in steps that are not over.
     """
@@ -78,6 +79,7 @@ class RequestPool:
         self.waiting = WaitingQueue()
         self.admitted: dict[RequestId, RequestState] = {}
         self.running: list[RequestState] = []
+        self.num_seats: Counter[str] = Counter()
         self.states: dict[RequestId, RequestState] = {}
         self.under_way, self.num_text_bound = RowsUnderWay(kv), 0
         self.max_num_seqs = max_num_seqs
@@ -135,6 +137,7 @@ class RequestPool:
             return False
         self.waiting.remove(state)
         self.admitted[state.request_id] = state
+        self.num_seats[state.client] += 1
         self.counters.num_slots[state.counter_row] = state.table.num_slots
         state.admit(match.num_tokens)
         if not state.num_preemptions:
@@ -179,22 +182,21 @@ class RequestPool:
         """The requests with a seat, by key: the last one is the one to preempt."""
         return sorted([*self.running, *self.admitted.values()], key=_key) if self.admitted else self.running
 
-    def preempt_last(self) -> RequestState:
-        """Put the request with the highest key that has a seat back into the queue, without blocks, drafts or KV."""
-        victim = self.seated()[-1]
+    def preempt(self, victim: RequestState) -> None:
+        """Put a request that has a seat back into the queue, without blocks, drafts or KV."""
         if victim.status is RequestStatus.RUNNING:
             if victim.num_sent_blocks:  # else it was started for the step that is being planned
                 self._preempted_ids.append(victim.request_id)
-            self.running.pop()
+            self.running.remove(victim)
             self._rows = None
         else:
             self._withdraw(victim)
+        self._leave_seat(victim)
         self.kv.free(victim.table)
         self._note_slots(victim)
         victim.go_back()
         self.waiting.push(victim)
         self.stats.num_preemptions += 1
-        return victim
 
     def extend(self, state: RequestState, num_tokens: int) -> bool:
         """Give a running request blocks for `num_tokens` tokens; False, with nothing changed, if there are too few."""
@@ -217,8 +219,10 @@ class RequestPool:
         # A running one stays in `running` until `sweep`, as ends come many at a time.
         if state.status is RequestStatus.RUNNING:
             self._finished_ids.append(state.request_id)
+            self._leave_seat(state)
         elif state.status is RequestStatus.ADMITTED:
             self._withdraw(state)
+            self._leave_seat(state)
         elif state.status is RequestStatus.PREPARING:
             self.preparing.remove(state)
         else:
@@ -283,6 +287,9 @@ class RequestPool:
         if not state.is_ready:
             self._supply.cancel(state.request_id)
             self.stats.num_kv_cancels += 1
+
+    def _leave_seat(self, state: RequestState) -> None:
+        self.num_seats -= Counter([state.client])  # keeps no zeros
 
     def _note_slots(self, state: RequestState) -> None:
         self.counters.num_slots[state.counter_row] = state.table.num_slots

@@ -44,6 +44,7 @@ class RequestState:
     Attributes:
         counter_row: its row of the counters, until `finish`.
         key: (priority or 0, order of arrival); lower runs first, higher is preempted first.
+        client: whose it is; "" where the policy does not ask.
         token_ids: the committed tokens; as many as the counter `num_tokens` says.
         end_token_ids: tokens that may end it; whether they do is for its stop rule to say.
         method: who drafts for it, resolved.
@@ -62,6 +63,7 @@ class RequestState:
         "_counters",
         "arrival",
         "arrival_time",
+        "client",
         "counter_row",
         "drafts",
         "end_token_ids",
@@ -92,18 +94,19 @@ class RequestState:
         now: float,
         speculation: SpeculationInfo,
         counters: RequestCounters,
+        client: str = "",
     ) -> None:
         """Start a request that has just been submitted.
 
         Args:
-            key: see the class.
+            key, client: see the class.
             now: seconds since the epoch; the arrival, if the request does not say.
             speculation: what the server offers; what the request asks for was validated against it.
             counters: a row of which it takes.
         """
         self.request = request
         self.request_id = request.request_id
-        self.key = key
+        self.key, self.client = key, client
         self.status = RequestStatus.WAITING
         self.stop_rule = StopRule.of(request)
         self.end_token_ids = self.stop_rule.end_token_ids

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import sub
 
 import numpy as np
 
+from fastdeploy_sd.engine.prompt_budget import PromptBudget
 from fastdeploy_sd.engine.request_counters import RequestCounters
 from fastdeploy_sd.engine.request_state import RequestState
 from fastdeploy_sd.types import I32, Rows
@@ -23,15 +25,57 @@ class StepBuilder:
         num_new: tokens each row runs, its drafts included. num_draft: drafts at its end. Lists; see `result_rules`.
         budget: tokens that may still be added.
         preempted: requests that lost their blocks for this step; they are not admitted again in it.
+        shorter: waiting requests for which `share_prompts` has kept room.
     """
 
     def __init__(
-        self, budget: int, states: list[RequestState], counter_rows: Rows, num_new: list[int], num_draft: list[int]
+        self,
+        budget: int,
+        states: list[RequestState],
+        counter_rows: Rows,
+        num_new: list[int],
+        num_draft: list[int],
+        prompt_budget: int | None = None,
     ) -> None:
-        """Begin with what all running requests want; less than no `budget` is left if that is too much."""
+        """Begin with what all running requests want; less than no `budget` is left if that is too much.
+
+        Args:
+            prompt_budget: of the prompts that are not among them; None = all that is left.
+        """
         self.states, self.counter_rows, self.num_new, self.num_draft = states, counter_rows, num_new, num_draft
         self.budget = budget - sum(num_new)
+        self._prompt_budget = budget if prompt_budget is None else prompt_budget
         self.preempted: list[RequestState] = []
+        self.shorter: list[RequestState] = []
+
+    def room_for(self, num_tokens: int) -> int:
+        """How many of a request's next tokens find room: one is a decoding request's, more are of a prompt."""
+        return self.budget if num_tokens == 1 else min(self.budget, self._prompt_budget)
+
+    def share_prompts(self, prompts: PromptBudget, waiting: Sequence[RequestState]) -> None:
+        """Cut the rows of prompts to what there is for them, and take out those that get nothing.
+
+        Args:
+            waiting: requests that may be admitted, shortest first.
+        """
+        num_own = list(map(sub, self.num_new, self.num_draft))
+        rows = [row for row, count in enumerate(num_own) if count > 1]
+        wanted = [num_own[row] for row in rows]
+        room = max(min(self._prompt_budget, self.budget + sum(self.num_new[row] for row in rows)), 0)
+        self.shorter = prompts.shorter(waiting, wanted, room)
+        num_reserved = min(sum(prompts.chunk(state.num_tokens, room) for state in self.shorter), room // 2)
+        self.budget += sum(self.num_new)
+        for row, share in zip(rows, prompts.divide(wanted, room, num_reserved), strict=True):
+            self._prompt_budget -= share
+            if share < num_own[row]:
+                self.num_new[row], self.num_draft[row] = share, 0
+        kept = [row for row, count in enumerate(self.num_new) if count]
+        if len(kept) < len(self.num_new):
+            self.counter_rows = self.counter_rows[kept]
+            self.states[:] = [self.states[row] for row in kept]
+            self.num_new[:] = [self.num_new[row] for row in kept]
+            self.num_draft[:] = [self.num_draft[row] for row in kept]
+        self.budget -= sum(self.num_new)
 
     def cut_to_budget(self) -> None:
         """Leave every row what those before it leave, its own tokens before its drafts, and drop rows left without."""
@@ -50,6 +94,7 @@ class StepBuilder:
     def add(self, state: RequestState, num_own: int, num_draft: int) -> None:
         """Add the row of a request that was just started; its drafts came with its KV."""
         self.budget -= num_own + num_draft
+        self._prompt_budget -= num_own if num_own > 1 else 0
         self.states.append(state)
         self.counter_rows = np.append(self.counter_rows, state.counter_row)
         self.num_new.append(num_own + num_draft)
@@ -61,6 +106,8 @@ class StepBuilder:
             return
         row = self.states.index(state)
         self.budget += self.num_new[row]
+        num_own = self.num_new[row] - self.num_draft[row]
+        self._prompt_budget += num_own if num_own > 1 else 0
         del self.states[row], self.num_new[row], self.num_draft[row]
         self.counter_rows = np.delete(self.counter_rows, row)
 

@@ -118,6 +118,7 @@ class StepPipeline:
 
     def _commit(self, step: _UnderWay) -> list[RequestOutput]:
         result = self._launcher.finish()
+        self._scheduler.observe(step.plan, result)
         self._pool.under_way.end(step.states)
         rows, plan = step.rows, step.plan
         if len(rows) < len(step.states):

@@ -2,59 +2,64 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
 
 from fastdeploy_sd.engine.request_state import RequestState
 
 
 class WaitingQueue:
-    """A priority queue by `RequestState.key` with removal; O(log n) each.
+    """Waiting requests in two orders: by `RequestState.key` for each client, and by number of tokens.
 
-    A preempted request keeps its key and so comes back before everyone who arrived later: under FCFS that is the front
-    of the queue.
+    A preempted request keeps its key and so comes back before every request of its client that arrived later.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], RequestState]] = []
-        self._alive: dict[str, RequestState] = {}  # entries of the heap that were not removed
+        self._clients: dict[str, list[RequestState]] = {}  # by key; no empty lists
+        self._by_length: list[RequestState] = []  # a waiting request does not change its number of tokens
         self._num_prompt_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._alive)
+        return len(self._by_length)
 
     def __iter__(self) -> Iterator[RequestState]:
-        """The waiting requests, in no particular order."""
-        return iter(self._alive.values())
+        """The waiting requests, shortest first."""
+        return iter(self._by_length)
 
     @property
     def num_prompt_tokens(self) -> int:
         """Prompt tokens of the waiting requests together."""
         return self._num_prompt_tokens
 
+    @property
+    def clients(self) -> Mapping[str, list[RequestState]]:
+        """Waiting requests by client, in their order."""
+        return self._clients
+
     def push(self, state: RequestState) -> None:
         """Add a request that is not in the queue."""
-        self._alive[state.request_id] = state
+        insort(self._clients.setdefault(state.client, []), state, key=_key)
+        insort(self._by_length, state, key=_length)
         self._num_prompt_tokens += state.num_prompt_tokens
-        heapq.heappush(self._heap, (state.key, state))
 
-    def peek(self) -> RequestState | None:
-        """The request to admit next, or None."""
-        while self._heap:
-            state = self._heap[0][1]
-            if self._alive.get(state.request_id) is state:
-                return state
-            heapq.heappop(self._heap)
-        return None
+    def peek(self, num_seats: Mapping[str, int]) -> RequestState | None:
+        """The request to admit next: of the client with the fewest seats, else the lowest key. None if empty."""
+        heads = [(num_seats.get(client, 0), waiting[0].key, waiting[0]) for client, waiting in self._clients.items()]
+        return min(heads)[2] if heads else None
 
     def remove(self, state: RequestState) -> None:
         """Take a request out, wherever it stands."""
-        del self._alive[state.request_id]
+        waiting = self._clients[state.client]
+        del waiting[bisect_left(waiting, state.key, key=_key)]
+        if not waiting:
+            del self._clients[state.client]
+        del self._by_length[bisect_left(self._by_length, _length(state), key=_length)]
         self._num_prompt_tokens -= state.num_prompt_tokens
-        if self._heap[0][1] is state:
-            heapq.heappop(self._heap)
-        # Otherwise the heap entry dies in place. Rebuilding once the dead outnumber the living keeps removal O(1)
-        # amortised and the heap at most twice as long as the queue.
-        elif len(self._heap) > 2 * len(self._alive):
-            self._heap = [(alive.key, alive) for alive in self._alive.values()]
-            heapq.heapify(self._heap)
+
+
+def _key(state: RequestState) -> tuple[int, int]:
+    return state.key
+
+
+def _length(state: RequestState) -> tuple[int, tuple[int, int]]:
+    return state.num_tokens, state.key

@@ -22,7 +22,7 @@ from fastdeploy_sd.ipc.codec import Codec, ProtocolError, codec_of
 from fastdeploy_sd.request_rules import RequestRules
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestOutput
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 _MAX_PID = (1 << 31) - 1
 
 

@@ -61,6 +61,7 @@ class Request:
         eos_token_ids: ids that end the request unless `sampling.ignore_eos`.
         bad_words_token_ids: each sequence may not be completed; built from `sampling.bad_words` by the frontend.
         priority: lower runs first; ties by arrival.
+        client: whose request it is, for sharing the engine fairly; requests without a name are of one client.
         arrival_time: seconds since the epoch.
         cache_salt: requests share prefix blocks, and outputs to draft from, only with the same salt.
         speculation: validated against the model's SpeculationInfo.
@@ -80,6 +81,7 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
+    client: str = ""
     arrival_time: float = 0.0
     cache_salt: str = ""
     speculation: Speculation = Speculation()

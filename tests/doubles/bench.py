@@ -30,8 +30,8 @@ class Bench:
         self.plans: list[SchedulerOutput] = []
         self.outputs: dict[RequestId, RequestOutput] = {}
         self.info = toy_info(vocab_size=VOCAB, **(info or {}))
-        executor = ToyExecutor(self.info, proposer, before_step=self.plans.append)
-        self.engine = Engine(toy_config(**config), executor)  # type: ignore[arg-type]
+        self.executor = ToyExecutor(self.info, proposer, before_step=self.plans.append)
+        self.engine = Engine(toy_config(**config), self.executor)  # type: ignore[arg-type]
         self.transcript = Transcript()
 
     def submit(self, *requests: Request) -> None:

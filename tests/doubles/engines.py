@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +22,8 @@ def toy_config(
     enable_chunked_prefill: bool = True,
     enable_prefix_caching: bool = True,
     long_prefill_token_threshold: int = 0,
-    policy: str = "fcfs",
+    policy: Literal["fair", "fcfs", "priority"] = "fcfs",
+    max_step_ms: float = 0.0,
     max_num_queued_requests: int = 1000,
     max_num_queued_tokens: int = 100_000,
 ) -> Config:
@@ -34,7 +36,8 @@ def toy_config(
             max_num_batched_tokens=max_num_batched_tokens,
             enable_chunked_prefill=enable_chunked_prefill,
             long_prefill_token_threshold=long_prefill_token_threshold,
-            policy="priority" if policy == "priority" else "fcfs",
+            policy=policy,
+            max_step_ms=max_step_ms,
             max_num_queued_requests=max_num_queued_requests,
             max_num_queued_tokens=max_num_queued_tokens,
         ),
@@ -66,6 +69,7 @@ def toy_request(
     max_tokens: int = 8,
     *,
     priority: int = 0,
+    client: str = "",
     cache_salt: str = "",
     sampling: SamplingParams | None = None,
     speculation: Speculation | None = None,
@@ -79,6 +83,7 @@ def toy_request(
         seed=7,
         eos_token_ids=(EOS,),
         priority=priority,
+        client=client,
         cache_salt=cache_salt,
         speculation=speculation or Speculation(),
     )

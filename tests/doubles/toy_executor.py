@@ -98,6 +98,7 @@ class ToyExecutor:
         self._free_rows = list(range(512))
         self.draft_layers = ToyDraftLayers(model_info.speculation, model_info.block_size)
         self.is_shut_down = False
+        self.step_ms: Callable[[SchedulerOutput], float] = lambda plan: 1.0  # what it says that a step took
         self.block_store: BlockStore | None = None
         self.grammars: Grammars | None = None
         self.launcher: Launcher | None = None
@@ -184,7 +185,7 @@ class ToyExecutor:
             self._logprobs(plan, outputs),
         )
         drafts = self._propose(plan, outputs)
-        timings, num_rests = {"forward": 1.0}, self._num_rests
+        timings, num_rests = {"forward": self.step_ms(plan)}, self._num_rests
         return StepResult(plan.step_id, plan.request_ids, verified, drafts, failed, timings, num_rests=num_rests)
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:

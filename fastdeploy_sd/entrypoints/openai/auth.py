@@ -11,6 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fastdeploy_sd.entrypoints.openai.error_format import error_response
 from fastdeploy_sd.errors import Unauthorized
 
+KEY_INDEX = "fastdeploy_sd.key_index"
+"""Entry of the scope: which of several keys a request carried."""
+
 # Probes of load balancers carry no key and learn nothing but "up" or "down".
 _OPEN_PATHS = frozenset({"/health", "/ping"})
 
@@ -44,4 +47,8 @@ class BearerAuth:
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")  # the header's own bytes
         scheme, _, token = given.partition(b" ")
         matches = [hmac.compare_digest(token.strip(), key) for key in self._keys]
-        return scheme.lower() == b"bearer" and any(matches)
+        if scheme.lower() != b"bearer" or not any(matches):
+            return False
+        if len(matches) > 1:
+            scope[KEY_INDEX] = matches.index(True)
+        return True

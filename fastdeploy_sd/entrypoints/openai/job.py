@@ -115,6 +115,18 @@ class GenerationJob:
         processor = OutputProcessor(self.requests[choice], tokenizer, self.answer.shown_ids)
         return processor.shown_text, processor.shown_offsets
 
+    def of_client(self, address: str, key_index: int | None) -> Self:
+        """Return the job with the name by which its client shares the engine with others.
+
+        Args:
+            address: of the connection. key_index: which of several API keys it carried, None = there are not several.
+        """
+        user = self.requests.client
+        name = f"user {user}" if user else f"address {address}"
+        if key_index is not None:
+            name = f"key {key_index}"
+        return replace(self, requests=replace(self.requests, client=name))
+
     def routed(self, kv_source: KvSource | None, progress: Progress | None) -> Self:
         """Return the job as a router wants it: with others' KV, or going on behind what another instance has sent.
 
@@ -216,9 +228,10 @@ class JobBuilder:
         if body.include_draft_logprobs:
             verify_has_draft_logprobs(self._speculation, "include_draft_logprobs")
         speculation = body.speculation_options(params)
-        requests = self._requests.build(prompts, params, job_id, body.priority or 0, body.cache_salt or "", speculation)
+        salt, user = body.cache_salt or "", body.user or body.safety_identifier or ""
+        requests = self._requests.build(prompts, params, job_id, body.priority or 0, salt, speculation)
         answer, grammar = self._forms.of(body, params, prompts[0], self._asked_grammar(body))
-        requests = self._requests.with_prediction(replace(requests, grammar=grammar), prediction)
+        requests = self._requests.with_prediction(replace(requests, grammar=grammar, client=user), prediction)
         if params.logprobs is not None and requests.max_output_entries > MAX_LOGPROBS_OUTPUT:
             raise BadRequest(
                 f"logprobs: expected at most {MAX_LOGPROBS_OUTPUT} of them (sequences times max_tokens times"

@@ -24,7 +24,7 @@ class RequestGroup(Sequence[Request]):
         prompts: i32[P] each.
         max_tokens: resolved, one per prompt.
         seeds: of sequence 0 of each prompt; sequence i has seed + i.
-        eos_token_ids .. speculation, kv_source, grammar, prediction_token_ids: as in Request.
+        eos_token_ids .. speculation, client, kv_source, grammar, prediction_token_ids: as in Request.
         output_token_ids: of every request, as in Request; () = none has any.
     """
 
@@ -39,6 +39,7 @@ class RequestGroup(Sequence[Request]):
     arrival_time: float
     cache_salt: str
     speculation: Speculation
+    client: str = ""
     kv_source: KvSource | None = None
     output_token_ids: tuple[I32, ...] = ()
     grammar: str = ""
@@ -69,6 +70,7 @@ class RequestGroup(Sequence[Request]):
             eos_token_ids=self.eos_token_ids,
             bad_words_token_ids=self.bad_words_token_ids,
             priority=self.priority,
+            client=self.client,
             arrival_time=self.arrival_time,
             cache_salt=self.cache_salt,
             speculation=self.speculation,

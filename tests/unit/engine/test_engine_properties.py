@@ -105,12 +105,14 @@ def build_scenario(
     )
     if launches:
         executor.launcher = ToyLauncher(executor, seed, drafts_ahead=drafts_ahead)
+    executor.step_ms = lambda plan: 0.5 + 0.1 * int(plan.num_new_tokens.sum())
     config = toy_config(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         enable_chunked_prefill=chunked,
         enable_prefix_caching=rng.random() < 0.8,
-        policy=rng.choice(["fcfs", "priority"]),
+        policy=rng.choice(["fair", "fcfs", "priority"]),
+        max_step_ms=rng.choice([0.0, 0.5, 3.0]),
         long_prefill_token_threshold=threshold,
     )
     supply = ToySupply(seed, supply_rate)
@@ -157,6 +159,7 @@ def _requests(rng: random.Random, max_total: int, max_draft_tokens: int) -> list
                 prompt,
                 max_tokens,
                 priority=rng.randint(-1, 1),
+                client=rng.choice(["", "a", "b"]),
                 cache_salt=salt,
                 sampling=sampling,
                 speculation=speculation,

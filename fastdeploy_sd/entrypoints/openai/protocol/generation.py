@@ -75,7 +75,8 @@ class GenerationBody(StructuredFields, SamplingFields):
         include_draft_logprobs: add `draft_logprobs` to each choice; needs logprobs.
         metadata: tags, and options that were merged into the other fields; see metadata.py.
         service_tier: of no effect; the answer to a request that names one says which it had.
-        user .. prompt_cache_retention: accepted and of no effect.
+        user, safety_identifier: who shares the engine with others, where no API keys tell.
+        store .. prompt_cache_retention: accepted and of no effect.
         use_beam_search ..: other servers' options, taken with the value that asks for nothing.
     """
 
@@ -97,9 +98,9 @@ class GenerationBody(StructuredFields, SamplingFields):
     metadata: SmallMap | None = None
 
     service_tier: Annotated[str, _SHORT_TEXT] | None = None
-    user: Ignored = None
+    user: Annotated[str, _SHORT_TEXT] | None = None
     store: Ignored = None
-    safety_identifier: Ignored = None
+    safety_identifier: Annotated[str, _SHORT_TEXT] | None = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
 

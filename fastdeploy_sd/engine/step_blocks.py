@@ -1,0 +1,62 @@
+"""Blocks for the rows of a step under construction. Knows no queue and no budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fastdeploy_sd.engine.request_pool import RequestPool
+from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.step_builder import StepBuilder
+from fastdeploy_sd.types import I32
+
+
+def preempt(pool: RequestPool, step: StepBuilder, victim: RequestState) -> None:
+    """Preempt a request and take its row out of the step."""
+    pool.preempt(victim)
+    step.remove(victim)
+    step.preempted.append(victim)
+
+
+def make_room(pool: RequestPool, step: StepBuilder, rows: Sequence[int], ends: Sequence[int]) -> None:
+    """Extend these rows' blocks to `ends` less their drafts, preempting from the end; it may hit the row itself."""
+    for row in rows:
+        if row >= len(step.states):
+            return  # preempted for a row before it
+        state, end = step.states[row], ends[row] - step.num_draft[row]
+        while end > state.table.num_slots and not pool.extend(state, end):
+            victim = pool.seated()[-1]
+            preempt(pool, step, victim)
+            if victim is state:
+                return
+
+
+def fit_drafts(pool: RequestPool, step: StepBuilder, rows: Sequence[int], ends: Sequence[int]) -> None:
+    """Give these rows blocks to `ends` while there are any, and shorten their drafts to the slots they have."""
+    for row in rows:
+        if row >= len(step.states):
+            return
+        num_short = ends[row] - pool.extend_as_far_as_possible(step.states[row], ends[row])
+        if num_short > 0:
+            step.shorten_drafts(row, step.num_draft[row] - num_short)
+
+
+def reserve_lookahead(pool: RequestPool, step: StepBuilder, max_draft_len: I32) -> None:
+    """Give rows that will be drafted for with a model the slots this writes, while there are blocks.
+
+    With c computed tokens and n new ones the newest token may come to position c + n, and d drafts write:
+
+        [0 ....... c) [c ....... c+n) [c+n ........ c+n+d)      and never the slot of the request's last token
+           computed      this step        look-ahead
+
+    A row that gets none is drafted for as far as its slots go. Comes last, so that nobody is preempted or kept
+    waiting in this step for it.
+    """
+    c, rows = pool.counters, step.counter_rows
+    num_lookahead = c.num_lookahead_slots.take(rows)
+    ends = c.num_computed_tokens.take(rows) + np.array(step.num_new, np.int32) + num_lookahead
+    num_spared = np.maximum(num_lookahead - max_draft_len, 0)
+    num_useful = np.minimum(ends - num_spared, c.max_total_tokens.take(rows) - 1)
+    for row in np.flatnonzero(ends > c.num_slots.take(rows)).tolist():
+        pool.extend_as_far_as_possible(step.states[row], int(num_useful[row]))

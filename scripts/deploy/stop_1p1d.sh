@@ -1,6 +1,7 @@
 #!/bin/sh
 # Stop what start_1p1d.sh started, the router first; running requests may finish: scripts/deploy/stop_1p1d.sh
-# RUN_DIR, REDIS_PORT as for start_1p1d.sh, STOP_TIMEOUT_S as for stop.sh. Exit status: 0 all have ended, 1 one had to be killed.
+# RUN_DIR as for start_1p1d.sh, STOP_TIMEOUT_S as for stop.sh. Exit status: 0 all have ended, 1 one had to be killed, or
+# Redis does not answer.
 set -eu
 
 run_dir=${RUN_DIR:-run}

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from tests.doubles.ports import free_port, free_ports
+from tests.doubles.redis_server import running_redis
 from tests.server.node_process import IPS, SECRET
 
 FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "deploy"
@@ -134,11 +136,16 @@ def command_lines() -> str:
     return "\n".join(texts)
 
 
-def test_instances_that_share_the_work_are_started_answer_and_are_stopped(tmp_path: Path) -> None:
+def deployment_ports() -> dict[str, int]:
+    """What start_1p1d.sh is told."""
     names = ("PORT", "PREFILL_PORT", "DECODE_PORT", "REDIS_PORT")
-    ports = dict(zip(names, free_ports(4), strict=True))
-    settings = {name: str(port) for name, port in ports.items()} | {"XDG_STATE_HOME": str(tmp_path / "state")}
-    run_dir = tmp_path / "run"
+    return dict(zip(names, free_ports(4), strict=True))
+
+
+def test_instances_that_share_the_work_are_started_answer_and_are_stopped(tmp_path: Path) -> None:
+    ports = deployment_ports()
+    settings = {name: str(port) for name, port in ports.items()} | {"XDG_STATE_HOME": str(tmp_path / "a state")}
+    run_dir = tmp_path / "a run"
     body = {"prompt": "def add(a, b):\n    return a + b\n" * 20, "max_tokens": 8, "temperature": 0}
     try:
         started = run("start_1p1d.sh", "demo", "--num-threads", "1", run_dir=run_dir, **settings)
@@ -172,3 +179,86 @@ def test_what_was_started_ends_with_what_could_not_be(tmp_path: Path) -> None:
     assert "error: prot: unknown option" in failed.stderr
     assert not listens(port)
     assert list(tmp_path.rglob("*.pid")) == []
+
+
+def test_a_redis_of_others_is_left_alone(tmp_path: Path) -> None:
+    """It has no password, so it answers everybody: neither its answer nor its port makes it ours."""
+    run_dir = tmp_path / "run"
+    with running_redis(tmp_path, password="") as other:
+        other.do("SET", "precious", "data")
+        settings = {"REDIS_PORT": str(other.port)}
+        started = run("start_redis.sh", run_dir=run_dir, **settings)
+        assert (started.returncode, started.stdout) == (2, "")
+        assert f"start_redis.sh: port {other.port} of 127.0.0.1 belongs to another program" in started.stderr
+        assert run("stop_redis.sh", run_dir=run_dir).returncode == 0
+        # A folder that names it, as after its number or its port went from ours to it.
+        (run_dir / "redis.conf").write_text(f"port {other.port}\nrequirepass secret\n")
+        (run_dir / "password").write_text("secret\n")
+        (run_dir / "server.pid").write_text(f"{other.do('INFO', 'server')['process_id']}\n")
+        stopped = run("stop_redis.sh", run_dir=run_dir)
+        assert (stopped.returncode, stopped.stderr.split("; ")[-1]) == (1, "it is left alone\n")
+        assert other.do("GET", "precious") == b"data"
+
+
+def test_a_redis_that_runs_is_not_started_again(tmp_path: Path) -> None:
+    settings = {"REDIS_PORT": str(free_port())}
+    try:
+        assert run("start_redis.sh", run_dir=tmp_path, **settings).returncode == 0
+        again = run("start_redis.sh", run_dir=tmp_path, **settings)
+        pid = run("redis_pid.sh", run_dir=tmp_path).stdout.strip()
+        assert (again.returncode, again.stderr) == (
+            2,
+            f"start_redis.sh: a Redis runs already: process {pid} of {tmp_path}\n",
+        )
+    finally:
+        assert run("stop_redis.sh", run_dir=tmp_path).returncode == 0
+    assert not listens(int(settings["REDIS_PORT"]))
+
+
+@pytest.mark.parametrize("name", ["PORT", "DECODE_PORT"])
+def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path, name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        settings = {name: str(port) for name, port in deployment_ports().items()} | {name: str(port)}
+        failed = run("start_1p1d.sh", "demo", run_dir=tmp_path, **settings)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.startswith(f"start_1p1d.sh: {name}: expected a free port of 127.0.0.1, got {port}: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextlib.contextmanager
+def running_1p1d(run_dir: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
+    """run_1p1d.sh in a process group of its own, and its ports; nothing of it is left afterwards."""
+    ports = deployment_ports()
+    env = os.environ | {name: str(port) for name, port in ports.items()}
+    env |= {"RUN_DIR": str(run_dir), "FDSD_PYTHON": sys.executable, "XDG_STATE_HOME": str(run_dir / "state")}
+    command = [str(FOLDER / "run_1p1d.sh"), "demo", "--num-threads", "1"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            yield process, ports
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+    assert not any(map(listens, ports.values()))
+    assert list(run_dir.rglob("server.pid")) == []
+
+
+def test_a_part_that_dies_ends_the_deployment(tmp_path: Path) -> None:
+    with running_1p1d(tmp_path) as (process, ports):
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == f"http://127.0.0.1:{ports['PORT']}"
+        os.kill(int((tmp_path / "decode" / "server.pid").read_text()), signal.SIGKILL)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 1
+        assert "run_1p1d.sh: error: decode has ended, so all parts are stopped" in errors
+
+
+def test_a_closed_terminal_ends_the_deployment(tmp_path: Path) -> None:
+    """Also while it starts."""
+    with running_1p1d(tmp_path) as (process, ports):
+        while not listens(ports["REDIS_PORT"]):
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGHUP)
+        process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0

@@ -135,8 +135,8 @@ class ModelConfig:
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """The model's names in the API, at least one."""
-        return self.served_model_name or (self.model,)
+        """The model's names in the API, at least one, each once."""
+        return tuple(dict.fromkeys(self.served_model_name or (self.model,)))
 
     @property
     def served_name(self) -> str:

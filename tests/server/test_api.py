@@ -272,7 +272,7 @@ async def test_information_routes(served: Served) -> None:
 
 async def test_a_model_of_several_names() -> None:
     config = server_config()
-    async with serve(replace(config, model=replace(config.model, served_model_name=("first", "second")))) as s:
+    async with serve(replace(config, model=replace(config.model, served_model_name=("first", "second", "first")))) as s:
         assert [card["id"] for card in (await s.http.get("/v1/models")).json()["data"]] == ["first", "second"]
         assert (await s.http.get("/v1/models/second")).json()["id"] == "second"
         for asked, name in ((None, "first"), ("", "first"), ("default", "first"), ("null", "first"),

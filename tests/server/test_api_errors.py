@@ -231,6 +231,7 @@ async def test_a_declared_length_beyond_the_limit_is_refused_unread() -> None:
         ("GET", CHAT, 405, "method_not_allowed"),
         ("POST", "/metrics", 405, "method_not_allowed"),
         ("GET", "/v1/models/other", 404, "model_not_found"),
+        ("POST", "/v1/responses/input_tokens", 404, "route_not_found"),
     ],
 )
 async def test_unknown_routes_methods_and_models(
@@ -239,6 +240,25 @@ async def test_unknown_routes_methods_and_models(
     response = await served.http.request(method, path)
     assert response.status_code == status
     assert error_of(response)["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/chat/completions", "POST /v1/chat/completions"),
+        ("/v1/v1/chat/completions", "POST /v1/chat/completions"),
+        ("/openai/v1/completions/", "POST /v1/completions"),
+        ("/v1/tokenize", "POST /tokenize"),
+        ("/v1/chat/completion", "POST /v1/chat/completions"),
+        ("/v1/audio/speech", None),
+        ("/" + "x" * 9000, None),
+    ],
+)
+async def test_an_unknown_route_names_the_one_that_was_meant(served: Served, path: str, near: str | None) -> None:
+    message = error_of(await served.http.post(path, json=HELLO))["message"]
+    question = "" if near is None else f": did you mean {near}?"
+    sent = f"POST {path}"[:200]
+    assert message == f"route: expected one of those that GET / lists, got {sent}{question}"
 
 
 async def test_unknown_model_is_404_for_generation(served: Served) -> None:

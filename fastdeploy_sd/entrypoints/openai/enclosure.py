@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -20,6 +21,7 @@ from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, FdsdError, MethodN
 from fastdeploy_sd.metrics import HttpStats
 
 LOSSY_HEADER = "X-Speculation-Lossy"
+_MIN_LIKENESS = 0.9
 
 
 def enclose(app: FastAPI, server: ServerConfig, stats: HttpStats, open_paths: Collection[str] = ()) -> None:
@@ -56,15 +58,27 @@ async def _answer_http_exception(request: HttpRequest, error: Exception) -> Resp
     where = f"{request.method} {request.url.path}"[:MAX_SHOWN_CHARS]
     routes = routes_of(request.app)
     allowed = [route for route in routes if route.partition(" ")[2] == request.url.path]
-    known = {
-        404: NotFound(f"route: expected one of {', '.join(routes)}, got {where}", code="route_not_found"),
-        405: MethodNotAllowed(
-            f"method: expected {' or '.join(allowed) or 'that of the route'}, got {where}", code="method_not_allowed"
-        ),
-    }
-    response = error_response(known.get(error.status_code, BadRequest(f"request: {error.detail}")))
-    response.headers.update(error.headers or {})
-    return response
+    if error.status_code == MethodNotAllowed.status and allowed:
+        text = f"method: expected {' or '.join(allowed)}, got {where}"
+        response = error_response(MethodNotAllowed(text, code="method_not_allowed"))
+        response.headers.update(error.headers or {})
+        return response
+    if error.status_code in (NotFound.status, MethodNotAllowed.status):  # a path with a name in it has other methods
+        text = f"route: expected one of those that GET / lists, got {where}{_nearest(request.url.path, routes)}"
+        return error_response(NotFound(text, code="route_not_found"))
+    return error_response(BadRequest(f"request: {error.detail}"))
+
+
+def _nearest(path: str, routes: Sequence[str]) -> str:
+    """Return a question about the route that was meant, "" where none is near.
+
+    The commonest mistakes are a base URL without its /v1, with two of them or with another prefix.
+    """
+    ends = {route.partition(" ")[2].removeprefix("/v1"): route for route in routes}
+    path = path[:MAX_SHOWN_CHARS].rstrip("/").removeprefix("/v1")
+    same = [end for end in ends if len(end) > 1 and path.endswith(end)]
+    near = max(same, key=len, default=None) or next(iter(get_close_matches(path, ends, 1, _MIN_LIKENESS)), None)
+    return "" if near is None else f": did you mean {ends[near]}?"
 
 
 def routes_of(app: FastAPI) -> list[str]:

@@ -98,8 +98,31 @@ CHAT_CASES: list[tuple[dict[str, Any], str, str]] = [
     (
         {"guided_regex": "a", "guided_choice": ["a"]},
         "guided_choice",
-        "guided_choice: expected no other form",
+        "guided_choice: expected no other form than that of guided_regex",
     ),
+    # Equal in Python, and another schema.
+    (
+        {"guided_json": {"const": 1}, "json_schema": {"const": True}},
+        "json_schema",
+        "json_schema: expected no other form",
+    ),
+    ({"json_schema": {"not": {}}}, "json_schema", "json_schema: expected what can be compiled, got: Unimplemented"),
+    (
+        {"response_format": {"type": "json_object", "schema": {"not": {}}}},
+        "response_format",
+        "response_format.schema: expected what can be compiled",
+    ),
+    (
+        {"reasoning_max_tokens": 5, "thinking_token_budget": 6},
+        "thinking_token_budget",
+        "thinking_token_budget: expected",
+    ),
+    (
+        {"thinking_token_budget": 5, "min_tokens": 1},
+        "min_tokens",
+        "min_tokens: expected 0 beside thinking_token_budget",
+    ),
+    ({"thinking_token_budget": 5}, "thinking_token_budget", "thinking_token_budget: not supported: "),
     ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ignore_eos: expected false beside a grammar"),
     ({"audio": {"voice": "x"}}, "audio", "audio: not supported"),
     ({"chat_template": "{{ x }}"}, "chat_template", "chat_template: not supported"),

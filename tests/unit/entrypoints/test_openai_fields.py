@@ -1,7 +1,8 @@
-"""Every field that OpenAI's own package can send is known here, be it taken or refused by its name."""
+"""Every field that OpenAI's own package can send is known here, and what other servers call differently."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ from openai.types.responses import response_create_params
 from openai.types.responses.response_text_config_param import ResponseTextConfigParam
 from openai.types.shared_params import reasoning
 
-from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, ResponseBody
+from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, ResponseBody, parse_body
 from fastdeploy_sd.entrypoints.openai.protocol.generation import StreamOptions
 from fastdeploy_sd.entrypoints.openai.protocol.response import Reasoning, ResponseStreamOptions, TextOptions
-from tests.unit.entrypoints.scripted_app import CHAT, ScriptedApp
+from tests.unit.entrypoints.scripted_app import CHAT, Script, ScriptedApp
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -51,3 +52,36 @@ def test_what_is_not_there_is_refused_by_name(fields: dict[str, Any], word: str)
     answer = ScriptedApp().post(CHAT, HELLO | fields)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_supported")
     assert word in answer.json()["error"]["message"]
+
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+GBNF = 'root ::= "a"{2,3}'
+JSON_OBJECT = {"type": "json_object"}
+FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"regex": "a|b"}, {"guided_regex": "a|b"}),
+    ({"ebnf": GBNF}, {"guided_grammar": GBNF}),
+    ({"grammar": GBNF}, {"guided_grammar": GBNF}),
+    ({"json_schema": SCHEMA}, {"guided_json": SCHEMA}),
+    ({"response_format": JSON_OBJECT | {"schema": SCHEMA}}, {"guided_json": SCHEMA}),
+    ({"response_format": JSON_OBJECT | {"schema": None}}, {"response_format": JSON_OBJECT}),
+    ({"grammar": "", "regex": "", "ebnf": "", "json_schema": ""}, {}),
+    # guidance sends old and new names at once.
+    ({"structured_outputs": {"grammar": GBNF}, "guided_grammar": GBNF}, {"guided_grammar": GBNF}),
+    ({"response_format": JSON_OBJECT, "guided_json_object": True, "regex": ""}, {"response_format": JSON_OBJECT}),
+]
+
+
+@pytest.mark.parametrize(("sent", "meant"), FORMS)
+def test_forms_by_other_names_are_the_same(sent: dict[str, Any], meant: dict[str, Any]) -> None:
+    app = ScriptedApp()
+    grammars = []
+    for fields in (sent, meant):
+        assert app.post(CHAT, HELLO | fields, [Script([[5]])]).status_code == 200
+        grammars.append(app.client.submitted[0].grammar)
+    assert grammars[0] == grammars[1]
+    assert bool(grammars[0]) is bool(meant)
+
+
+def test_a_limit_of_the_thinking_has_two_names() -> None:
+    for fields in ({"thinking_token_budget": 7}, {"thinking_token_budget": 7, "reasoning_max_tokens": 7}):
+        assert parse_body(ChatCompletionBody, json.dumps(HELLO | fields).encode()).max_reasoning_tokens == 7

@@ -38,6 +38,7 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.sampling_rules import MAX_COUNT
 
 _THINKING = ("enabled", "disabled")
+_REASONING_LIMITS = ("reasoning_max_tokens", "thinking_token_budget")
 _THINKING_SCHEMA = {
     "anyOf": [
         {"type": "boolean"},
@@ -71,6 +72,7 @@ class ChatCompletionBody(GenerationBody):
         prediction: what the answer is expected to be, to draft from.
         enable_thinking, thinking, reasoning_effort, verbosity: such variables, too, by their own names.
         reasoning_max_tokens: of the thinking, marks not counted; then it is over.
+        thinking_token_budget: vLLM's name of it; both may be given where they are equal.
         include_reasoning: false = what the model thinks is left out.
         separate_reasoning: false = it stays in the content, marks and all.
         stream_reasoning: false = a stream has it in one piece, when the thinking is over.
@@ -90,6 +92,7 @@ class ChatCompletionBody(GenerationBody):
     reasoning_effort: TemplateText = None
     verbosity: TemplateText = None
     reasoning_max_tokens: Annotated[int | None, Integer(0, MAX_COUNT)] = None
+    thinking_token_budget: Annotated[int | None, Integer(0, MAX_COUNT)] = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
@@ -134,12 +137,20 @@ class ChatCompletionBody(GenerationBody):
         faults += tool_faults(("functions", "function_call"), self.functions, self.function_call)
         if self.tools and self.functions:
             faults.append(Fault("functions: expected only without tools, got both", "functions"))
-        if self.reasoning_max_tokens is not None:  # held by a grammar, which says where the output ends
-            for name, wanted in (("ignore_eos", "false"), ("min_tokens", "0")):
-                if getattr(self, name):
-                    text = f"{name}: expected {wanted} beside reasoning_max_tokens, got {shown(getattr(self, name))}"
-                    faults.append(Fault(text, name))
-        return faults
+        return faults + self._reasoning_limit_faults()
+
+    def _reasoning_limit_faults(self) -> list[Fault]:
+        given = {name: limit for name in _REASONING_LIMITS if (limit := getattr(self, name)) is not None}
+        if not given:
+            return []
+        (first, limit), (last, other) = next(iter(given.items())), list(given.items())[-1]
+        if limit != other:
+            return [Fault(f"{last}: expected the value of {first} ({limit}), got {other}", last)]
+        # It is held by a grammar, which says where the output ends.
+        unfit = [
+            (name, wanted) for name, wanted in (("ignore_eos", "false"), ("min_tokens", "0")) if getattr(self, name)
+        ]
+        return [Fault(f"{n}: expected {w} beside {first}, got {shown(getattr(self, n))}", n) for n, w in unfit]
 
     @property
     def tool_use(self) -> ToolUse | None:
@@ -157,12 +168,16 @@ class ChatCompletionBody(GenerationBody):
 
     @property
     def max_reasoning_tokens(self) -> int | None:
-        return self.reasoning_max_tokens
+        return self.thinking_token_budget if self.reasoning_max_tokens is None else self.reasoning_max_tokens
 
     @property
     def sent_names(self) -> Mapping[str, str]:
         names = {"prompt": "messages" if self.prompt_token_ids is None else "prompt_token_ids"}
-        return names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if self.reasoning_max_tokens is None:
+            names["reasoning_max_tokens"] = "thinking_token_budget"
+        return names
 
     def sampling_params(self) -> SamplingParams:
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -122,7 +122,7 @@ class GenerationBody(StructuredFields, SamplingFields):
     early_stopping: Annotated[None, Only(False)] = None
     skip_special_tokens: Annotated[None, Only(True)] = None
     spaces_between_special_tokens: Annotated[None, Only(True, False)] = None
-    cache_prompt: Annotated[None, Only(True, instead="only true is; cache_salt keeps a prompt apart")] = None
+    cache_prompt: Annotated[None, Only(True, False)] = None  # no token depends on the cache
     n_predict: Annotated[None, _LENGTH] = None
     repeat_penalty: Annotated[None, Only(1, instead="its name is repetition_penalty")] = None
     typical_p: Annotated[None, Only(1)] = None

@@ -22,7 +22,7 @@ from fastdeploy_sd.entrypoints.openai.protocol.fields import (
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody, StreamOptions
 from fastdeploy_sd.entrypoints.openai.protocol.response_items import Items
 from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens
-from fastdeploy_sd.entrypoints.openai.protocol.structured_fields import Asked, FlatFormat, TextFormat
+from fastdeploy_sd.entrypoints.openai.protocol.structured_fields import Asked, FlatFormat, TextFormat, below
 from fastdeploy_sd.entrypoints.openai.protocol.template_variables import TemplateText, template_variables
 from fastdeploy_sd.entrypoints.openai.protocol.tools import ToolChoice, ToolChoiceField, Tools, tool_faults, tool_use
 from fastdeploy_sd.entrypoints.text.chat_template import Message
@@ -143,12 +143,9 @@ class ResponseBody(GenerationBody):
     collect_metrics: Annotated[None, Only(False)] = None
     include_draft_logprobs: Annotated[None, Only(False, instead=_LOGPROBS_ELSEWHERE)] = None
 
-    @property
-    def all_asked(self) -> list[Asked]:
-        given = None if self.text is None or self.text.format is None else self.text.format.outputs
-        if given is None:
-            return super().all_asked
-        return [Asked("text.format" if given.json is None else "text.format.schema", given), *super().all_asked]
+    def _asked(self) -> list[Asked]:
+        form = None if self.text is None else self.text.format
+        return below("text.format", None if form is None else form.asked) + super()._asked()
 
     @property
     def turns(self) -> list[Message]:

@@ -5,9 +5,10 @@ Only the shape of the fields is checked here; what a schema or a grammar says is
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
@@ -42,7 +43,7 @@ class Asked(NamedTuple):
     outputs: StructuredOutputs
 
 
-def _named_schema(value: Any, place: str) -> StructuredOutputs:
+def _named_schema(value: Any, place: str) -> Asked:
     """Read an object with a schema that has a name, which is OpenAI's to show and says nothing to a model."""
     if not isinstance(value, Mapping):
         raise fault("inside", f"{place}: expected an object with name and schema, got {shown(value)}")
@@ -55,12 +56,16 @@ def _named_schema(value: Any, place: str) -> StructuredOutputs:
     for name, kind, wanted in (("description", str, "text"), ("strict", bool, "true or false")):
         if value.get(name) is not None and not isinstance(value[name], kind):
             raise fault("inside", f"{place}.{name}: expected {wanted}, got {shown(value[name])}")
-    schema = value.get("schema")
+    return _schema(value.get("schema"), place)
+
+
+def _schema(schema: Any, place: str) -> Asked:
+    """Read the schema of an object, which may be left out: any JSON object, then."""
     if schema is None:
-        return StructuredOutputs(json_object=True)
+        return Asked("", StructuredOutputs(json_object=True))
     if not isinstance(schema, Mapping):
         raise fault("inside", f"{place}.schema: expected a JSON schema (an object), got {shown(schema)}")
-    return StructuredOutputs(json=schema)
+    return Asked(f"{place}.schema", StructuredOutputs(json=schema))
 
 
 _CHOICES = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_CHOICES}
@@ -90,11 +95,11 @@ class TextFormat:
     """The form of a Response's text.
 
     Attributes:
-        outputs: what it asks for, None = anything.
+        asked: what it asks for, and where below the field; None = anything.
         definition: as given, for the answer to repeat.
     """
 
-    outputs: StructuredOutputs | None
+    asked: Asked | None
     definition: Mapping[str, Any]
 
 
@@ -107,7 +112,10 @@ class Format(FieldKind):
 
     def __init__(self, *, is_flat: bool) -> None:
         self._is_flat = is_flat
-        plain = [{"type": "object", "properties": {"type": {"const": t}}} for t in ("text", "json_object")]
+        plain: list[dict[str, Any]] = [
+            {"type": "object", "properties": {"type": {"const": "text"}}},
+            {"type": "object", "properties": {"type": {"const": "json_object"}, "schema": _NAMED_SCHEMA["schema"]}},
+        ]
         named: dict[str, Any] = {"type": "object", "properties": _NAMED_SCHEMA, "required": ["name"], **_NO_MORE}
         if is_flat:
             schema = {**named, "properties": {"type": {"const": "json_schema"}, **_NAMED_SCHEMA}}
@@ -117,21 +125,23 @@ class Format(FieldKind):
         kinds = [{**kind, "required": ["type", *kind.get("required", [])], **_NO_MORE} for kind in (*plain, schema)]
         self.schema = {"anyOf": kinds}
 
-    def convert(self, value: Any) -> StructuredOutputs | None:
+    def convert(self, value: Any) -> Asked | None:
+        """Return what is asked, with where it is below the field; None = anything."""
         kind = value.get("type") if isinstance(value, Mapping) else None
         if kind == "structural_tag":
             raise fault("not_supported", _TAG)
         if kind not in ("text", "json_object", "json_schema"):
             raise expected('an object with the type "text", "json_object" or "json_schema"')
-        known = ("type",) if kind != "json_schema" else ("type", *(_NAMED_SCHEMA if self._is_flat else ["json_schema"]))
+        place = "" if self._is_flat else ".json_schema"
+        of_kind = {"json_object": ["schema"], "json_schema": _NAMED_SCHEMA if self._is_flat else ["json_schema"]}
         for name in value:
-            if name not in known:
+            if name not in ("type", *of_kind.get(kind, ())):
                 raise fault("below", f"{shown(name)[:80]}: unknown field beside the type {kind}")
-        if kind == "json_schema":
-            return (
-                _named_schema(value, "") if self._is_flat else _named_schema(value.get("json_schema"), ".json_schema")
-            )
-        return StructuredOutputs(json_object=True) if kind == "json_object" else None
+        if kind == "text":
+            return None
+        if kind == "json_object":
+            return _schema(value.get("schema"), "")
+        return _named_schema(value if self._is_flat else value.get("json_schema"), place)
 
 
 class FlatFormat(FieldKind):
@@ -142,18 +152,24 @@ class FlatFormat(FieldKind):
         self.schema = self._format.schema
 
     def convert(self, value: Any) -> TextFormat:
-        outputs = self._format.convert(value)
-        return TextFormat(outputs, {name: item for name, item in value.items() if item is not None})
+        return TextFormat(self._format.convert(value), {name: item for name, item in value.items() if item is not None})
 
 
 class _OneOf(FieldKind):
-    """A field whose name says the attribute of StructuredOutputs; the value is checked by whoever makes a grammar."""
+    """A field that is one attribute of StructuredOutputs; the value is checked by whoever makes a grammar.
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        unset: another way to say null, as llama.cpp's clients write "".
+    """
+
+    def __init__(self, kind: str, unset: str | None = None) -> None:
         self._kind = kind
+        self._unset = unset
         self.schema = _SCHEMAS_OF_KINDS[kind]
 
     def convert(self, value: Any) -> StructuredOutputs | None:
+        if self._unset is not None and value == self._unset:
+            return None
         _verify_type(self._kind, value, "")
         return None if value is False else StructuredOutputs(**{self._kind: value})
 
@@ -195,7 +211,7 @@ def _verify_type(name: str, value: object, place: str) -> None:
 
 
 class StructuredFields(Body):
-    """What form an output must have; at most one of these fields says it.
+    """What form an output must have; at most one of these fields says it, or several say the same.
 
     Attributes:
         response_format: OpenAI's. A schema is followed whether it is strict or not; its name and description are for
@@ -204,47 +220,66 @@ class StructuredFields(Body):
         guided_json, guided_json_object, guided_regex, guided_choice, guided_grammar: the same by FastDeploy's and
             vLLM's older names.
         guided_whitespace_pattern: whitespace_pattern of guided_json and guided_json_object.
+        json_schema, grammar: the same by llama.cpp's names.
+        regex, ebnf: by SGLang's.
     """
 
-    response_format: Annotated[StructuredOutputs | None, Format(is_flat=False)] = None
+    response_format: Annotated[Asked | None, Format(is_flat=False)] = None
     structured_outputs: Annotated[StructuredOutputs | None, _Outputs()] = None
     guided_json: Annotated[StructuredOutputs | None, _OneOf("json")] = None
     guided_json_object: Annotated[StructuredOutputs | None, _OneOf("json_object")] = None
     guided_regex: Annotated[StructuredOutputs | None, _OneOf("regex")] = None
     guided_choice: Annotated[StructuredOutputs | None, _OneOf("choice")] = None
     guided_grammar: Annotated[StructuredOutputs | None, _OneOf("grammar")] = None
+    json_schema: Annotated[StructuredOutputs | None, _OneOf("json", unset="")] = None
+    regex: Annotated[StructuredOutputs | None, _OneOf("regex", unset="")] = None
+    ebnf: Annotated[StructuredOutputs | None, _OneOf("grammar", unset="")] = None
+    grammar: Annotated[StructuredOutputs | None, _OneOf("grammar", unset="")] = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: Annotated[None, Only("auto", "guidance", instead="there is one, guidance")] = None
 
     structural_tag: Annotated[None, Only("", {}, instead=_TAG)] = None
-    json_schema: Annotated[None, Only({}, "", instead="response_format or guided_json takes one")] = None
-    regex: Annotated[None, Only("", instead="its name is guided_regex")] = None
-    ebnf: Annotated[None, Only("", instead="guided_grammar takes GBNF and Lark")] = None
-    grammar: Annotated[None, Only("", instead="its name is guided_grammar")] = None
 
     @property
     def all_asked(self) -> list[Asked]:
-        """What the fields ask for; more than one is a contradiction."""
+        """What the fields ask for, without repetitions; more than one is a contradiction."""
+        distinct: dict[str, Asked] = {}
+        for asked in self._asked():
+            distinct.setdefault(_as_sent(asked), asked)
+        return list(distinct.values())
+
+    def _asked(self) -> list[Asked]:
+        """What every field asks for."""
         found = [Asked(name, value) for name in _FIELDS if (value := getattr(self, name)) is not None]
-        if self.response_format is not None and self.response_format.json is not None:
-            found[0] = Asked("response_format.json_schema.schema", self.response_format)
-        pattern = self.guided_whitespace_pattern
-        if pattern is None or len(found) != 1 or not found[0].field.startswith("guided_json"):
-            return found
-        return [Asked(found[0].field, replace(found[0].outputs, whitespace_pattern=pattern))]
+        if (pattern := self.guided_whitespace_pattern) is not None:
+            for i, (field, outputs) in enumerate(found):
+                if field.startswith(_OF_PATTERN):
+                    found[i] = Asked(field, replace(outputs, whitespace_pattern=pattern))
+        return below("response_format", self.response_format) + found
 
     def structured_faults(self, params: SamplingParams) -> list[Fault]:
         """Return what is wrong between these fields and the sampling options."""
         asked = self.all_asked
         name = "guided_whitespace_pattern"
-        if self.guided_whitespace_pattern is not None and not (asked and asked[0].field.startswith("guided_json")):
+        if self.guided_whitespace_pattern is not None and self.guided_json is None and self.guided_json_object is None:
             return [Fault(f"{name}: expected only with guided_json or guided_json_object, got neither", name)]
         if not asked:
             return []
         if len(asked) > 1:
             first, second = (one.field.partition(".")[0] for one in asked[:2])
-            return [Fault(f"{second}: expected no other form beside it, got {first} too", second)]
+            return [Fault(f"{second}: expected no other form than that of {first}, got another", second)]
         return [Fault(error.message, error.param) for error in against_grammar(params)]
 
 
-_FIELDS = ("response_format", "structured_outputs", *(f"guided_{kind}" for kind in KINDS))
+def below(field: str, asked: Asked | None) -> list[Asked]:
+    """Return what a field with an object asks for, by the whole name of the place."""
+    return [] if asked is None else [Asked(field + asked.field, asked.outputs)]
+
+
+def _as_sent(asked: Asked) -> str:
+    """Return a text that two fields have in common when they say the same, in the same order."""
+    return json.dumps(asdict(asked.outputs))
+
+
+_FIELDS = ("structured_outputs", *(f"guided_{kind}" for kind in KINDS), "json_schema", "regex", "ebnf", "grammar")
+_OF_PATTERN = "guided_json"

@@ -180,9 +180,16 @@ ERROR_TYPES: dict[str, type[FdsdError]] = {
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" for the nearest known name, or "" when nothing is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" (did you mean '{near[0]}'?)" if near else ""
+    """Return " (did you mean 'x'?)" for the known name that was probably meant, or ""."""
+    near = (other for other in difflib.get_close_matches(name, list(known), n=3) if _is_probably(name, other))
+    return next((f" (did you mean '{other}'?)" for other in near), "")
+
+
+def _is_probably(name: str, known: str) -> bool:
+    """Whether `name` is `known` with a slip or two, or without a word; names that only share words are others."""
+    num_chars = len(name) + len(known)
+    num_other = round((1 - difflib.SequenceMatcher(None, known, name).ratio()) * num_chars)
+    return num_other <= max(2, num_chars // 8) or set(name.split("_")) <= set(known.split("_"))
 
 
 def shown(value: object) -> str:

@@ -47,7 +47,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     if name in ("-h", "--help", "help"):
         print(_usage())
         return 0
-    if name in ("-V", "--version"):
+    if name in ("-V", "--version", "version"):
         print(__version__)
         return 0
     if name not in COMMANDS:

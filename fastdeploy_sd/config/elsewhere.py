@@ -55,6 +55,7 @@ _DRAFT_MODEL = "nothing yet: separate draft models are not supported"
 _HUB = "model: a name, of a repository with safetensors files"
 _TLS = "a proxy in front"
 _IN_REQUESTS = "a field of the request"
+_ADAPTERS = "nothing yet: adapters are not supported"
 
 # Name -> what a user of it is told. None of these is accepted.
 OTHER_MEANING: Mapping[str, Foreign] = {
@@ -68,7 +69,13 @@ OTHER_MEANING: Mapping[str, Foreign] = {
     "generation_config": Foreign(VLLM, "nothing: defaults of requests are OpenAI's"),
     "compilation_config": Foreign(VLLM, "enforce_eager"),
     "enable_auto_tool_choice": Foreign(VLLM, "nothing: tool_call_parser is auto by default"),
-    "enable_lora": Foreign(VLLM, "nothing yet: adapters are not supported"),
+    "enable_lora": Foreign(VLLM, _ADAPTERS),
+    "lora_modules": Foreign(VLLM, _ADAPTERS),
+    "max_loras": Foreign(VLLM, _ADAPTERS),
+    "max_lora_rank": Foreign(VLLM, _ADAPTERS),
+    "kv_transfer_config": Foreign(VLLM, "splitwise_role, and router before the instances"),
+    "enable_sleep_mode": Foreign(VLLM, "nothing: stop the server to free its memory"),
+    "default_chat_template_kwargs": Foreign(VLLM, "chat_template_kwargs, a field of the request"),
     "no_enable_log_requests": Foreign(VLLM, "nothing: the text of requests is never logged"),
     "disable_log_requests": Foreign(VLLM, "nothing: the text of requests is never logged"),
     "ssl_keyfile": Foreign(VLLM, _TLS),

@@ -65,6 +65,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 # What to use in place of an option, where there is something.
 INSTEAD: Mapping[str, str] = {
+    "data_parallel_size": "start several servers with --router, and 'fastdeploy-sd route' before them",
     "kv_cache_quant_type": "use kv_cache_dtype: int8 or fp8",
     "enable_logprob": "log-probabilities are always available to requests that ask",
     "scheduler_max_size": "use max_num_queued_requests to bound the queue",

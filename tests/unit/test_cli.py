@@ -204,8 +204,9 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {name} " in text for name in COMMANDS)
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"{__version__}\n"
+    for name in ("--version", "version"):
+        assert main([name]) == 0
+        assert capsys.readouterr().out == f"{__version__}\n"
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "complete", "replay", "verify", "explain-config", "collect-env"])

@@ -1,4 +1,4 @@
-"""What error texts repeat of a value that was sent."""
+"""What error texts repeat of a value that was sent, and which name they suggest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_sd.errors import MAX_SHOWN_CHARS, shown
+from fastdeploy_sd.errors import MAX_SHOWN_CHARS, shown, suggest
 
 
 @pytest.mark.parametrize("value", [0, -1.5, "x", "it's", [], [1, "a"], {}, {"a": [1]}, (1,), 10**150, float("nan")])
@@ -51,3 +51,37 @@ def test_a_nest_without_a_bottom_ends() -> None:
     for _ in range(100_000):
         nest = [nest]
     assert shown(nest) == "[[[[...]]]]"
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("prot", "port"),
+        ("fp4", "fp8"),
+        ("mtpp", "mtp"),
+        ("top_p", "topp"),
+        ("server", "serve"),
+        ("max_ngram", "max_ngram_size"),
+        ("max_seqs", "max_num_seqs"),
+        ("data_parallel_sise", "data_parallel_size"),
+        ("speculatve_confg", "speculative_config"),
+    ],
+)
+def test_a_slip_or_a_missing_word_gets_a_suggestion(name: str, known: str) -> None:
+    assert suggest(name, ["other", known]) == f" (did you mean '{known}'?)"
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("lora_modules", "logprobs_mode"),
+        ("kv_transfer_config", "rsync_config"),
+        ("enable_sleep_mode", "enable_chunked_moe"),
+        ("enable_lora", "enable_logprob"),
+        ("chat_template_kwargs", "chat_template"),
+        ("reasoning_config", "rsync_config"),
+        ("version", "verify"),
+    ],
+)
+def test_a_name_that_only_shares_words_gets_none(name: str, known: str) -> None:
+    assert suggest(name, [known]) == ""

@@ -27,7 +27,8 @@ def test_faults_of_file_flags_and_json_come_in_one_report(model: str, yaml_file:
         "11 faults in the configuration",
         f"  max_num_seq: unknown option (did you mean 'max_num_seqs'?) ({path}, line 1)",
         f"  port: expected an integer in 0..65535, got 70000 ({path}, line 2)",
-        f"  data_parallel_size: 4 is not supported yet in this version (only 1 is) ({path}, line 4)",
+        "  data_parallel_size: 4 is not supported yet in this version (only 1 is); start several servers with --router,"
+        f" and 'fastdeploy-sd route' before them ({path}, line 4)",
         "  model: expected a checkpoint directory with config.json, a name as 'Qwen/Qwen3-0.6B', or 'demo', got"
         f" '{model}/none' (command line)",
         "  dtype: expected one of float32, bfloat16, float16, got 'fp8' (command line)",

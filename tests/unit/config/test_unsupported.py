@@ -37,6 +37,10 @@ def test_a_value_that_asks_for_nothing_is_accepted(model: str, flags: str) -> No
     ("flags", "text"),
     [
         ("--data-parallel-size 2", "data_parallel_size: '2' is not supported yet in this version (only 1 is)"),
+        (
+            "--data-parallel-size 2",
+            "data_parallel_size: '2' is not supported yet in this version (only 1 is); start several",
+        ),
         ("-dp=2", "data_parallel_size: '2' is not supported yet in this version (only 1 is)"),
         ("--enable-mm", "enable_mm: true is not supported yet in this version (only false is)"),
         ("--no-enable-logprob", "enable_logprob: false is not supported yet in this version (only true is); log"),

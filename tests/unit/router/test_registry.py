@@ -56,7 +56,7 @@ def test_a_registration_is_taken_once_by_one_router() -> None:
 
 def test_clocks_that_differ_are_told_of_and_do_not_matter(caplog: pytest.LogCaptureFixture) -> None:
     registry = registry_of()
-    register(registry)
+    register(registry, replace(SAID, clock=m.Clock.now()))
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     clock = m.Clock(time.monotonic() - 500, time.time() - 400)
     session = register(registry, replace(SAID, instance_id="i2", port=1, clock=clock))

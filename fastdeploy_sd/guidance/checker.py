@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import re
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.guidance.limits import PARSER_LIMITS, library_error
+from fastdeploy_sd.guidance.limits import library_error, limits_of
 from fastdeploy_sd.guidance.vocabulary import TokenTable, VocabularyError, make_vocabulary
+
+# A shorter one cannot have too many alternatives at one place from its beginning.
+_MIN_TRIED_CHARS = 1_000
+# Steps into a grammar that are tried, and tokens of each where they are forced.
+_NUM_TRIED = 8
+_MAX_TRIED_FORCED = 16
 
 
 class GrammarChecker:
@@ -43,10 +51,35 @@ class GrammarChecker:
         if self._vocabulary is None:
             text = f"{field}: not supported: {self._reason}"
             raise BadRequest(text, param=param, code="not_supported")
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=PARSER_LIMITS)
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits_of(grammar))
         allowed = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             error = library_error(matcher.get_error(), shows_place=field.endswith("grammar"))
             raise BadRequest(f"{field}: expected what can be compiled, got: {error}", param=param)
         if not any(allowed):
             raise BadRequest(f"{field}: expected what some text satisfies, got what none does", param=param)
+        error = _first_error(matcher, allowed) if len(grammar) > _MIN_TRIED_CHARS else ""
+        if error:
+            raise BadRequest(f"{field}: expected what can be followed to its end, got: {error}", param=param)
+
+
+def _first_error(matcher: LLMatcher, allowed: bytes) -> str:
+    """Return why a text of a few tokens cannot be followed, as the grammar is too large; "" = it can.
+
+    Most that is too large shows at once: where the members of an object are open, or the parts of a sequence.
+    """
+    choice, first = random.Random(0), (matcher, allowed)
+    matcher = matcher.deep_copy()
+    for _ in range(_NUM_TRIED):
+        state = matcher.deep_copy()
+        token_ids = state.compute_ff_tokens()[:_MAX_TRIED_FORCED]
+        if not token_ids:
+            allowed_ids = np.unpackbits(np.frombuffer(allowed, np.uint8), bitorder="little").nonzero()[0]
+            token_ids = [int(choice.choice(allowed_ids))]
+        is_end = matcher.try_consume_tokens(token_ids) < len(token_ids) or matcher.is_stopped()
+        allowed = b"" if is_end or matcher.is_error() else matcher.compute_bitmask()
+        if state.is_error() or matcher.is_error():
+            return library_error(state.get_error() or matcher.get_error())
+        if not any(allowed):  # it was short
+            matcher, allowed = first[0].deep_copy(), first[1]
+    return ""

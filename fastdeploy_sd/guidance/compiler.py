@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from fastdeploy_sd.engine.grammar_stats import GrammarStats
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.guidance.limits import PARSER_LIMITS, library_error
+from fastdeploy_sd.guidance.limits import library_error, limits_of
 
 # Compiled grammars that no request uses, kept for the next one that brings the same text.
 _MAX_IDLE = 64
@@ -52,7 +52,7 @@ class GrammarStore:
         vocabulary: of the model.
         max_used: grammars of requests compiled at a time; at least as many as requests run.
         max_idle: grammars kept beside them.
-        limits: of each grammar.
+        limits: of each grammar; None = `limits_of` it.
 
     Attributes:
         fd: readable while a preparation has ended that `take_prepared` has not returned.
@@ -63,7 +63,7 @@ class GrammarStore:
         vocabulary: LLTokenizer,
         max_used: int = 512,
         max_idle: int = _MAX_IDLE,
-        limits: LLParserLimits = PARSER_LIMITS,
+        limits: LLParserLimits | None = None,
     ) -> None:
         self._vocabulary, self._limits = vocabulary, limits
         self._max_used, self._max_idle = max_used, max_idle
@@ -205,7 +205,7 @@ class GrammarStore:
 
     def _compile(self, grammar: str) -> tuple[LLMatcher | None, str]:
         try:
-            matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits)
+            matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits or limits_of(grammar))
             matcher.compute_bitmask()  # what the first one builds, every request's matcher has then
             return (None, library_error(matcher.get_error())) if matcher.is_error() else (matcher, "")
         except Exception as error:  # the library promises that it raises none

@@ -16,6 +16,7 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from fastdeploy_sd.errors import BadRequest, shown
+from fastdeploy_sd.guidance.limits import TEXT_OR_COMMENT
 from fastdeploy_sd.guidance.regex_rules import check_repeats
 from fastdeploy_sd.guidance.schema_rules import check_schema
 from fastdeploy_sd.sampling_params import SamplingParams
@@ -37,7 +38,6 @@ _DIRECTIVE = re.compile(r"%(?!ignore\b)\w+|@")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w.\-]*(?:\[[^\]\n]*\]|\{[^}\n]*\})?\s*:", re.MULTILINE)
 _REGEX = re.compile(r"(?<=/)(?:\\.|[^/\\\n])+(?=/)")
-_TEXT_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +244,11 @@ def _own_grammar(text: str, field: str) -> str:
             raise BadRequest(
                 f"{field}: expected a grammar in the syntax of GBNF, got {error}", param=_param(field)
             ) from None
-    directive = _DIRECTIVE.search(_TEXT_OR_COMMENT.sub(" ", text))
+    directive = _DIRECTIVE.search(TEXT_OR_COMMENT.sub(" ", text))
     if directive is not None:
         raise BadRequest(f"{field}: expected no directives but %ignore, got {directive[0]}", param=_param(field))
     # Ids of tokens that text shows: the library cannot take them back, as drafts that were wrong must be.
-    if "<[" in _TEXT_OR_COMMENT.sub(" ", text):
+    if "<[" in TEXT_OR_COMMENT.sub(" ", text):
         raise BadRequest(f"{field}: expected special tokens by their names, got ids (<[...]>)", param=_param(field))
     # The library recurses from rule to rule, on a stack of limited size.
     num_rules = len(_RULE.findall(text))

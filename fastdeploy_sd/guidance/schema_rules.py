@@ -21,6 +21,8 @@ MAX_SUBSCHEMAS = 10_000
 MAX_LEVELS = 1_000
 # The library makes as many states for a number, and looks at them all.
 MAX_MULTIPLE = 10_000
+# The library follows all that may come next at the same time; see SCHEMA_LIMITS.
+MAX_OPTIONAL = 1_000
 
 
 def check_schema(schema: object) -> None:
@@ -88,6 +90,7 @@ class _Nodes:
             elif word == "x-guidance":
                 raise ValueError(f"{here}: not supported")
         _check_number_of_names(place, schema)
+        _check_optional_names(place, schema)
 
     def _enter(self, place: str, inner: Mapping[str, object]) -> None:
         self._inner[place] += inner
@@ -221,6 +224,14 @@ def _check_number_of_names(place: str, schema: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{place}/minProperties: expected at most as many as `required` has, or additionalProperties: false, got"
             f" {least}"
+        )
+
+
+def _check_optional_names(place: str, schema: Mapping[str, Any]) -> None:
+    num_optional = len(schema.get("properties", {}).keys() - set(schema.get("required", ())))
+    if num_optional > MAX_OPTIONAL:
+        raise ValueError(
+            f"{place}/properties: expected at most {MAX_OPTIONAL} properties that are not required, got {num_optional}"
         )
 
 

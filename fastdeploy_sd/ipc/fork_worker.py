@@ -22,13 +22,15 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 CALL = struct.Struct("<16sQ")  # name, number of bytes that follow
-RESULT = struct.Struct("<Q")  # number of bytes that follow
+RESULT = struct.Struct("<QB")  # number of bytes that follow; 1 = they are a note, and the result comes later
 _PR_SET_PDEATHSIG = 1
 _PAGE = resource.getpagesize()
 
 Handle = Callable[[str, bytes], bytes]
 """Runs a call by its name; raises nothing."""
-Setup = Callable[[bytes], Handle]
+Note = Callable[[str], None]
+"""Says what a call is doing, for the case that it ends the worker; "" = nothing of its own."""
+Setup = Callable[[bytes, Note], Handle]
 """Makes a worker's handler from what the client says to each worker first."""
 
 
@@ -58,12 +60,16 @@ def run_worker(setup: Setup, limits: WorkerLimits, connection: socket.socket) ->
         first = _read_call(incoming)
         if first is None:
             return
-        handle = setup(first[1])
+
+        def send(content: bytes, is_note: bool) -> None:
+            connection.sendall(RESULT.pack(len(content), is_note) + content)
+
+        handle = setup(first[1], lambda note: send(note.encode(), is_note=True))
         while (call := _read_call(incoming)) is not None:
             _limit_cpu_time(limits.cpu_s)
             result = handle(*call)
             del call  # it may be large, and the next one too
-            connection.sendall(RESULT.pack(len(result)) + result)
+            send(result, is_note=False)
 
 
 @contextmanager

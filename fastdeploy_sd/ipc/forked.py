@@ -27,11 +27,12 @@ class WorkerEndedError(Exception):
 
     Attributes:
         status: as `ChildProcess.wait` returns it.
+        note: what the call was doing, see `fork_worker.Note`.
     """
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, note: str = "") -> None:
         super().__init__(f"the worker ended with status {status}")
-        self.status = status
+        self.status, self.note = status, note
 
 
 class ForkServerEndedError(Exception):
@@ -145,10 +146,11 @@ class Worker(asyncio.Protocol):
 
     Attributes:
         pid: process id.
+        note: what its call is doing, see `fork_worker.Note`.
     """
 
     def __init__(self, pid: int, process_fd: int) -> None:
-        self.pid = pid
+        self.pid, self.note = pid, ""
         self._process_fd = process_fd
         self._transport: asyncio.Transport | None = None
         self._result: asyncio.Future[bytes] | None = None
@@ -177,14 +179,14 @@ class Worker(asyncio.Protocol):
         Raises:
             WorkerEndedError: it ended instead.
         """
-        self._result = asyncio.get_running_loop().create_future()
+        self._result, self.note = asyncio.get_running_loop().create_future(), ""
         if self._transport is None or self._transport.is_closing():
             raise WorkerEndedError(await self._ended)
         await self.tell(name, payload)
         try:
             return await self._result
         except ConnectionResetError:
-            raise WorkerEndedError(await self._ended) from None
+            raise WorkerEndedError(await self._ended, self.note) from None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -197,12 +199,17 @@ class Worker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        if len(self._received) < RESULT.size:
-            return
-        end = RESULT.size + RESULT.unpack_from(self._received)[0]
-        if len(self._received) >= end and self._result is not None and not self._result.done():
-            self._result.set_result(bytes(self._received[RESULT.size : end]))
-            self._received.clear()
+        while len(self._received) >= RESULT.size:
+            size, is_note = RESULT.unpack_from(self._received)
+            end = RESULT.size + size
+            if len(self._received) < end:
+                return
+            content = bytes(self._received[RESULT.size : end])
+            del self._received[:end]
+            if is_note:
+                self.note = content.decode()
+            elif self._result is not None and not self._result.done():
+                self._result.set_result(content)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the call that waits (asyncio)."""

@@ -20,7 +20,7 @@ from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.guidance.checker import GrammarChecker
 from fastdeploy_sd.guidance.grammar import json_grammar
-from fastdeploy_sd.guidance.limits import PARSER_LIMITS
+from fastdeploy_sd.guidance.limits import limits_of
 from fastdeploy_sd.guidance.vocabulary import make_vocabulary
 
 DEMO_MODEL = Path(fastdeploy_sd.__file__).parent / "demo_model"
@@ -74,7 +74,7 @@ class GuidedSampler:
             raise BadRequest("schema: expected a JSON schema (an object)")  # whoever reads the field says so
         grammar = json_grammar(schema, "schema")
         self._checker.verify(grammar, "schema")
-        matcher = LLMatcher(self.vocabulary, grammar, log_level=0, limits=PARSER_LIMITS)
+        matcher = LLMatcher(self.vocabulary, grammar, log_level=0, limits=limits_of(grammar))
         assert not matcher.is_error()
         return matcher
 

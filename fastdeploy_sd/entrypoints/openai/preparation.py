@@ -6,6 +6,7 @@ the chat template are loaded once, before any worker is forked.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +29,7 @@ from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import BadRequest, FdsdError
 from fastdeploy_sd.guidance.checker import GrammarChecker
-from fastdeploy_sd.ipc.fork_worker import Handle, Setup, memory_limit
+from fastdeploy_sd.ipc.fork_worker import Handle, Note, Setup, memory_limit
 from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.ipc.packing import pack, unpack
 from fastdeploy_sd.types import ModelInfo
@@ -73,6 +74,7 @@ class Preparation:
         model_info: the loaded model.
         limit: what holds the growth of the process to so many bytes while a body is read.
         verify_grammar: see JobBuilder; None = this is no worker, and compiles nothing.
+        note: gets the field whose grammar is compiled; see `fork_worker.Note`.
     """
 
     def __init__(
@@ -82,9 +84,18 @@ class Preparation:
         model_info: ModelInfo,
         limit: MemoryLimit = nullcontext,
         verify_grammar: VerifyGrammar | None = None,
+        note: Note = lambda field: None,
     ) -> None:
-        self._limit = limit
-        jobs = JobBuilder(encoder, model_info, config, verify_grammar or _leave_to_worker)
+        self._limit, self._field = limit, ""
+
+        def verify(grammar: str, field: str) -> None:
+            self._field = field
+            note(field)
+            (verify_grammar or _leave_to_worker)(grammar, field)
+            note("")
+            self._field = ""
+
+        jobs = JobBuilder(encoder, model_info, config, verify)
         texts = Tokenization(encoder, encoder.tokenizer, model_info, config.model.served_names)
         self._tasks: Mapping[str, Callable[[bytes], Outcome]] = {
             CHAT: lambda content: self._prepare(ChatCompletionBody, content, jobs.build_chat),
@@ -96,6 +107,7 @@ class Preparation:
 
     def run(self, name: str, content: bytes) -> Outcome:
         """Run a task by its name; whatever happens is in the outcome."""
+        self._field = ""
         try:
             verify_shape(content)
             return self._tasks[name](content)
@@ -105,7 +117,7 @@ class Preparation:
         except _NeedsWorkerError:
             return Outcome(needs_worker=True)
         except MemoryError:
-            return Outcome(error=WireError.of(too_complex("memory")))
+            return Outcome(error=WireError.of(too_complex("memory", self._field)))
         except Exception:
             return Outcome(failure=traceback.format_exc())
 
@@ -140,13 +152,21 @@ def load(config: str) -> Setup:
     encoder = PromptEncoder(tokenizer)
     checker = GrammarChecker.of(tokenizer)
 
-    def setup(model_info: bytes) -> Handle:
-        preparation = Preparation(encoder, parsed, unpack(ModelInfo, model_info), memory_limit, checker.verify)
+    def setup(model_info: bytes, note: Note) -> Handle:
+        preparation = Preparation(encoder, parsed, unpack(ModelInfo, model_info), memory_limit, checker.verify, note)
         return lambda name, content: pack(preparation.run(name, content))
 
     return setup
 
 
-def too_complex(what: str) -> BadRequest:
-    """Return the error for a request that is refused because preparing it takes too much `what`."""
-    return BadRequest(f"body: expected a request that can be prepared, got one that takes too much {what}")
+def too_complex(what: str, field: str = "") -> BadRequest:
+    """Return the error for a request that is refused because preparing it takes too much `what`.
+
+    Args:
+        field: the field that does, where that is known.
+    """
+    if field:
+        text, param = f"{field}: expected what can be compiled", re.split(r"[.\[]", field, maxsplit=1)[0]
+    else:
+        text, param = "body: expected a request that can be prepared", None
+    return BadRequest(f"{text}, got what takes too much {what}", param=param)

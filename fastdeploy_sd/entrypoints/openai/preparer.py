@@ -155,9 +155,6 @@ class Preparer:
         lane = next(lane for lane in self._lanes if len(content) <= lane.max_bytes)
         try:
             return unpack(Outcome, await lane.run(task, content))
-        except TimeoutError:
-            logger.warning("a body of %d bytes is refused: preparing it comes to no end", len(content))
-            raise too_complex("time") from None
         except WorkerEndedError as error:
             if self._is_closed:
                 raise _shutting_down() from None
@@ -193,7 +190,7 @@ def _explained(error: WorkerEndedError, num_bytes: int) -> FdsdError:
         logger.error("a worker that prepared a body of %d bytes ended (%s)", num_bytes, describe_exit(error.status))
         return InternalError("the process that prepared this request ended; the server's log says why")
     logger.warning("a body of %d bytes is refused: preparing it takes too much %s", num_bytes, what)
-    return too_complex(what)
+    return too_complex(what, error.note)
 
 
 class _Lane:
@@ -256,6 +253,8 @@ class _Lane:
                 result = await worker.call(task, content)
             is_kept = self._rules.keeps_workers
             return result
+        except TimeoutError:
+            raise WorkerEndedError(-signal.SIGXCPU, worker.note) from None  # `finally` ends it
         finally:
             if is_kept:
                 self._idle.append(worker)

@@ -8,12 +8,14 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.entrypoints.openai import preparer as preparer_module
 from fastdeploy_sd.entrypoints.openai.body_shape import MAX_PARTS, verify_shape
 from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION, Preparation
 from fastdeploy_sd.entrypoints.openai.preparer import LANES, Preparer
@@ -87,6 +89,17 @@ async def test_a_large_body_is_refused_with_the_field_at_fault(task: str, body: 
         with pytest.raises(FdsdError, match=message) as caught:
             await preparer.prepare(task, json.dumps(body).encode())
         assert len(str(caught.value)) < 1000
+
+
+async def test_a_schema_that_takes_too_long_to_compile_is_refused_by_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = replace(preparer_module.LANES[0], limits=replace(preparer_module.LANES[0].limits, cpu_s=1))
+    monkeypatch.setattr(preparer_module, "LANES", (rules,))
+    schema = {"allOf": [{"type": "string", "pattern": f"[a-z]{{{i}}}x"} for i in range(1, 60)]}
+    body = {"prompt": "a", "structured_outputs": {"json": schema}}
+    async with preparing(Config(model=ModelConfig(model="demo"))) as preparer:
+        with pytest.raises(BadRequest, match=r"^structured_outputs: .* takes too much time$") as caught:
+            await preparer.prepare(COMPLETION, json.dumps(body).encode())
+    assert caught.value.param == "structured_outputs"
 
 
 def test_prompts_behind_one_that_is_too_long_are_not_encoded() -> None:

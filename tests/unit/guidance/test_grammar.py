@@ -19,7 +19,7 @@ from fastdeploy_sd.guidance.grammar import (
     StructuredOutputs,
     grammar_of,
 )
-from fastdeploy_sd.guidance.limits import PARSER_LIMITS, library_error
+from fastdeploy_sd.guidance.limits import library_error, limits_of
 from fastdeploy_sd.guidance.vocabulary import load_vocabulary
 from fastdeploy_sd.request_rules import MAX_GRAMMAR_CHARS
 from tests.unit.guidance.test_vocabulary import DEMO, Spelled
@@ -44,7 +44,7 @@ def derives(vocabulary: LLTokenizer) -> Callable[[str, str], bool]:
     """Whether a grammar derives a text."""
 
     def check(grammar: str, text: str) -> bool:
-        matcher = LLMatcher(vocabulary, grammar, limits=PARSER_LIMITS)
+        matcher = LLMatcher(vocabulary, grammar, limits=limits_of(grammar))
         assert not matcher.is_error(), matcher.get_error()
         ids = vocabulary.tokenize_str(text)
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -179,7 +179,11 @@ def test_a_mapping_has_the_attributes_only(given: Any) -> None:
             "x.grammar: expected what can be compiled, got: at 1(8): unknown name",
         ),
         ("guided_regex", "start: /(?=a)b/", "look-around"),
-        ("x.grammar", "start: A\nA: " + " & ".join(f"/(.*{c}.*){{30}}/" for c in "abcd"), "too many expressions"),
+        (
+            "x.grammar",
+            "start: A\nA: " + " & ".join(f"/(.*{c}.*){{30}}/" for c in "abcd"),
+            "its patterns together take more",
+        ),
         ("guided_json", 'start: %json {"type": "integer", "minimum": 5, "maximum": 4}', "guided_json: expected what"),
     ],
 )

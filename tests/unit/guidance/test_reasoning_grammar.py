@@ -16,7 +16,7 @@ from fastdeploy_sd.entrypoints.text.reasoning import ThoughtSplitter
 from fastdeploy_sd.entrypoints.text.reasoning_formats import FORMATS, Start
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.guidance.limits import PARSER_LIMITS
+from fastdeploy_sd.guidance.limits import limits_of
 from fastdeploy_sd.guidance.reasoning import ThinkingGrammar
 from fastdeploy_sd.guidance.vocabulary import make_vocabulary
 from tests.unit.entrypoints.vocabularies import golden_tokenizer, thinking_tokenizer
@@ -49,7 +49,7 @@ class Model:
         return bool(matcher.is_accepting() and (matcher.is_stopped() or matcher.try_consume_tokens([EOS])))
 
     def matcher(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self._vocabulary, grammar, limits=PARSER_LIMITS, log_level=0)
+        matcher = LLMatcher(self._vocabulary, grammar, limits=limits_of(grammar), log_level=0)
         assert not matcher.is_error(), matcher.get_error()
         return matcher
 

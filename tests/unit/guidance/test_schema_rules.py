@@ -34,6 +34,7 @@ def chain(count: int) -> dict[str, Any]:
         {"enum": [{"$ref": 1, "type": 3}]},
         {"required": ["a", "a"], "minProperties": 1},
         chain(400),
+        {"properties": {str(i): {} for i in range(2000)}, "required": [str(i) for i in range(1000)]},
         {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
         {"properties": {"a": {"exclusiveMinimum": 0}, "b": {"maximum": 0.5}}},
         {"$ref": "#/$defs/a/items/items", "$defs": {"a": {"items": {"items": {"type": "null"}}}}},
@@ -85,6 +86,10 @@ def test_schemas_that_may_pass(schema: Any) -> None:
         (NODE, ": expected a schema that comes to an end"),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, ": expected a schema that comes to an end"),
         (chain(1001), ": expected at most 1000 levels"),
+        (
+            {"items": {"properties": {str(i): {} for i in range(1002)}, "required": ["0"]}},
+            "/items/properties: expected at most 1000 properties that are not required, got 1001",
+        ),
         ({"allOf": [{}] * 10_001}, "expected at most 10000 subschemas, got more"),
     ],
 )

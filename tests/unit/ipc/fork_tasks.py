@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import time
 
-from fastdeploy_sd.ipc.fork_worker import Handle, Setup
+from fastdeploy_sd.ipc.fork_worker import Handle, Note, Setup
 
 
 def load(config: str) -> Setup:
     loaded_by = os.getpid()
 
-    def setup(first: bytes) -> Handle:
+    def setup(first: bytes, note: Note) -> Handle:
         def handle(name: str, payload: bytes) -> bytes:
+            note(f"at {name}" if payload == b"noted" else "")
             match name:
                 case "echo":
                     return payload

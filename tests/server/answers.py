@@ -15,12 +15,16 @@ class Choice:
     Attributes:
         logprobs: lists of any names, joined.
         ends: finish_reason and stop_reason, once.
+        calls: name and arguments of each tool call; their ids are not kept.
+        num_preemptions: how often it was preempted, where `collect_metrics` asked for that; not compared.
     """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
     ends: list[Any] = field(default_factory=list)
+    calls: list[list[str]] = field(default_factory=list)
+    num_preemptions: int = field(default=0, compare=False)
 
     def take(self, said: Mapping[str, Any]) -> None:
         """Add what an event, or the whole answer, says of it."""
@@ -29,8 +33,17 @@ class Choice:
         self.token_ids += said.get("completion_token_ids") or inner.get("completion_token_ids") or []
         for name, entries in (said.get("logprobs") or {}).items():
             self.logprobs.setdefault(name, []).extend(entries or [])
+        for number, call in enumerate(inner.get("tool_calls") or []):
+            self._take_call(call.get("index", number), call["function"])
+        self.num_preemptions += (said.get("metrics") or {}).get("num_preemptions", 0)
         if said.get("finish_reason") is not None:
             self.ends += [said["finish_reason"], said.get("stop_reason")]
+
+    def _take_call(self, index: int, function: Mapping[str, str]) -> None:
+        """Add a tool call, or a part of its arguments; only the first part has the name."""
+        if index == len(self.calls):
+            self.calls.append([function["name"], ""])
+        self.calls[index][1] += function.get("arguments", "")
 
     def begins(self, whole: Choice) -> bool:
         """Whether this is a beginning of another one, all of it included."""

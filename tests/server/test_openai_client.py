@@ -41,7 +41,8 @@ async def test_chat_stream_adds_up_to_the_whole_answer() -> None:
         )  # fmt: skip
         chunks = [chunk async for chunk in stream]
     assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == text_of(toy_tokens(CHAT_PROMPT, 8))
-    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.to_dict() == {"role": "assistant", "content": ""}
+    assert chunks[-2].choices[0].delta.to_dict() == {}
     assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
     assert all(c.usage is None for c in chunks[:-1])
     assert chunks[-1].choices == []

@@ -59,7 +59,7 @@ def outcome(url: str, path: str, body: dict[str, Any]) -> dict[object, dict[str,
         assert "error" not in value, value
         for choice in value["choices"]:
             of_choice = found[choice["index"]]
-            of_choice["text"] += choice["text"] if "text" in choice else choice["delta"]["content"]
+            of_choice["text"] += choice["text"] if "text" in choice else choice["delta"].get("content", "")
             for name, entries in (choice["logprobs"] or {}).items():
                 of_choice[name] += entries or []
             of_choice["end"] += [choice["finish_reason"], choice["stop_reason"]] if choice["finish_reason"] else []

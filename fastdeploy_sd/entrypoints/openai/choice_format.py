@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat, StreamPart, data_event
@@ -50,16 +50,17 @@ class ChoiceFormat(AnswerFormat):
         return self._envelope(self.response_object, choices) | {"usage": usage.to_json()}
 
     def part(self, choice: int, delta: TextDelta, usage: UsageCounter) -> StreamPart | None:
-        entry = self._stream_choice(choice, delta, is_first=choice not in self._begun)
-        if entry is None:
+        entries = self._stream_choice(choice, delta, is_first=choice not in self._begun)
+        if not entries:
             return None
         self._begun.add(choice)
-        chunk = self._envelope(self.chunk_object, [entry])
+        more: dict[str, Any] = {}
         if self._answer.includes_continuous_usage:
-            chunk["usage"] = usage.to_json()
+            more["usage"] = usage.to_json()
         elif self._answer.includes_usage:
-            chunk["usage"] = None  # OpenAI: present and null until the last chunk
-        return StreamPart(data_event(chunk))
+            more["usage"] = None  # OpenAI: present and null until the last chunk
+        chunks = [data_event(self._envelope(self.chunk_object, [entry]) | more) for entry in entries]
+        return StreamPart("".join(chunks), len(chunks))
 
     def ending(self, usage: UsageCounter) -> str:
         if not self._job.owes_usage:
@@ -79,15 +80,16 @@ class ChoiceFormat(AnswerFormat):
         """Return a finished choice."""
 
     @abstractmethod
-    def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
-        """Return what a delta adds to a choice, None when a client would learn nothing from it."""
+    def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> list[dict[str, Any]]:
+        """Return what a delta adds to a choice, chunk by chunk; none when a client would learn nothing from it."""
 
-    def _token_ids(self, part: Completion | TextDelta, choice: int, is_first: bool) -> dict[str, Any]:
-        """The ids when asked for; those of the prompt once per choice."""
-        if not self._answer.returns_token_ids:
-            return {}
-        prompt = {"prompt_token_ids": self._job.prompt_token_ids_of(choice)} if is_first else {}
-        return prompt | {"completion_token_ids": list(part.token_ids)}
+    def _prompt_token_ids(self, choice: int) -> dict[str, Any]:
+        """The prompt's ids when asked for; once per choice."""
+        return {"prompt_token_ids": self._job.prompt_token_ids_of(choice)} if self._answer.returns_token_ids else {}
+
+    def _token_ids(self, part: Completion | TextDelta) -> dict[str, Any]:
+        """The output's ids when asked for."""
+        return {"completion_token_ids": list(part.token_ids)} if self._answer.returns_token_ids else {}
 
     def _ending(self, part: Completion | TextDelta) -> dict[str, Any]:
         """How a choice ended, and in its last chunk what was measured."""
@@ -102,10 +104,9 @@ class ChoiceFormat(AnswerFormat):
             ending["speculate_metrics"] = speculate_metrics(drafts, method, is_lossy)
         return ending
 
-    def _is_silent(self, delta: TextDelta) -> bool:
-        """Whether a delta shows nothing: its text is held back and nobody asked for its tokens."""
-        shows_tokens = delta.token_ids and (self._answer.returns_token_ids or delta.logprobs is not None)
-        return not (delta.text or shows_tokens or delta.finish_reason is not None)
+    def _shows_tokens(self, delta: TextDelta) -> bool:
+        """Whether a delta shows tokens, be their text held back or not."""
+        return bool(delta.token_ids) and (self._answer.returns_token_ids or delta.logprobs is not None)
 
 
 class ChatFormat(ChoiceFormat):
@@ -127,21 +128,25 @@ class ChatFormat(ChoiceFormat):
         if parts.tool_calls:
             self._calling.add(index)
             message |= {"content": parts.content or None} | self._calls(index, parts.tool_calls, is_whole=True)
-        message |= self._token_ids(completion, index, True)
+        message |= self._prompt_token_ids(index) | self._token_ids(completion)
         entry = {"index": index, "message": message} | self._logprobs(completion)
         return entry | self._chat_ending(completion, index)
 
-    def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
+    def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> list[dict[str, Any]]:
+        """OpenAI's chunks: the first has the role alone, the last how it ended, and what is said stands between."""
         parts = self._parts(choice, delta)
-        if not is_first and parts.is_empty and self._is_silent(replace(delta, text="")):
-            return None
-        content: dict[str, Any] = {"role": "assistant"} if is_first else {}
-        content |= {"content": parts.content} | _reasoning(parts.reasoning)
-        if parts.tool_calls:
-            self._calling.add(choice)
-            content |= {"content": parts.content or None} | self._calls(choice, parts.tool_calls, is_whole=False)
-        content |= self._token_ids(delta, choice, is_first)
-        return {"index": choice, "delta": content} | self._logprobs(delta) | self._chat_ending(delta, choice)
+        entries = []
+        if is_first:
+            entries.append(_chunk(choice, {"role": "assistant", "content": ""} | self._prompt_token_ids(choice)))
+        if not parts.is_empty or self._shows_tokens(delta):
+            content: dict[str, Any] = {"content": parts.content} | _reasoning(parts.reasoning)
+            if parts.tool_calls:
+                self._calling.add(choice)
+                content |= {"content": parts.content or None} | self._calls(choice, parts.tool_calls, is_whole=False)
+            entries.append(_chunk(choice, content | self._token_ids(delta)) | self._logprobs(delta))
+        if delta.finish_reason is not None:
+            entries.append(_chunk(choice, {}) | self._chat_ending(delta, choice))
+        return entries
 
     def _parts(self, choice: int, delta: TextDelta) -> PartsDelta:
         """What a delta adds to the parts of a choice, of which another instance may have shown some."""
@@ -195,14 +200,15 @@ class CompletionFormat(ChoiceFormat):
     def _final_choice(self, completion: Completion) -> dict[str, Any]:
         index = completion.index
         choice = {"index": index, "text": self._echo(index) + completion.text} | self._logprobs(completion)
-        return choice | self._token_ids(completion, index, True) | self._ending(completion)
+        return choice | self._prompt_token_ids(index) | self._token_ids(completion) | self._ending(completion)
 
-    def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> dict[str, Any] | None:
+    def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> list[dict[str, Any]]:
         text = (self._echo(choice) if is_first else "") + delta.text
-        if not text and self._is_silent(delta):
-            return None
+        if not (text or self._shows_tokens(delta) or delta.finish_reason is not None):
+            return []
         entry = {"index": choice, "text": text} | self._logprobs(delta)
-        return entry | self._token_ids(delta, choice, is_first) | self._ending(delta)
+        entry |= (self._prompt_token_ids(choice) if is_first else {}) | self._token_ids(delta)
+        return [entry | self._ending(delta)]
 
     def _echo(self, choice: int) -> str:
         """The prompt as text, when asked for; token ids are decoded with their control tokens visible."""
@@ -222,6 +228,11 @@ class CompletionFormat(ChoiceFormat):
             return {"logprobs": logprobs}
         drafts, offsets = part.draft_logprobs or (), part.draft_text_offsets
         return {"logprobs": logprobs, "draft_logprobs": completion_draft_logprobs(self._tokenizer, drafts, offsets)}
+
+
+def _chunk(choice: int, delta: dict[str, Any]) -> dict[str, Any]:
+    """A choice as a chunk has it that is neither its last one nor tells log-probabilities."""
+    return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
 
 def _function(call: ToolCallDelta) -> dict[str, str]:

@@ -55,6 +55,8 @@ def whole(path: str, ask: dict[str, Any], scripts: Sequence[Script]) -> dict[str
 
 def assemble(path: str, chunks: list[dict[str, Any]]) -> dict[str, Any]:
     """The answer that a stream spells out, chunk by chunk."""
+    if path == CHAT:
+        verify_ends(chunks[:-1])
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks[:-1]:
         [part] = chunk["choices"]
@@ -69,6 +71,18 @@ def assemble(path: str, chunks: list[dict[str, Any]]) -> dict[str, Any]:
         "choices": [choices[i] for i in sorted(choices)],
         "usage": chunks[-1]["usage"],
     }
+
+
+def verify_ends(chunks: list[dict[str, Any]]) -> None:
+    """As OpenAI's: the first chunk of a choice has the role and nothing that was said, the last how it ended."""
+    for index in {part["index"] for chunk in chunks for part in chunk["choices"]}:
+        first, *between, last = (part for chunk in chunks for part in chunk["choices"] if part["index"] == index)
+        assert first["delta"] | {"prompt_token_ids": 0} == {"role": "assistant", "content": "", "prompt_token_ids": 0}
+        assert last["delta"] == {}
+        assert (first["logprobs"], last["logprobs"]) == (None, None)
+        for part in (first, *between):
+            assert part["finish_reason"] is part["stop_reason"] is None
+        assert all(part["delta"] and "role" not in part["delta"] for part in between)
 
 
 def _extend(known: dict[str, Any], part: dict[str, Any]) -> None:

@@ -55,7 +55,9 @@ def streamed(text: str, step: int, **ask: Any) -> dict[str, Any]:
     """The choice that a stream adds up to, as clients add it up."""
     told: dict[str, Any] = {"content": None, "tool_calls": []}
     last: dict[str, Any] = {}
-    for chunk in APP.chunks(CHAT, ASK | ask, [script(text, step)]):
+    chunks = APP.chunks(CHAT, ASK | ask, [script(text, step)])
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    for chunk in chunks:
         for choice in chunk["choices"]:
             last = choice
             delta = choice["delta"]
@@ -68,6 +70,7 @@ def streamed(text: str, step: int, **ask: Any) -> dict[str, Any]:
                     assert call.keys() == {"index", "function"}
                     function = told["tool_calls"][call["index"]]["function"]
                     function["arguments"] += call["function"]["arguments"]
+    assert last["delta"] == {}
     return {"message": told, "finish_reason": last["finish_reason"]}
 
 

@@ -218,8 +218,7 @@ class LLM:
             group = self._builder.build([prompt.token_ids], sampling, name, speculation=wishes.speculation)
             groups.append(self._builder.with_prediction(replace(group, grammar=grammar), text))
             readers.append(reader)
-        shown_ids = {token_id for reader in readers for token_id in reader.shown_ids}
-        batch = OfflineBatch(self._engine, self._tokenizer, groups, shown_ids)
+        batch = OfflineBatch(self._engine, self._tokenizer, groups, readers)
         try:
             batch.run(use_tqdm)
         finally:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.entrypoints.offline.conversations import AnswerReader
 from fastdeploy_sd.entrypoints.offline.interrupt import DeferredInterrupt
 from fastdeploy_sd.entrypoints.offline.progress import TokenProgress
 from fastdeploy_sd.entrypoints.text.completion import Completion, CompletionCollector
@@ -52,13 +53,13 @@ class OfflineBatch:
         engine: SteppedEngine,
         tokenizer: Tokenizer,
         groups: Iterable[RequestGroup],
-        shown_ids: Collection[int] = (),
+        readers: Iterable[AnswerReader],
     ) -> None:
-        """Begin nothing yet; hidden tokens with ids in `shown_ids` have text in the completions."""
+        """Begin nothing yet; there is a reader of the completions of each group."""
         self._engine = engine
         self._sequences = {
-            r.request_id: _Sequence(r, OutputProcessor(r, tokenizer, shown_ids), CompletionCollector(index))
-            for group in groups
+            r.request_id: _Sequence(r, reader.processor(r, tokenizer), CompletionCollector(index))
+            for group, reader in zip(groups, readers, strict=True)
             for index, r in enumerate(group)
         }
         self._waiting = deque(self._sequences.values())

@@ -14,9 +14,12 @@ from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, parse_
 from fastdeploy_sd.entrypoints.openai.tool_calling import offered_tools
 from fastdeploy_sd.entrypoints.text.answer_parts import PartsDelta, tool_call_id
 from fastdeploy_sd.entrypoints.text.completion import Completion
+from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
+from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import BadRequest, suggest
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.types import Request
 
 _MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 
@@ -86,18 +89,20 @@ class ReadConversation:
 
 
 class AnswerReader:
-    """Finds the parts of the completions of one prompt.
+    """Finds the text and the parts of the completions of one prompt.
 
     Args:
         options: None = they have no parts.
-
-    Attributes:
-        shown_ids: hidden tokens that must have text in the completions.
     """
 
     def __init__(self, options: AnswerOptions | None) -> None:
         self._options = options
-        self.shown_ids = () if options is None else options.shown_ids
+
+    def processor(self, request: Request, tokenizer: Tokenizer) -> OutputProcessor:
+        """Return what makes text of the outputs of one request."""
+        if self._options is None:
+            return OutputProcessor(request, tokenizer)
+        return OutputProcessor(request, tokenizer, self._options.shown_ids, self._options.ending_parser())
 
     def messages(self, request_id: str, completions: Sequence[Completion]) -> list[ChatMessage]:
         """Return the completions of a request as messages, none where they have no parts."""

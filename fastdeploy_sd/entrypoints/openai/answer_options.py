@@ -94,6 +94,10 @@ class AnswerOptions:
             response=ResponseEcho.of(body) if isinstance(body, ResponseBody) else None,
         )
 
+    def ending_parser(self) -> AnswerParser | None:
+        """Return what finds the end of one choice's text, None = there is none to find."""
+        return None if self.tools is None else self.parser()
+
     def parser(self) -> AnswerParser:
         """Return what finds the parts of one choice's text."""
         return AnswerParser(

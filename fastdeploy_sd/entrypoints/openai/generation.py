@@ -66,7 +66,7 @@ async def _run_choice(
     client: Client, tokenizer: Tokenizer, job: GenerationJob, choice: int
 ) -> AsyncGenerator[ChoiceDelta, None]:
     request = job.requests[choice]
-    processor = OutputProcessor(request, tokenizer, job.answer.shown_ids)
+    processor = OutputProcessor(request, tokenizer, job.answer.shown_ids, job.answer.ending_parser())
     async with aclosing(client.generate(request)) as outputs:
         async for output in outputs:
             delta = processor.process(output)
@@ -75,13 +75,13 @@ async def _run_choice(
                 delta = replace(delta, metrics=measured or delta.metrics)
             yield choice, delta
             if delta.finish_reason is not None:
-                return  # closing `outputs` aborts the request if a stop string ended it before the engine did
+                return  # closing `outputs` aborts the request if its text ended it before the engine did
 
 
 async def _end(
     client: Client, request_id: RequestId, outputs: AsyncGenerator[RequestOutput, None] | None
 ) -> RequestMetrics | None:
-    """End a request that a stop string has completed, and return what the engine measured of it.
+    """End a request that its text has completed, and return what the engine measured of it.
 
     That takes up to one step of the engine; without `outputs` nothing is waited for. None, too, when the engine fails
     meanwhile: the answer is complete and must not become an error.

@@ -95,7 +95,14 @@ class ReasoningSplitter(Protocol):
 
 
 class ToolParser(Protocol):
-    """Finds calls in what the model says. State of one answer; a function of the text, as every parser here."""
+    """Finds calls in what the model says. State of one answer; a function of the text, as every parser here.
+
+    Attributes:
+        is_over: the text has come to a call that equals an earlier one: the answer ends before that call, and what
+            follows is no part of it.
+    """
+
+    is_over: bool
 
     def push(self, text: str) -> list[AnswerPart]:
         """Take more text; return the content and calls that became certain, in order."""
@@ -117,6 +124,11 @@ class AnswerParser:
     def __init__(self, splitter: ReasoningSplitter | None = None, tools: ToolParser | None = None) -> None:
         self._splitter = splitter
         self._tools = tools
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a call that equals an earlier one has ended the answer; see ToolParser."""
+        return self._tools is not None and self._tools.is_over
 
     def push(self, text: str) -> list[AnswerPart]:
         """Take more text; return the parts that became certain, in order."""

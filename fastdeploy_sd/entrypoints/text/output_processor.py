@@ -1,4 +1,4 @@
-"""RequestOutput -> text, for one sequence: detokenization, stop strings, and the reason it ended.
+"""RequestOutput -> text, for one sequence: detokenization, stop strings, repeated calls, and the reason it ended.
 
 The same for the server and LLM. Works token by token, so its results depend on the tokens only, not on how many of
 them a step produced. Knows no HTTP and no engine.
@@ -10,10 +10,11 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from fastdeploy_sd.entrypoints.text.answer_parts import AnswerParser
 from fastdeploy_sd.entrypoints.text.detokenizer import create_detokenizer
-from fastdeploy_sd.entrypoints.text.stop_strings import StopMatch, StopStrings
+from fastdeploy_sd.entrypoints.text.stop_strings import REPEATED_CALL, StopMatch, StopStrings
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
-from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, InternalError, shown
+from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, InternalError
 from fastdeploy_sd.types import DraftLogprob, FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprob
 
 
@@ -31,7 +32,7 @@ class TextDelta:
         draft_text_offsets: per draft, where the text of the token at its position starts; for drafts behind the last
             token, where the step's text ends.
         stop_reason: the stop string or stop token id that ended it; None for EOS and every other reason.
-        needs_abort: the engine does not know that the sequence ended (a stop string did it).
+        needs_abort: the engine does not know that the sequence ended (a stop string or a repeated call did it).
         metrics: set on the last delta; times the engine did not report are 0.0.
     """
 
@@ -59,13 +60,25 @@ class OutputProcessor:
         shown_offsets: where in it the text of each of its tokens starts, also of those that are still held back.
 
     Raises (on construction):
-        BadRequest: a stop string is complete in that output.
+        BadRequest: a stop string or a repeated call is complete in that output.
     """
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, shown_ids: Collection[int] = ()) -> None:
-        """Begin a sequence; hidden tokens with ids in `shown_ids` have text in it."""
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        shown_ids: Collection[int] = (),
+        parser: AnswerParser | None = None,
+    ) -> None:
+        """Begin a sequence.
+
+        Args:
+            shown_ids: hidden tokens that have text in it.
+            parser: its end is the sequence's end; None = its text ends only with a stop string.
+        """
         params = request.sampling
         self._request = request
+        self._parser = parser
         self._detokenizer = create_detokenizer(tokenizer, [int(i) for i in request.prompt_token_ids[-16:]], shown_ids)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._num_tokens = 0
@@ -77,7 +90,7 @@ class OutputProcessor:
         pieces, offsets, match = self._take_tokens(RequestOutput(self._request.request_id, tuple(token_ids)))
         if match is not None:
             raise BadRequest(
-                f"output_token_ids: expected tokens that have not ended the request, got those of {shown(match.stop)}",
+                f"output_token_ids: expected tokens that have not ended the request, got those of {match.described}",
                 param="output_token_ids",
             )
         return "".join(pieces), offsets
@@ -115,7 +128,7 @@ class OutputProcessor:
         )
 
     def _take_tokens(self, output: RequestOutput) -> tuple[list[str], list[int], StopMatch | None]:
-        """Return the text pieces and one text offset per token taken, up to a stop string's last token."""
+        """Return the text pieces and one text offset per token taken, up to the last token of what ends the text."""
         pieces: list[str] = []
         offsets: list[int] = []
         params = self._request.sampling
@@ -127,14 +140,23 @@ class OutputProcessor:
             is_sign = is_stop and i == len(output.token_ids) - 1 and not params.include_stop_str_in_output
             text = "" if is_sign else self._detokenizer.push(token_id)
             self._num_chars += len(text)
-            piece, match = self._stops.push(text, can_match=self._num_tokens >= params.min_tokens)
+            can_match = self._num_tokens >= params.min_tokens
+            piece, match = self._stops.push(text, can_match=can_match)
             pieces.append(piece)
+            if match is None and self._is_over_with(piece) and can_match:
+                match = REPEATED_CALL
             if match is not None:
                 return pieces, offsets, match
         return pieces, offsets, None
 
+    def _is_over_with(self, text: str) -> bool:
+        if self._parser is None:
+            return False
+        self._parser.push(text)
+        return self._parser.is_over
+
     def _metrics(self, output: RequestOutput) -> RequestMetrics:
-        """The engine's, or this side's clock when a stop string ended the sequence before the engine did."""
+        """The engine's, or this side's clock when the text ended the sequence before the engine did."""
         if output.metrics is not None:
             return output.metrics
         return RequestMetrics(self._request.arrival_time, 0.0, self._first_token_time, time.time())

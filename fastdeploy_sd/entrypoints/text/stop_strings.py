@@ -9,16 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fastdeploy_sd.errors import shown
+
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """The stop string that ended the text.
+    """What ended the text.
 
     Attributes:
-        stop: as the user wrote it.
+        stop: the stop string as the user wrote it; None = a repeated call of a function.
     """
 
-    stop: str
+    stop: str | None
+
+    @property
+    def described(self) -> str:
+        """For messages."""
+        return "a repeated call" if self.stop is None else shown(self.stop)
+
+
+REPEATED_CALL = StopMatch(None)
 
 
 class _Automaton:

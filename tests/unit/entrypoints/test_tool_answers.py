@@ -32,7 +32,9 @@ FLAT = {"type": "function", "name": "get", "description": "Gets.", "parameters":
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "tools": [TOOL], "request_id": "x"}
 ARGUMENTS = '{"city": "Rome"}'
 CALL = f'<tool_call>\n{{"name": "get", "arguments": {ARGUMENTS}}}\n</tool_call>'
-TEXT = f"I look.\n{CALL}\n{CALL}"
+OTHER_ARGUMENTS = '{"city": "Oslo"}'
+TEXT = f"I look.\n{CALL}\n{CALL.replace(ARGUMENTS, OTHER_ARGUMENTS)}"
+REPEAT = f"{TEXT}\n{CALL}\n{CALL} And so on."
 
 
 def script(text: str, step: int = 3, reason: FinishReason = FinishReason.STOP) -> Script:
@@ -75,7 +77,10 @@ def streamed(text: str, step: int, **ask: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("step", [1, 2, 5, 100])
-@pytest.mark.parametrize("text", [TEXT, CALL, TEXT + "\nDone.", "Hello.", "<tool_call>oops", CALL[:-20], CALL[:30]])
+@pytest.mark.parametrize(
+    "text",
+    [TEXT, CALL, TEXT + "\nDone.", "Hello.", "<tool_call>oops", CALL[:-20], CALL[:30], REPEAT, f"{CALL}{CALL[:-30]}"],
+)
 def test_a_stream_adds_up_to_the_whole(text: str, step: int) -> None:
     whole = message(text)
     expected = {"content": whole["message"]["content"], "tool_calls": whole["message"].get("tool_calls", [])}
@@ -84,8 +89,10 @@ def test_a_stream_adds_up_to_the_whole(text: str, step: int) -> None:
 
 def test_calls_have_openais_form() -> None:
     choice = message(TEXT)
-    function = {"name": "get", "arguments": ARGUMENTS}
-    calls = [{"id": tool_call_id("x", 0, i), "type": "function", "function": function} for i in range(2)]
+    calls = [
+        {"id": tool_call_id("x", 0, i), "type": "function", "function": {"name": "get", "arguments": arguments}}
+        for i, arguments in enumerate((ARGUMENTS, OTHER_ARGUMENTS))
+    ]
     assert choice["message"] == {"role": "assistant", "content": "I look.", "tool_calls": calls}
     assert choice["finish_reason"] == "tool_calls"
     assert message(CALL)["message"]["content"] is None
@@ -93,6 +100,25 @@ def test_calls_have_openais_form() -> None:
     assert message(CALL, stop="Rome")["finish_reason"] == "tool_calls", "a stop string ends a call as any text"
     cut = APP.post(CHAT, ASK, [script(CALL, reason=FinishReason.LENGTH)]).json()["choices"][0]
     assert cut["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("step", [1, 4, 1000])
+def test_a_repeated_call_ends_the_answer(step: int) -> None:
+    """With the token that completes it, however many more a step brought; the engine is told to stop."""
+    expected = message(TEXT)
+    ask = ASK | {"return_token_ids": True}
+    [choice] = APP.post(CHAT, ask, [script(REPEAT, step, FinishReason.LENGTH)]).json()["choices"]
+    ids = choice["message"].pop("completion_token_ids")
+    del choice["message"]["prompt_token_ids"]
+    assert (choice["message"], choice["finish_reason"]) == (expected["message"], "tool_calls")
+    assert choice["stop_reason"] is None
+    kept = TOKENIZER.decode(ids, skip_hidden=True)
+    assert kept.startswith(f"{TEXT}\n{CALL[: CALL.index('}')]}")
+    assert len(kept) < len(f"{TEXT}\n{CALL}\n")
+    assert [*APP.client.aborted.values()] == ([FinishReason.STOP] if step < 1000 else [])
+    late = APP.post(CHAT, ask | {"min_tokens": len(ids) + 3}, [script(REPEAT, step)]).json()["choices"][0]
+    assert len(late["message"]["completion_token_ids"]) == len(ids) + 3
+    assert late["message"]["tool_calls"] == choice["message"]["tool_calls"]
 
 
 def test_each_choice_has_calls_of_its_own_and_tokens_of_the_whole_text() -> None:
@@ -231,7 +257,7 @@ def test_calls_are_items_of_a_response(step: int) -> None:
     done = [event["item"] for event in stream if event["type"] == "response.output_item.done"]
     assert done == whole["output"]
     told = "".join(e["delta"] for e in stream if e["type"] == "response.function_call_arguments.delta")
-    assert told == 2 * ARGUMENTS
+    assert told == ARGUMENTS + OTHER_ARGUMENTS
 
 
 def test_results_of_calls_come_back_as_items() -> None:
@@ -263,7 +289,7 @@ def parts(job: GenerationJob, form: AnswerFormat, steps: Sequence[RequestOutput]
     return told
 
 
-@pytest.mark.parametrize("text", [TEXT + "\nDone.", CALL[:-30]])
+@pytest.mark.parametrize("text", [TEXT + "\nDone.", CALL[:-30], f"{TEXT}\n{CALL[:-30]}"])
 @pytest.mark.parametrize("is_chat", [True, False])
 def test_a_stream_goes_on_at_another_instance(text: str, is_chat: bool) -> None:
     """Behind any of its events the others follow, byte for byte, whatever call was half told."""

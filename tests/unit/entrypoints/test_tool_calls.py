@@ -161,7 +161,7 @@ def test_every_beginning_of_a_call_is_content_or_a_call(name: str) -> None:
         ),
         ("hermes", '<tool_call>{"name": "now", "arguments": {}} and more', ["{}"], "} and more"),
         ("hermes", '<tool_call><tool_call>{"name": "now"}</tool_call>', ["{}"], "<tool_call>"),
-        ("hermes", '<tool_call>{"name": "now"}\n<tool_call>{"name": "now"}</tool_call>', ["{}", "{}"], "\n"),
+        ("hermes", '<tool_call>{"name": "now"}\n<tool_call>{"name": "get"}</tool_call>', ["{}", "{}"], "\n"),
         ("hermes", '<tool_call>{"name": "now", "arguments": {}}', ["{}"], ""),
         ("qwen3_coder", "<function=now>\n</function>", ["{}"], ""),
         ("qwen3_coder", "<function=get><parameter=n>007</parameter></function>", ['{"n":"007"}'], ""),

@@ -108,7 +108,7 @@ class JsonScan:
         elif char == '"':
             self._expect, self._is_key = _Expect.STRING, False
         else:
-            self._expect, self._text = _Expect.SCALAR, []
+            self._expect, self._is_key, self._text = _Expect.SCALAR, False, []
             if not self._continues_scalar(char):
                 raise Malformed
 

@@ -9,7 +9,8 @@ content if the text turns out to be no call:
                                                  |=======| told as it comes
 
 A call begins when its name is one of the functions given and its arguments begin. From then on it stays a call; where
-its text breaks off or is malformed its arguments are incomplete, and what follows is content.
+its text breaks off or is malformed its arguments are incomplete, and what follows is content. A call that repeats an
+earlier one ends the answer and is not told: it is held back as long as it may become one.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ from collections.abc import Callable, Collection, Generator, Sequence
 
 from fastdeploy_sd.entrypoints.text.answer_parts import AnswerPart, Content, ToolCallDelta
 from fastdeploy_sd.entrypoints.text.tool_calls.json_scan import WHITESPACE, Malformed
+from fastdeploy_sd.entrypoints.text.tool_calls.repeats import CallHistory
 
 Reader = Generator[None, str, None]
 # Text is taken in pieces of so many characters: each opening looks through what is left of its piece.
 _PIECE_CHARS = 1024
+
+
+class Repeated(Exception):  # noqa: N818 - a verdict about a text, not a failure
+    """A call is complete that equals an earlier one of its answer."""
 
 
 class Sink:
@@ -38,6 +44,7 @@ class Sink:
         self._name: str | None = None
         self._arguments: list[str] = []
         self._parts: list[AnswerPart] = []
+        self._history = CallHistory()
         self.kept: list[str] = []
         self.is_closing = False
 
@@ -58,6 +65,7 @@ class Sink:
     def begin(self, name: str) -> None:
         """A call begins; its name is verified."""
         self._flush()
+        self._history.begin(name)
         self._num_calls += 1
         self._name = name
         self.kept.clear()
@@ -65,19 +73,33 @@ class Sink:
     def arguments(self, text: str) -> None:
         """More of the arguments of the call that has begun."""
         self._arguments.append(text)
+        self._history.add(text)
         self.kept.clear()
 
     def close(self) -> None:
-        """The arguments are complete; what follows closes the call."""
+        """The arguments are complete; what follows closes the call.
+
+        Raises:
+            Repeated: the call equals an earlier one; it is forgotten.
+        """
         self.is_closing = True
+        if self._history.close():
+            self._name = None
+            self._arguments.clear()
+            raise Repeated
 
     def end(self) -> None:
         """The call is closed; what follows may be anything."""
         self.kept.clear()
 
-    def take(self) -> list[AnswerPart]:
-        """Return what was found since the last time."""
-        self._flush()
+    def take(self, *, is_end: bool = False) -> list[AnswerPart]:
+        """Return what was found since the last time.
+
+        Args:
+            is_end: a call that is incomplete stays so, and cannot become a repeated one.
+        """
+        if is_end or not self._history.may_repeat:
+            self._flush()
         parts, self._parts = self._parts, []
         return parts
 
@@ -89,7 +111,7 @@ class Sink:
 
 
 class Scanner:
-    """The state of one answer; a `ToolParser`.
+    """The state of one answer; a `ToolParser`, which says what the attribute means.
 
     White space in front of a call is part of its format, and so is what ends the text behind one; all other text
     outside of calls is content.
@@ -121,6 +143,7 @@ class Scanner:
         self._begun = ""
         self._follows_content = False
         self._follows_call = False
+        self.is_over = False
 
     def push(self, text: str) -> list[AnswerPart]:
         """Take more text; return the content and calls that became certain, in order. Linear in the text."""
@@ -131,15 +154,18 @@ class Scanner:
 
     def _take(self, text: str, parts: list[AnswerPart]) -> None:
         position = 0
-        while position < len(text):
+        while position < len(text) and not self.is_over:
             step = self._search if self._reader is None else self._feed
             position = step(text, position, parts)
 
     def finish(self) -> list[AnswerPart]:
         """Return what was held back at the end of the text."""
         parts: list[AnswerPart] = []
+        if self.is_over:
+            return parts
         if self._reader is not None:
             self._reader = None
+            parts += self._sink.take(is_end=True)
             if self._sink.is_closing:
                 self._follows_call = True
             else:
@@ -178,11 +204,14 @@ class Scanner:
                 sink.kept.append(char)
                 position += 1
                 reader.send(char)
+        except Repeated:
+            parts += sink.take()
+            self._reader, self.is_over = None, True
         except StopIteration:
             parts += sink.take()
             self._reader, self._follows_call, self._follows_content = None, True, False
         except Malformed:
-            parts += sink.take()
+            parts += sink.take(is_end=True)
             self._reader = None
             self._give_up("".join(sink.kept), parts)
         else:

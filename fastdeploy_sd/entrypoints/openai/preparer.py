@@ -87,10 +87,10 @@ class Preparer:
         self._encoder = PromptEncoder(self.tokenizer)
         template = self.tokenizer.files.chat_template
         reasoning = find_format(config.model.reasoning_parser, template)
-        calls = find_call_format(config.model.tool_call_parser, template)
-        self.parsers = (
-            f"reasoning parser: {reasoning.name if reasoning else 'none'}; tool call parser: {calls or 'none'}"
-        )
+        calls = find_call_format(config.model.tool_call_parser, template) or "none"
+        if config.model.tool_call_parser == "auto":
+            calls += ", and bare JSON"
+        self.parsers = f"reasoning parser: {reasoning.name if reasoning else 'none'}; tool call parser: {calls}"
         self._config = config
         self._model_info = model_info
         self._server: ForkServer | None = None

@@ -7,7 +7,6 @@ from typing import Any
 
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, GenerationBody
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
-from fastdeploy_sd.entrypoints.text.tool_calls.call_format import CallFormat
 from fastdeploy_sd.entrypoints.text.tool_calls.formats import FORMATS, find_format
 from fastdeploy_sd.entrypoints.text.tool_calls.grammars import is_guided, tool_grammar
 from fastdeploy_sd.entrypoints.text.tool_calls.options import ToolOptions
@@ -35,6 +34,7 @@ class ToolCalling:
     def __init__(self, name: str | None, tokenizer: Tokenizer, verify_grammar: Callable[[str, str], None]) -> None:
         self._verify_grammar = verify_grammar
         self._format = find_format(name, tokenizer.files.chat_template)
+        self._is_auto = name == "auto"
         markers = () if self._format is None else FORMATS[self._format].markers
         self._hidden_ids = {
             text: token_id
@@ -65,19 +65,17 @@ class ToolCalling:
             )
         is_legacy = isinstance(body, ChatCompletionBody) and bool(body.functions)
         functions = tuple(tool.as_callable() for tool in use.callable_tools)
-        options = ToolOptions(self._format, functions, is_legacy)
+        options = ToolOptions(self._format, functions, self._is_auto and not content, is_legacy)
         if not (is_guided(use) or content):
             return options, ""
         for error in against_grammar(params):
             raise error
-        grammar = self._grammar(FORMATS[self._format], use, content)
-        self._verify_grammar(grammar, "tools")
-        return options, grammar
-
-    def _grammar(self, form: CallFormat, use: ToolUse, content: str) -> str:
         for tool in use.callable_tools:
             verify_schema(tool.parameters or {}, f"tools.{tool.name}.parameters")
-        return tool_grammar(form, use, self._hidden_ids, content)
+        form = FORMATS[self._format]
+        grammar = tool_grammar(form, use, self._hidden_ids, content, reads_bare=options.reads_bare)
+        self._verify_grammar(grammar, "tools")
+        return options, grammar
 
 
 def offered_tools(use: ToolUse | None) -> list[Mapping[str, Any]]:

@@ -44,20 +44,21 @@ def script(text: str, step: int = 3, reason: FinishReason = FinishReason.STOP) -
 
 
 APP = ScriptedApp(tool_call_parser="hermes")
+AUTO = ScriptedApp(tool_call_parser="auto")
 
 
-def message(text: str, **ask: Any) -> dict[str, Any]:
+def message(text: str, app: ScriptedApp = APP, **ask: Any) -> dict[str, Any]:
     """The only choice of the whole answer."""
-    answer = APP.post(CHAT, ASK | ask, [script(text)]).json()
+    answer = app.post(CHAT, ASK | ask, [script(text)]).json()
     [choice] = answer["choices"]
     return dict(choice)
 
 
-def streamed(text: str, step: int, **ask: Any) -> dict[str, Any]:
+def streamed(text: str, step: int, app: ScriptedApp = APP, **ask: Any) -> dict[str, Any]:
     """The choice that a stream adds up to, as clients add it up."""
     told: dict[str, Any] = {"content": None, "tool_calls": []}
     last: dict[str, Any] = {}
-    chunks = APP.chunks(CHAT, ASK | ask, [script(text, step)])
+    chunks = app.chunks(CHAT, ASK | ask, [script(text, step)])
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     for chunk in chunks:
         for choice in chunk["choices"]:
@@ -85,6 +86,23 @@ def test_a_stream_adds_up_to_the_whole(text: str, step: int) -> None:
     whole = message(text)
     expected = {"content": whole["message"]["content"], "tool_calls": whole["message"].get("tool_calls", [])}
     assert streamed(text, step) == {"message": expected, "finish_reason": whole["finish_reason"]}
+
+
+@pytest.mark.parametrize("step", [1, 5, 100])
+def test_a_call_in_a_fence_is_a_call_by_default(step: int) -> None:
+    """Not where the server was told another format, nor where the answer is to be JSON."""
+    call = f'{{"name": "get", "arguments": {ARGUMENTS}}}'
+    for text in (f"```json\n{call}\n```\n", call, f"```json\n{CALL}\n```"):
+        whole = message(text, AUTO)
+        function = {"name": "get", "arguments": ARGUMENTS}
+        calls = [{"id": tool_call_id("x", 0, 0), "type": "function", "function": function}]
+        assert (whole["message"]["content"], whole["message"]["tool_calls"]) == (None, calls)
+        expected = {"message": {"content": None, "tool_calls": calls}, "finish_reason": "tool_calls"}
+        assert streamed(text, step, AUTO) == expected
+    for text in (f"As JSON:\n```json\n{call}\n```", "```python\nget('Rome')\n```", '{"city": "Rome"}'):
+        assert streamed(text, step, AUTO) == {"message": {"content": text, "tool_calls": []}, "finish_reason": "stop"}
+    assert message(call)["message"]["content"] == call
+    assert message(call, AUTO, response_format={"type": "json_object"})["message"]["content"] == call
 
 
 def test_calls_have_openais_form() -> None:

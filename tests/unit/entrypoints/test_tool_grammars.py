@@ -14,6 +14,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from fastdeploy_sd.entrypoints.text.answer_parts import PartsDelta
 from fastdeploy_sd.entrypoints.text.tool_calls.formats import FORMATS
 from fastdeploy_sd.entrypoints.text.tool_calls.grammars import MAX_GUIDED_CALLS, is_guided, tool_grammar
+from fastdeploy_sd.entrypoints.text.tool_calls.options import ToolOptions
 from fastdeploy_sd.entrypoints.text.tool_calls.tools import Tool, ToolMode, ToolUse
 from fastdeploy_sd.errors import BadRequest
 
@@ -38,8 +39,8 @@ FREE = ToolUse((GET, NOW), ToolMode.AUTO, frozenset({"get", "now"}))
 ONE = ToolUse((GET, NOW), ToolMode.AUTO, frozenset({"get", "now"}), is_parallel=False)
 
 
-def grammar(name: str, use: ToolUse) -> str:
-    text = tool_grammar(FORMATS[name], use, {})
+def grammar(name: str, use: ToolUse, *, reads_bare: bool = False) -> str:
+    text = tool_grammar(FORMATS[name], use, {}, reads_bare=reads_bare)
     assert not LLMatcher.validate_grammar(text, BYTES)
     return text
 
@@ -103,11 +104,55 @@ def test_a_call_that_may_be_made_is_guided_from_its_opening_on(name: str) -> Non
         text = grammar(name, use)
         for output in texts:
             assert accepts(text, output), output
-        assert not accepts(text, begin + "unknown")
+        assert accepts(text, begin + "unknown") == (name == "json")  # which is text there
         assert form.only_first or not accepts(text, "x" + begin + "get")
     more = good + "\nDone." if not form.only_first else good
     assert accepts(grammar(name, ONE), more) == form.only_first
     assert accepts(grammar(name, FREE), more)
+
+
+BARE = '{"name": "get", "arguments": {"city": "a", "unit": "x"}}'
+BARE_NOW = '{{ "name": "now", "parameters": {}}\n}'
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_without_marks_is_guided_too(name: str) -> None:
+    """From its name on, where the answer begins with it; other JSON and code stay free."""
+    use_of = {id(use): grammar(name, use, reads_bare=True) for use in (FREE, ONE)}
+    options = ToolOptions(name, tuple(tool.as_callable() for tool in FREE.callable_tools), reads_bare=True)
+    one = [BARE, f"```json\n{BARE}\n```\n", f"\n```\n[{BARE}]\n```", BARE_NOW, f"[{BARE}]"]
+    several = [
+        f"```json\n{BARE},\n{BARE_NOW}\n```",
+        f"```json\n{BARE}\n```\n\n```json\n{BARE_NOW}```",
+        f"[{BARE}, {BARE_NOW}]",
+    ]
+    texts = [
+        "",
+        "{",
+        "```json\n[1, 2]\n```",
+        "```python\nx\n```",
+        '{"name": "unknown", "arguments": 1}',
+        f"Look: {BARE}",
+    ]
+    wrong = ['{"city": "a"}', '{"city": "a", "unit": "z"', '{"city": "a", "unit": "x", "other"']
+    for output in (*one, *several):
+        parser = options.parser()
+        calls = PartsDelta.of(parser.push(output) + parser.finish()).tool_calls
+        assert len(calls) == 1 + (output in several) or (name == "mistral" and "[" in output), output
+    for use in (FREE, ONE):
+        text = use_of[id(use)]
+        assert all(accepts(text, output) for output in (*one, *texts))
+        assert [accepts(text, output) for output in several] == [use is FREE] * len(several)
+        for arguments in wrong:
+            beginning = '```json\n{"name": "get", "arguments": ' + arguments
+            assert not allows(text, beginning), arguments
+        assert allows(text, '```json\n{"name": "now", "arguments": {"any": ')
+
+
+def allows(text: str, output: str) -> bool:
+    """Whether an answer may begin like this."""
+    tokens = BYTES.tokenize_str(output)
+    return LLMatcher(BYTES, text).try_consume_tokens(tokens) == len(tokens)
 
 
 def test_what_is_free_has_no_grammar() -> None:

@@ -24,6 +24,9 @@ class CallableFunction:
 
 
 Functions = Mapping[str, CallableFunction]
+Read = Callable[[Sink, str, Functions], Reader]
+# What calls without marks of a format begin with: a JSON object, a list of them, a Markdown fence around them.
+BARE_OPENINGS = ("{", "[", "```")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +71,25 @@ class CallFormat:
 
     models: str
     openings: tuple[str, ...]
-    read: Callable[[Sink, str, Functions], Reader]
+    read: Read
     text: CallText
     only_first: bool = False
     markers: tuple[str, ...] = ()
     signs: tuple[tuple[str, ...], ...] = ()
 
-    def parser(self, functions: Sequence[CallableFunction]) -> ToolParser:
-        """Return what finds calls of these functions in one answer."""
+    def parser(self, functions: Sequence[CallableFunction], read_bare: Read | None = None) -> ToolParser:
+        """Return what finds calls of these functions in one answer.
+
+        Args:
+            read_bare: makes the reader of bare calls (BARE_OPENINGS), which an answer may begin with; None = an answer
+                has none but those of the format.
+        """
         named = {function.name: function for function in functions}
-        read = self.read
-        return Scanner(
-            self.openings, lambda sink, opening: read(sink, opening, named), named, only_first=self.only_first
-        )
+        readers = dict.fromkeys(self.openings, self.read)
+        only_first = set(self.openings if self.only_first else ())
+        if read_bare is not None:
+            longer = [own for own in self.openings if own not in BARE_OPENINGS]
+            bare = [opening for opening in BARE_OPENINGS if not any(own.startswith(opening) for own in longer)]
+            readers |= dict.fromkeys(bare, read_bare)
+            only_first |= {*bare}
+        return Scanner(tuple(readers), lambda sink, opening: readers[opening](sink, opening, named), named, only_first)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fastdeploy_sd.entrypoints.text.tool_calls.call_format import CallFormat, CallText, ParameterText
+from fastdeploy_sd.entrypoints.text.tool_calls.call_format import BARE_OPENINGS, CallFormat, CallText, ParameterText
 from fastdeploy_sd.entrypoints.text.tool_calls.json_calls import (
     DEEPSEEK_BEGIN,
     DEEPSEEK_END,
     DEEPSEEK_LAST,
     DEEPSEEK_OPENING,
     DEEPSEEK_SEPARATOR,
+    read_bare,
     read_deepseek,
     read_hermes,
     read_json,
@@ -114,9 +115,9 @@ FORMATS: Mapping[str, CallFormat] = {
         signs=(("<|python_tag|>",), ('"parameters": ', "<|start_header_id|>")),
     ),
     "json": CallFormat(
-        models="models that write JSON and nothing around it",
-        openings=("{", "["),
-        read=read_json,
+        models="models that write JSON, bare or in a Markdown fence",
+        openings=BARE_OPENINGS,
+        read=read_bare,
         text=CallText(
             before_name='{"name": "',
             before_arguments='", "arguments": ',

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fastdeploy_sd.entrypoints.text.tool_calls.call_format import CallFormat
+from fastdeploy_sd.entrypoints.text.tool_calls.call_format import BARE_OPENINGS, CallFormat
 from fastdeploy_sd.entrypoints.text.tool_calls.grammar_rules import GrammarRules
-from fastdeploy_sd.entrypoints.text.tool_calls.parameter_grammars import ANY_TEXT, parameters_rule
+from fastdeploy_sd.entrypoints.text.tool_calls.json_calls import FENCE_LANGUAGES
+from fastdeploy_sd.entrypoints.text.tool_calls.parameter_grammars import (
+    ANY_TEXT,
+    json_parameters_rule,
+    parameters_rule,
+)
 from fastdeploy_sd.entrypoints.text.tool_calls.tools import ToolMode, ToolUse
 
 # Wanted calls of one answer: a model that finds no end must come to one.
 MAX_GUIDED_CALLS = 16
 _SPACE = r"[ \t\r\n]"
+# What a call without marks begins with, up to its name.
+_BARE_START = (
+    rf"(```({'|'.join(FENCE_LANGUAGES)}){_SPACE}*)?(\[{_SPACE}*)?"
+    rf'\{{{_SPACE}*(\{{{_SPACE}*)?"name"{_SPACE}*:{_SPACE}*"'
+)
 
 
 def is_guided(use: ToolUse) -> bool:
@@ -24,7 +34,14 @@ def is_guided(use: ToolUse) -> bool:
     return use.mode is not ToolMode.NONE and (use.mode is ToolMode.REQUIRED or use.takes_one_call or is_strict)
 
 
-def tool_grammar(form: CallFormat, use: ToolUse, hidden_ids: Mapping[str, int], content: str = "") -> str:
+def tool_grammar(
+    form: CallFormat,
+    use: ToolUse,
+    hidden_ids: Mapping[str, int],
+    content: str = "",
+    *,
+    reads_bare: bool = False,
+) -> str:
     """Return the grammar that a guided answer follows.
 
     Args:
@@ -32,6 +49,7 @@ def tool_grammar(form: CallFormat, use: ToolUse, hidden_ids: Mapping[str, int], 
         use: what is offered and wanted; the schemas are valid.
         hidden_ids: text -> id of the tokens that text does not show.
         content: the grammar of an answer that calls nothing, where that is guided too.
+        reads_bare: calls without the format's marks are read, too; see ToolOptions.
 
     Raises:
         BadRequest: the format has no way to write a parameter.
@@ -40,7 +58,9 @@ def tool_grammar(form: CallFormat, use: ToolUse, hidden_ids: Mapping[str, int], 
     writer = _Writer(form, use, hidden_ids, is_wanted=is_wanted)
     if is_wanted:
         return writer.wanted()
-    return writer.or_content(content) if content else writer.possible()
+    if content:
+        return writer.or_content(content)
+    return writer.possible_or_bare() if reads_bare or form.openings == BARE_OPENINGS else writer.possible()
 
 
 class _Writer:
@@ -68,16 +88,50 @@ class _Writer:
 
     def possible(self) -> str:
         """The grammar of text in which each call is guided."""
-        beginning = self._text.before_all + self._text.before_name
         if self._form.only_first:
+            beginning = self._text.before_all + self._text.before_name
             return self._rules.text(f"{self._calls(beginning, None)} | {self._rules.add(self._other_text())}")
+        return self._rules.text(self._marked_calls(ANY_TEXT))
+
+    def possible_or_bare(self) -> str:
+        """The grammar of text in which each call is guided, with the marks of the format or, in front, without any."""
+        tools = self._use.callable_tools
+        names = "|".join(tool.name for tool in tools)
+        start = rf"{_SPACE}*(```{_SPACE}*)?[,;]?{_SPACE}*{_BARE_START}({names})\""
+        free = f"({ANY_TEXT} & ~/{start}(.|\\n)*/)"
+        bare = self._bare_calls()
+        if self._form.only_first:
+            return self._rules.text(f"{bare} | {self._rules.add_terminal(free)}")
+        return self._rules.text(f"{bare} | {self._marked_calls(free)}")
+
+    def _bare_calls(self) -> str:
+        """Calls without marks. What is around them is one terminal each: the lexer does not go back."""
+        firsts, others = [], []
+        close = rf"{_SPACE}*\}}({_SPACE}*\}})?"
+        space = self._rules.add_terminal(f"/{_SPACE}+/")
+        for tool in self._use.callable_tools:
+            parameters = json_parameters_rule(self._rules, tool, has_schema=tool.strict)
+            arguments = rf'{tool.name}"{_SPACE}*,{_SPACE}*"(arguments|parameters)"{_SPACE}*:'
+            head = self._rules.add(f"/{_SPACE}*{_BARE_START}{arguments}/", "[lazy]")
+            firsts.append(f"{head} {space}? {parameters}")
+            between = rf"{close}({_SPACE}*\])?({_SPACE}*```)?{_SPACE}*[,;]?{_SPACE}*{_BARE_START}{arguments}"
+            others.append(f"{self._rules.add_terminal(f'/{between}/')} {space}? {parameters}")
+        first = self._rules.add(" | ".join(firsts))
+        more = "" if self._use.takes_one_call else f"{self._rules.add(' | '.join(others))}*"
+        end = self._rules.add_terminal(f"/{close}({_SPACE}*\\])?({_SPACE}*```)?{_SPACE}*/")
+        return f"{first} {more} {end}"
+
+    def _marked_calls(self, free: str) -> str:
+        """Text in which each call with the marks of the format is guided; `free` = what stands between them."""
+        beginning = self._text.before_all + self._text.before_name
         opening = next(opening for opening in self._form.openings if beginning.startswith(opening))
-        head = self._head(opening)
+        text = self._rules.add_terminal(free)
+        head = self._head(opening, text)
         is_section = bool(self._text.before_all)
         calls = self._calls(beginning.removeprefix(opening), None if is_section else 0)
         if self._use.takes_one_call:
-            return self._rules.text(f"{head} {calls} | {self._rules.add(ANY_TEXT)}")
-        return self._rules.text(f"({head} {calls})* {self._rules.add(ANY_TEXT)}")
+            return f"{head} {calls} | {text}"
+        return f"({head} {calls})* {text}"
 
     def _calls(self, beginning: str, num_more: int | None) -> str:
         """A call behind this text and as many more, None = any number."""
@@ -87,12 +141,11 @@ class _Writer:
             more = f"{again}*" if num_more is None else f"{again}{{0,{num_more}}}"
         return f"{self._rules.literal(beginning)} {self._call} {more} {self._rules.literal(self._text.behind_all)}"
 
-    def _head(self, opening: str) -> str:
+    def _head(self, opening: str, text: str) -> str:
         """Free text up to an opening, and the opening."""
         if self._rules.id_of(opening) is not None:
-            return f"{self._rules.add(ANY_TEXT)} {self._rules.literal(opening)}"
-        free = self._rules.add_terminal(ANY_TEXT)
-        return self._rules.add(f"{free} {self._rules.literal(opening)}", "[lazy]")
+            return f"{text} {self._rules.literal(opening)}"
+        return self._rules.add(f"{text} {self._rules.literal(opening)}", "[lazy]")
 
     def _other_text(self) -> str:
         """Text that begins no call."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.entrypoints.text.tool_calls.call_format import Functions
-from fastdeploy_sd.entrypoints.text.tool_calls.json_scan import Malformed
+from fastdeploy_sd.entrypoints.text.tool_calls.call_format import CallFormat, Functions
+from fastdeploy_sd.entrypoints.text.tool_calls.json_scan import WHITESPACE, Malformed
 from fastdeploy_sd.entrypoints.text.tool_calls.readers import (
+    CharReader,
     read_call,
     read_calls,
     read_literal,
@@ -20,6 +21,9 @@ DEEPSEEK_BEGIN = "<\uff5ctool\u2581call\u2581begin\uff5c>"
 DEEPSEEK_SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 DEEPSEEK_END = "<\uff5ctool\u2581call\u2581end\uff5c>"
 DEEPSEEK_LAST = "<\uff5ctool\u2581calls\u2581end\uff5c>"
+_FENCE = "```"
+# What models write behind a fence around calls.
+FENCE_LANGUAGES = ("", "json", "xml", "tool_call")
 
 
 def read_hermes(sink: Sink, opening: str, functions: Functions) -> Reader:
@@ -47,6 +51,53 @@ def read_json(sink: Sink, opening: str, functions: Functions) -> Reader:
             raise Malformed
         sink.head()
         first = yield from read_space()
+
+
+def read_bare(sink: Sink, opening: str, functions: Functions, tagged: CallFormat | None = None) -> Reader:
+    """Calls that an answer begins with and that have no marks, in Markdown fences or not: JSON objects, or a list of
+    them. A fence may also hold calls of a format with marks.
+
+    Source: answers of Qwen2.5-Coder-Instruct, 0.5B and 1.5B.
+
+    Args:
+        tagged: the format with marks, None = there is none.
+    """
+    is_fenced = opening == _FENCE
+    char = (yield from _read_fence()) if is_fenced else opening
+    while True:
+        if char == "[":
+            yield from read_calls(sink, char, is_bare=True)
+        elif char == "{" or tagged is None:
+            yield from read_call(sink, char, is_bare=True)
+        else:
+            mark = yield from read_one_of(tagged.openings, char)
+            yield from tagged.read(sink, mark, functions)
+        sink.end()
+        char = yield from read_space()
+        if char == _FENCE[0] and is_fenced:
+            yield from read_literal(_FENCE, char)
+            sink.end()
+            is_fenced = False
+            char = yield from read_space()
+        elif char in ",;":
+            char = yield from read_space()
+        sink.head()
+        if char == _FENCE[0] and not is_fenced:
+            yield from read_literal(_FENCE, char)
+            is_fenced = True
+            char = yield from _read_fence()
+
+
+def _read_fence() -> CharReader:
+    """Read the rest of a line that opens a fence; return the first character of what the fence holds."""
+    language = ""
+    while (char := (yield)).isalpha() or char == "_":
+        language += char
+        if not any(known.startswith(language) for known in FENCE_LANGUAGES):
+            raise Malformed
+    if language not in FENCE_LANGUAGES:
+        raise Malformed
+    return (yield from read_space()) if char in WHITESPACE else char
 
 
 def read_deepseek(sink: Sink, opening: str, functions: Functions) -> Reader:

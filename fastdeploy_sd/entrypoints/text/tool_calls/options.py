@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fastdeploy_sd.entrypoints.text.answer_parts import ToolParser
 from fastdeploy_sd.entrypoints.text.tool_calls.call_format import CallableFunction
 from fastdeploy_sd.entrypoints.text.tool_calls.formats import FORMATS
+from fastdeploy_sd.entrypoints.text.tool_calls.json_calls import read_bare
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +16,19 @@ class ToolOptions:
 
     Attributes:
         format: name of the model's format.
+        reads_bare: calls without the format's marks are read, too, where an answer begins with them.
         is_legacy: the answer says `function_call`, OpenAI's older name of its only call.
     """
 
     format: str
     functions: tuple[CallableFunction, ...]
+    reads_bare: bool = False
     is_legacy: bool = False
 
     def parser(self) -> ToolParser:
         """Return what finds calls in one answer."""
-        return FORMATS[self.format].parser(self.functions)
+        form = FORMATS[self.format]
+        if not self.reads_bare:
+            return form.parser(self.functions)
+        tagged = None if form.only_first else form
+        return form.parser(self.functions, lambda sink, opening, named: read_bare(sink, opening, named, tagged))

@@ -87,28 +87,37 @@ def read_object(sink: Sink, first: str, name: str) -> VoidReader:
     sink.close()
 
 
-def read_call(sink: Sink, first: str) -> VoidReader:
-    """Read a call that is a JSON object with a name and arguments, in any order, of which the first character was
-    taken; other members mean nothing.
+def read_call(sink: Sink, first: str, *, is_bare: bool = False) -> VoidReader:
+    """Read a call that is a JSON object with a name and arguments, of which the first character was taken; other
+    members mean nothing. Some models double the outer braces.
+
+    Args:
+        is_bare: nothing but the object says that it is a call: its first member is the name, its second the arguments.
 
     Raises:
         Malformed: it is none.
     """
     scan = JsonScan()
-    call = _Call(sink)
-    is_over = scan.push(_object_start(first))
-    while not is_over:
+    call = _Call(sink, is_bare=is_bare)
+    scan.push(_object_start(first))
+    char = yield from read_space()
+    is_doubled = char == "{"
+    if is_doubled:
         char = yield
-        is_over = scan.push(char)
+    while not scan.push(char):
         call.take(scan.member, char)
+        char = yield
     call.end()
+    if is_doubled:
+        yield from read_literal("}", (yield from read_space()))
 
 
 class _Call:
     """The members of a call object so far."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, *, is_bare: bool) -> None:
         self._sink = sink
+        self._is_bare = is_bare
         self._member: str | None = None
         self._name = ""
         self._value: list[str] = []  # of the name, and of arguments that come before it
@@ -121,6 +130,8 @@ class _Call:
         if member != self._member:
             self._end_member()
             self._member = member
+            if self._is_bare and member is not None and not self._has_begun:
+                self._verify_order(member)
             if member in _ARGUMENTS:
                 _object_start(char)
                 if self._early or self._are_complete:
@@ -131,6 +142,8 @@ class _Call:
             self._sink.arguments(char)
         elif member in _ARGUMENTS or member == "name":
             self._value.append(char)
+            if member == "name":
+                self._sink.verify_begins_name("".join(self._value))
 
     def end(self) -> None:
         """The object is complete."""
@@ -141,6 +154,10 @@ class _Call:
             self._begin()
             self._sink.arguments("{}")
             self._sink.close()
+
+    def _verify_order(self, member: str) -> None:
+        if member not in (_ARGUMENTS if self._name else ("name",)):
+            raise Malformed
 
     def _end_member(self) -> None:
         text = "".join(self._value)
@@ -170,8 +187,8 @@ class _Call:
         self._sink.close()
 
 
-def read_calls(sink: Sink, first: str) -> VoidReader:
-    """Read a JSON list of calls, of which the first character was taken.
+def read_calls(sink: Sink, first: str, *, is_bare: bool = False) -> VoidReader:
+    """Read a JSON list of calls, of which the first character was taken; see read_call.
 
     Raises:
         Malformed: it is none.
@@ -180,7 +197,7 @@ def read_calls(sink: Sink, first: str) -> VoidReader:
         raise Malformed
     char = yield from read_space()
     while True:
-        yield from read_call(sink, char)
+        yield from read_call(sink, char, is_bare=is_bare)
         sink.end()
         char = yield from read_space()
         if char == "]":

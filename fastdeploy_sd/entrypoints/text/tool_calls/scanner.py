@@ -62,6 +62,15 @@ class Sink:
         if name not in self._names:
             raise Malformed
 
+    def verify_begins_name(self, text: str) -> None:
+        """Make sure that the JSON text of a function's name may begin like this.
+
+        Raises:
+            Malformed: no name does.
+        """
+        if not any(f'"{name}"'.startswith(text) for name in self._names):
+            raise Malformed
+
     def begin(self, name: str) -> None:
         """A call begins; its name is verified."""
         self._flush()
@@ -120,7 +129,7 @@ class Scanner:
         openings: what a call, or a list of calls, begins with; none is the beginning of another.
         read: makes the reader of the text behind an opening.
         names: of the functions that may be called.
-        only_first: a call is one only in front of all content, or right behind another.
+        only_first: those openings that begin a call only in front of all content, or right after another call.
     """
 
     def __init__(
@@ -128,14 +137,18 @@ class Scanner:
         openings: Sequence[str],
         read: Callable[[Sink, str], Reader],
         names: Collection[str],
-        *,
-        only_first: bool = False,
+        only_first: Collection[str] = (),
     ) -> None:
         self._openings = tuple(openings)
-        self._beginnings = {opening[:n] for opening in openings for n in range(1, len(opening))}
+        self._only_first = frozenset(only_first)
+        # Each proper beginning of an opening -> whether it may stand anywhere.
+        self._beginnings: dict[str, bool] = {}
+        for opening in openings:
+            for n in range(1, len(opening)):
+                is_anywhere = self._beginnings.get(opening[:n], False)
+                self._beginnings[opening[:n]] = is_anywhere or opening not in self._only_first
         self._longest = max(map(len, openings))
         self._read = read
-        self._only_first = only_first
         self._sink = Sink(names)
         self._reader: Reader | None = None
         # Held back outside of calls: white space, and behind it what may be the beginning of an opening.
@@ -228,17 +241,20 @@ class Scanner:
     def _find(self, text: str) -> tuple[int, str] | None:
         """Return the first opening and its place."""
         found = [(place, opening) for opening in self._openings if (place := text.find(opening)) >= 0]
-        return min((f for f in found if self._may_open(text[: f[0]])), default=None)
+        return min((f for f in found if f[1] not in self._only_first or self._is_first(text[: f[0]])), default=None)
 
     def _num_begun(self, text: str) -> int:
         """Return the length of the longest end of a text that is the beginning of an opening."""
         lengths = range(min(self._longest, len(text)), 0, -1)
-        num_begun = next((n for n in lengths if text[len(text) - n :] in self._beginnings), 0)
-        return num_begun if self._may_open(text[: len(text) - num_begun]) else 0
+        for n in lengths:
+            is_anywhere = self._beginnings.get(text[len(text) - n :])
+            if is_anywhere or (is_anywhere is not None and self._is_first(text[: len(text) - n])):
+                return n
+        return 0
 
-    def _may_open(self, before: str) -> bool:
-        """Whether a call may begin behind this text, which follows what has been told."""
-        return not self._only_first or not (self._follows_content or before.strip(WHITESPACE))
+    def _is_first(self, before: str) -> bool:
+        """Whether what follows this text, which follows what has been told, is before all content or after a call."""
+        return not (self._follows_content or before.strip(WHITESPACE))
 
     def _say(self, text: str, parts: list[AnswerPart]) -> None:
         if text:

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fastdeploy_sd.errors import Forbidden
 from fastdeploy_sd.fleet.signing import is_signed, sign
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 ROUTE_HEADER = "X-Fdsd-Route"
 NOT_AUTHENTIC = "route_not_authentic"
 _PURPOSE = "route"
-_VERSION = 2
+_VERSION = 3
 # The headers of a request may take so long to be read by a busy instance.
 LIFE_S = 60.0
 
@@ -79,6 +80,7 @@ class Route:
         num_body_bytes: of the client's body; a Progress in msgpack is what follows, if anything does.
         num_bytes, digest: of everything that follows the headers; the digest is SHA-256.
         kv_source: who computes its prompt's KV.
+        client: who sent the request to the router, as `client_of` names it.
     """
 
     version: int
@@ -89,16 +91,25 @@ class Route:
     num_bytes: int
     digest: str
     kv_source: KvSource | None = None
+    client: str = ""
+
+
+class Recipient(NamedTuple):
+    """The instance that a route is for, and what its monotonic clock says."""
+
+    instance_id: str
+    now: float
 
 
 def make_route(
-    key: bytes, instance_id: str, now: float, body: bytes, progress: Progress | None, kv_source: KvSource | None
+    key: bytes, to: Recipient, body: bytes, progress: Progress | None, kv_source: KvSource | None, client: str
 ) -> tuple[str, bytes]:
-    """Return the value of the header, and the bytes to send as the body. `now`: by the instance's monotonic clock."""
+    """Return the value of the header, and the bytes to send as the body."""
     content = body if progress is None else body + pack(progress)
     digest = hashlib.sha256(content).hexdigest()
     nonce = secrets.token_hex(16)
-    route = Route(_VERSION, instance_id, nonce, now + LIFE_S, len(body), len(content), digest, kv_source)
+    expiry = to.now + LIFE_S
+    route = Route(_VERSION, to.instance_id, nonce, expiry, len(body), len(content), digest, kv_source, client)
     text = base64.urlsafe_b64encode(pack(route)).decode("ascii")
     return f"{text}.{sign(key, _PURPOSE, text.encode())}", content
 

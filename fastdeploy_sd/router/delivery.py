@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
+from fastdeploy_sd.entrypoints.openai.auth import client_of
 from fastdeploy_sd.entrypoints.openai.error_format import to_fdsd_error
 from fastdeploy_sd.entrypoints.openai.stream_errors import failed_end
 from fastdeploy_sd.errors import FdsdError
@@ -22,6 +23,7 @@ class Delivery:
 
     Attributes:
         has_started: the client has got anything.
+        client: its name, see client_of.
 
     Args:
         request: for its log line, and its route for the form of errors.
@@ -29,7 +31,7 @@ class Delivery:
     """
 
     def __init__(self, request: HttpRequest, send: Send) -> None:
-        self.has_started = False
+        self.has_started, self.client = False, client_of(request.scope)
         self._request = request
         self._send = send
         self._is_stream = False

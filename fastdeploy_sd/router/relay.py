@@ -17,7 +17,7 @@ from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, Unavailable
 from fastdeploy_sd.fleet.http_client import Ask, BrokenError, Exchange, HttpClient
 from fastdeploy_sd.fleet.messages import Clock
 from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord, StreamEvent
-from fastdeploy_sd.fleet.route import ROUTE_HEADER, make_route
+from fastdeploy_sd.fleet.route import ROUTE_HEADER, Recipient, make_route
 from fastdeploy_sd.metrics import RouterStats
 from fastdeploy_sd.router.choice import Chooser, Placement, Wish
 from fastdeploy_sd.router.delivery import Delivery
@@ -201,9 +201,8 @@ class Relay:
         source = None if placement.source is None else placement.source.kv_source
         progress = self._record.progress if self.delivery.has_started else None
         instance = placement.instance
-        header, body = make_route(
-            self.courier.key, instance.instance_id, instance.clock.monotonic, self.ask.body, progress, source
-        )
+        to = Recipient(instance.instance_id, instance.clock.monotonic)
+        header, body = make_route(self.courier.key, to, self.ask.body, progress, source, self.delivery.client)
         headers = [*self.ask.headers, (ROUTE_HEADER.lower().encode("ascii"), header.encode("ascii"))]
         return Ask(self.ask.method, self.ask.path, headers, body)
 

@@ -14,7 +14,7 @@ import pytest
 from fastdeploy_sd.config import ServerConfig
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord
-from fastdeploy_sd.fleet.route import ROUTE_HEADER, ChoiceProgress, Progress, RouteReader, make_route
+from fastdeploy_sd.fleet.route import ROUTE_HEADER, ChoiceProgress, Progress, Recipient, RouteReader, make_route
 from fastdeploy_sd.types import KvSource
 from tests.server.toy_server import MODEL, Served, serve, server_config, text_of, toy_tokens
 
@@ -47,8 +47,15 @@ async def post(
 ) -> httpx.Response:
     """What a router sends."""
     body = {"model": MODEL, "max_tokens": 12, "stream": True, **body}
-    header, content = make_route(KEY, INSTANCE, time.monotonic(), json.dumps(body).encode(), progress, source)
+    header, content = make_route(
+        KEY, Recipient(INSTANCE, time.monotonic()), json.dumps(body).encode(), progress, source, "key 7"
+    )
     return await served.http.post(path, content=content, headers={ROUTE_HEADER: header})
+
+
+async def test_the_routers_client_is_whose_the_request_is(served: Served) -> None:
+    await post(served, COMPLETIONS, {"prompt": [5], "user": "ada"})
+    assert [request.client for request in served.client.submitted] == ["key 7"]
 
 
 async def test_a_client_that_is_no_router_gets_no_notes(served: Served) -> None:
@@ -132,6 +139,6 @@ async def test_progress_may_be_longer_than_a_body_but_bodies_may_not() -> None:
 
 
 async def test_a_body_that_was_changed_on_its_way_is_refused(served: Served) -> None:
-    header, content = make_route(KEY, INSTANCE, time.monotonic(), b'{"prompt": "a"}', None, None)
+    header, content = make_route(KEY, Recipient(INSTANCE, time.monotonic()), b'{"prompt": "a"}', None, None, "")
     answer = await served.http.post(COMPLETIONS, content=content[:-1] + b" ", headers={ROUTE_HEADER: header})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "route_not_authentic")

@@ -11,11 +11,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fastdeploy_sd.entrypoints.openai.error_format import error_response
 from fastdeploy_sd.errors import Unauthorized
 
-KEY_INDEX = "fastdeploy_sd.key_index"
-"""Entry of the scope: which of several keys a request carried."""
+BY_KEY = "key "
+_KEY_INDEX = "fastdeploy_sd.key_index"  # entry of the scope: which of several keys a request carried
 
 # Probes of load balancers carry no key and learn nothing but "up" or "down".
 _OPEN_PATHS = frozenset({"/health", "/ping"})
+
+
+def client_of(scope: Scope) -> str:
+    """Return by what a client is told from others: `key N` where there are several keys, else its address."""
+    if _KEY_INDEX in scope:
+        return f"{BY_KEY}{scope[_KEY_INDEX]}"
+    address, _ = scope.get("client") or ("", 0)
+    return f"address {address}"
 
 
 class BearerAuth:
@@ -50,5 +58,5 @@ class BearerAuth:
         if scheme.lower() != b"bearer" or not any(matches):
             return False
         if len(matches) > 1:
-            scope[KEY_INDEX] = matches.index(True)
+            scope[_KEY_INDEX] = matches.index(True)
         return True

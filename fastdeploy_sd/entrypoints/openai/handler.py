@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat
-from fastdeploy_sd.entrypoints.openai.auth import KEY_INDEX
+from fastdeploy_sd.entrypoints.openai.auth import client_of
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, CompletionFormat
 from fastdeploy_sd.entrypoints.openai.enclosure import LOSSY_HEADER
 from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, json_pieces, to_fdsd_error
@@ -85,8 +85,7 @@ class GenerationHandler:
     async def _respond(self, request: HttpRequest, task: str, form: type[AnswerFormat]) -> Response:
         route = self._gate.route_of(request.headers)
         job = await self._prepare(request, task, route)  # a function of its own, which lets go of the body
-        address, _ = request.scope.get("client") or ("", 0)
-        job = job.of_client(address, request.scope.get(KEY_INDEX))
+        job = job.of_client(client_of(request.scope) if route is None else route.client)
         notes = None if route is None else StreamNotes(job)
         return await self._answer(request, job, form(job, self._tokenizer), notes)
 

@@ -17,6 +17,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.entrypoints.openai.answer_forms import AnswerForms
 from fastdeploy_sd.entrypoints.openai.answer_options import AnswerOptions
+from fastdeploy_sd.entrypoints.openai.auth import BY_KEY
 from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, ResponseBody
 from fastdeploy_sd.entrypoints.openai.tool_calling import offered_tools
@@ -115,16 +116,15 @@ class GenerationJob:
         processor = OutputProcessor(self.requests[choice], tokenizer, self.answer.shown_ids)
         return processor.shown_text, processor.shown_offsets
 
-    def of_client(self, address: str, key_index: int | None) -> Self:
+    def of_client(self, name: str) -> Self:
         """Return the job with the name by which its client shares the engine with others.
 
         Args:
-            address: of the connection. key_index: which of several API keys it carried, None = there are not several.
+            name: see client_of. The user that the body names counts before an address.
         """
         user = self.requests.client
-        name = f"user {user}" if user else f"address {address}"
-        if key_index is not None:
-            name = f"key {key_index}"
+        if user and not name.startswith(BY_KEY):
+            name = f"user {user}"
         return replace(self, requests=replace(self.requests, client=name))
 
     def routed(self, kv_source: KvSource | None, progress: Progress | None) -> Self:

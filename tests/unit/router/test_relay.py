@@ -78,7 +78,9 @@ class Scripted:
                 raise AssertionError(event)
         assert head is not None
         header = dict(head.headers)[ROUTE_HEADER.lower().encode()].decode()
-        self.asked.append(read_content(self.reader.read(header), body))
+        route = self.reader.read(header)
+        assert route.client == "address ::9"
+        self.asked.append(read_content(route, body))
         writer.write(self.answers[0] if len(self.answers) == 1 else self.answers.pop(0))
         with contextlib.suppress(ConnectionError):
             await writer.drain()
@@ -104,7 +106,14 @@ class World:
         async def send(message: Any) -> None:
             self.sent.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [],
+            "query_string": b"",
+            "client": ("::9", 1),
+        }
         ask = Ask("POST", path, (), BODY)
         try:
             await Relay(self.courier, ask, True, Delivery(HttpRequest(scope), send)).run()

@@ -73,6 +73,9 @@ class ServerConfig:
             aliases=("enable_log_requests",),
         ),
     )
+    enable_force_include_usage: bool = option(
+        False, Spec("End every stream with its usage, as if each request had `stream_options.include_usage`.")
+    )
     max_concurrency: int | None = option(
         None,
         Spec("Requests in the server at once, running and waiting; sets `max_num_queued_requests`.", minimum=2),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fastdeploy_sd.config import ServerConfig
 from fastdeploy_sd.entrypoints.openai.protocol import Body, ChatCompletionBody, CompletionBody
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Only
 from tests.doubles.toy_executor import ToyExecutor
@@ -62,16 +63,33 @@ async def test_token_ids_in_and_out(served: Served) -> None:
     prompt = [5, 6, 7]
     expected = toy_tokens(prompt, 4)
     ask = {"prompt_token_ids": prompt, "max_tokens": 4, "temperature": 0, "return_token_ids": True}
-    message = (await post(served, CHAT, ask))["choices"][0]["message"]
+    answer = await post(served, CHAT, ask)
+    [choice] = answer["choices"]
+    message = choice["message"]
     assert (message["prompt_token_ids"], message["completion_token_ids"]) == (prompt, expected)
+    assert (answer["prompt_token_ids"], choice["token_ids"]) == (prompt, expected), "vLLM's places"
     choice = (await post(served, COMPLETION, ask))["choices"][0]
     assert (choice["prompt_token_ids"], choice["completion_token_ids"]) == (prompt, expected)
-    deltas = [c["choices"][0]["delta"] for c in await post_stream(served, CHAT, ask)]
+    assert choice["token_ids"] == expected
+    chunks = await post_stream(served, CHAT, ask)
+    assert [c.get("prompt_token_ids") for c in chunks] == [prompt] + [None] * (len(chunks) - 1)
+    assert [i for c in chunks for i in c["choices"][0].get("token_ids", ())] == expected
+    deltas = [c["choices"][0]["delta"] for c in chunks]
     assert deltas[0]["prompt_token_ids"] == prompt
     assert [i for d in deltas for i in d.get("completion_token_ids", ())] == expected
     choices = [c["choices"][0] for c in await post_stream(served, COMPLETION, ask)]
     assert choices[0]["prompt_token_ids"] == prompt
     assert [i for c in choices for i in c["completion_token_ids"]] == expected
+    assert [i for c in choices for i in c["token_ids"]] == expected
+
+
+async def test_a_server_may_force_usage_on_streams() -> None:
+    async with serve(server_config(ServerConfig(enable_force_include_usage=True))) as s:
+        for path, ask in ((COMPLETION, PROMPT), (CHAT, HELLO | {"stream_options": {"include_usage": False}})):
+            *chunks, last = await post_stream(s, path, ask)
+            assert last["choices"] == []
+            assert last["usage"]["completion_tokens"] == 4
+            assert all(chunk["usage"] is None for chunk in chunks)
 
 
 async def test_a_request_without_max_tokens_gets_what_the_kv_cache_holds() -> None:

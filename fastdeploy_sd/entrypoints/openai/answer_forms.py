@@ -39,6 +39,7 @@ class AnswerForms:
         verify_grammar: Callable[[str, str], None],
     ) -> None:
         self._thinking = Thinking(encoder, config, eos_token_ids)
+        self._forces_usage = config.server.enable_force_include_usage
         self._tools = ToolCalling(config.model.tool_call_parser, encoder.tokenizer, verify_grammar)
 
     def of(
@@ -62,4 +63,5 @@ class AnswerForms:
         of_tools = () if tools is None else self._tools.shown_ids
         of_thinking = () if reasoning is None else self._thinking.shown_ids
         options = AnswerOptions.of(body)
+        options = replace(options, includes_usage=options.includes_usage or self._forces_usage)
         return replace(options, reasoning=reasoning, tools=tools, shown_ids=(*of_tools, *of_thinking)), grammar

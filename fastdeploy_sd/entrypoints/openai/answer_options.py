@@ -58,6 +58,7 @@ class AnswerOptions:
 
     Attributes:
         includes_usage, includes_continuous_usage: of a stream, see StreamOptions.
+        names_token_ids: log-probabilities name tokens by their ids.
         echo: each choice begins with its prompt.
         tells_service_tier: the request named one.
         response: of /v1/responses only.
@@ -70,6 +71,7 @@ class AnswerOptions:
     includes_usage: bool = False
     includes_continuous_usage: bool = False
     returns_token_ids: bool = False
+    names_token_ids: bool = False
     includes_draft_logprobs: bool = False
     collects_metrics: bool = False
     echo: bool = False
@@ -87,6 +89,7 @@ class AnswerOptions:
             includes_usage=body.includes_usage,
             includes_continuous_usage=body.includes_continuous_usage,
             returns_token_ids=bool(body.return_token_ids),
+            names_token_ids=bool(body.return_tokens_as_token_ids),
             includes_draft_logprobs=bool(body.include_draft_logprobs),
             collects_metrics=bool(body.collect_metrics),
             tells_service_tier=body.service_tier is not None,

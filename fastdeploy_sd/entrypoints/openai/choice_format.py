@@ -13,12 +13,7 @@ from typing import Any
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat, StreamPart, data_event
 from fastdeploy_sd.entrypoints.openai.event_stream import DONE
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
-from fastdeploy_sd.entrypoints.openai.logprobs import (
-    chat_draft_logprobs,
-    chat_logprobs,
-    completion_draft_logprobs,
-    completion_logprobs,
-)
+from fastdeploy_sd.entrypoints.openai.logprobs import LogprobsFormat
 from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
 from fastdeploy_sd.entrypoints.openai.stream_errors import chunk_error
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
@@ -44,13 +39,16 @@ class ChoiceFormat(AnswerFormat):
     def __init__(self, job: GenerationJob, tokenizer: Tokenizer) -> None:
         super().__init__(job, tokenizer)
         self._begun = job.begun_choices
+        self._logprobs_format = LogprobsFormat(tokenizer, names_ids=job.answer.names_token_ids)
 
     def whole(self, completions: Sequence[Completion], usage: UsageCounter) -> dict[str, Any]:
         choices = [self._final_choice(completion) for completion in completions]
-        return self._envelope(self.response_object, choices) | {"usage": usage.to_json()}
+        answer = self._envelope(self.response_object, choices) | {"usage": usage.to_json()}
+        return answer | self._vllm_prompt_token_ids(0)
 
     def part(self, choice: int, delta: TextDelta, usage: UsageCounter) -> StreamPart | None:
-        entries = self._stream_choice(choice, delta, is_first=choice not in self._begun)
+        is_first = choice not in self._begun
+        entries = self._stream_choice(choice, delta, is_first)
         if not entries:
             return None
         self._begun.add(choice)
@@ -59,8 +57,10 @@ class ChoiceFormat(AnswerFormat):
             more["usage"] = usage.to_json()
         elif self._answer.includes_usage:
             more["usage"] = None  # OpenAI: present and null until the last chunk
-        chunks = [data_event(self._envelope(self.chunk_object, [entry]) | more) for entry in entries]
-        return StreamPart("".join(chunks), len(chunks))
+        chunks = [self._envelope(self.chunk_object, [entry]) | more for entry in entries]
+        if is_first:
+            chunks[0] |= self._vllm_prompt_token_ids(choice)
+        return StreamPart("".join(map(data_event, chunks)), len(chunks))
 
     def ending(self, usage: UsageCounter) -> str:
         if not self._job.owes_usage:
@@ -87,9 +87,17 @@ class ChoiceFormat(AnswerFormat):
         """The prompt's ids when asked for; once per choice."""
         return {"prompt_token_ids": self._job.prompt_token_ids_of(choice)} if self._answer.returns_token_ids else {}
 
+    def _vllm_prompt_token_ids(self, choice: int) -> dict[str, Any]:
+        """The same where vLLM's clients look for them: beside `choices`, where all have one prompt."""
+        return {}
+
     def _token_ids(self, part: Completion | TextDelta) -> dict[str, Any]:
         """The output's ids when asked for."""
         return {"completion_token_ids": list(part.token_ids)} if self._answer.returns_token_ids else {}
+
+    def _vllm_token_ids(self, part: Completion | TextDelta) -> dict[str, Any]:
+        """The same where vLLM's clients look for them, beside the text."""
+        return {"token_ids": list(part.token_ids)} if self._answer.returns_token_ids else {}
 
     def _ending(self, part: Completion | TextDelta) -> dict[str, Any]:
         """How a choice ended, and in its last chunk what was measured."""
@@ -129,7 +137,7 @@ class ChatFormat(ChoiceFormat):
             self._calling.add(index)
             message |= {"content": parts.content or None} | self._calls(index, parts.tool_calls, is_whole=True)
         message |= self._prompt_token_ids(index) | self._token_ids(completion)
-        entry = {"index": index, "message": message} | self._logprobs(completion)
+        entry = {"index": index, "message": message} | self._logprobs(completion) | self._vllm_token_ids(completion)
         return entry | self._chat_ending(completion, index)
 
     def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> list[dict[str, Any]]:
@@ -143,10 +151,14 @@ class ChatFormat(ChoiceFormat):
             if parts.tool_calls:
                 self._calling.add(choice)
                 content |= {"content": parts.content or None} | self._calls(choice, parts.tool_calls, is_whole=False)
-            entries.append(_chunk(choice, content | self._token_ids(delta)) | self._logprobs(delta))
+            chunk = _chunk(choice, content | self._token_ids(delta))
+            entries.append(chunk | self._logprobs(delta) | self._vllm_token_ids(delta))
         if delta.finish_reason is not None:
             entries.append(_chunk(choice, {}) | self._chat_ending(delta, choice))
         return entries
+
+    def _vllm_prompt_token_ids(self, choice: int) -> dict[str, Any]:
+        return self._prompt_token_ids(choice)
 
     def _parts(self, choice: int, delta: TextDelta) -> PartsDelta:
         """What a delta adds to the parts of a choice, of which another instance may have shown some."""
@@ -185,10 +197,10 @@ class ChatFormat(ChoiceFormat):
 
     def _logprobs(self, part: Completion | TextDelta) -> dict[str, Any]:
         """`logprobs`, and `draft_logprobs` when asked for."""
-        logprobs = {"logprobs": None if part.logprobs is None else chat_logprobs(self._tokenizer, part.logprobs)}
+        logprobs = {"logprobs": None if part.logprobs is None else self._logprobs_format.chat(part.logprobs)}
         if not self._answer.includes_draft_logprobs:
             return logprobs
-        return logprobs | {"draft_logprobs": chat_draft_logprobs(self._tokenizer, part.draft_logprobs or ())}
+        return logprobs | {"draft_logprobs": self._logprobs_format.chat_drafts(part.draft_logprobs or ())}
 
 
 class CompletionFormat(ChoiceFormat):
@@ -200,7 +212,8 @@ class CompletionFormat(ChoiceFormat):
     def _final_choice(self, completion: Completion) -> dict[str, Any]:
         index = completion.index
         choice = {"index": index, "text": self._echo(index) + completion.text} | self._logprobs(completion)
-        return choice | self._prompt_token_ids(index) | self._token_ids(completion) | self._ending(completion)
+        choice |= self._prompt_token_ids(index) | self._token_ids(completion) | self._vllm_token_ids(completion)
+        return choice | self._ending(completion)
 
     def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> list[dict[str, Any]]:
         text = (self._echo(choice) if is_first else "") + delta.text
@@ -208,7 +221,7 @@ class CompletionFormat(ChoiceFormat):
             return []
         entry = {"index": choice, "text": text} | self._logprobs(delta)
         entry |= (self._prompt_token_ids(choice) if is_first else {}) | self._token_ids(delta)
-        return [entry | self._ending(delta)]
+        return [entry | self._vllm_token_ids(delta) | self._ending(delta)]
 
     def _echo(self, choice: int) -> str:
         """The prompt as text, when asked for; token ids are decoded with their control tokens visible."""
@@ -223,11 +236,11 @@ class CompletionFormat(ChoiceFormat):
         """`logprobs`, and `draft_logprobs` when asked for."""
         logprobs = None
         if part.logprobs is not None:
-            logprobs = completion_logprobs(self._tokenizer, part.logprobs, part.text_offsets)
+            logprobs = self._logprobs_format.completion(part.logprobs, part.text_offsets)
         if not self._answer.includes_draft_logprobs:
             return {"logprobs": logprobs}
         drafts, offsets = part.draft_logprobs or (), part.draft_text_offsets
-        return {"logprobs": logprobs, "draft_logprobs": completion_draft_logprobs(self._tokenizer, drafts, offsets)}
+        return {"logprobs": logprobs, "draft_logprobs": self._logprobs_format.completion_drafts(drafts, offsets)}
 
 
 def _chunk(choice: int, delta: dict[str, Any]) -> dict[str, Any]:

@@ -12,66 +12,80 @@ from fastdeploy_sd.types import DraftLogprob, TokenLogprob
 _LOWEST_LOGPROB = -9999.0
 
 
-def chat_logprobs(tokenizer: Tokenizer, logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:
-    """Return `choices[].logprobs` of a chat completion: per token itself and the best alternatives."""
-    return {
-        "content": [
-            _chat_entry(tokenizer, entry.token_id, entry.logprob)
-            | {
-                "top_logprobs": [
-                    _chat_entry(tokenizer, token_id, logprob)
-                    for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-                ]
-            }
+class LogprobsFormat:
+    """Log-probabilities of one tokenizer's tokens as JSON.
+
+    Args:
+        tokenizer: names the tokens.
+        names_ids: tokens are "token_id:<id>", as vLLM writes them, instead of text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, names_ids: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._names_ids = names_ids
+
+    def chat(self, logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:
+        """Return `choices[].logprobs` of a chat completion."""
+        return {"content": self.entries(logprobs), "refusal": None}
+
+    def entries(self, logprobs: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+        """Return per token itself and the best alternatives."""
+        return [
+            self._entry(entry.token_id, entry.logprob)
+            | {"top_logprobs": list(map(self._entry, entry.top_token_ids, entry.top_logprobs))}
             for entry in logprobs
-        ],
-        "refusal": None,
-    }
+        ]
 
+    def completion(self, logprobs: Sequence[TokenLogprob], text_offsets: Iterable[int]) -> dict[str, Any]:
+        """Return `choices[].logprobs` of a text completion; the chosen token is always among its alternatives.
 
-def completion_logprobs(
-    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], text_offsets: Iterable[int]
-) -> dict[str, Any]:
-    """Return `choices[].logprobs` of a text completion; the chosen token is always among its alternatives.
+        Args:
+            logprobs: one per token.
+            text_offsets: int[n], where each token's text starts in the choice's text.
+        """
+        return {
+            "tokens": [self._label(entry.token_id) for entry in logprobs],
+            "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
+            "top_logprobs": [self._alternatives(entry) for entry in logprobs],
+            "text_offset": list(text_offsets),
+        }
 
-    Args:
-        tokenizer: names the tokens.
-        logprobs: one per token.
-        text_offsets: int[n], where each token's text starts in the choice's text.
-    """
-    return {
-        "tokens": [token_label(tokenizer, entry.token_id) for entry in logprobs],
-        "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
-        "top_logprobs": [_alternatives(tokenizer, entry) for entry in logprobs],
-        "text_offset": list(text_offsets),
-    }
+    def chat_drafts(self, drafts: Sequence[DraftLogprob]) -> dict[str, Any]:
+        """Return `choices[].draft_logprobs` of a chat completion: as logprobs, and what became of each draft.
 
+        `position` counts the drafts of a step from 0; `accepted` says whether the draft became output.
+        """
+        logprobs = self.chat([d.draft for d in drafts])
+        for entry, draft in zip(logprobs["content"], drafts, strict=True):
+            entry["position"], entry["accepted"] = draft.position, draft.accepted
+        return logprobs
 
-def chat_draft_logprobs(tokenizer: Tokenizer, drafts: Sequence[DraftLogprob]) -> dict[str, Any]:
-    """Return `choices[].draft_logprobs` of a chat completion: as logprobs, and what became of each draft.
+    def completion_drafts(self, drafts: Sequence[DraftLogprob], text_offsets: Iterable[int]) -> dict[str, Any]:
+        """Return `choices[].draft_logprobs` of a text completion: as logprobs, with `position` and `accepted`.
 
-    `position` counts the drafts of a step from 0; `accepted` says whether the draft became output.
-    """
-    logprobs = chat_logprobs(tokenizer, [d.draft for d in drafts])
-    for entry, draft in zip(logprobs["content"], drafts, strict=True):
-        entry["position"], entry["accepted"] = draft.position, draft.accepted
-    return logprobs
+        Args:
+            drafts: D of them.
+            text_offsets: int[D], where the text of the token at each draft's position starts in the choice's text.
+        """
+        return self.completion([d.draft for d in drafts], text_offsets) | {
+            "position": [d.position for d in drafts],
+            "accepted": [d.accepted for d in drafts],
+        }
 
+    def _label(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._names_ids else token_label(self._tokenizer, token_id)
 
-def completion_draft_logprobs(
-    tokenizer: Tokenizer, drafts: Sequence[DraftLogprob], text_offsets: Iterable[int]
-) -> dict[str, Any]:
-    """Return `choices[].draft_logprobs` of a text completion: as logprobs, with `position` and `accepted` as in chat.
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self._label(token_id),
+            "logprob": _finite(logprob),
+            "bytes": list(_token_bytes(self._tokenizer, token_id)),
+        }
 
-    Args:
-        tokenizer: names the tokens.
-        drafts: D of them.
-        text_offsets: int[D], where the text of the token at each draft's position starts in the choice's text.
-    """
-    return completion_logprobs(tokenizer, [d.draft for d in drafts], text_offsets) | {
-        "position": [d.position for d in drafts],
-        "accepted": [d.accepted for d in drafts],
-    }
+    def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
+        best = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        labelled = {self._label(token_id): _finite(logprob) for token_id, logprob in best}
+        return labelled | {self._label(entry.token_id): _finite(entry.logprob)}
 
 
 def token_label(tokenizer: Tokenizer, token_id: int) -> str:
@@ -81,20 +95,6 @@ def token_label(tokenizer: Tokenizer, token_id: int) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{b:02x}" for b in data)
-
-
-def _chat_entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    return {
-        "token": token_label(tokenizer, token_id),
-        "logprob": _finite(logprob),
-        "bytes": list(_token_bytes(tokenizer, token_id)),
-    }
-
-
-def _alternatives(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, float]:
-    best = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-    labelled = {token_label(tokenizer, token_id): _finite(logprob) for token_id, logprob in best}
-    return labelled | {token_label(tokenizer, entry.token_id): _finite(entry.logprob)}
 
 
 def _token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:

@@ -70,6 +70,7 @@ def assemble(path: str, chunks: list[dict[str, Any]]) -> dict[str, Any]:
         "model": chunks[0]["model"],
         "choices": [choices[i] for i in sorted(choices)],
         "usage": chunks[-1]["usage"],
+        **{key: chunks[0][key] for key in ("prompt_token_ids",) if key in chunks[0]},
     }
 
 

@@ -69,7 +69,8 @@ class GenerationBody(StructuredFields, SamplingFields):
         request_id: id of the response and of the engine's request; None = made up.
         priority: lower runs first.
         cache_salt: prompts share cached prefixes only with the same salt.
-        return_token_ids: add prompt_token_ids and completion_token_ids to each choice.
+        return_token_ids: add prompt_token_ids and completion_token_ids to each choice, and vLLM's token_ids.
+        return_tokens_as_token_ids: log-probabilities name each token "token_id:<id>".
         collect_metrics: add `metrics` to each choice.
         speculation: None = as the server is configured.
         include_draft_logprobs: add `draft_logprobs` to each choice; needs logprobs.
@@ -92,6 +93,7 @@ class GenerationBody(StructuredFields, SamplingFields):
     priority: Annotated[int | None, Integer(-_PRIORITY_LIMIT, _PRIORITY_LIMIT - 1)] = None
     cache_salt: Annotated[str, _SHORT_TEXT] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     collect_metrics: bool | None = None
     speculation: SpeculationOptions | None = None
     include_draft_logprobs: bool | None = None
@@ -115,7 +117,6 @@ class GenerationBody(StructuredFields, SamplingFields):
     vllm_xargs: NotSupported = None
     lora_path: NotSupported = None
     truncate_prompt_tokens: Annotated[None, Only(False, instead="prompts are never cut")] = None
-    return_tokens_as_token_ids: Annotated[None, Only(False, instead="return_token_ids adds the ids")] = None
 
     use_beam_search: Annotated[None, Only(False)] = None
     length_penalty: Annotated[None, Only(1)] = None

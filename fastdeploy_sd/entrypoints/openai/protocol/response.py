@@ -140,6 +140,7 @@ class ResponseBody(GenerationBody):
     max_tokens: Annotated[None, Only(-1, instead="its name here is max_output_tokens")] = None
     response_format: Annotated[None, Only({"type": "text"}, instead="text.format says it")] = None
     return_token_ids: Annotated[None, Only(False)] = None
+    return_tokens_as_token_ids: Annotated[None, Only(False)] = None
     collect_metrics: Annotated[None, Only(False)] = None
     include_draft_logprobs: Annotated[None, Only(False, instead=_LOGPROBS_ELSEWHERE)] = None
 

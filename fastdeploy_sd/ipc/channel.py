@@ -54,7 +54,7 @@ def private_address() -> Iterator[str]:
         with _held(directory):
             yield f"ipc://{os.path.join(directory, 'engine')}"
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_directory(directory)
 
 
 @contextmanager
@@ -73,7 +73,15 @@ def _remove_abandoned(parent: str) -> None:
         with contextlib.suppress(OSError), open(lock, "rb") as file:
             if os.fstat(file.fileno()).st_uid == os.getuid():
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its server lives
-                shutil.rmtree(os.path.dirname(lock), ignore_errors=True)
+                remove_directory(os.path.dirname(lock))
+
+
+def remove_directory(directory: str) -> None:
+    """Remove a server's directory, also while its processes still write files there: they find it gone."""
+    ended = f"{directory}-ended"
+    with contextlib.suppress(OSError):
+        os.rename(directory, ended)
+    shutil.rmtree(ended, ignore_errors=True)
 
 
 def directory_of(address: str) -> str:

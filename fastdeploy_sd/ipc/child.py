@@ -30,7 +30,8 @@ EXIT_CONFIG = 2
 
 _STDIN_FD = 0
 _IGNORE_SIGNALS = (
-    "from signal import SIG_IGN, SIGINT, SIGTERM, signal; signal(SIGTERM, SIG_IGN); signal(SIGINT, SIG_IGN); "
+    "from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, signal; "
+    "signal(SIGTERM, SIG_IGN); signal(SIGINT, SIG_IGN); signal(SIGHUP, SIG_IGN); "
 )
 
 
@@ -44,7 +45,7 @@ class ChildProcess:
         function: found in the child by importing the module.
         start: what `read_start` returns in the child.
         pass_fds: descriptors the child inherits under the same numbers.
-        ignores_signals: SIGTERM and SIGINT do nothing to the child, from before its first import on.
+        ignores_signals: SIGTERM, SIGINT and SIGHUP do nothing to the child, from before its first import on.
     """
 
     def __init__(
@@ -150,10 +151,16 @@ def leave_within(patience_s: float, status: int) -> None:
     timer.start()
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that ask a server to stop: SIGTERM, Ctrl-C and, unless it is ignored (nohup), SIGHUP."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, signal.SIGINT, *hangup]
+
+
 def stop_on_signals(stop: Callable[[], None]) -> None:
-    """Call `stop` in the running event loop on every SIGTERM and SIGINT."""
+    """Call `stop` in the running event loop on every signal that asks for it."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop)
 
 

@@ -9,7 +9,6 @@ import functools
 import gc
 import importlib
 import logging
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.errors import ConfigError, Unavailable
-from fastdeploy_sd.ipc.channel import ServerChannel, directory_of
+from fastdeploy_sd.ipc.channel import ServerChannel, directory_of, remove_directory
 from fastdeploy_sd.ipc.child import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -69,7 +68,7 @@ def open_alone(config: Config, executor: Executor) -> Iterator[Engine]:
 def main() -> int:
     """Entry point of the child process."""
     start = read_start()
-    end_with_parent(functools.partial(shutil.rmtree, directory_of(start["address"]), ignore_errors=True))
+    end_with_parent(functools.partial(remove_directory, directory_of(start["address"])))
     try:
         configure_logging("engine")
         config = from_json(start["config"])

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError, FdsdError, InternalError
-from fastdeploy_sd.ipc.child import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, configure_logging
+from fastdeploy_sd.ipc.child import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, configure_logging, stop_signals
 from fastdeploy_sd.ranks.link import Relay
 from fastdeploy_sd.ranks.node_identity import describe, node_keys
 from fastdeploy_sd.ranks.node_messages import (
@@ -85,8 +85,8 @@ def run(config: Config, follower: str = DEFAULT_FOLLOWER) -> int:
 
 @contextlib.contextmanager
 def _stopped_by_signals(fd: int) -> Iterator[None]:
-    """SIGTERM and SIGINT make the descriptor readable meanwhile."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    """The signals that ask a server to stop make the descriptor readable meanwhile."""
+    numbers = stop_signals()
     before = [signal.signal(number, lambda *_: os.eventfd_write(fd, 1)) for number in numbers]
     try:
         yield

@@ -30,11 +30,14 @@ def _wait_ended(pid: int) -> None:
 # ---- stopping -----------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_finishes_running_requests_refuses_new_ones_and_exits_with_0(golden_dir: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_finishes_running_requests_refuses_new_ones_and_exits_with_0(
+    golden_dir: Path, number: signal.Signals
+) -> None:
     with serving(golden_dir) as server:
         assert complete(server.url).status_code == 200
         streams = [Stream(server.url, max_tokens=150) for _ in range(3)]
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
         server.wait_for_line("draining")
         refused = complete(server.url)
         assert refused.status_code == 503

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
+from pathlib import Path
 
-from fastdeploy_sd.ipc.channel import ClientChannel, ServerChannel, private_address
+from fastdeploy_sd.ipc.channel import ClientChannel, ServerChannel, private_address, remove_directory
 
 WAIT_S = 120.0
 
@@ -52,3 +55,29 @@ async def test_a_cancelled_reader_loses_no_frame() -> None:
             assert await client.receive() == b"1"
         client.close(linger_s=0)
         server.close(linger_s=0)
+
+
+def test_a_directory_goes_away_while_files_are_written_there(tmp_path: Path) -> None:
+    """HTTP processes of a killed launcher do so until they have ended, too."""
+    directory = tmp_path / "fdsd-x"
+    directory.mkdir()
+
+    is_over = threading.Event()
+
+    def write(name: str) -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            with contextlib.suppress(FileNotFoundError):
+                (directory / f"{name}-{number % 1000}").write_bytes(b"")
+
+    threads = [threading.Thread(target=write, args=(f"counts-{n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    while len(list(directory.iterdir())) < 100:
+        pass
+    remove_directory(str(directory))
+    is_over.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert list(tmp_path.iterdir()) == []

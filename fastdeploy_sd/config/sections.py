@@ -255,3 +255,9 @@ class Config:
     def copies_kv(self) -> bool:
         """Whether KV is copied out of the cache and into it: to other instances or to a second level."""
         return self.splitwise.splitwise_role != "mixed" or self.cache.swap_bytes > 0
+
+    @property
+    def engine_timeout_s(self) -> float:
+        """Seconds without a sign of life after which an engine hangs; ranks have time to tell which one does."""
+        of_ranks_s = 2 * self.parallel.rank_timeout_s if self.parallel.tensor_parallel_size > 1 else 0.0
+        return max(self.server.engine_timeout_s, of_ranks_s)

@@ -122,8 +122,8 @@ class ServerConfig:
     engine_timeout_s: float = option(
         30.0,
         Spec(
-            "Seconds the engine may neither answer nor compute; then /health is 503, its requests end with an error and"
-            " new ones are refused until it is back.",
+            "Seconds the engine may neither answer nor work; then it hangs, all requests end with an error, and the"
+            " server ends with status 1. With several ranks at least twice timeout_rank.",
             name="timeout_engine",
             minimum=0.1,
         ),

@@ -111,7 +111,7 @@ def create_client(common: WorkerStart, stats: RedisStats) -> EngineClient:
     """Return a client of the engine or, where instances share their requests, of all of them, which `stats` counts."""
     if common.config.redis.is_shared:
         return ClusterClient(common.address, common.engine_pid, common.config, common.instance_id, stats)
-    return EngineClient(common.address, common.engine_pid, common.config.server.engine_timeout_s)
+    return EngineClient(common.address, common.engine_pid, common.config.engine_timeout_s)
 
 
 def start_worker(common: WorkerStart, listeners: Listeners, number: int) -> ChildProcess:

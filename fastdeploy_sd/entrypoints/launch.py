@@ -2,9 +2,9 @@
 
 On another host than the first of `ips` there is neither: it starts this host's ranks, see ranks/node.py.
 
-Stopping (SIGTERM or Ctrl-C): the engine drains first while HTTP goes on, so that running requests finish and new ones
+Stopping (SIGTERM, Ctrl-C, SIGHUP): the engine drains first while HTTP goes on: running requests finish, and new ones
 are told 503; when the engine has ended, HTTP ends. The same order answers every pending request when the engine dies.
-Each of these ends has a deadline.
+Each of these ends has a deadline. An engine that hangs is killed.
 
 Exit status: 0 after a requested stop, 1 when a process failed, 2 when the configuration, the checkpoint or the address
 is wrong (nothing has been served then).
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import sys
@@ -108,6 +109,7 @@ class _Launcher:
     async def _serve(self, common: WorkerStart, engine: ChildProcess) -> int:
         stats = SharedStats(Path(directory_of(common.address)), "http")
         client = create_client(common, stats.own.redis)
+        client.on_silence = functools.partial(engine.signal, signal.SIGKILL)
         has_workers = self._config.server.workers > 1
         try:
             # The tokenizer's errors show while the model still loads.
@@ -135,8 +137,6 @@ class _Launcher:
     ) -> int:
         """Serve; routers know of it meanwhile, and hear of its end when a drain begins, as the callables do."""
         registrar = make_registrar(self._config, client, self._listeners, self._instance_id)
-        if self._config.server.workers > 1 and not self._config.server.router:
-            await client.close()  # the workers have their own, and nobody asks for loads
 
         def begin() -> None:
             registrar.begin_leaving()

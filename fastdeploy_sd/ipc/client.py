@@ -8,7 +8,7 @@ import copy
 import itertools
 import logging
 import os
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 from fastdeploy_sd.engine.stats import EngineStats
@@ -33,19 +33,23 @@ class EngineClient:
     Belongs to one event loop. When the engine's process ends, for whatever reason, every waiting `generate` and
     `stats` raises Unavailable at once and `is_alive` turns False for good.
 
-    With a timeout the engine is asked for its statistics about every second. When it neither answers nor computes for
-    so long, every waiting `generate` and `stats` raises Unavailable as well, and new ones do so until it is back.
+    With a timeout the engine is asked for its statistics about every second. One that neither answers nor works for so
+    long counts as ended.
 
     Args:
         address: where the engine listens, or will when it has loaded its model.
         engine_pid: the engine's process.
         timeout_s: how long the engine may give no sign of life; None = for ever.
+
+    Attributes:
+        on_silence: called when the engine has given no sign of life for so long.
     """
 
     def __init__(self, address: str, engine_pid: int, timeout_s: float | None = None) -> None:
         self._address = address
         self._engine_pid = engine_pid
         self._timeout_s = timeout_s
+        self.on_silence: Callable[[], None] = lambda: None
         self._heart: Heartbeat | None = None
         self._last_stats: EngineStats | None = None
         self._channel: ClientChannel | None = None
@@ -136,12 +140,10 @@ class EngineClient:
         """Check that the engine takes new requests.
 
         Raises:
-            Unavailable: it does not; `code` is "engine_down", "engine_silent" or "draining".
+            Unavailable: it does not; `code` is "engine_down" or "draining".
         """
         if self._is_draining or not self.is_alive:
             raise self._ended_with("the server is draining" if self._is_draining else "the engine is down")
-        if self._heart is not None:
-            self._heart.verify()
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -181,8 +183,6 @@ class EngineClient:
         Raises:
             Unavailable: the engine is down, or does not answer within some seconds.
         """
-        if self._heart is not None:
-            self._heart.verify()
         try:
             async with asyncio.timeout(_STATS_PATIENCE_S):
                 return await self._ask_stats()
@@ -242,12 +242,12 @@ class EngineClient:
             case _:
                 raise ProtocolError(f"expected an engine's message, got {type(message).__name__}")
 
-    def _note_silence(self, silence: Unavailable | None) -> None:
-        if silence is None:
-            logger.warning("the engine is back")
-        elif self._end_reason is None:
-            logger.error("%s: its requests end with an error", silence.message)
-            self._abandon(silence)
+    def _note_silence(self, silence_s: float) -> None:
+        if self._end_reason is None:
+            reason = f"the engine has given no sign of life for {silence_s:.0f} s"
+            logger.error("%s: its requests end with an error", reason)
+            self._close_with(reason)
+            self.on_silence()
 
     def _put(self, handle: int, item: RequestOutput | FdsdError, is_last: bool) -> None:
         if (stream := self._streams.get(handle)) is not None:  # else its reader has left
@@ -265,12 +265,8 @@ class EngineClient:
         """A message was lost, and nobody knows whose: end everything that waits, which might wait for ever."""
         logger.error("%s", reason)
         if self._end_reason is None:
-            self._abandon(InternalError("the conversation with the engine broke"))
-
-    def _abandon(self, error: FdsdError) -> None:
-        """End everything that waits with an error, and have the engine abort it."""
-        self._send(m.Abort(tuple(handle for handle, stream in self._streams.items() if not stream.is_ended)))
-        self._fail_waiting(error)
+            self._send(m.Abort(tuple(handle for handle, stream in self._streams.items() if not stream.is_ended)))
+            self._fail_waiting(InternalError("the conversation with the engine broke"))
 
     def _close_with(self, reason: str) -> None:
         """The engine is gone: answer everyone who waits, once."""

@@ -1,7 +1,7 @@
 """Whether another process still gets anywhere. Knows no message and no engine.
 
 Silence alone does not tell: a step over a long prompt may rightly take minutes in which nobody is answered. But then
-the process computes; one that is stopped, deadlocked or swapped out neither answers nor computes.
+the process computes, or waits for memory from a disk; one that is stopped or deadlocked does neither.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from fastdeploy_sd.errors import Unavailable
 
@@ -36,72 +37,64 @@ class CpuClock:
 
 
 class LifeSigns:
-    """When a process last gave a sign of life: something it said, or time it spent computing."""
+    """How long a process has given no sign of life: something it said, or work that it did.
 
-    def __init__(self, pid: int) -> None:
-        self._clock = CpuClock(pid)
-        self._last = self._looked = time.monotonic()
-        self._cpu_s = self._clock.read()
+    Time counts only while this process itself runs, so that one that was suspended as a whole goes on as if nothing
+    had been.
+
+    Args:
+        pause_s: about how often `look` is called.
+    """
+
+    def __init__(self, pid: int, pause_s: float) -> None:
+        self._pid, self._pause_s, self._clock = pid, pause_s, CpuClock(pid)
+        self._looked = time.monotonic()
+        self._cpu_s, self._num_faults = self._clock.read(), _major_faults(pid)
+        self._age_s = 0.0
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last sign."""
-        return time.monotonic() - self._last
+        """Seconds since the last sign, as of the last look."""
+        return self._age_s
 
     def note(self) -> None:
         """It has said something."""
-        self._last = time.monotonic()
+        self._age_s = 0.0
 
     def look(self) -> None:
-        """See whether it has computed since the last look; call this about every second."""
-        now, cpu_s = time.monotonic(), self._clock.read()
-        if cpu_s - self._cpu_s > _WORKING_SHARE * (now - self._looked):
-            self._last = now
-        self._looked, self._cpu_s = now, cpu_s
+        """See whether it has worked since the last look: it computed, or read memory from a disk."""
+        now, cpu_s, num_faults = time.monotonic(), self._clock.read(), _major_faults(self._pid)
+        elapsed_s = now - self._looked
+        has_worked = cpu_s - self._cpu_s > _WORKING_SHARE * elapsed_s or num_faults > self._num_faults
+        self._age_s = 0.0 if has_worked else self._age_s + min(elapsed_s, 2 * self._pause_s)
+        self._looked, self._cpu_s, self._num_faults = now, cpu_s, num_faults
 
 
 class Heartbeat:
-    """Keeps asking a process, one question at a time, and notices when it falls silent and when it is back.
+    """Keeps asking a process, one question at a time, and notices when it falls silent.
 
     Args:
         pid: of the process.
         ask: asks it anything and waits for the answer; raises Unavailable when there will be none.
         timeout_s: a process without a sign of life for longer is silent.
-        on_change: called with what `verify` raises when it falls silent, and with None when it is back.
+        on_silence: called then, once, with the seconds without a sign; nothing is asked any more.
     """
 
     def __init__(
-        self,
-        pid: int,
-        ask: Callable[[], Awaitable[object]],
-        timeout_s: float,
-        on_change: Callable[[Unavailable | None], None],
+        self, pid: int, ask: Callable[[], Awaitable[object]], timeout_s: float, on_silence: Callable[[float], None]
     ) -> None:
-        self.signs = LifeSigns(pid)
-        self._silence: Unavailable | None = None
+        self._pause_s = min(_BEAT_S, timeout_s / _BEATS_PER_TIMEOUT)
+        self.signs = LifeSigns(pid, self._pause_s)
         self._ask = ask
         self._timeout_s = timeout_s
-        self._on_change = on_change
+        self._on_silence = on_silence
         self._tasks = [asyncio.create_task(self._question()), asyncio.create_task(self._watch())]
-
-    def verify(self) -> None:
-        """Check that it is not silent.
-
-        Raises:
-            Unavailable: it is.
-        """
-        if self._silence is not None:
-            raise self._describe()
 
     async def stop(self) -> None:
         """Ask nothing any more."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    @property
-    def _pause_s(self) -> float:
-        return min(_BEAT_S, self._timeout_s / _BEATS_PER_TIMEOUT)
 
     async def _question(self) -> None:
         while True:
@@ -110,14 +103,15 @@ class Heartbeat:
             await asyncio.sleep(self._pause_s)
 
     async def _watch(self) -> None:
-        while True:
+        while self.signs.age_s <= self._timeout_s:
             await asyncio.sleep(self._pause_s)
             self.signs.look()
-            was_silent, is_silent = self._silence is not None, self.signs.age_s > self._timeout_s
-            self._silence = self._describe() if is_silent else None
-            if is_silent is not was_silent:
-                self._on_change(self._silence)
+        self._on_silence(self.signs.age_s)
 
-    def _describe(self) -> Unavailable:
-        text = f"the engine has given no sign of life for {self.signs.age_s:.0f} s"
-        return Unavailable(text, code="engine_silent")
+
+def _major_faults(pid: int) -> int:
+    """Return how often a process has waited for memory that was on a disk; 0 when it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[9])
+    except (OSError, IndexError):
+        return 0

@@ -63,7 +63,7 @@ class ClusterClient(EngineClient):
     """
 
     def __init__(self, address: str, engine_pid: int, config: Config, server: str, stats: RedisStats) -> None:
-        super().__init__(address, engine_pid, config.server.engine_timeout_s)
+        super().__init__(address, engine_pid, config.engine_timeout_s)
         self._config, self._server = config, server
         self._terms = Terms.of(config)
         self._store = Store(config.redis, stats)

@@ -44,7 +44,7 @@ def main() -> int:
     configure_logging("scheduler")
     start = read_start()
     config = from_json(start["config"])
-    client = EngineClient(start["address"], int(start["engine_pid"]), config.server.engine_timeout_s)
+    client = EngineClient(start["address"], int(start["engine_pid"]), config.engine_timeout_s)
     stats = SharedStats(Path(directory_of(start["address"])), "scheduler")
     return asyncio.run(_work(config, client, start["server"], stats))
 

@@ -1,8 +1,7 @@
-"""An engine that gives no sign of life, takes long, or is to stop: what clients and probes are told, and when."""
+"""An engine that hangs, takes long, or is to stop: what clients and probes are told, and when."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import signal
@@ -34,47 +33,17 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def told(server: Server) -> list[int]:
-    """+1 for every HTTP process that wrote that the engine fell silent, -1 for every one that wrote that it is back."""
-    found = re.findall(r"the engine (has given no sign of life|is back)", server.stderr)
-    return [-1 if what == "is back" else 1 for what in found]
-
-
-def verify_silences(server: Server, workers: int) -> None:
-    """Every HTTP process that wrote of a silence has written of its end.
-
-    On a busy machine it may have fallen silent once more, but in no process twice without being back between.
-    """
-    wait_for(lambda: sum(told(server)) == 0)
-    assert all(0 <= num_silent <= workers for num_silent in itertools.accumulate(told(server)))
-
-
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_suspended_engine_is_told_to_everybody_until_it_is_back(golden_dir: Path, workers: int) -> None:
+def test_an_engine_that_hangs_ends_its_requests_and_the_server(golden_dir: Path, workers: int) -> None:
     with serving(golden_dir, timeout_engine=1, workers=workers) as server:
         if workers > 1:
             server.wait_for_workers(workers)
-        assert complete(server.url).status_code == 200
-        assert httpx.get(f"{server.url}/metrics", timeout=WAIT_S).status_code == 200
         stream = Stream(server.url, max_tokens=4000)
         os.kill(engine_of(server), signal.SIGSTOP)
-        assert error_of(stream.read())["code"] == "engine_silent"
-        wait_for(lambda: all(health(server) == (503, "engine_silent") for _ in range(10)))
-        for answer in (complete(server.url), httpx.get(f"{server.url}/load", timeout=WAIT_S)):
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_silent")
-        metrics = httpx.get(f"{server.url}/metrics", timeout=WAIT_S)
-        assert metrics.status_code == 200
-        values = dict(line.rsplit(" ", 1) for line in metrics.text.splitlines() if not line.startswith("#"))
-        assert float(values["fastdeploy_sd:engine_silence_seconds"]) > 1
-        # What this HTTP process heard last; another one may have heard nothing since the request.
-        assert float(values["fastdeploy:requests_number_total"]) >= (1 if workers == 1 else 0)
-        # Requests may all have met one process; every one of them notices by itself.
-        wait_for(lambda: sum(told(server)) == workers)
-        os.kill(engine_of(server), signal.SIGCONT)
-        wait_for(lambda: all(health(server) == (200, None) for _ in range(10)))
-        assert complete(server.url).status_code == 200
-        wait_for(lambda: httpx.get(f"{server.url}/load", timeout=WAIT_S).json()["num_requests_running"] == 0)
-        verify_silences(server, workers)
+        assert error_of(stream.read())["code"] == "engine_down"
+        assert server.wait() == 1
+        assert "the engine has given no sign of life for" in server.stderr
+        assert "error: the engine process failed (killed by SIGKILL)" in server.stderr
 
 
 def test_every_http_process_tells_the_counts_of_all_and_of_the_dead(golden_dir: Path) -> None:

@@ -66,3 +66,9 @@ def test_a_host_finds_its_place_by_its_addresses(model: str) -> None:
 def test_is_bindable_knows_the_addresses_of_this_machine() -> None:
     assert is_bindable("127.0.0.2")
     assert not is_bindable("203.0.113.1")
+
+
+def test_an_engine_of_several_ranks_has_time_to_tell_which_one_hangs(model: str) -> None:
+    flags = ["--model", model, "--timeout-rank", "60"]
+    assert load_config(flags).engine_timeout_s == 30
+    assert load_config([*flags, "-tp", "2"]).engine_timeout_s == 120

@@ -1,0 +1,44 @@
+"""What counts as a sign of life of another process."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from fastdeploy_sd.ipc.life_signs import LifeSigns
+
+
+def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        try:
+            signs = LifeSigns(other.pid, pause_s=0.05)
+            time.sleep(1)  # as if suspended: nobody looked
+            signs.look()
+            assert 0 < signs.age_s <= 0.1
+            signs.note()
+            assert signs.age_s == 0
+        finally:
+            other.kill()
+
+
+def test_reading_memory_from_a_disk_is_work(tmp_path: Path) -> None:
+    """It takes next to no time on a processor, as when weights are mapped from a file for the first time."""
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(1 << 20))
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        signs = LifeSigns(os.getpid(), pause_s=1000)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        assert mapped[1 << 19] == 0
+        if resource.getrusage(resource.RUSAGE_SELF).ru_majflt == before:
+            pytest.skip("this file system keeps all files in memory")
+        time.sleep(1)  # long enough for the little that was computed here to be no work
+        signs.look()
+        assert signs.age_s == 0

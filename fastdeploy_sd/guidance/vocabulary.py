@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from fastdeploy_sd.entrypoints.text.added_tokens import Segment
+from fastdeploy_sd.entrypoints.text.added_tokens import SegmentEncoder, output_encoder
 from fastdeploy_sd.errors import ConfigError, FdsdError
 
 # One of them is written before a text, so that no rule for the beginning of a text applies to it.
@@ -19,19 +19,14 @@ class VocabularyError(ConfigError):
     """The model's vocabulary cannot be used for structured output; the message says why."""
 
 
-class TokenTable(Protocol):
+class TokenTable(SegmentEncoder, Protocol):
     """What is read of a tokenizer; see entrypoints.text.tokenizer.Tokenizer."""
 
     @property
     def num_ids(self) -> int: ...
 
     @property
-    def hidden_ids(self) -> frozenset[int]: ...
-
-    @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    def encode_segments(self, segments: Sequence[Segment]) -> list[int]: ...
 
     def token_bytes(self, token_id: int) -> bytes | None: ...
 
@@ -91,18 +86,18 @@ class _Tokens:
     def __init__(
         self, tokenizer: TokenTable, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int
     ) -> None:
-        self._tokenizer = tokenizer
+        self._encode = output_encoder(tokenizer)
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_token_ids, eos_token_id
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Write a text in tokens, none of which is a control token; called for text that a grammar forces.
+        """Write a text in tokens, none of which text hides; called for text that a grammar forces.
 
         What the tokenizer would join with the text before it is written in the longest tokens that fit.
         """
         if isinstance(text, bytes):
             raise TypeError("expected text")  # the library asks which of the two it may give
         for guard in _GUARDS:
-            ids = self._tokenizer.encode_segments([Segment(guard + text, is_control=False)])
+            ids = self._encode(guard + text)
             found = self._end_that_spells(ids, text.encode())
             if found is not None:
                 return found

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
-from fastdeploy_sd.entrypoints.text.added_tokens import Segment
+from fastdeploy_sd.entrypoints.text.added_tokens import output_encoder
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
 
 WORDS = "words"
@@ -24,7 +24,7 @@ class TextEncoder(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`; control tokens written in it are plain text.
+        """Return the ids of `text`; tokens that generated text hides are plain text in it.
 
         Raises:
             BadRequest: the text cannot be written without a control token.
@@ -50,11 +50,11 @@ class ModelEncoder:
     """A checkpoint's tokenizer; a model without an end-of-text token ends messages with id 0."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._encode = output_encoder(tokenizer)
         self.end_token_id = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else 0
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode_segments([Segment(text, is_control=False)])
+        return self._encode(text)
 
 
 def load_encoder(name: str) -> TextEncoder:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from fastdeploy_sd.errors import BadRequest, CheckpointError
 
-# Turn markers such as <|User|>, with ASCII or full-width bars, that some checkpoints do not flag as special.
-MARKER = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+# Marks such as <think> and <|User|>, which many checkpoints do not flag as special: words between other characters.
+# Added tokens of another form are text to the model: words, runs of spaces or line breaks, single characters.
+_MARK = re.compile(r"[^\w\s\u2581](?=.*[^\W_]).*[^\w\s\u2581]", re.DOTALL)
 # The Unicode property White_Space, which the tokenizers library strips; Python's strip() takes four more characters.
 WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 
@@ -39,8 +41,8 @@ class AddedToken:
 
     @property
     def is_control(self) -> bool:
-        """Whether it steers the model: flagged special, or a turn marker."""
-        return self.special or MARKER.fullmatch(self.content) is not None
+        """Whether it steers the model: flagged special, or a mark such as <think>."""
+        return self.special or _MARK.fullmatch(self.content) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,18 @@ class Segment:
 
     text: str
     is_control: bool
+
+
+class SegmentEncoder(Protocol):
+    """What `output_encoder` needs of a tokenizer; see Tokenizer."""
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]: ...
+
+    @property
+    def hidden_ids(self) -> frozenset[int]: ...
+
+    def encode_segments(self, segments: Sequence[Segment]) -> list[int]: ...
 
 
 _NOTHING = Segment("", is_control=False)
@@ -100,6 +114,16 @@ def cut(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, bool]]:
         start = match.end()
     if start < len(text):
         yield text[start:], False
+
+
+def output_encoder(tokenizer: SegmentEncoder) -> Callable[[str], list[int]]:
+    """Return a function that gives the ids with which a model writes a text.
+
+    Control tokens that generated text shows, such as <tool_call>, act in it, as the model wrote them; others are text.
+    The function raises what `encode_segments` does.
+    """
+    shown = token_pattern(text for text, i in tokenizer.control_tokens.items() if i not in tokenizer.hidden_ids)
+    return lambda text: tokenizer.encode_segments([Segment(*part) for part in cut(shown, text)])
 
 
 def apply_borders(

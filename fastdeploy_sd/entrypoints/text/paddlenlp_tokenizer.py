@@ -34,9 +34,12 @@ class PaddleNLPTokenizer:
         except Exception as error:  # PaddleNLP raises whatever its readers do
             raise CheckpointError(f"{directory}: expected a tokenizer PaddleNLP can read, got {error}") from None
         self.files = read_tokenizer_files(directory)
-        tokens: list[str] = list(self._tokenizer.all_special_tokens)
-        self.control_tokens = {text: int(self._tokenizer.convert_tokens_to_ids(text)) for text in tokens}
-        self.hidden_ids = frozenset(self.control_tokens.values())
+        special: list[str] = list(self._tokenizer.all_special_tokens)
+        marks = {t.content: t.token_id for t in self.files.added_tokens if t.is_control and t.token_id is not None}
+        ids = {text: int(self._tokenizer.convert_tokens_to_ids(text)) for text in (*special, *marks)}
+        self.hidden_ids = frozenset(ids[text] for text in special)
+        self.control_tokens = {text: i for text, i in ids.items() if i in self.hidden_ids or marks.get(text) == i}
+        self._control_ids = frozenset(self.control_tokens.values())
         self._any_control = token_pattern(self.control_tokens)
         self.max_token_chars: int | None = None  # nothing is known about its normalization
 
@@ -63,7 +66,7 @@ class PaddleNLPTokenizer:
 
     def _encode_plain(self, text: str) -> list[int] | None:
         token_ids = self.encode(text, add_special_tokens=False) if text else []
-        return token_ids if self.hidden_ids.isdisjoint(token_ids) else None
+        return token_ids if self._control_ids.isdisjoint(token_ids) else None
 
     def decode(self, token_ids: Sequence[int], *, skip_hidden: bool) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_hidden))

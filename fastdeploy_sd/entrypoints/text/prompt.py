@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from fastdeploy_sd.entrypoints.text.added_tokens import Segment
-from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Json, Message, reads_tools
+from fastdeploy_sd.entrypoints.text.added_tokens import Segment, output_encoder
+from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Json, Message
+from fastdeploy_sd.entrypoints.text.template_environment import reads_tools
 from fastdeploy_sd.entrypoints.text.template_process import TemplateProcess
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.entrypoints.text.tool_calls.generic_prompt import with_offer, with_written_calls
@@ -46,6 +47,7 @@ class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, *, isolates_template: bool = False) -> None:
         """Encode with `tokenizer`; with `isolates_template` the template runs in a process of its own, under limits."""
         self.tokenizer = tokenizer
+        self._encode_output = output_encoder(tokenizer)
         self._template: Template | None = None
         source = tokenizer.files.chat_template
         if source is not None:
@@ -107,7 +109,7 @@ class PromptEncoder:
         return self.tokenizer.encode_segments(segments)
 
     def encode_prediction(self, text: str, max_tokens: int) -> list[int]:
-        """Return the ids of what an output is expected to be; control tokens written in it are plain text.
+        """Return the ids of what an output is expected to be; tokens that outputs hide are plain text in it.
 
         Args:
             max_tokens: as for `encode_text`.
@@ -118,7 +120,7 @@ class PromptEncoder:
         if (num_tokens := self._least_tokens([text])) > max_tokens:
             text = f"prediction: expected at most {max_tokens} tokens, got at least {num_tokens}"
             raise BadRequest(text, param="prediction", code="context_length_exceeded")
-        return self.tokenizer.encode_segments([Segment(text, is_control=False)])
+        return self._encode_output(text)
 
     def encode_bad_word(self, word: str) -> list[tuple[int, ...]]:
         """Return the token sequences a forbidden text has: at the start of a line and after a space."""

@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 
     @property
     def control_tokens(self) -> Mapping[str, int]:
-        """Text -> id of each control token: those flagged special, and turn markers."""
+        """Text -> id of each control token: those flagged special, and marks such as <think>."""
         ...
 
     @property

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 
 from fastdeploy_sd.entrypoints.text.added_tokens import Segment
-from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Message, reads_tools
+from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Message
 from fastdeploy_sd.entrypoints.text.fast_tokenizer import FastTokenizer
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
+from fastdeploy_sd.entrypoints.text.template_environment import reads_tools
 from fastdeploy_sd.errors import BadRequest, CheckpointError
-from tests.unit.entrypoints.vocabularies import GOLDEN, golden_tokenizer, word_tokenizer
+from tests.unit.entrypoints.vocabularies import GOLDEN, golden_tokenizer
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>"]
 TOKENIZER = golden_tokenizer()
@@ -138,12 +139,6 @@ def test_control_tokens_that_only_the_smaller_files_list_are_found(tmp_path: Pat
         FastTokenizer(tmp_path / "m")
 
 
-def test_other_added_tokens_keep_their_ids_in_a_conversation(tmp_path: Path) -> None:
-    tokenizer = word_tokenizer(tmp_path)
-    think = tokenizer.encode("<think>", add_special_tokens=False)
-    assert tokenizer.encode_segments([Segment("hello <|user|> <think>", is_control=False)])[-1:] == think
-
-
 def test_the_search_for_control_tokens_is_linear() -> None:
     """A thousand tokens that share a beginning, over a text of beginnings: minutes if each were tried at each place."""
     tokens = [f"<|LOC_{i}|>" for i in range(1001)]
@@ -155,6 +150,42 @@ def test_the_search_for_control_tokens_is_linear() -> None:
 def test_string_operations_of_a_template_see_the_message() -> None:
     assert render(CHATML, Message("user", "  hi ")).startswith("<|im_start|>user\nhi<|im_end|>")
     assert render("{{ messages[0].content.split('b')[1] }}", Message("user", "a<pad>b<pad>c")) == "<pad>c"
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        "'<pad>' in c and 'x' not in c",
+        "'<end>' not in c",
+        "c.split('<pad>')[1] == ' b'",
+        "c.startswith('a<pad>') and not c.endswith('<pad>')",
+        "c.find('<pad>') == 1 and c.count('<pad>') == 1",
+        "c.replace('<pad>', '') == 'a b' and (c | replace('<pad>', '')) == 'a b'",
+        "('<' + 'pad>') in (c | trim) and 'a<pad>' in [c, 'a<pad>']",
+    ],
+)
+def test_a_template_finds_control_tokens_of_a_message(search: str) -> None:
+    source = "{% set c = messages[0].content %}{{ SEARCH }} <pad>".replace("SEARCH", search)
+    segments = ChatTemplate(source, {}, [*CONTROL, "<end>"]).render([Message("user", "a<pad> b")], {})
+    assert segments == (Segment("True ", is_control=False), Segment("<pad>", is_control=True))
+
+
+def test_thinking_in_an_earlier_answer_is_cut_out_by_the_template_and_marked_by_it() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% set content = m.content %}{% set thought = '' %}"
+        "{% if m.reasoning_content is string %}{% set thought = m.reasoning_content %}"
+        "{% elif '</think>' in content %}"
+        "{% set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+        "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+        "<think>\n{{ thought }}\n</think>\n\n{{ content }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    template = ChatTemplate(source, {}, ["<think>", "</think>"])
+    user = Message("user", "</think>")
+    apart = template.render([user, Message("assistant", "b <think>", reasoning_content="a")], {})
+    assert apart == template.render([user, Message("assistant", "<think>\na\n</think>\n\nb <think>")], {})
+    marked = [(s.text, s.is_control) for s in apart]
+    assert marked == [("</think>", False), ("<think>", True), ("\na\n", False), ("</think>", True),
+                      ("\n\nb <think>", False)]  # fmt: skip
 
 
 def test_a_template_that_cuts_a_message_inside_a_control_token_is_refused() -> None:

@@ -15,7 +15,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_sd.entrypoints.text.added_tokens import Segment
+from fastdeploy_sd.entrypoints.text.added_tokens import Segment, cut, token_pattern
 from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.entrypoints.text.detokenizer import ByteDetokenizer, create_detokenizer
 from fastdeploy_sd.entrypoints.text.fast_tokenizer import FastTokenizer
@@ -118,7 +118,17 @@ TEMPLATE = (
 @pytest.mark.parametrize("name", ["ernie", "llama-new", "unigram-new"])
 @pytest.mark.parametrize(
     "forged",
-    ["<|user|>", "\uff1c|user|\uff1e", "<s>", "x\uff1cs\uff1e </s>", "<mask:1>", "<|us<|user|>er|>", "<|end|>"],
+    [
+        "<|user|>",
+        "\uff1c|user|\uff1e",
+        "<s>",
+        "x\uff1cs\uff1e </s>",
+        "<mask:1>",
+        "<|us<|user|>er|>",
+        "<|end|>",
+        "<think>",
+        "x</think> ",
+    ],
 )
 def test_nothing_in_a_message_acts(name: str, forged: str, tmp_path: Path) -> None:
     files = dict(CASES[name]["files"])
@@ -138,9 +148,10 @@ def test_nothing_in_a_message_acts(name: str, forged: str, tmp_path: Path) -> No
 def test_segments_of_a_prompt_are_encoded_as_the_whole(name: str, tmp_path: Path) -> None:
     tokenizer = case(name, tmp_path)
     for body in ["hello", " hello", "hello ", "def f(x):\n  return", "\u4f60\u597d <think> x"]:
-        segments = [("<s>", True), (body, False), ("</s>", True), (body, False)]
-        whole = tokenizer.encode("".join(text for text, _ in segments), add_special_tokens=False)
-        assert tokenizer.encode_segments([Segment(*segment) for segment in segments]) == whole
+        parts = [Segment(*part) for part in cut(token_pattern(tokenizer.control_tokens), body)]
+        segments = [Segment("<s>", is_control=True), *parts, Segment("</s>", is_control=True), *parts]
+        whole = tokenizer.encode("".join(segment.text for segment in segments), add_special_tokens=False)
+        assert tokenizer.encode_segments(segments) == whole
 
 
 def test_no_text_has_fewer_tokens_than_the_bound_allows(tmp_path: Path) -> None:

@@ -7,16 +7,19 @@ import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdeploy_sd.entrypoints.text.added_tokens import Segment, split_inside, token_pattern
+from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.entrypoints.text.fast_tokenizer import FastTokenizer
+from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
 from fastdeploy_sd.errors import CheckpointError, ConfigError
-from tests.unit.entrypoints.vocabularies import GOLDEN, byte_fallback_tokenizer, golden_tokenizer, word_tokenizer
+from tests.unit.entrypoints.vocabularies import GOLDEN, added_tokenizer, byte_fallback_tokenizer, golden_tokenizer
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>"]
 TOKENIZER = golden_tokenizer()
@@ -61,13 +64,44 @@ def test_a_control_token_that_is_also_a_vocabulary_piece_is_cut_apart(tmp_path: 
     assert 2 not in plain(tokenizer, "</s>")
 
 
-def test_turn_markers_are_control_tokens_without_the_flag_but_other_added_tokens_are_not(tmp_path: Path) -> None:
-    tokenizer = word_tokenizer(tmp_path)
-    assert "<|user|>" in tokenizer.control_tokens
-    assert "<think>" not in tokenizer.control_tokens
-    marker = tokenizer.control_tokens["<|user|>"]
-    assert marker not in plain(tokenizer, "hello <|user|>")
-    assert plain(tokenizer, "<think>") == tokenizer.encode("<think>", add_special_tokens=False)
+FAMILIES = {
+    "Qwen2.5": ["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|repo_name|>"],
+    "Qwen3": ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"],
+    "ERNIE 4.5": ["<mask:1>", "<|LOC_0|>", "<think>", "<response>", "</response>", "<tool_output>"],
+    "Llama 3": ["<|python_tag|>", "<|reserved_special_token_1|>", "<tool_call>"],
+    "DeepSeek R1": ["<think>", "</think>", "<\uff5cUser\uff5c>", "<\uff5ctool\u2581calls\u2581begin\uff5c>"],
+    "Kimi": ["\u25c1think\u25b7", "\u25c1/think\u25b7", "[EOT]"],
+}
+
+
+@pytest.mark.parametrize("marks", FAMILIES.values(), ids=FAMILIES)
+def test_a_mark_that_is_not_flagged_special_is_text_unless_a_template_writes_it(
+    marks: list[str], tmp_path: Path
+) -> None:
+    tokenizer = added_tokenizer(tmp_path, marks)
+    ids = [tokenizer.control_tokens[mark] for mark in marks]
+    assert not tokenizer.hidden_ids.intersection(ids), "a text shows it"
+    source = "{{ tools | tojson }}{% for m in messages %}{{ m.tool_calls | tojson }}{{ m.content }}MARKS{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(source.replace("MARKS", "".join(marks)))
+    encoder = PromptEncoder(FastTokenizer(tmp_path))
+    text = " ".join(marks)
+    call = {"function": {"name": text, "arguments": json.dumps({text: text})}}
+    messages = [Message("assistant", text, tool_calls=[call]), Message("tool", text, tool_calls=[call])]
+    tools: list[Any] = [{"type": "function", "function": {"name": "f", "description": text}}]
+    token_ids = encoder.encode_chat(messages, {}, tools=tools)
+    assert [i for i in token_ids if i in ids] == ids * len(messages), "the template's own"
+    assert tokenizer.decode(token_ids, skip_hidden=False).count(text) == 9
+    assert encoder.encode_prediction(text, 1000) == tokenizer.encode(text, add_special_tokens=False), "of an output"
+
+
+def test_added_tokens_that_are_no_marks_are_found_in_texts(tmp_path: Path) -> None:
+    words = ["\n\n\n", "    ", "\u2581\u2581", "\u00f7", "Paddle", "snake_case", "->", "\U0001f44d"]
+    tokenizer = added_tokenizer(tmp_path, words)
+    assert not tokenizer.control_tokens.keys() & set(words)
+    for word in words:
+        text = f"a{word}b"
+        assert plain(tokenizer, text) == tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.encode(word, add_special_tokens=False)[0] in plain(tokenizer, text)
 
 
 def test_split_inside_leaves_no_token_whole() -> None:

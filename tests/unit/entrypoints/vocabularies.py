@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
@@ -21,11 +22,15 @@ def golden_tokenizer() -> FastTokenizer:
 
 def thinking_tokenizer(directory: Path, *, is_special: bool) -> FastTokenizer:
     """The golden one with tokens for <think> and </think>, which texts show or not."""
+    return added_tokenizer(directory, ("<think>", "</think>"), is_special=is_special)
+
+
+def added_tokenizer(directory: Path, texts: Sequence[str], *, is_special: bool = False) -> FastTokenizer:
+    """The golden one with further tokens, flagged special or not."""
     spec = json.loads((GOLDEN / "tokenizer.json").read_text())
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": is_special}
     num_tokens = len(spec["model"]["vocab"])
-    for i, mark in enumerate(("<think>", "</think>")):
-        spec["added_tokens"].append({"id": num_tokens + i, "content": mark, **flags})
+    spec["added_tokens"] += [{"id": num_tokens + i, "content": text, **flags} for i, text in enumerate(texts)]
     (directory / "tokenizer.json").write_text(json.dumps(spec))
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     return FastTokenizer(directory)

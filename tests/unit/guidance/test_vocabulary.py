@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ def vocabulary() -> LLTokenizer:
 class Spelled:
     """A tokenizer of single letters, with what a test wants of it."""
 
+    control_tokens: Mapping[str, int] = {"</s>": 0}
     hidden_ids: frozenset[int] = frozenset({0})
     eos_token_ids: tuple[int, ...] = (0,)
     num_ids = 5

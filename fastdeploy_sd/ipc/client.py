@@ -234,9 +234,9 @@ class EngineClient:
                 _resolve(self._ready, model_info)
             case m.Drain():
                 self._is_draining = True
-            case m.EngineDead(reason):
+            case m.EngineDead(reason, has_failed):
                 self._send(m.Bye())
-                self._close_with(reason)
+                self._close_with(reason, InternalError(reason) if has_failed else None)
             case m.Fault(reason):
                 self._fail_conversation(f"the engine could not read a message: {reason}")
             case _:
@@ -268,8 +268,8 @@ class EngineClient:
             self._send(m.Abort(tuple(handle for handle, stream in self._streams.items() if not stream.is_ended)))
             self._fail_waiting(InternalError("the conversation with the engine broke"))
 
-    def _close_with(self, reason: str) -> None:
-        """The engine is gone: answer everyone who waits, once."""
+    def _close_with(self, reason: str, error: FdsdError | None = None) -> None:
+        """The engine is gone: answer everyone who waits, once, requests with this error if there is one."""
         if self._engine_fd is not None:
             asyncio.get_running_loop().remove_reader(self._engine_fd)
             os.close(self._engine_fd)
@@ -277,14 +277,14 @@ class EngineClient:
         if self._end_reason is None:
             self._end_reason = reason
             self._ended.set()
-            self._fail_waiting(self._ended_with(reason))
+            self._fail_waiting(self._ended_with(reason), error)
 
     def _ended_with(self, reason: str) -> Unavailable:
         return Unavailable(reason, code="draining" if self._is_draining else "engine_down")
 
-    def _fail_waiting(self, error: FdsdError) -> None:
+    def _fail_waiting(self, error: FdsdError, of_requests: FdsdError | None = None) -> None:
         for stream in self._streams.values():
-            stream.put(copy.copy(error), is_last=True)  # each is raised, and so changed, on its own
+            stream.put(copy.copy(of_requests or error), is_last=True)  # each is raised, and so changed, on its own
         for future in [self._ready, *self._stats.values()]:
             if future is not None and not future.done():
                 future.set_exception(copy.copy(error))

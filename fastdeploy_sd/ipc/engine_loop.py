@@ -94,8 +94,7 @@ class EngineLoop:
             return self._audit()
         except Exception:
             logger.exception("the engine failed; all its requests end with an error")
-            self._fail()
-            self._say_goodbye("the engine failed")
+            self._say_goodbye("the engine failed", has_failed=True)
             return 1
         finally:
             self._close()
@@ -259,16 +258,12 @@ class EngineLoop:
             return 1
         return 0
 
-    def _fail(self) -> None:
-        """Answer everything without touching the engine, whose state is unknown."""
-        self._reject_waiting(InternalError("the engine failed"))
-        error = (InternalError.__name__, "the engine failed")
-        ids = self._clients.request_ids()
-        self._deliver(RequestOutput(i, (), finish_reason=FinishReason.ERROR, error=error) for i in ids)
+    def _say_goodbye(self, reason: str, *, has_failed: bool = False) -> None:
+        """Make sure that every client has read what it was sent before this process can be seen to end.
 
-    def _say_goodbye(self, reason: str) -> None:
-        """Make sure that every client has read what it was sent before this process can be seen to end."""
-        gone = self._broadcast(m.EngineDead(reason))
+        After a failure this is the answer to everything: the engine, whose state is unknown, is not touched.
+        """
+        gone = self._broadcast(m.EngineDead(reason, has_failed))
         deadline = time.monotonic() + _GOODBYE_S
         while True:
             for identity in gone:

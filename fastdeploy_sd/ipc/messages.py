@@ -158,9 +158,14 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class EngineDead:
-    """The engine's last message: everything sent before it counts. The client answers Bye, for which it waits a bit."""
+    """The engine's last message: everything sent before it counts. The client answers Bye, for which it waits a bit.
+
+    Attributes:
+        has_failed: what was not answered is an internal error; else it came too late.
+    """
 
     reason: str
+    has_failed: bool
 
 
 Message = (

@@ -162,10 +162,22 @@ async def test_the_last_message_counts_before_the_process_ends_and_is_answered()
         assert isinstance(submit, m.Submit)
         last = RequestOutput("a", (2,), finish_reason=FinishReason.STOP)
         engine.send(identity, m.Outputs((submit.handle,), (last,)))
-        engine.send(identity, m.EngineDead("over"))
+        engine.send(identity, m.EngineDead("over", has_failed=False))
         assert await reading == [last]
         assert (await engine.receive())[1] == m.Bye()
         await client.wait_ended()
+
+
+async def test_an_engines_failure_is_an_internal_error_to_requests_and_the_end_at_once() -> None:
+    """Whoever has read the error finds the server down."""
+    async with conversation(os.getpid()) as (client, engine, identity):
+        stream = client.generate(toy_request("a", [5]))
+        reading = asyncio.ensure_future(anext(stream))
+        assert isinstance((await engine.receive())[1], m.Submit)
+        engine.send(identity, m.EngineDead("the engine failed", has_failed=True))
+        with pytest.raises(InternalError, match="the engine failed"):
+            await reading
+        assert not client.is_alive
 
 
 @pytest.mark.parametrize("frame", [b"\x01\xc1", m.encode(m.Hello(1)), m.encode(m.Fault("no"))])

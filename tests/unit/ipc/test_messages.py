@@ -89,7 +89,7 @@ MESSAGES: tuple[m.Message, ...] = (
     ),
     m.Drain(),
     m.Fault("what"),
-    m.EngineDead("why"),
+    m.EngineDead("why", has_failed=True),
 )
 FRAMES = [m.encode(message) for message in MESSAGES]
 

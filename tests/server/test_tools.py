@@ -68,6 +68,26 @@ def test_wanted_calls_are_valid_and_a_stream_adds_up_to_them(server: RunningServ
         assert (told.function.name, told.function.arguments) == (call.function.name, call.function.arguments)
 
 
+def test_a_repeated_call_ends_the_answer_whoever_drafts(server: RunningServer) -> None:
+    """Functions without parameters, so that a third call repeats one; the tokens, too, are the same without drafts."""
+    tools: Any = [{"type": "function", "function": {"name": name}} for name in ("now", "today")]
+    ask: dict[str, Any] = ASK | {"tools": tools, "tool_choice": "required", "parallel_tool_calls": True}
+    for temperature in (0, 1):
+        answers = [
+            server.api.chat.completions.create(**ask, seed=5, temperature=temperature, extra_body={"speculation": how})
+            for how in ({"enabled": True}, {"enabled": False})
+        ]
+        calls = [
+            [call.function.name for call in answer.choices[0].message.tool_calls or [] if call.type == "function"]
+            for answer in answers
+        ]
+        assert len({*calls[0]}) == len(calls[0]) <= len(tools)
+        assert calls[0] == calls[1]
+        assert [answer.choices[0].finish_reason for answer in answers] == ["tool_calls"] * 2
+        tokens = [answer.usage.completion_tokens for answer in answers if answer.usage is not None]
+        assert tokens[0] == tokens[1] < 100
+
+
 def test_wanted_calls_of_a_response_are_items(server: RunningServer) -> None:
     ask: dict[str, Any] = {"model": MODEL, "input": "What is the weather in Rome?", "tools": FLAT, "temperature": 0}
     ask |= {"tool_choice": "required", "max_output_tokens": 200, "parallel_tool_calls": False}

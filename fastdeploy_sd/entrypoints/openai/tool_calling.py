@@ -65,14 +65,17 @@ class ToolCalling:
             )
         is_legacy = isinstance(body, ChatCompletionBody) and bool(body.functions)
         functions = tuple(tool.as_callable() for tool in use.callable_tools)
-        options = ToolOptions(self._format, functions, self._is_auto and not content, is_legacy)
-        if not (is_guided(use) or content):
+        form, must_guide = FORMATS[self._format], is_guided(use) or bool(content)
+        # A bare call must be guided, too, and is not where the format writes parameters one by one: it would take a
+        # second grammar of each.
+        reads_bare = self._is_auto and not content and not (must_guide and form.text.parameters is not None)
+        options = ToolOptions(self._format, functions, reads_bare, is_legacy)
+        if not must_guide:
             return options, ""
         for error in against_grammar(params):
             raise error
         for tool in use.callable_tools:
             verify_schema(tool.parameters or {}, f"tools.{tool.name}.parameters")
-        form = FORMATS[self._format]
         grammar = tool_grammar(form, use, self._hidden_ids, content, reads_bare=options.reads_bare)
         self._verify_grammar(grammar, "tools")
         return options, grammar

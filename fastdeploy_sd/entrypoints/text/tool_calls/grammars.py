@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from fastdeploy_sd.entrypoints.text.tool_calls.call_format import BARE_OPENINGS, CallFormat
 from fastdeploy_sd.entrypoints.text.tool_calls.grammar_rules import GrammarRules
 from fastdeploy_sd.entrypoints.text.tool_calls.json_calls import FENCE_LANGUAGES
-from fastdeploy_sd.entrypoints.text.tool_calls.parameter_grammars import (
-    ANY_TEXT,
-    json_parameters_rule,
-    parameters_rule,
-)
+from fastdeploy_sd.entrypoints.text.tool_calls.parameter_grammars import ANY_TEXT, parameters_rule
 from fastdeploy_sd.entrypoints.text.tool_calls.tools import ToolMode, ToolUse
 
 # Wanted calls of one answer: a model that finds no end must come to one.
@@ -49,7 +45,7 @@ def tool_grammar(
         use: what is offered and wanted; the schemas are valid.
         hidden_ids: text -> id of the tokens that text does not show.
         content: the grammar of an answer that calls nothing, where that is guided too.
-        reads_bare: calls without the format's marks are read, too; see ToolOptions.
+        reads_bare: calls without the format's marks are read, too; see ToolOptions. Only where arguments are JSON.
 
     Raises:
         BadRequest: the format has no way to write a parameter.
@@ -69,11 +65,14 @@ class _Writer:
     def __init__(self, form: CallFormat, use: ToolUse, hidden_ids: Mapping[str, int], *, is_wanted: bool) -> None:
         self._form, self._use, self._text = form, use, form.text
         self._rules = GrammarRules(hidden_ids)
+        self._parameters = {
+            tool.name: parameters_rule(self._rules, form, tool, has_schema=is_wanted or tool.strict)
+            for tool in use.callable_tools
+        }
         bodies = []
-        for tool in use.callable_tools:
-            parameters = parameters_rule(self._rules, form, tool, has_schema=is_wanted or tool.strict)
-            name = self._rules.literal(tool.name + self._text.before_arguments)
-            bodies.append(f"{name} {parameters} {self._rules.literal(self._text.behind)}")
+        for name, parameters in self._parameters.items():
+            beginning = self._rules.literal(name + self._text.before_arguments)
+            bodies.append(f"{beginning} {parameters} {self._rules.literal(self._text.behind)}")
         self._call = self._rules.add(" | ".join(bodies))  # from the name on
 
     def wanted(self) -> str:
@@ -95,9 +94,7 @@ class _Writer:
 
     def possible_or_bare(self) -> str:
         """The grammar of text in which each call is guided, with the marks of the format or, in front, without any."""
-        tools = self._use.callable_tools
-        names = "|".join(tool.name for tool in tools)
-        start = rf"{_SPACE}*(```{_SPACE}*)?[,;]?{_SPACE}*{_BARE_START}({names})\""
+        start = rf"{_SPACE}*(```{_SPACE}*)?[,;]?{_SPACE}*{_BARE_START}({'|'.join(self._parameters)})\""
         free = f"({ANY_TEXT} & ~/{start}(.|\\n)*/)"
         bare = self._bare_calls()
         if self._form.only_first:
@@ -105,21 +102,20 @@ class _Writer:
         return self._rules.text(f"{bare} | {self._marked_calls(free)}")
 
     def _bare_calls(self) -> str:
-        """Calls without marks. What is around them is one terminal each: the lexer does not go back."""
+        """Calls without marks. What stands between two objects is one terminal, as the lexer does not go back."""
+        rules, close = self._rules, rf"{_SPACE}*\}}({_SPACE}*\}})?({_SPACE}*\])?({_SPACE}*```)?{_SPACE}*"
+        space = rules.add_terminal(f"/{_SPACE}+/")
+        start = rules.add_terminal(f"/{_SPACE}*{_BARE_START}/")
+        next_start = rules.add_terminal(f"/{close}[,;]?{_SPACE}*{_BARE_START}/")
+        behind_name = rules.add_terminal(rf'/"{_SPACE}*,{_SPACE}*"(arguments|parameters)"{_SPACE}*:/')
         firsts, others = [], []
-        close = rf"{_SPACE}*\}}({_SPACE}*\}})?"
-        space = self._rules.add_terminal(f"/{_SPACE}+/")
-        for tool in self._use.callable_tools:
-            parameters = json_parameters_rule(self._rules, tool, has_schema=tool.strict)
-            arguments = rf'{tool.name}"{_SPACE}*,{_SPACE}*"(arguments|parameters)"{_SPACE}*:'
-            head = self._rules.add(f"/{_SPACE}*{_BARE_START}{arguments}/", "[lazy]")
-            firsts.append(f"{head} {space}? {parameters}")
-            between = rf"{close}({_SPACE}*\])?({_SPACE}*```)?{_SPACE}*[,;]?{_SPACE}*{_BARE_START}{arguments}"
-            others.append(f"{self._rules.add_terminal(f'/{between}/')} {space}? {parameters}")
-        first = self._rules.add(" | ".join(firsts))
-        more = "" if self._use.takes_one_call else f"{self._rules.add(' | '.join(others))}*"
-        end = self._rules.add_terminal(f"/{close}({_SPACE}*\\])?({_SPACE}*```)?{_SPACE}*/")
-        return f"{first} {more} {end}"
+        for name, parameters in self._parameters.items():
+            first = rules.add(f"{start} {rules.quoted(name)} {behind_name}", "[lazy]")
+            other = rules.add_terminal(f"{next_start} {rules.quoted(name)} {behind_name}")
+            firsts.append(f"{first} {space}? {parameters}")
+            others.append(f"{other} {space}? {parameters}")
+        more = "" if self._use.takes_one_call else f"{rules.add(' | '.join(others))}*"
+        return f"{rules.add(' | '.join(firsts))} {more} {rules.add_terminal(f'/{close}/')}"
 
     def _marked_calls(self, free: str) -> str:
         """Text in which each call with the marks of the format is guided; `free` = what stands between them."""

@@ -33,11 +33,6 @@ def parameters_rule(rules: GrammarRules, form: CallFormat, tool: Tool, *, has_sc
     text = form.text.parameters
     if text is not None:
         return _between_tags(rules, text, tool)
-    return json_parameters_rule(rules, tool, has_schema=has_schema)
-
-
-def json_parameters_rule(rules: GrammarRules, tool: Tool, *, has_schema: bool) -> str:
-    """Return what matches the parameters of a call as a JSON object; arguments as for parameters_rule."""
     if not has_schema:
         return rules.json(_ANY_OBJECT, is_lenient=True)
     schema = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters

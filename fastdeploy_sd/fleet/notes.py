@@ -3,6 +3,7 @@ r"""What an instance writes into a stream for the router that asked for it: comm
     : fdsd begun ["cmpl-1",1700000000,[7],2]    id, time, seeds of the prompts, number of choices; once, in front
     : fdsd shown [0,[17,4],false,0]             of the event with what it shows: choice, its new tokens, whether it has
     data: {"id":"cmpl-1",...}                   ended, prompt tokens from the cache
+    : fdsd logprobs [0,[[17,-0.5,1,[],[]],...]] those of its new tokens, where a later event repeats them
     : fdsd together 5                           this event and the next four are shown together or not at all
     : fdsd ended null                           they are the last of the stream, which has no [DONE]
     : fdsd counted null                         the event is the stream's usage
@@ -14,17 +15,20 @@ The router takes these lines out, so that a client gets the rest byte for byte. 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.fleet.route import ChoiceProgress, Progress
+from fastdeploy_sd.types import TokenLogprob
 
 _PREFIX = ": fdsd "
 _RAW_PREFIX = _PREFIX.encode("ascii")
 _END = b"\n\n"
 BEGUN, SHOWN, TOGETHER, ENDED, COUNTED, FAILED = "begun", "shown", "together", "ended", "counted", "failed"
+LOGPROBS = "logprobs"
 
 
 def begun_note(job_id: str, created: int, seeds: Sequence[int], num_choices: int) -> str:
@@ -35,6 +39,11 @@ def begun_note(job_id: str, created: int, seeds: Sequence[int], num_choices: int
 def shown_note(choice: int, token_ids: Sequence[int], is_finished: bool, num_cached_tokens: int) -> str:
     """Return the line in front of an event that shows something of a choice."""
     return _line(SHOWN, [choice, list(token_ids), is_finished, num_cached_tokens])
+
+
+def logprobs_note(choice: int, logprobs: Sequence[TokenLogprob]) -> str:
+    """Return the line with the log-probabilities of what an event shows."""
+    return _line(LOGPROBS, [choice, [astuple(entry) for entry in logprobs]])
 
 
 def together_note(num_events: int) -> str:
@@ -132,6 +141,7 @@ class ProgressRecord:
         self._token_ids: list[list[int]] = []
         self._ended: set[int] = set()
         self._num_cached: dict[int, int] = {}
+        self._logprobs: defaultdict[int, list[TokenLogprob]] = defaultdict(list)
         self._is_counted = False
         self._num_events = 0
         self.is_ended = False
@@ -162,6 +172,9 @@ class ProgressRecord:
             self._num_cached.setdefault(choice, num_cached)
             if is_finished:
                 self._ended.add(choice)
+        elif word == LOGPROBS:
+            choice, entries = value
+            self._logprobs[choice] += [TokenLogprob(*entry[:3], *map(tuple, entry[3:])) for entry in entries]
         elif word == COUNTED:
             self._is_counted = True
         elif word == ENDED:
@@ -174,7 +187,12 @@ class ProgressRecord:
         if self._job is None:
             return None
         choices = tuple(
-            ChoiceProgress(tuple(token_ids), choice in self._ended, self._num_cached.get(choice, 0))
+            ChoiceProgress(
+                tuple(token_ids),
+                choice in self._ended,
+                self._num_cached.get(choice, 0),
+                tuple(self._logprobs.get(choice, ())),
+            )
             for choice, token_ids in enumerate(self._token_ids)
         )
         return Progress(*self._job, choices, self._is_counted, self._num_events)

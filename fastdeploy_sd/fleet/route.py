@@ -22,14 +22,14 @@ from fastdeploy_sd.errors import Forbidden
 from fastdeploy_sd.fleet.signing import is_signed, sign
 from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.packing import pack, unpack
-from fastdeploy_sd.types import KvSource
+from fastdeploy_sd.types import KvSource, TokenLogprob
 
 logger = logging.getLogger(__name__)
 
 ROUTE_HEADER = "X-Fdsd-Route"
 NOT_AUTHENTIC = "route_not_authentic"
 _PURPOSE = "route"
-_VERSION = 3
+_VERSION = 4
 # The headers of a request may take so long to be read by a busy instance.
 LIFE_S = 60.0
 
@@ -42,11 +42,13 @@ class ChoiceProgress:
         token_ids: those behind everything that was sent, also where their text is still held back.
         is_finished: its last chunk has been sent.
         num_cached_tokens: what its usage says of the prefix cache.
+        logprobs: of these tokens, where a later event repeats them; else ().
     """
 
     token_ids: tuple[int, ...] = ()
     is_finished: bool = False
     num_cached_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from tests.server.toy_server import MODEL, Served, serve, server_config, text_of
 KEY, INSTANCE = b"r" * 32, "this one"
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 USAGE = {"stream_options": {"include_usage": True}}
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 # Text of several tokens is held back for it, and comes after all.
 NEARLY = text_of(toy_tokens([5, 6], 12)[2:9]) + "but not quite"
 BODIES: list[tuple[str, dict[str, Any]]] = [
@@ -29,6 +30,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": [5, 6], "temperature": 0, "stop": [NEARLY]}),
     (CHAT, {"messages": [{"role": "user", "content": "hi"}], "stream_options": {"continuous_usage_stats": True}}),
     (RESPONSES, {"input": "hi", "stop": ["zzz", " t\n"], "max_tokens": None, "max_output_tokens": 12}),
+    (RESPONSES, {"input": "hi", "max_tokens": None, "max_output_tokens": 12, "stop": ["zzz", NEARLY], **LOGPROBS}),
 ]
 
 

@@ -35,9 +35,13 @@ class AnswerFormat(ABC):
 
     Attributes:
         stream_end: what stands behind all events of a stream.
+        split_depth: how deep the log-probabilities of single tokens are in the whole answer, see `json_pieces`.
+        repeats_all: the last part of a stream has all that the others had, so it may be large.
     """
 
     stream_end: ClassVar[str]
+    split_depth: ClassVar[int] = 5
+    repeats_all: ClassVar[bool] = False
 
     def __init__(self, job: GenerationJob, tokenizer: Tokenizer) -> None:
         self._job = job

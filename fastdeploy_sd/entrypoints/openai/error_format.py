@@ -21,8 +21,6 @@ from fastdeploy_sd.errors import (
     Unauthorized,
 )
 
-_SPLIT_DEPTH = 5
-
 logger = logging.getLogger(__name__)
 
 
@@ -64,11 +62,11 @@ def to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def json_pieces(value: object, depth: int = _SPLIT_DEPTH) -> Iterator[str]:
+def json_pieces(value: object, depth: int) -> Iterator[str]:
     """Yield what `to_json` returns in pieces, none of which takes long, as the interpreter makes a piece in one go.
 
     Args:
-        depth: how deep lists and maps are split; the default reaches the log-probabilities of single tokens.
+        depth: how deep lists and maps are split.
     """
     if depth and isinstance(value, dict):
         opening = "{"

@@ -131,10 +131,14 @@ async def _whole(
 
     def render() -> bytes:
         answer = form.whole([collector.build() for collector in collectors], usage)
-        return "".join(json_pieces(answer)).encode("utf-8")
+        return "".join(json_pieces(answer, form.split_depth)).encode("utf-8")
 
-    num_entries = usage.num_completion_tokens * job.requests.num_logprobs_per_token
-    return render() if num_entries <= _MAX_INLINE_ENTRIES else await asyncio.to_thread(render)
+    return await asyncio.to_thread(render) if _is_large(job, usage) else render()
+
+
+def _is_large(job: GenerationJob, usage: UsageCounter) -> bool:
+    """Whether writing all of an answer takes so long that others should not wait for it."""
+    return usage.num_completion_tokens * job.requests.num_logprobs_per_token > _MAX_INLINE_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,10 @@ async def _events(
             usage.add(choice, delta)
             if notes is not None:
                 notes.add(choice, delta)
-            part = form.part(choice, delta, usage)
+            if form.repeats_all and delta.finish_reason is not None and _is_large(job, usage):
+                part = await asyncio.to_thread(form.part, choice, delta, usage)
+            else:
+                part = form.part(choice, delta, usage)
             if part is not None:
                 note = "" if notes is None else notes.of_part(choice, delta, part)
                 yield opening + note + part.text

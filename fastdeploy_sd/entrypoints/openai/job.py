@@ -31,12 +31,14 @@ from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.fleet.route import Progress
 from fastdeploy_sd.guidance.grammar import grammar_of
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import KvSource, ModelInfo
+from fastdeploy_sd.types import KvSource, ModelInfo, TokenLogprob
 
 # Every sequence of a job costs a task and a buffer for its output, whether it runs or waits for its turn.
 MAX_SEQUENCES = 1024
 # Each takes about 100 bytes until it is sent, and the text of an answer as much again.
 MAX_LOGPROBS_OUTPUT = 1 << 22
+# The last events of a Response have them so many times.
+_NUM_REPEATS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,12 @@ class GenerationJob:
     def shown_text_of(self, choice: int, tokenizer: Tokenizer) -> str:
         """Return the text of a choice that another instance has shown the client."""
         return self.shown_of(choice, tokenizer)[0]
+
+    def shown_logprobs_of(self, choice: int) -> tuple[TokenLogprob, ...] | None:
+        """Return those of the tokens behind that text, None where the request does not ask for any."""
+        if self.requests.sampling.logprobs is None:
+            return None
+        return () if self.progress is None else self.progress.choices[choice].logprobs
 
     def shown_of(self, choice: int, tokenizer: Tokenizer) -> tuple[str, list[int]]:
         """Return that text, and for each token behind it where the token's text starts."""
@@ -232,9 +240,10 @@ class JobBuilder:
         requests = self._requests.build(prompts, params, job_id, body.priority or 0, salt, speculation)
         answer, grammar = self._forms.of(body, params, prompts[0], self._asked_grammar(body))
         requests = self._requests.with_prediction(replace(requests, grammar=grammar, client=user), prediction)
-        if params.logprobs is not None and requests.max_output_entries > MAX_LOGPROBS_OUTPUT:
+        limit = MAX_LOGPROBS_OUTPUT // (_NUM_REPEATS if isinstance(body, ResponseBody) else 1)
+        if params.logprobs is not None and requests.max_output_entries > limit:
             raise BadRequest(
-                f"logprobs: expected at most {MAX_LOGPROBS_OUTPUT} of them (sequences times max_tokens times"
+                f"logprobs: expected at most {limit} of them (sequences times max_tokens times"
                 f" alternatives and one), got {requests.max_output_entries}",
                 param="logprobs",
             )

@@ -12,17 +12,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat, StreamPart
-from fastdeploy_sd.entrypoints.openai.error_format import to_json
+from fastdeploy_sd.entrypoints.openai.error_format import json_pieces, to_json
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
-from fastdeploy_sd.entrypoints.openai.response_output import COMPLETED, IN_PROGRESS, Event, ResponseOutput
+from fastdeploy_sd.entrypoints.openai.logprobs import LogprobsFormat
+from fastdeploy_sd.entrypoints.openai.response_output import COMPLETED, IN_PROGRESS, Event, Json, ResponseOutput
 from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
 from fastdeploy_sd.entrypoints.openai.stream_errors import response_error
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
 from fastdeploy_sd.entrypoints.text.completion import Completion
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
+from fastdeploy_sd.entrypoints.text.part_tokens import PartTokensParser
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import FdsdError
-from fastdeploy_sd.types import FinishReason
+from fastdeploy_sd.types import FinishReason, TokenLogprob
 
 _INCOMPLETE = "incomplete"
 # OpenAI's word for a limit, be it the request's or the context's.
@@ -33,24 +35,28 @@ class ResponseFormat(AnswerFormat):
     """One Response, whose output is the items that its text holds."""
 
     stream_end = ""
+    split_depth = 6
+    repeats_all = True
 
     def __init__(self, job: GenerationJob, tokenizer: Tokenizer) -> None:
         super().__init__(job, tokenizer)
         self._num_events = 0 if job.progress is None else job.progress.num_events
-        self._parser = job.answer.parser()
+        self._parser = PartTokensParser[Json](job.answer.parser())
+        self._logprobs = LogprobsFormat(tokenizer)
         self._output = ResponseOutput(job.job_id)
-        for part in self._parser.push(job.shown_text_of(0, tokenizer)):
-            self._output.add(part)  # its events have been sent
+        text, offsets = job.shown_of(0, tokenizer)
+        self._grow(text, job.shown_logprobs_of(0), offsets)  # its events have been sent
 
     def whole(self, completions: Sequence[Completion], usage: UsageCounter) -> dict[str, Any]:
         [completion] = completions
-        self._grow(completion.text, completion.finish_reason)
+        self._grow(completion.text, completion.logprobs, completion.text_offsets, completion.finish_reason)
         return self._finished(completion, usage)
 
     def part(self, choice: int, delta: TextDelta, usage: UsageCounter) -> StreamPart | None:
         num_before = self._num_events
         events = [] if num_before else self._opening()
-        events += [self._event(name, values) for name, values in self._grow(delta.text, delta.finish_reason)]
+        grown = self._grow(delta.text, delta.logprobs, delta.text_offsets, delta.finish_reason)
+        events += [self._event(name, values) for name, values in grown]
         is_last = delta.finish_reason is not None
         if is_last:
             response = self._finished(delta, usage)
@@ -69,18 +75,29 @@ class ResponseFormat(AnswerFormat):
         begun = {"response": self._response(IN_PROGRESS)}
         return [self._event(name, begun) for name in ("response.created", "response.in_progress")]
 
-    def _grow(self, text: str, finish_reason: FinishReason | None) -> list[Event]:
-        """Take more of the text, and its end."""
-        parts = self._parser.push(text)
+    def _grow(
+        self,
+        text: str,
+        logprobs: Sequence[TokenLogprob] | None,
+        offsets: Sequence[int],
+        finish_reason: FinishReason | None = None,
+    ) -> list[Event]:
+        """Take more of the text, and its end; where log-probabilities are asked for, with those of its tokens."""
+        if logprobs is None:
+            parts = self._parser.push(text)
+        else:
+            parts = self._parser.push(text, self._logprobs.entries(logprobs), offsets)
         if finish_reason is not None:
             parts += self._parser.finish()
-        events = [event for part in parts for event in self._output.add(part)]
+        events = [event for part, entries in parts for event in self._output.add(part, entries)]
         return events if finish_reason is None else events + self._output.end(_status(finish_reason))
 
     def _event(self, name: str, values: Mapping[str, Any]) -> str:
         value = {"type": name, "sequence_number": self._num_events, **values}
         self._num_events += 1
-        return f"event: {name}\ndata: {to_json(value)}\n\n"
+        has_logprobs = self._job.requests.sampling.logprobs is not None  # of all tokens, in the last events
+        data = "".join(json_pieces(value, self.split_depth + 1)) if has_logprobs else to_json(value)
+        return f"event: {name}\ndata: {data}\n\n"
 
     # ---- values -----------------------------------------------------------------------------------------------------
 
@@ -124,7 +141,7 @@ class ResponseFormat(AnswerFormat):
             | ({} if echo.verbosity is None else {"verbosity": echo.verbosity}),
             "tool_choice": json.loads(echo.tool_choice),
             "tools": json.loads(echo.tools),
-            "top_logprobs": 0,
+            "top_logprobs": sampling.logprobs or 0,
             "top_p": sampling.top_p,
             "truncation": "disabled",
             "usage": None,

@@ -7,13 +7,14 @@ empty message. What the items are depends on the text only, so a stream that goe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from fastdeploy_sd.entrypoints.text.answer_parts import AnswerPart, Content, Reasoning, ToolCallDelta, tool_call_id
 
 COMPLETED, IN_PROGRESS = "completed", "in_progress"
-Event = tuple[str, dict[str, Any]]
+Json = dict[str, Any]
+Event = tuple[str, Json]
 
 
 class ResponseOutput:
@@ -27,14 +28,18 @@ class ResponseOutput:
         self._job_id = job_id
         self._items: list[_Item] = []
 
-    def add(self, part: AnswerPart) -> list[Event]:
-        """Take a part of the answer; return what it adds to a stream: the name and the values of each event."""
+    def add(self, part: AnswerPart, logprobs: Sequence[Json] = ()) -> list[Event]:
+        """Take a part of the answer; return what it adds to a stream: the name and the values of each event.
+
+        Args:
+            logprobs: of the tokens of a message's text, when asked for.
+        """
         events: list[Event] = []
         if not (self._items and self._items[-1].takes(part)):
             if self._items:
                 events += self._items[-1].close(COMPLETED)
             events += self._open(part)
-        return events + self._items[-1].add(part)
+        return events + self._items[-1].add(part, logprobs)
 
     def end(self, status: str) -> list[Event]:
         """End the answer; return the events.
@@ -78,7 +83,7 @@ class _Item(ABC):
         """Whether a part belongs to this item."""
 
     @abstractmethod
-    def add(self, part: AnswerPart) -> list[Event]:
+    def add(self, part: AnswerPart, logprobs: Sequence[Json]) -> list[Event]:
         """Take a part."""
 
     @abstractmethod
@@ -108,17 +113,14 @@ class _TextItem(_Item):
 
     Attributes:
         kind: type of the part, and in the names of its events.
-        of_part, of_event: what they have beside the text.
     """
 
     kind: ClassVar[str]
-    of_part: ClassVar[Mapping[str, Any]] = {}
-    of_event: ClassVar[Mapping[str, Any]] = {}
 
-    def add(self, part: AnswerPart) -> list[Event]:
+    def add(self, part: AnswerPart, logprobs: Sequence[Json]) -> list[Event]:
         assert isinstance(part, Content | Reasoning)
         self._texts.append(part.text)
-        return [(f"response.{self.kind}.delta", self._part_place | {"delta": part.text, **self.of_event})]
+        return [(f"response.{self.kind}.delta", self._part_place | {"delta": part.text})]
 
     def open(self) -> list[Event]:
         return [*super().open(), ("response.content_part.added", self._part_place | {"part": self._part("")})]
@@ -126,13 +128,13 @@ class _TextItem(_Item):
     def close(self, status: str) -> list[Event]:
         text = self._text
         return [
-            (f"response.{self.kind}.done", self._part_place | {"text": text, **self.of_event}),
+            (f"response.{self.kind}.done", self._part_place | {"text": text}),
             ("response.content_part.done", self._part_place | {"part": self._part(text)}),
             *super().close(status),
         ]
 
     def _part(self, text: str) -> dict[str, Any]:
-        return {"type": self.kind, "text": text, **self.of_part}
+        return {"type": self.kind, "text": text}
 
     @property
     def _content(self) -> list[dict[str, Any]]:
@@ -147,11 +149,25 @@ class _Message(_TextItem):
     """What the model says."""
 
     kind = "output_text"
-    of_part: ClassVar[Mapping[str, Any]] = {"annotations": [], "logprobs": []}
-    of_event: ClassVar[Mapping[str, Any]] = {"logprobs": []}
+
+    def __init__(self, output_index: int, item_id: str) -> None:
+        super().__init__(output_index, item_id)
+        self._logprobs: list[Json] = []
 
     def takes(self, part: AnswerPart) -> bool:
         return isinstance(part, Content)
+
+    def add(self, part: AnswerPart, logprobs: Sequence[Json]) -> list[Event]:
+        self._logprobs += logprobs
+        [(name, values)] = super().add(part, logprobs)
+        return [(name, values | {"logprobs": list(logprobs)})]
+
+    def close(self, status: str) -> list[Event]:
+        (name, values), *others = super().close(status)
+        return [(name, values | {"logprobs": self._logprobs}), *others]
+
+    def _part(self, text: str) -> dict[str, Any]:
+        return super()._part(text) | {"annotations": [], "logprobs": list(self._logprobs)}
 
     def value(self) -> dict[str, Any]:
         of_message = {"type": "message", "role": "assistant"}
@@ -183,7 +199,7 @@ class _Call(_Item):
     def takes(self, part: AnswerPart) -> bool:
         return isinstance(part, ToolCallDelta) and part.index == self._call
 
-    def add(self, part: AnswerPart) -> list[Event]:
+    def add(self, part: AnswerPart, logprobs: Sequence[Json]) -> list[Event]:
         assert isinstance(part, ToolCallDelta)
         if not part.arguments:
             return []

@@ -13,8 +13,9 @@ from fastdeploy_sd.entrypoints.openai.answer_format import StreamPart
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.errors import Forbidden
-from fastdeploy_sd.fleet.notes import begun_note, ended_note, shown_note, together_note
+from fastdeploy_sd.fleet.notes import begun_note, ended_note, logprobs_note, shown_note, together_note
 from fastdeploy_sd.fleet.route import NOT_AUTHENTIC, ROUTE_HEADER, Route, RouteReader
+from fastdeploy_sd.types import TokenLogprob
 
 
 class RouteGate:
@@ -53,6 +54,8 @@ class StreamNotes:
     def __init__(self, job: GenerationJob) -> None:
         self._job = job
         self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
+        self._logprobs: list[TokenLogprob] = []  # of a Response, whose last event repeats them
+        self._keeps_logprobs = job.answer.response is not None and job.requests.sampling.logprobs is not None
 
     def opening(self) -> str:
         """Return the note in front of the first event."""
@@ -62,11 +65,16 @@ class StreamNotes:
     def add(self, choice: int, delta: TextDelta) -> None:
         """Take a delta of a choice, which may have an event or not."""
         self._token_ids[choice] += delta.token_ids
+        if self._keeps_logprobs:
+            self._logprobs += delta.logprobs or ()
 
     def of_part(self, choice: int, delta: TextDelta, part: StreamPart) -> str:
         """Return the notes in front of the events of a delta that was taken."""
         token_ids = self._token_ids.pop(choice, [])
         notes = shown_note(choice, token_ids, delta.finish_reason is not None, delta.num_cached_tokens)
+        if self._logprobs:
+            notes += logprobs_note(choice, self._logprobs)
+            self._logprobs.clear()
         if part.num_events > 1:
             notes += together_note(part.num_events)
         return notes + (ended_note() if part.is_last else "")

@@ -71,7 +71,17 @@ def test_a_failure_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["shown [5,[1],false,0]", "shown {}", "shown [0,[1]]", "begun [1]", "begun 1", "shown [null,1,1,1]"]
+    "line",
+    [
+        "shown [5,[1],false,0]",
+        "shown {}",
+        "shown [0,[1]]",
+        "begun [1]",
+        "begun 1",
+        "shown [null,1,1,1]",
+        "logprobs [0,[[1]]]",
+        "logprobs [0,5]",
+    ],
 )
 def test_notes_of_another_form_are_an_error_of_ours(line: str) -> None:
     (event,) = EventSplitter().feed(f": fdsd {line}\ndata: x\n\n".encode())

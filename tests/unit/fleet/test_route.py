@@ -82,5 +82,5 @@ def test_it_is_taken_once_as_long_as_it_would_be_good() -> None:
 @pytest.mark.parametrize("content", [b"", b"\x80\x04N.", b"\x90", b"\xc1", b"not base64"])
 def test_signed_nonsense_is_refused(content: bytes) -> None:
     text = content.decode("latin-1") if b" " in content else base64.urlsafe_b64encode(content).decode()
-    with pytest.raises(Forbidden, match="expected a route of version 3"):
+    with pytest.raises(Forbidden, match="expected a route of version 4"):
         reader().read(f"{text}.{sign(KEY, 'route', text.encode())}")

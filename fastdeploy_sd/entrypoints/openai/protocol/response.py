@@ -17,11 +17,10 @@ from fastdeploy_sd.entrypoints.openai.protocol.fields import (
     Only,
     SmallMap,
     expected,
-    fault,
 )
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody, StreamOptions
 from fastdeploy_sd.entrypoints.openai.protocol.response_items import Items
-from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens
+from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens, NumLogprobs
 from fastdeploy_sd.entrypoints.openai.protocol.structured_fields import Asked, FlatFormat, TextFormat, below
 from fastdeploy_sd.entrypoints.openai.protocol.template_variables import TemplateText, template_variables
 from fastdeploy_sd.entrypoints.openai.protocol.tools import ToolChoice, ToolChoiceField, Tools, tool_faults, tool_use
@@ -40,26 +39,24 @@ _ABSENT = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-_INCLUDE_SCHEMA = {"type": "array", "items": {"enum": list(_ABSENT)}}
 _LOGPROBS = "message.output_text.logprobs"
-_LOGPROBS_ELSEWHERE = "log-probabilities are in /v1/chat/completions"
+_INCLUDE_SCHEMA = {"type": "array", "items": {"enum": [_LOGPROBS, *_ABSENT]}}
 _ONE_TEXT = "a Response has one text"
 # Refers to something that a server has kept.
 _Stored = Annotated[None, Only("", instead="nothing is stored: give the whole conversation in input")]
 
 
 class _Include(FieldKind):
-    """Parts of items to add; those that exist nowhere here ask for nothing."""
+    """Parts of items to add; the body holds whether log-probabilities are one. Others exist nowhere here."""
 
     schema = _INCLUDE_SCHEMA
 
-    def convert(self, value: Any) -> None:
+    def convert(self, value: Any) -> bool:
         if not isinstance(value, list):
             raise expected("a list")
-        if _LOGPROBS in value:
-            raise fault("not_supported", _LOGPROBS_ELSEWHERE)
-        if not all(name in _ABSENT for name in value):
-            raise expected(f"some of {', '.join(_ABSENT)}")
+        if not all(name in (_LOGPROBS, *_ABSENT) for name in value):
+            raise expected(f"some of {', '.join((_LOGPROBS, *_ABSENT))}")
+        return _LOGPROBS in value
 
 
 class Reasoning(Body):
@@ -103,6 +100,7 @@ class ResponseBody(GenerationBody):
         input: a text or the items of a conversation; after validation turns.
         instructions: a system message in front of them.
         chat_template_kwargs, enable_thinking, tools, tool_choice, parallel_tool_calls: as in a chat completion.
+        include, top_logprobs: log-probabilities of a message's tokens, and of so many alternatives.
         previous_response_id, conversation, prompt: kept by a server, which this one does not.
     """
 
@@ -129,8 +127,8 @@ class ResponseBody(GenerationBody):
     prompt: _Stored = None
     background: Annotated[None, Only(False, instead="a Response is answered at once, or as a stream")] = None
     truncation: Annotated[None, Only("disabled", instead="prompts are never cut")] = None
-    include: Annotated[None, _Include()] = None
-    top_logprobs: Annotated[None, Only(0, instead=_LOGPROBS_ELSEWHERE)] = None
+    include: Annotated[bool | None, _Include()] = None
+    top_logprobs: NumLogprobs = None
     moderation: NotSupported = None
     context_management: NotSupported = None
 
@@ -142,7 +140,7 @@ class ResponseBody(GenerationBody):
     return_token_ids: Annotated[None, Only(False)] = None
     return_tokens_as_token_ids: Annotated[None, Only(False)] = None
     collect_metrics: Annotated[None, Only(False)] = None
-    include_draft_logprobs: Annotated[None, Only(False, instead=_LOGPROBS_ELSEWHERE)] = None
+    include_draft_logprobs: Annotated[None, Only(False, instead="they are in /v1/chat/completions")] = None
 
     def _asked(self) -> list[Asked]:
         form = None if self.text is None else self.text.format
@@ -169,7 +167,11 @@ class ResponseBody(GenerationBody):
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def contradictions(self) -> list[Fault]:
-        return super().contradictions() + tool_faults(("tools", "tool_choice"), self.tools, self.tool_choice)
+        faults = super().contradictions() + tool_faults(("tools", "tool_choice"), self.tools, self.tool_choice)
+        if self.top_logprobs and not self.include:
+            text = f"top_logprobs: expected only with {_LOGPROBS} in include, got none"
+            faults.append(Fault(text, "top_logprobs"))
+        return faults
 
     @property
     def reasoning_display(self) -> Display:
@@ -177,10 +179,15 @@ class ResponseBody(GenerationBody):
 
     @property
     def sent_names(self) -> Mapping[str, str]:
-        return {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
+        return {
+            "prompt": "input",
+            "messages": "input",
+            "max_tokens": "max_output_tokens",
+            "logprobs": "top_logprobs",
+        }
 
     def sampling_params(self) -> SamplingParams:
-        return self._build_sampling_params(self.max_output_tokens, None)
+        return self._build_sampling_params(self.max_output_tokens, (self.top_logprobs or 0) if self.include else None)
 
     def template_variables(self) -> dict[str, Any]:
         """Return the variables for the chat template."""

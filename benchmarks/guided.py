@@ -217,6 +217,7 @@ class _Tokens:
     def __init__(self, vocab_size: int) -> None:
         self._demo = load_tokenizer(ModelConfig(model=DEMO_MODEL).path)
         self.hidden_ids, self.eos_token_ids = self._demo.hidden_ids, self._demo.eos_token_ids
+        self.control_tokens = self._demo.control_tokens
         own = [self._demo.token_bytes(i) or b"" for i in range(4096)]
         visible = [token for i, token in enumerate(own) if i not in self.hidden_ids]
         pairs = (a + b for a, b in itertools.product(visible, visible))

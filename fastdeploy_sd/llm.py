@@ -15,9 +15,9 @@ from fastdeploy_sd.entrypoints.offline.batch import OfflineBatch
 from fastdeploy_sd.entrypoints.offline.conversations import (
     AnswerReader,
     ChatMessage,
+    ChatOptions,
     Conversations,
     ReadConversation,
-    ToolUseOptions,
 )
 from fastdeploy_sd.entrypoints.offline.structured import OfflineGrammars, Structured
 from fastdeploy_sd.entrypoints.text.chat_template import Json
@@ -153,6 +153,8 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
     ) -> list[GenerationOutput]:
         """Answer conversations; control tokens written in messages are plain text.
 
@@ -165,6 +167,8 @@ class LLM:
             speculation, predictions, structured_outputs: as for generate. The form begins behind what the model thinks.
             tools, tool_choice, parallel_tool_calls: functions that the model may call in all conversations, as in a
                 chat completion of the server.
+            add_generation_prompt: False = the prompts end after the last message.
+            continue_final_message: True = they end inside it, and the outputs go on with the assistant's words.
 
         Returns:
             One result per conversation, in their order.
@@ -174,7 +178,8 @@ class LLM:
             InternalError, KeyboardInterrupt, Unavailable, Exception: as generate.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        options, limit = ToolUseOptions(tools, tool_choice, parallel_tool_calls), self._builder.max_prompt_tokens
+        ends = add_generation_prompt, continue_final_message
+        options, limit = ChatOptions(tools, tool_choice, parallel_tool_calls, *ends), self._builder.max_prompt_tokens
         kwargs = chat_template_kwargs or {}
         read = [self._conversations.read(list(turns), options, kwargs, limit) for turns in conversations]
         inputs = [_Prompt(one.token_ids, conversation=one) for one in read]

@@ -339,3 +339,18 @@ async def test_many_requests_at_once_get_what_they_get_alone(served: Served) -> 
     asks = [{"prompt": p, "max_tokens": 6, "temperature": 0, "return_token_ids": True} for p in prompts]
     answers = await asyncio.gather(*(post(served, COMPLETION, a) for a in asks))
     assert [a["choices"][0]["completion_token_ids"] for a in answers] == [toy_tokens(p, 6) for p in prompts]
+
+
+async def test_an_answer_that_was_begun_goes_on_with_the_tokens_of_its_prompt(served: Served) -> None:
+    begun = {
+        "messages": [HELLO["messages"][0], {"role": "assistant", "content": "so it"}],
+        "continue_final_message": True,
+    }
+    prompt = (await post(served, "/tokenize", begun))["tokens"]
+    assert TOKENIZER.decode(prompt, skip_hidden=False).endswith("assistant\nso it")
+    asked: dict[str, Any] = {"max_tokens": 9, "temperature": 0}
+    plain = (await post(served, COMPLETION, asked | {"prompt": prompt}))["choices"][0]["text"]
+    chat = await post(served, CHAT, asked | begun | {"n": 2, "seed": 1})
+    assert [choice["message"]["content"] for choice in chat["choices"]] == [plain, plain]
+    chunks = await post_stream(served, CHAT, asked | begun)
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == plain

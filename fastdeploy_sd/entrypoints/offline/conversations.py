@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from fastdeploy_sd.config import Config
@@ -25,16 +26,14 @@ _MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reaso
 
 
 @dataclass(frozen=True, slots=True)
-class ToolUseOptions:
-    """What a call of LLM.chat says about functions, in OpenAI's words; see docs/http_api.md.
-
-    Attributes:
-        tools, tool_choice, parallel_tool_calls: as in a chat completion; None = not given.
-    """
+class ChatOptions:
+    """What a call of LLM.chat says in the words of a chat completion, None = nothing; see docs/http_api.md."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ class Conversations:
         self._forms = AnswerForms(encoder, config, eos_token_ids, verify_grammar)
 
     def read(
-        self, conversation: Sequence[Any], options: ToolUseOptions, kwargs: Mapping[str, Any], max_tokens: int
+        self, conversation: Sequence[Any], options: ChatOptions, kwargs: Mapping[str, Any], max_tokens: int
     ) -> ReadConversation:
         """Validate and render a conversation.
 
@@ -136,9 +135,8 @@ class Conversations:
         """
         body = _body(conversation, options)
         turns = [message.as_turn() for message in body.messages]
-        return ReadConversation(
-            body, self._encoder.encode_chat(turns, kwargs, max_tokens, offered_tools(body.tool_use))
-        )
+        offered = offered_tools(body.tool_use)
+        return ReadConversation(body, self._encoder.encode_chat(turns, kwargs, max_tokens, offered, body.prompt_end))
 
     def form(
         self, conversation: ReadConversation | None, params: SamplingParams, asked: str
@@ -165,13 +163,9 @@ def _parts(options: AnswerOptions, request_id: str, completion: Completion) -> C
     return ChatMessage(parts.content, parts.reasoning, tuple(calls))
 
 
-def _body(conversation: Sequence[Any], options: ToolUseOptions) -> ChatCompletionBody:
-    fields = {
-        "messages": [_message(message) for message in conversation],
-        "tools": options.tools,
-        "tool_choice": options.tool_choice,
-        "parallel_tool_calls": options.parallel_tool_calls,
-    }
+def _body(conversation: Sequence[Any], options: ChatOptions) -> ChatCompletionBody:
+    asked = {option.name: getattr(options, option.name) for option in dataclass_fields(options)}
+    fields = {"messages": [_message(message) for message in conversation], **asked}
     try:
         content = json.dumps(fields, default=_as_json).encode()
     except (TypeError, ValueError, RecursionError) as error:

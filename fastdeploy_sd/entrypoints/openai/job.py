@@ -193,7 +193,8 @@ class JobBuilder:
         else:
             messages = [message.as_turn() for message in body.messages]
             offered = offered_tools(body.tool_use)
-            token_ids = self._encoder.encode_chat(messages, body.template_variables(), max_tokens, offered)
+            variables = body.template_variables()
+            token_ids = self._encoder.encode_chat(messages, variables, max_tokens, offered, body.prompt_end)
         job_id, prediction = _job_id(body, "chatcmpl-"), body.prediction or ""
         return self._build(body, params, job_id, [token_ids], prediction=prediction)
 

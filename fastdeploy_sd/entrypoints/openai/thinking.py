@@ -40,7 +40,7 @@ class Thinking:
         display = body.reasoning_display
         if self._form is None or display is None or display is Display.UNSPLIT:
             return None
-        return ReasoningOptions(self._form, self._start(prompt), display)
+        return ReasoningOptions(self._form, self._start(body, prompt), display)
 
     def grammar(self, grammar: str, body: GenerationBody, prompt: Sequence[int]) -> str:
         """Return the grammar of the whole output.
@@ -59,8 +59,10 @@ class Thinking:
             if max_tokens is not None:
                 raise no_limit("this server does not know how its model marks thinking (reasoning_parser)")
             return grammar
-        return self._grammar.wrap(grammar, self._start(prompt), max_tokens)
+        return self._grammar.wrap(grammar, self._start(body, prompt), max_tokens)
 
-    def _start(self, prompt: Sequence[int]) -> Start:
+    def _start(self, body: GenerationBody, prompt: Sequence[int]) -> Start:
         assert self._form is not None
+        if body.continues_answer:
+            return Start.BEHIND
         return start_of(self._form, prompt, lambda ids: self._tokenizer.decode(ids, skip_hidden=False))

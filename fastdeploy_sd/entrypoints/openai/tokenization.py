@@ -44,7 +44,8 @@ class Tokenization:
         if body.prompt is None:
             turns = [message.as_turn() for message in body.messages]
             offered = [tool.definition for tool in body.tools or ()]
-            token_ids = self._encoder.encode_chat(turns, body.chat_template_kwargs or {}, limit - 1, offered)
+            kwargs = body.chat_template_kwargs or {}
+            token_ids = self._encoder.encode_chat(turns, kwargs, limit - 1, offered, body.prompt_end)
         else:
             has_bos = body.add_special_tokens is not False
             token_ids = self._encoder.encode_text(body.prompt, limit - 1, add_special_tokens=has_bos)

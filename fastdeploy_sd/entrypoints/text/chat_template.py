@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import jinja2
@@ -29,6 +30,19 @@ Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
 MAX_CHARS = 1 << 17
 # Variables that a template reads but a request does not set this way.
 _RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents"})
+
+
+class PromptEnd(StrEnum):
+    """Where the prompt of a conversation ends.
+
+    TURN: where the assistant's next turn begins.
+    PLAIN: after the last message, as the template ends it.
+    CONTINUED: inside the last message, after its text.
+    """
+
+    TURN = "turn"
+    PLAIN = "plain"
+    CONTINUED = "continued"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +99,9 @@ class ChatTemplate:
         kwargs: Mapping[str, Json],
         max_control_tokens: int | None = None,
         tools: Sequence[Mapping[str, Json]] = (),
+        end: PromptEnd = PromptEnd.TURN,
     ) -> tuple[Segment, ...]:
-        """Return the prompt that asks for the assistant's next turn.
+        """Return the prompt of a conversation.
 
         Args:
             messages: in order, at least one.
@@ -95,17 +110,21 @@ class ChatTemplate:
             max_control_tokens: how many may be written in the messages, each of which has to be shielded; None = any
                 number.
             tools: functions that the model may call, in OpenAI's form; () = the template has no such variable.
+            end: where it ends.
 
         Raises:
-            BadRequest: the template refuses the messages, they have too many control tokens, or kwargs name a variable
-                that is not theirs to set.
+            BadRequest: the template refuses the messages, they have too many control tokens, kwargs name a variable
+                that is not theirs to set, or the template leaves out the text of the message to continue.
         """
         self._verify_kwargs(kwargs)
         shield = Shield(self._control, self._beginnings, max_control_tokens)
         try:
             turns = [_turn(message, shield) for message in messages]
             extra = {key: shield.cover(value) for key, value in kwargs.items()}
-            variables = {**self._special_tokens, **extra, "messages": turns, "add_generation_prompt": True}
+            if end is PromptEnd.CONTINUED:
+                turns[-1]["content"] += shield.end_mark + " "
+            variables = {**self._special_tokens, **extra, "messages": turns}
+            variables["add_generation_prompt"] = end is PromptEnd.TURN
             if tools:
                 variables["tools"] = shield.cover(tools)
             with rendering_with(shield):
@@ -115,6 +134,8 @@ class ChatTemplate:
         except Exception as error:  # a template can raise anything; it is about these messages
             reason = describe(error) or type(error).__name__
             raise BadRequest(f"messages: the chat template cannot render them: {reason}", param="messages") from None
+        if end is PromptEnd.CONTINUED:
+            text = _before_mark(text, shield.end_mark)
         return tuple(self._segments(text, shield))
 
     def _verify_kwargs(self, kwargs: Mapping[str, Json]) -> None:
@@ -128,6 +149,20 @@ class ChatTemplate:
     def _segments(self, text: str, shield: Shield) -> Iterable[Segment]:
         for part, is_control in cut(self._control, text):
             yield Segment(part if is_control else shield.uncover(part), is_control)
+
+
+def _before_mark(text: str, mark: str) -> str:
+    """Return what a template wrote before the mark at the end of the last message's text.
+
+    A blank follows the mark in the message. A template that trims messages loses it, so the text is trimmed as well.
+    """
+    before, found, after = text.rpartition(mark)
+    if not found:
+        raise BadRequest(
+            "continue_final_message: expected a chat template that writes the last message, got one that leaves it out",
+            param="continue_final_message",
+        )
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _turn(message: Message, shield: Shield) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from fastdeploy_sd.entrypoints.text.added_tokens import Segment, output_encoder
-from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Json, Message
+from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Json, Message, PromptEnd
 from fastdeploy_sd.entrypoints.text.template_environment import reads_tools
 from fastdeploy_sd.entrypoints.text.template_process import TemplateProcess
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
@@ -29,8 +29,9 @@ class Template(Protocol):
         kwargs: Mapping[str, Json],
         max_control_tokens: int | None = None,
         tools: Sequence[Mapping[str, Json]] = (),
+        end: PromptEnd = PromptEnd.TURN,
     ) -> tuple[Segment, ...]:
-        """Return the prompt that asks for the assistant's next turn, see ChatTemplate.render."""
+        """Return the prompt of a conversation, see ChatTemplate.render."""
         ...
 
 
@@ -76,6 +77,7 @@ class PromptEncoder:
         kwargs: Mapping[str, Json],
         max_tokens: int | None = None,
         tools: Sequence[Mapping[str, Json]] = (),
+        end: PromptEnd = PromptEnd.TURN,
     ) -> list[int]:
         """Return the ids of a conversation; control tokens written in messages are plain text.
 
@@ -83,6 +85,7 @@ class PromptEncoder:
             max_tokens: as for `encode_text`.
             tools: functions that the model may call, in OpenAI's form. A template without a place for them, and for
                 earlier calls, gets them as words.
+            end: where the prompt ends.
 
         Raises:
             BadRequest: no messages, an unknown role, no chat template, the template refuses, or the text is too long.
@@ -104,7 +107,7 @@ class PromptEncoder:
             turns = with_written_calls(turns)
         if tools and not self._knows_tools:
             turns, tools = with_offer(turns, tools), ()
-        segments = self._template.render(turns, kwargs, max_tokens, tools)
+        segments = self._template.render(turns, kwargs, max_tokens, tools, end)
         self._verify_may_fit([segment.text for segment in segments], max_tokens)
         return self.tokenizer.encode_segments(segments)
 

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fastdeploy_sd.entrypoints.text.added_tokens import Segment
-from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Json, Message
+from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Json, Message, PromptEnd
 from fastdeploy_sd.errors import BadRequest
 
 MEMORY_BYTES = 2 << 30
@@ -56,8 +56,9 @@ class TemplateProcess:
         kwargs: Mapping[str, Json],
         max_control_tokens: int | None = None,
         tools: Sequence[Mapping[str, Json]] = (),
+        end: PromptEnd = PromptEnd.TURN,
     ) -> tuple[Segment, ...]:
-        """Return the prompt that asks for the assistant's next turn, see ChatTemplate.render.
+        """Return the prompt of a conversation, see ChatTemplate.render.
 
         Raises:
             BadRequest: as there, or the template takes more memory or time than it may.
@@ -67,6 +68,7 @@ class TemplateProcess:
             "kwargs": kwargs,
             "max_control_tokens": max_control_tokens,
             "tools": tools,
+            "end": end,
         }
         try:
             line = json.dumps(call).encode() + b"\n"
@@ -143,7 +145,9 @@ def main() -> None:
 def _answer(template: ChatTemplate, call: Mapping[str, Any]) -> dict[str, Any]:
     try:
         messages = [Message(**message) for message in call["messages"]]
-        segments = template.render(messages, call["kwargs"], call["max_control_tokens"], call["tools"])
+        segments = template.render(
+            messages, call["kwargs"], call["max_control_tokens"], call["tools"], PromptEnd(call["end"])
+        )
         return {"segments": [(segment.text, segment.is_control) for segment in segments]}
     except BadRequest as error:
         return {"error": error.message, "param": error.param, "code": error.code}

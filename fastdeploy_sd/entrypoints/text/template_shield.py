@@ -26,6 +26,9 @@ class Shield:
         control: finds the texts of control tokens.
         beginnings: of those texts, without the whole ones.
         limit: how many control tokens messages may spell, None = any number.
+
+    Attributes:
+        end_mark: stands for no text; nobody can guess it.
     """
 
     def __init__(self, control: re.Pattern[str], beginnings: Collection[str], limit: int | None) -> None:
@@ -38,6 +41,7 @@ class Shield:
         self._nonce = str(secrets.randbits(128))
         self._open, self._close = map(chr, secrets.SystemRandom().sample(_PRIVATE_USE, 2))
         self._placeholders: dict[str, str] = {}  # of each text, in the order in which they were first found
+        self.end_mark = f"{self._open}{self._nonce}:end{self._close}"
         self._placeholder = re.compile(f"{self._open}{self._nonce}:([0-9]+){self._close}")
 
     def cover(self, value: Any) -> Any:

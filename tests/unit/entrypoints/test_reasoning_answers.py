@@ -68,6 +68,14 @@ def test_an_answer_that_begins_inside_the_thinking(app: ScriptedApp) -> None:
     assert (message["reasoning_content"], message["content"]) == ("One.", "Two.")
 
 
+@pytest.mark.parametrize("parser", ["qwen3", "deepseek_r1"])
+def test_what_goes_on_with_an_answer_is_content(parser: str) -> None:
+    begun = [*BODY["messages"], {"role": "assistant", "content": "One "}]
+    body = {"messages": begun, "continue_final_message": True}
+    message = ScriptedApp(reasoning_parser=parser).post(CHAT, body, script(TOKENS, 2)).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": TEXT}
+
+
 def test_thinking_that_a_limit_cuts_off_stays_thinking(app: ScriptedApp) -> None:
     tokens = TOKENIZER.encode("One, two", add_special_tokens=False)
     answer = app.post(CHAT, INSIDE_BODY, script(tokens, 1, FinishReason.LENGTH)).json()

@@ -21,6 +21,7 @@ from fastdeploy_sd.entrypoints.openai.protocol.fields import (
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody
 from fastdeploy_sd.entrypoints.openai.protocol.message import MAX_MESSAGES, ChatMessage
 from fastdeploy_sd.entrypoints.openai.protocol.prediction import Prediction
+from fastdeploy_sd.entrypoints.openai.protocol.prompt_end import PromptEndFields, prompt_end_faults
 from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens, NumLogprobs
 from fastdeploy_sd.entrypoints.openai.protocol.template_variables import TemplateText, template_variables
 from fastdeploy_sd.entrypoints.openai.protocol.tools import (
@@ -61,7 +62,7 @@ class _Thinking(FieldKind):
         return bool(kind == "enabled")
 
 
-class ChatCompletionBody(GenerationBody):
+class ChatCompletionBody(PromptEndFields, GenerationBody):
     """POST /v1/chat/completions.
 
     Attributes:
@@ -114,8 +115,6 @@ class ChatCompletionBody(GenerationBody):
     max_streaming_response_tokens: NotSupported = None
     completion_token_ids: NotSupported = None
     mm_hashes: NotSupported = None
-    add_generation_prompt: Annotated[None, Only(True)] = None
-    continue_final_message: Annotated[None, Only(False)] = None
     add_special_tokens: Annotated[None, Only(False)] = None
 
     def contradictions(self) -> list[Fault]:
@@ -137,6 +136,8 @@ class ChatCompletionBody(GenerationBody):
         faults += tool_faults(("functions", "function_call"), self.functions, self.function_call)
         if self.tools and self.functions:
             faults.append(Fault("functions: expected only without tools, got both", "functions"))
+        is_raw = self.prompt_token_ids is not None or self.disable_chat_template
+        faults += prompt_end_faults(self, [] if is_raw else self.messages)
         return faults + self._reasoning_limit_faults()
 
     def _reasoning_limit_faults(self) -> list[Fault]:
@@ -165,6 +166,10 @@ class ChatCompletionBody(GenerationBody):
         if self.include_reasoning is False:
             return Display.HIDDEN
         return Display.AT_ONCE if self.stream_reasoning is False else Display.STREAMED
+
+    @property
+    def continues_answer(self) -> bool:
+        return bool(self.continue_final_message and self.messages[-1].content)
 
     @property
     def max_reasoning_tokens(self) -> int | None:

@@ -154,6 +154,11 @@ class GenerationBody(StructuredFields, SamplingFields):
         return None
 
     @property
+    def continues_answer(self) -> bool:
+        """Whether the output goes on with an answer that the prompt has begun, after any thinking."""
+        return False
+
+    @property
     def max_reasoning_tokens(self) -> int | None:
         """How many tokens the model may think at most, None = no limit of its own."""
         return None

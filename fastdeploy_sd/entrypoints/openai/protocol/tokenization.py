@@ -7,18 +7,20 @@ from typing import Annotated
 from pydantic import FailFast, Field
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
-from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, NotSupported, Only, SmallMap, TokenIds
+from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, NotSupported, SmallMap, TokenIds
 from fastdeploy_sd.entrypoints.openai.protocol.message import MAX_MESSAGES, ChatMessage
+from fastdeploy_sd.entrypoints.openai.protocol.prompt_end import PromptEndFields, prompt_end_faults
 from fastdeploy_sd.entrypoints.openai.protocol.tools import Tools
 from fastdeploy_sd.entrypoints.text.tool_calls.tools import Tool
 
 
-class TokenizeBody(Body):
+class TokenizeBody(PromptEndFields):
     """POST /tokenize.
 
     Attributes:
         prompt: a raw prompt, or
-        messages: a conversation, rendered by the chat template up to where the assistant's turn begins.
+        messages: a conversation, rendered by the chat template up to where the assistant's turn begins, or to where
+            the fields of PromptEndFields say.
         add_special_tokens: of a raw prompt: the BOS of models that have one. Null = true.
         return_token_strs: add the text of each token.
         tools: functions that the conversation offers, as in a chat completion.
@@ -31,8 +33,6 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: SmallMap | None = None
-    add_generation_prompt: Annotated[None, Only(True)] = None
-    continue_final_message: Annotated[None, Only(False)] = None
     chat_template: NotSupported = None
     tools: Annotated[tuple[Tool, ...] | None, Tools()] = None
     mm_processor_kwargs: NotSupported = None
@@ -44,7 +44,7 @@ class TokenizeBody(Body):
         if self.messages and self.add_special_tokens:
             name = "add_special_tokens"
             return [Fault(f"{name}: expected false with messages (the chat template writes them), got true", name)]
-        return []
+        return prompt_end_faults(self, self.messages)
 
 
 class DetokenizeBody(Body):

@@ -16,7 +16,7 @@ from fastdeploy_sd.config.catalogue import BY_NAME, OPTIONS, SECTIONS
 from fastdeploy_sd.config.environment import unread_variables
 from fastdeploy_sd.config.faults import LAST, Faults
 from fastdeploy_sd.config.model_names import advice, hub_name
-from fastdeploy_sd.config.no_effect import NO_EFFECT, no_effect_notes, verify_value
+from fastdeploy_sd.config.no_effect import NO_EFFECT, means_default, no_effect_notes, verify_value
 from fastdeploy_sd.config.option import Option
 from fastdeploy_sd.config.quantization import QuantizationFormats
 from fastdeploy_sd.config.redis_section import idle_notes
@@ -135,7 +135,8 @@ def _build(settings: Settings, faults: Faults) -> Config:
     _verify_rules(config, settings, faults)
     faults.raise_all()
     idle = [*role_notes(settings, config.splitwise.splitwise_role), *idle_notes(settings, config.redis)]
-    for note in [*no_effect_notes(name for name in settings if name in NO_EFFECT), *idle, *speculative.notes]:
+    without_effect = no_effect_notes({name: setting.value for name, setting in settings.items()})
+    for note in [*without_effect, *idle, *speculative.notes]:
         _log.warning("%s", note)
     for note in unread_variables(os.environ):
         _log.warning("%s", note)
@@ -148,6 +149,8 @@ def _convert_all(settings: Settings, faults: Faults) -> tuple[dict[str, Any], Sp
     speculative = read_speculative(None)
     for name, setting in settings.items():
         with faults.collecting(setting.position, setting.origin):
+            if means_default(name, setting.value):
+                continue
             if name in BY_NAME:
                 values[name] = BY_NAME[name].convert(setting.value)
             elif name == SPECULATIVE_OPTION:

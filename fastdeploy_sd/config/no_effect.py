@@ -1,4 +1,4 @@
-"""FastDeploy's options that could not change anything here: any valid value is accepted, and the log says so.
+"""Options of FastDeploy and vLLM that could not change anything here: any valid value is accepted, and the log says so.
 
 Each describes a device, a process, a buffer or a choice that this server does not have, or belongs to a feature that is
 refused by its own name as soon as it is switched on (unsupported.py). No token and no address depends on one of them.
@@ -7,7 +7,7 @@ refused by its own name as soon as it is switched on (unsupported.py). No token 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fastdeploy_sd.config.maps import read_map
@@ -23,10 +23,14 @@ _IMAGES = "there are no images"
 _GRAPH = "it is about CUDA graphs; the forward pass is recorded and replayed unless enforce_eager is set"
 
 
-def _option(name: str, kind: type, reason: str, **limits: Any) -> Option:
+# Values that mean an option's default here -> what that is. The log says so, too.
+MEANS_DEFAULT: Mapping[tuple[str, str], str] = {("dtype", "auto"): "bfloat16, whatever type the checkpoint has"}
+
+
+def _option(name: str, kind: type, reason: str, choices: tuple[str, ...] = (), **limits: Any) -> Option:
     read = functools.partial(read_map, name) if kind is dict else None
     spec = Spec(reason, secret="password" in name, read_map=read, **limits)
-    return Option(name, section="", field_name=name, kind=kind, is_optional=True, default=None, choices=(), spec=spec)
+    return Option(name, "", field_name=name, kind=kind, is_optional=True, default=None, choices=choices, spec=spec)
 
 
 def _options(kind: type, reason: str, *names: str) -> tuple[Option, ...]:
@@ -74,6 +78,10 @@ NO_EFFECT: Mapping[str, Option] = {
             "scheduler_release_load_expire_period",
         ),
         *_options(int, _ONE_CONNECTION, "scheduler_reader_parallel", "scheduler_writer_parallel"),
+        # vLLM's
+        _option("trust_remote_code", bool, "code of a checkpoint is never run"),
+        _option("enable_auto_tool_choice", bool, "tool_call_parser is auto by default"),
+        _option("generation_config", str, "defaults of requests are OpenAI's", ("vllm",)),
     )
 }
 
@@ -91,12 +99,19 @@ def verify_value(name: str, value: object) -> None:
         opt.spec.read_map(value)
 
 
-def no_effect_notes(names: Iterable[str]) -> list[str]:
-    """Return a line for the log per reason: the options that were given, and why they do nothing."""
+def means_default(name: str, value: object) -> bool:
+    """Return whether a value of an option is another program's word for its default here."""
+    return isinstance(value, str) and (name, value) in MEANS_DEFAULT
+
+
+def no_effect_notes(given: Mapping[str, object]) -> list[str]:
+    """Return a line for the log per reason: the options (name -> value) that were given, and why they do nothing."""
     by_reason: dict[str, list[str]] = {}
-    for name in names:
+    for name in filter(NO_EFFECT.__contains__, given):
         by_reason.setdefault(NO_EFFECT[name].spec.help, []).append(name)
-    return [f"{', '.join(given)}: accepted without effect: {reason}" for reason, given in by_reason.items()]
+    notes = [f"{', '.join(names)}: accepted without effect: {reason}" for reason, names in by_reason.items()]
+    defaults = [item for item in given.items() if means_default(*item)]
+    return notes + [f"{name}: {value} is {MEANS_DEFAULT[name, str(value)]}" for name, value in defaults]
 
 
 def _joined(value: object) -> object:

@@ -26,7 +26,8 @@ def test_options_of_one_reason_share_a_line(model: str, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("name", NO_EFFECT)
 def test_every_one_is_taken_with_a_line_that_names_it(name: str, model: str, caplog: pytest.LogCaptureFixture) -> None:
-    config = config_from_kwargs(model=model, **{name: VALUES[NO_EFFECT[name].kind]})
+    value = next(iter(NO_EFFECT[name].choices), VALUES[NO_EFFECT[name].kind])
+    config = config_from_kwargs(model=model, **{name: value})
     assert config == config_from_kwargs(model=model)
     assert [line.partition(":")[0] for line in caplog.messages] == [name]
 
@@ -42,6 +43,7 @@ def test_ports_are_a_number_a_text_or_a_list(model: str, value: object) -> None:
         ("kv_cache_ratio", "much", "expected a number in 0..1, or none, got 'much'"),
         ("kv_cache_ratio", 90, "expected a number in 0..1, or none, got 90"),
         ("scheduler_load_shards_num", "x", "expected an integer, or none, got 'x'"),
+        ("generation_config", "auto", "expected one of vllm, or none, got 'auto'"),
         ("cache_queue_port", True, "expected a non-empty string, or none, got true"),
         ("graph_optimization_config", True, "expected a map, got true"),
         ("graph_optimization_config", '{"use_cudagraph": true', "expected a JSON object, got text that is none"),
@@ -69,3 +71,18 @@ def test_graph_optimization_is_read_from_a_command_line_and_from_yaml(model: str
 def test_the_kinds_of_options_are_apart() -> None:
     assert NO_EFFECT.keys().isdisjoint(KNOWN_NAMES)
     assert NO_EFFECT.keys().isdisjoint(UNSUPPORTED)
+
+
+def test_vllms_usual_flags_start_with_a_line_each(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    flags = (
+        "--enable-auto-tool-choice --tool-call-parser hermes --dtype auto --trust-remote-code --generation-config vllm"
+    )
+    config = load_config(["--model", model, *flags.split()])
+    assert config == load_config(["--model", model, "--tool-call-parser", "hermes"])
+    assert "dtype" not in config.origins
+    assert sorted(line.partition(":")[0] for line in caplog.messages) == [
+        "dtype",
+        "enable_auto_tool_choice",
+        "generation_config",
+        "trust_remote_code",
+    ]

@@ -11,7 +11,6 @@ that no other spelling of one (full-width, in capitals) acts either.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,9 +19,10 @@ from typing import Any
 import jinja2
 
 from fastdeploy_sd.entrypoints.text.added_tokens import Segment, cut, token_pattern
+from fastdeploy_sd.entrypoints.text.call_arguments import Unparsed, parsed_arguments
 from fastdeploy_sd.entrypoints.text.template_environment import Sandbox
 from fastdeploy_sd.entrypoints.text.template_shield import Shield, rendering_with
-from fastdeploy_sd.errors import BadRequest, CheckpointError
+from fastdeploy_sd.errors import BadRequest, CheckpointError, shown
 from fastdeploy_sd.files import describe
 
 Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
@@ -132,8 +132,7 @@ class ChatTemplate:
         except BadRequest:
             raise
         except Exception as error:  # a template can raise anything; it is about these messages
-            reason = describe(error) or type(error).__name__
-            raise BadRequest(f"messages: the chat template cannot render them: {reason}", param="messages") from None
+            raise _refusal(error, messages) from None
         if end is PromptEnd.CONTINUED:
             text = _before_mark(text, shield.end_mark)
         return tuple(self._segments(text, shield))
@@ -166,7 +165,7 @@ def _before_mark(text: str, mark: str) -> str:
 
 
 def _turn(message: Message, shield: Shield) -> dict[str, Any]:
-    """A message as templates read it: a key that is not set is missing, a call's arguments are an object."""
+    """A message as templates read it: a key that is not set is missing, arguments are an object if they can be."""
     optional = {
         "name": message.name,
         "tool_call_id": message.tool_call_id,
@@ -177,15 +176,23 @@ def _turn(message: Message, shield: Shield) -> dict[str, Any]:
     return turn | {key: shield.cover(value) for key, value in optional.items() if value is not None}
 
 
-def _tool_call(call: Mapping[str, Json]) -> Mapping[str, Json]:
+def _tool_call(call: Mapping[str, Json]) -> Mapping[str, Any]:
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
-    try:
-        arguments = json.loads(str(function["arguments"]) or "{}")
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(
-            f"messages: expected arguments of a tool call that are JSON, got {function['arguments']!r:.100} ({error})",
-            param="messages",
-        ) from None
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": parsed_arguments(str(function["arguments"]))}}
+
+
+def _refusal(error: Exception, messages: Sequence[Message]) -> BadRequest:
+    """Return what is wrong with messages that made a template raise."""
+    for call in (_tool_call(call) for message in messages for call in message.tool_calls):
+        function = call.get("function")
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, Unparsed):
+            text = (
+                "messages: expected arguments of a tool call that are a JSON object, as the model's chat template reads"
+                f" them as one, got {shown(str(arguments))}"
+            )
+            return BadRequest(text, param="messages")
+    reason = describe(error) or type(error).__name__
+    return BadRequest(f"messages: the chat template cannot render them: {reason}", param="messages")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from typing import Any, NoReturn
 
 import jinja2
@@ -16,6 +15,7 @@ import jinja2.runtime
 import jinja2.sandbox
 import jinja2.visitor
 
+from fastdeploy_sd.entrypoints.text.call_arguments import to_json
 from fastdeploy_sd.entrypoints.text.template_shield import wanted_in
 from fastdeploy_sd.errors import BadRequest
 
@@ -112,6 +112,6 @@ def _strftime_now(form: str) -> str:
     return datetime.datetime.now().astimezone().strftime(form)
 
 
-def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
     """JSON as it is, without HTML escaping."""
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+    return to_json(value, indent=indent, ensure_ascii=ensure_ascii, **options)

@@ -53,7 +53,7 @@ class Shield:
             BadRequest: there are more than the limit.
         """
         if isinstance(value, str):
-            return self._cover_end(self._control.sub(self._cover_match, value))
+            return type(value)(self._cover_end(self._control.sub(self._cover_match, value)))
         if isinstance(value, Mapping):
             return {self.cover(key): self.cover(item) for key, item in value.items()}
         if isinstance(value, Sequence):

@@ -260,11 +260,50 @@ def test_a_turn_has_only_the_keys_that_are_set() -> None:
     assert render("{{ messages[0] | list }}", Message("user", "x")) == "['role', 'content']"
 
 
-@pytest.mark.parametrize("arguments", ["{", "[" * 100_000])
-def test_arguments_of_a_call_that_are_not_json_are_named(arguments: str) -> None:
+NO_OBJECTS = ['{"path": "a.txt", "', '{"a":1}{"b":2}', "[1]", '"x"', "null", '{"a": NaN}', "[" * 100_000, "<pad>"]
+WRITERS = {  # how published templates write arguments
+    "tojson": "{{ a | tojson }}",
+    "text or tojson": "{% if a is string %}{{ a }}{% else %}{{ a | tojson }}{% endif %}",
+    "in an object": "{{ {'arguments': a} | tojson }}",
+}
+
+
+def arguments_prompt(writer: str, arguments: Any) -> str:
     call = {"function": {"name": "f", "arguments": arguments}}
-    with pytest.raises(BadRequest, match="messages: expected arguments of a tool call that are JSON"):
-        render(CHATML, Message("assistant", "", tool_calls=[call]))
+    source = "{% set a = messages[0].tool_calls[0].function.arguments %}" + writer
+    return render(source, Message("assistant", "", tool_calls=[call]))
+
+
+@pytest.mark.parametrize("arguments", NO_OBJECTS)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_arguments_that_a_limit_cut_are_written_as_they_are(writer: str, arguments: str) -> None:
+    expected = f'{{"arguments": {arguments}}}' if writer == "in an object" else arguments
+    assert arguments_prompt(WRITERS[writer], arguments) == expected
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        "{% for k, v in a.items() %}{{ k }}{% endfor %}",
+        "{% for k, v in a | items %}{{ k }}{% endfor %}",
+        "{% for k in a %}{{ k }}{{ a[k] }}{% endfor %}",
+    ],
+)
+def test_a_template_that_reads_arguments_as_an_object_cannot_hold_others(reader: str) -> None:
+    assert arguments_prompt(reader, '{"k": 1}').startswith("k")
+    with pytest.raises(
+        BadRequest, match=r"messages: expected arguments of a tool call that are a JSON object, .* got '\{\"a'"
+    ):
+        arguments_prompt(reader, '{"a')
+
+
+@pytest.mark.parametrize("number", ["1E400", "-1e400", "1e2", "1.50", "-0", "0.1", "12", "1" * 5000, "1e-400"])
+def test_numbers_of_earlier_calls_keep_their_digits(number: str) -> None:
+    arguments = f'{{"n": {number}, "l": [{number}], "o": {{"<pad>": {number}}}}}'
+    assert arguments_prompt(WRITERS["tojson"], arguments) == arguments
+    assert arguments_prompt(WRITERS["in an object"], arguments) == f'{{"arguments": {arguments}}}'
+    ways = "{{ a.n }} {{ a.n | string }} {{ a.l[0] | tojson }} {{ a.n is number }} {{ a.l }}"
+    assert arguments_prompt(ways, arguments) == f"{number} {number} {number} True [{number}]"
 
 
 def test_unknown_roles_and_empty_conversations_are_refused() -> None:

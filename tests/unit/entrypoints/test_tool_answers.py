@@ -19,6 +19,7 @@ from fastdeploy_sd.entrypoints.text.answer_parts import PartsDelta, tool_call_id
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
+from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.fleet.route import ChoiceProgress, Progress
 from fastdeploy_sd.types import FinishReason, RequestOutput
 from tests.unit.entrypoints.scripted_app import CHAT, INFO, Script, ScriptedApp
@@ -196,6 +197,14 @@ def test_a_template_without_a_place_for_functions_gets_words() -> None:
     assert APP.client.submitted[0].prompt_token_ids.tolist().count(2) == 4, "a result's control token is text"
     counted = APP.post("/tokenize", {"messages": ASK["messages"], "tools": [TOOL]}).json()
     assert TOKENIZER.decode(counted["tokens"], skip_hidden=False) == prompt()
+
+
+def test_arguments_in_an_object_have_numbers_that_a_float_holds() -> None:
+    call = {"function": {"name": "f", "arguments": {"n": [1e308]}}}
+    body = json.dumps({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert parse_body(ChatCompletionBody, body.encode()).messages[0].calls[0]["function"] == call["function"]
+    with pytest.raises(BadRequest, match="expected arguments as text where they have a number"):
+        parse_body(ChatCompletionBody, body.replace("1e+308", "1e400").encode())
 
 
 def test_wanted_calls_have_a_grammar_and_others_none() -> None:

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, model_validator
 
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, FieldKind, expected, fault
 from fastdeploy_sd.entrypoints.openai.protocol.ignored import tell_ignored
+from fastdeploy_sd.entrypoints.text.call_arguments import holds_all
 from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.entrypoints.text.prompt import ROLES
 
@@ -133,6 +134,8 @@ def _called(function: Any) -> dict[str, Any]:
     name, arguments = given.get("name"), given.get("arguments")
     if not isinstance(name, str) or not isinstance(arguments, str | dict | None):
         raise expected(f"a function of the form {_FUNCTION}")
+    if not holds_all(arguments):
+        raise expected("arguments as text where they have a number beyond 1.8e308, which then keeps its digits")
     return {"type": "function", "function": {"name": name, "arguments": arguments or {}}}
 
 

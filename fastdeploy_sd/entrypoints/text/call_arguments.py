@@ -1,0 +1,106 @@
+"""Arguments of earlier calls, as chat templates get them: what they write is what the call had.
+
+An object reaches the template as one, in which each number keeps its digits. A text that is no JSON object, as when a
+limit cut the call, reaches it as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+# Python converts no longer text to an integer.
+_MAX_DIGITS = 4300
+
+
+class Number(float):
+    """A number that is written in other characters than Python's.
+
+    Attributes:
+        text: its characters in JSON.
+    """
+
+    __slots__ = ("text",)
+
+    def __new__(cls, text: str) -> Number:
+        """Return the number; one that no float holds counts as infinite, but keeps its characters."""
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+
+class Unparsed(str):
+    """Arguments that are no JSON object. Reading them as one raises TypeError."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("the arguments of a call are no JSON object")
+
+
+def parsed_arguments(text: str) -> Mapping[str, Any] | Unparsed:
+    """Return what a template gets for the arguments of a call; "" are none."""
+    try:
+        arguments = json.loads(text or "{}", parse_int=_integer, parse_float=_number, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return Unparsed(text)
+    return arguments if isinstance(arguments, dict) else Unparsed(text)
+
+
+def to_json(value: Any, **options: Any) -> str:
+    """Return JSON in which numbers and arguments of calls are written as they came.
+
+    Args:
+        value: of a template.
+        options: of json.dumps.
+    """
+    kept: list[str] = []
+    nonce = str(secrets.randbits(128))
+
+    def marked(part: Any) -> Any:
+        if isinstance(part, Number | Unparsed):
+            kept.append(part.text if isinstance(part, Number) else str.__str__(part))
+            return f"{nonce}:{len(kept) - 1}"
+        if isinstance(part, Mapping):
+            return {key: marked(item) for key, item in part.items()}
+        if isinstance(part, Sequence) and not isinstance(part, str):
+            return [marked(item) for item in part]
+        return part
+
+    text = json.dumps(marked(value), **options)
+    return re.sub(f'"{nonce}:([0-9]+)"', lambda m: kept[int(m[1])], text) if kept else text
+
+
+def holds_all(value: Any) -> bool:
+    """Return whether each number of a JSON value is one that a float holds."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(map(holds_all, parts))
+
+
+def _integer(text: str) -> int | Number:
+    if len(text) > _MAX_DIGITS:
+        return Number(text)
+    number = int(text)
+    return number if str(number) == text else Number(text)
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    return number if repr(number) == text else Number(text)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")

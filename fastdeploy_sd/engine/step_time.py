@@ -44,14 +44,16 @@ class StepTime:
 
     def observe(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Learn from a step that has run."""
-        ms = sum(ms for phase, ms in result.timings_ms.items() if phase != "idle")
-        own = plan.num_new_tokens - np.diff(plan.draft.cu_num_draft)
-        is_prompt = own > 1
-        num_prompt_tokens = int(own[is_prompt].sum())
-        if not num_prompt_tokens:
+        if not self._max_step_ms:
+            return
+        ms = sum(result.timings_ms.values()) - result.timings_ms.get("idle", 0.0)
+        if int(plan.num_new_tokens.sum()) - len(plan.draft.token_ids) == len(plan.request_ids):  # no row has more
             weight = _PLAIN_WEIGHT if self._plain_ms else 1.0
             self._plain_ms += weight * (ms - self._plain_ms)
             return
+        own = plan.num_new_tokens - np.diff(plan.draft.cu_num_draft)
+        is_prompt = own > 1
+        num_prompt_tokens = int(own[is_prompt].sum())
         plain_ms = 0.0 if is_prompt.all() else self._plain_ms
         per_token_ms = max(ms - plain_ms, 0.1 * ms) / num_prompt_tokens
         weight = 1.0

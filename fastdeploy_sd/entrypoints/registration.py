@@ -55,6 +55,7 @@ def make_registrar(config: Config, client: EngineClient, listeners: Listeners, i
         host="" if is_wildcard(host) else host,
         port=port,
         kv_address=model.kv_address,
+        kv=model.kv,
         served_names=tuple(config.model.served_names),
         max_model_len=model.max_request_tokens,
         created=int(time.time()),

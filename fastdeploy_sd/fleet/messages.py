@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import Self
 
+from fastdeploy_sd.types import KvDescription
+
 PROTOCOL_VERSION = 2
 REGISTER, HEARTBEAT, DEREGISTER, CHALLENGE = "/register", "/heartbeat", "/deregister", "/challenge"
 HEARTBEAT_S = 1.0
@@ -72,6 +74,7 @@ class Registration:
         role: one of ROLES.
         host: where its API listens; "" = where the router sees it.
         kv_address: where it takes orders to compute KV, "tcp://host:port", host "" as above; "" = nowhere.
+        kv: what its KV is like; None = it neither computes KV for others nor takes any.
         served_names: of the model; the first stands for an unnamed one.
         max_model_len: longest request, in tokens.
         created: when its model was loaded, in seconds since the epoch.
@@ -85,6 +88,7 @@ class Registration:
     host: str
     port: int
     kv_address: str
+    kv: KvDescription | None
     served_names: tuple[str, ...]
     max_model_len: int
     created: int

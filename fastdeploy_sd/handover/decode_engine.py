@@ -11,10 +11,13 @@ from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.engine.transfer_stats import TransferStats
 from fastdeploy_sd.handover.fetching_supply import Fetcher, FetchingSupply
+from fastdeploy_sd.types import KvDescription, ModelInfo
 
 
 class Receiver(Fetcher, Protocol):
     """The part of a KvConnector that a decode instance uses; see there."""
+
+    description: KvDescription
 
     def stats(self) -> TransferStats: ...
 
@@ -31,6 +34,11 @@ class DecodeEngine(Engine):
         self._connector = connector
         timeout_s = config.splitwise.pd_timeout_s
         super().__init__(config, executor, FetchingSupply(connector, executor.model_info, num_draft_layers, timeout_s))
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What the executor has loaded, and which KV it takes."""
+        return replace(super().model_info, kv=self._connector.description)
 
     def stats(self) -> EngineStats:
         """As Engine.stats, with what came from other instances."""

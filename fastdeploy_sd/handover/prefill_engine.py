@@ -25,6 +25,7 @@ from fastdeploy_sd.handover.layer_sender import LayerSender, Signals
 from fastdeploy_sd.splitwise.events import Event, PrefillCancelled, PrefillWanted, Sent, TransferId
 from fastdeploy_sd.types import (
     FinishReason,
+    KvDescription,
     ModelInfo,
     Request,
     RequestOutput,
@@ -43,6 +44,7 @@ class Sender(Protocol):
 
     fd: int
     address: str
+    description: KvDescription
 
     def take_events(self) -> list[Event]: ...
 
@@ -108,8 +110,8 @@ class PrefillEngine(Engine):
 
     @property
     def model_info(self) -> ModelInfo:
-        """What the executor has loaded, and where orders are taken."""
-        return replace(super().model_info, kv_address=self._connector.address)
+        """What the executor has loaded, and which orders are taken where."""
+        return replace(super().model_info, kv_address=self._connector.address, kv=self._connector.description)
 
     @property
     def arrival_fd(self) -> int | None:

@@ -14,9 +14,9 @@ from fastdeploy_sd.handover.decode_engine import DecodeEngine
 from fastdeploy_sd.handover.layer_sender import Signals
 from fastdeploy_sd.handover.prefill_engine import PrefillEngine
 from fastdeploy_sd.splitwise.connector import KvConnector
-from fastdeploy_sd.splitwise.description import KvDescription
 from fastdeploy_sd.splitwise.pages import Pages
 from fastdeploy_sd.splitwise.settings import ConnectorSettings
+from fastdeploy_sd.types import KvDescription
 
 
 class Identity(Protocol):

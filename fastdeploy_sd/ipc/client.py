@@ -145,6 +145,10 @@ class EngineClient:
         if self._is_draining or not self.is_alive:
             raise self._ended_with("the server is draining" if self._is_draining else "the engine is down")
 
+    async def verify_healthy(self) -> None:
+        """As `verify_takes_requests`: a request that came now would be run."""
+        self.verify_takes_requests()
+
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:

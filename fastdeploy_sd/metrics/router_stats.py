@@ -40,6 +40,7 @@ class RouterStats:
         num_retries: requests that were given to another instance, or again, before the client had got anything.
         num_resumed: times that a stream went on at another instance.
         num_unplaced: requests and streams that no instance could take.
+        num_unpaired: requests that a decode instance got without a prefill instance.
         registrations: outcome -> registrations: "taken", or the code or type of the refusal.
     """
 
@@ -48,6 +49,7 @@ class RouterStats:
     num_retries: int = 0
     num_resumed: int = 0
     num_unplaced: int = 0
+    num_unpaired: int = 0
     registrations: Counter[str] = field(default_factory=Counter)
 
 
@@ -111,6 +113,11 @@ class _RouterCollector(Collector):
         )
         yield CounterMetricFamily(
             "fastdeploy_sd:router_unplaced", "Requests and streams that no instance could take.", value=s.num_unplaced
+        )
+        yield CounterMetricFamily(
+            "fastdeploy_sd:router_unpaired",
+            "Requests that a decode instance got without a prefill instance, as none was available whose KV fits.",
+            value=s.num_unpaired,
         )
         yield by_labels(
             "fastdeploy_sd:router_registrations",

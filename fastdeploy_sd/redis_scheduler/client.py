@@ -22,13 +22,23 @@ from fastdeploy_sd.redis_scheduler.deployment import Terms, digest_of, sealer_of
 from fastdeploy_sd.redis_scheduler.frames import Record
 from fastdeploy_sd.redis_scheduler.origin import LostError, Origin, RemoteRequest
 from fastdeploy_sd.redis_scheduler.store import Store, StoreDown
-from fastdeploy_sd.types import FinishReason, KvSource, Request, RequestId, RequestOutput, Speculation
+from fastdeploy_sd.types import (
+    FinishReason,
+    KvDescription,
+    KvSource,
+    Request,
+    RequestId,
+    RequestOutput,
+    Speculation,
+)
+from fastdeploy_sd.types.kv_description import mismatch
 
 logger = logging.getLogger(__name__)
 
 # This server's own engine, among the instances.
 _HERE = ""
 _MAX_MOVES = 8
+_MAX_MENTIONED = 1000
 _LOOK_S = 0.1
 
 
@@ -71,6 +81,7 @@ class ClusterClient(EngineClient):
         self._seen = PrefixTable()
         self._origin: Origin | None = None
         self._remotes: dict[RequestId, RemoteRequest] = {}
+        self._mentioned: set[tuple[str, ...]] = set()
         self._decodes = config.splitwise.splitwise_role != "prefill"
 
     async def connect(self) -> None:
@@ -109,6 +120,19 @@ class ClusterClient(EngineClient):
             for remote in filter(None, map(self._remotes.get, wanted)):
                 self._origin.end(remote, reason)
         await super().abort(wanted, reason)
+
+    async def verify_healthy(self) -> None:
+        """As EngineClient; a prefill instance needs another instance, which generates.
+
+        Raises:
+            Unavailable: as there; `code` is "no_instance" where that is missing.
+        """
+        await super().verify_healthy()
+        if not self._decodes and self._view is not None:
+            await self._view.refresh()
+            if not any(record.role != "prefill" for record in self._view.records()):
+                text = "expected a decode instance in Redis that a prefill instance gives its requests to, got none"
+                raise Unavailable(text, code="no_instance")
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """As EngineClient.
@@ -181,7 +205,8 @@ class ClusterClient(EngineClient):
         role = self._config.splitwise.splitwise_role if name == _HERE else able[name].role
         if record is not None:
             self._view.note_assigned(record.instance)
-        source = self._source(records.values(), keys) if role == "decode" else None
+        kv = self.model_info.kv if name == _HERE else able[name].kv
+        source = self._source(records.values(), name, kv, keys) if role == "decode" and kv is not None else None
         return _Target(name, 0 if name == _HERE else able[name].max_num_queued, source)
 
     def _can_run(self, record: Record, request: Request) -> bool:
@@ -206,14 +231,30 @@ class ClusterClient(EngineClient):
         running, waiting = (0, 0) if stats is None else (stats.num_running, stats.num_waiting)
         return Load(running, waiting, self._config.scheduler.max_num_seqs)
 
-    def _source(self, records: Iterable[Record], keys: Sequence[bytes]) -> KvSource | None:
+    def _source(
+        self, records: Iterable[Record], instance: str, kv: KvDescription, keys: Sequence[bytes]
+    ) -> KvSource | None:
+        """Choose who computes a prompt's KV for an instance whose KV is like this; None = nobody there can."""
         assert self._view is not None, "as _choose"
-        sources = {r.instance: r for r in records if r.role == "prefill" and r.kv_address}
+        sources: dict[str, Record] = {}
+        for record in records:
+            if record.role == "prefill" and record.kv_address and record.kv is not None:
+                reason = mismatch(kv, record.kv)
+                if reason is None:
+                    sources[record.instance] = record
+                else:
+                    self._mention(instance or "(this one)", record.instance, reason)
         name = self._seen.choose({name: self._view.load_of(record) for name, record in sources.items()}, keys)
         if name is None:
             return None
         self._view.note_assigned(name)
         return KvSource(name, sources[name].kv_address)
+
+    def _mention(self, *what: str) -> None:
+        """Log once that two instances exchange no KV."""
+        if what not in self._mentioned and len(self._mentioned) < _MAX_MENTIONED:
+            self._mentioned.add(what)
+            logger.warning("decode instance %s takes no KV of prefill instance %s: %s", *what)
 
     # ---- running ----------------------------------------------------------------------------------------------------
 

@@ -21,11 +21,11 @@ from fastdeploy_sd.errors import shown
 from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.ipc.packing import pack, unpack
-from fastdeploy_sd.types import FinishReason, Request, RequestOutput, SpeculationInfo
+from fastdeploy_sd.types import FinishReason, KvDescription, Request, RequestOutput, SpeculationInfo
 
 T = TypeVar("T")
 
-VERSION = 2
+VERSION = 3
 _VERSION_BYTE = bytes([VERSION])
 _SIGNATURE_BYTES = hashlib.sha256().digest_size
 _START = 1 + _SIGNATURE_BYTES
@@ -44,6 +44,7 @@ class Record:
         speculation: what requests may ask of drafting.
         max_request_tokens: of a request, prompt and output together.
         kv_address: where it takes orders to compute KV, "" = it does not.
+        kv: what its KV is like; None = it neither computes KV for others nor takes any.
         num_running, num_waiting, max_num_seqs, max_num_queued: requests it has, and those that it may have.
     """
 
@@ -56,6 +57,7 @@ class Record:
     speculation: SpeculationInfo
     max_request_tokens: int
     kv_address: str
+    kv: KvDescription | None
     num_running: int
     num_waiting: int
     max_num_seqs: int

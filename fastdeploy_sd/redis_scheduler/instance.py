@@ -199,6 +199,7 @@ class Instance:
             speculation=info.speculation,
             max_request_tokens=info.max_request_tokens,
             kv_address=info.kv_address,
+            kv=info.kv,
             num_running=load[0],
             num_waiting=load[1],
             max_num_seqs=scheduler.max_num_seqs,

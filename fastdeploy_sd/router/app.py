@@ -169,6 +169,7 @@ class RouterApp:
             "address": str(instance.target),
             "models": list(instance.said.served_names),
             "state": self._state(instance),
+            "kv_partners": [name for name, reason in self._registry.partners(instance).items() if reason is None],
             "silence_s": round(instance.silence_s, 3),
             "num_requests_running": load.num_running,
             "num_requests_waiting": load.num_waiting,

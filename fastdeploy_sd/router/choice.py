@@ -98,8 +98,10 @@ class Chooser:
         instance = self._choose([i for i in able if i.instance_id not in wish.tried] or able, wish)
         if instance is None:
             return None
-        sources = [i for i in available if i.kv_source is not None]
-        return Placement(instance, self._choose(sources, wish) if instance.said.role == DECODE else None)
+        if instance.said.role != DECODE:
+            return Placement(instance)
+        sources = [i for i in available if i.kv_source is not None and instance.kv_mismatch(i) is None]
+        return Placement(instance, self._choose(sources, wish))
 
     def _choose(self, instances: Collection[Instance], wish: Wish) -> Instance | None:
         by_id = {i.instance_id: i for i in instances}

@@ -8,6 +8,7 @@ from fastdeploy_sd.fleet.http_client import Exchange, Target
 from fastdeploy_sd.fleet.messages import PREFILL, Clock, InstanceLoad, Registration
 from fastdeploy_sd.placement import Load
 from fastdeploy_sd.types import KvSource
+from fastdeploy_sd.types.kv_description import mismatch
 
 _MAX_FAILURES = 3
 _FIRST_REST_S = 2.0
@@ -124,6 +125,12 @@ class Instance:
         scheme, _, place = self.said.kv_address.partition("://")
         listener = Target.parse(place)
         return KvSource(self.instance_id, f"{scheme}://{Target(listener.host or self._seen_host, listener.port)}")
+
+    def kv_mismatch(self, source: Instance) -> str | None:
+        """Why this decode instance takes no KV of a prefill instance; None = it does."""
+        if self.said.kv is None or source.said.kv is None:
+            return "kv: expected a description of both instances' KV"
+        return mismatch(self.said.kv, source.said.kv)
 
     def may_take(self, silent_s: float) -> bool:
         """Whether it gets new requests."""

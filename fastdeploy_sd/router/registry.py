@@ -81,7 +81,29 @@ class Registry:
         logger.info("%s instance %s registered, at %s", said.role, said.instance_id, instance.target)
         if difference := clock_difference(said.clock.wall, time.time()):
             logger.warning("the clock of instance %s is %s this machine's", said.instance_id, difference)
+        self._mention_mismatches(instance)
         return instance.session
+
+    def partners(self, instance: Instance) -> dict[str, str | None]:
+        """Return id -> why not (None = they do) of the instances that could exchange KV with one: of the other of the
+        roles prefill and decode, and serving a model of its name."""
+        is_decode = instance.said.role == m.DECODE
+        role = {m.DECODE: m.PREFILL, m.PREFILL: m.DECODE}.get(instance.said.role)
+        return {
+            i.instance_id: instance.kv_mismatch(i) if is_decode else i.kv_mismatch(instance)
+            for i in self.instances
+            if i.said.role == role and not set(instance.said.served_names).isdisjoint(i.said.served_names)
+        }
+
+    def _mention_mismatches(self, instance: Instance) -> None:
+        reasons = {name: reason for name, reason in self.partners(instance).items() if reason is not None}
+        if reasons:
+            (name, reason), *others = reasons.items()
+            more = f" and {len(others)} more" if others else ""
+            logger.warning(
+                "%s instance %s exchanges no KV with %s%s: %s",
+                instance.said.role, instance.instance_id, name, more, reason,
+            )  # fmt: skip
 
     def _renewed(self, said: m.Registration, host: str) -> Instance | None:
         """The instance that registers again, with a new session and what it was given; None = it is new."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fastdeploy_sd.entrypoints.openai.event_stream import DONE
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, Unavailable
 from fastdeploy_sd.fleet.http_client import Ask, BrokenError, Exchange, HttpClient
-from fastdeploy_sd.fleet.messages import Clock
+from fastdeploy_sd.fleet.messages import DECODE, Clock
 from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord, StreamEvent
 from fastdeploy_sd.fleet.route import ROUTE_HEADER, Recipient, make_route
 from fastdeploy_sd.metrics import RouterStats
@@ -170,6 +170,7 @@ class Relay:
         for taker in self._takers:
             taker.begin()
             self.courier.stats.given[str(taker.target), taker.said.role] += 1
+        self.courier.stats.num_unpaired += instance.said.role == DECODE and source is None
         instance.circuit.begin()
         is_settled = False
         try:

@@ -16,7 +16,6 @@ from fastdeploy_sd.errors import ConfigError, DeviceLost, device_lost_as_error
 from fastdeploy_sd.splitwise import messages as m
 from fastdeploy_sd.splitwise.counters import Counters
 from fastdeploy_sd.splitwise.decode_side import DecodeSide
-from fastdeploy_sd.splitwise.description import KvDescription
 from fastdeploy_sd.splitwise.events import Event, EventQueue, TransferId
 from fastdeploy_sd.splitwise.incoming import IncomingTable
 from fastdeploy_sd.splitwise.instance import Instance
@@ -26,7 +25,7 @@ from fastdeploy_sd.splitwise.settings import ConnectorSettings
 from fastdeploy_sd.splitwise.sockets import CurveKeys, Hub, is_loopback, resolve
 from fastdeploy_sd.splitwise.transport import TransportError, window_slots
 from fastdeploy_sd.splitwise.transport_rdma import NUM_WINDOWS, RdmaEngine
-from fastdeploy_sd.types import KvSource, Request
+from fastdeploy_sd.types import KvDescription, KvSource, Request
 
 _TICK_S, _IDLE_TICK_S = 0.1, 1.0
 _CLOSE_TIMEOUT_S = 10.0
@@ -48,6 +47,7 @@ class KvConnector:
     Attributes:
         fd: readable while events wait.
         address: where a prefill instance takes orders, "tcp://host:port"; "" on a decode instance.
+        description: of the pages.
 
     Raises:
         ConfigError: the address cannot be bound, is not a loopback one without `pd_secret`, or no protocol works here.
@@ -59,7 +59,7 @@ class KvConnector:
         self.counters = Counters()
         self._events = EventQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.fd = self._events.fd
+        self.fd, self.description = self._events.fd, description
         self._table = IncomingTable(pages, self._events, self.counters)
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._hub = Hub(CurveKeys.of(settings.server_key, settings.client_key))

@@ -15,7 +15,6 @@ import numpy as np
 from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.splitwise import messages as m
 from fastdeploy_sd.splitwise.counters import Failure, Refusal
-from fastdeploy_sd.splitwise.description import mismatch
 from fastdeploy_sd.splitwise.events import TransferId
 from fastdeploy_sd.splitwise.incoming import IncomingTable
 from fastdeploy_sd.splitwise.instance import Instance
@@ -26,6 +25,7 @@ from fastdeploy_sd.splitwise.transport_cuda import CudaReceiver, forget_windows
 from fastdeploy_sd.splitwise.transport_ipc import IpcReceiver
 from fastdeploy_sd.splitwise.transport_rdma import RdmaReceiver
 from fastdeploy_sd.splitwise.transport_tcp import TcpReceiver
+from fastdeploy_sd.types.kv_description import mismatch
 
 # Messages that may wait in each direction besides those that the window and the orders allow.
 _QUEUED_MESSAGES = 1000
@@ -70,6 +70,7 @@ class DecodeSide:
         self._settings, self._counters = instance.settings, instance.counters
         self._sources: dict[str, _Source] = {}
         self._failed: dict[str, tuple[float, str, Failure]] = {}  # address -> since when, why
+        self._mentioned: dict[str, str] = {}  # address -> why it is refused, which is logged once
         self._slot_bytes = max(instance.description.page_bytes)
         self._num_slots = window_slots(self._slot_bytes, self._settings.window_bytes)
 
@@ -219,6 +220,7 @@ class DecodeSide:
         self._offer(source, message.reason)
 
     def _opened(self, source: _Source, _message: m.Opened) -> None:
+        self._mentioned.pop(source.address, None)
         source.is_open = source.receiver is not None
         waiting, source.waiting = source.waiting, []
         for order in waiting:
@@ -268,7 +270,10 @@ class DecodeSide:
         """End a connection and everything ordered over it."""
         if self._sources.get(source.address) is not source:
             return
-        _log.warning("prefill instance %s is lost: %s", source.address, why)
+        is_known = failure is Failure.REFUSED and self._mentioned.get(source.address) == why
+        _log.log(logging.DEBUG if is_known else logging.WARNING, "prefill instance %s is lost: %s", source.address, why)
+        if failure is Failure.REFUSED:
+            self._mentioned[source.address] = why
         self._close(source)
         self._failed[source.address] = (time.monotonic(), why, failure)
         self._table.fail_source(source.address, why, failure)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastdeploy_sd.splitwise.counters import Counters
-from fastdeploy_sd.splitwise.description import KvDescription
 from fastdeploy_sd.splitwise.events import EventQueue
 from fastdeploy_sd.splitwise.pages import Pages
 from fastdeploy_sd.splitwise.settings import ConnectorSettings
 from fastdeploy_sd.splitwise.transport_rdma import RdmaEngine
+from fastdeploy_sd.types import KvDescription
 
 
 @dataclass(frozen=True, slots=True)

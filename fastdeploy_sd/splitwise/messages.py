@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from fastdeploy_sd.errors import shown
 from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.packing import pack, unpack
-from fastdeploy_sd.splitwise.description import KvDescription
-from fastdeploy_sd.types import Request
+from fastdeploy_sd.types import KvDescription, Request
 
 PROTOCOL_VERSION = 3
 MAX_ID_CHARS = 64

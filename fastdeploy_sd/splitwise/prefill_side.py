@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.splitwise import messages as m
 from fastdeploy_sd.splitwise.counters import Refusal
-from fastdeploy_sd.splitwise.description import mismatch
 from fastdeploy_sd.splitwise.events import PrefillCancelled, PrefillWanted, Sent, TransferId
 from fastdeploy_sd.splitwise.instance import Instance
 from fastdeploy_sd.splitwise.outgoing import Outgoing, Peer
@@ -23,9 +22,11 @@ from fastdeploy_sd.splitwise.transport_cuda import CudaSender
 from fastdeploy_sd.splitwise.transport_ipc import DescriptorInbox, IpcSender
 from fastdeploy_sd.splitwise.transport_rdma import RdmaSender
 from fastdeploy_sd.splitwise.transport_tcp import TcpSender
+from fastdeploy_sd.types.kv_description import mismatch
 
 # Messages that may wait for a decode instance besides those about its transfers.
 _QUEUED_MESSAGES = 1000
+_MAX_MENTIONED = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +52,7 @@ class PrefillSide:
             hub.watch(self._inbox.fd)
         self._peers: dict[bytes, Peer] = {}
         self._owner: dict[TransferId, Peer] = {}
+        self._mentioned: dict[str, str] = {}  # instance -> why it is refused, which is logged once
 
     # ---- what the engine says ---------------------------------------------------------------------------------------
 
@@ -133,7 +135,11 @@ class PrefillSide:
         if reason is None and len(self._peers) >= self._settings.max_peers:
             reason = f"expected at most {self._settings.max_peers} decode instances"
         if reason is not None:
-            _log.warning("decode instance %s is refused: %s", hello.instance_id, reason)
+            is_known = self._mentioned.get(hello.instance_id) == reason
+            level = logging.DEBUG if is_known else logging.WARNING
+            _log.log(level, "decode instance %s is refused: %s", hello.instance_id, reason)
+            if len(self._mentioned) < _MAX_MENTIONED:
+                self._mentioned[hello.instance_id] = reason
             self._say(identity, m.Refused(reason))
             return
         num_layers = len(hello.description.page_bytes)

@@ -10,6 +10,7 @@ from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.types.arrays import EMPTY_I32, F32, F64, I8, I32, I64, U8, U16, U64, Bytes, Rows, offsets
 from fastdeploy_sd.types.choices import ChoiceReport, Judgement
 from fastdeploy_sd.types.drafts import MADE_ON_DEVICE, DraftTokens, LogprobArrays
+from fastdeploy_sd.types.kv_description import KvDescription
 from fastdeploy_sd.types.models import ModelInfo, SpeculationInfo
 from fastdeploy_sd.types.requests import (
     DraftCounts,
@@ -52,6 +53,7 @@ __all__ = [
     "DraftTokens",
     "FinishReason",
     "Judgement",
+    "KvDescription",
     "KvSource",
     "LogprobArrays",
     "ModelInfo",

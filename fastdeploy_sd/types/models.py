@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastdeploy_sd.draft_methods import METHODS, NAIVE
+from fastdeploy_sd.types.kv_description import KvDescription
 from fastdeploy_sd.types.requests import Speculation
 
 
@@ -48,6 +49,7 @@ class ModelInfo:
     Attributes:
         fingerprint: the same on instances that give a request the same tokens; "" = not known.
         kv_address: where this instance takes orders for the KV of prompts, "tcp://host:port"; "" = it takes none.
+        kv: what the KV of a prefill or decode instance is like; None = of neither.
         weight_bytes, kv_token_bytes: of the weights that a step of one row reads, and of the KV of one token, both on
             one rank; 0 = not known.
     """
@@ -61,6 +63,7 @@ class ModelInfo:
     speculation: SpeculationInfo = SpeculationInfo()
     fingerprint: str = ""
     kv_address: str = ""
+    kv: KvDescription | None = None
     weight_bytes: int = 0
     kv_token_bytes: int = 0
 

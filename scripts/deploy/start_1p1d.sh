@@ -45,7 +45,7 @@ start() {
     RUN_DIR=$run_dir/$part FD_LOG_DIR=$run_dir/$part/log "$here/start.sh" "$@" --port "$port"
 }
 
-for part in prefill decode; do
+for part in decode prefill; do  # a prefill instance is healthy when it has found the other one
     if [ "$part" = prefill ]; then port=${PREFILL_PORT:-8180}; else port=${DECODE_PORT:-8190}; fi
     start "$part" "$port" "$@" --splitwise-role "$part" --router "127.0.0.1:${PORT:-8000}" --scheduler-name splitwise \
         --scheduler-host 127.0.0.1 --scheduler-port "$redis_port" --scheduler-password-file "$password_file" >/dev/null

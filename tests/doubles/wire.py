@@ -14,7 +14,7 @@ from fastdeploy_sd.engine.transfer_stats import TransferStats
 from fastdeploy_sd.splitwise.counters import Failure
 from fastdeploy_sd.splitwise.events import Event, Fetched, FetchFailed, PrefillCancelled, PrefillWanted, Sent
 from fastdeploy_sd.splitwise.pages import Pages
-from fastdeploy_sd.types import KvSource, Request, RequestId
+from fastdeploy_sd.types import KvDescription, KvSource, Request, RequestId
 
 _QUIET = select.epoll()  # never readable: whoever drives a wire asks by itself
 SOURCE = KvSource("p", "tcp://127.0.0.1:1")
@@ -58,6 +58,7 @@ class PrefillEnd:
 
     def __init__(self, wire: Wire) -> None:
         self.fd, self.address, self.events, self._wire = _QUIET.fileno(), SOURCE.address, list[Event](), wire
+        self.description = KvDescription("double", "", 1, "", 1, 1, 1, (1,))
 
     def take_events(self) -> list[Event]:
         events, self.events = self.events, []

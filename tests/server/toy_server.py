@@ -111,6 +111,9 @@ class LocalClient:
         if not self.is_alive:
             raise Unavailable("the engine is down", code="engine_down")
 
+    async def verify_healthy(self) -> None:
+        self.verify_takes_requests()
+
     async def until(self, condition: str) -> None:
         """Wait until "started" (something runs or waits) or "idle" (nothing does) is true of the engine."""
         wanted = condition == "started"

@@ -123,19 +123,32 @@ def test_a_prefill_instance_may_have_more_draft_layers() -> None:
         ({"page_bytes": (512, 256, 768)}, "page_bytes of layer 1: expected 256 as on the decode instance, got 512"),
     ],
 )
-def test_instances_that_differ_refuse_each_other(ours: dict[str, Any], text: str) -> None:
+def test_instances_that_differ_refuse_each_other(
+    ours: dict[str, Any], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each time they are asked; the log has it once."""
     prefill = KvConnector(settings("prefill"), describe(), BytePages(4))
-    decode = KvConnector(settings("decode"), describe(**ours), BytePages(4))
+    asking = settings("decode", retry_s=0.0)
+    decode = KvConnector(asking, describe(**ours), BytePages(4))
     try:
-        decode.fetch(request(1, 1), source_of(prefill.address), 0, [0], 60)
-        (event,) = next_events(decode)
-        assert isinstance(event, FetchFailed)
-        assert event.reason.startswith(text)
-        assert event.failure is Failure.REFUSED
+        reasons = set()
+        for _ in range(3):
+            decode.fetch(request(1, 1), source_of(prefill.address), 0, [0], 60)
+            (event,) = next_events(decode)
+            assert isinstance(event, FetchFailed)
+            assert event.failure is Failure.REFUSED
+            reasons.add(event.reason)
+        [reason] = reasons
+        assert reason.startswith(text)
         assert prefill.take_events() == []
     finally:
         decode.close()
         prefill.close()
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert sorted(warnings) == [
+        f"decode instance {asking.instance_id} is refused: {reason}",
+        f"prefill instance {prefill.address} is lost: {reason}",
+    ]
 
 
 @pytest.mark.parametrize("wrong", ["server_key", "client_key"])

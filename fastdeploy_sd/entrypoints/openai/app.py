@@ -94,7 +94,7 @@ class _Info:
 
     async def health(self) -> Response:
         """200 with an empty body while requests are taken, 503 with the reason when none are."""
-        self._client.verify_takes_requests()
+        await self._client.verify_healthy()
         return Response(status_code=200)
 
     async def models(self) -> Response:

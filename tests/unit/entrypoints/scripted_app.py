@@ -121,6 +121,9 @@ class ScriptedClient:
     def verify_takes_requests(self) -> None:
         pass
 
+    async def verify_healthy(self) -> None:
+        pass
+
 
 class ScriptedApp:
     """Sends requests to the application and returns what came back."""

@@ -10,13 +10,16 @@ from fastdeploy_sd.ipc.packing import pack
 from fastdeploy_sd.router.instance import Instance
 from fastdeploy_sd.router.options import make_router_config
 from fastdeploy_sd.router.registry import Registry
+from fastdeploy_sd.types import KvDescription
 
 KEY = b"k" * 32
 LOCAL = "127.0.0.1"
 NOW = m.Clock.now()
 SAID = m.Registration(
-    m.PROTOCOL_VERSION, "", "i1", m.MIXED, "", 8000, "", ("toy",), 4096, 1, "kin", m.InstanceLoad(max_num_seqs=8), NOW
-)
+    m.PROTOCOL_VERSION, "", "i1", m.MIXED, "", 8000, "", None, ("toy",), 4096, 1, "kin",
+    m.InstanceLoad(max_num_seqs=8), NOW,
+)  # fmt: skip
+KV = KvDescription("CPU", "model", 4, "bfloat16", 2, 2, 16, (512, 512))
 
 
 def registry_of(**options: object) -> Registry:

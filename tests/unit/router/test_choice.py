@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,8 @@ from fastdeploy_sd.errors import NotFound
 from fastdeploy_sd.fleet import messages as m
 from fastdeploy_sd.router.choice import Chooser
 from fastdeploy_sd.router.instance import Circuit, Instance
-from tests.unit.router.registrations import NOW, instance
+from fastdeploy_sd.types import KvDescription
+from tests.unit.router.registrations import KV, NOW, instance
 
 PROMPT = json.dumps({"model": "toy", "prompt": "x" * 2000}).encode()
 
@@ -137,9 +139,11 @@ def test_what_is_no_body_goes_anywhere(content: bytes) -> None:
 
 
 def test_prefill_and_decode_are_chosen_apart() -> None:
-    decode = [instance(name, i, role=m.DECODE, load=load(n)) for i, (name, n) in enumerate([("d1", 5), ("d2", 1)])]
+    decode = [
+        instance(name, i, role=m.DECODE, kv=KV, load=load(n)) for i, (name, n) in enumerate([("d1", 5), ("d2", 1)])
+    ]
     prefill = [
-        instance(name, i, role=m.PREFILL, kv_address=f"tcp://:{i}", load=load(n))
+        instance(name, i, role=m.PREFILL, kv_address=f"tcp://:{i}", kv=KV, load=load(n))
         for i, (name, n) in enumerate([("p1", 1), ("p2", 5)], 5)
     ]
     chooser = chooser_of(*decode, *prefill)
@@ -157,6 +161,34 @@ def test_prefill_and_decode_are_chosen_apart() -> None:
     mixed = chooser_of(instance("m"), *prefill).choose(chooser.wish(PROMPT))
     assert mixed is not None
     assert mixed.source is None
+
+
+DRAFTING = replace(KV, page_bytes=(512, 512, 768), draft_fingerprint="mtp")
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "fits"),
+    [
+        (KV, KV, True),
+        (KV, DRAFTING, True),  # its draft layers are not sent
+        (DRAFTING, DRAFTING, True),
+        (DRAFTING, KV, False),
+        (DRAFTING, replace(DRAFTING, draft_fingerprint="other"), False),
+        (KV, replace(KV, model_fingerprint="another model"), False),
+        (KV, None, False),
+    ],
+)
+def test_a_decode_instance_gets_kv_of_prefill_instances_that_fit(
+    decode: KvDescription, prefill: KvDescription | None, fits: bool
+) -> None:
+    """Where none fits it computes prompts itself, however many others there are."""
+    source = instance("p", 1, role=m.PREFILL, kv_address="tcp://:5", kv=prefill)
+    stranger = instance("q", 2, role=m.PREFILL, kv_address="tcp://:6", kv=replace(KV, block_size=8))
+    chooser = chooser_of(instance("d", role=m.DECODE, kv=decode), source, stranger)
+    for _ in range(10):
+        placement = chooser.choose(chooser.wish(PROMPT))
+        assert placement is not None
+        assert placement.source is (source if fits else None)
 
 
 def test_a_circuit_opens_after_failures_in_a_row_and_lets_one_try(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from fastdeploy_sd.fleet import messages as m
 from fastdeploy_sd.fleet import signing
 from fastdeploy_sd.fleet.signing import sign
 from fastdeploy_sd.ipc.packing import pack
-from tests.unit.router.registrations import KEY, LOCAL, NOW, SAID, register, registry_of, signed
+from tests.unit.router.registrations import KEY, KV, LOCAL, NOW, SAID, register, registry_of, signed
 
 LOAD = m.InstanceLoad(num_running=3, max_num_seqs=8)
 
@@ -66,6 +66,22 @@ def test_clocks_that_differ_are_told_of_and_do_not_matter(caplog: pytest.LogCapt
     clock = m.Clock(time.monotonic() + 900, time.time())
     registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, 1, LOAD, clock)))
     assert instance.clock.monotonic - time.monotonic() == pytest.approx(900, abs=5)
+
+
+def test_a_pair_that_exchanges_no_kv_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    registry = registry_of()
+    drafting = replace(KV, page_bytes=(512, 512, 768), draft_fingerprint="mtp")
+    register(registry, replace(SAID, instance_id="d", role=m.DECODE, kv=drafting, port=1))
+    register(registry, replace(SAID, instance_id="other", role=m.DECODE, kv=KV, served_names=("other",), port=2))
+    session = register(registry, replace(SAID, instance_id="p", role=m.PREFILL, kv=KV, port=3))
+    for number in range(1, 4):
+        registry.heartbeat(*signed(m.HEARTBEAT, m.Heartbeat(session, number, LOAD, NOW)))
+    [line] = [message for message in caplog.messages if "exchanges" in message]
+    reason = "draft layers: expected at least 1 as on the decode instance, got 0 on the prefill instance"
+    assert line == f"prefill instance p exchanges no KV with d: {reason}"
+    register(registry, replace(SAID, instance_id="q", role=m.PREFILL, kv=drafting, port=4))
+    by_name = {i.instance_id: registry.partners(i) for i in registry.instances}
+    assert by_name == {"d": {"p": reason, "q": None}, "other": {}, "p": {"d": reason}, "q": {"d": None}}
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -1,8 +1,9 @@
-"""What the KV of an instance is like, and whether another instance's fits. Knows no socket and no memory."""
+"""What the KV of an instance is like, and whether another instance's fits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class KvDescription:
 _ALIKE = ("device", "kv_format", "model_fingerprint", "block_size", "num_layers", "num_kv_heads", "head_dim")
 
 
+@lru_cache(maxsize=1024)
 def mismatch(decode: KvDescription, prefill: KvDescription) -> str | None:
     """Return why KV of `prefill` is of no use to `decode`: the field, expected, got; None when it fits.
 

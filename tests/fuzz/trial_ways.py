@@ -70,7 +70,7 @@ BASELINE = Way(
 WAYS = {
     way.name: way
     for way in (
-        Way("default", {"num_threads": 2}, _AUTO, 32),
+        Way("default", {}, _AUTO, 32),
         Way(
             "ngram",
             {**_FEW, "num_gpu_blocks_override": 57, "long_prefill_token_threshold": 13, "max_num_batched_tokens": 96,

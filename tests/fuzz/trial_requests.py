@@ -13,7 +13,7 @@ from typing import Any
 from tests.fuzz.schema_maker import SchemaMaker
 from tests.fuzz.soak_load import CHAT, COMPLETIONS, Ask
 
-MAX_PROMPT_TOKENS = 600
+MAX_PROMPT_TOKENS = 400
 MAX_TOKENS = 48
 _EOS_ID = 2  # of the demo model and of SmolLM2; any other id elsewhere
 _CODE = (
@@ -189,7 +189,7 @@ class RequestMaker:
         return "".join(parts)[:num_chars]
 
     def _num_tokens(self) -> int:
-        return self._rng.choice([4, 20, 60, 100, 150, 150, 250, 400, MAX_PROMPT_TOKENS])
+        return self._rng.choice([4, 20, 60, 100, 100, 130, 180, 250, MAX_PROMPT_TOKENS])
 
     def _prompt(self) -> Any:
         num_tokens = self._num_tokens()

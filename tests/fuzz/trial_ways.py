@@ -55,7 +55,7 @@ class Way:
 
 
 # Of all servers: a longer request is refused by all, and one of this length fits into the smallest cache.
-_MAX_MODEL_LEN = 896
+_MAX_MODEL_LEN = 640
 _FEW = {"block_size": 16, "max_num_seqs": 16}
 _AUTO = ("ngram", "suffix", "auto")
 BASELINE = Way(
@@ -73,34 +73,34 @@ WAYS = {
         Way("default", {}, _AUTO, 32),
         Way(
             "ngram",
-            {**_FEW, "num_gpu_blocks_override": 57, "long_prefill_token_threshold": 13, "max_num_batched_tokens": 96,
+            {**_FEW, "num_gpu_blocks_override": 41, "long_prefill_token_threshold": 13, "max_num_batched_tokens": 96,
              "scheduling_policy": "priority",
              "speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "min_ngram_size": 1}},
             ("ngram",), 5, has_priorities=True,
         ),
         Way(
             "suffix",
-            {**_FEW, "block_size": 32, "num_gpu_blocks_override": 29, "max_num_batched_tokens": 160,
+            {**_FEW, "block_size": 32, "num_gpu_blocks_override": 21, "max_num_batched_tokens": 160,
              "scheduling_policy": "priority",
              "speculative_config": {"method": "suffix", "num_speculative_tokens": 8}},
             ("suffix",), 8, has_priorities=True,
         ),
         Way(
             "auto",
-            {**_FEW, "num_gpu_blocks_override": 57, "scheduling_policy": "priority", "swap_space": 0.02,
+            {**_FEW, "num_gpu_blocks_override": 41, "scheduling_policy": "priority", "swap_space": 0.02,
              "max_num_batched_tokens": 512},
             _AUTO, 32, has_priorities=True,
         ),
         Way(
             "split",
-            {**_FEW, "num_gpu_blocks_override": 57, "max_num_batched_tokens": 128,
+            {**_FEW, "num_gpu_blocks_override": 41, "max_num_batched_tokens": 128,
              "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
             ("ngram",), 4,
             prefill={**_FEW, "num_gpu_blocks_override": 160, "max_num_batched_tokens": 100},
         ),
         Way(
             "ranks",
-            {**_FEW, "num_gpu_blocks_override": 57, "max_num_batched_tokens": 112, "tensor_parallel_size": 2,
+            {**_FEW, "num_gpu_blocks_override": 41, "max_num_batched_tokens": 112, "tensor_parallel_size": 2,
              "num_threads": 2, "speculative_config": {"method": "suffix", "num_speculative_tokens": 6}},
             ("suffix",), 6,
         ),

@@ -28,11 +28,10 @@ import httpx
 
 from tests.fuzz.guided_sampling import DEMO_MODEL
 from tests.fuzz.soak_load import Ask, put
-from tests.fuzz.trial_requests import RequestMaker
+from tests.fuzz.trial_requests import GROUP, RequestMaker
 from tests.fuzz.trial_ways import BASELINE, WAYS, Served, Way, refusal, serving
 from tests.server.answers import Answer, Choice
 
-GROUP = 16
 MIN_CLIENTS = 8
 PASSES = 2
 MAX_FINDINGS = 20

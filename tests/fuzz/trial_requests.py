@@ -13,6 +13,8 @@ from typing import Any
 from tests.fuzz.schema_maker import SchemaMaker
 from tests.fuzz.soak_load import CHAT, COMPLETIONS, Ask
 
+# Consecutive requests, which are sent at once, and most of whose prompts begin alike.
+GROUP = 16
 MAX_PROMPT_TOKENS = 400
 MAX_TOKENS = 48
 _EOS_ID = 2  # of the demo model and of SmolLM2; any other id elsewhere
@@ -51,6 +53,7 @@ _TEXTS: dict[str, tuple[tuple[str, ...], float]] = {
     "cjk": (_CJK, 3.0),
     "emoji": (_EMOJI, 4.0),
 }
+_IDS = "ids"  # the other kind of prompt
 _STOPS = ("e", "the", "\n", "\n\n", ".", ", ", "    ", "return", "ing ", "。", "は", "🙂", "é", "a b c", "}", '"')
 _WORDS = ("the", " the", "self", "return", "\n", " and", "。", "🙂", "value", " is", "I", "print")
 _REGEXES = (r"[a-z ]{3,30}", r"\d{3}-\d{4}", r"(yes|no|perhaps)( indeed)?", r"[ぁ-ん]{2,6}", r"([A-Z][a-z]+ ){1,3}end")
@@ -87,12 +90,15 @@ class RequestMaker:
         self._number = number
         self._rng = random.Random(f"trial {seed}:{number}")
         self._schema_maker = SchemaMaker(seed, number)
-        self._kind = self._rng.choice([*_TEXTS, "code", "prose", "ids"])
+        # Of all requests of the group: what they share, a prefix cache finds, and it leaves room for others to grow.
+        self._group_rng = random.Random(f"group {seed}:{number // GROUP}")
+        self._is_sharing = self._rng.random() < 0.6
+        self._kind = (self._group_rng if self._is_sharing else self._rng).choice([*_TEXTS, "code", "prose", _IDS])
 
     def make(self) -> Ask:
         """Return the request."""
         rng = self._rng
-        is_chat = self._kind != "ids" and rng.random() < 0.5
+        is_chat = self._kind != _IDS and rng.random() < 0.5
         body: dict[str, Any] = {"model": "m", "return_token_ids": True, "collect_metrics": True}
         body |= self._sampling() | self._lengths()
         forms: list[Callable[[], dict[str, Any]]] = [self._structured]
@@ -177,42 +183,41 @@ class RequestMaker:
         }
         return fields | ({"parallel_tool_calls": self._rng.choice([True, False])} if self._maybe(0.5) else {})
 
-    def _text(self, num_tokens: int) -> str:
+    def _text(self, rng: random.Random, num_tokens: int) -> str:
         """A text of its kind, of about so many tokens: pieces in any order, or one piece over and over."""
         pieces, tokens_per_char = _TEXTS[self._kind]
-        if self._maybe(0.3):
-            pieces = (self._rng.choice(pieces),)
+        if rng.random() < 0.3:
+            pieces = (rng.choice(pieces),)
         num_chars = max(int(num_tokens / tokens_per_char), 1)
         parts: list[str] = []
         while sum(map(len, parts)) < num_chars:
-            parts.append(self._rng.choice(pieces))
+            parts.append(rng.choice(pieces))
         return "".join(parts)[:num_chars]
 
-    def _num_tokens(self) -> int:
-        return self._rng.choice([4, 20, 60, 100, 100, 130, 180, 250, MAX_PROMPT_TOKENS])
-
-    def _prompt(self) -> Any:
-        num_tokens = self._num_tokens()
-        if self._kind != "ids":
-            return self._beginning() + self._text(num_tokens)
-        if self._maybe(0.5):
-            return [self._rng.randrange(3, 4000) for _ in range(num_tokens)]
-        phrase = [self._rng.randrange(3, 4000) for _ in range(self._rng.randint(3, 12))]
+    def _ids(self, rng: random.Random, num_tokens: int) -> list[int]:
+        """Random token ids, or a phrase of a few over and over."""
+        length = num_tokens if rng.random() < 0.5 else rng.randint(3, 12)
+        phrase = [rng.randrange(3, 4000) for _ in range(length)]
         return (phrase * num_tokens)[:num_tokens]
 
-    def _beginning(self) -> str:
-        """What many prompts begin with, so that a prefix cache finds the prompt of another request."""
-        return "".join(_TEXTS[self._kind][0][:4])[:120] if self._maybe(0.4) else ""
+    def _prompt(self) -> Any:
+        make: Callable[[random.Random, int], Any] = self._ids if self._kind == _IDS else self._text
+        if not self._is_sharing:
+            return make(self._rng, self._rng.choice([4, 20, 60, 100, 100, 130, 180, 250, MAX_PROMPT_TOKENS]))
+        beginning = make(self._group_rng, self._group_rng.choice([60, 150, 250]))
+        return beginning + make(self._rng, self._rng.choice([1, 8, 20, 40, 80]))
 
     def _messages(self) -> dict[str, Any]:
-        text = self._beginning() + self._text(self._num_tokens())
+        text = self._prompt()
         messages = [{"role": "user", "content": text}]
         if self._maybe(0.3):
-            messages = [{"role": "user", "content": self._text(20)},
-                        {"role": "assistant", "content": self._text(30)}, *messages]  # fmt: skip
+            messages = [{"role": "user", "content": self._text(self._rng, 20)},
+                        {"role": "assistant", "content": self._text(self._rng, 30)}, *messages]  # fmt: skip
         if self._maybe(0.3):
             messages = [{"role": "system", "content": "Answer in one sentence."}, *messages]
         if not self._maybe(0.3):
             return {"messages": messages}
-        expected = self._rng.choice([text[: len(text) // 2], self._text(60), "I'm sorry, I can't help with that."])
+        expected = self._rng.choice(
+            [text[: len(text) // 2], self._text(self._rng, 60), "I'm sorry, I can't help with that."]
+        )
         return {"messages": messages, "prediction": {"type": "content", "content": expected}}

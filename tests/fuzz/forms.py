@@ -104,6 +104,10 @@ class FormMaker:
             "guided_choice": choices,
             "guided_grammar": rng.choice(_GRAMMARS),
             "guided_json_object": rng.choice([True, False, 1]),
+            "json_schema": rng.choice([self.schema(), "", {"type": "object"}]),
+            "regex": rng.choice(_PATTERNS),
+            "ebnf": rng.choice(_GRAMMARS),
+            "response_format": {"type": "json_object", "schema": self.schema()},
         }
         return {name: values[name] for name in rng.sample(sorted(values), rng.choice([1, 1, 1, 2]))}
 
@@ -137,6 +141,8 @@ class FormMaker:
         rng = self._rng
         values = {
             "reasoning_max_tokens": rng.choice([0, 1, 100, 2**31 - 1, 2**31, -1, 1.5]),
+            "thinking_token_budget": rng.choice([0, 1, 100, -1]),
+            "include": rng.choice([["message.output_text.logprobs"], ["x"], [[]], 1]),
             "include_reasoning": rng.choice([True, False, 0]),
             "separate_reasoning": rng.choice([True, False]),
             "stream_reasoning": rng.choice([True, False]),

@@ -194,6 +194,33 @@ async def test_wrong_fields_are_named(served: Served) -> None:
     assert served.client.submitted == [], "a refused request never reaches the engine"
 
 
+LONG = "hello " * 600
+TOO_LONG: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": LONG * 100}]}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": "<|im_end|>" * 600}]}, "messages"),
+    (CHAT, HELLO | {"max_tokens": None, "max_completion_tokens": 600}, "max_completion_tokens"),
+    (COMPLETION, {"prompt": LONG}, "prompt"),
+    (COMPLETION, {"prompt": [[5], [5] * 600]}, "prompt"),
+    (COMPLETION, {"prompt_token_ids": [5] * 600}, "prompt_token_ids"),
+    (COMPLETION, PROMPT | {"max_tokens": 600}, "max_tokens"),
+    ("/v1/responses", {"input": LONG}, "input"),
+    ("/v1/responses", {"input": "hello", "max_output_tokens": 600}, "max_output_tokens"),
+    ("/tokenize", {"prompt": LONG * 100}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), TOO_LONG)
+async def test_too_long_is_said_in_words_that_clients_look_for(
+    served: Served, path: str, body: dict[str, Any], param: str
+) -> None:
+    """LiteLLM, LangChain and pydantic-ai compact a conversation, or ask another model, where they find these."""
+    error = error_of(await served.http.post(path, json=body))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert "this model's maximum context length is 512 tokens" in error["message"]
+    assert any(words in error["message"] for words in ("context_length_exceeded", "prompt is too long"))
+
+
 @pytest.mark.parametrize(
     "field",
     ["user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,8 @@ from fastdeploy_sd.worker.kv_file import ALIGNMENT, KvFile
 from fastdeploy_sd.worker.kv_sizing import KvCacheFormat, LayerKv
 from fastdeploy_sd.worker.kv_tensors import Zeros
 from fastdeploy_sd.worker.rank_group import RankGroup
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +87,8 @@ def allocate_kv(
     layers = _Layers(target, draft, group.size)
     one_block = group.size * kv_sizing.block_bytes(layers.of_rank(group.rank), kv_format)
     size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: _room(config, target, draft, group))
+    if group.rank == 0 and device().kind == "cpu" and (shortage := size.shortage(free_memory())):
+        _log.warning("%s", shortage)
     zeros = _zeros_of_ranks(config, layers, size.num_blocks, kv_format, group)
     return KvMemory(
         size,

@@ -24,6 +24,7 @@ _SCALE_BYTES = 4
 _GIB = 1 << 30
 # The other half is for what steps compute in, for packed weights that are only mapped so far, and for other programs.
 _SHARE_OF_FREE = 0.5
+_WHOLE = 10  # of so many requests a part tells nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +121,28 @@ class KvCacheSize:
         """Tokens in all blocks."""
         return self.num_blocks * self.block_size
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return self.num_blocks * self.block_bytes
+
     def describe(self, max_request_tokens: int) -> str:
         """Return a line about the size; `max_request_tokens` is the length of the longest request."""
         together = self.num_tokens / max_request_tokens
+        count = f"{together:.2g}" if together < _WHOLE else str(int(together))
         return (
             f"{self.num_tokens} tokens in {self.num_blocks} blocks of {self.block_size},"
-            f" {self.num_blocks * self.block_bytes / _GIB:.2f} GiB when all are in use ({self.reason});"
-            f" room for {together:.3g} requests of {max_request_tokens} tokens"
+            f" {self.num_bytes / _GIB:.2f} GiB when all are in use ({self.reason});"
+            f" room for {count} requests of {max_request_tokens} tokens"
+        )
+
+    def shortage(self, free_bytes: int) -> str | None:
+        """Return a line about memory that is not free, None where all blocks fit into what is."""
+        if self.num_bytes <= free_bytes:
+            return None
+        return (
+            f"the KV cache may take {self.num_bytes / _GIB:.2f} GiB ({self.reason}), but {free_bytes / _GIB:.2f} GiB of"
+            " memory are free: the system may end the server when more is in use"
         )
 
 

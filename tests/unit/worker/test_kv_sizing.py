@@ -37,6 +37,16 @@ def test_what_requests_can_use_is_enough() -> None:
     )
 
 
+def test_more_than_is_free_is_told_with_what_is() -> None:
+    size = choose_size(config(kv_cache_memory_gb=500), ONE_BLOCK, 4096, never)
+    assert size.describe(4096).endswith("room for 8000 requests of 4096 tokens")
+    assert size.shortage(500 * GIB) is None
+    assert size.shortage(20 * GIB) == (
+        "the KV cache may take 500.00 GiB (kv_cache_memory_gb 500), but 20.00 GiB of memory are free: the system may"
+        " end the server when more is in use"
+    )
+
+
 def test_half_of_what_is_free_is_the_limit() -> None:
     size = choose_size(config(max_num_seqs=256), ONE_BLOCK, 100_000, lambda: half_of(3 * GIB))
     assert (size.num_blocks, size.num_tokens) == (1536, 1536 * 64)

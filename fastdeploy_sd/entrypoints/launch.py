@@ -25,7 +25,7 @@ from typing import Any
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.acceptor import raise_descriptor_limit
 from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, create_client, start_worker
-from fastdeploy_sd.entrypoints.listeners import Listeners, bound, url_of
+from fastdeploy_sd.entrypoints.listeners import Listeners, bound, example_request, url_of
 from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
 from fastdeploy_sd.errors import ConfigError, Unavailable
@@ -176,6 +176,8 @@ class _Launcher:
             logger.info("metrics are at %s/metrics too", url_of(self._listeners.metrics))
         names = ", ".join(self._config.model.served_names)
         logger.info("serving %s on %s", names, url_of(self._listeners.api))
+        if self._config.splitwise.splitwise_role == "mixed":
+            logger.info("try: %s", example_request(self._config.server, self._listeners.api))
 
     @contextlib.asynccontextmanager
     async def _sharing(self, common: WorkerStart) -> AsyncIterator[WorkerPool]:

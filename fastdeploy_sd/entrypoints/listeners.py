@@ -13,6 +13,8 @@ from fastdeploy_sd.errors import ConfigError
 _BACKLOG = 2048
 _API, _METRICS = "listener", "metrics_listener"
 
+_EXAMPLE_BODY = '{"prompt": "def add(a, b):", "max_tokens": 40, "temperature": 0}'
+
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
@@ -76,6 +78,15 @@ def url_of(listener: socket.socket) -> str:
     """Return the address of a bound socket as the beginning of a URL."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def example_request(server: ServerConfig, listener: socket.socket) -> str:
+    """Return a shell command that has this machine complete a text; an API key is left for the reader to fill in."""
+    url = url_of(listener)
+    for every_address, own in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
+        url = url.replace(every_address, own)
+    key = "-H 'Authorization: Bearer YOUR_KEY' " if server.api_key else ""
+    return f"curl {url}/v1/completions {key}-d '{_EXAMPLE_BODY}'"
 
 
 def _ports(server: ServerConfig) -> list[int]:

@@ -1,7 +1,8 @@
 """Arguments of earlier calls, as chat templates get them: what they write is what the call had.
 
-An object reaches the template as one, in which each number keeps its digits. A text that is no JSON object, as when a
-limit cut the call, reaches it as it is.
+An object reaches the template as one, in which each number keeps its digits. Templates that join arguments with other
+text, as DeepSeek's do, get the JSON that the call had. A text that is no JSON object, as when a limit cut the call,
+reaches the template as it is.
 """
 
 from __future__ import annotations
@@ -40,6 +41,28 @@ class Number(float):
     __repr__ = __str__
 
 
+class Arguments(dict[str, Any]):
+    """Arguments that are a JSON object; where a text is wanted, they are their JSON.
+
+    Args:
+        parts: of the object.
+        text: the JSON.
+    """
+
+    def __init__(self, parts: Mapping[str, Any], text: str) -> None:
+        super().__init__(parts)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __add__(self, other: str) -> str:
+        return self.text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self.text
+
+
 class Unparsed(str):
     """Arguments that are no JSON object. Reading them as one raises TypeError."""
 
@@ -49,13 +72,16 @@ class Unparsed(str):
         raise TypeError("the arguments of a call are no JSON object")
 
 
-def parsed_arguments(text: str) -> Mapping[str, Any] | Unparsed:
+def template_arguments(arguments: str | Mapping[str, Any]) -> Arguments | Unparsed:
     """Return what a template gets for the arguments of a call; "" are none."""
+    if not isinstance(arguments, str):
+        return Arguments(arguments, to_json(arguments, ensure_ascii=False))
+    text = arguments or "{}"
     try:
-        arguments = json.loads(text or "{}", parse_int=_integer, parse_float=_number, parse_constant=_refuse)
+        parts = json.loads(text, parse_int=_integer, parse_float=_number, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return Unparsed(text)
-    return arguments if isinstance(arguments, dict) else Unparsed(text)
+    return Arguments(parts, text) if isinstance(parts, dict) else Unparsed(text)
 
 
 def to_json(value: Any, **options: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import jinja2
 
 from fastdeploy_sd.entrypoints.text.added_tokens import Segment, cut, token_pattern
-from fastdeploy_sd.entrypoints.text.call_arguments import Unparsed, parsed_arguments
+from fastdeploy_sd.entrypoints.text.call_arguments import Unparsed, template_arguments
 from fastdeploy_sd.entrypoints.text.template_environment import Sandbox
 from fastdeploy_sd.entrypoints.text.template_shield import Shield, rendering_with
 from fastdeploy_sd.errors import BadRequest, CheckpointError, shown
@@ -178,9 +178,10 @@ def _turn(message: Message, shield: Shield) -> dict[str, Any]:
 
 def _tool_call(call: Mapping[str, Json]) -> Mapping[str, Any]:
     function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str | Mapping):
         return call
-    return {**call, "function": {**function, "arguments": parsed_arguments(str(function["arguments"]))}}
+    return {**call, "function": {**function, "arguments": template_arguments(arguments)}}
 
 
 def _refusal(error: Exception, messages: Sequence[Message]) -> BadRequest:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from fastdeploy_sd.entrypoints.text.call_arguments import Arguments
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.request_rules import prompt_too_long
 
@@ -55,7 +56,8 @@ class Shield:
         if isinstance(value, str):
             return type(value)(self._cover_end(self._control.sub(self._cover_match, value)))
         if isinstance(value, Mapping):
-            return {self.cover(key): self.cover(item) for key, item in value.items()}
+            covered = {self.cover(key): self.cover(item) for key, item in value.items()}
+            return Arguments(covered, self.cover(value.text)) if isinstance(value, Arguments) else covered
         if isinstance(value, Sequence):
             return [self.cover(item) for item in value]
         return value

@@ -281,6 +281,17 @@ def test_arguments_that_a_limit_cut_are_written_as_they_are(writer: str, argumen
     assert arguments_prompt(WRITERS[writer], arguments) == expected
 
 
+@pytest.mark.parametrize("arguments", ['{"a":"<pad>",  "n": 1e2, "o": {"t": true}}', "{}", '{"cut": "', "[1]"])
+@pytest.mark.parametrize("writer", ["{{ '[' + a + ']' }}", "{{ '[' ~ a ~ ']' }}", "[{{ a }}]", "[{{ a | string }}]"])
+def test_a_template_that_joins_arguments_with_text_gets_the_json_of_the_call(writer: str, arguments: str) -> None:
+    assert arguments_prompt(writer, arguments) == f"[{arguments}]"
+    segments = ChatTemplate("{{ '' + messages[0].tool_calls[0].function.arguments }}", {}, CONTROL).render(
+        [Message("assistant", "", tool_calls=[{"function": {"name": "f", "arguments": arguments}}])], {}
+    )
+    assert segments == (Segment(arguments, is_control=False),)
+    assert arguments_prompt(writer, {"a": [1.5, "\u00fc"]}) == '[{"a": [1.5, "\u00fc"]}]'
+
+
 @pytest.mark.parametrize(
     "reader",
     [

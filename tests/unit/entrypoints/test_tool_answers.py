@@ -199,6 +199,27 @@ def test_a_template_without_a_place_for_functions_gets_words() -> None:
     assert TOKENIZER.decode(counted["tokens"], skip_hidden=False) == prompt()
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "R', '{"city":"Rome"}{}', '{"city": 1E400, "n": 1e2}'])
+def test_every_route_takes_the_call_of_an_earlier_answer_back(arguments: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "get", "arguments": arguments}}
+    turns: list[Any] = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "cut"},
+    ]
+    text = prompt(messages=turns)
+    assert f'{{"name": "get", "arguments": {arguments}}}' in text
+    counted = APP.post("/tokenize", {"messages": turns, "tools": [TOOL]}).json()
+    assert TOKENIZER.decode(counted["tokens"], skip_hidden=False) == text
+    items = [
+        turns[0],
+        {"type": "function_call", "call_id": "c", "name": "get", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "c", "output": "cut"},
+    ]
+    assert APP.post(RESPONSES, {"input": items, "tools": [FLAT]}, [script("ok")]).status_code == 200
+    assert TOKENIZER.decode(APP.client.submitted[0].prompt_token_ids.tolist(), skip_hidden=False) == text
+
+
 def test_arguments_in_an_object_have_numbers_that_a_float_holds() -> None:
     call = {"function": {"name": "f", "arguments": {"n": [1e308]}}}
     body = json.dumps({"messages": [{"role": "assistant", "tool_calls": [call]}]})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import add
 
 from fastdeploy_sd.engine.logprobs import slice_draft_logprobs, slice_logprobs
@@ -54,6 +54,7 @@ class _Commit:
         self._count(rows)
         pool.drafts.keep(self._counter_rows, result.drafts)
         pool.drafts.num_rests = result.num_rests
+        pool.held.add(result.held)
         for i, r in self._ended:
             outputs[i] = self._close(outputs[i], r)
         if self._ended:
@@ -94,7 +95,8 @@ class _Commit:
         """Move the counters, and publish the blocks that have become full.
 
         The last output has no KV yet. Accepted drafts have theirs; that of rejected ones lies past num_tokens - 1 and
-        is overwritten before anyone reads it. A row without output has run a part of its prompt, or failed.
+        is overwritten before anyone reads it. A row without output has run a part of its prompt, or failed, or its
+        request is held and runs the same tokens again.
         """
         pool, block_size = self._pool, self._pool.kv.block_size
         before = self._plan.num_computed_tokens.tolist()
@@ -102,9 +104,11 @@ class _Commit:
             known - 1 if output else end
             for known, output, end in zip(num_tokens, rows.num_output, rows.ends, strict=True)
         ]
-        for name in self._failed:
+        for name in self._failed.keys() | self._result.held:
             row = self._plan.request_ids.index(name)
-            num_computed[row] = before[row]  # nothing that failed is published
+            is_early = not rows.num_output[row] and rows.ends[row] >= num_tokens[row]
+            if name in self._failed or is_early:
+                num_computed[row] = before[row]  # nothing that failed is published
         pool.counters.num_tokens[self._counter_rows] = num_tokens
         pool.counters.num_computed_tokens[self._counter_rows] = num_computed
         for r, (now, then) in enumerate(zip(num_computed, before, strict=True)):
@@ -122,7 +126,9 @@ class _Commit:
         stats.choice = self._result.choice
         stats.num_generated_tokens += sum(rows.num_output)
         if len(draft.token_ids):
-            for _, r in self._ended:
+            held = self._result.held
+            early = [r for r, name in enumerate(self._plan.request_ids) if name in held] if held else []
+            for r in chain((r for _, r in self._ended), early):
                 rows.num_draft[r] = min(rows.num_draft[r], rows.num_output[r])
             self._count_drafts(draft, rows)
 

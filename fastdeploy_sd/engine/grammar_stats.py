@@ -14,6 +14,10 @@ class GrammarStats:
         compile_s: seconds that they took together.
         num_reused: requests whose grammar was there, or under way, when they came.
         num_kept: compiled grammars now.
+        num_masks, mask_s: masks that steps computed, one per token or draft; processor seconds for them, and for
+            following output.
+        num_late_masks, late_mask_s: the same off the steps.
+        num_too_dear: requests that ended as their grammar took too long.
     """
 
     num_compiled: int = 0
@@ -21,3 +25,8 @@ class GrammarStats:
     compile_s: float = 0.0
     num_reused: int = 0
     num_kept: int = 0
+    num_masks: int = 0
+    mask_s: float = 0.0
+    num_late_masks: int = 0
+    late_mask_s: float = 0.0
+    num_too_dear: int = 0

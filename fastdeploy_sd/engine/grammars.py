@@ -9,6 +9,12 @@ A request with a grammar waits, in front of the queue of those that may be admit
     end    -> release
 
 Nobody waits behind it: it has no seat, no blocks and no place in the queue yet.
+
+While it runs, a mask may take too long for a step. Then the step says that the request is held; others go on without
+it until its mask has been computed:
+
+    step -> held ... masked      in the next step again, with its blocks and all that it had
+                 ... aborted, or preempted
 """
 
 from __future__ import annotations
@@ -17,13 +23,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fastdeploy_sd.engine.grammar_stats import GrammarStats
+from fastdeploy_sd.types import RequestId
 
 
 class Grammars(Protocol):
     """Compiles grammars. Called by the thread that steps the engine.
 
     Attributes:
-        fd: readable as long as `take_prepared` has something to return.
+        fd: readable as long as `take_prepared` or `take_masked` has something to return.
     """
 
     fd: int
@@ -46,6 +53,10 @@ class Grammars(Protocol):
 
     def take_prepared(self) -> Sequence[str]:
         """Return, once each, the grammars that have become ready or failed."""
+        ...
+
+    def take_masked(self) -> Sequence[RequestId]:
+        """Return, once each, the requests whose mask was computed off the steps; see `StepResult.held`."""
         ...
 
     def stats(self) -> GrammarStats:

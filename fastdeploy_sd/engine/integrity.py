@@ -24,6 +24,8 @@ def verify_pool(pool: RequestPool, max_num_seqs: int) -> None:
     assert len(everyone) == len(pool.states), "a request is in two groups"
     assert len({state.counter_row for state in everyone}) == len(everyone), "two requests share counters"
     assert pool.running_rows.tolist() == [state.counter_row for state in pool.running], "the running rows are outdated"
+    running_ids = {state.request_id for state in pool.running}
+    assert pool.held.request_ids <= running_ids, "a request is held that does not run"
     for state in pool.running:
         state.verify_running(pool.kv.block_size)
     for state in pool.admitted.values():

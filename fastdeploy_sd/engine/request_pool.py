@@ -15,6 +15,7 @@ import numpy as np
 
 from fastdeploy_sd.engine.block_changes import BlockChanges
 from fastdeploy_sd.engine.grammars import Grammars
+from fastdeploy_sd.engine.held_requests import HeldRequests
 from fastdeploy_sd.engine.integrity import verify_pool
 from fastdeploy_sd.engine.kv_supply import SWAP, KvArrival, KvSupply
 from fastdeploy_sd.engine.pending_drafts import PendingDrafts
@@ -54,7 +55,7 @@ class RequestPool:
         admitted: have a seat and blocks, and wait to be ready or for budget; by id.
         running: by key. num_seats: requests that are admitted or run, by client; no zeros.
         states: all groups by id. num_text_bound: how many of them are, see RequestState.
-        under_way: those in steps that are not over.
+        under_way: those in steps that are not over. held: those of the running that no step may have yet.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class RequestPool:
         self.counters = RequestCounters()
         self.drafts = PendingDrafts(self.counters)
         self.stats = StatsRecorder()
-        self.preparing = PreparingRequests(grammars)
+        self.preparing, self.held = PreparingRequests(grammars), HeldRequests(grammars)
         self.waiting = WaitingQueue()
         self.admitted: dict[RequestId, RequestState] = {}
         self.running: list[RequestState] = []
@@ -268,11 +269,7 @@ class RequestPool:
         return self._changes.take()
 
     def check_integrity(self) -> None:
-        """Verify every invariant between two steps. O(tokens and blocks); for tests and debug mode.
-
-        Raises:
-            AssertionError: naming the broken rule.
-        """
+        """See verify_pool. O(tokens and blocks); for tests and debug mode."""
         verify_pool(self, self.max_num_seqs)
 
     def _index_running(self) -> tuple[Rows, tuple[RequestId, ...]]:
@@ -290,6 +287,7 @@ class RequestPool:
 
     def _leave_seat(self, state: RequestState) -> None:
         self.num_seats -= Counter([state.client])  # keeps no zeros
+        self.held.forget(state.request_id)
 
     def _note_slots(self, state: RequestState) -> None:
         self.counters.num_slots[state.counter_row] = state.table.num_slots

@@ -40,8 +40,8 @@ def verify_result(plan: SchedulerOutput, result: StepResult, num_tokens: Sequenc
     """Refuse what would corrupt the pool: a row that breaks a rule fails its request, anything else the engine.
 
     Rules: same step and rows; a row whose committed tokens were all run, and which did not fail, has `num_accepted + 1`
-    outputs, at most one more than it had drafts; any other row has none; at most `max_draft_len` drafts follow, in a
-    chain, each with a known source.
+    outputs, at most one more than it had drafts, or none as its request is held; any other row has none; at most
+    `max_draft_len` drafts follow, in a chain, each with a known source.
 
     Args:
         num_tokens: committed tokens of the plan's rows.
@@ -67,6 +67,9 @@ def verify_result(plan: SchedulerOutput, result: StepResult, num_tokens: Sequenc
     is_due = list(map(eq, map(sub, rows.ends, rows.num_draft), num_tokens))
     if result.failed:
         _leave_out_failed(plan, result, is_due)
+    if result.held:
+        pairs = zip(plan.request_ids, is_due, rows.num_output, strict=True)
+        is_due = [due and (output > 0 or name not in result.held) for name, due, output in pairs]
     wanted = [(accepted + 1) * due for accepted, due in zip(rows.num_accepted, is_due, strict=True)]
     broken = _verify_drafts(plan, result.drafts)
     if rows.num_output != wanted or any(map(gt, rows.num_accepted, rows.num_draft)):

@@ -64,7 +64,7 @@ class Scheduler:
     Readiness. A request whose grammar is being compiled stands in front of the queue, and those behind it go past. One
     for which the supply brings KV when it gets its blocks keeps seat and blocks, and is in no step until that has
     arrived; then it starts before any waiting one, and may bring drafts. Meanwhile others run past it, and it can be
-    preempted like a running request.
+    preempted like a running request. So can one that a step has held, until it is ready for the next.
 
     Source: the single num_computed_tokens rule is vLLM v1's (vllm/v1/core/sched/scheduler.py).
     """
@@ -137,11 +137,11 @@ class Scheduler:
 
     def schedule(self, running: tuple[list[RequestState], Rows] | None = None) -> SchedulerOutput:
         """Plan the next step, with all running requests or these (and their counters); one without rows is not run."""
-        step, pool = self._begin_with_running(running), self.pool
+        pool = self.pool
+        step = self._begin_with_running(running or pool.held.others(pool.running))
         if self._start_ready(step):
             self._admit_waiting(step)
-        finished_ids: tuple[RequestId, ...] = ()
-        preempted_ids: tuple[RequestId, ...] = ()
+        finished_ids = preempted_ids = tuple[RequestId, ...]()
         if step.states:
             self._step_id += 1
             finished_ids, preempted_ids = pool.take_dropped_ids()

@@ -18,13 +18,15 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from fastdeploy_sd.engine.grammar_stats import GrammarStats
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.guidance.limits import library_error, limits_of
+from fastdeploy_sd.types import RequestId
 
 # Compiled grammars that no request uses, kept for the next one that brings the same text.
 _MAX_IDLE = 64
-_NICE = 10
+NICE = 10
 _CLOSE_TIMEOUT_S = 10.0
 # The library recurses into grammars. More than the stack on which they were checked: what passed there passes here.
 _STACK_BYTES = 64 << 20
+_STACK_SIZE = threading.Lock()  # it is set for all threads that are started meanwhile
 
 
 @dataclass(slots=True)
@@ -41,6 +43,18 @@ class _Entry:
     error: str = ""
 
 
+def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
+    """Start a thread in which grammars can be compiled."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    with _STACK_SIZE:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return thread
+
+
 class GrammarStore:
     """Compiles grammars and hands out matchers; see engine.grammars.Grammars. Close it at the end.
 
@@ -55,7 +69,7 @@ class GrammarStore:
         limits: of each grammar; None = `limits_of` it.
 
     Attributes:
-        fd: readable while a preparation has ended that `take_prepared` has not returned.
+        fd: readable while there is something that `take_prepared` or `take_masked` has not returned.
     """
 
     def __init__(
@@ -74,6 +88,7 @@ class GrammarStore:
         self._queue: OrderedDict[str, None] = OrderedDict()  # to compile; each has users
         self._num_used = 0  # compiled, with users
         self._prepared: list[str] = []
+        self._masked: list[RequestId] = []
         self._stats = GrammarStats()
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -88,7 +103,7 @@ class GrammarStore:
                 entry = self._entries[grammar] = _Entry()
                 self._queue[grammar] = None
                 if self._thread is None and not self._is_closed:
-                    self._thread = self._start(self._run)
+                    self._thread = start_thread(self._run, "fdsd-grammars")
                 self._changed.notify()
             elif grammar in self._idle:
                 del self._idle[grammar]
@@ -126,9 +141,25 @@ class GrammarStore:
         if not self._prepared:  # asked in every step
             return []
         with self._changed:
-            os.eventfd_read(self.fd)
             prepared, self._prepared = self._prepared, []
+            self._quieten()
         return prepared
+
+    def announce(self, request_id: RequestId) -> None:
+        """Say of a request that its next mask has been computed. Any thread may call it."""
+        with self._changed:
+            if not self._is_closed:
+                self._masked.append(request_id)
+                os.eventfd_write(self.fd, 1)
+
+    def take_masked(self) -> list[RequestId]:
+        """Return the requests that were announced since the last call."""
+        if not self._masked:
+            return []
+        with self._changed:
+            masked, self._masked = self._masked, []
+            self._quieten()
+        return masked
 
     def matcher(self, grammar: str) -> LLMatcher:
         """Return a matcher of its own, in the state before the first token, for a request with a ready grammar.
@@ -144,16 +175,13 @@ class GrammarStore:
     def renewed(self, grammar: str) -> LLMatcher:
         """Return a matcher as `matcher` does, compiled anew at once. From now on the others are copies of this one.
 
-        Matchers of a grammar share what the library has worked out of it so far, which is limited in size.
+        Matchers of a grammar share what the library has worked out of it so far, which is limited in size. For threads
+        of `start_thread`.
 
         Raises:
             InternalError: the grammar is not ready, or memory is exhausted.
         """
-        found: list[tuple[LLMatcher | None, str]] = []
-        with self._changed:
-            thread = self._start(lambda: found.append(self._compile(grammar)))
-        thread.join()
-        [(matcher, error)] = found
+        matcher, error = self._compile(grammar)
         entry = self._entries.get(grammar)
         if matcher is None or entry is None or entry.matcher is None:
             raise InternalError(error or "a grammar was asked for before it was ready")
@@ -177,19 +205,9 @@ class GrammarStore:
             self._thread.join(_CLOSE_TIMEOUT_S)
         os.close(self.fd)
 
-    def _start(self, run: Callable[[], None]) -> threading.Thread:
-        """Start a thread in which grammars can be compiled; the lock is held."""
-        thread = threading.Thread(target=run, name="fdsd-grammars", daemon=True)
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
-        return thread
-
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # a matter of courtesy
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed or (self._queue and self._num_used < self._max_used))
@@ -207,6 +225,7 @@ class GrammarStore:
         try:
             matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits or limits_of(grammar))
             matcher.compute_bitmask()  # what the first one builds, every request's matcher has then
+            matcher.deep_copy().compute_ff_tokens()
             return (None, library_error(matcher.get_error())) if matcher.is_error() else (matcher, "")
         except Exception as error:  # the library promises that it raises none
             return None, library_error(str(error)) or repr(error)
@@ -218,6 +237,15 @@ class GrammarStore:
         self._num_used += matcher is not None
         self._prepared.append(grammar)
         os.eventfd_write(self.fd, 1)
+
+    def count(self, **more: float) -> None:
+        """Add to attributes of `stats`. Any thread may call it."""
+        with self._changed:
+            self._count(**more)
+
+    def _quieten(self) -> None:
+        if not (self._prepared or self._masked):
+            os.eventfd_read(self.fd)
 
     def _count(self, **more: float) -> None:
         self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 from llguidance import LLMatcher
 
 from fastdeploy_sd.guidance.limits import library_error
 
-_log = logging.getLogger(__name__)
+
+class WornError(Exception):
+    """The automata are at their limit, so that the library cannot tell what may follow; see `renew`."""
 
 
 class OutputMatcher:
@@ -42,72 +44,89 @@ class OutputMatcher:
 
     @property
     def error(self) -> str:
-        """Why the output cannot go on, in words for a client; "" = it can."""
-        return self._refused or (library_error(self._matcher.get_error()) if self._matcher.is_error() else "")
+        """Why the output cannot go on, in words for a client; "" = it can, perhaps after `renew`."""
+        return self._refused
 
     def consume(self, token_ids: list[int]) -> None:
         """Go on behind output; what follows an id that ends the request is not looked at.
 
-        A token that the grammar does not allow makes `error` say so; raises nothing.
+        A token that the grammar does not allow makes `error` say so.
+
+        Raises:
+            WornError: nothing was taken. It can be after `renew`.
         """
-        if self.error:
+        if self._refused or self._has_ended:
             return
         try:
             num_taken = self._matcher.try_consume_tokens(token_ids)
             is_whole = num_taken == len(token_ids) or not self._ends.isdisjoint(token_ids[: num_taken + 1])
-            if not is_whole and self._is_worn() and self.renew():
-                num_taken = self._matcher.try_consume_tokens(token_ids)
+            is_worn = not is_whole and self._is_worn()
         except Exception as error:  # the library promises that it raises none
             self._refused = library_error(repr(error))
             return
+        if is_worn:
+            raise WornError
         self._output += token_ids[:num_taken]
         self._follow_forced(token_ids[:num_taken])
         self._has_ended = not self._ends.isdisjoint(token_ids[:num_taken])
-        if num_taken < len(token_ids) and not self._has_ended and not self.error:
+        if num_taken < len(token_ids) and not self._has_ended:
             self._has_ended = self._is_end(self._matcher, token_ids[num_taken])
             if not self._has_ended:
                 self._refused = f"token {token_ids[num_taken]} of the output is none that the grammar allows"
 
-    def states(self, token_ids: list[int]) -> list[LLMatcher | None]:
-        """Return matchers behind none, one ... of tokens that may follow, up to the first that may not.
+    def states(self, token_ids: Sequence[int]) -> Iterator[LLMatcher | None]:
+        """Make matchers behind none, one ... of tokens that may follow, up to the first that may not.
 
         Behind an id that ends the request it is None, and the last.
+
+        Raises:
+            WornError: it is not known whether a token may follow.
         """
-        if self.error or self._has_ended:
-            return []
-        states: list[LLMatcher | None] = [self._matcher]
-        last = self._matcher
+        if self._refused or self._has_ended:
+            return
+        last = self._matcher.deep_copy()
+        yield last
         for token_id in token_ids:
             following = last.deep_copy()
             is_taken = following.try_consume_tokens([token_id]) == 1
             if token_id in self._ends and (is_taken or self._is_end(last, token_id)):
-                states.append(None)
-                break
+                yield None
+                return
+            if following.is_error():
+                raise WornError
             if not is_taken:
-                break
-            states.append(following)
+                return
+            yield following
             last = following
-        return states
 
-    def renew(self) -> bool:
-        """Go on with new automata, if the output can be followed with them; return whether it can.
+    def renew(self) -> list[int]:
+        """Begin anew with new automata; return the output, which must be consumed again.
 
-        For one whose bits could not be told. Costs what compiling the grammar costs; raises nothing.
+        For a grammar whose automata are at their limit. Costs what compiling it costs.
+
+        Raises:
+            InternalError: it could not be compiled.
         """
-        try:
-            matcher = self._renewed()
-            matcher.try_consume_tokens(self._output)
-        except Exception:
-            _log.exception("compiling a grammar anew failed")
-            return False
-        if matcher.is_error():
-            return False
-        self._matcher = matcher
-        return True
+        matcher = self._renewed()
+        self._matcher, output, self._output = matcher, self._output, []
+        self._forced, self._next_forced = [], 0
+        return output
+
+    def refuse(self, reason: str) -> None:
+        """Have the output end here; "" = the library says why."""
+        if not reason:
+            probe = self._matcher.deep_copy()
+            probe.compute_bitmask()
+            reason = library_error(probe.get_error())
+        self._refused = self._refused or reason or "it cannot be followed any further"
 
     def num_allowed(self, token_ids: list[int]) -> int:
-        """Return how many of these tokens may follow the output, one after the other."""
-        return max(len(self.states(token_ids)) - 1, 0)
+        """Return how many of these tokens may follow the output, one after the other, as far as is known."""
+        count = -1
+        with contextlib.suppress(WornError):
+            for _ in self.states(token_ids):
+                count += 1
+        return max(count, 0)
 
     def forced(self, max_tokens: int) -> list[int]:
         """Return the tokens that must follow, as many as are wanted at most.
@@ -115,7 +134,7 @@ class OutputMatcher:
         Where the grammar forces a text and not its tokens, they are those that the tokenizer makes of it: others may
         follow as well. A complete output is followed by the first id that ends the request.
         """
-        if max_tokens <= 0 or self.error or self._has_ended:
+        if max_tokens <= 0 or self._refused or self._has_ended:
             return []
         if len(self._forced) - self._next_forced < max_tokens:
             self._forced, self._next_forced = self._matcher.deep_copy().compute_ff_tokens(), 0

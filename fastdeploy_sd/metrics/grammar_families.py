@@ -25,6 +25,31 @@ GRAMMAR_COUNTERS = (
         "Seconds spent compiling grammars, beside the steps.",
         lambda s: s.grammars.compile_s,
     ),
+    Single(
+        "fastdeploy_sd:grammar_masks",
+        "Masks of guided outputs that steps computed: one per token or draft.",
+        lambda s: s.grammars.num_masks,
+    ),
+    Single(
+        "fastdeploy_sd:grammar_mask_seconds",
+        "Processor seconds that steps spent on these masks, and on following outputs.",
+        lambda s: s.grammars.mask_s,
+    ),
+    Single(
+        "fastdeploy_sd:grammar_masks_off_step",
+        "Masks that took too long for a step, and were computed while other requests ran.",
+        lambda s: s.grammars.num_late_masks,
+    ),
+    Single(
+        "fastdeploy_sd:grammar_mask_seconds_off_step",
+        "Processor seconds spent on these.",
+        lambda s: s.grammars.late_mask_s,
+    ),
+    Single(
+        "fastdeploy_sd:grammars_over_budget",
+        "Requests that ended with an error, as following their grammar or schema took too long in all.",
+        lambda s: s.grammars.num_too_dear,
+    ),
 )
 GRAMMAR_GAUGES = (
     Single(

@@ -188,6 +188,8 @@ class StepResult(StepView):
         choice: of a drafting method that chooses by itself; None = there is none.
         num_rests: nothing is drafted behind so many of the next steps, unless one has a new request: their plans need
             not say what may be drafted.
+        held: requests that no step may have until `Grammars.take_masked` names them. Their rows carry no output where
+            the step came too early for them: they run the same tokens again.
     """
 
     step_id: int
@@ -198,6 +200,7 @@ class StepResult(StepView):
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     choice: ChoiceReport | None = None
     num_rests: int = 0
+    held: frozenset[RequestId] = frozenset()
 
     def take(self, rows: Rows) -> StepResult:
         """Return the result of some rows, intp[n] rising."""
@@ -208,4 +211,5 @@ class StepResult(StepView):
             verified=self.verified.take(rows),
             drafts=self.drafts.take(rows),
             failed={request_id: self.failed[request_id] for request_id in request_ids if request_id in self.failed},
+            held=self.held.intersection(request_ids),
         )

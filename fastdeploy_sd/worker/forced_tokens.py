@@ -31,9 +31,9 @@ class ForcedTokens(Proposer):
         return request.is_guided
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """Return the tokens that must follow in each row, see OutputMatcher.forced; it is asked before others."""
+        """Return the tokens that must follow in each row, see GuidedRows.forced; it is asked before others."""
         tokens = [
-            self._guided.matcher(table_row).forced(max_tokens)
+            self._guided.forced(table_row, max_tokens)
             for table_row, max_tokens in zip(x.table_rows.tolist(), x.max_draft_len.tolist(), strict=True)
         ]
         token_ids = [token_id for row in tokens for token_id in row]

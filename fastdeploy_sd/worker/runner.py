@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from fastdeploy_sd.bisection import run_in_parts
-from fastdeploy_sd.errors import FdsdError, InternalError
+from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.runtime.twins import HOST_TWINS, Twins
 from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
@@ -40,7 +40,7 @@ from fastdeploy_sd.worker.launched_step import LaunchedStep
 from fastdeploy_sd.worker.layer_signals import LayerSignals
 from fastdeploy_sd.worker.lead import Alone, Lead
 from fastdeploy_sd.worker.request_table import RequestTable
-from fastdeploy_sd.worker.step_rows import merge_results
+from fastdeploy_sd.worker.step_rows import described, merge_results
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class ModelRunner:
                 failed[plan.request_ids[rows[part.begin]]] = part.error
         for request_id, error in failed.items():
             _log.error("request %s failed: %r", request_id, error)
-        return merge_results(plan, results, {request_id: _described(error) for request_id, error in failed.items()})
+        return merge_results(plan, results, {request_id: described(error) for request_id, error in failed.items()})
 
     def _run_rows(self, plan: SchedulerOutput, rows: Rows) -> StepResult:
         return self._run(plan.take(rows), rows.astype(np.int32))
@@ -189,7 +189,11 @@ class ModelRunner:
 
     def _complete(self, step: LaunchedStep, result: VerifyResult, failed_rows: tuple[int, ...]) -> StepResult:
         plan, verified = step.plan, time.perf_counter()
-        failures = {r: self._guided.failure(r, self._logits) or _NOT_FINITE for r in failed_rows}
+        failures = {
+            plan.request_ids[r]: self._guided.failure(r, self._logits) or _NOT_FINITE
+            for r in failed_rows
+            if not self._guided.is_late(r)
+        }
         committed = None
         if step.rows is None:
             self._batches.commit()
@@ -212,10 +216,11 @@ class ModelRunner:
             request_ids=plan.request_ids,
             verified=result,
             drafts=drafts,
-            failed={plan.request_ids[r]: failures[r] for r in failed_rows} if failed_rows else _NOBODY,
+            failed=failures or _NOBODY,
             timings_ms=step.timings_ms(verified, drafted),
             choice=self._board.report,
             num_rests=self._board.num_rests,
+            held=self._guided.held(plan.request_ids),
         )
 
     def _tell_board(self, step: LaunchedStep, seconds: float, host_seconds: float) -> None:
@@ -291,10 +296,3 @@ class ModelRunner:
         """End the thread of grammars, and let the drafting method save what should outlive it."""
         self._guided.close()
         self._proposer.close()
-
-
-def _described(error: Exception) -> tuple[str, str]:
-    """What the client of a failed request is told; the rest is for the log."""
-    if isinstance(error, FdsdError):
-        return type(error).__name__, error.message
-    return InternalError.__name__, "the computation failed for this request"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fastdeploy_sd.errors import FdsdError, InternalError
 from fastdeploy_sd.types import DraftTokens, RequestId, Rows, SchedulerOutput, StepResult, VerifyResult
 
 
@@ -29,10 +30,11 @@ def merge_results(
     num_accepted = np.zeros(num_rows, np.int32)
     timings_ms: dict[str, float] = {}
     choice, num_rests = None, 0
-    all_failed = dict(failed)
+    all_failed, held = dict(failed), frozenset[RequestId]()
     for rows, part in parts:
         num_accepted[rows] = part.verified.num_accepted
         all_failed |= part.failed
+        held |= part.held
         choice, num_rests = part.choice, part.num_rests  # as things are behind the last part
         for phase, milliseconds in part.timings_ms.items():
             timings_ms[phase] = timings_ms.get(phase, 0.0) + milliseconds
@@ -45,4 +47,12 @@ def merge_results(
         timings_ms,
         choice,
         num_rests,
+        held,
     )
+
+
+def described(error: Exception) -> tuple[str, str]:
+    """What the client of a failed request is told; the rest is for the log."""
+    if isinstance(error, FdsdError):
+        return type(error).__name__, error.message
+    return InternalError.__name__, "the computation failed for this request"

@@ -29,6 +29,7 @@ from tests.doubles.toy_draft_layers import ToyDraftLayers, slot_of
 from tests.doubles.toy_logprobs import toy_logprobs
 from tests.doubles.toy_model import EMPTY_PREFIX, ToyModel, extend_prefix
 
+BEFORE, AFTER = "before", "after"
 ToySlots = tuple[tuple[int, int] | None, ...]
 ToyBlock = tuple[ToySlots, ToySlots]
 """What the target's and the draft layers' caches hold of a block, slot by slot."""
@@ -75,6 +76,8 @@ class ToyExecutor:
         failures: request id -> fail the request at its first step with at least that many output tokens.
         before_step: called with each plan, e.g. to hold the engine in a step until a test says so.
         rests: says behind how many of the next steps nobody drafts, each time somebody has; None = never.
+        holds: says of a request that has so many output tokens, and would get the next, whether it is held instead
+            (BEFORE), or when it has got it (AFTER); None = never.
     """
 
     def __init__(
@@ -86,12 +89,14 @@ class ToyExecutor:
         failures: Mapping[RequestId, int] | None = None,
         before_step: Callable[[SchedulerOutput], None] | None = None,
         rests: Callable[[], int] | None = None,
+        holds: Callable[[RequestId, int], str] | None = None,
     ) -> None:
         self.model_info = model_info
         self.model = model or ToyModel(model_info.vocab_size)
         self._proposer = proposer
         self._failures = dict(failures or {})
         self._before_step, self._rests, self._num_rests = before_step, rests, 0
+        self._holds, self._held = holds, dict[RequestId, str]()
         self._rows: dict[RequestId, _Row] = {}
         self._kv: dict[int, tuple[int, int]] = {}
         self._arrived_drafts: dict[RequestId, list[tuple[int, int]]] = {}
@@ -174,6 +179,7 @@ class ToyExecutor:
             self._run_row(self._rows[request_id], plan, r)
         outputs: list[list[int]] = []
         failed: dict[RequestId, tuple[str, str]] = {}
+        self._held.clear()
         for r, request_id in enumerate(plan.request_ids):
             outputs.append(self._verify_row(plan, r, failed))
             self._rows[request_id].token_ids += outputs[r]
@@ -186,7 +192,10 @@ class ToyExecutor:
         )
         drafts = self._propose(plan, outputs)
         timings, num_rests = {"forward": self.step_ms(plan)}, self._num_rests
-        return StepResult(plan.step_id, plan.request_ids, verified, drafts, failed, timings, num_rests=num_rests)
+        held = frozenset(self._held)
+        return StepResult(
+            plan.step_id, plan.request_ids, verified, drafts, failed, timings, num_rests=num_rests, held=held
+        )
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
         dropped = []
@@ -271,6 +280,10 @@ class ToyExecutor:
             failed[request_id] = ("InternalError", "non-finite logits")
             row.has_failed = True
             return []
+        if self._holds is not None and (held := self._holds(request_id, num_output)):
+            self._held[request_id] = held
+            if held == BEFORE:
+                return []
         prefix = row.prefix_after(len(row.token_ids))
         output: list[int] = []
         for draft in [*drafts, None]:
@@ -319,7 +332,7 @@ class ToyExecutor:
         wish = request.speculation.num_speculative_tokens
         limit = 0 if info.method_of(request.speculation) == "naive" else min(wish or 1 << 30, info.max_draft_tokens)
         assert 0 <= planned <= limit, f"{request.request_id}: {planned} drafts planned, {limit} wanted"
-        if row.has_failed:
+        if row.has_failed or self._held.get(request.request_id) == BEFORE:
             return 0
         assert planned == 0 or num_output, f"{request.request_id}: drafts behind an unfinished prompt"
         num_tokens, num_computed = len(row.token_ids), int(plan.num_computed_tokens[r])

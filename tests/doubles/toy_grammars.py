@@ -6,12 +6,14 @@ import os
 from collections import Counter
 
 from fastdeploy_sd.engine.grammar_stats import GrammarStats
+from fastdeploy_sd.types import RequestId
 
 
 class ToyGrammars:
     """Attributes:
     users: grammar -> requests that hold it.
     ready: those that are compiled. errors: grammar -> why it cannot be.
+    masked: requests to announce.
     """
 
     def __init__(self) -> None:
@@ -20,6 +22,7 @@ class ToyGrammars:
         self.ready: set[str] = set()
         self.errors: dict[str, str] = {}
         self._prepared: list[str] = []
+        self.masked: list[RequestId] = []
 
     def finish(self, grammar: str, error: str = "") -> None:
         """End a preparation."""
@@ -48,6 +51,16 @@ class ToyGrammars:
             os.eventfd_read(self.fd)
         prepared, self._prepared = self._prepared, []
         return prepared
+
+    def announce(self, request_id: RequestId) -> None:
+        self.masked.append(request_id)
+        os.eventfd_write(self.fd, 1)
+
+    def take_masked(self) -> list[RequestId]:
+        if self.masked:
+            os.eventfd_read(self.fd)
+        masked, self.masked = self.masked, []
+        return masked
 
     def stats(self) -> GrammarStats:
         return GrammarStats(num_compiled=len(self.ready), num_failed=len(self.errors))

@@ -31,8 +31,9 @@ from fastdeploy_sd.guidance.compiler import GrammarStore
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.auto.lessons import Foresight, Lessons
 from fastdeploy_sd.types import FinishReason, Request, RequestId
+from fastdeploy_sd.worker import guided_rows
 from tests.doubles.engines import Transcript
-from tests.engine.guided_requests import KINDS, guided_requests, verify_answer
+from tests.engine.guided_requests import KINDS, guided_requests, tokenizer, verify_answer
 from tests.engine.handover_pairs import Pair, open_pair
 from tests.engine.models import References
 from tests.engine.test_exactness import OTHER_WAYS
@@ -239,3 +240,35 @@ def test_a_request_whose_other_rules_leave_no_token_ends_with_an_error_that_says
         assert "no token is left" in last.error[1]
         for request in others:
             assert tuple(transcript.token_ids[request.request_id]) == guided.answers[request.request_id].token_ids
+
+
+@pytest.mark.parametrize(("name", "k"), [("ngram", 9), ("mtp-ngram", 4)])
+def test_same_tokens_whether_masks_are_computed_in_a_step_or_off_it(
+    guided: Reference, name: str, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some steps have no time for any mask: requests are held before their token, or after it."""
+    choice = random.Random(k)
+    monkeypatch.setattr(guided_rows, "share_s", lambda num_requests: choice.choice([0.0, 1.0, 1.0]))
+    drafting = method(name, k)
+    with open_engine(guided.base, CHUNKS, drafting) as engine:
+        answers = run(engine, drafting.apply(guided.requests), 3)
+        stats = engine.stats().grammars
+    assert compare(guided.answers, answers) is None
+    assert min(stats.num_masks, stats.num_late_masks) > 50
+
+
+def test_an_ambiguous_grammar_harms_nobody(guided: Reference) -> None:
+    """Its masks take longer with each token. What the others get is what they get without it."""
+    text = 'start: s\ns: s s | s s s | "a" | \n'
+    ends = guided.requests[0].eos_token_ids
+    sampling = SamplingParams(temperature=1.0, logit_bias=dict.fromkeys(ends, -100.0))
+    attack = Request("attack", np.array([5, 6], np.int32), sampling, 110, 3, ends, grammar=text)
+    with open_engine(guided.base, ALONE, PLAIN) as engine:
+        alone = run(engine, [attack], 1)["attack"]
+    drafting = method("ngram", 9)
+    with open_engine(guided.base, CHUNKS, drafting) as engine:
+        answers = run(engine, drafting.apply([attack, *guided.requests]), 3)
+        stats = engine.stats().grammars
+    assert compare({**guided.answers, "attack": alone}, answers) is None
+    assert set(tokenizer().decode(list(alone.token_ids), skip_hidden=True)) == {"a"}
+    assert stats.num_late_masks + stats.num_masks > 100

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
+from fastdeploy_sd.guidance.mask_cost import STEP_S
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import DraftTokens, NewRequest, Request, VerifyResult, offsets
@@ -20,13 +23,28 @@ GRAMMAR = 'start: "{" /[a-z]{1,20}/ "}"'
 WORD = ids("{hello}")
 NUM_DRAFTS = 6
 ALL_ZERO = [0] * 128
+DEADLINE_S = 120
+
+
+class Clock:
+    """Processor time that goes on by `tick` seconds each time somebody asks."""
+
+    now = tick = 0.0
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
 
 
 class Compiler:
     """Makes matchers; `limits` are those of the next ones."""
 
     limits = LLParserLimits()
-    num_renewed = 0
+
+    def __init__(self) -> None:
+        self.num_renewed = 0
+        self.announced = SimpleQueue[str]()
+        self.counts = Counter[str]()
 
     def matcher(self, grammar: str) -> LLMatcher:
         return LLMatcher(vocabulary(), grammar, log_level=0, limits=self.limits)
@@ -35,6 +53,12 @@ class Compiler:
         self.num_renewed += 1
         return self.matcher(grammar)
 
+    def announce(self, request_id: str) -> None:
+        self.announced.put(request_id)
+
+    def count(self, **more: float) -> None:
+        self.counts.update(more)
+
 
 class Step:
     """A step over requests r0, r1 ... in table rows 4, 3 ...; "" = a request without a grammar."""
@@ -42,7 +66,8 @@ class Step:
     def __init__(self, grammars: Sequence[str], outputs: Sequence[Sequence[int]] = ()) -> None:
         self.memory = StepMemory(StepLimits(4, 64, NUM_DRAFTS), 4096)
         self.compiler = Compiler()
-        self.guided = GuidedRows(self.compiler, self.memory, 5)
+        self.clock = Clock()
+        self.guided = GuidedRows(self.compiler, self.memory, 5, self.clock)
         self.table_rows = np.arange(4, 4 - len(grammars), -1, dtype=np.int32)
         outputs = outputs or [()] * len(grammars)
         new = [
@@ -70,6 +95,17 @@ class Step:
             pass
         assert (m.allowed_rows[m.num_logits :] == -1).all()
         return [None if row < 0 else m.allowed_bits[row].tolist() for row in m.allowed_rows[: m.num_logits].tolist()]
+
+    def held(self) -> frozenset[str]:
+        return self.guided.held([f"r{i}" for i in range(self.memory.num_requests)])
+
+    def run_when_ready(self, drafts: Sequence[Sequence[int]]) -> list[list[int] | None]:
+        """The same, once no request is held any more."""
+        rows = self.run(drafts)
+        while any(self.guided.is_late(r) for r in range(len(drafts))):
+            self.compiler.announced.get(timeout=DEADLINE_S)
+            rows = self.run(drafts)
+        return rows
 
     def advance(self, outputs: Sequence[Sequence[int]]) -> None:
         tokens = np.array([token_id for row in outputs for token_id in row], np.int32)
@@ -171,7 +207,7 @@ def test_a_grammar_too_complex_for_a_step_fails_its_request() -> None:
     )
     assert not step.guided.admit([NewRequest(new, np.array([FREE], np.int32), 1, ())])
     step.guided.settle(step.table_rows[1:2], [(NewRequest(new, np.array([FREE], np.int32), 1, ()), 3)])
-    first, second = step.run([[], []])
+    first, second = step.run_when_ready([[], []])
     assert first is None
     assert second is not None
     assert second == ALL_ZERO
@@ -199,7 +235,7 @@ def test_rows_have_their_bits_also_where_other_requests_have_used_the_automata_u
         exact = matcher_of(grammar)
         for letter in random.Random(0).choices("ab", k=200):
             token_ids = ids(letter)
-            rows = step.run([token_ids, token_ids])
+            rows = step.run_when_ready([token_ids, token_ids])
             assert rows[0] == rows[2] == bits(exact)[0].tolist()
             exact.consume(token_ids)
             assert rows[1] == rows[3] == bits(exact)[0].tolist()
@@ -208,3 +244,76 @@ def test_rows_have_their_bits_also_where_other_requests_have_used_the_automata_u
         assert step.compiler.num_renewed > 1
     finally:
         Compiler.limits = limits
+
+
+LONG = 'start: "{" /[a-z]*/ "}"'
+
+
+def test_a_mask_too_dear_for_a_step_is_computed_off_it_and_is_the_same() -> None:
+    step, exact = Step([LONG, ""]), matcher_of(LONG)
+    step.clock.tick = 2 * STEP_S
+
+    def go_on(letter: str) -> int:
+        assert step.run_when_ready([[], []]) == [bits(exact)[0].tolist(), None]
+        exact.consume(ids(letter))
+        step.advance([ids(letter), [FREE]])
+        assert step.held() <= {"r0"}
+        return step.compiler.counts["num_masks"]
+
+    # No step computes any, until they have been cheap for a while.
+    assert [go_on(letter) for letter in "{abc"] == [0, 0, 0, 0]
+    assert step.compiler.counts["num_late_masks"] == 4
+    step.clock.tick = 0.0
+    num_late = 0
+    while go_on("d") == 0:
+        num_late += 1
+    assert 5 < num_late < 50
+    step.guided.close()
+
+
+def test_who_has_dear_masks_has_fewer_drafts() -> None:
+    step = Step([LONG, LONG])
+    drafts = DraftTokens(np.array(ids("{" + "ab" * 3) * 2, np.int32), offsets([len(ids("{ababab"))] * 2))
+    assert step.guided.cut(drafts, step.table_rows) is drafts
+    lengths = []
+    for milliseconds in (1, 3, 4, 6):  # of the 10 that each of two may take
+        step.guided._requests[4].cost.note(1, milliseconds / 1e3)
+        step.run([[], []])
+        lengths.append(np.diff(step.guided.cut(drafts, step.table_rows).cu_num_draft).tolist()[0])
+    assert lengths == [len(ids("{ababab")), 2, 1, 0]
+    forcing, whole = Step(['start: "{\\"an_answer\\":" /[0-9]/ "}"']), ids('{"an_answer":')
+    assert forcing.guided.forced(4, 8) == whole
+    forcing.guided._requests[4].cost.note(1, 0.4 * STEP_S)
+    assert forcing.guided.forced(4, 8) == whole[:1]
+
+
+def test_a_step_waits_for_no_more_than_its_share_and_holds_the_others() -> None:
+    step = Step([LONG, "", LONG, LONG])
+    step.clock.tick = STEP_S
+    rows = step.run([ids("{a"), [], [], []])
+    late = [r for r in range(4) if step.guided.is_late(r)]
+    assert late == [0, 2, 3]
+    assert [row for row in rows if row is not None] == [ALL_ZERO] * 5
+    assert step.held() == {"r0", "r2", "r3"}
+    step.clock.tick, first = 0.0, bits(matcher_of(LONG))[0].tolist()
+    assert step.run_when_ready([[], [], [], []]) == [first, None, first, first]
+    step.guided.close()
+
+
+def test_a_request_that_costs_too_much_in_all_ends_with_an_error_about_its_grammar() -> None:
+    step = Step([LONG, ""])
+    step.clock.tick = 1.0
+    letters, outputs = iter("{" + "a" * 100), 0
+    while not step.guided.matcher(4).error:
+        step.run_when_ready([[], []])
+        step.advance([ids(next(letters)), [FREE]])
+        outputs += 1
+    assert 1 < outputs < 11
+    step.run_when_ready([[], []])
+    failure = step.guided.failure(0, np.zeros((2, 4096), np.float32))
+    assert failure is not None
+    assert failure[0] == "BadRequest"
+    assert "grammar or schema" in failure[1]
+    assert "20 ms of processor time a token, and 10 s beyond that" in failure[1]
+    assert step.compiler.counts["num_too_dear"] == 1
+    step.guided.close()

@@ -1,0 +1,172 @@
+"""A request with a grammar: its place in it, what that costs, and the mask that was computed off the steps for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+from llguidance import LLMatcher
+
+from fastdeploy_sd.guidance.mask_cost import DEBT_S, STEP_S, MaskCost
+from fastdeploy_sd.guidance.output_matcher import OutputMatcher, WornError
+from fastdeploy_sd.types import I32, RequestId
+
+_TOO_DEAR = (
+    f"expected one that takes at most {STEP_S * 1e3:.0f} ms of processor time a token, and {DEBT_S:.0f} s beyond that"
+    " in all, got one that takes more"
+)
+# The library lets nobody else run while a token is followed; after so long there is a rest.
+_PIECE_S = 0.002
+_NUM_AT_ONCE = 16
+
+
+class Matchers(Protocol):
+    """Where matchers come from; see guidance.compiler.GrammarStore."""
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """Return one in the state before the first token."""
+        ...
+
+    def renewed(self, grammar: str) -> LLMatcher:
+        """Return the same, with automata that nobody else has used."""
+        ...
+
+    def announce(self, request_id: RequestId) -> None:
+        """Say of a request that its mask has been computed off the steps."""
+        ...
+
+    def count(self, **more: float) -> None:
+        """Add to attributes of GrammarStats."""
+        ...
+
+
+class GuidedRequest:
+    """See the module. It belongs to the engine's thread, and while `is_pending` to the one that computes.
+
+    Args:
+        matcher: in the state before the first token.
+        num_words: of a mask.
+        clock: seconds of processor time of the thread that asks.
+        done: told when a mask was computed off the steps, and how long that took.
+
+    Attributes:
+        cost: of its masks.
+        bits: i32[num_words], what may follow the output, where that was computed off the steps; None = it was not.
+        is_pending: whether a mask has been ordered off the steps and is not there.
+        is_gone: whether nobody wants its masks any more.
+        spent_s: what was spent on it since `note`.
+    """
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        matcher: OutputMatcher,
+        num_words: int,
+        clock: Callable[[], float],
+        done: Callable[[GuidedRequest, float], None],
+    ) -> None:
+        self.request_id, self.matcher, self.cost = request_id, matcher, MaskCost()
+        self.bits: I32 | None = None
+        self.is_pending = self.is_gone = False
+        self.spent_s = 0.0
+        self._num_words, self._clock, self._done = num_words, clock, done
+        self._todo: deque[int] = deque()
+        self._num_late, self._is_renewed = 0, False
+
+    def add(self, token_ids: Iterable[int]) -> None:
+        """Add output that has to be followed."""
+        self.bits = None
+        self._todo.extend(token_ids)
+
+    def follow(self, seconds: float) -> bool:
+        """Follow the output, for so long at most; returns whether all of it was. Else the mask has to be ordered."""
+        begin = self._clock()
+        with contextlib.suppress(WornError):
+            self._follow(begin + seconds)
+        self.spent_s += self._clock() - begin
+        return not self._todo
+
+    def note(self, num_rows: int, num_tokens: int) -> None:
+        """Count what was spent as the cost of so many rows, and tokens of output."""
+        self.cost.note(num_rows, self.spent_s, num_tokens)
+        self.spent_s = 0.0
+        if self.cost.is_too_much:
+            self.matcher.refuse(_TOO_DEAR)
+
+    def order(self) -> None:
+        """Have the mask behind the output computed by calls of `compute`."""
+        self.is_pending, self._is_renewed = True, False
+        self._num_late = max(len(self._todo), 1)
+
+    def compute(self) -> tuple[bool, float]:
+        """Do a piece of what was ordered. For a thread of `compiler.start_thread`; raises nothing.
+
+        Returns:
+            Whether it is done, and how many seconds nobody else could run.
+        """
+        begin, is_done = self._clock(), True
+        alone_s = 0.0
+        try:
+            self._follow(begin + _PIECE_S)
+            alone_s = self._clock() - begin
+            is_done = self.is_gone or not self._todo
+            if is_done and not self.is_gone:
+                self._write_bits()
+        except WornError:
+            alone_s = alone_s or self._clock() - begin
+            is_done = self._is_renewed or not self._renew()
+            if is_done:
+                self.matcher.refuse("")
+        except Exception as error:
+            self.matcher.refuse(str(error))
+        self.spent_s += self._clock() - begin
+        if is_done:
+            self._end()
+        return is_done, alone_s
+
+    def _follow(self, end: float) -> None:
+        while self._todo:
+            token_ids = list(islice(self._todo, _NUM_AT_ONCE if self.cost.row_s < _PIECE_S / _NUM_AT_ONCE else 1))
+            self.matcher.consume(token_ids)
+            for _ in token_ids:
+                self._todo.popleft()
+            if self._clock() > end:
+                return
+
+    def _write_bits(self) -> None:
+        for state in self.matcher.states(()):
+            assert state is not None, "no token is behind it"
+            bits = np.zeros(self._num_words, np.int32)
+            write_mask(state, bits)
+            self.bits = bits
+
+    def _renew(self) -> bool:
+        """Begin anew with new automata; returns whether that was possible."""
+        self._is_renewed = True
+        try:
+            self._todo.extendleft(reversed(self.matcher.renew()))
+        except Exception as error:
+            self.matcher.refuse(str(error))
+            return False
+        return True
+
+    def _end(self) -> None:
+        seconds = self.spent_s
+        self.note(self._num_late, self._num_late)
+        self.is_pending = False
+        self._done(self, seconds)
+
+
+def write_mask(state: LLMatcher, bits: I32) -> None:
+    """Write what may follow a state, i32[num_words].
+
+    Raises:
+        WornError: see OutputMatcher.
+    """
+    state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+    if state.is_error():
+        raise WornError

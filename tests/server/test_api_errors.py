@@ -73,7 +73,7 @@ CHAT_CASES: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].content: expected text (only an assistant's may be null)",
     ),
     ({"messages": [{"role": "user", "content": 5}]}, "messages", "messages[0].content: expected text or a list of"),
-    ({"messages": [{"role": "usr", "content": "x"}]}, "messages", "messages[0].role: expected one of system"),
+    ({"messages": [{"role": "a b", "content": "x"}]}, "messages", "messages[0].role: expected one of system"),
     ({"messages": [{"role": None, "content": "x"}]}, "messages", "messages[0].role: expected one of system"),
     ({"messages": [{"content": "x"}]}, "messages", "messages[0].role: expected a value, got none"),
     (

@@ -20,12 +20,14 @@ import jinja2
 
 from fastdeploy_sd.entrypoints.text.added_tokens import Segment, cut, token_pattern
 from fastdeploy_sd.entrypoints.text.call_arguments import Unparsed, template_arguments
-from fastdeploy_sd.entrypoints.text.template_environment import Sandbox
+from fastdeploy_sd.entrypoints.text.template_environment import RefusedError, Sandbox
 from fastdeploy_sd.entrypoints.text.template_shield import Shield, rendering_with
-from fastdeploy_sd.errors import BadRequest, CheckpointError, shown
+from fastdeploy_sd.errors import BadRequest, CheckpointError, shown, suggest
 from fastdeploy_sd.files import describe
 
 Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
+# Roles of OpenAI's API. A template may know others, and leave out messages of those that it does not know.
+ROLES = ("system", "developer", "user", "assistant", "tool")
 # The longest published ones have 30,000. Compiling takes up to 15 microseconds per character.
 MAX_CHARS = 1 << 17
 # Variables that a template reads but a request does not set this way.
@@ -123,19 +125,30 @@ class ChatTemplate:
             extra = {key: shield.cover(value) for key, value in kwargs.items()}
             if end is PromptEnd.CONTINUED:
                 turns[-1]["content"] += shield.end_mark + " "
+            others = [turn for turn in turns if turn["role"] not in ROLES]
             variables = {**self._special_tokens, **extra, "messages": turns}
             variables["add_generation_prompt"] = end is PromptEnd.TURN
             if tools:
                 variables["tools"] = shield.cover(tools)
             with rendering_with(shield):
                 text = self._template.render(variables)
+                left_out = self._left_out(others, variables, shield)
         except BadRequest:
             raise
         except Exception as error:  # a template can raise anything; it is about these messages
             raise _refusal(error, messages) from None
+        if left_out:
+            raise _unknown_roles(left_out, "it leaves out their messages")
         if end is PromptEnd.CONTINUED:
             text = _before_mark(text, shield.end_mark)
         return tuple(self._segments(text, shield))
+
+    def _left_out(self, turns: Sequence[dict[str, Any]], variables: Mapping[str, Any], shield: Shield) -> list[str]:
+        """The roles of those of the turns that a rendering does not write; their contents are changed."""
+        for i, turn in enumerate(turns):
+            turn["content"] += shield.mark(f"turn{i}")
+        text = self._template.render(variables) if turns else ""
+        return [turn["role"] for i, turn in enumerate(turns) if shield.mark(f"turn{i}") not in text]
 
     def _verify_kwargs(self, kwargs: Mapping[str, Json]) -> None:
         for key in kwargs:
@@ -172,7 +185,7 @@ def _turn(message: Message, shield: Shield) -> dict[str, Any]:
         "reasoning_content": message.reasoning_content,
         "tool_calls": [_tool_call(call) for call in message.tool_calls] or None,
     }
-    turn = {"role": message.role, "content": shield.cover(message.content)}
+    turn = {"role": shield.cover(message.role), "content": shield.cover(message.content)}
     return turn | {key: shield.cover(value) for key, value in optional.items() if value is not None}
 
 
@@ -196,4 +209,14 @@ def _refusal(error: Exception, messages: Sequence[Message]) -> BadRequest:
             )
             return BadRequest(text, param="messages")
     reason = describe(error) or type(error).__name__
-    return BadRequest(f"messages: the chat template cannot render them: {reason}", param="messages")
+    others = [message.role for message in messages if message.role not in ROLES]
+    if others:
+        return _unknown_roles(others, reason)
+    text = str(error) if isinstance(error, RefusedError) else f"the chat template cannot render them: {reason}"
+    return BadRequest(f"messages: {text}", param="messages")
+
+
+def _unknown_roles(roles: Iterable[str], reason: str) -> BadRequest:
+    names = [shown(role) + suggest(role, ROLES) for role in dict.fromkeys(roles)]
+    text = f"messages: expected roles that the model's chat template knows, got {', '.join(names[:8])}: {reason}"
+    return BadRequest(text, param="messages")

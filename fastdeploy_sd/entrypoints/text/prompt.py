@@ -15,7 +15,6 @@ from fastdeploy_sd.entrypoints.text.tool_calls.generic_prompt import with_offer,
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.request_rules import prompt_too_long
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 # OpenAI renamed the role; chat templates know the older name.
 _TEMPLATE_ROLES = {"developer": "system"}
 
@@ -88,15 +87,10 @@ class PromptEncoder:
             end: where the prompt ends.
 
         Raises:
-            BadRequest: no messages, an unknown role, no chat template, the template refuses, or the text is too long.
+            BadRequest: no messages, no chat template, the template refuses them or a role, or the text is too long.
         """
         if not messages:
             raise BadRequest("messages: expected at least one message, got none", param="messages")
-        for i, message in enumerate(messages):
-            if message.role not in ROLES:
-                raise BadRequest(
-                    f"messages[{i}].role: expected one of {', '.join(ROLES)}, got {message.role!r}", param="messages"
-                )
         if self._template is None:
             raise BadRequest(
                 "messages: expected a model with a chat template, got one without (use /v1/completions)",

@@ -17,13 +17,16 @@ import jinja2.visitor
 
 from fastdeploy_sd.entrypoints.text.call_arguments import to_json
 from fastdeploy_sd.entrypoints.text.template_shield import wanted_in
-from fastdeploy_sd.errors import BadRequest
 
 # Methods of a text whose first argument is looked for in it.
 _SEARCHES = frozenset(
     {"split", "rsplit", "partition", "rpartition", "find", "rfind", "index", "rindex", "count", "replace"}
     | {"startswith", "endswith", "removeprefix", "removesuffix"}
 )
+
+
+class RefusedError(Exception):
+    """A template refuses the messages, in its own words."""
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -105,7 +108,7 @@ def _replace(context: jinja2.nodes.EvalContext, text: Any, old: Any, new: Any, c
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise BadRequest(f"messages: {message}", param="messages")
+    raise RefusedError(message)
 
 
 def _strftime_now(form: str) -> str:

@@ -42,8 +42,12 @@ class Shield:
         self._nonce = str(secrets.randbits(128))
         self._open, self._close = map(chr, secrets.SystemRandom().sample(_PRIVATE_USE, 2))
         self._placeholders: dict[str, str] = {}  # of each text, in the order in which they were first found
-        self.end_mark = f"{self._open}{self._nonce}:end{self._close}"
+        self.end_mark = self.mark("end")
         self._placeholder = re.compile(f"{self._open}{self._nonce}:([0-9]+){self._close}")
+
+    def mark(self, name: str) -> str:
+        """Return a text that stands for none. Nobody can guess it; it must not be left in what a template wrote."""
+        return f"{self._open}{self._nonce}:{name}{self._close}"
 
     def cover(self, value: Any) -> Any:
         """Return a JSON value with each control token in each of its texts replaced by a placeholder.

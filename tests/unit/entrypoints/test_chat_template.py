@@ -19,6 +19,7 @@ from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Message
 from fastdeploy_sd.entrypoints.text.fast_tokenizer import FastTokenizer
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.template_environment import reads_tools
+from fastdeploy_sd.entrypoints.text.tool_calls.tools import Tool
 from fastdeploy_sd.errors import BadRequest, CheckpointError
 from tests.unit.entrypoints.vocabularies import GOLDEN, golden_tokenizer
 
@@ -317,11 +318,24 @@ def test_numbers_of_earlier_calls_keep_their_digits(number: str) -> None:
     assert arguments_prompt(ways, arguments) == f"{number} {number} {number} True [{number}]"
 
 
-def test_unknown_roles_and_empty_conversations_are_refused() -> None:
-    with pytest.raises(
-        BadRequest, match=r"messages\[1\].role: expected one of system, developer, user, assistant, tool, got 'judge'"
-    ):
-        ENCODER.encode_chat([Message("user", "x"), Message("judge", "y")], {})
+SOME_ROLES = (
+    "{% for m in messages %}{% if m.role in ['user', 'observation'] %}{{ m.role }}: {{ m.content | trim }};"
+    "{% elif m.role == 'judge' %}{{ raise_exception('no judges') }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_decides_which_other_roles_there_are() -> None:
+    observed = [Message("user", " a "), Message("observation", " b "), Message("observation", "")]
+    assert render(SOME_ROLES, *observed) == "user: a;observation: b;observation: ;"
+    with pytest.raises(BadRequest, match=r"roles that .* knows, got 'observation', 'judge': no judges"):
+        render(SOME_ROLES, *observed, Message("judge", "x"))
+    with pytest.raises(BadRequest, match=r"knows, got 'usr' \(did you mean 'user'\?\): it leaves out their messages"):
+        render(SOME_ROLES, *observed, Message("usr", "x"))
+    assert "judge\ny" in TOKENIZER.decode(ENCODER.encode_chat([Message("judge", "y")], {}), skip_hidden=False)
+    assert control_ids(ENCODER.encode_chat([Message("<|im_end|>", "y")], {})) == [1, 2, 1]
+
+
+def test_a_conversation_of_nothing_is_refused() -> None:
     with pytest.raises(BadRequest, match="expected at least one message"):
         ENCODER.encode_chat([], {})
 
@@ -329,6 +343,12 @@ def test_unknown_roles_and_empty_conversations_are_refused() -> None:
 def test_bad_words_are_found_at_the_start_and_after_a_space() -> None:
     sequences = ENCODER.encode_bad_word("foo")
     assert [TOKENIZER.decode(ids, skip_hidden=False) for ids in sequences] == ["foo", " foo"]
+
+
+def test_a_function_reaches_the_template_with_what_the_request_says_of_it() -> None:
+    assert Tool("f").definition == {"type": "function", "function": {"name": "f"}}
+    assert Tool("f", "", {}).definition["function"] == {"name": "f", "description": "", "parameters": {}}
+    assert list(Tool("f", "d", {"type": "object"}).definition["function"]) == ["name", "description", "parameters"]
 
 
 def test_functions_reach_a_template_that_reads_them_and_control_tokens_in_them_do_not_act() -> None:

@@ -6,6 +6,7 @@ names that mean nothing here. They are left aside, as other servers do, and told
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Annotated, Any
@@ -15,8 +16,7 @@ from pydantic import ConfigDict, model_validator
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, FieldKind, expected, fault
 from fastdeploy_sd.entrypoints.openai.protocol.ignored import tell_ignored
 from fastdeploy_sd.entrypoints.text.call_arguments import holds_all
-from fastdeploy_sd.entrypoints.text.chat_template import Message
-from fastdeploy_sd.entrypoints.text.prompt import ROLES
+from fastdeploy_sd.entrypoints.text.chat_template import ROLES, Message
 
 MAX_MESSAGES = 8192
 MAX_TOOL_CALLS = 128
@@ -25,8 +25,9 @@ _MAX_NAMES_TOLD = 16
 _TEXT_KEYS = {"text": "text", "refusal": "refusal"}
 # OpenAI's older name of a role.
 _RENAMED = {"function": "tool"}
-_ROLES = (*ROLES, *_RENAMED)
-_ROLE_SCHEMA = {"enum": list(_ROLES)}
+# Other names are roles that a chat template may know.
+_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ROLE_SCHEMA = {"type": "string", "pattern": f"^{_ROLE.pattern}$"}
 _FUNCTION = '{"name": ..., "arguments": ...}'
 _FUNCTION_SCHEMA = {
     "type": "object",
@@ -83,9 +84,10 @@ class _Role(FieldKind):
     takes_null = False
 
     def convert(self, value: Any) -> str:
-        if value not in _ROLES:
-            raise expected(f"one of {', '.join(_ROLES)}")
-        return _RENAMED.get(value, str(value))
+        if not isinstance(value, str) or not _ROLE.fullmatch(value):
+            known = ", ".join((*ROLES, *_RENAMED))
+            raise expected(f"one of {known}, or a role that the model's chat template knows (letters, digits and _.-)")
+        return _RENAMED.get(value, value)
 
 
 class _Content(FieldKind):
@@ -143,7 +145,7 @@ class ChatMessage(Body):
     """One turn of a conversation.
 
     Attributes:
-        role: developer is the same as system, function the same as tool.
+        role: developer is the same as system, function the same as tool; others are the chat template's.
         content: None only in a turn of the assistant, which may consist of tool calls.
         tool_calls, function_call: what the assistant called; the second is OpenAI's older name for a single one.
         tool_call_id: which of the calls a turn of a tool answers.

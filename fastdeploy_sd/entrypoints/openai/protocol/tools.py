@@ -225,7 +225,7 @@ def _function(value: Any, path: str, known: tuple[str, ...]) -> Tool:
         raise _inside(f"{path}.strict", "true or false", strict)
     parameters = value.get("parameters")
     _verify_schema(parameters, f"{path}.parameters")
-    return Tool(name, description, parameters or None, bool(strict))
+    return Tool(name, description, parameters, bool(strict))
 
 
 def _verify_schema(schema: Any, path: str) -> None:

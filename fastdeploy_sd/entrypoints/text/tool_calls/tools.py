@@ -36,10 +36,9 @@ class Tool:
 
     @property
     def definition(self) -> dict[str, Any]:
-        """The function as chat templates read it, in OpenAI's form."""
-        function: dict[str, Any] = {"name": self.name, "description": self.description or ""}
-        function["parameters"] = {"type": "object", "properties": {}} if self.parameters is None else self.parameters
-        return {"type": "function", "function": function}
+        """The function as chat templates read it, in OpenAI's form; what it does not say is left out."""
+        fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
 
     @property
     def flat_definition(self) -> dict[str, Any]:

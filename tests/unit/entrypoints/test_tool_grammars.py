@@ -156,6 +156,14 @@ def test_calls_without_marks_make_a_grammar_little_longer() -> None:
     assert len(grammar("hermes", use, reads_bare=True)) < 1.3 * len(grammar("hermes", use))
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_line_break_after_a_wanted_call_asks_for_no_other(name: str) -> None:
+    call = drawn(grammar(name, NAMED), random.Random(0))
+    assert accepts(grammar(name, BOTH), call + "\n")
+    assert not accepts(grammar(name, NAMED), call + "\n")
+    assert parts_of(name, BOTH, call + "\n") == parts_of(name, BOTH, call)
+
+
 def allows(text: str, output: str) -> bool:
     """Whether an answer may begin like this."""
     tokens = BYTES.tokenize_str(output)

@@ -135,7 +135,10 @@ class _Writer:
         if not self._use.takes_one_call and num_more != 0:
             again = self._rules.add(f"{self._rules.literal(self._text.between + self._text.before_name)} {self._call}")
             more = f"{again}*" if num_more is None else f"{again}{{0,{num_more}}}"
-        return f"{self._rules.literal(beginning)} {self._call} {more} {self._rules.literal(self._text.behind_all)}"
+        # Models that write calls on lines of their own often end the last line, too, and then want to end the answer:
+        # without this the line break would make them write another call.
+        end = self._rules.literal(self._text.behind_all) + (' "\\n"?' if more else "")
+        return f"{self._rules.literal(beginning)} {self._call} {more} {end}"
 
     def _head(self, opening: str, text: str) -> str:
         """Free text up to an opening, and the opening."""

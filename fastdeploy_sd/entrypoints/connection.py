@@ -21,7 +21,14 @@ from uvicorn.server import ServerState
 from fastdeploy_sd.config import ServerConfig
 from fastdeploy_sd.entrypoints.gathered_writes import GatheredWrites
 from fastdeploy_sd.entrypoints.openai.error_format import error_json, to_json
-from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, FdsdError, HeadersTooLarge, RequestTimeout
+from fastdeploy_sd.errors import (
+    MAX_SHOWN_CHARS,
+    BadRequest,
+    FdsdError,
+    HeadersTooLarge,
+    PayloadTooLarge,
+    RequestTimeout,
+)
 from fastdeploy_sd.metrics import HttpStats
 
 # A body may come slowly, but not for ever: beyond the first `timeout_body` seconds its mean rate is at least this.
@@ -104,6 +111,9 @@ class Connection(H11Protocol):
             self._last_byte = self.loop.time()
             self._num_body_bytes += len(data)
         super().data_received(data)
+        if self._num_chunk_bytes_left > self._max_dropped_bytes:
+            message = f"body: expected at most {self._shared.server.max_body_bytes} bytes, got a chunk of more"
+            self._reject(PayloadTooLarge(message, code="body_too_large"), "surplus_body")
         self._follow()
 
     def on_response_complete(self) -> None:
@@ -149,6 +159,12 @@ class Connection(H11Protocol):
     @property
     def _max_dropped_bytes(self) -> int:
         return _MAX_DROPPED_BODIES * self._shared.server.max_body_bytes
+
+    @property
+    def _num_chunk_bytes_left(self) -> int:
+        """How much of a chunk has been announced and has not come."""
+        # The parser says it nowhere else, and a client may announce more than it ever sends.
+        return getattr(getattr(self.conn, "_reader", None), "_bytes_in_chunk", 0)
 
     def _restart_body_clock(self) -> None:
         self._body_since = self._last_byte = self.loop.time()

@@ -152,7 +152,7 @@ class HttpCollector(Collector):
         yield by_labels(
             "fastdeploy_sd:http_connections_closed",
             "Connections closed before they had sent a complete request, by reason: headers_timeout, body_timeout, "
-            "malformed, surplus_body (sent behind its answer), room (another one needed its place).",
+            "malformed, surplus_body (more than is read), room (another one needed its place).",
             ["reason"],
             {(reason,): count for reason, count in self._http.closed.items()},
         )

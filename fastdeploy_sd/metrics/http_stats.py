@@ -17,7 +17,7 @@ class HttpStats:
         refused: reason -> connections that were not served: "limit" and "address_limit" of those that were answered
             503, "system" of those that wait because no descriptor is left to accept them.
         closed: reason -> connections that were closed before they had sent a complete request: "headers_timeout",
-            "body_timeout", "malformed", "surplus_body" (sent behind its answer), "room" (another one needed its place).
+            "body_timeout", "malformed", "surplus_body" (more than is read), "room" (another one needed its place).
         requests: (route, status, error code or type, "" = none) -> requests; 499 = the client left before its answer.
     """
 

@@ -109,6 +109,13 @@ def test_a_body_that_takes_long_but_comes_steadily_is_read(impatient: Server) ->
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize("size", [b"fffffffffffffffff", b"1000000000000000"])
+def test_a_chunk_larger_than_any_body_is_refused_before_it_comes(impatient: Server, size: bytes) -> None:
+    with connect(impatient) as connection:
+        connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n" + size + b"\r\n{")
+        assert error_of(read_all(connection), 413)["code"] == "body_too_large"
+
+
 def test_a_client_that_sends_several_times_the_limit_learns_why_it_is_refused(impatient: Server) -> None:
     """And not only that its connection was reset, which is what it sees where that is closed while it sends."""
     with connect(impatient) as connection:

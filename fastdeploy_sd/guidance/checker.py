@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Collection
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -17,6 +18,9 @@ _MIN_TRIED_CHARS = 1_000
 # Steps into a grammar that are tried, and tokens of each where they are forced.
 _NUM_TRIED = 8
 _MAX_TRIED_FORCED = 16
+# Where text is forced no more tokens than that begin it; and so many places are looked at for one that is not.
+_MAX_FORCED_WAYS = 32
+_MAX_WAYS_TRIED = 64
 
 
 class GrammarChecker:
@@ -38,11 +42,12 @@ class GrammarChecker:
         except VocabularyError as error:
             return cls(None, error.message)
 
-    def verify(self, grammar: str, field: str) -> None:
+    def verify(self, grammar: str, field: str, forbidden: Collection[int] = ()) -> None:
         """Refuse a grammar that an engine would refuse, or that no text satisfies from the first token on.
 
         Args:
             field: where the client wrote it. Of one called "grammar", errors say line and column.
+            forbidden: tokens that `field` forbids in the output of a grammar that was verified before.
 
         Raises:
             BadRequest: that.
@@ -58,9 +63,32 @@ class GrammarChecker:
             raise BadRequest(f"{field}: expected what can be compiled, got: {error}", param=param)
         if not any(allowed):
             raise BadRequest(f"{field}: expected what some text satisfies, got what none does", param=param)
+        if forbidden:
+            if not _has_way_without(matcher, frozenset(forbidden)):
+                text = "expected none that the form of the answer needs, got what it cannot begin without"
+                raise BadRequest(f"{field}: {text}", param=param)
+            return
         error = _first_error(matcher, allowed) if len(grammar) > _MIN_TRIED_CHARS else ""
         if error:
             raise BadRequest(f"{field}: expected what can be followed to its end, got: {error}", param=param)
+
+
+def _has_way_without(matcher: LLMatcher, forbidden: frozenset[int]) -> bool:
+    """Whether a text can begin without these tokens: some way through what is forced comes to where much is allowed."""
+    states, num_tried = [matcher], 0
+    while states:
+        state, num_tried = states.pop(), num_tried + 1
+        bits = np.frombuffer(state.deep_copy().compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, bitorder="little").nonzero()[0].tolist()
+        left = [token_id for token_id in allowed if token_id not in forbidden]
+        if len(left) > _MAX_FORCED_WAYS or num_tried > _MAX_WAYS_TRIED:
+            return True
+        for token_id in left:
+            following = state.deep_copy()
+            if not following.consume_token(token_id) or following.is_stopped():
+                return True  # it ends here, or nobody can tell
+            states.append(following)
+    return False
 
 
 def _first_error(matcher: LLMatcher, allowed: bytes) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -160,7 +160,10 @@ class GenerationJob:
         return replace(self, job_id=progress.job_id, created=progress.created, requests=requests, progress=progress)
 
 
-VerifyGrammar = Callable[[str, str], None]
+class VerifyGrammar(Protocol):
+    """See GrammarChecker.verify."""
+
+    def __call__(self, grammar: str, field: str, forbidden: Collection[int] = (), /) -> None: ...
 
 
 class JobBuilder:
@@ -240,6 +243,8 @@ class JobBuilder:
         salt, user = body.cache_salt or "", body.user or body.safety_identifier or ""
         requests = self._requests.build(prompts, params, job_id, body.priority or 0, salt, speculation)
         answer, grammar = self._forms.of(body, params, prompts[0], self._asked_grammar(body))
+        if grammar and (forbidden := {word[0] for word in requests.bad_words_token_ids if len(word) == 1}):
+            self._verify_grammar(grammar, "bad_words", forbidden)
         requests = self._requests.with_prediction(replace(requests, grammar=grammar, client=user), prediction)
         limit = MAX_LOGPROBS_OUTPUT // (_NUM_REPEATS if isinstance(body, ResponseBody) else 1)
         if params.logprobs is not None and requests.max_output_entries > limit:

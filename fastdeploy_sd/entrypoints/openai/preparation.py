@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
@@ -88,10 +88,10 @@ class Preparation:
     ) -> None:
         self._limit, self._field = limit, ""
 
-        def verify(grammar: str, field: str) -> None:
+        def verify(grammar: str, field: str, forbidden: Collection[int] = ()) -> None:
             self._field = field
             note(field)
-            (verify_grammar or _leave_to_worker)(grammar, field)
+            (verify_grammar or _leave_to_worker)(grammar, field, forbidden)
             note("")
             self._field = ""
 
@@ -136,7 +136,7 @@ class _NeedsWorkerError(Exception):
     """The work is not bounded by the size of the body."""
 
 
-def _leave_to_worker(grammar: str, field: str) -> None:
+def _leave_to_worker(grammar: str, field: str, forbidden: Collection[int] = ()) -> None:
     raise _NeedsWorkerError
 
 

@@ -102,6 +102,16 @@ async def test_a_schema_that_takes_too_long_to_compile_is_refused_by_its_field(m
     assert caught.value.param == "structured_outputs"
 
 
+async def test_bad_words_that_the_form_of_a_call_needs_are_refused() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": [tool], "tool_choice": "required"}
+    config = Config(model=ModelConfig(model="demo", tool_call_parser="hermes"))
+    async with preparing(config) as preparer:
+        assert await preparer.prepare(CHAT, json.dumps({**body, "bad_words": ["zebra"]}).encode())
+        with pytest.raises(BadRequest, match=r"^bad_words: expected none that the form of the answer needs"):
+            await preparer.prepare(CHAT, json.dumps({**body, "bad_words": ["<"]}).encode())
+
+
 def test_prompts_behind_one_that_is_too_long_are_not_encoded() -> None:
     class Counting(PromptEncoder):
         num_encoded = 0

@@ -343,7 +343,7 @@ def test_a_stream_goes_on_at_another_instance(text: str, is_chat: bool) -> None:
     """Behind any of its events the others follow, byte for byte, whatever call was half told."""
     encoder = PromptEncoder(TOKENIZER)
     config = Config(model=ModelConfig(model=str(GOLDEN), served_model_name=("m",), tool_call_parser="hermes"))
-    builder = JobBuilder(encoder, INFO, config, lambda grammar, field: None)
+    builder = JobBuilder(encoder, INFO, config, lambda *_: None)
     form: type[AnswerFormat] = ChatFormat if is_chat else ResponseFormat
     ask = {**(ASK if is_chat else RESPONSE_ASK), "stream": True}
     if is_chat:
@@ -379,7 +379,7 @@ def test_marks_that_text_hides_are_read_and_guided_as_tokens(tmp_path: Path) -> 
     assert mark in tokenizer.hidden_ids
     encoder = PromptEncoder(tokenizer)
     config = Config(model=ModelConfig(model=str(tmp_path), served_model_name=("m",), tool_call_parser="mistral"))
-    builder = JobBuilder(encoder, INFO, config, lambda grammar, field: None)
+    builder = JobBuilder(encoder, INFO, config, lambda *_: None)
     ask = ASK | {"prompt_token_ids": [5], "messages": [], "tool_choice": "required"}
     job = builder.build_chat(parse_body(ChatCompletionBody, json.dumps(ask).encode()))
     assert job.answer.shown_ids == (mark,)

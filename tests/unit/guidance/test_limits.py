@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -84,3 +85,22 @@ def test_a_clients_own_grammar_never_has_the_limits_of_a_schema() -> None:
     assert limits_of(json_grammar({"pattern": '/"#', "const": "//"}, "schema")) is SCHEMA_LIMITS
     for text in ('start: "%json"', 'start: "a" // %json {}', 'start: "a" # %json {}', r"start: /\/%json {}/"):
         assert limits_of(lark(text)) is OWN_LIMITS
+
+
+@pytest.mark.parametrize(
+    ("text", "forbidden", "is_refused"),
+    [
+        ('start: "<call>\\n{" /[a-z]+/ "}"', "\n", True),
+        ('start: "<call>\\n{" /[a-z]+/ "}"', "x", False),
+        ('start: "<call>" /[ \\n]/ "{" /[a-z]+/ "}"', "\n", False),
+        ('start: /[a-z]+/ "\\n"', "\n", False),  # only its end, as far as anybody can tell
+        ('start: "yes" | "no"', "zq", False),
+    ],
+)
+def test_forbidden_tokens_without_which_the_form_cannot_begin_are_refused(
+    text: str, forbidden: str, is_refused: bool
+) -> None:
+    containing = [i for i in range(4096) if forbidden.encode() in vocabulary().decode_bytes([i])]
+    checker, message = GrammarChecker(vocabulary()), "bad_words: expected none that the form of the answer needs"
+    with pytest.raises(BadRequest, match=message) if is_refused else nullcontext():
+        checker.verify(lark(text), "bad_words", containing)

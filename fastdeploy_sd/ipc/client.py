@@ -214,6 +214,7 @@ class EngineClient:
 
     async def _receive(self, channel: ClientChannel) -> None:
         while True:
+            await asyncio.sleep(0)  # other tasks have their turn also while frames are waiting
             frame = await channel.receive()
             if self._heart is not None:
                 self._heart.signs.note()

@@ -36,11 +36,14 @@ class OutputStream:
             self.is_ended = is_last
 
     async def next(self) -> RequestOutput:
-        """Wait for the next output.
+        """Wait for the next output. Other tasks have their turn first, also where it is there: outputs with many
+        alternatives take their time to write, and there may be thousands.
 
         Raises:
             FdsdError: the request ended with an error.
         """
+        if not self._queue.empty():
+            await asyncio.sleep(0)
         item = await self._queue.get()
         if isinstance(item, FdsdError):
             raise item

@@ -8,9 +8,9 @@ from typing import Any
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, GenerationBody
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.entrypoints.text.tool_calls.formats import FORMATS, find_format
-from fastdeploy_sd.entrypoints.text.tool_calls.grammars import is_guided, tool_grammar
+from fastdeploy_sd.entrypoints.text.tool_calls.grammars import ends_after_calls, is_guided, tool_grammar
 from fastdeploy_sd.entrypoints.text.tool_calls.options import ToolOptions
-from fastdeploy_sd.entrypoints.text.tool_calls.tools import ToolUse
+from fastdeploy_sd.entrypoints.text.tool_calls.tools import ToolMode, ToolUse
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.guidance.grammar import against_grammar, verify_schema
 from fastdeploy_sd.sampling_params import SamplingParams
@@ -68,8 +68,9 @@ class ToolCalling:
         form, must_guide = FORMATS[self._format], is_guided(use) or bool(content)
         # A bare call must be guided, too, and is not where the format writes parameters one by one: it would take a
         # second grammar of each.
-        reads_bare = self._is_auto and not content and not (must_guide and form.text.parameters is not None)
-        options = ToolOptions(self._format, functions, reads_bare, is_legacy)
+        is_free = use.mode is ToolMode.AUTO and not content
+        reads_bare = self._is_auto and is_free and not (must_guide and form.text.parameters is not None)
+        options = ToolOptions(self._format, functions, reads_bare, is_legacy, ends_after_calls(form, use))
         if not must_guide:
             return options, ""
         for error in against_grammar(params):

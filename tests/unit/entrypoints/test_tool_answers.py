@@ -140,6 +140,25 @@ def test_a_repeated_call_ends_the_answer(step: int) -> None:
     assert late["message"]["tool_calls"] == choice["message"]["tool_calls"]
 
 
+@pytest.mark.parametrize("step", [1, 4, 1000])
+def test_wanted_calls_end_where_the_model_begins_no_other(step: int) -> None:
+    calls = TEXT.removeprefix("I look.\n")
+    expected = message(calls, tool_choice="required")
+    text = f"{calls}\n```\nThese calls\n{CALL}"
+    ask = ASK | {"tool_choice": "required"}
+    answer = APP.post(CHAT, ask, [script(text, step, FinishReason.LENGTH)]).json()
+    [choice] = answer["choices"]
+    assert (choice["message"], choice["finish_reason"]) == (expected["message"], "tool_calls")
+    assert choice["message"]["content"] is None
+    assert len(choice["message"]["tool_calls"]) == 2
+    assert (
+        answer["usage"]["completion_tokens"] < len(TOKENIZER.encode(f"{calls}\n```\nT", add_special_tokens=False)) + 1
+    )
+    told = streamed(text, step, tool_choice="required")
+    assert told["message"] == {"content": None, "tool_calls": choice["message"]["tool_calls"]}
+    assert message(f"{CALL}\nDone.")["message"]["content"] == "\nDone.", "text after free calls stays"
+
+
 def test_each_choice_has_calls_of_its_own_and_tokens_of_the_whole_text() -> None:
     ask = ASK | {"n": 2, "logprobs": True, "return_token_ids": True}
     choices = APP.post(CHAT, ask, [script(CALL), script("Hello.")]).json()["choices"]

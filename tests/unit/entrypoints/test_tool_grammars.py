@@ -13,7 +13,12 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from fastdeploy_sd.entrypoints.text.answer_parts import PartsDelta
 from fastdeploy_sd.entrypoints.text.tool_calls.formats import FORMATS
-from fastdeploy_sd.entrypoints.text.tool_calls.grammars import MAX_GUIDED_CALLS, is_guided, tool_grammar
+from fastdeploy_sd.entrypoints.text.tool_calls.grammars import (
+    MAX_GUIDED_CALLS,
+    ends_after_calls,
+    is_guided,
+    tool_grammar,
+)
 from fastdeploy_sd.entrypoints.text.tool_calls.options import ToolOptions
 from fastdeploy_sd.entrypoints.text.tool_calls.tools import Tool, ToolMode, ToolUse
 from fastdeploy_sd.errors import BadRequest
@@ -63,7 +68,9 @@ def drawn(text: str, rng: random.Random) -> str:
 
 
 def parts_of(name: str, use: ToolUse, text: str) -> PartsDelta:
-    parser = FORMATS[name].parser([tool.as_callable() for tool in use.callable_tools])
+    form = FORMATS[name]
+    functions = [tool.as_callable() for tool in use.callable_tools]
+    parser = form.parser(functions, ends_after_calls=ends_after_calls(form, use))
     return PartsDelta.of(parser.push(text) + parser.finish())
 
 
@@ -156,12 +163,18 @@ def test_calls_without_marks_make_a_grammar_little_longer() -> None:
     assert len(grammar("hermes", use, reads_bare=True)) < 1.3 * len(grammar("hermes", use))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_line_break_after_a_wanted_call_asks_for_no_other(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.has_separate_calls])
+def test_a_model_is_free_after_a_wanted_call(name: str) -> None:
+    """It may begin another call, which is guided; anything else ends the answer and is no content."""
     call = drawn(grammar(name, NAMED), random.Random(0))
-    assert accepts(grammar(name, BOTH), call + "\n")
-    assert not accepts(grammar(name, NAMED), call + "\n")
-    assert parts_of(name, BOTH, call + "\n") == parts_of(name, BOTH, call)
+    text = grammar(name, BOTH)
+    for other in ("\n", "\n```", " That was it. <", "</tool_call>"):
+        assert accepts(text, call + other)
+        assert not accepts(grammar(name, NAMED), call + other)
+        assert parts_of(name, BOTH, call + other + call) == parts_of(name, BOTH, call)
+    assert accepts(text, f"{call}\n{call}")
+    assert not allows(text, f"{call}\n{FORMATS[name].text.before_name}unknown")
+    assert not allows(text, "x")
 
 
 def allows(text: str, output: str) -> bool:

@@ -77,12 +77,20 @@ class CallFormat:
     markers: tuple[str, ...] = ()
     signs: tuple[tuple[str, ...], ...] = ()
 
-    def parser(self, functions: Sequence[CallableFunction], read_bare: Read | None = None) -> ToolParser:
+    @property
+    def has_separate_calls(self) -> bool:
+        """Whether each call has marks of its own, and nothing is around all of them."""
+        return not (self.only_first or self.text.before_all)
+
+    def parser(
+        self, functions: Sequence[CallableFunction], read_bare: Read | None = None, *, ends_after_calls: bool = False
+    ) -> ToolParser:
         """Return what finds calls of these functions in one answer.
 
         Args:
             read_bare: makes the reader of bare calls (BARE_OPENINGS), which an answer may begin with; None = an answer
                 has none but those of the format.
+            ends_after_calls: see Scanner.
         """
         named = {function.name: function for function in functions}
         readers = dict.fromkeys(self.openings, self.read)
@@ -92,4 +100,10 @@ class CallFormat:
             bare = [opening for opening in BARE_OPENINGS if not any(own.startswith(opening) for own in longer)]
             readers |= dict.fromkeys(bare, read_bare)
             only_first |= {*bare}
-        return Scanner(tuple(readers), lambda sink, opening: readers[opening](sink, opening, named), named, only_first)
+        return Scanner(
+            tuple(readers),
+            lambda sink, opening: readers[opening](sink, opening, named),
+            named,
+            only_first,
+            ends_after_calls=ends_after_calls,
+        )

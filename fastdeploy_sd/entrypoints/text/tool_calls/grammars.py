@@ -30,6 +30,15 @@ def is_guided(use: ToolUse) -> bool:
     return use.mode is not ToolMode.NONE and (use.mode is ToolMode.REQUIRED or use.takes_one_call or is_strict)
 
 
+def ends_after_calls(form: CallFormat, use: ToolUse) -> bool:
+    """Return whether wanted calls end where the model, left free after one, does not begin another.
+
+    A model that could only go on with a call or end would be made to call more than it wants, where its habit is to
+    write something else after a call. Where marks are around all calls, it chooses between the next and the last.
+    """
+    return use.mode is ToolMode.REQUIRED and not use.takes_one_call and form.has_separate_calls
+
+
 def tool_grammar(
     form: CallFormat,
     use: ToolUse,
@@ -76,8 +85,14 @@ class _Writer:
         self._call = self._rules.add(" | ".join(bodies))  # from the name on
 
     def wanted(self) -> str:
-        """The grammar of calls and nothing else."""
-        return self._rules.text(self._calls(self._text.before_all + self._text.before_name, MAX_GUIDED_CALLS - 1))
+        """The grammar of calls and nothing else; see ends_after_calls."""
+        beginning = self._text.before_all + self._text.before_name
+        if ends_after_calls(self._form, self._use):
+            opening, text = self._opening(beginning), self._rules.add_terminal(ANY_TEXT)
+            again = self._rules.add(f"{self._head(opening, text)} {self._calls(beginning.removeprefix(opening), 0)}")
+            more = f"{again}{{0,{MAX_GUIDED_CALLS - 1}}} {text}"
+            return self._rules.text(f"{self._calls(beginning, 0)} {more}")
+        return self._rules.text(self._calls(beginning, MAX_GUIDED_CALLS - 1))
 
     def or_content(self, content: str) -> str:
         """The grammar of calls and nothing else, or of an answer with a grammar of its own."""
@@ -120,7 +135,7 @@ class _Writer:
     def _marked_calls(self, free: str) -> str:
         """Text in which each call with the marks of the format is guided; `free` = what stands between them."""
         beginning = self._text.before_all + self._text.before_name
-        opening = next(opening for opening in self._form.openings if beginning.startswith(opening))
+        opening = self._opening(beginning)
         text = self._rules.add_terminal(free)
         head = self._head(opening, text)
         is_section = bool(self._text.before_all)
@@ -135,10 +150,10 @@ class _Writer:
         if not self._use.takes_one_call and num_more != 0:
             again = self._rules.add(f"{self._rules.literal(self._text.between + self._text.before_name)} {self._call}")
             more = f"{again}*" if num_more is None else f"{again}{{0,{num_more}}}"
-        # Models that write calls on lines of their own often end the last line, too, and then want to end the answer:
-        # without this the line break would make them write another call.
-        end = self._rules.literal(self._text.behind_all) + (' "\\n"?' if more else "")
-        return f"{self._rules.literal(beginning)} {self._call} {more} {end}"
+        return f"{self._rules.literal(beginning)} {self._call} {more} {self._rules.literal(self._text.behind_all)}"
+
+    def _opening(self, beginning: str) -> str:
+        return next(opening for opening in self._form.openings if beginning.startswith(opening))
 
     def _head(self, opening: str, text: str) -> str:
         """Free text up to an opening, and the opening."""

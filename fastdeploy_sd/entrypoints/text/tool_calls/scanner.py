@@ -36,11 +36,12 @@ class Sink:
     Attributes:
         kept: that text: of a call that has not begun, or what closes one.
         is_closing: it closes a call.
+        num_calls: that have begun.
     """
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(names)
-        self._num_calls = 0
+        self.num_calls = 0
         self._name: str | None = None
         self._arguments: list[str] = []
         self._parts: list[AnswerPart] = []
@@ -75,7 +76,7 @@ class Sink:
         """A call begins; its name is verified."""
         self._flush()
         self._history.begin(name)
-        self._num_calls += 1
+        self.num_calls += 1
         self._name = name
         self.kept.clear()
 
@@ -114,7 +115,7 @@ class Sink:
 
     def _flush(self) -> None:
         if self._name is not None or self._arguments:
-            self._parts.append(ToolCallDelta(self._num_calls - 1, self._name, "".join(self._arguments)))
+            self._parts.append(ToolCallDelta(self.num_calls - 1, self._name, "".join(self._arguments)))
             self._name = None
             self._arguments.clear()
 
@@ -130,6 +131,7 @@ class Scanner:
         read: makes the reader of the text behind an opening.
         names: of the functions that may be called.
         only_first: those openings that begin a call only in front of all content, or right after another call.
+        ends_after_calls: content after a call is none: it ends the answer.
     """
 
     def __init__(
@@ -138,9 +140,12 @@ class Scanner:
         read: Callable[[Sink, str], Reader],
         names: Collection[str],
         only_first: Collection[str] = (),
+        *,
+        ends_after_calls: bool = False,
     ) -> None:
         self._openings = tuple(openings)
         self._only_first = frozenset(only_first)
+        self._ends_after_calls = ends_after_calls
         # Each proper beginning of an opening -> whether it may stand anywhere.
         self._beginnings: dict[str, bool] = {}
         for opening in openings:
@@ -257,6 +262,8 @@ class Scanner:
         return not (self._follows_content or before.strip(WHITESPACE))
 
     def _say(self, text: str, parts: list[AnswerPart]) -> None:
-        if text:
+        if text and self._ends_after_calls and self._sink.num_calls:
+            self.is_over = True
+        elif text:
             parts.append(Content(text))
             self._follows_content, self._follows_call = True, False

@@ -75,7 +75,8 @@ class SplitwiseConfig:
     pd_timeout_s: float = option(
         60.0,
         Spec(
-            "Seconds a decode instance waits for the KV of a prompt; then it computes the prompt itself.",
+            "Seconds a decode instance waits for the KV of a prompt while its prefill instance makes no progress on any"
+            " prompt; then it computes the prompt itself.",
             name="pd_timeout",
             minimum=0.1,
             maximum=3600,

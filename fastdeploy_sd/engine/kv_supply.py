@@ -66,7 +66,7 @@ class KvSupply(Protocol):
                 taken or `cancel` returns.
 
         Returns:
-            Whether the request waits. Then it arrives, within a time that the supply bounds, or is cancelled.
+            Whether the request waits. Then it arrives, or is cancelled; the supply bounds the time without progress.
         """
         ...
 

@@ -58,7 +58,7 @@ class FetchingSupply:
         connector: its blocks are the engine's.
         model_info: of the engine.
         num_draft_layers: whose KV comes too.
-        timeout_s: for one prompt.
+        timeout_s: of a prefill instance without progress.
     """
 
     def __init__(self, connector: Fetcher, model_info: ModelInfo, num_draft_layers: int, timeout_s: float) -> None:

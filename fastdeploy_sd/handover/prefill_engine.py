@@ -50,6 +50,8 @@ class Sender(Protocol):
 
     def send(self, transfer_id: TransferId, layer: int, first_block: int, block_ids: Sequence[int]) -> None: ...
 
+    def note_step(self) -> None: ...
+
     def finish(self, transfer_id: TransferId, drafts: tuple[int, ...]) -> None: ...
 
     def fail(self, transfer_id: TransferId, reason: str) -> None: ...
@@ -202,6 +204,7 @@ class PrefillEngine(Engine):
         pages = [self._pages_until(transfer_id, int(ends[r])) for r, transfer_id in orders]
         pages = [part for part in pages if part.block_ids and not self._exports[part.transfer_id].is_over]
         result, num_sent = self._execute(plan, pages)
+        self._connector.note_step()
         drafts = {transfer_id: tuple(result.drafts.row(r).tolist()) for r, transfer_id in orders}
         outputs = commit_result(self._pool, plan, result)
         failed = {output.request_id for output in outputs if output.error is not None}

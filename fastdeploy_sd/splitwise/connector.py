@@ -94,7 +94,8 @@ class KvConnector:
     ) -> TransferId:
         """Order pages [first_block, first_block + len(block_ids)) of a request's prompt into these blocks of ours.
 
-        A Fetched or FetchFailed follows, within `timeout_s` and a moment, unless `cancel` is called before.
+        A Fetched or FetchFailed follows, a moment after `timeout_s` without progress of who sends them at the latest,
+        unless `cancel` is called before.
         """
         transfer_id = secrets.token_hex(16)
         bare = dataclasses.replace(request, kv_source=None)  # who computes it asks nobody else in turn
@@ -122,6 +123,10 @@ class KvConnector:
         with device_lost_as_error():
             self._pages.follow_steps()
         self._command(lambda: prefill.send(transfer_id, layer, first_block, blocks))
+
+    def note_step(self) -> None:
+        """The engine has computed a step, be it for others or itself: those who wait for their turn go on waiting."""
+        self._prefill_side().num_steps += 1
 
     def finish(self, transfer_id: TransferId, drafts: tuple[int, ...]) -> None:
         """End a transfer: all pages were given to `send`. drafts: the first output token and the drafts behind it."""

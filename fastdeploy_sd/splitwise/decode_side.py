@@ -40,6 +40,7 @@ class _Source:
         choices: protocols that may still be tried, the best first. protocol: the last one that was.
         receiver: the window; is_open says that the other side uses it.
         waiting: orders to send as soon as it is open.
+        num_steps: of the prefill instance, as it said last.
         asked: when the first sign of life that was not answered was asked for; None = all were.
     """
 
@@ -53,6 +54,7 @@ class _Source:
         self.is_open = False
         self.waiting: list[m.Fetch] = []
         self.start = self.used = self.renewed = time.monotonic()
+        self.num_steps = 0
         self.asked: float | None = None
 
     def close(self) -> None:
@@ -116,8 +118,7 @@ class DecodeSide:
                     self._lose(source, why, Failure.LOST if source.is_open else Failure.UNREACHABLE)
 
     def tick(self) -> None:
-        """Keep deadlines and connections, and no window longer than others do; call it after `turn`, so that what has
-        arrived counts."""
+        """Keep deadlines and connections, and windows as long as others do; `turn` first, as what came counts."""
         now, limits = time.monotonic(), self._settings
         for transfer_id, address in self._table.expire():
             self.cancel(address, transfer_id)
@@ -230,6 +231,11 @@ class DecodeSide:
     def _refused(self, source: _Source, message: m.Refused) -> None:
         self._lose(source, message.reason, Failure.REFUSED)
 
+    def _alive(self, source: _Source, message: m.Alive) -> None:
+        if message.num_steps != source.num_steps:
+            source.num_steps = message.num_steps
+            self._table.note_progress(source.address, message.transfer_ids)
+
     def _done(self, source: _Source, message: m.Done) -> None:
         if source.is_open:
             way = self._counters.received[source.protocol]
@@ -288,6 +294,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     m.Refused: DecodeSide._refused,
     m.Opened: DecodeSide._opened,
     m.OpenFailed: DecodeSide._open_failed,
+    m.Alive: DecodeSide._alive,
     m.Done: DecodeSide._done,
     m.Failed: DecodeSide._gave_up,
 }

@@ -20,7 +20,11 @@ from fastdeploy_sd.splitwise.pages import Bytes, DevicePage, Pages
 
 @dataclass(slots=True)
 class _Transfer:
-    """A transfer that is waited for. arrived[layer * num_blocks + i] says whether page i of a layer is written."""
+    """A transfer that is waited for. arrived[layer * num_blocks + i] says whether page i of a layer is written.
+
+    Attributes:
+        progress: when a page was written last, or its source was told to have computed something.
+    """
 
     source: str
     first_block: int
@@ -28,7 +32,8 @@ class _Transfer:
     arrived: bytearray
     num_missing: int
     start: float
-    deadline: float
+    timeout_s: float
+    progress: float
 
 
 class IncomingTable:
@@ -50,11 +55,14 @@ class IncomingTable:
     def add(
         self, transfer_id: TransferId, source: str, first_block: int, block_ids: Sequence[int], timeout_s: float
     ) -> None:
-        """Wait for pages [first_block, first_block + len(block_ids)) of a prompt in every layer, from `source` only."""
+        """Wait for pages [first_block, first_block + len(block_ids)) of a prompt in every layer, from `source` only.
+
+        It ends when there is no progress for `timeout_s`.
+        """
         num_pages = self._pages.num_layers * len(block_ids)
         now = self._clock()
         transfer = _Transfer(
-            source, first_block, tuple(block_ids), bytearray(num_pages), num_pages, now, now + timeout_s
+            source, first_block, tuple(block_ids), bytearray(num_pages), num_pages, now, timeout_s, now
         )
         with self._lock:
             self._pages.follow_steps()  # some may use the blocks for whoever had them before
@@ -131,6 +139,7 @@ class IncomingTable:
         else:
             self._pages.write(layer, transfer.block_ids[at], data.data)
         transfer.arrived[index] = 1
+        transfer.progress = self._clock()
         transfer.num_missing -= 1
         return None, None
 
@@ -183,16 +192,24 @@ class IncomingTable:
         with self._lock:
             return [transfer_id for transfer_id, t in self._transfers.items() if t.source == source]
 
-    def expire(self) -> Iterable[tuple[TransferId, str]]:
-        """End the transfers whose time is over, and return (id, source) of each."""
+    def note_progress(self, source: str, transfer_ids: Iterable[TransferId]) -> None:
+        """Its source computes, and will come to these."""
         now = self._clock()
         with self._lock:
-            late = [(transfer_id, t) for transfer_id, t in self._transfers.items() if t.deadline <= now]
+            for transfer_id in transfer_ids:
+                transfer = self._transfers.get(transfer_id)
+                if transfer is not None and transfer.source == source:
+                    transfer.progress = now
+
+    def expire(self) -> Iterable[tuple[TransferId, str]]:
+        """End the transfers that have made no progress for their time, and return (id, source) of each."""
+        now = self._clock()
+        with self._lock:
+            late = [(name, t) for name, t in self._transfers.items() if t.progress + t.timeout_s <= now]
         for transfer_id, transfer in late:
             waited = f"{transfer.num_missing} of {len(transfer.arrived)} pages did not come"
-            self.fail(
-                transfer_id, f"{waited} within {transfer.deadline - transfer.start:.1f} seconds", Failure.DEADLINE
-            )
+            text = f"{waited}, and there was no progress for {transfer.timeout_s:.1f} seconds"
+            self.fail(transfer_id, text, Failure.DEADLINE)
         return [(transfer_id, transfer.source) for transfer_id, transfer in late]
 
     def waits_for(self, transfer_id: TransferId) -> bool:

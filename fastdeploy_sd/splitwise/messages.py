@@ -24,7 +24,7 @@ from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.packing import pack, unpack
 from fastdeploy_sd.types import KvDescription, Request
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_ID_CHARS = 64
 _MAX_SLOTS = 4096
 _HEAD_BYTES = 2
@@ -109,7 +109,7 @@ class Fetch:
     Attributes:
         transfer_id: 128 random bits; names this attempt only, so that what is late cannot belong to another.
         first_block, num_blocks: the blocks of the prompt whose pages are wanted.
-        timeout_s: after this time nobody waits any more.
+        timeout_s: after this time without progress nobody waits any more.
     """
 
     transfer_id: str
@@ -149,7 +149,15 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The answer to Renew."""
+    """The answer to Renew.
+
+    Attributes:
+        num_steps: that the prefill instance has computed since its start; while it grows there is progress.
+        transfer_ids: those of Renew that it works on, or that wait for their turn.
+    """
+
+    num_steps: int = 0
+    transfer_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class PrefillSide:
 
     Attributes:
         address: where orders are taken, "tcp://host:port".
+        num_steps: of the engine, which counts them from its own thread.
 
     Raises:
         ConfigError: that address cannot be bound.
@@ -50,6 +51,7 @@ class PrefillSide:
         self._inbox = DescriptorInbox() if "ipc" in instance.protocols else None
         if self._inbox is not None:
             hub.watch(self._inbox.fd)
+        self.num_steps = 0
         self._peers: dict[bytes, Peer] = {}
         self._owner: dict[TransferId, Peer] = {}
         self._mentioned: dict[str, str] = {}  # instance -> why it is refused, which is logged once
@@ -214,7 +216,8 @@ class PrefillSide:
         for transfer_id in message.transfer_ids:
             if transfer_id in peer.transfers:
                 peer.transfers[transfer_id].renewed = peer.heard
-        self._say(peer.identity, m.Alive())
+        known = tuple(transfer_id for transfer_id in message.transfer_ids if transfer_id in peer.transfers)
+        self._say(peer.identity, m.Alive(self.num_steps, known))
 
     # ---- pages ------------------------------------------------------------------------------------------------------
 

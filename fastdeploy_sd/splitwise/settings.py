@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.splitwise.secret import deployment_secret, derive_key
 
+_RENEW_S = 2.0
+
 
 def _instance_id() -> str:
     return f"{socket.gethostname()}-{secrets.token_hex(4)}"
@@ -26,7 +28,7 @@ class ConnectorSettings:
         server_key, client_key: 32 bytes each, of the deployment.
         is_local: only loopback addresses are allowed, because the secret never left this machine.
         lease_s: a transfer, or a decode instance, of which nothing was heard for so long is dropped.
-        renew_s: how often a decode instance says which transfers it waits for.
+        renew_s: how often a decode instance says which transfers it waits for, and hears of their progress.
         silence_s: a prefill instance that answers nothing for so long is lost.
         handshake_s: the time to agree; retry_s: between attempts; idle_s: until an unused connection is closed.
         window_bytes: of pages on their way between two instances.
@@ -44,7 +46,7 @@ class ConnectorSettings:
     is_local: bool = False
     instance_id: str = field(default_factory=_instance_id)
     lease_s: float = 30.0
-    renew_s: float = 2.0
+    renew_s: float = _RENEW_S
     silence_s: float = 10.0
     handshake_s: float = 5.0
     retry_s: float = 1.0
@@ -72,4 +74,5 @@ class ConnectorSettings:
             client_key=derive_key(secret, "pd client"),
             rdma_ports=splitwise.rdma_comm_ports,
             is_local=splitwise.pd_secret is None,
+            renew_s=min(_RENEW_S, splitwise.pd_timeout_s / 3),
         )

@@ -67,6 +67,9 @@ class PrefillEnd:
     def send(self, transfer_id: str, layer: int, first_block: int, block_ids: Sequence[int]) -> None:
         self._wire.send(transfer_id, layer, first_block, block_ids)
 
+    def note_step(self) -> None:
+        """Nobody waits for a time here."""
+
     def finish(self, transfer_id: str, drafts: tuple[int, ...]) -> None:
         self._wire.finish(transfer_id, drafts)
 

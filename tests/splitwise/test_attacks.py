@@ -126,8 +126,9 @@ def test_orders_that_do_not_fit(prefill: KvConnector, raw: RawDecode) -> None:
     raw.say(order("beyond", 3))
     assert raw.hear(m.Failed)[0] == m.Failed("beyond", "expected a new id and at most 2 blocks, got block 2")
     raw.say(order("t"), order("t"), m.Cancel("unknown"))
+    prefill.note_step()
     raw.say(m.Renew(("t", "unknown")))
-    raw.hear(m.Alive)
+    assert raw.hear(m.Alive)[0] == m.Alive(1, ("t",))
     assert [type(e) for e in prefill.take_events()] == [PrefillWanted]
     assert prefill.counters.num_refused == {Refusal.UNEXPECTED: 2}
 

@@ -246,10 +246,29 @@ def test_an_order_has_a_deadline() -> None:
         transfer_id = decode.fetch(request(1, 8), source_of(prefill.address), 0, range(8), 0.5)
         (event,) = engine.serve(decode)
         assert isinstance(event, FetchFailed)
-        assert event == FetchFailed(transfer_id, "16 of 24 pages did not come within 0.5 seconds", Failure.DEADLINE)
+        text = "16 of 24 pages did not come, and there was no progress for 0.5 seconds"
+        assert event == FetchFailed(transfer_id, text, Failure.DEADLINE)
         engine.finish()
         assert engine.cancelled == [transfer_id]
         assert all(ours.is_canary(b) for b in range(8, 256))
+
+
+def test_an_order_waits_for_its_turn_as_long_as_the_other_side_computes() -> None:
+    with connectors("tcp", renew_s=0.01) as (decode, _, prefill, theirs):
+        engine, now = PrefillEngine(prefill, theirs, 8, "nothing"), 100.0
+        decode._table._clock = lambda: now
+        transfer_id = decode.fetch(request(1, 8), source_of(prefill.address), 0, range(8), 60)
+        transfer = decode._table._transfers[transfer_id]
+        engine.serve_until(lambda: engine.num_orders, "the order")
+        for _ in range(5):  # five times as long as it would wait for one that hangs
+            now += 59
+            prefill.note_step()
+            wait_for(lambda: transfer.progress == now, "that the decode instance hears of the step")  # noqa: B023 (called here)
+            assert decode.take_events() == []
+        now += 61
+        (event,) = engine.serve(decode)
+        text = "24 of 24 pages did not come, and there was no progress for 60.0 seconds"
+        assert event == FetchFailed(transfer_id, text, Failure.DEADLINE)
 
 
 def test_a_failure_of_the_other_engine_is_told() -> None:

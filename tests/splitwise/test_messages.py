@@ -26,7 +26,7 @@ FROM_PREFILL: tuple[m.FromPrefill, ...] = (
     m.Refused("no"),
     m.Opened(),
     m.OpenFailed("no"),
-    m.Alive(),
+    m.Alive(3, ("a",)),
     m.Chunks("ab" * 16, 0, 2, (1, 2), (5, 0), ((1 << 64) - 1, 0)),
     m.Done("ab" * 16, (1, 2, 3)),
     m.Failed("ab" * 16, "no"),

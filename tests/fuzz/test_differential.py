@@ -15,7 +15,7 @@ from tests.server.answers import Answer, Choice
 
 def test_other_ways_give_the_bytes_of_plain_decoding() -> None:
     runner = Runner("demo", {}, "python -m tests.fuzz.differential")
-    runner.run(seed=30, groups=[0, 1], ways=[WAYS["ngram"]])
+    runner.run(seed=30, groups=[0], ways=[WAYS["ngram"]])
     print(runner.report)
     assert not runner.report.findings, runner.report
     assert runner.report.total("trials") == PASSES * runner.report.total("requests") > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,12 @@ def one_kernel_thread() -> None:
     What is no different with several is shown where a test asks for them: every op, and every model with every method.
     """
     library.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hangup_ends_processes() -> None:
+    """What tests start would inherit that SIGHUP is ignored, as under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # What takes a minute or more: begun last, it would leave the other processes without work.

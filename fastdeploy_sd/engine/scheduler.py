@@ -187,9 +187,8 @@ class Scheduler:
     @property
     def may_preempt_for_waiting(self) -> bool:
         """Whether a waiting request may preempt a running one in the next step."""
-        pool = self.pool
-        is_owed = self._policy == "fair" and any(client not in pool.num_seats for client in pool.waiting.clients)
-        return bool(pool.waiting) and (self._policy == "priority" or is_owed)
+        head = self.pool.waiting.peek(self.pool.num_seats)
+        return head is not None and bool(self._victims(head, has_seat=True))
 
     def _begin_with_running(self, running: tuple[list[RequestState], Rows] | None) -> StepBuilder:
         """Begin a step with the running requests in their order, as far as budget and blocks go."""

@@ -17,7 +17,7 @@ class GrammarStats:
         num_masks, mask_s: masks that steps computed, one per token or draft; processor seconds for them, and for
             following output.
         num_late_masks, late_mask_s: the same off the steps.
-        num_too_dear: requests that ended as their grammar took too long.
+        num_over_budget: requests that ended as their grammar took too long.
     """
 
     num_compiled: int = 0
@@ -29,4 +29,4 @@ class GrammarStats:
     mask_s: float = 0.0
     num_late_masks: int = 0
     late_mask_s: float = 0.0
-    num_too_dear: int = 0
+    num_over_budget: int = 0

@@ -48,7 +48,7 @@ GRAMMAR_COUNTERS = (
     Single(
         "fastdeploy_sd:grammars_over_budget",
         "Requests that ended with an error, as following their grammar or schema took too long in all.",
-        lambda s: s.grammars.num_too_dear,
+        lambda s: s.grammars.num_over_budget,
     ),
 )
 GRAMMAR_GAUGES = (

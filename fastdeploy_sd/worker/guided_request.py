@@ -15,7 +15,7 @@ from fastdeploy_sd.guidance.mask_cost import DEBT_S, STEP_S, MaskCost
 from fastdeploy_sd.guidance.output_matcher import OutputMatcher, WornError
 from fastdeploy_sd.types import I32, RequestId
 
-_TOO_DEAR = (
+_OVER_BUDGET = (
     f"expected one that takes at most {STEP_S * 1e3:.0f} ms of processor time a token, and {DEBT_S:.0f} s beyond that"
     " in all, got one that takes more"
 )
@@ -95,7 +95,7 @@ class GuidedRequest:
         self.cost.note(num_rows, self.spent_s, num_tokens)
         self.spent_s = 0.0
         if self.cost.is_too_much:
-            self.matcher.refuse(_TOO_DEAR)
+            self.matcher.refuse(_OVER_BUDGET)
 
     def order(self) -> None:
         """Have the mask behind the output computed by calls of `compute`."""

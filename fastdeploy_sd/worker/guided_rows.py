@@ -182,7 +182,7 @@ class GuidedRows:
             return None
         if request.matcher.error:
             if request.cost.is_too_much and self._source is not None:
-                self._source.count(num_too_dear=1)
+                self._source.count(num_over_budget=1)
             return BadRequest.__name__, _cannot_follow(request.matcher.error)
         rows = logits[self._memory.cu_num_logits.item(r) : self._memory.cu_num_logits.item(r + 1)]
         if not np.isfinite(rows).all():

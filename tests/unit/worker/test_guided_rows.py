@@ -249,7 +249,7 @@ def test_rows_have_their_bits_also_where_other_requests_have_used_the_automata_u
 LONG = 'start: "{" /[a-z]*/ "}"'
 
 
-def test_a_mask_too_dear_for_a_step_is_computed_off_it_and_is_the_same() -> None:
+def test_a_mask_over_the_budget_of_a_step_is_computed_off_it_and_is_the_same() -> None:
     step, exact = Step([LONG, ""]), matcher_of(LONG)
     step.clock.tick = 2 * STEP_S
 
@@ -315,5 +315,5 @@ def test_a_request_that_costs_too_much_in_all_ends_with_an_error_about_its_gramm
     assert failure[0] == "BadRequest"
     assert "grammar or schema" in failure[1]
     assert "20 ms of processor time a token, and 10 s beyond that" in failure[1]
-    assert step.compiler.counts["num_too_dear"] == 1
+    assert step.compiler.counts["num_over_budget"] == 1
     step.guided.close()

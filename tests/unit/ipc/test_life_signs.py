@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import resource
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ from fastdeploy_sd.ipc.life_signs import LifeSigns
 def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
     with subprocess.Popen(["sleep", "1000"]) as other:
         try:
+            other.send_signal(signal.SIGSTOP)  # what it does to start, and reads from a disk for it, is work
+            os.waitid(os.P_PID, other.pid, os.WSTOPPED)
             signs = LifeSigns(other.pid, pause_s=0.05)
             time.sleep(1)  # as if suspended: nobody looked
             signs.look()

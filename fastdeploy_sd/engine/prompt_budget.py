@@ -42,8 +42,9 @@ class PromptBudget:
         is_chunked = self._is_chunked or num_tokens > self._max_tokens
         return num_tokens <= room or (is_chunked and room > 0)
 
-    def shorter(self, waiting: Iterable[RequestState], running: list[int], room: int) -> list[RequestState]:
-        """Return the waiting requests that go before the running prompts, as far as their half of the room goes.
+    def shorter(self, waiting: Iterable[RequestState], running: list[int], room: int) -> tuple[list[RequestState], int]:
+        """Return the waiting requests that go before the running prompts, as far as their half of the room goes, and
+        how many tokens of it they take.
 
         Args:
             waiting: shortest first.
@@ -51,14 +52,14 @@ class PromptBudget:
         """
         found: list[RequestState] = []
         if not self._is_fair or sum(self.chunk(count, room) for count in running) < room:
-            return found
+            return found, 0
         shortest, left = min(running), room // 2
         for state in waiting:
             if left <= 0 or state.num_tokens >= shortest:
                 break
             found.append(state)
             left -= self.chunk(state.num_tokens, left)
-        return found
+        return found, room // 2 - left
 
     def divide(self, wanted: list[int], room: int, num_reserved: int) -> list[int]:
         """Divide the room among prompts that want so many tokens each, in the order of their requests.

@@ -62,8 +62,7 @@ class StepBuilder:
         rows = [row for row, count in enumerate(num_own) if count > 1]
         wanted = [num_own[row] for row in rows]
         room = max(min(self._prompt_budget, self.budget + sum(self.num_new[row] for row in rows)), 0)
-        self.shorter = prompts.shorter(waiting, wanted, room)
-        num_reserved = min(sum(prompts.chunk(state.num_tokens, room) for state in self.shorter), room // 2)
+        self.shorter, num_reserved = prompts.shorter(waiting, wanted, room)
         self.budget += sum(self.num_new)
         for row, share in zip(rows, prompts.divide(wanted, room, num_reserved), strict=True):
             self._prompt_budget -= share

@@ -32,6 +32,7 @@ _MAX_RECONNECT_MS = 200
 _MAX_PATH_BYTES = 100  # a Unix socket path holds 107
 _PREFIX = "fdsd-"
 _LOCK = "lock"
+_MAX_REMOVALS = 100
 
 
 @contextmanager
@@ -81,7 +82,10 @@ def remove_directory(directory: str) -> None:
     ended = f"{directory}-ended"
     with contextlib.suppress(OSError):
         os.rename(directory, ended)
-    shutil.rmtree(ended, ignore_errors=True)
+    for _ in range(_MAX_REMOVALS):  # a file that was being opened during the rename appears in the renamed directory
+        shutil.rmtree(ended, ignore_errors=True)
+        if not os.path.exists(ended):
+            return
 
 
 def directory_of(address: str) -> str:

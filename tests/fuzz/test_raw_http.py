@@ -48,4 +48,4 @@ def test_odd_bytes_do_no_harm(golden_dir: Path) -> None:
     assert report.findings == [], report
     assert report.statuses["200"] > 100
     assert report.num_reference_runs > 0
-    assert len(log.splitlines()) == 2, "nothing of it is worth a line beside those of the start"
+    assert len(log.splitlines()) == 3, "only the three lines of the start"

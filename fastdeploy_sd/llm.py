@@ -29,7 +29,7 @@ from fastdeploy_sd.entrypoints.text.speculation import SpeculationOptions, may_c
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import BadRequest, Unavailable
 from fastdeploy_sd.hub import located
-from fastdeploy_sd.log_lines import show_lines
+from fastdeploy_sd.process.log_lines import show_lines
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import RequestMetrics
 

@@ -110,7 +110,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "worker",
     ),
     "paddlenlp": ("entrypoints/text",),
-    "zmq": ("ipc/channel.py", "splitwise/sockets.py"),
+    "zmq": ("wire/channel.py", "wire/sockets.py"),
     "mooncake": ("splitwise/transport_rdma.py",),
     "msgpack": ("ipc", "ranks/messages.py"),
     "fastapi": ("entrypoints/openai", "router/app.py"),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fastdeploy_sd.checkpoint.config_file import CONFIG_NAME, read_config
 from fastdeploy_sd.checkpoint.safetensors import SafetensorsFile
 from fastdeploy_sd.errors import CheckpointError, shown, suggest
-from fastdeploy_sd.files import read_json
+from fastdeploy_sd.process.files import read_json
 
 MAX_FILES, MAX_NAME_CHARS = 10_000, 255
 FLOAT8_BLOCK = 128  # rows and columns that share a scale

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastdeploy_sd.checkpoint.quantization import verify_unquantized
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.files import read_json
+from fastdeploy_sd.process.files import read_json
 
 CONFIG_NAME = "config.json"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.files import read_json
+from fastdeploy_sd.process.files import read_json
 
 # Methods whose name is written otherwise than in the files; any other is named as it is there.
 _NAMES = {

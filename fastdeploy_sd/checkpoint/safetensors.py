@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.files import describe, open_regular
+from fastdeploy_sd.process.files import describe, open_regular
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 8

@@ -35,7 +35,7 @@ from fastdeploy_sd.conformance.report import findings, matrix_json, matrix_table
 from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
-from fastdeploy_sd.log_lines import show_lines
+from fastdeploy_sd.process.log_lines import show_lines
 
 _PROG = "fastdeploy-sd verify"
 _NUM_REQUESTS = 64

@@ -22,8 +22,9 @@ from fastdeploy_sd.entrypoints.openai.monitoring import MonitoringOnly
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.registration import route_gate
 from fastdeploy_sd.errors import Unavailable
-from fastdeploy_sd.ipc.channel import directory_of
-from fastdeploy_sd.ipc.child import (
+from fastdeploy_sd.ipc.client import EngineClient
+from fastdeploy_sd.metrics import RedisStats, SharedStats
+from fastdeploy_sd.process.child import (
     EXIT_OK,
     ChildProcess,
     configure_logging,
@@ -31,9 +32,8 @@ from fastdeploy_sd.ipc.child import (
     leave_within,
     read_start,
 )
-from fastdeploy_sd.ipc.client import EngineClient
-from fastdeploy_sd.metrics import RedisStats, SharedStats
 from fastdeploy_sd.redis_scheduler.client import ClusterClient
+from fastdeploy_sd.wire.channel import directory_of
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from fastdeploy_sd.entrypoints.acceptor import Acceptor
 from fastdeploy_sd.entrypoints.connection import Connection, Connections
 from fastdeploy_sd.entrypoints.listeners import Listeners
-from fastdeploy_sd.ipc.child import EXIT_FAILED, EXIT_OK
+from fastdeploy_sd.process.child import EXIT_FAILED, EXIT_OK
 
 # At the end every answer is complete or an error; so long may slow readers take to fetch it.
 _FLUSH_S = 5

@@ -29,8 +29,10 @@ from fastdeploy_sd.entrypoints.listeners import Listeners, bound, example_reques
 from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
 from fastdeploy_sd.errors import ConfigError, Unavailable
-from fastdeploy_sd.ipc.channel import directory_of, private_address
-from fastdeploy_sd.ipc.child import (
+from fastdeploy_sd.ipc.client import EngineClient
+from fastdeploy_sd.ipc.engine_process import start_engine
+from fastdeploy_sd.metrics import SharedStats
+from fastdeploy_sd.process.child import (
     EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_OK,
@@ -40,12 +42,10 @@ from fastdeploy_sd.ipc.child import (
     leave_within,
     stop_on_signals,
 )
-from fastdeploy_sd.ipc.client import EngineClient
-from fastdeploy_sd.ipc.engine_process import start_engine
-from fastdeploy_sd.metrics import SharedStats
 from fastdeploy_sd.ranks import node
 from fastdeploy_sd.redis_scheduler.deployment import verify_deployment
 from fastdeploy_sd.redis_scheduler.process import start_scheduler
+from fastdeploy_sd.wire.channel import directory_of, private_address
 
 logger = logging.getLogger(__name__)
 

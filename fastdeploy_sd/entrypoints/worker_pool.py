@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from fastdeploy_sd.ipc.child import EXIT_FAILED, EXIT_OK, ChildProcess, describe_exit
+from fastdeploy_sd.process.child import EXIT_FAILED, EXIT_OK, ChildProcess, describe_exit
 
 logger = logging.getLogger(__name__)
 

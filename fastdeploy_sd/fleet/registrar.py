@@ -15,9 +15,9 @@ from typing import Any
 
 from fastdeploy_sd.errors import FdsdError, InternalError, NotFound
 from fastdeploy_sd.fleet import messages as m
-from fastdeploy_sd.fleet.http_client import Ask, HttpClient, Target
-from fastdeploy_sd.fleet.signing import SIGNATURE_HEADER, sign
-from fastdeploy_sd.ipc.packing import pack
+from fastdeploy_sd.wire.http_client import Ask, HttpClient, Target
+from fastdeploy_sd.wire.packing import pack
+from fastdeploy_sd.wire.signing import SIGNATURE_HEADER, sign
 
 logger = logging.getLogger(__name__)
 

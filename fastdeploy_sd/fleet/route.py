@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fastdeploy_sd.errors import Forbidden
-from fastdeploy_sd.fleet.signing import is_signed, sign
-from fastdeploy_sd.ipc.codec import ProtocolError
-from fastdeploy_sd.ipc.packing import pack, unpack
 from fastdeploy_sd.types import KvSource, TokenLogprob
+from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.wire.packing import pack, unpack
+from fastdeploy_sd.wire.signing import is_signed, sign
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.files import read_json
+from fastdeploy_sd.process.files import read_json
 
 WEIGHTS = "*.safetensors"
 INDEX = "*.safetensors.index.json"

@@ -14,11 +14,11 @@ from typing import Any
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
 from fastdeploy_sd.ipc import messages as m
-from fastdeploy_sd.ipc.channel import ClientChannel
-from fastdeploy_sd.ipc.codec import ProtocolError
-from fastdeploy_sd.ipc.life_signs import Heartbeat
 from fastdeploy_sd.ipc.output_stream import OutputStream
+from fastdeploy_sd.process.life_signs import Heartbeat
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.wire.channel import ClientChannel
+from fastdeploy_sd.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
 from fastdeploy_sd.ipc import messages as m
-from fastdeploy_sd.ipc.channel import ServerChannel
 from fastdeploy_sd.ipc.client_table import ClientTable
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.inbox import Inbox
 from fastdeploy_sd.types import FinishReason, Request, RequestId, RequestOutput
+from fastdeploy_sd.wire.channel import ServerChannel
+from fastdeploy_sd.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
 

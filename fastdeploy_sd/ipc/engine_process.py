@@ -19,8 +19,9 @@ from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.executor import Executor
 from fastdeploy_sd.errors import ConfigError, Unavailable
-from fastdeploy_sd.ipc.channel import ServerChannel, directory_of, remove_directory
-from fastdeploy_sd.ipc.child import (
+from fastdeploy_sd.ipc.engine_loop import EngineLoop
+from fastdeploy_sd.ipc.messages import max_frame_bytes
+from fastdeploy_sd.process.child import (
     EXIT_CONFIG,
     EXIT_FAILED,
     ChildProcess,
@@ -28,8 +29,7 @@ from fastdeploy_sd.ipc.child import (
     end_with_parent,
     read_start,
 )
-from fastdeploy_sd.ipc.engine_loop import EngineLoop
-from fastdeploy_sd.ipc.messages import max_frame_bytes
+from fastdeploy_sd.wire.channel import ServerChannel, directory_of, remove_directory
 
 logger = logging.getLogger(__name__)
 

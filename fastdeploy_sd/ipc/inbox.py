@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from fastdeploy_sd.ipc import messages as m
-from fastdeploy_sd.ipc.channel import ServerChannel
+from fastdeploy_sd.wire.channel import ServerChannel
 
 
 class Inbox:

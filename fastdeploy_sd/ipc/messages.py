@@ -18,9 +18,9 @@ import msgpack  # type: ignore[import-untyped]
 
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, FdsdError, InternalError, Overloaded, shown
-from fastdeploy_sd.ipc.codec import Codec, ProtocolError, codec_of
 from fastdeploy_sd.request_rules import RequestRules
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestOutput
+from fastdeploy_sd.wire.codec import Codec, ProtocolError, codec_of
 
 PROTOCOL_VERSION = 5
 _MAX_PID = (1 << 31) - 1

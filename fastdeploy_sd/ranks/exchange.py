@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from fastdeploy_sd.splitwise.sockets import CurveKeys, Delivery, Hub, Link, Listener
+from fastdeploy_sd.wire.sockets import CurveKeys, Delivery, Hub, Link, Listener
 
 _HEADER = struct.Struct("<Bq")  # kind, attempt
 _HELLO, _DATA, _FAILED = range(3)

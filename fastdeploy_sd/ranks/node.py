@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError, FdsdError, InternalError
-from fastdeploy_sd.ipc.child import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, configure_logging, stop_signals
+from fastdeploy_sd.process.child import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, configure_logging, stop_signals
 from fastdeploy_sd.ranks.link import Relay
 from fastdeploy_sd.ranks.node_identity import describe, node_keys
 from fastdeploy_sd.ranks.node_messages import (
@@ -39,7 +39,7 @@ from fastdeploy_sd.ranks.node_messages import (
 from fastdeploy_sd.ranks.process import DEFAULT_FOLLOWER
 from fastdeploy_sd.ranks.starting import ExchangeStart, RankStarter
 from fastdeploy_sd.ranks.watch import LocalRank, look_pause_s
-from fastdeploy_sd.splitwise.sockets import KEYS_REFUSED, Hub, Link, resolve
+from fastdeploy_sd.wire.sockets import KEYS_REFUSED, Hub, Link, resolve
 
 logger = logging.getLogger(__name__)
 

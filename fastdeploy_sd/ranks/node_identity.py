@@ -12,8 +12,8 @@ from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, to_json
 from fastdeploy_sd.config.catalogue import OPTIONS
 from fastdeploy_sd.runtime import library
-from fastdeploy_sd.splitwise.secret import deployment_secret, derive_key
-from fastdeploy_sd.splitwise.sockets import CurveKeys
+from fastdeploy_sd.wire.secret import deployment_secret, derive_key
+from fastdeploy_sd.wire.sockets import CurveKeys
 from fastdeploy_sd.worker.weights_digest import weights_digest
 
 # Options of ranks that each node may have of its own: where its files are, what only the first node reads.

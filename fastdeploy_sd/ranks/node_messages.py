@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastdeploy_sd.errors import shown
-from fastdeploy_sd.ipc.codec import ProtocolError
-from fastdeploy_sd.ipc.packing import pack, unpack
+from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.wire.packing import pack, unpack
 
 PROTOCOL_VERSION = 1
 # What is taken from a link at once.

@@ -15,7 +15,6 @@ import time
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import Unavailable
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ranks.exchange import FirstExchange
 from fastdeploy_sd.ranks.node_identity import describe, mismatch, node_keys
 from fastdeploy_sd.ranks.node_messages import (
@@ -37,7 +36,8 @@ from fastdeploy_sd.ranks.node_messages import (
 from fastdeploy_sd.ranks.remote import RemoteNode, RemoteRank
 from fastdeploy_sd.ranks.starting import patience_s
 from fastdeploy_sd.ranks.watch import look_pause_s
-from fastdeploy_sd.splitwise.sockets import Delivery, Hub, Listener
+from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.wire.sockets import Delivery, Hub, Listener
 
 logger = logging.getLogger(__name__)
 

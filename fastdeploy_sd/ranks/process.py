@@ -13,7 +13,8 @@ from typing import Protocol
 
 from fastdeploy_sd.config import Config, from_json
 from fastdeploy_sd.errors import DeviceLost, FdsdError, InternalError
-from fastdeploy_sd.ipc.child import (
+from fastdeploy_sd.ipc.messages import WireError
+from fastdeploy_sd.process.child import (
     EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_OK,
@@ -21,8 +22,6 @@ from fastdeploy_sd.ipc.child import (
     end_with_parent,
     read_start,
 )
-from fastdeploy_sd.ipc.codec import ProtocolError
-from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.ranks.link import Link, LinkClosedError
 from fastdeploy_sd.ranks.messages import (
     Done,
@@ -43,6 +42,7 @@ from fastdeploy_sd.ranks.messages import (
 )
 from fastdeploy_sd.ranks.starting import open_communicator
 from fastdeploy_sd.runtime import library
+from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.worker.commands import (
     Attempt,
     BeginDrafts,

@@ -12,9 +12,8 @@ from typing import TypeVar
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.ipc.child import ChildProcess
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.parallel.communicator import Communicator
+from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.ranks.exchange import ExchangeError
 from fastdeploy_sd.ranks.link import Link, LinkClosedError
 from fastdeploy_sd.ranks.messages import (
@@ -35,6 +34,7 @@ from fastdeploy_sd.ranks.messages import (
 from fastdeploy_sd.ranks.nodes import Nodes
 from fastdeploy_sd.ranks.starting import RankStarter, log_exchange_error
 from fastdeploy_sd.ranks.watch import LocalRank, RankWatch, WatchedRank
+from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.worker.commands import Attempt, Command
 from fastdeploy_sd.worker.kv_file import create_kv_file
 from fastdeploy_sd.worker.lead import GroupEnded

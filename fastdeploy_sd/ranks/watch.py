@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from fastdeploy_sd.ipc.child import ChildProcess, describe_exit
-from fastdeploy_sd.ipc.life_signs import CpuClock
+from fastdeploy_sd.process.child import ChildProcess, describe_exit
+from fastdeploy_sd.process.life_signs import CpuClock
 
 _LOOKS_PER_TIMEOUT = 8
 _LONGEST_PAUSE_S = 1.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastdeploy_sd.config import RedisConfig
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.files import read_private
+from fastdeploy_sd.process.files import read_private
 
 _MAX_PASSWORD_BYTES = 4096
 

@@ -14,7 +14,6 @@ import numpy as np
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import BadRequest, FdsdError, Overloaded, Unavailable
 from fastdeploy_sd.ipc.client import EngineClient
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.placement import Load, PrefixTable
 from fastdeploy_sd.redis_scheduler.cluster import ClusterView
@@ -32,6 +31,7 @@ from fastdeploy_sd.types import (
     Speculation,
 )
 from fastdeploy_sd.types.kv_description import mismatch
+from fastdeploy_sd.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Collection
 
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.placement import Load
 from fastdeploy_sd.redis_scheduler.frames import CLUSTER, Record, Sealer
 from fastdeploy_sd.redis_scheduler.store import Store, StoreDown, end_tasks
+from fastdeploy_sd.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from fastdeploy_sd.ipc.messages import max_frame_bytes
 from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.redis_scheduler.frames import VERSION, Sealer
 from fastdeploy_sd.redis_scheduler.store import Store, StoreDown
-from fastdeploy_sd.splitwise.secret import deployment_secret, derive_key
 from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.wire.secret import deployment_secret, derive_key
 
 logger = logging.getLogger(__name__)
 

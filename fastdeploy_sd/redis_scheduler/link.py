@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from fastdeploy_sd.errors import FdsdError, InternalError
 from fastdeploy_sd.ipc.client import EngineClient
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.redis_scheduler.deployment import Terms
 from fastdeploy_sd.redis_scheduler.frames import Answers, Failure, Item, Orders, Sealer, Submission, results_of
 from fastdeploy_sd.redis_scheduler.store import Store, StoreDown, end_tasks
 from fastdeploy_sd.types import FinishReason
+from fastdeploy_sd.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
 

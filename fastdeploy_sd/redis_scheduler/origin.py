@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from fastdeploy_sd.errors import FdsdError, InternalError, Overloaded, Unavailable
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.redis_scheduler.deployment import Terms
 from fastdeploy_sd.redis_scheduler.frames import (
     Answers,
@@ -27,6 +26,7 @@ from fastdeploy_sd.redis_scheduler.frames import (
 )
 from fastdeploy_sd.redis_scheduler.store import Store, StoreDown, end_tasks
 from fastdeploy_sd.types import FinishReason, Request, RequestOutput
+from fastdeploy_sd.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.errors import Unavailable
-from fastdeploy_sd.ipc.channel import directory_of
-from fastdeploy_sd.ipc.child import (
+from fastdeploy_sd.ipc.client import EngineClient
+from fastdeploy_sd.metrics import SharedStats
+from fastdeploy_sd.process.child import (
     EXIT_OK,
     ChildProcess,
     configure_logging,
@@ -16,9 +17,8 @@ from fastdeploy_sd.ipc.child import (
     leave_within,
     read_start,
 )
-from fastdeploy_sd.ipc.client import EngineClient
-from fastdeploy_sd.metrics import SharedStats
 from fastdeploy_sd.redis_scheduler.instance import Instance
+from fastdeploy_sd.wire.channel import directory_of
 
 _LEAVE_S = 3.0
 

@@ -19,15 +19,15 @@ from fastdeploy_sd.entrypoints.openai.request_body import BodyReader
 from fastdeploy_sd.entrypoints.openai.stream_errors import RESPONSES_PATH
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
 from fastdeploy_sd.fleet import messages as m
-from fastdeploy_sd.fleet.http_client import Ask
 from fastdeploy_sd.fleet.route import NOT_AUTHENTIC, ROUTE_HEADER
-from fastdeploy_sd.fleet.signing import SIGNATURE_HEADER
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_router_metrics
 from fastdeploy_sd.router.delivery import Delivery
 from fastdeploy_sd.router.instance import Instance
 from fastdeploy_sd.router.options import RouterConfig
 from fastdeploy_sd.router.registry import Registry
 from fastdeploy_sd.router.relay import Courier, Relay
+from fastdeploy_sd.wire.http_client import Ask
+from fastdeploy_sd.wire.signing import SIGNATURE_HEADER
 
 _GENERATION = ("/v1/chat/completions", "/v1/completions", RESPONSES_PATH)
 _TEXT = ("/tokenize", "/detokenize")

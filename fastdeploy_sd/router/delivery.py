@@ -11,8 +11,8 @@ from fastdeploy_sd.entrypoints.openai.auth import client_of
 from fastdeploy_sd.entrypoints.openai.error_format import to_fdsd_error
 from fastdeploy_sd.entrypoints.openai.stream_errors import failed_end
 from fastdeploy_sd.errors import FdsdError
-from fastdeploy_sd.fleet.http_client import Headers
 from fastdeploy_sd.fleet.notes import StreamEvent
+from fastdeploy_sd.wire.http_client import Headers
 
 # Of an instance's answer; the router's own server writes others.
 _OWN_HEADERS = frozenset({b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding"})

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 
 from fastdeploy_sd.errors import FdsdError
-from fastdeploy_sd.fleet.http_client import Headers
 from fastdeploy_sd.fleet.route import NOT_AUTHENTIC
+from fastdeploy_sd.wire.http_client import Headers
 
 # Answers that say that the instance cannot, not that the request is wrong.
 INSTANCE_STATUSES = frozenset({429, 502, 503, 504})

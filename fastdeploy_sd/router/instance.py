@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from fastdeploy_sd.fleet.http_client import Exchange, Target
 from fastdeploy_sd.fleet.messages import PREFILL, Clock, InstanceLoad, Registration
 from fastdeploy_sd.placement import Load
 from fastdeploy_sd.types import KvSource
 from fastdeploy_sd.types.kv_description import mismatch
+from fastdeploy_sd.wire.http_client import Exchange, Target
 
 _MAX_FAILURES = 3
 _FIRST_REST_S = 2.0

@@ -12,11 +12,11 @@ from fastdeploy_sd.config import is_this_machine
 from fastdeploy_sd.errors import BadRequest, Forbidden, NotFound, shown
 from fastdeploy_sd.fleet import messages as m
 from fastdeploy_sd.fleet.registrar import clock_difference
-from fastdeploy_sd.fleet.signing import Challenges, is_signed
-from fastdeploy_sd.ipc.codec import ProtocolError
-from fastdeploy_sd.ipc.packing import unpack
 from fastdeploy_sd.router.instance import Instance
 from fastdeploy_sd.router.options import RouterConfig
+from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.wire.packing import unpack
+from fastdeploy_sd.wire.signing import Challenges, is_signed
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.files import describe, read_text, replacing
+from fastdeploy_sd.process.files import describe, read_text, replacing
 
 VERSION = 5
 _MAX_BYTES = 1 << 20

@@ -16,7 +16,7 @@ from typing import NoReturn
 import numpy as np
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.files import read_bytes, replacing
+from fastdeploy_sd.process.files import read_bytes, replacing
 from fastdeploy_sd.spec_decode.native.suffix import SALT_DIGEST_BYTES, SuffixSequences
 
 _OPTION = "suffix_decoding_cache_file"

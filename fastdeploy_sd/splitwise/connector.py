@@ -22,10 +22,10 @@ from fastdeploy_sd.splitwise.instance import Instance
 from fastdeploy_sd.splitwise.pages import Pages
 from fastdeploy_sd.splitwise.prefill_side import PrefillSide
 from fastdeploy_sd.splitwise.settings import ConnectorSettings
-from fastdeploy_sd.splitwise.sockets import CurveKeys, Hub, is_loopback, resolve
 from fastdeploy_sd.splitwise.transport import TransportError, window_slots
 from fastdeploy_sd.splitwise.transport_rdma import NUM_WINDOWS, RdmaEngine
 from fastdeploy_sd.types import KvDescription, KvSource, Request
+from fastdeploy_sd.wire.sockets import CurveKeys, Hub, is_loopback, resolve
 
 _TICK_S, _IDLE_TICK_S = 0.1, 1.0
 _CLOSE_TIMEOUT_S = 10.0

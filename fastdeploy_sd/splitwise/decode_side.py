@@ -12,20 +12,20 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.splitwise import messages as m
 from fastdeploy_sd.splitwise.counters import Failure, Refusal
 from fastdeploy_sd.splitwise.events import TransferId
 from fastdeploy_sd.splitwise.incoming import IncomingTable
 from fastdeploy_sd.splitwise.instance import Instance
 from fastdeploy_sd.splitwise.pages import Bytes
-from fastdeploy_sd.splitwise.sockets import Hub, Link, is_loopback
 from fastdeploy_sd.splitwise.transport import ReceiverEnd, TransportError, window_slots
 from fastdeploy_sd.splitwise.transport_cuda import CudaReceiver, forget_windows
 from fastdeploy_sd.splitwise.transport_ipc import IpcReceiver
 from fastdeploy_sd.splitwise.transport_rdma import RdmaReceiver
 from fastdeploy_sd.splitwise.transport_tcp import TcpReceiver
 from fastdeploy_sd.types.kv_description import mismatch
+from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.wire.sockets import Hub, Link, is_loopback
 
 # Messages that may wait in each direction besides those that the window and the orders allow.
 _QUEUED_MESSAGES = 1000

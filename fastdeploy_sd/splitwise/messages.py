@@ -20,9 +20,9 @@ import typing
 from dataclasses import dataclass
 
 from fastdeploy_sd.errors import shown
-from fastdeploy_sd.ipc.codec import ProtocolError
-from fastdeploy_sd.ipc.packing import pack, unpack
 from fastdeploy_sd.types import KvDescription, Request
+from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.wire.packing import pack, unpack
 
 PROTOCOL_VERSION = 4
 MAX_ID_CHARS = 64

@@ -10,19 +10,19 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.splitwise import messages as m
 from fastdeploy_sd.splitwise.counters import Refusal
 from fastdeploy_sd.splitwise.events import PrefillCancelled, PrefillWanted, Sent, TransferId
 from fastdeploy_sd.splitwise.instance import Instance
 from fastdeploy_sd.splitwise.outgoing import Outgoing, Peer
-from fastdeploy_sd.splitwise.sockets import Delivery, Hub, Listener
 from fastdeploy_sd.splitwise.transport import Sender, TransportError
 from fastdeploy_sd.splitwise.transport_cuda import CudaSender
 from fastdeploy_sd.splitwise.transport_ipc import DescriptorInbox, IpcSender
 from fastdeploy_sd.splitwise.transport_rdma import RdmaSender
 from fastdeploy_sd.splitwise.transport_tcp import TcpSender
 from fastdeploy_sd.types.kv_description import mismatch
+from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.wire.sockets import Delivery, Hub, Listener
 
 # Messages that may wait for a decode instance besides those about its transfers.
 _QUEUED_MESSAGES = 1000

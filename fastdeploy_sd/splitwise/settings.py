@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass, field
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.splitwise.secret import deployment_secret, derive_key
+from fastdeploy_sd.wire.secret import deployment_secret, derive_key
 
 _RENEW_S = 2.0
 

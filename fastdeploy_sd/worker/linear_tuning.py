@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.files import read_json, replacing
 from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.process.files import read_json, replacing
 from fastdeploy_sd.spec_decode.auto_profile import Key
 from fastdeploy_sd.worker.kept_measurements import keep
 from fastdeploy_sd.worker.prefetch import DISTANCES, ROWS, UNMEASURED, Distances, measure_distances, set_distances

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.files import read_json
 from fastdeploy_sd.models.decoder_config import FIELDS
+from fastdeploy_sd.process.files import read_json
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _DEMO = Path(__file__).resolve().parents[2] / "fastdeploy_sd" / "demo_model"

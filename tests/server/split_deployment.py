@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from fastdeploy_sd.entrypoints.launch import DEFAULT_EXECUTOR
-from fastdeploy_sd.ipc.channel import private_address
+from fastdeploy_sd.wire.channel import private_address
 from tests.doubles.ports import free_port
 from tests.doubles.redis_server import PASSWORD, RedisServer
 from tests.server.router_process import Router, wait_until

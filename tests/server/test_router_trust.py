@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from fastdeploy_sd.fleet import messages as m
-from fastdeploy_sd.fleet.signing import SIGNATURE_HEADER, sign
-from fastdeploy_sd.ipc.packing import pack
-from fastdeploy_sd.splitwise.secret import derive_key
+from fastdeploy_sd.wire.packing import pack
+from fastdeploy_sd.wire.secret import derive_key
+from fastdeploy_sd.wire.signing import SIGNATURE_HEADER, sign
 from tests.doubles.ports import free_port
 from tests.server.router_process import Fleet, Router, kill, wait_until
 from tests.server.toy_process import WAIT_S, complete

@@ -11,7 +11,7 @@ import numpy as np
 from fastdeploy_sd.runtime.checksum import chunk_checksums
 from fastdeploy_sd.splitwise import messages as m
 from fastdeploy_sd.splitwise.pages import Bytes
-from fastdeploy_sd.splitwise.sockets import CurveKeys, Hub, Link, Listener
+from fastdeploy_sd.wire.sockets import CurveKeys, Hub, Link, Listener
 from tests.splitwise.instances import DEADLINE_S, LAYERS, content, describe, settings
 
 MAX_FRAME_BYTES = 1 << 20

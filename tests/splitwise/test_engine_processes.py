@@ -20,11 +20,11 @@ from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
 from fastdeploy_sd.conformance.runs import engine_config
 from fastdeploy_sd.entrypoints.launch import DEFAULT_EXECUTOR, ENGINE
 from fastdeploy_sd.errors import InternalError, Unavailable
-from fastdeploy_sd.ipc.channel import private_address
-from fastdeploy_sd.ipc.child import ChildProcess
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.ipc.engine_process import start_engine
+from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.types import KvSource, Request, RequestId
+from fastdeploy_sd.wire.channel import private_address
 
 WAIT_S = 120.0
 WAY = Way("processes", max_num_seqs=9, long_prefill_token_threshold=32, enable_prefix_caching=True, num_threads=1)

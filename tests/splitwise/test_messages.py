@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.splitwise import messages as m
+from fastdeploy_sd.wire.codec import ProtocolError
 from tests.splitwise.instances import describe, request
 
 ORDER = m.Fetch("ab" * 16, request(3, 4), 1, 3, 2.5)

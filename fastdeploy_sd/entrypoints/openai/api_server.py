@@ -10,7 +10,7 @@ from fastdeploy_sd.config import load_config, verify_keys_are_known
 from fastdeploy_sd.entrypoints import launch
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
-from fastdeploy_sd.ipc.child import configure_logging
+from fastdeploy_sd.process.child import configure_logging
 
 _EXIT_USAGE = 2
 

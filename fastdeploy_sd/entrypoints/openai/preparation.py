@@ -29,10 +29,10 @@ from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import BadRequest, FdsdError
 from fastdeploy_sd.guidance.checker import GrammarChecker
-from fastdeploy_sd.ipc.fork_worker import Handle, Note, Setup, memory_limit
 from fastdeploy_sd.ipc.messages import WireError
-from fastdeploy_sd.ipc.packing import pack, unpack
+from fastdeploy_sd.process.fork_worker import Handle, Note, Setup, memory_limit
 from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.wire.packing import pack, unpack
 
 MemoryLimit = Callable[[int], AbstractContextManager[object]]
 

@@ -24,11 +24,11 @@ from fastdeploy_sd.entrypoints.text.reasoning_formats import find_format
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.entrypoints.text.tool_calls.formats import find_format as find_call_format
 from fastdeploy_sd.errors import FdsdError, InternalError, Overloaded, Unavailable
-from fastdeploy_sd.ipc.child import describe_exit
-from fastdeploy_sd.ipc.fork_worker import WorkerLimits
-from fastdeploy_sd.ipc.forked import ForkServer, ForkServerEndedError, Worker, WorkerEndedError
-from fastdeploy_sd.ipc.packing import pack, unpack
+from fastdeploy_sd.process.child import describe_exit
+from fastdeploy_sd.process.fork_worker import WorkerLimits
+from fastdeploy_sd.process.forked import ForkServer, ForkServerEndedError, Worker, WorkerEndedError
 from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.wire.packing import pack, unpack
 
 logger = logging.getLogger(__name__)
 

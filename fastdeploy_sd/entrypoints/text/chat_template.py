@@ -23,7 +23,7 @@ from fastdeploy_sd.entrypoints.text.call_arguments import Unparsed, template_arg
 from fastdeploy_sd.entrypoints.text.template_environment import RefusedError, Sandbox
 from fastdeploy_sd.entrypoints.text.template_shield import Shield, rendering_with
 from fastdeploy_sd.errors import BadRequest, CheckpointError, shown, suggest
-from fastdeploy_sd.files import describe
+from fastdeploy_sd.process.files import describe
 
 Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
 # Roles of OpenAI's API. A template may know others, and leave out messages of those that it does not know.

@@ -24,7 +24,7 @@ from fastdeploy_sd.entrypoints.text.token_bytes import TokenBytes
 from fastdeploy_sd.entrypoints.text.token_length import longest_token
 from fastdeploy_sd.entrypoints.text.tokenizer_files import read_tokenizer_files
 from fastdeploy_sd.errors import BadRequest, CheckpointError, InternalError
-from fastdeploy_sd.files import describe, read_text
+from fastdeploy_sd.process.files import describe, read_text
 
 
 class FastTokenizer:

@@ -16,7 +16,7 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 
 from fastdeploy_sd.entrypoints.text.token_bytes import BYTE_PIECES
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.files import describe, read_bytes
+from fastdeploy_sd.process.files import describe, read_bytes
 
 MAX_BYTES = 1 << 26  # the largest released ones have 5 MB
 SPACE = "\u2581"  # SentencePiece's spelling of a space

@@ -12,7 +12,7 @@ from typing import Any
 
 from fastdeploy_sd.entrypoints.text.added_tokens import AddedToken
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.files import describe, read_json, read_text
+from fastdeploy_sd.process.files import describe, read_json, read_text
 
 MAX_TEMPLATE_BYTES = 1 << 20
 # In the order in which transformers gives ids to those that have none.

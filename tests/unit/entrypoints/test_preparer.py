@@ -22,7 +22,7 @@ from fastdeploy_sd.entrypoints.openai.preparer import LANES, Preparer
 from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import BadRequest, FdsdError, Unavailable
-from fastdeploy_sd.ipc.forked import Worker
+from fastdeploy_sd.process.forked import Worker
 from fastdeploy_sd.types import ModelInfo
 from tests.unit.entrypoints.vocabularies import GOLDEN
 

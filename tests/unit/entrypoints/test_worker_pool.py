@@ -14,7 +14,7 @@ import pytest
 
 from fastdeploy_sd.entrypoints import worker_pool
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
-from fastdeploy_sd.ipc.child import ChildProcess, end_with_parent, read_start
+from fastdeploy_sd.process.child import ChildProcess, end_with_parent, read_start
 
 WAIT_S = 120.0
 MODULE = "tests.unit.entrypoints.test_worker_pool"
@@ -87,7 +87,7 @@ async def test_none_is_replaced_during_a_drain(tmp_path: Path) -> None:
 def test_a_process_ends_although_a_thread_of_it_goes_on() -> None:
     code = (
         "import asyncio, time\n"
-        "from fastdeploy_sd.ipc.child import leave_within\n"
+        "from fastdeploy_sd.process.child import leave_within\n"
         "async def main():\n"
         "    asyncio.get_running_loop().run_in_executor(None, time.sleep, 1000)\n"
         "    leave_within(0.5, 3)\n"

@@ -13,10 +13,10 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.ipc.channel import ServerChannel, private_address
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.ipc.engine_loop import EngineLoop
 from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestOutput, SchedulerOutput
+from fastdeploy_sd.wire.channel import ServerChannel, private_address
 from tests.doubles.engines import toy_config, toy_info
 from tests.doubles.toy_executor import ToyExecutor
 

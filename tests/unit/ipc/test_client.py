@@ -12,9 +12,9 @@ import pytest
 
 from fastdeploy_sd.errors import InternalError, Unavailable
 from fastdeploy_sd.ipc import messages as m
-from fastdeploy_sd.ipc.channel import ServerChannel, directory_of, private_address
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.types import FinishReason, RequestOutput
+from fastdeploy_sd.wire.channel import ServerChannel, directory_of, private_address
 from tests.doubles.engines import toy_info, toy_request
 from tests.unit.ipc.hosts import WAIT_S, collect
 

@@ -15,8 +15,8 @@ import pytest
 
 from fastdeploy_sd.errors import BadRequest, InternalError, Overloaded, Unavailable
 from fastdeploy_sd.ipc import messages as m
-from fastdeploy_sd.ipc.channel import ClientChannel
 from fastdeploy_sd.types import FinishReason, ModelInfo, SchedulerOutput
+from fastdeploy_sd.wire.channel import ClientChannel
 from tests.doubles.engines import toy_config, toy_request
 from tests.doubles.toy_model import ToyModel, toy_prompt
 from tests.unit.ipc.hosts import (

@@ -10,9 +10,9 @@ import pytest
 
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.ipc import messages as m
-from fastdeploy_sd.ipc.channel import ServerChannel
 from fastdeploy_sd.ipc.engine_loop import EngineLoop
 from fastdeploy_sd.types import FinishReason, Request, RequestId, SchedulerOutput
+from fastdeploy_sd.wire.channel import ServerChannel
 from tests.doubles.engines import toy_config, toy_info, toy_request
 from tests.doubles.supplies import ToySupply
 from tests.doubles.toy_executor import ToyExecutor

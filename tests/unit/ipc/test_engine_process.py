@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from fastdeploy_sd.errors import InternalError, Unavailable
-from fastdeploy_sd.ipc.channel import directory_of, private_address
-from fastdeploy_sd.ipc.child import ChildProcess, describe_exit
 from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.ipc.engine_process import start_engine
+from fastdeploy_sd.process.child import ChildProcess, describe_exit
+from fastdeploy_sd.wire.channel import directory_of, private_address
 from tests.doubles.engines import toy_config, toy_request
 from tests.doubles.toy_model import ToyModel
 from tests.unit.ipc import hosts
@@ -118,7 +118,7 @@ def test_the_engine_ends_with_its_parent() -> None:
     """A parent that is killed cannot clean up; the engine does, also while it is busy."""
     script = (
         "import asyncio, os, sys\n"
-        "from fastdeploy_sd.ipc.channel import private_address\n"
+        "from fastdeploy_sd.wire.channel import private_address\n"
         "from fastdeploy_sd.ipc.client import EngineClient\n"
         "from fastdeploy_sd.ipc.engine_process import start_engine\n"
         "from tests.doubles.engines import toy_config, toy_request\n"

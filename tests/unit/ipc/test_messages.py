@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from fastdeploy_sd import errors
 from fastdeploy_sd.engine.stats import EngineStats, SourceCounts
 from fastdeploy_sd.ipc import messages as m
-from fastdeploy_sd.ipc.codec import ProtocolError, codec_of
 from fastdeploy_sd.request_rules import MAX_EOS_TOKEN_IDS, MAX_GRAMMAR_CHARS, MAX_ID_CHARS, MAX_SALT_CHARS, RequestRules
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.sampling_rules import (
@@ -40,6 +39,7 @@ from fastdeploy_sd.types import (
     SpeculationInfo,
     TokenLogprob,
 )
+from fastdeploy_sd.wire.codec import ProtocolError, codec_of
 
 REQUEST = Request(
     "chat-1",

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 
 from fastdeploy_sd.ranks.exchange import ExchangeError, FirstExchange, OtherExchange
-from fastdeploy_sd.splitwise.sockets import CurveKeys
+from fastdeploy_sd.wire.sockets import CurveKeys
 from tests.doubles.ports import free_port
 
 T = TypeVar("T")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.ranks import messages as m
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import DraftRequest
 from fastdeploy_sd.types import DraftTokens, LogprobArrays, NewRequest, RequestDelta, SchedulerOutput
+from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.worker import commands as c
 from tests.doubles.engines import toy_request
 from tests.values import i32

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ranks.node_identity import describe, mismatch
 from fastdeploy_sd.ranks.node_messages import (
     PROTOCOL_VERSION,
@@ -24,6 +23,7 @@ from fastdeploy_sd.ranks.node_messages import (
     decode_from_other,
     encode,
 )
+from fastdeploy_sd.wire.codec import ProtocolError
 
 OF_FIRST: list[FromFirst] = [
     Refused("why"), Start("group"), Alive(), Kill((2, 3)), Goodbye(""), LinkBytes(3, bytes(range(256))),

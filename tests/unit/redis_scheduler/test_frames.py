@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fastdeploy_sd.errors import Overloaded
-from fastdeploy_sd.ipc.codec import ProtocolError
 from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.redis_scheduler.frames import VERSION, Answers, Ending, Failure, Item, Orders, Sealer
 from fastdeploy_sd.types import FinishReason, RequestOutput
+from fastdeploy_sd.wire.codec import ProtocolError
 
 SEALER = Sealer(b"k" * 32, "topic", 10_000)
 PLACE = "results.me"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fastdeploy_sd.fleet import messages as m
-from fastdeploy_sd.fleet.signing import sign
-from fastdeploy_sd.ipc.packing import pack
 from fastdeploy_sd.router.instance import Instance
 from fastdeploy_sd.router.options import make_router_config
 from fastdeploy_sd.router.registry import Registry
 from fastdeploy_sd.types import KvDescription
+from fastdeploy_sd.wire.packing import pack
+from fastdeploy_sd.wire.signing import sign
 
 KEY = b"k" * 32
 LOCAL = "127.0.0.1"

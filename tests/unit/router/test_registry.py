@@ -10,9 +10,9 @@ import pytest
 
 from fastdeploy_sd.errors import BadRequest, Forbidden, NotFound
 from fastdeploy_sd.fleet import messages as m
-from fastdeploy_sd.fleet import signing
-from fastdeploy_sd.fleet.signing import sign
-from fastdeploy_sd.ipc.packing import pack
+from fastdeploy_sd.wire import signing
+from fastdeploy_sd.wire.packing import pack
+from fastdeploy_sd.wire.signing import sign
 from tests.unit.router.registrations import KEY, KV, LOCAL, NOW, SAID, register, registry_of, signed
 
 LOAD = m.InstanceLoad(num_running=3, max_num_seqs=8)

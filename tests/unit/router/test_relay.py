@@ -16,7 +16,6 @@ import pytest
 from starlette.requests import Request as HttpRequest
 
 from fastdeploy_sd.errors import FdsdError
-from fastdeploy_sd.fleet.http_client import Ask, HttpClient
 from fastdeploy_sd.fleet.messages import Clock
 from fastdeploy_sd.fleet.notes import begun_note, ended_note, failed_note, shown_note, together_note
 from fastdeploy_sd.fleet.route import ROUTE_HEADER, ChoiceProgress, Progress, RouteReader, read_content
@@ -26,6 +25,7 @@ from fastdeploy_sd.router.delivery import Delivery
 from fastdeploy_sd.router.instance import Instance
 from fastdeploy_sd.router.options import RoutingConfig
 from fastdeploy_sd.router.relay import Courier, Relay
+from fastdeploy_sd.wire.http_client import Ask, HttpClient
 from tests.unit.router.registrations import LOCAL, NOW, SAID
 
 KEY, BODY = b"r" * 32, b'{"prompt": "a", "stream": true}'

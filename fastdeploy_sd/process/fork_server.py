@@ -20,8 +20,8 @@ import socket
 import struct
 from collections.abc import Callable
 
-from fastdeploy_sd.ipc.child import EXIT_FAILED, EXIT_OK, configure_logging, read_start
-from fastdeploy_sd.ipc.fork_worker import Setup, WorkerLimits, run_worker
+from fastdeploy_sd.process.child import EXIT_FAILED, EXIT_OK, configure_logging, read_start
+from fastdeploy_sd.process.fork_worker import Setup, WorkerLimits, run_worker
 
 logger = logging.getLogger(__name__)
 

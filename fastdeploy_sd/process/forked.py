@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import cast
 
-from fastdeploy_sd.ipc.child import ChildProcess
-from fastdeploy_sd.ipc.fork_server import ASK, STARTED, TELL
-from fastdeploy_sd.ipc.fork_worker import CALL, RESULT, WorkerLimits
+from fastdeploy_sd.process.child import ChildProcess
+from fastdeploy_sd.process.fork_server import ASK, STARTED, TELL
+from fastdeploy_sd.process.fork_worker import CALL, RESULT, WorkerLimits
 
-_FUNCTION = "fastdeploy_sd.ipc.fork_server:main"
+_FUNCTION = "fastdeploy_sd.process.fork_server:main"
 _SENT_BYTES = 1 << 16  # at a time
 
 

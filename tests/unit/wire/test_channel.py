@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from fastdeploy_sd.ipc.channel import ClientChannel, ServerChannel, private_address, remove_directory
+from fastdeploy_sd.wire.channel import ClientChannel, ServerChannel, private_address, remove_directory
 
 WAIT_S = 120.0
 

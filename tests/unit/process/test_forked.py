@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from fastdeploy_sd.ipc.fork_worker import WorkerLimits
-from fastdeploy_sd.ipc.forked import ForkServer, ForkServerEndedError, Worker, WorkerEndedError
+from fastdeploy_sd.process.fork_worker import WorkerLimits
+from fastdeploy_sd.process.forked import ForkServer, ForkServerEndedError, Worker, WorkerEndedError
 
 LIMITS = WorkerLimits(nice=3, memory_bytes=64 << 20, cpu_s=1)
 DEADLINE_S = 120.0
@@ -20,7 +20,7 @@ DEADLINE_S = 120.0
 
 @contextlib.asynccontextmanager
 async def forking() -> AsyncIterator[ForkServer]:
-    server = ForkServer("tests.unit.ipc.fork_tasks:load", {"name": "test", "config": "loaded"})
+    server = ForkServer("tests.unit.process.fork_tasks:load", {"name": "test", "config": "loaded"})
     try:
         async with asyncio.timeout(DEADLINE_S):
             yield server

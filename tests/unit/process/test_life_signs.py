@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.ipc.life_signs import LifeSigns
+from fastdeploy_sd.process.life_signs import LifeSigns
 
 
 def test_time_in_which_this_process_did_not_run_does_not_count() -> None:

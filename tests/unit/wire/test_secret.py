@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy_sd.config import SplitwiseConfig
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.splitwise.secret import STATE_VARIABLE, deployment_secret, derive_key
+from fastdeploy_sd.wire.secret import STATE_VARIABLE, deployment_secret, derive_key
 
 
 @pytest.fixture

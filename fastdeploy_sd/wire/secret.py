@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastdeploy_sd.config import SplitwiseConfig
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.files import read_private
+from fastdeploy_sd.process.files import read_private
 
 STATE_VARIABLE = "XDG_STATE_HOME"
 _FILE_NAME = "pd_secret"

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 import msgpack  # type: ignore[import-untyped]
 
-from fastdeploy_sd.ipc.codec import ProtocolError, codec_of
+from fastdeploy_sd.wire.codec import ProtocolError, codec_of
 
 T = TypeVar("T")
 

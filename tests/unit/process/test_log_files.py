@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.ipc import log_files
-from fastdeploy_sd.ipc.log_files import NUM_OLD_FILES, LogFile
+from fastdeploy_sd.process import log_files
+from fastdeploy_sd.process.log_files import NUM_OLD_FILES, LogFile
 
 Open = Callable[..., LogFile]
 

@@ -11,7 +11,7 @@ import pytest
 from fastdeploy_sd.checkpoint import SafetensorsFile
 from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.files import MAX_JSON_BYTES, open_regular, read_json, read_text
+from fastdeploy_sd.process.files import MAX_JSON_BYTES, open_regular, read_json, read_text
 
 KINDS: dict[str, Callable[[pathlib.Path], None]] = {
     "FIFO": os.mkfifo,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from fastdeploy_sd.fleet.http_client import Ask, BrokenError, Exchange, HttpClient, Target
+from fastdeploy_sd.wire.http_client import Ask, BrokenError, Exchange, HttpClient, Target
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n3\r\nyou\r\n0\r\n\r\n"

@@ -1,0 +1,1 @@
+"""Bytes between processes: the codec, packed arrays, secrets, signatures and sockets."""

@@ -14,9 +14,6 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from fastdeploy_sd.config import Config, from_json, to_json
-from fastdeploy_sd.entrypoints.connection import Connections
-from fastdeploy_sd.entrypoints.http_service import serve_http
-from fastdeploy_sd.entrypoints.listeners import Listeners
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.entrypoints.openai.monitoring import MonitoringOnly
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
@@ -34,6 +31,9 @@ from fastdeploy_sd.process.child import (
 )
 from fastdeploy_sd.redis_scheduler.client import ClusterClient
 from fastdeploy_sd.wire.channel import directory_of
+from fastdeploy_sd.wire.http.connection import Connections
+from fastdeploy_sd.wire.http.listeners import Listeners
+from fastdeploy_sd.wire.http.service import serve_http
 
 logger = logging.getLogger(__name__)
 

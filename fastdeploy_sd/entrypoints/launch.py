@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.entrypoints.acceptor import raise_descriptor_limit
 from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, create_client, start_worker
-from fastdeploy_sd.entrypoints.listeners import Listeners, bound, example_request, url_of
 from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
 from fastdeploy_sd.errors import ConfigError, Unavailable
@@ -46,6 +44,8 @@ from fastdeploy_sd.ranks import node
 from fastdeploy_sd.redis_scheduler.deployment import verify_deployment
 from fastdeploy_sd.redis_scheduler.process import start_scheduler
 from fastdeploy_sd.wire.channel import directory_of, private_address
+from fastdeploy_sd.wire.http.acceptor import raise_descriptor_limit
+from fastdeploy_sd.wire.http.listeners import Listeners, bound, example_request, url_of
 
 logger = logging.getLogger(__name__)
 

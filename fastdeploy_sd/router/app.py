@@ -11,12 +11,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fastdeploy_sd import __version__
-from fastdeploy_sd.entrypoints.openai.enclosure import enclose, routes_of
-from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse
-from fastdeploy_sd.entrypoints.openai.event_stream import until_disconnected
-from fastdeploy_sd.entrypoints.openai.refused_routes import add_refused_routes
-from fastdeploy_sd.entrypoints.openai.request_body import BodyReader
-from fastdeploy_sd.entrypoints.openai.stream_errors import RESPONSES_PATH
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
 from fastdeploy_sd.fleet import messages as m
 from fastdeploy_sd.fleet.route import NOT_AUTHENTIC, ROUTE_HEADER
@@ -26,6 +20,12 @@ from fastdeploy_sd.router.instance import Instance
 from fastdeploy_sd.router.options import RouterConfig
 from fastdeploy_sd.router.registry import Registry
 from fastdeploy_sd.router.relay import Courier, Relay
+from fastdeploy_sd.wire.http.enclosure import enclose, routes_of
+from fastdeploy_sd.wire.http.error_format import JsonResponse
+from fastdeploy_sd.wire.http.event_stream import until_disconnected
+from fastdeploy_sd.wire.http.refused_routes import add_refused_routes
+from fastdeploy_sd.wire.http.request_body import BodyReader
+from fastdeploy_sd.wire.http.stream_errors import RESPONSES_PATH
 from fastdeploy_sd.wire.http_client import Ask
 from fastdeploy_sd.wire.signing import SIGNATURE_HEADER
 

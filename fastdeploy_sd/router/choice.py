@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.fleet.messages import DECODE
 from fastdeploy_sd.placement import PrefixTable
 from fastdeploy_sd.router.instance import Instance
+from fastdeploy_sd.wire.http.model_names import resolve_model
 
 _PROMPT = re.compile(rb'"(?:messages|prompt|prompt_token_ids|input)"\s*:\s*(?=[\["])')
 

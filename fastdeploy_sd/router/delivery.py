@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
-from fastdeploy_sd.entrypoints.openai.auth import client_of
-from fastdeploy_sd.entrypoints.openai.error_format import to_fdsd_error
-from fastdeploy_sd.entrypoints.openai.stream_errors import failed_end
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.fleet.notes import StreamEvent
+from fastdeploy_sd.wire.http.auth import client_of
+from fastdeploy_sd.wire.http.error_format import to_fdsd_error
+from fastdeploy_sd.wire.http.stream_errors import failed_end
 from fastdeploy_sd.wire.http_client import Headers
 
 # Of an instance's answer; the router's own server writes others.

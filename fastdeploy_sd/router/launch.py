@@ -12,10 +12,6 @@ import sys
 from collections.abc import Sequence
 
 from fastdeploy_sd.config import verify_keys_are_known
-from fastdeploy_sd.entrypoints.acceptor import raise_descriptor_limit
-from fastdeploy_sd.entrypoints.connection import Connections
-from fastdeploy_sd.entrypoints.http_service import serve_http
-from fastdeploy_sd.entrypoints.listeners import Listeners, bound, url_of
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.metrics import HttpStats, RouterStats
 from fastdeploy_sd.process.child import configure_logging, leave_within, stop_on_signals
@@ -24,6 +20,10 @@ from fastdeploy_sd.router.choice import Chooser
 from fastdeploy_sd.router.options import RouterConfig, read_router_options
 from fastdeploy_sd.router.registry import Registry
 from fastdeploy_sd.router.relay import Courier
+from fastdeploy_sd.wire.http.acceptor import raise_descriptor_limit
+from fastdeploy_sd.wire.http.connection import Connections
+from fastdeploy_sd.wire.http.listeners import Listeners, bound, url_of
+from fastdeploy_sd.wire.http.service import serve_http
 from fastdeploy_sd.wire.http_client import HttpClient
 from fastdeploy_sd.wire.secret import deployment_secret, derive_key
 

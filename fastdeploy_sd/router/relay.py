@@ -12,7 +12,6 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from fastdeploy_sd.entrypoints.openai.event_stream import DONE
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, Unavailable
 from fastdeploy_sd.fleet.messages import DECODE, Clock
 from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord, StreamEvent
@@ -23,6 +22,7 @@ from fastdeploy_sd.router.delivery import Delivery
 from fastdeploy_sd.router.failures import AGAINST_ROUTERS, INSTANCE_STATUSES, Failure, Refusal, error_of, is_stream
 from fastdeploy_sd.router.instance import Instance
 from fastdeploy_sd.router.options import RoutingConfig
+from fastdeploy_sd.wire.http.event_stream import DONE
 from fastdeploy_sd.wire.http_client import Ask, BrokenError, Exchange, HttpClient
 
 logger = logging.getLogger(__name__)

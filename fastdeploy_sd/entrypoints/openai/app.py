@@ -14,18 +14,18 @@ from fastdeploy_sd import __version__
 from fastdeploy_sd.config import Config, explain
 from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.engine.stats import EngineStats
-from fastdeploy_sd.entrypoints.openai.enclosure import enclose, routes_of
-from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse
 from fastdeploy_sd.entrypoints.openai.generation import Client
 from fastdeploy_sd.entrypoints.openai.handler import GenerationHandler
-from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.entrypoints.openai.openapi import describe
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
-from fastdeploy_sd.entrypoints.openai.refused_routes import add_refused_routes
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
-from fastdeploy_sd.entrypoints.openai.stream_errors import RESPONSES_PATH
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats, render_metrics
+from fastdeploy_sd.wire.http.enclosure import enclose, routes_of
+from fastdeploy_sd.wire.http.error_format import JsonResponse
+from fastdeploy_sd.wire.http.model_names import resolve_model
+from fastdeploy_sd.wire.http.refused_routes import add_refused_routes
+from fastdeploy_sd.wire.http.stream_errors import RESPONSES_PATH
 
 
 def create_app(

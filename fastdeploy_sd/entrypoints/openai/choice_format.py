@@ -11,11 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat, StreamPart, data_event
-from fastdeploy_sd.entrypoints.openai.event_stream import DONE
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.logprobs import LogprobsFormat
 from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
-from fastdeploy_sd.entrypoints.openai.stream_errors import chunk_error
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
 from fastdeploy_sd.entrypoints.text.answer_parts import AnswerParser, PartsDelta, ToolCallDelta, tool_call_id
 from fastdeploy_sd.entrypoints.text.completion import Completion
@@ -23,6 +21,8 @@ from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.types import FinishReason, RequestMetrics
+from fastdeploy_sd.wire.http.event_stream import DONE
+from fastdeploy_sd.wire.http.stream_errors import chunk_error
 
 
 class ChoiceFormat(AnswerFormat):

@@ -12,18 +12,12 @@ from starlette.responses import Response
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat
-from fastdeploy_sd.entrypoints.openai.auth import client_of
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, CompletionFormat
-from fastdeploy_sd.entrypoints.openai.enclosure import LOSSY_HEADER
-from fastdeploy_sd.entrypoints.openai.error_format import JsonResponse, json_pieces, to_fdsd_error
-from fastdeploy_sd.entrypoints.openai.event_stream import EventStream, until_disconnected
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare
 from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION, DETOKENIZE, RESPONSE, TOKENIZE
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
-from fastdeploy_sd.entrypoints.openai.request_body import BodyReader
-from fastdeploy_sd.entrypoints.openai.request_record import record_of
 from fastdeploy_sd.entrypoints.openai.response_format import ResponseFormat
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate, StreamNotes
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
@@ -31,6 +25,12 @@ from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
 from fastdeploy_sd.errors import Overloaded, Unavailable
 from fastdeploy_sd.fleet.notes import counted_note, ended_note, failed_note
 from fastdeploy_sd.fleet.route import Route, read_content
+from fastdeploy_sd.wire.http.auth import client_of
+from fastdeploy_sd.wire.http.enclosure import LOSSY_HEADER
+from fastdeploy_sd.wire.http.error_format import JsonResponse, json_pieces, to_fdsd_error
+from fastdeploy_sd.wire.http.event_stream import EventStream, until_disconnected
+from fastdeploy_sd.wire.http.request_body import BodyReader
+from fastdeploy_sd.wire.http.request_record import record_of
 
 _MAX_INLINE_ENTRIES = 2048  # of tokens and alternatives: some milliseconds
 

@@ -17,8 +17,6 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.entrypoints.openai.answer_forms import AnswerForms
 from fastdeploy_sd.entrypoints.openai.answer_options import AnswerOptions
-from fastdeploy_sd.entrypoints.openai.auth import BY_KEY
-from fastdeploy_sd.entrypoints.openai.model_names import resolve_model
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, ResponseBody
 from fastdeploy_sd.entrypoints.openai.tool_calling import offered_tools
 from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
@@ -32,6 +30,8 @@ from fastdeploy_sd.fleet.route import Progress
 from fastdeploy_sd.guidance.grammar import grammar_of
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import KvSource, ModelInfo, TokenLogprob
+from fastdeploy_sd.wire.http.auth import BY_KEY
+from fastdeploy_sd.wire.http.model_names import resolve_model
 
 # Every sequence of a job costs a task and a buffer for its output, whether it runs or waits for its turn.
 MAX_SEQUENCES = 1024

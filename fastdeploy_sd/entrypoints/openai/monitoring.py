@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fastdeploy_sd.entrypoints.openai.error_format import error_response
 from fastdeploy_sd.errors import NotFound, shown
+from fastdeploy_sd.wire.http.error_format import error_response
 
 PATHS = ("/metrics", "/config-info", "/health", "/ping")
 

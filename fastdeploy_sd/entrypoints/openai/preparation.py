@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from fastdeploy_sd.config import Config, from_json
 from fastdeploy_sd.entrypoints.openai.body_shape import verify_shape
-from fastdeploy_sd.entrypoints.openai.error_format import to_json
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob, JobBuilder, VerifyGrammar
 from fastdeploy_sd.entrypoints.openai.protocol import (
     ChatCompletionBody,
@@ -32,6 +31,7 @@ from fastdeploy_sd.guidance.checker import GrammarChecker
 from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.process.fork_worker import Handle, Note, Setup, memory_limit
 from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.wire.http.error_format import to_json
 from fastdeploy_sd.wire.packing import pack, unpack
 
 MemoryLimit = Callable[[int], AbstractContextManager[object]]

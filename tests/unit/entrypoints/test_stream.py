@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from fastdeploy_sd.entrypoints.openai.error_format import json_pieces, to_json
-from fastdeploy_sd.entrypoints.openai.event_stream import EventStream, until_disconnected
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare, merge
 from fastdeploy_sd.errors import InternalError, Overloaded
+from fastdeploy_sd.wire.http.error_format import json_pieces, to_json
+from fastdeploy_sd.wire.http.event_stream import EventStream, until_disconnected
 
 
 class Source:

@@ -13,12 +13,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from fastdeploy_sd.config import ServerConfig
-from fastdeploy_sd.entrypoints.openai.auth import BearerAuth
-from fastdeploy_sd.entrypoints.openai.boundary import Boundary
-from fastdeploy_sd.entrypoints.openai.error_format import error_response, to_fdsd_error
-from fastdeploy_sd.entrypoints.openai.origins import OriginGate
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, FdsdError, MethodNotAllowed, NotFound
 from fastdeploy_sd.metrics import HttpStats
+from fastdeploy_sd.wire.http.auth import BearerAuth
+from fastdeploy_sd.wire.http.boundary import Boundary
+from fastdeploy_sd.wire.http.error_format import error_response, to_fdsd_error
+from fastdeploy_sd.wire.http.origins import OriginGate
 
 LOSSY_HEADER = "X-Speculation-Lossy"
 _MIN_LIKENESS = 0.9

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastdeploy_sd.entrypoints.openai.error_format import error_json, to_json
-from fastdeploy_sd.entrypoints.openai.event_stream import DONE
 from fastdeploy_sd.errors import FdsdError
+from fastdeploy_sd.wire.http.error_format import error_json, to_json
+from fastdeploy_sd.wire.http.event_stream import DONE
 
 RESPONSES_PATH = "/v1/responses"
 StreamError = Callable[[FdsdError, int], str]

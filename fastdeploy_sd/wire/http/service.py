@@ -14,10 +14,10 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from fastdeploy_sd.entrypoints.acceptor import Acceptor
-from fastdeploy_sd.entrypoints.connection import Connection, Connections
-from fastdeploy_sd.entrypoints.listeners import Listeners
 from fastdeploy_sd.process.child import EXIT_FAILED, EXIT_OK
+from fastdeploy_sd.wire.http.acceptor import Acceptor
+from fastdeploy_sd.wire.http.connection import Connection, Connections
+from fastdeploy_sd.wire.http.listeners import Listeners
 
 # At the end every answer is complete or an error; so long may slow readers take to fetch it.
 _FLUSH_S = 5

@@ -17,8 +17,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from fastdeploy_sd.entrypoints.connection import Connection, Connections, raw_answer
 from fastdeploy_sd.errors import Unavailable
+from fastdeploy_sd.wire.http.connection import Connection, Connections, raw_answer
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from fastdeploy_sd.config import ServerConfig
-from fastdeploy_sd.entrypoints.gathered_writes import GatheredWrites
-from fastdeploy_sd.entrypoints.openai.error_format import error_json, to_json
 from fastdeploy_sd.errors import (
     MAX_SHOWN_CHARS,
     BadRequest,
@@ -30,6 +28,8 @@ from fastdeploy_sd.errors import (
     RequestTimeout,
 )
 from fastdeploy_sd.metrics import HttpStats
+from fastdeploy_sd.wire.http.error_format import error_json, to_json
+from fastdeploy_sd.wire.http.gathered_writes import GatheredWrites
 
 # A body may come slowly, but not for ever: beyond the first `timeout_body` seconds its mean rate is at least this.
 MIN_BODY_BYTES_PER_S = 1024

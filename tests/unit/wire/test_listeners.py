@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from fastdeploy_sd.config import ServerConfig
-from fastdeploy_sd.entrypoints.listeners import bound, example_request
+from fastdeploy_sd.wire.http.listeners import bound, example_request
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request as HttpRequest
 
-from fastdeploy_sd.entrypoints.openai.request_body import BodyReader
 from fastdeploy_sd.errors import Overloaded, PayloadTooLarge
+from fastdeploy_sd.wire.http.request_body import BodyReader
 
 LIMIT = 1 << 20
 CHUNK = b"x" * (1 << 16)

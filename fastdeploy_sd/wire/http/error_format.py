@@ -11,7 +11,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fastdeploy_sd.entrypoints.openai.request_record import record_of
 from fastdeploy_sd.errors import (
     MAX_SHOWN_CHARS,
     FdsdError,
@@ -20,6 +19,7 @@ from fastdeploy_sd.errors import (
     MisframedRequest,
     Unauthorized,
 )
+from fastdeploy_sd.wire.http.request_record import record_of
 
 logger = logging.getLogger(__name__)
 

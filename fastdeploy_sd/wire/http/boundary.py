@@ -15,8 +15,6 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fastdeploy_sd.entrypoints.openai.error_format import error_response, to_fdsd_error
-from fastdeploy_sd.entrypoints.openai.request_record import RequestRecord, begin_record
 from fastdeploy_sd.errors import (
     MAX_SHOWN_CHARS,
     FdsdError,
@@ -27,6 +25,8 @@ from fastdeploy_sd.errors import (
     shown,
 )
 from fastdeploy_sd.metrics import HttpStats
+from fastdeploy_sd.wire.http.error_format import error_response, to_fdsd_error
+from fastdeploy_sd.wire.http.request_record import RequestRecord, begin_record
 
 logger = logging.getLogger(__name__)
 

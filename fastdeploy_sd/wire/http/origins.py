@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fastdeploy_sd.entrypoints.openai.error_format import error_response
 from fastdeploy_sd.errors import Forbidden, shown
+from fastdeploy_sd.wire.http.error_format import error_response
 
 
 class OriginGate:

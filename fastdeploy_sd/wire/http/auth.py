@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fastdeploy_sd.entrypoints.openai.error_format import error_response
 from fastdeploy_sd.errors import Unauthorized
+from fastdeploy_sd.wire.http.error_format import error_response
 
 BY_KEY = "key "
 _KEY_INDEX = "fastdeploy_sd.key_index"  # entry of the scope: which of several keys a request carried

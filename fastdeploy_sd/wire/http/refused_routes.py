@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from fastdeploy_sd.entrypoints.openai.stream_errors import RESPONSES_PATH
 from fastdeploy_sd.errors import BadRequest, NotFound, shown
+from fastdeploy_sd.wire.http.stream_errors import RESPONSES_PATH
 
 
 def add_refused_routes(app: FastAPI) -> None:

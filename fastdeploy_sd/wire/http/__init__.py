@@ -1,0 +1,1 @@
+"""The HTTP server under the API and the router: connections, limits, errors, event streams."""

@@ -30,9 +30,9 @@ from fastdeploy_sd import draft_methods
 from fastdeploy_sd.config import DEMO_MODEL, Config, SpeculativeConfig, load_config
 from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.tokenizer import load_tokenizer
 
 _SHAPE = str(CHECKPOINT_DIR / "qwen3-0.6b")
 # Name of a model in this benchmark -> the engine's options for it.

@@ -34,9 +34,9 @@ from benchmarks.record import Record, config_json
 from fastdeploy_sd import draft_methods
 from fastdeploy_sd.config import Config, load_config
 from fastdeploy_sd.draft_methods import NAIVE
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import ConfigError, Unavailable
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.tokenizer import load_tokenizer
 
 KIND = "auto-served"
 _SETTING = next(method.name for method in draft_methods.METHODS.values() if method.chooses)

@@ -26,12 +26,12 @@ from benchmarks.progress import Progress
 from benchmarks.sampling import sampling_columns
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig, SpeculativeConfig, load_config
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.entrypoints.text.added_tokens import Segment
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
-from fastdeploy_sd.guidance.output_matcher import OutputMatcher
-from fastdeploy_sd.guidance.vocabulary import make_vocabulary
 from fastdeploy_sd.ops.sampling import SAMPLE, settings_of
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.text.added_tokens import Segment
+from fastdeploy_sd.text.guidance.output_matcher import OutputMatcher
+from fastdeploy_sd.text.guidance.vocabulary import make_vocabulary
+from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import EMPTY_I32, Request
 
 _KEYS = ("name_of_the_customer", "number_of_items_in_order", "is_delivered_by_courier", "address_of_the_warehouse")

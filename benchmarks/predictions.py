@@ -23,10 +23,10 @@ from benchmarks.progress import Progress
 from benchmarks.prompts import code_edits, make_prompts
 from fastdeploy_sd.config import DEMO_MODEL, load_config
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import EMPTY_I32, I32, DraftCounts, Request, Speculation
 
 COLUMNS = {

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fastdeploy_sd.entrypoints.text.chat_template import Message
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.text.chat_template import Message
+from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.types import I32
 
 WORKLOADS = ("code-edit", "completion", "free-text", "repeated", "random")

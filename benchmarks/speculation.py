@@ -25,9 +25,9 @@ from benchmarks.record import Record, config_json
 from benchmarks.speculation_report import KIND, save_plot, speculation_table
 from benchmarks.speculation_run import Case, Pair, pair_json, pair_metrics, run_pairs
 from fastdeploy_sd.config import DEMO_MODEL
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.tokenizer import load_tokenizer
 
 _SHAPES = {"0.6b-shape": str(CHECKPOINT_DIR / "qwen3-0.6b")}
 _DIFFERENT_TOKENS = 1

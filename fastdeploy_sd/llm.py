@@ -20,17 +20,17 @@ from fastdeploy_sd.entrypoints.offline.conversations import (
     ReadConversation,
 )
 from fastdeploy_sd.entrypoints.offline.structured import OfflineGrammars, Structured
-from fastdeploy_sd.entrypoints.text.chat_template import Json
-from fastdeploy_sd.entrypoints.text.completion import Completion
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder
-from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
-from fastdeploy_sd.entrypoints.text.speculation import SpeculationOptions, may_change_tokens
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import BadRequest, Unavailable
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.process.log_lines import show_lines
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.text.chat_template import Json
+from fastdeploy_sd.text.completion import Completion
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.request_builder import RequestBuilder
+from fastdeploy_sd.text.request_group import RequestGroup
+from fastdeploy_sd.text.speculation import SpeculationOptions, may_change_tokens
+from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import RequestMetrics
 
 Conversation = Sequence[Mapping[str, Any]]

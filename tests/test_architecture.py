@@ -119,7 +119,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "pydantic": ("entrypoints/openai",),
     "tokenizers": ("entrypoints/text",),
     "sentencepiece": ("entrypoints/text",),
-    "google": ("entrypoints/text/sentencepiece_model.py",),
+    "google": ("text/sentencepiece_model.py",),
     "jinja2": ("entrypoints/text",),
     "llguidance": ("guidance", "worker"),
     "prometheus_client": ("metrics",),

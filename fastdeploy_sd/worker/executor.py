@@ -9,7 +9,6 @@ from dataclasses import replace
 import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that imports Paddle)
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import device_lost_as_error
-from fastdeploy_sd.guidance.compiler import GrammarStore
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.device import device
@@ -18,6 +17,7 @@ from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.proposer import MakeProposer
 from fastdeploy_sd.spec_decode.router import available_methods, create_layers_method, create_proposer
 from fastdeploy_sd.spec_decode.step_board import StepBoard
+from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker.block_copier import BlockCopier
 from fastdeploy_sd.worker.device_choice import choose_device

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.guidance.compiler import GrammarStore
-from fastdeploy_sd.guidance.vocabulary import VocabularyError, load_vocabulary
+from fastdeploy_sd.text.guidance.compiler import GrammarStore
+from fastdeploy_sd.text.guidance.vocabulary import VocabularyError, load_vocabulary
 
 _log = logging.getLogger(__name__)
 

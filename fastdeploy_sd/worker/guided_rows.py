@@ -22,10 +22,10 @@ from types import TracebackType
 import numpy as np
 
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.guidance.mask_cost import STEP_S, share_s
-from fastdeploy_sd.guidance.output_matcher import OutputMatcher, WornError
 from fastdeploy_sd.runtime.twins import RowsOnDevice
 from fastdeploy_sd.step_memory import StepMemory
+from fastdeploy_sd.text.guidance.mask_cost import STEP_S, share_s
+from fastdeploy_sd.text.guidance.output_matcher import OutputMatcher, WornError
 from fastdeploy_sd.types import F32, I32, DraftTokens, NewRequest, RequestId, VerifyResult, offsets
 from fastdeploy_sd.worker.guided_request import GuidedRequest, Matchers, write_mask
 from fastdeploy_sd.worker.mask_worker import MaskWorker

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Protocol
 
-from fastdeploy_sd.guidance.compiler import NICE, start_thread
+from fastdeploy_sd.text.guidance.compiler import NICE, start_thread
 
 _CLOSE_TIMEOUT_S = 10.0
 # Where a job keeps Python's lock, the next dear one waits four times as long: others have four fifths of the time.

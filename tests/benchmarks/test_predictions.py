@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.predictions import predictions_of
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.tokenizer import load_tokenizer
 from tests.models import golden
 
 

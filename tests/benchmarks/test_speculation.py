@@ -19,9 +19,9 @@ from benchmarks.speculation_report import save_plot, speculation_table
 from benchmarks.speculation_run import Case, Pair, pair_metrics, run_pairs
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.tokenizer import load_tokenizer
 from tests.doubles.engines import toy_config, toy_info
 from tests.doubles.proposers import OracleProposer
 from tests.doubles.toy_executor import ToyExecutor

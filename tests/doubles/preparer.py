@@ -6,7 +6,7 @@ from functools import cached_property
 
 from fastdeploy_sd.entrypoints.openai.preparation import Outcome, Preparation
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
-from fastdeploy_sd.guidance.checker import GrammarChecker
+from fastdeploy_sd.text.guidance.checker import GrammarChecker
 
 
 class LocalPreparer(Preparer):

@@ -15,10 +15,10 @@ import numpy as np
 from fastdeploy_sd.config import ModelConfig
 from fastdeploy_sd.conformance.answers import Answer
 from fastdeploy_sd.conformance.requests import SAMPLINGS
-from fastdeploy_sd.entrypoints.text.reasoning_formats import ReasoningFormat, Start
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer, load_tokenizer
-from fastdeploy_sd.guidance.reasoning import ThinkingGrammar
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.text.guidance.reasoning import ThinkingGrammar
+from fastdeploy_sd.text.reasoning_formats import ReasoningFormat, Start
+from fastdeploy_sd.text.tokenizer import Tokenizer, load_tokenizer
 from fastdeploy_sd.types import Request
 
 PERSON = {

@@ -27,9 +27,9 @@ from fastdeploy_sd.conformance import (
 from fastdeploy_sd.conformance.methods import Method
 from fastdeploy_sd.conformance.runs import run, run_alone
 from fastdeploy_sd.conformance.ways import ALONE
-from fastdeploy_sd.guidance.compiler import GrammarStore
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.auto.lessons import Foresight, Lessons
+from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.types import FinishReason, Request, RequestId
 from fastdeploy_sd.worker import guided_rows
 from tests.doubles.engines import Transcript

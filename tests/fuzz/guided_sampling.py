@@ -16,12 +16,12 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 import fastdeploy_sd
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.guidance.checker import GrammarChecker
-from fastdeploy_sd.guidance.grammar import json_grammar
-from fastdeploy_sd.guidance.limits import limits_of
-from fastdeploy_sd.guidance.vocabulary import make_vocabulary
+from fastdeploy_sd.text.guidance.checker import GrammarChecker
+from fastdeploy_sd.text.guidance.grammar import json_grammar
+from fastdeploy_sd.text.guidance.limits import limits_of
+from fastdeploy_sd.text.guidance.vocabulary import make_vocabulary
+from fastdeploy_sd.text.tokenizer import load_tokenizer
 
 DEMO_MODEL = Path(fastdeploy_sd.__file__).parent / "demo_model"
 # How much a token that begins so is liked: what closes most, what opens or does not lead on least.

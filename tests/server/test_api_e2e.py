@@ -20,7 +20,7 @@ import httpx
 import openai
 import pytest
 
-from fastdeploy_sd.entrypoints.text.fast_tokenizer import FastTokenizer
+from fastdeploy_sd.text.fast_tokenizer import FastTokenizer
 from tests.models.golden import NAMES, cases
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

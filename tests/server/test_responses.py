@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from fastdeploy_sd.entrypoints.openai.protocol import ResponseBody, parse_body
-from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.errors import InternalError
+from fastdeploy_sd.text.chat_template import Message
 from tests.server.test_openai_client import CHAT_PROMPT
 from tests.server.toy_server import MODEL, TOKENIZER, Served, serve, text_of, toy_tokens
 

@@ -27,7 +27,7 @@ from tests.doubles.engines import toy_config
 from tests.doubles.preparer import LocalPreparer
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import ToyModel
-from tests.unit.entrypoints.vocabularies import golden_tokenizer
+from tests.unit.text.vocabularies import golden_tokenizer
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "qwen3-tiny"
 INFO = ModelInfo("toy", vocab_size=4096, max_model_len=512, eos_token_ids=(2,), block_size=16, num_blocks=256)

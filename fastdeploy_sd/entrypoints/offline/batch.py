@@ -11,11 +11,11 @@ from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.offline.conversations import AnswerReader
 from fastdeploy_sd.entrypoints.offline.interrupt import DeferredInterrupt
 from fastdeploy_sd.entrypoints.offline.progress import TokenProgress
-from fastdeploy_sd.entrypoints.text.completion import Completion, CompletionCollector
-from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
-from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import Overloaded
+from fastdeploy_sd.text.completion import Completion, CompletionCollector
+from fastdeploy_sd.text.output_processor import OutputProcessor
+from fastdeploy_sd.text.request_group import RequestGroup
+from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, Request, RequestId, RequestOutput
 
 # So often an interrupt is looked for while KV is on its way.

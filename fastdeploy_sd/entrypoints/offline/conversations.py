@@ -13,13 +13,13 @@ from fastdeploy_sd.entrypoints.openai.answer_forms import AnswerForms
 from fastdeploy_sd.entrypoints.openai.answer_options import AnswerOptions
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, parse_body
 from fastdeploy_sd.entrypoints.openai.tool_calling import offered_tools
-from fastdeploy_sd.entrypoints.text.answer_parts import PartsDelta, tool_call_id
-from fastdeploy_sd.entrypoints.text.completion import Completion
-from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import BadRequest, suggest
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.text.answer_parts import PartsDelta, tool_call_id
+from fastdeploy_sd.text.completion import Completion
+from fastdeploy_sd.text.output_processor import OutputProcessor
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import Request
 
 _MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.guidance.checker import GrammarChecker
-from fastdeploy_sd.guidance.grammar import StructuredOutputs, against_grammar, grammar_of
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.text.guidance.checker import GrammarChecker
+from fastdeploy_sd.text.guidance.grammar import StructuredOutputs, against_grammar, grammar_of
+from fastdeploy_sd.text.tokenizer import Tokenizer
 
 Structured = StructuredOutputs | Mapping[str, Any]
 _NAME = "structured_outputs"

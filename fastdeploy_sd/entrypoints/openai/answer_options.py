@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from fastdeploy_sd.entrypoints.openai.protocol import CompletionBody, GenerationBody, ResponseBody
-from fastdeploy_sd.entrypoints.text.answer_parts import AnswerParser
-from fastdeploy_sd.entrypoints.text.reasoning import shown_splitter
-from fastdeploy_sd.entrypoints.text.reasoning_formats import ReasoningOptions
-from fastdeploy_sd.entrypoints.text.tool_calls.options import ToolOptions
+from fastdeploy_sd.text.answer_parts import AnswerParser
+from fastdeploy_sd.text.reasoning import shown_splitter
+from fastdeploy_sd.text.reasoning_formats import ReasoningOptions
+from fastdeploy_sd.text.tool_calls.options import ToolOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.logprobs import LogprobsFormat
 from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
-from fastdeploy_sd.entrypoints.text.answer_parts import AnswerParser, PartsDelta, ToolCallDelta, tool_call_id
-from fastdeploy_sd.entrypoints.text.completion import Completion
-from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import FdsdError
+from fastdeploy_sd.text.answer_parts import AnswerParser, PartsDelta, ToolCallDelta, tool_call_id
+from fastdeploy_sd.text.completion import Completion
+from fastdeploy_sd.text.output_processor import TextDelta
+from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, RequestMetrics
 from fastdeploy_sd.wire.http.event_stream import DONE
 from fastdeploy_sd.wire.http.stream_errors import chunk_error

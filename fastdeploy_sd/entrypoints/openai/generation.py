@@ -14,9 +14,9 @@ from typing import Protocol
 from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare, merge
-from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor, TextDelta
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import FdsdError
+from fastdeploy_sd.text.output_processor import OutputProcessor, TextDelta
+from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestMetrics, RequestOutput
 
 ChoiceDelta = tuple[int, TextDelta]

@@ -21,10 +21,10 @@ from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.openai.response_format import ResponseFormat
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate, StreamNotes
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
-from fastdeploy_sd.entrypoints.text.completion import CompletionCollector
 from fastdeploy_sd.errors import Overloaded, Unavailable
 from fastdeploy_sd.fleet.notes import counted_note, ended_note, failed_note
 from fastdeploy_sd.fleet.route import Route, read_content
+from fastdeploy_sd.text.completion import CompletionCollector
 from fastdeploy_sd.wire.http.auth import client_of
 from fastdeploy_sd.wire.http.enclosure import LOSSY_HEADER
 from fastdeploy_sd.wire.http.error_format import JsonResponse, json_pieces, to_fdsd_error

@@ -19,16 +19,16 @@ from fastdeploy_sd.entrypoints.openai.answer_forms import AnswerForms
 from fastdeploy_sd.entrypoints.openai.answer_options import AnswerOptions
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, ResponseBody
 from fastdeploy_sd.entrypoints.openai.tool_calling import offered_tools
-from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.request_builder import RequestBuilder
-from fastdeploy_sd.entrypoints.text.request_group import RequestGroup
-from fastdeploy_sd.entrypoints.text.speculation import may_change_tokens, verify_has_draft_logprobs
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.fleet.route import Progress
-from fastdeploy_sd.guidance.grammar import grammar_of
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.text.guidance.grammar import grammar_of
+from fastdeploy_sd.text.output_processor import OutputProcessor
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.request_builder import RequestBuilder
+from fastdeploy_sd.text.request_group import RequestGroup
+from fastdeploy_sd.text.speculation import may_change_tokens, verify_has_draft_logprobs
+from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import KvSource, ModelInfo, TokenLogprob
 from fastdeploy_sd.wire.http.auth import BY_KEY
 from fastdeploy_sd.wire.http.model_names import resolve_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
+from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import DraftLogprob, TokenLogprob
 
 # JSON has no infinity; this is what OpenAI's clients are used to.

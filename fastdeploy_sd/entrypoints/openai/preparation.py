@@ -24,12 +24,12 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     parse_body,
 )
 from fastdeploy_sd.entrypoints.openai.tokenization import Tokenization
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import BadRequest, FdsdError
-from fastdeploy_sd.guidance.checker import GrammarChecker
 from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.process.fork_worker import Handle, Note, Setup, memory_limit
+from fastdeploy_sd.text.guidance.checker import GrammarChecker
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.wire.http.error_format import to_json
 from fastdeploy_sd.wire.packing import pack, unpack

@@ -19,14 +19,14 @@ from functools import cached_property
 from fastdeploy_sd.config import Config, to_json
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.preparation import COMPLETION, DETOKENIZE, Outcome, Preparation, too_complex
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.reasoning_formats import find_format
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
-from fastdeploy_sd.entrypoints.text.tool_calls.formats import find_format as find_call_format
 from fastdeploy_sd.errors import FdsdError, InternalError, Overloaded, Unavailable
 from fastdeploy_sd.process.child import describe_exit
 from fastdeploy_sd.process.fork_worker import WorkerLimits
 from fastdeploy_sd.process.forked import ForkServer, ForkServerEndedError, Worker, WorkerEndedError
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.reasoning_formats import find_format
+from fastdeploy_sd.text.tokenizer import load_tokenizer
+from fastdeploy_sd.text.tool_calls.formats import find_format as find_call_format
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.wire.packing import pack, unpack
 

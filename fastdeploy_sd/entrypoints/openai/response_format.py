@@ -17,11 +17,11 @@ from fastdeploy_sd.entrypoints.openai.logprobs import LogprobsFormat
 from fastdeploy_sd.entrypoints.openai.response_output import COMPLETED, IN_PROGRESS, Event, Json, ResponseOutput
 from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
-from fastdeploy_sd.entrypoints.text.completion import Completion
-from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
-from fastdeploy_sd.entrypoints.text.part_tokens import PartTokensParser
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.errors import FdsdError
+from fastdeploy_sd.text.completion import Completion
+from fastdeploy_sd.text.output_processor import TextDelta
+from fastdeploy_sd.text.part_tokens import PartTokensParser
+from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, TokenLogprob
 from fastdeploy_sd.wire.http.error_format import json_pieces, to_json
 from fastdeploy_sd.wire.http.stream_errors import response_error

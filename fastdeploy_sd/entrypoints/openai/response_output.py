@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from fastdeploy_sd.entrypoints.text.answer_parts import AnswerPart, Content, Reasoning, ToolCallDelta, tool_call_id
+from fastdeploy_sd.text.answer_parts import AnswerPart, Content, Reasoning, ToolCallDelta, tool_call_id
 
 COMPLETED, IN_PROGRESS = "completed", "in_progress"
 Json = dict[str, Any]

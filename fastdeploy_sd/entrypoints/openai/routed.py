@@ -11,10 +11,10 @@ from starlette.datastructures import Headers
 
 from fastdeploy_sd.entrypoints.openai.answer_format import StreamPart
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
-from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
 from fastdeploy_sd.errors import Forbidden
 from fastdeploy_sd.fleet.notes import begun_note, ended_note, logprobs_note, shown_note, together_note
 from fastdeploy_sd.fleet.route import NOT_AUTHENTIC, ROUTE_HEADER, Route, RouteReader
+from fastdeploy_sd.text.output_processor import TextDelta
 from fastdeploy_sd.types import TokenLogprob
 
 

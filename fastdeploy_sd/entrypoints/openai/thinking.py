@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.protocol import GenerationBody
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.reasoning_formats import Display, ReasoningOptions, Start, find_format, start_of
-from fastdeploy_sd.guidance.reasoning import ThinkingGrammar, no_limit
+from fastdeploy_sd.text.guidance.reasoning import ThinkingGrammar, no_limit
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.reasoning_formats import Display, ReasoningOptions, Start, find_format, start_of
 
 
 class Thinking:

@@ -6,9 +6,9 @@ from typing import Any
 
 from fastdeploy_sd.entrypoints.openai.logprobs import token_label
 from fastdeploy_sd.entrypoints.openai.protocol import DetokenizeBody, TokenizeBody, parse_body
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
 from fastdeploy_sd.sampling_rules import verify_token_ids
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.wire.http.model_names import resolve_model
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, GenerationBody
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
-from fastdeploy_sd.entrypoints.text.tool_calls.formats import FORMATS, find_format
-from fastdeploy_sd.entrypoints.text.tool_calls.grammars import ends_after_calls, is_guided, tool_grammar
-from fastdeploy_sd.entrypoints.text.tool_calls.options import ToolOptions
-from fastdeploy_sd.entrypoints.text.tool_calls.tools import ToolMode, ToolUse
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.guidance.grammar import against_grammar, verify_schema
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.text.guidance.grammar import against_grammar, verify_schema
+from fastdeploy_sd.text.tokenizer import Tokenizer
+from fastdeploy_sd.text.tool_calls.formats import FORMATS, find_format
+from fastdeploy_sd.text.tool_calls.grammars import ends_after_calls, is_guided, tool_grammar
+from fastdeploy_sd.text.tool_calls.options import ToolOptions
+from fastdeploy_sd.text.tool_calls.tools import ToolMode, ToolUse
 
 
 class ToolCalling:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
-from fastdeploy_sd.entrypoints.text.output_processor import TextDelta
-from fastdeploy_sd.entrypoints.text.reasoning import ThoughtCounter
-from fastdeploy_sd.entrypoints.text.tokenizer import Tokenizer
+from fastdeploy_sd.text.output_processor import TextDelta
+from fastdeploy_sd.text.reasoning import ThoughtCounter
+from fastdeploy_sd.text.tokenizer import Tokenizer
 
 
 class UsageCounter:

@@ -26,7 +26,7 @@ from fastdeploy_sd.types import (
     TokenLogprob,
 )
 from tests.doubles.preparer import LocalPreparer
-from tests.unit.entrypoints.vocabularies import GOLDEN
+from tests.unit.text.vocabularies import GOLDEN
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 EOS = 2

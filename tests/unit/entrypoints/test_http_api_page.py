@@ -14,7 +14,7 @@ from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, Comple
 from fastdeploy_sd.errors import ConfigError, FdsdError
 from tests.doubles.preparer import LocalPreparer
 from tests.unit.entrypoints.scripted_app import INFO, ScriptedClient
-from tests.unit.entrypoints.vocabularies import GOLDEN
+from tests.unit.text.vocabularies import GOLDEN
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "http_api.md").read_text(encoding="utf-8")
 ROUTES, REQUESTS, _, ERRORS = re.split(r"^## .*$", PAGE, flags=re.MULTILINE)

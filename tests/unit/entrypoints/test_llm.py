@@ -23,7 +23,7 @@ from fastdeploy_sd.types import ModelInfo, Request, SchedulerOutput, Speculation
 from tests.doubles.proposers import OracleProposer
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import ToyModel
-from tests.unit.entrypoints.vocabularies import GOLDEN, golden_tokenizer
+from tests.unit.text.vocabularies import GOLDEN, golden_tokenizer
 
 TOKENIZER = golden_tokenizer()
 INFO = ModelInfo("toy", vocab_size=4096, max_model_len=256, eos_token_ids=(2,), block_size=16, num_blocks=64)

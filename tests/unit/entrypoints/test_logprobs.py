@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy_sd.entrypoints.openai.logprobs import LogprobsFormat
 from fastdeploy_sd.types import TokenLogprob
-from tests.unit.entrypoints.vocabularies import golden_tokenizer
+from tests.unit.text.vocabularies import golden_tokenizer
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, -1e30, -0.5, 0.0])

@@ -19,12 +19,12 @@ from fastdeploy_sd.entrypoints.openai import preparer as preparer_module
 from fastdeploy_sd.entrypoints.openai.body_shape import MAX_PARTS, verify_shape
 from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION, Preparation
 from fastdeploy_sd.entrypoints.openai.preparer import LANES, Preparer
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import BadRequest, FdsdError, Unavailable
 from fastdeploy_sd.process.forked import Worker
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import ModelInfo
-from tests.unit.entrypoints.vocabularies import GOLDEN
+from tests.unit.text.vocabularies import GOLDEN
 
 INFO = ModelInfo("m", vocab_size=4096, max_model_len=4096, eos_token_ids=(2,), block_size=16, num_blocks=512)
 CONFIG = Config(model=ModelConfig(model=str(GOLDEN)))

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, TokenizeBody
-from fastdeploy_sd.entrypoints.text.chat_template import ChatTemplate, Message, PromptEnd
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
-from fastdeploy_sd.entrypoints.text.template_process import TemplateProcess
 from fastdeploy_sd.errors import BadRequest
-from tests.unit.entrypoints.test_chat_template import CHATML, CONTROL, control_ids
+from fastdeploy_sd.text.chat_template import ChatTemplate, Message, PromptEnd
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.template_process import TemplateProcess
 from tests.unit.entrypoints.test_request_bodies import parse, refusal
-from tests.unit.entrypoints.vocabularies import golden_tokenizer
+from tests.unit.text.test_chat_template import CHATML, CONTROL, control_ids
+from tests.unit.text.vocabularies import golden_tokenizer
 
 TOKENIZER = golden_tokenizer()
 ENCODER = PromptEncoder(TOKENIZER)

@@ -14,13 +14,13 @@ from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob, JobBuilder
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, ResponseBody, parse_body
 from fastdeploy_sd.entrypoints.openai.response_format import ResponseFormat
-from fastdeploy_sd.entrypoints.text.output_processor import OutputProcessor
-from fastdeploy_sd.entrypoints.text.prompt import PromptEncoder
 from fastdeploy_sd.fleet.route import ChoiceProgress, Progress
-from fastdeploy_sd.guidance.checker import GrammarChecker
+from fastdeploy_sd.text.guidance.checker import GrammarChecker
+from fastdeploy_sd.text.output_processor import OutputProcessor
+from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.types import FinishReason, RequestOutput
 from tests.unit.entrypoints.scripted_app import CHAT, COMPLETION, INFO, Script, ScriptedApp
-from tests.unit.entrypoints.vocabularies import GOLDEN, golden_tokenizer
+from tests.unit.text.vocabularies import GOLDEN, golden_tokenizer
 
 RESPONSES = "/v1/responses"
 TOKENIZER = golden_tokenizer()

@@ -18,8 +18,8 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
 )
 from fastdeploy_sd.entrypoints.openai.protocol.faults import MAX_FAULTS
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Only
-from fastdeploy_sd.entrypoints.text.tool_calls.tools import ToolMode
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest
+from fastdeploy_sd.text.tool_calls.tools import ToolMode
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 PROMPT: dict[str, Any] = {"prompt": "hello"}

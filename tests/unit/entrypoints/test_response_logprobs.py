@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseOutputMessage, ResponseTextDeltaEvent, ResponseTextDoneEvent
 
-from fastdeploy_sd.entrypoints.text.answer_parts import AnswerPart, Content, ToolCallDelta
-from fastdeploy_sd.entrypoints.text.part_tokens import PartTokensParser
+from fastdeploy_sd.text.answer_parts import AnswerPart, Content, ToolCallDelta
+from fastdeploy_sd.text.part_tokens import PartTokensParser
 from fastdeploy_sd.types import FinishReason
 from tests.unit.entrypoints.scripted_app import CHAT, EOS, Script, ScriptedApp
-from tests.unit.entrypoints.vocabularies import golden_tokenizer
+from tests.unit.text.vocabularies import golden_tokenizer
 
 RESPONSES = "/v1/responses"
 TOKENIZER = golden_tokenizer()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.types import FinishReason, SpeculationInfo
 from tests.unit.entrypoints.scripted_app import CHAT, COMPLETION, EOS, METRICS, Script, ScriptedApp
-from tests.unit.entrypoints.vocabularies import golden_tokenizer
+from tests.unit.text.vocabularies import golden_tokenizer
 
 TEXT = "def f(x):\n    return x\n\ndef g(y):\n    return \u20ac\U0001f680 y"
 TOKENS = golden_tokenizer().encode(TEXT, add_special_tokens=False)

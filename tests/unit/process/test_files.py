@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from fastdeploy_sd.checkpoint import SafetensorsFile
-from fastdeploy_sd.entrypoints.text.tokenizer import load_tokenizer
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.process.files import MAX_JSON_BYTES, open_regular, read_json, read_text
+from fastdeploy_sd.text.tokenizer import load_tokenizer
 
 KINDS: dict[str, Callable[[pathlib.Path], None]] = {
     "FIFO": os.mkfifo,

@@ -32,11 +32,11 @@ from fastdeploy_sd.entrypoints.openai.protocol.tools import (
     tool_faults,
     tool_use,
 )
-from fastdeploy_sd.entrypoints.text.reasoning_formats import Display
-from fastdeploy_sd.entrypoints.text.tool_calls.tools import Tool, ToolUse
 from fastdeploy_sd.errors import shown
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.sampling_rules import MAX_COUNT
+from fastdeploy_sd.text.reasoning_formats import Display
+from fastdeploy_sd.text.tool_calls.tools import Tool, ToolUse
 
 _THINKING = ("enabled", "disabled")
 _REASONING_LIMITS = ("reasoning_max_tokens", "thinking_token_budget")

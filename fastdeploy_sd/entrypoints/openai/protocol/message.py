@@ -15,8 +15,8 @@ from pydantic import ConfigDict, model_validator
 
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, FieldKind, expected, fault
 from fastdeploy_sd.entrypoints.openai.protocol.ignored import tell_ignored
-from fastdeploy_sd.entrypoints.text.call_arguments import holds_all
-from fastdeploy_sd.entrypoints.text.chat_template import ROLES, Message
+from fastdeploy_sd.text.call_arguments import holds_all
+from fastdeploy_sd.text.chat_template import ROLES, Message
 
 MAX_MESSAGES = 8192
 MAX_TOOL_CALLS = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body
 from fastdeploy_sd.entrypoints.openai.protocol.message import ChatMessage
-from fastdeploy_sd.entrypoints.text.chat_template import PromptEnd
+from fastdeploy_sd.text.chat_template import PromptEnd
 
 _CONTINUE = "continue_final_message"
 

@@ -24,10 +24,10 @@ from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens,
 from fastdeploy_sd.entrypoints.openai.protocol.structured_fields import Asked, FlatFormat, TextFormat, below
 from fastdeploy_sd.entrypoints.openai.protocol.template_variables import TemplateText, template_variables
 from fastdeploy_sd.entrypoints.openai.protocol.tools import ToolChoice, ToolChoiceField, Tools, tool_faults, tool_use
-from fastdeploy_sd.entrypoints.text.chat_template import Message
-from fastdeploy_sd.entrypoints.text.reasoning_formats import Display
-from fastdeploy_sd.entrypoints.text.tool_calls.tools import Tool, ToolUse
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.text.chat_template import Message
+from fastdeploy_sd.text.reasoning_formats import Display
+from fastdeploy_sd.text.tool_calls.tools import Tool, ToolUse
 
 # What `include` may name: parts of items that no Response of this server has.
 _ABSENT = (

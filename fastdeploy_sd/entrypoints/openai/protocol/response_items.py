@@ -19,8 +19,8 @@ from fastdeploy_sd.entrypoints.openai.protocol.message import (
     content_text,
     tell_names,
 )
-from fastdeploy_sd.entrypoints.text.chat_template import Message
 from fastdeploy_sd.errors import shown
+from fastdeploy_sd.text.chat_template import Message
 
 _ROLES = ("system", "developer", "user", "assistant")
 # Type of a part of the content -> the key of its text.

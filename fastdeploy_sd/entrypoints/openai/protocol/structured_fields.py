@@ -15,8 +15,8 @@ from typing import Annotated, Any, NamedTuple
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, FieldKind, Only, expected, fault, unknown_field
 from fastdeploy_sd.errors import shown
-from fastdeploy_sd.guidance.grammar import KINDS, MAX_CHOICES, StructuredOutputs, against_grammar
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.text.guidance.grammar import KINDS, MAX_CHOICES, StructuredOutputs, against_grammar
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TEXT = {"type": "string"}

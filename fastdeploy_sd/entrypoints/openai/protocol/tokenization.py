@@ -11,7 +11,7 @@ from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, NotSupported,
 from fastdeploy_sd.entrypoints.openai.protocol.message import MAX_MESSAGES, ChatMessage
 from fastdeploy_sd.entrypoints.openai.protocol.prompt_end import PromptEndFields, prompt_end_faults
 from fastdeploy_sd.entrypoints.openai.protocol.tools import Tools
-from fastdeploy_sd.entrypoints.text.tool_calls.tools import Tool
+from fastdeploy_sd.text.tool_calls.tools import Tool
 
 
 class TokenizeBody(PromptEndFields):

@@ -11,8 +11,8 @@ from typing import Any
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
 from fastdeploy_sd.entrypoints.openai.protocol.fields import FieldKind, expected, fault
 from fastdeploy_sd.entrypoints.openai.protocol.message import tell_names
-from fastdeploy_sd.entrypoints.text.tool_calls.tools import Tool, ToolMode, ToolUse
 from fastdeploy_sd.errors import shown
+from fastdeploy_sd.text.tool_calls.tools import Tool, ToolMode, ToolUse
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 1 << 18  # of their JSON, all together

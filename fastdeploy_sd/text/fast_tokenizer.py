@@ -1,0 +1,218 @@
+"""The Tokenizer interface on a tokenizer.json, run by the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from fastdeploy_sd.errors import BadRequest, CheckpointError, InternalError
+from fastdeploy_sd.process.files import describe, read_text
+from fastdeploy_sd.text.added_tokens import (
+    WHITE_SPACE,
+    AddedToken,
+    Segment,
+    apply_borders,
+    encode_spelled_out,
+    token_pattern,
+)
+from fastdeploy_sd.text.token_bytes import TokenBytes
+from fastdeploy_sd.text.token_length import longest_token
+from fastdeploy_sd.text.tokenizer_files import read_tokenizer_files
+
+
+class FastTokenizer:
+    """A tokenizer.json with the tokens that other files add; see Tokenizer for the meaning of each method.
+
+    Raises:
+        CheckpointError: a file is missing or malformed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / "tokenizer.json"
+        self.files = read_tokenizer_files(directory)
+        self._tokenizer, spec = _load(path)
+        _add_missing(path, self._tokenizer, self.files.added_tokens)
+        added = _added_tokens(self._tokenizer, self.files.special_tokens.values())
+        self.hidden_ids = frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
+        self._controls = {text: token for text, token in added.items() if token.is_control}
+        self.control_tokens = {text: i for text, token in self._controls.items() if (i := token.token_id) is not None}
+        self._control_ids = frozenset(self.control_tokens.values()) - {_unknown_id(self._tokenizer, spec["model"])}
+        self._any_control = token_pattern(self._controls)
+        self._token_bytes = TokenBytes(self._tokenizer.id_to_token, spec.get("decoder"))
+        self.max_token_chars = longest_token(spec | {"added_tokens": [asdict(token) for token in added.values()]})
+
+    @cached_property
+    def num_ids(self) -> int:
+        return max(self._tokenizer.get_vocab().values(), default=-1) + 1
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        if self.files.eos_token_ids:
+            return self.files.eos_token_ids
+        token_id = self._tokenizer.token_to_id(self.files.special_tokens.get("eos_token", ""))
+        return () if token_id is None else (token_id,)
+
+    @cached_property
+    def _plain(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+        """Two tokenizers in which no spelling makes a control token: for a prompt's start, and for what follows.
+
+        Raises:
+            CheckpointError: the library cannot read again what it wrote, as the file contradicts itself.
+        """
+        spec = json.loads(self._tokenizer.to_str())
+        for token in spec["added_tokens"]:
+            token["special"] = token["content"] in self.control_tokens
+        start = inner = _without_special_tokens(spec)
+        if _drop_space_at_start(spec["pre_tokenizer"]):
+            inner = _without_special_tokens(spec)
+        return start, inner
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return _encode(self._tokenizer, text, add_special_tokens)
+
+    def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
+        start, inner = self._plain
+        token_ids: list[int] = []
+        for i, part in enumerate(apply_borders(segments, self._controls, WHITE_SPACE, _is_word)):
+            if part.is_control:
+                token_ids.append(self.control_tokens[part.text])
+            else:
+                token_ids += self._encode_plain(part.text, start if i == 0 else inner)
+        return token_ids
+
+    def _encode_plain(self, text: str, tokenizer: tokenizers.Tokenizer) -> list[int]:
+        token_ids = _encode(tokenizer, text, False)
+        if self._control_ids.isdisjoint(token_ids):
+            return token_ids
+
+        def encode(part: str) -> list[int] | None:
+            found = _encode(self._plain[1], part, False)
+            return found if self._control_ids.isdisjoint(found) else None
+
+        # A control token can also be a piece of the model's own vocabulary: then it is spelled out by force.
+        return encode_spelled_out(text, self._any_control, encode)
+
+    def decode(self, token_ids: Sequence[int], *, skip_hidden: bool) -> str:
+        try:
+            return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_hidden)
+        except BaseException as error:
+            reason = _reason(error)
+            raise InternalError(
+                f"output: expected tokens that the model's tokenizer can decode, got {reason}"
+            ) from None
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return self._token_bytes.of(token_id)
+
+
+def _load(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Return the tokenizer, and its content as the library writes it, whatever form the file has."""
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(read_text(path))
+        tokenizer.no_truncation()  # a file may ask to cut or pad silently: prompts are never cut
+        tokenizer.no_padding()
+        if getattr(tokenizer.model, "dropout", None):
+            tokenizer.model.dropout = None  # random ids, meant for training
+        return tokenizer, json.loads(tokenizer.to_str())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: expected a tokenizer.json or a tokenizer.model, got neither") from None
+    except BaseException as error:
+        raise CheckpointError(f"{path}: expected a tokenizer, got {_reason(error)}") from None
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Encode one text as a batch: unlike `encode`, that lets other threads run meanwhile and finds no offsets."""
+    try:
+        ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    except BaseException as error:
+        raise BadRequest(
+            f"prompt: expected text that the model's tokenizer can encode, got its error {_reason(error)}",
+            param="prompt",
+        ) from None
+    return ids
+
+
+def _reason(error: BaseException) -> str:
+    """Return an error of the library in one line. It raises bare Exception for a malformed file.
+
+    A panic of a Rust library is no Exception, and its class cannot be imported.
+
+    Raises:
+        BaseException: the error, where it is none of the library's.
+    """
+    if isinstance(error, Exception):
+        return describe(error)
+    if type(error).__name__ == "PanicException":
+        return describe(RuntimeError(str(error)))
+    raise error
+
+
+def _add_missing(path: Path, tokenizer: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
+    """Add what only the smaller files list, as transformers does: those with an id, or that the vocabulary has.
+
+    Raises:
+        CheckpointError: a listed id is another token's.
+    """
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    missing = [t for t in tokens if t.content not in known and (t.token_id is not None or _has(tokenizer, t.content))]
+    for token in sorted(missing, key=lambda t: -1 if t.token_id is None else t.token_id):
+        flags = {"lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word}
+        made = tokenizers.AddedToken(token.content, normalized=False, special=token.special, **flags)
+        tokenizer.add_special_tokens([made]) if token.special else tokenizer.add_tokens([made])
+        token_id = tokenizer.token_to_id(token.content)
+        if token.token_id not in (None, token_id):
+            raise CheckpointError(
+                f"{path}: expected the token {token.content!r} with id {token.token_id}, as tokenizer_config.json or"
+                f" added_tokens.json has it, got {token_id}"
+            )
+
+
+def _has(tokenizer: tokenizers.Tokenizer, text: str) -> bool:
+    return tokenizer.token_to_id(text) is not None
+
+
+def _added_tokens(tokenizer: tokenizers.Tokenizer, roles: Iterable[str]) -> dict[str, AddedToken]:
+    """Return text -> token of all that the tokenizer finds by text; those with a role (BOS, EOS ...) are special."""
+    special = set(roles)
+    return {
+        t.content: AddedToken(t.content, i, t.special or t.content in special, t.lstrip, t.rstrip, t.single_word)
+        for i, t in tokenizer.get_added_tokens_decoder().items()
+    }
+
+
+def _without_special_tokens(spec: dict[str, Any]) -> tokenizers.Tokenizer:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    except BaseException as error:
+        raise CheckpointError(f"tokenizer.json: expected a tokenizer, got {_reason(error)}") from None
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _unknown_id(tokenizer: tokenizers.Tokenizer, model: dict[str, Any]) -> int | None:
+    """The id that stands for any text without another; plain text may have it, though it is often flagged special."""
+    unknown_id: int | None = model.get("unk_id")
+    return tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else unknown_id
+
+
+def _drop_space_at_start(step: dict[str, Any] | None) -> bool:
+    """Have a pre-tokenizer put no space before the first word; return whether it put one there and nowhere else."""
+    if step is None:
+        return False
+    found = False
+    for part in step["pretokenizers"] if step["type"] == "Sequence" else [step]:
+        if part.get("prepend_scheme") == "first":
+            part["prepend_scheme"] = "never"
+            found = True
+    return found
+
+
+def _is_word(character: str) -> bool:
+    return re.fullmatch(r"\w", character) is not None

@@ -1,0 +1,162 @@
+"""One request's place in its grammar: goes forward over its output, and says what may or must follow. Knows no step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from llguidance import LLMatcher
+
+from fastdeploy_sd.text.guidance.limits import library_error
+
+
+class WornError(Exception):
+    """The automata are at their limit, so that the library cannot tell what may follow; see `renew`."""
+
+
+class OutputMatcher:
+    """A matcher of one request, and the ids that end it.
+
+    The library has a state of its own for a grammar that is complete: it then takes no token but, once, one that ends
+    the request, and does not count that among the tokens that it would take. Here such an id is a token as any other.
+
+    What may come later is found out by copies, which share all that is large, and take less than a microsecond. The
+    library's own way back, `rollback`, leaves a wrong state behind tokens that a grammar names by their ids.
+
+    Matchers of one grammar share automata that grow with what any of their requests writes, up to a limit. There a
+    request goes on with new ones, so that none ends because of what others have written.
+
+    Args:
+        matcher: in the state before the first output token.
+        end_token_ids: those that end the request; not empty.
+        renewed: makes such a matcher with new automata.
+    """
+
+    def __init__(self, matcher: LLMatcher, end_token_ids: tuple[int, ...], renewed: Callable[[], LLMatcher]) -> None:
+        self._matcher, self._renewed = matcher, renewed
+        self._output: list[int] = []
+        # Tokens that must follow the output, from an index on: the library finds all at once, be it thousands.
+        self._forced: list[int] = []
+        self._next_forced = 0
+        self._ends = frozenset(end_token_ids)
+        self._first_end, self._refused = end_token_ids[0], ""
+        self._has_ended = False
+
+    @property
+    def error(self) -> str:
+        """Why the output cannot go on, in words for a client; "" = it can, perhaps after `renew`."""
+        return self._refused
+
+    def consume(self, token_ids: list[int]) -> None:
+        """Go on behind output; what follows an id that ends the request is not looked at.
+
+        A token that the grammar does not allow makes `error` say so.
+
+        Raises:
+            WornError: nothing was taken. It can be after `renew`.
+        """
+        if self._refused or self._has_ended:
+            return
+        try:
+            num_taken = self._matcher.try_consume_tokens(token_ids)
+            is_whole = num_taken == len(token_ids) or not self._ends.isdisjoint(token_ids[: num_taken + 1])
+            is_worn = not is_whole and self._is_worn()
+        except Exception as error:  # the library promises that it raises none
+            self._refused = library_error(repr(error))
+            return
+        if is_worn:
+            raise WornError
+        self._output += token_ids[:num_taken]
+        self._follow_forced(token_ids[:num_taken])
+        self._has_ended = not self._ends.isdisjoint(token_ids[:num_taken])
+        if num_taken < len(token_ids) and not self._has_ended:
+            self._has_ended = self._is_end(self._matcher, token_ids[num_taken])
+            if not self._has_ended:
+                self._refused = f"token {token_ids[num_taken]} of the output is none that the grammar allows"
+
+    def states(self, token_ids: Sequence[int]) -> Iterator[LLMatcher | None]:
+        """Make matchers behind none, one ... of tokens that may follow, up to the first that may not.
+
+        Behind an id that ends the request it is None, and the last.
+
+        Raises:
+            WornError: it is not known whether a token may follow.
+        """
+        if self._refused or self._has_ended:
+            return
+        last = self._matcher.deep_copy()
+        yield last
+        for token_id in token_ids:
+            following = last.deep_copy()
+            is_taken = following.try_consume_tokens([token_id]) == 1
+            if token_id in self._ends and (is_taken or self._is_end(last, token_id)):
+                yield None
+                return
+            if following.is_error():
+                raise WornError
+            if not is_taken:
+                return
+            yield following
+            last = following
+
+    def renew(self) -> list[int]:
+        """Begin anew with new automata; return the output, which must be consumed again.
+
+        For a grammar whose automata are at their limit. Costs what compiling it costs.
+
+        Raises:
+            InternalError: it could not be compiled.
+        """
+        matcher = self._renewed()
+        self._matcher, output, self._output = matcher, self._output, []
+        self._forced, self._next_forced = [], 0
+        return output
+
+    def refuse(self, reason: str) -> None:
+        """Have the output end here; "" = the library says why."""
+        if not reason:
+            probe = self._matcher.deep_copy()
+            probe.compute_bitmask()
+            reason = library_error(probe.get_error())
+        self._refused = self._refused or reason or "it cannot be followed any further"
+
+    def num_allowed(self, token_ids: list[int]) -> int:
+        """Return how many of these tokens may follow the output, one after the other, as far as is known."""
+        count = -1
+        with contextlib.suppress(WornError):
+            for _ in self.states(token_ids):
+                count += 1
+        return max(count, 0)
+
+    def forced(self, max_tokens: int) -> list[int]:
+        """Return the tokens that must follow, as many as are wanted at most.
+
+        Where the grammar forces a text and not its tokens, they are those that the tokenizer makes of it: others may
+        follow as well. A complete output is followed by the first id that ends the request.
+        """
+        if max_tokens <= 0 or self._refused or self._has_ended:
+            return []
+        if len(self._forced) - self._next_forced < max_tokens:
+            self._forced, self._next_forced = self._matcher.deep_copy().compute_ff_tokens(), 0
+        tokens = self._forced[self._next_forced : self._next_forced + max_tokens]
+        if len(tokens) == max_tokens:
+            return tokens
+        end = self._matcher.deep_copy()
+        if end.try_consume_tokens(tokens) == len(tokens) and self._is_end(end, self._first_end):
+            tokens.append(self._first_end)
+        return tokens
+
+    def _follow_forced(self, token_ids: list[int]) -> None:
+        begin, self._next_forced = self._next_forced, self._next_forced + len(token_ids)
+        if self._forced[begin : self._next_forced] != token_ids:
+            self._forced, self._next_forced = [], 0
+
+    def _is_worn(self) -> bool:
+        """Whether the automata are at their limit: then a token may be refused that is allowed."""
+        probe = self._matcher.deep_copy()
+        probe.compute_bitmask()
+        return bool(probe.is_error())
+
+    def _is_end(self, matcher: LLMatcher, token_id: int) -> bool:
+        """Whether a token ends the request behind a matcher that takes none any more."""
+        return token_id in self._ends and matcher.is_stopped() and not matcher.is_error()

@@ -1,0 +1,170 @@
+"""RequestOutput -> text, for one sequence: detokenization, stop strings, repeated calls, and the reason it ended.
+
+The same for the server and LLM. Works token by token, so its results depend on the tokens only, not on how many of
+them a step produced. Knows no HTTP and no engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, InternalError
+from fastdeploy_sd.text.answer_parts import AnswerParser
+from fastdeploy_sd.text.detokenizer import create_detokenizer
+from fastdeploy_sd.text.stop_strings import REPEATED_CALL, StopMatch, StopStrings
+from fastdeploy_sd.text.tokenizer import Tokenizer
+from fastdeploy_sd.types import DraftLogprob, FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What one RequestOutput added to a sequence.
+
+    Attributes:
+        text: may lag behind the tokens while a character is incomplete or a stop string possible.
+        token_ids: cut at the token that ended the sequence, which is included.
+        text_offsets: per token, where its text starts in the generated text (characters; before any stop cut).
+        logprobs: one per token when asked for, else None.
+        draft_logprobs: the drafts that the step verified when asked for, else None. The last delta has none behind its
+            last token, whether the engine or a stop string cut it there.
+        draft_text_offsets: per draft, where the text of the token at its position starts; for drafts behind the last
+            token, where the step's text ends.
+        stop_reason: the stop string or stop token id that ended it; None for EOS and every other reason.
+        needs_abort: the engine does not know that the sequence ended (a stop string or a repeated call did it).
+        metrics: set on the last delta; times the engine did not report are 0.0.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    text_offsets: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    draft_logprobs: tuple[DraftLogprob, ...] | None = None
+    draft_text_offsets: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    needs_abort: bool = False
+    metrics: RequestMetrics | None = None
+
+
+class OutputProcessor:
+    """State of one sequence from its first to its last output.
+
+    Output that the request brings from elsewhere has been shown there: it adds nothing, and what follows reads as if
+    it had been generated here.
+
+    Attributes:
+        shown_text: what that output reads like, as far as it has been shown.
+        shown_offsets: where in it the text of each of its tokens starts, also of those that are still held back.
+
+    Raises (on construction):
+        BadRequest: a stop string or a repeated call is complete in that output.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        shown_ids: Collection[int] = (),
+        parser: AnswerParser | None = None,
+    ) -> None:
+        """Begin a sequence.
+
+        Args:
+            shown_ids: hidden tokens that have text in it.
+            parser: its end is the sequence's end; None = its text ends only with a stop string.
+        """
+        params = request.sampling
+        self._request = request
+        self._parser = parser
+        self._detokenizer = create_detokenizer(tokenizer, [int(i) for i in request.prompt_token_ids[-16:]], shown_ids)
+        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._num_tokens = 0
+        self._num_chars = 0
+        self._first_token_time = 0.0
+        self.shown_text, self.shown_offsets = self._skip(request.output_token_ids.tolist())
+
+    def _skip(self, token_ids: Sequence[int]) -> tuple[str, list[int]]:
+        pieces, offsets, match = self._take_tokens(RequestOutput(self._request.request_id, tuple(token_ids)))
+        if match is not None:
+            raise BadRequest(
+                f"output_token_ids: expected tokens that have not ended the request, got those of {match.described}",
+                param="output_token_ids",
+            )
+        return "".join(pieces), offsets
+
+    def process(self, output: RequestOutput) -> TextDelta:
+        """Return what `output` adds; after a delta with a finish_reason nothing more may be processed.
+
+        Raises:
+            FdsdError: the output carries an error; of the class it names.
+        """
+        if output.finish_reason is FinishReason.ERROR:
+            kind, text = output.error or (InternalError.__name__, "the request failed")
+            raise ERROR_TYPES.get(kind, InternalError)(text)
+        if output.token_ids and not self._first_token_time:
+            self._first_token_time = time.time()
+        pieces, offsets, match = self._take_tokens(output)
+        if match is None and output.finish_reason is not None:
+            pieces += [self._stops.finish(), self._detokenizer.finish()]
+        num_kept = len(offsets)
+        is_cut = match is not None
+        is_last = is_cut or output.finish_reason is not None
+        drafts = _kept_drafts(output, num_kept, is_last)
+        return TextDelta(
+            text="".join(pieces),
+            token_ids=output.token_ids[:num_kept],
+            text_offsets=tuple(offsets),
+            logprobs=None if output.logprobs is None else output.logprobs[:num_kept],
+            draft_logprobs=drafts,
+            draft_text_offsets=tuple((*offsets, self._num_chars)[min(d.position, num_kept)] for d in drafts or ()),
+            finish_reason=FinishReason.STOP if is_cut else output.finish_reason,
+            stop_reason=match.stop if match is not None else output.stop_reason,
+            num_cached_tokens=output.num_cached_tokens,
+            needs_abort=is_cut and output.finish_reason is None,
+            metrics=self._metrics(output) if is_last else None,
+        )
+
+    def _take_tokens(self, output: RequestOutput) -> tuple[list[str], list[int], StopMatch | None]:
+        """Return the text pieces and one text offset per token taken, up to the last token of what ends the text."""
+        pieces: list[str] = []
+        offsets: list[int] = []
+        params = self._request.sampling
+        is_stop = output.finish_reason is FinishReason.STOP
+        for i, token_id in enumerate(output.token_ids):
+            self._num_tokens += 1
+            offsets.append(self._num_chars)
+            # The token that stopped the engine is a sign, not text, unless the user wants to see what stopped it.
+            is_sign = is_stop and i == len(output.token_ids) - 1 and not params.include_stop_str_in_output
+            text = "" if is_sign else self._detokenizer.push(token_id)
+            self._num_chars += len(text)
+            can_match = self._num_tokens >= params.min_tokens
+            piece, match = self._stops.push(text, can_match=can_match)
+            pieces.append(piece)
+            if match is None and self._is_over_with(piece) and can_match:
+                match = REPEATED_CALL
+            if match is not None:
+                return pieces, offsets, match
+        return pieces, offsets, None
+
+    def _is_over_with(self, text: str) -> bool:
+        if self._parser is None:
+            return False
+        self._parser.push(text)
+        return self._parser.is_over
+
+    def _metrics(self, output: RequestOutput) -> RequestMetrics:
+        """The engine's, or this side's clock when the text ended the sequence before the engine did."""
+        if output.metrics is not None:
+            return output.metrics
+        return RequestMetrics(self._request.arrival_time, 0.0, self._first_token_time, time.time())
+
+
+def _kept_drafts(output: RequestOutput, num_kept: int, is_last: bool) -> tuple[DraftLogprob, ...] | None:
+    """The drafts of a step of which `num_kept` tokens remain; draft i was verified at token i."""
+    drafts = output.draft_logprobs
+    if drafts is None or not is_last:
+        return drafts
+    return tuple(draft for draft in drafts if draft.position < num_kept)

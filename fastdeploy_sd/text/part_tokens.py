@@ -1,0 +1,105 @@
+"""The tokens that each part of an answer is made of. Knows no log-probabilities and no HTTP."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from fastdeploy_sd.text.answer_parts import AnswerParser, AnswerPart, Content, Reasoning
+
+T = TypeVar("T")
+PartTokens = tuple[AnswerPart, list[T]]
+
+
+@dataclass(slots=True)
+class _Piece(Generic[T]):
+    """A piece of the text, and the tokens whose text begins there."""
+
+    text: str
+    tokens: list[T] = field(default_factory=list)
+
+
+class PartTokensParser(Generic[T]):
+    """Parses the text of one answer token by token, and tells with each part of type Content its tokens.
+
+    A token with any character in a part belongs to it, and so do those without text of their own in front of it. Tokens
+    whose text is in no Content belong to none: marks, thoughts, calls, and what ends the answer. Which tokens a part
+    has does not depend on how many came at once.
+
+    Args:
+        parser: of the answer.
+    """
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+        self._num_chars = 0  # of the text so far
+        self._waiting: deque[tuple[int, T]] = deque()  # tokens whose text has not come, with its place
+        self._pending: list[_Piece[T]] = []  # pieces of which no part has been told
+
+    def push(self, text: str, tokens: Iterable[T] = (), offsets: Iterable[int] = ()) -> list[PartTokens[T]]:
+        """Take more of the answer; return the parts that became certain, in order.
+
+        Args:
+            text: may lag behind the tokens.
+            tokens: none, where nobody asks for them.
+            offsets: where in the whole text the text of each begins.
+        """
+        self._waiting.extend(zip(offsets, tokens, strict=True))
+        told: list[PartTokens[T]] = []
+        begin = 0
+        while begin < len(text):
+            begun: list[T] = []
+            while self._waiting and self._waiting[0][0] <= self._num_chars:
+                begun.append(self._waiting.popleft()[1])
+            end = min(len(text), begin + self._waiting[0][0] - self._num_chars) if self._waiting else len(text)
+            piece = text[begin:end]
+            self._hold(piece, begun)
+            told += [self._assigned(part) for part in self._parser.push(piece)]
+            self._num_chars += len(piece)
+            begin = end
+        return _joined(told)
+
+    def finish(self) -> list[PartTokens[T]]:
+        """Return what was held back at the end of the text."""
+        return [self._assigned(part) for part in self._parser.finish()]
+
+    def _hold(self, text: str, tokens: list[T]) -> None:
+        if self._pending and not tokens:
+            self._pending[-1].text += text  # more of the same token
+        else:
+            self._pending.append(_Piece(text, tokens))
+
+    def _assigned(self, part: AnswerPart) -> PartTokens[T]:
+        if not isinstance(part, Content):
+            del self._pending[:-1]  # the last piece may hold the beginning of another part
+            return part, []
+        text = "".join(piece.text for piece in self._pending)
+        begin = len(text) - len(part.text) if text.endswith(part.text) else max(text.find(part.text), 0)
+        end = begin + len(part.text)
+        tokens: list[T] = []
+        kept: list[_Piece[T]] = []
+        place = 0
+        for piece in self._pending:
+            first, place = place, place + len(piece.text)
+            if first < end and place > begin:
+                tokens += piece.tokens
+            if place > end:
+                kept.append(_Piece(piece.text[max(end - first, 0) :], piece.tokens if first >= end else []))
+        self._pending = kept
+        return part, tokens
+
+
+def _joined(told: Sequence[PartTokens[T]]) -> list[PartTokens[T]]:
+    """Join neighbours of one kind, as if the text had been pushed at once."""
+    joined: list[PartTokens[T]] = []
+    for part, tokens in told:
+        before, known = joined[-1] if joined else (None, [])
+        if isinstance(part, Content) and isinstance(before, Content):
+            joined[-1] = Content(before.text + part.text), known + tokens
+        elif isinstance(part, Reasoning) and isinstance(before, Reasoning):
+            joined[-1] = Reasoning(before.text + part.text), []
+        else:
+            joined.append((part, tokens))
+    return joined

@@ -1,0 +1,143 @@
+"""Raw prompts and conversations -> prompt token ids, for one checkpoint. Knows no request and no sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.request_rules import prompt_too_long
+from fastdeploy_sd.text.added_tokens import Segment, output_encoder
+from fastdeploy_sd.text.chat_template import ChatTemplate, Json, Message, PromptEnd
+from fastdeploy_sd.text.template_environment import reads_tools
+from fastdeploy_sd.text.template_process import TemplateProcess
+from fastdeploy_sd.text.tokenizer import Tokenizer
+from fastdeploy_sd.text.tool_calls.generic_prompt import with_offer, with_written_calls
+
+# OpenAI renamed the role; chat templates know the older name.
+_TEMPLATE_ROLES = {"developer": "system"}
+
+
+class Template(Protocol):
+    """What renders conversations."""
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        kwargs: Mapping[str, Json],
+        max_control_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Json]] = (),
+        end: PromptEnd = PromptEnd.TURN,
+    ) -> tuple[Segment, ...]:
+        """Return the prompt of a conversation, see ChatTemplate.render."""
+        ...
+
+
+class PromptEncoder:
+    """Encodes prompts with a checkpoint's tokenizer and chat template.
+
+    Attributes:
+        tokenizer: as given.
+
+    Raises:
+        CheckpointError: the chat template is not valid.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, isolates_template: bool = False) -> None:
+        """Encode with `tokenizer`; with `isolates_template` the template runs in a process of its own, under limits."""
+        self.tokenizer = tokenizer
+        self._encode_output = output_encoder(tokenizer)
+        self._template: Template | None = None
+        source = tokenizer.files.chat_template
+        if source is not None:
+            kind = TemplateProcess if isolates_template else ChatTemplate
+            self._template = kind(source, tokenizer.files.special_tokens, tokenizer.control_tokens)
+            self._knows_tools, self._knows_calls = reads_tools(source), "tool_calls" in source
+            tokenizer.encode_segments([])  # what the first conversation would have to build, forked processes share
+
+    def encode_text(self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a raw prompt: control tokens written in it act, and a BOS is added if the model has one.
+
+        Args:
+            add_special_tokens: false = no BOS.
+            max_tokens: a text that must have more is refused before it is encoded, one that only may is not; None = no
+                limit.
+
+        Raises:
+            BadRequest: the text is too long.
+        """
+        self._verify_may_fit([text], max_tokens)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        kwargs: Mapping[str, Json],
+        max_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Json]] = (),
+        end: PromptEnd = PromptEnd.TURN,
+    ) -> list[int]:
+        """Return the ids of a conversation; control tokens written in messages are plain text.
+
+        Args:
+            max_tokens: as for `encode_text`.
+            tools: functions that the model may call, in OpenAI's form. A template without a place for them, and for
+                earlier calls, gets them as words.
+            end: where the prompt ends.
+
+        Raises:
+            BadRequest: no messages, no chat template, the template refuses them or a role, or the text is too long.
+        """
+        if not messages:
+            raise BadRequest("messages: expected at least one message, got none", param="messages")
+        if self._template is None:
+            raise BadRequest(
+                "messages: expected a model with a chat template, got one without (use /v1/completions)",
+                param="messages",
+            )
+        turns = [replace(m, role=_TEMPLATE_ROLES.get(m.role, m.role)) for m in messages]
+        if not self._knows_calls:
+            turns = with_written_calls(turns)
+        if tools and not self._knows_tools:
+            turns, tools = with_offer(turns, tools), ()
+        segments = self._template.render(turns, kwargs, max_tokens, tools, end)
+        self._verify_may_fit([segment.text for segment in segments], max_tokens)
+        return self.tokenizer.encode_segments(segments)
+
+    def encode_prediction(self, text: str, max_tokens: int) -> list[int]:
+        """Return the ids of what an output is expected to be; tokens that outputs hide are plain text in it.
+
+        Args:
+            max_tokens: as for `encode_text`.
+
+        Raises:
+            BadRequest: the text is too long, or cannot be written without a control token.
+        """
+        if (num_tokens := self._least_tokens([text])) > max_tokens:
+            text = f"prediction: expected at most {max_tokens} tokens, got at least {num_tokens}"
+            raise BadRequest(text, param="prediction", code="context_length_exceeded")
+        return self._encode_output(text)
+
+    def encode_bad_word(self, word: str) -> list[tuple[int, ...]]:
+        """Return the token sequences a forbidden text has: at the start of a line and after a space."""
+        forms = (word, " " + word.lstrip(" "))
+        return list(dict.fromkeys(ids for form in forms if (ids := tuple(self._encode_fragment(form)))))
+
+    def _verify_may_fit(self, texts: Sequence[str], max_tokens: int | None) -> None:
+        num_tokens = self._least_tokens(texts)
+        if max_tokens is not None and num_tokens > max_tokens:
+            raise prompt_too_long(max_tokens + 1, f"at least {num_tokens}")
+
+    def _least_tokens(self, texts: Sequence[str]) -> int:
+        """How many tokens texts have if each is the longest of the vocabulary; 0 where the longest is not known."""
+        longest = self.tokenizer.max_token_chars
+        return 0 if longest is None else sum(-(-len(text) // longest) for text in texts)
+
+    def _encode_fragment(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text according to the tokenizer's files."""
+        return self.tokenizer.eos_token_ids

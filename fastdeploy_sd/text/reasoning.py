@@ -1,0 +1,221 @@
+"""The text of an answer -> what the model thought, and what it says; and how many tokens the thinking took.
+
+What has been told after n characters depends on those characters alone, not on the pieces in which they came. Blanks
+and line breaks around the marks belong to neither part, so that a client gets `Because ...` and `Hello`, not
+`\\nBecause ...\\n` and `\\n\\nHello`. Thinking that a limit cut off stays thinking.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable
+from enum import Enum, auto
+
+from fastdeploy_sd.text.answer_parts import ReasoningSplitter
+from fastdeploy_sd.text.reasoning_formats import SPACES, Display, ReasoningFormat, ReasoningOptions, Start
+
+
+class _State(Enum):
+    """What is looked for, in the order of a whole answer."""
+
+    OPENING = auto()  # as the first thing that is written
+    CLOSING = auto()
+    ANSWER_OPENING = auto()  # directly behind
+    ANSWER_CLOSING = auto()
+    NOTHING = auto()
+
+
+class ThoughtSplitter:
+    """State of one answer; linear in its text.
+
+    Args:
+        form: the marks.
+        start: where the answer begins.
+    """
+
+    def __init__(self, form: ReasoningFormat, start: Start) -> None:
+        self._form = form
+        self._state = {Start.MAYBE: _State.OPENING, Start.INSIDE: _State.CLOSING}.get(start, self._behind)
+        self._held = ""  # perhaps the beginning of a mark
+        self._blanks = _Blanks(drops_first=self._state in (_State.CLOSING, _State.ANSWER_OPENING))
+        self._num_chars = 0
+        self._end: int | None = 0 if start is Start.BEHIND else None
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the text so far ends in the thinking."""
+        return self._state is _State.CLOSING
+
+    @property
+    def end(self) -> int | None:
+        """Characters of the text up to the end of the closing mark; 0 = it has no thinking, None = not known yet."""
+        return self._end
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Take more text; return (thought, said) as far as they are certain."""
+        self._num_chars += len(text)
+        thought: list[str] = []
+        said: list[str] = []
+        rest = self._held + text
+        self._held = ""
+        while rest:
+            match self._state:
+                case _State.OPENING:
+                    rest = self._look_ahead(rest, self._form.opening, _State.CLOSING)
+                case _State.CLOSING:
+                    rest = self._read(rest, self._form.closing, thought)
+                case _State.ANSWER_OPENING:
+                    rest = self._look_ahead(rest, self._form.answer_opening, _State.ANSWER_CLOSING)
+                case _State.ANSWER_CLOSING:
+                    rest = self._read(rest, self._form.answer_closing, said)
+                case _State.NOTHING:
+                    said.append(self._blanks.add(rest, holds_last=False))
+                    rest = ""
+        return "".join(thought), "".join(said)
+
+    def finish(self) -> tuple[str, str]:
+        """Return what was held back at the end of the text."""
+        left = self._blanks.add(self._held, holds_last=False)
+        self._held = ""
+        if self.is_inside:
+            return left, ""
+        self._end = self._end or 0
+        return "", left
+
+    @property
+    def _behind(self) -> _State:
+        """What follows the thinking."""
+        return _State.ANSWER_OPENING if self._form.answer_opening else _State.NOTHING
+
+    def _look_ahead(self, text: str, mark: str, found: _State) -> str:
+        """Pass over a mark that comes next; return the text behind it, "" when more must come to know."""
+        words = text.lstrip(SPACES)
+        self._blanks.add(text[: len(text) - len(words)], holds_last=True)
+        if words.startswith(mark):
+            self._state = found
+            self._blanks = _Blanks(drops_first=True)
+            return words[len(mark) :]
+        if mark.startswith(words):
+            self._held = words
+            return ""
+        self._state = _State.NOTHING
+        self._end = self._end or 0
+        return words
+
+    def _read(self, text: str, mark: str, part: list[str]) -> str:
+        """Add text to a part up to its closing mark, and return what is behind that."""
+        place = text.find(mark)
+        if place < 0:
+            split = len(text) - _len_begun(text, mark)
+            part.append(self._blanks.add(text[:split], holds_last=True))
+            self._held = text[split:]
+            return ""
+        part.append(self._blanks.add(text[:place], holds_last=True))
+        self._blanks = _Blanks(drops_first=True)
+        rest = text[place + len(mark) :]
+        if self._state is _State.CLOSING:
+            self._end = self._num_chars - len(rest)
+            self._state = self._behind
+        else:
+            self._state = _State.NOTHING
+        return rest
+
+
+class _Blanks:
+    """The blanks around a part.
+
+    Args:
+        drops_first: those in front of it are dropped.
+    """
+
+    def __init__(self, drops_first: bool) -> None:
+        self._drops = drops_first
+        self._held: list[str] = []
+
+    def add(self, text: str, holds_last: bool) -> str:
+        """Take more of the part; return what is certain to be of it.
+
+        Args:
+            holds_last: blanks at its end may turn out to stand in front of a mark.
+        """
+        if self._drops:
+            text = text.lstrip(SPACES)
+            self._drops = not text
+        words = text.rstrip(SPACES) if holds_last else text
+        if holds_last and not words:
+            self._held.append(text)
+            return ""
+        certain = "".join([*self._held, words])
+        self._held = [text[len(words) :]] if len(words) < len(text) else []
+        return certain
+
+
+def _len_begun(text: str, mark: str) -> int:
+    """How many characters at the end of a text could begin a mark."""
+    longest = min(len(mark) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if mark.startswith(text[-n:])), 0)
+
+
+class ThoughtCounter:
+    """Counts the tokens of an answer's thinking: those whose text begins before the end of its closing mark.
+
+    Args:
+        options: of the answer.
+    """
+
+    def __init__(self, options: ReasoningOptions) -> None:
+        self._splitter = ThoughtSplitter(options.format, options.start)
+        self._offsets = array("q")
+
+    def add(self, text: str, text_offsets: Iterable[int]) -> None:
+        """Take more of the answer.
+
+        Args:
+            text: may lag behind the tokens.
+            text_offsets: where the text of each further token begins, in characters.
+        """
+        if self._splitter.end is None:
+            self._offsets.extend(text_offsets)
+            self._splitter.push(text)
+
+    @property
+    def count(self) -> int:
+        """Tokens of the thinking so far; all of them while it lasts."""
+        end = self._splitter.end
+        if end is None:
+            return len(self._offsets) if self._splitter.is_inside else 0
+        return bisect_left(self._offsets, end)
+
+
+def shown_splitter(options: ReasoningOptions) -> ReasoningSplitter:
+    """Return what splits an answer as its request wants it."""
+    splitter = ThoughtSplitter(options.format, options.start)
+    return splitter if options.display is Display.STREAMED else _LateSplitter(splitter, options.display)
+
+
+class _LateSplitter:
+    """Tells what was thought in one piece when it is over, or not at all."""
+
+    def __init__(self, splitter: ThoughtSplitter, display: Display) -> None:
+        self._splitter = splitter
+        self._is_hidden = display is Display.HIDDEN
+        self._thoughts: list[str] = []
+
+    def push(self, text: str) -> tuple[str, str]:
+        thought, said = self._splitter.push(text)
+        return self._keep(thought), said
+
+    def finish(self) -> tuple[str, str]:
+        thought, said = self._splitter.finish()
+        return self._keep(thought) + self._release(), said
+
+    def _keep(self, thought: str) -> str:
+        if not self._is_hidden:
+            self._thoughts.append(thought)
+        return "" if self._splitter.is_inside else self._release()
+
+    def _release(self) -> str:
+        text = "".join(self._thoughts)
+        self._thoughts.clear()
+        return text

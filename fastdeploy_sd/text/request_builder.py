@@ -1,0 +1,178 @@
+"""Prompts' ids + SamplingParams -> a RequestGroup: checked against the model's sizes, every default resolved.
+
+The only maker of Request for users' input, shared by the server and LLM. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.request_rules import (
+    context_limit,
+    producible_eos,
+    producible_words,
+    verify_fits,
+    verify_prediction_length,
+)
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.sampling_rules import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_STOP_CHARS,
+    verify_token_ids,
+)
+from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.request_group import RequestGroup
+from fastdeploy_sd.text.speculation import SpeculationOptions, resolve_speculation
+from fastdeploy_sd.types import I32, ModelInfo
+
+_PRIORITY_LIMIT = 1 << 31
+
+
+class RequestBuilder:
+    """Builds Requests for one loaded model."""
+
+    def __init__(self, encoder: PromptEncoder, model_info: ModelInfo, default_seed: int | None = None) -> None:
+        """Build for `model_info`; `default_seed` is the seed of requests that name none, None = a random one each."""
+        self._default_seed = default_seed
+        self._encoder = encoder
+        self._info = model_info
+        own_eos = producible_eos("tokenizer", encoder.eos_token_ids, model_info.vocab_size)
+        self._eos_token_ids = tuple(dict.fromkeys((*model_info.eos_token_ids, *own_eos)))
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """What ends a request by itself, the model's and the tokenizer's."""
+        return self._eos_token_ids
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt that leaves room for a token."""
+        return self._info.max_request_tokens - 1
+
+    def verify_prompt_length(self, num_prompt_tokens: int) -> None:
+        """Refuse an empty prompt, and one that leaves no room for a token.
+
+        Raises:
+            BadRequest: it is one of these.
+        """
+        if num_prompt_tokens == 0:
+            raise BadRequest("prompt: expected at least one token, got none", param="prompt")
+        verify_fits(num_prompt_tokens, 1, *context_limit(self._info))
+
+    def build(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        speculation: SpeculationOptions = None,
+    ) -> RequestGroup:
+        """Return the requests for `params.n` sequences of every prompt.
+
+        Args:
+            prompts: int[P] each, at least one.
+            params: `max_tokens` None means all that fits; `seed` None means the default.
+            request_id: of the whole, see RequestGroup.
+            priority: lower runs first.
+            cache_salt: prompts share cached prefixes only with the same salt.
+            speculation: about drafting, see `resolve_speculation`.
+
+        Raises:
+            BadRequest: a token id is outside the vocabulary, a prompt is empty, prompt and max_tokens exceed
+                the model's context or the KV cache, the server cannot draft as asked, or a limit of it is exceeded.
+                Nothing is cut to fit.
+        """
+        self._verify_sampling(params)
+        if not -_PRIORITY_LIMIT <= priority < _PRIORITY_LIMIT:
+            raise BadRequest(f"priority: expected a 32-bit signed integer, got {priority}", param="priority")
+        resolved = resolve_speculation(speculation, self._info.speculation)
+        max_tokens = tuple(self._resolve_max_tokens(len(prompt), params) for prompt in prompts)
+        return RequestGroup(
+            request_id=request_id,
+            prompts=tuple(self._verified_prompt(prompt) for prompt in prompts),
+            max_tokens=max_tokens,
+            sampling=params,
+            seeds=tuple(self._resolve_seed(params) for _ in prompts),
+            eos_token_ids=self._eos_token_ids,
+            bad_words_token_ids=self._encode_bad_words(params.bad_words),
+            priority=priority,
+            arrival_time=time.time(),
+            cache_salt=cache_salt,
+            speculation=resolved,
+        )
+
+    def with_prediction(self, requests: RequestGroup, text: str) -> RequestGroup:
+        """Return the requests with what each of them is expected to generate; "" = nothing is.
+
+        The text is encoded as the model would write it, but for its border with the prompt, which drafting finds.
+
+        Raises:
+            BadRequest: it is longer than the context, or has a token that the model has not.
+        """
+        if not text:
+            return requests
+        limit = self._info.max_model_len
+        token_ids = self._encoder.encode_prediction(text, limit)
+        verify_prediction_length(len(token_ids), limit)
+        self._verify_ids("prediction", token_ids)
+        return replace(requests, prediction_token_ids=np.asarray(token_ids, np.int32))
+
+    def _resolve_seed(self, params: SamplingParams) -> int:
+        seed = self._default_seed if params.seed is None else params.seed
+        return secrets.randbits(63) if seed is None else seed
+
+    def _verify_sampling(self, params: SamplingParams) -> None:
+        self._verify_ids("stop_token_ids", params.stop_token_ids)
+        self._verify_ids("logit_bias", params.logit_bias)
+        _verify_lengths("stop", params.stop, MAX_STOP_CHARS)
+        _verify_lengths("bad_words", params.bad_words, MAX_BAD_WORD_CHARS)
+
+    def _encode_bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        sequences: list[tuple[int, ...]] = []
+        num_tokens = 0
+        for word in words:
+            spellings = self._encoder.encode_bad_word(word)
+            num_tokens += sum(map(len, spellings))
+            if num_tokens > MAX_BAD_WORD_TOKENS:  # said before the rest is encoded
+                raise BadRequest(
+                    f"bad_words: expected words of at most {MAX_BAD_WORD_TOKENS} tokens together in all their spellings"
+                    " (at the start of a line and after a space), got more",
+                    param="bad_words",
+                )
+            sequences += spellings
+        return producible_words(sequences, self._info.vocab_size)
+
+    def _verified_prompt(self, prompt_token_ids: Sequence[int]) -> I32:
+        self._verify_ids("prompt_token_ids", prompt_token_ids)
+        return np.asarray(prompt_token_ids, np.int32)
+
+    def _verify_ids(self, name: str, token_ids: Collection[int]) -> None:
+        verify_token_ids(name, token_ids, self._info.vocab_size)
+
+    def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        self.verify_prompt_length(num_prompt_tokens)
+        limit, source = context_limit(self._info)
+        max_tokens = limit - num_prompt_tokens if params.max_tokens is None else params.max_tokens
+        verify_fits(num_prompt_tokens, max_tokens, limit, source)
+        if params.min_tokens > max_tokens:
+            raise BadRequest(
+                f"min_tokens: expected at most {max_tokens} (what fits after the prompt), got {params.min_tokens}",
+                param="min_tokens",
+            )
+        return max_tokens
+
+
+def _verify_lengths(name: str, texts: Iterable[str], limit: int) -> None:
+    for text in texts:
+        if len(text) > limit:
+            raise BadRequest(
+                f"{name}: expected strings of at most {limit} characters, got one of {len(text)}", param=name
+            )

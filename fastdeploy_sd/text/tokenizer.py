@@ -1,0 +1,107 @@
+"""The Tokenizer interface, and which implementation reads a checkpoint.
+
+Owns the difference between *control tokens*, which steer the model (turn borders, end of text), and ordinary ones. A
+control token written in a raw prompt acts; in a conversation (`encode_segments`) only those do that the chat template
+wrote itself. Knows no chat template, no request and no Paddle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.text.added_tokens import Segment
+from fastdeploy_sd.text.tokenizer_files import TokenizerFiles
+
+
+class Tokenizer(Protocol):
+    """Text <-> token ids of one checkpoint. Safe to use from several threads."""
+
+    @property
+    def files(self) -> TokenizerFiles:
+        """Special tokens by role, end-of-text ids, chat template."""
+        ...
+
+    @property
+    def num_ids(self) -> int:
+        """One more than the highest id."""
+        ...
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Text -> id of each control token: those flagged special, and marks such as <think>."""
+        ...
+
+    @property
+    def hidden_ids(self) -> frozenset[int]:
+        """Ids left out of generated text: those flagged special."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text: the checkpoint's list, or the tokenizer's end-of-text token."""
+        ...
+
+    @property
+    def max_token_chars(self) -> int | None:
+        """No token stands for more characters of a text than this; None where no bound is known."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the ids of `text`, control tokens parsed; `add_special_tokens` adds e.g. a leading BOS."""
+        ...
+
+    def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
+        """Return the ids of a prompt in which exactly the segments marked so are control tokens.
+
+        Raises:
+            BadRequest: a text cannot be written without a control token.
+        """
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_hidden: bool) -> str:
+        """Return the text of a whole sequence; ids unknown to the tokenizer have no text."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes a token adds in the middle of a text, None where that depends on its neighbours."""
+        ...
+
+
+def load_tokenizer(directory: Path, backend: str = "auto") -> Tokenizer:
+    """Load a checkpoint's tokenizer.
+
+    Args:
+        directory: holds tokenizer.json, tokenizer.model, or what PaddleNLP reads.
+        backend: who reads it: "tokenizers" (tokenizer.json), "sentencepiece" (tokenizer.model), "paddlenlp", or "auto":
+            tokenizer.json where there is one, else tokenizer.model.
+
+    Raises:
+        CheckpointError: a file is missing or malformed.
+        ConfigError: the backend is unknown or not installed.
+    """
+    if backend == "paddlenlp":
+        # Imported only when chosen: it brings in Paddle, which is slow and which no other part of this process needs.
+        from fastdeploy_sd.text.paddlenlp_tokenizer import PaddleNLPTokenizer
+
+        return PaddleNLPTokenizer(directory)
+    if backend not in ("auto", "tokenizers", "sentencepiece"):
+        raise ConfigError(
+            f"tokenizer_backend: expected auto, tokenizers, sentencepiece or paddlenlp, got {backend!r}",
+            param="tokenizer_backend",
+        )
+    has_only_model = not _exists(directory / "tokenizer.json") and _exists(directory / "tokenizer.model")
+    if backend == "sentencepiece" or (backend == "auto" and has_only_model):
+        from fastdeploy_sd.text.sentencepiece_tokenizer import SentencePieceTokenizer
+
+        return SentencePieceTokenizer(directory)
+    from fastdeploy_sd.text.fast_tokenizer import FastTokenizer
+
+    return FastTokenizer(directory)
+
+
+def _exists(path: Path) -> bool:
+    return os.path.lexists(path)

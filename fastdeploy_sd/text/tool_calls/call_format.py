@@ -1,0 +1,109 @@
+"""What a format of calls is: how it is read, and how it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fastdeploy_sd.text.answer_parts import ToolParser
+from fastdeploy_sd.text.tool_calls.scanner import Reader, Scanner, Sink
+
+
+@dataclass(frozen=True, slots=True)
+class CallableFunction:
+    """A function that a request offers, as far as reading its calls needs it.
+
+    Attributes:
+        text_parameters: those whose values are always texts, whatever they look like.
+        nullable_texts: those whose values are texts or null.
+    """
+
+    name: str
+    text_parameters: tuple[str, ...] = ()
+    nullable_texts: tuple[str, ...] = ()
+
+
+Functions = Mapping[str, CallableFunction]
+Read = Callable[[Sink, str, Functions], Reader]
+# What calls without marks of a format begin with: a JSON object, a list of them, a Markdown fence around them.
+BARE_OPENINGS = ("{", "[", "```")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterText:
+    """How a format without a JSON object writes a parameter: text around its name and its value."""
+
+    before_name: str
+    before_value: str
+    behind: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallText:
+    """How calls are written: each with text around its name and its arguments, all with text around them.
+
+    Attributes:
+        parameters: of each parameter; None = the arguments are a JSON object.
+    """
+
+    before_name: str
+    before_arguments: str
+    behind: str
+    between: str = "\n"
+    before_all: str = ""
+    behind_all: str = ""
+    parameters: ParameterText | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """A format.
+
+    Attributes:
+        models: who writes it, for the documentation.
+        openings: what a call, or a list of them, begins with.
+        read: makes the reader of what follows an opening.
+        text: how it is written.
+        only_first: see Scanner.
+        markers: texts that are hidden tokens in some vocabularies.
+        signs: a chat template of these models has all the texts of one of these groups.
+    """
+
+    models: str
+    openings: tuple[str, ...]
+    read: Read
+    text: CallText
+    only_first: bool = False
+    markers: tuple[str, ...] = ()
+    signs: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def has_separate_calls(self) -> bool:
+        """Whether each call has marks of its own, and nothing is around all of them."""
+        return not (self.only_first or self.text.before_all)
+
+    def parser(
+        self, functions: Sequence[CallableFunction], read_bare: Read | None = None, *, ends_after_calls: bool = False
+    ) -> ToolParser:
+        """Return what finds calls of these functions in one answer.
+
+        Args:
+            read_bare: makes the reader of bare calls (BARE_OPENINGS), which an answer may begin with; None = an answer
+                has none but those of the format.
+            ends_after_calls: see Scanner.
+        """
+        named = {function.name: function for function in functions}
+        readers = dict.fromkeys(self.openings, self.read)
+        only_first = set(self.openings if self.only_first else ())
+        if read_bare is not None:
+            longer = [own for own in self.openings if own not in BARE_OPENINGS]
+            bare = [opening for opening in BARE_OPENINGS if not any(own.startswith(opening) for own in longer)]
+            readers |= dict.fromkeys(bare, read_bare)
+            only_first |= {*bare}
+        return Scanner(
+            tuple(readers),
+            lambda sink, opening: readers[opening](sink, opening, named),
+            named,
+            only_first,
+            ends_after_calls=ends_after_calls,
+        )

@@ -1,0 +1,180 @@
+"""The formats by name, and which one a model's chat template speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastdeploy_sd.errors import ConfigError, suggest
+from fastdeploy_sd.text.tool_calls.call_format import BARE_OPENINGS, CallFormat, CallText, ParameterText
+from fastdeploy_sd.text.tool_calls.json_calls import (
+    DEEPSEEK_BEGIN,
+    DEEPSEEK_END,
+    DEEPSEEK_LAST,
+    DEEPSEEK_OPENING,
+    DEEPSEEK_SEPARATOR,
+    read_bare,
+    read_deepseek,
+    read_hermes,
+    read_json,
+    read_mistral,
+)
+from fastdeploy_sd.text.tool_calls.tagged_calls import read_glm, read_qwen3_coder
+
+_TOOL_CALL = ("<tool_call>", "</tool_call>")
+_DEEPSEEK_MARKERS = (DEEPSEEK_OPENING, DEEPSEEK_BEGIN, DEEPSEEK_SEPARATOR, DEEPSEEK_END, DEEPSEEK_LAST)
+
+# A template is searched for their signs in this order.
+FORMATS: Mapping[str, CallFormat] = {
+    "glm45": CallFormat(
+        models="GLM-4.5 and later",
+        openings=_TOOL_CALL[:1],
+        read=read_glm,
+        text=CallText(
+            before_name="<tool_call>",
+            before_arguments="\n",
+            behind="</tool_call>",
+            parameters=ParameterText("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+        ),
+        markers=(*_TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        signs=(("<arg_key>", "<arg_value>"),),
+    ),
+    "qwen3_coder": CallFormat(
+        models="Qwen3-Coder",
+        openings=("<tool_call>", "<function="),
+        read=read_qwen3_coder,
+        text=CallText(
+            before_name="<tool_call>\n<function=",
+            before_arguments=">\n",
+            behind="</function>\n</tool_call>",
+            parameters=ParameterText("<parameter=", ">\n", "\n</parameter>\n"),
+        ),
+        markers=_TOOL_CALL,
+        signs=(("<function=", "<parameter="),),
+    ),
+    "deepseek_v3": CallFormat(
+        models="DeepSeek V3 and R1",
+        openings=(DEEPSEEK_OPENING,),
+        read=read_deepseek,
+        text=CallText(
+            before_name=DEEPSEEK_BEGIN + "function" + DEEPSEEK_SEPARATOR,
+            before_arguments="\n```json\n",
+            behind="\n```" + DEEPSEEK_END,
+            before_all=DEEPSEEK_OPENING,
+            behind_all=DEEPSEEK_LAST,
+        ),
+        markers=_DEEPSEEK_MARKERS,
+        signs=((DEEPSEEK_BEGIN, "```json"),),
+    ),
+    "deepseek_v31": CallFormat(
+        models="DeepSeek V3.1",
+        openings=(DEEPSEEK_OPENING,),
+        read=read_deepseek,
+        text=CallText(
+            before_name=DEEPSEEK_BEGIN,
+            before_arguments=DEEPSEEK_SEPARATOR,
+            behind=DEEPSEEK_END,
+            between="",
+            before_all=DEEPSEEK_OPENING,
+            behind_all=DEEPSEEK_LAST,
+        ),
+        markers=_DEEPSEEK_MARKERS,
+        signs=((DEEPSEEK_BEGIN,),),
+    ),
+    "mistral": CallFormat(
+        models="Mistral",
+        openings=("[TOOL_CALLS]",),
+        read=read_mistral,
+        text=CallText(
+            before_name='{"name": "',
+            before_arguments='", "arguments": ',
+            behind="}",
+            between=", ",
+            before_all="[TOOL_CALLS][",
+            behind_all="]",
+        ),
+        markers=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+        signs=(("[TOOL_CALLS]",),),
+    ),
+    "hermes": CallFormat(
+        models="Qwen2.5, Qwen3, Hermes, ERNIE with thinking; any model whose template knows no tools",
+        openings=_TOOL_CALL[:1],
+        read=read_hermes,
+        text=CallText(
+            before_name='<tool_call>\n{"name": "', before_arguments='", "arguments": ', behind="}\n</tool_call>"
+        ),
+        markers=_TOOL_CALL,
+        signs=(("<tool_call>",),),
+    ),
+    "llama3_json": CallFormat(
+        models="Llama 3.1 and later",
+        openings=("<|python_tag|>", "{"),
+        read=read_json,
+        text=CallText(before_name='{"name": "', before_arguments='", "parameters": ', behind="}", between="; "),
+        only_first=True,
+        markers=("<|python_tag|>",),
+        signs=(("<|python_tag|>",), ('"parameters": ', "<|start_header_id|>")),
+    ),
+    "json": CallFormat(
+        models="models that write JSON, bare or in a Markdown fence",
+        openings=BARE_OPENINGS,
+        read=read_bare,
+        text=CallText(
+            before_name='{"name": "',
+            before_arguments='", "arguments": ',
+            behind="}",
+            between=", ",
+            before_all="[",
+            behind_all="]",
+        ),
+        only_first=True,
+    ),
+}
+# What a model is asked to write that has learnt no format of its own.
+GENERIC = "hermes"
+# Names that other servers have for these formats.
+ALIASES: Mapping[str, str] = {
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "ernie": "hermes",
+    "ernie_x1": "hermes",
+    "ernie_45_vl_thinking": "hermes",
+    "ernie45": "hermes",
+    "llama3": "llama3_json",
+    "llama4_json": "llama3_json",
+    "qwen3_xml": "qwen3_coder",
+    "glm47": "glm45",
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+}
+
+
+def find_format(name: str | None, chat_template: str | None) -> str | None:
+    """Return the name of the format that `--tool-call-parser` asks for, None = calls are not read.
+
+    Args:
+        name: a format, another server's name of one, or "auto": the one that the chat template speaks, GENERIC where
+            it speaks none that is known.
+        chat_template: of the checkpoint, None = it has none.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+    if name is None:
+        return None
+    if name == "auto":
+        return _detected(chat_template or "")
+    found = ALIASES.get(name.replace("-", "_").lower(), name.replace("-", "_").lower())
+    if found not in FORMATS:
+        names = ("auto", "none", *FORMATS)
+        raise ConfigError(
+            f"tool_call_parser: expected one of {', '.join(names)}, got {name!r}{suggest(name, names)}",
+            param="tool_call_parser",
+        )
+    return found
+
+
+def _detected(chat_template: str) -> str:
+    for name, form in FORMATS.items():
+        if any(all(sign in chat_template for sign in group) for group in form.signs):
+            return name
+    return GENERIC

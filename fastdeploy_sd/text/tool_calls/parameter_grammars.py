@@ -1,0 +1,144 @@
+"""Grammars of the parameters of a call: one JSON object, or values one by one between tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastdeploy_sd.errors import BadRequest, shown
+from fastdeploy_sd.text.tool_calls.call_format import CallFormat, ParameterText
+from fastdeploy_sd.text.tool_calls.grammar_rules import GrammarRules
+from fastdeploy_sd.text.tool_calls.tools import Tool
+
+ANY_TEXT = r"/(.|\n)*/"
+_ANY_OBJECT = {"type": "object"}
+_NAME_IN_TAG = re.compile(r"[^<>\n]{1,200}")
+_DEFINITIONS = ("$defs", "definitions")
+# Where the schemas are that one holds, as long as all of what it says is said by one of them alone.
+_MAPS = ("properties", *_DEFINITIONS)
+_LISTS = ("anyOf", "prefixItems")
+_COMBINED = ("allOf", "oneOf", "not", "if", "patternProperties", "dependentSchemas", "unevaluatedProperties")
+
+
+def parameters_rule(rules: GrammarRules, form: CallFormat, tool: Tool, *, has_schema: bool) -> str:
+    """Return what matches the parameters of a call.
+
+    Args:
+        has_schema: they follow the function's schema, else only the form of any.
+
+    Raises:
+        BadRequest: the format cannot write them.
+    """
+    text = form.text.parameters
+    if text is not None:
+        return _between_tags(rules, text, tool)
+    if not has_schema:
+        return rules.json(_ANY_OBJECT, is_lenient=True)
+    schema = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
+    return rules.json(closed({"type": "object", **schema}), is_lenient=not tool.strict)
+
+
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema whose objects have no other members than those it describes, unless it says that they may.
+
+    The parameters of a function are its signature: a call with others is one that fails.
+    """
+    result = dict(schema)
+    for key in _MAPS:
+        if isinstance(schema.get(key), Mapping):
+            result[key] = {name: _closed_inner(inner) for name, inner in schema[key].items()}
+    for key in _LISTS:
+        if isinstance(schema.get(key), list):
+            result[key] = [_closed_inner(inner) for inner in schema[key]]
+    if "items" in schema:
+        result["items"] = _closed_inner(schema["items"])
+    is_described = "properties" in schema and not any(key in schema for key in (*_COMBINED, "anyOf", "$ref"))
+    return {"additionalProperties": False, **result} if is_described else result
+
+
+def _closed_inner(schema: Any) -> Any:
+    return closed(schema) if isinstance(schema, Mapping) else schema
+
+
+def _between_tags(rules: GrammarRules, text: ParameterText, tool: Tool) -> str:
+    schema = tool.parameters or {}
+    combined = [key for key in (*_COMBINED, "anyOf", "$ref") if key in schema]
+    if combined:
+        raise _refused(tool, f"parameters that are all in properties, got {combined[0]}")
+    required = schema.get("required", ())
+    parts = []
+    for name, inner in tool.properties.items():
+        if not _NAME_IN_TAG.fullmatch(name):
+            raise _refused(
+                tool, f"names of parameters of 1..200 characters but <, > and line breaks, got {shown(name)}"
+            )
+        opening = rules.literal(text.before_name + name + text.before_value)
+        value = _value_between_tags(rules, text, tool, name, inner if isinstance(inner, Mapping) else {})
+        part = rules.add(f"{opening} {value}")
+        parts.append(part if name in required else f"{part}?")
+    return " ".join(parts)
+
+
+def _value_between_tags(
+    rules: GrammarRules, text: ParameterText, tool: Tool, name: str, schema: Mapping[str, Any]
+) -> str:
+    """A value with the tag behind it."""
+    function = tool.as_callable()
+    if name not in (*function.text_parameters, *function.nullable_texts):
+        definitions = {key: tool.parameters[key] for key in _DEFINITIONS if tool.parameters and key in tool.parameters}
+        value = rules.json(closed({**schema, **definitions}), is_lenient=not tool.strict)
+        return f"{value} {rules.literal(text.behind)}"
+    return _text_value(rules, text, tool, name, schema)
+
+
+def _text_value(rules: GrammarRules, text: ParameterText, tool: Tool, name: str, schema: Mapping[str, Any]) -> str:
+    """A value that is a text or null, with the tag behind it."""
+    options = schema.get("anyOf", schema.get("oneOf"))
+    if isinstance(options, list):
+        return "(" + " | ".join(rules.add(_text_value(rules, text, tool, name, option)) for option in options) + ")"
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if schema.get("type") == "null":
+        choices = [None]
+    if not isinstance(choices, list):
+        return _free_text(rules, text.behind, schema)
+    words = [choice if isinstance(choice, str) else "null" for choice in choices]
+    tag = text.behind.strip("\n")
+    if any(tag in word for word in words):
+        raise _refused(tool, f"values of {name} without {tag}, got one with it")
+    return f"({' | '.join(map(rules.quoted, words))}) {rules.literal(text.behind)}"
+
+
+def _free_text(rules: GrammarRules, behind: str, schema: Mapping[str, Any]) -> str:
+    """Text and the tag behind it, which ends the text where it comes first."""
+    tag = behind.strip("\n")
+    if rules.id_of(tag) is not None:
+        return f"{rules.add(_text_pattern(schema))} {rules.literal(behind)}"
+    border = behind[: behind.index(tag)]
+    terminal = rules.add_terminal(f"({_text_pattern(schema)} & ~/(.|\\n)*{_in_slashes(tag)}(.|\\n)*/)")
+    body = rules.add(f"{terminal} {rules.quoted(border + tag)}", "[lazy]")
+    return f"{body} {rules.literal(behind[len(border) + len(tag) :])}"
+
+
+def _text_pattern(schema: Mapping[str, Any]) -> str:
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        begin = "" if pattern.startswith("^") else r"(.|\n)*"
+        end = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else r"(.|\n)*"
+        inner = pattern.removeprefix("^") if not begin else pattern
+        inner = inner.removesuffix("$") if not end else inner
+        return f"/{begin}({_in_slashes(inner)}){end}/"
+    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    if not isinstance(low, int) or not isinstance(high, int | None) or (low, high) == (0, None):
+        return ANY_TEXT
+    return rf"/(.|\n){{{low},{'' if high is None else high}}}/"
+
+
+def _in_slashes(pattern: str) -> str:
+    """A pattern as it stands between slashes, whatever is in it."""
+    escapes = {"/": r"\x2f", r"\/": r"\x2f", "\n": r"\n"}
+    return re.sub(r"\\.|/|\n", lambda match: escapes.get(match[0], match[0]), pattern)
+
+
+def _refused(tool: Tool, what: str) -> BadRequest:
+    return BadRequest(f"tools: {tool.name}: expected, to guide its calls in this model's format, {what}", param="tools")
